@@ -1,0 +1,216 @@
+# Builds, tests and installs onebit: the library (static and shared), the programs, the examples.
+#
+#   make                everything, in build/
+#   make deps           installs what building and testing need (Debian, Ubuntu)
+#   make check          the tests; TESTS="codec mpi_plan" for a part
+#   make demo           four ranks train on a text, dense and with one bit, side by side
+#   make bench          the benchmarks
+#   make install        under PREFIX, staged under DESTDIR; make uninstall
+#   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
+#   make fuzz           the message decoder, for FUZZ_SECONDS
+#   make format, clean
+#
+# A variant (another compiler or MPI, a sanitizer) goes into a directory of its own:
+#   make check SAN=address,undefined BUILD=build-asan
+
+# MPI=0: without MPI, the programs run their ranks as threads. MPICC is only asked for MPI's flags.
+MPI      ?= 1
+MPICC    ?= mpicc
+MPIRUN   ?= $(subst mpicc,mpirun,$(MPICC))
+# Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
+SAN      ?=
+OPENMP   ?= $(if $(findstring thread,$(SAN)),0,1)
+WERROR   ?= 0
+V        ?= 0
+CFLAGS   ?= -O3 -g
+NVCC     ?= nvcc
+CROSS    ?= aarch64-linux-gnu-
+BUILD    ?= build
+PREFIX   ?= /usr/local
+LIBDIR   ?= $(PREFIX)/lib
+DATA     ?= /usr/share/common-licenses
+FUZZ_SECONDS ?= 600
+
+VERSION  := $(shell awk '/define ONEBIT_VERSION_/ { printf "%s%s", dot, $$3; dot = "." }' \
+              include/onebit/status.h)
+SONAME   := libonebit.so.$(firstword $(subst ., ,$(VERSION)))
+Q        := $(if $(filter 1,$(V)),,@)
+say       = $(if $(filter 1,$(V)),,@printf '  %-8s%s\n' $(1) $@)
+comma    := ,
+
+# --- Flags. What asks an installed tool is expanded late, in the recipes: `make deps demo` must be
+# --- able to start on a machine that has none of the tools yet.
+
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wmissing-prototypes -Wstrict-prototypes
+ifeq ($(MPI),1)
+MPI_SHOW   = $(shell $(MPICC) -show)
+MPI_CFLAGS = -DONEBIT_HAVE_MPI=1 $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
+MPI_LIBS   = $(filter -L% -l% -Wl$(comma)%,$(MPI_SHOW))
+endif
+SAN_FLAGS  = $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+
+# Equal bits on every machine are part of what the library means: no contraction and no fast-math,
+# whatever CFLAGS says.
+ALL_CFLAGS = -std=c11 -I. -Iinclude $(MPI_CFLAGS) $(CPPFLAGS) $(WARNINGS) \
+  $(if $(filter 1,$(WERROR)),-Werror) $(CFLAGS) -fno-fast-math -ffp-contract=off -fPIC \
+  -fno-semantic-interposition -pthread $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) \
+  $(SAN_FLAGS)
+ALL_LDFLAGS = $(LDFLAGS) -pthread $(if $(filter 1,$(OPENMP)),-fopenmp) $(SAN_FLAGS)
+LIBS        = $(MPI_LIBS) -lm
+
+# --- What is built
+
+objects   = $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard $(1))))
+main_of   = $(notdir $(basename $(wildcard $(1))))
+only_mpi := $(if $(filter 1,$(MPI)),,%_mpi.o)
+
+LIBRARY  := $(filter-out $(only_mpi),\
+              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c))
+STATIC   := $(BUILD)/libonebit.a
+SHARED   := $(BUILD)/libonebit.so.$(VERSION)
+PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c))
+EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
+              $(if $(filter 1,$(MPI)),examples/allreduce.c)))
+UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
+RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
+DIGEST   := $(BUILD)/tests/codec_digest
+FUZZER   := $(BUILD)/tests/fuzz_message
+HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
+              $(call objects,tests/*.c))
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h),$(wildcard include/onebit/*.h))
+ROOMS    := include/onebit base compression collectives optimizers bench examples tests
+
+.PHONY: all tests deps demo check bench install uninstall clean format fuzz neon FORCE
+.SECONDARY:
+all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
+tests: $(UNIT) $(RANKED)
+
+# The flags of the last build: when they change, everything is built again. A missing compiler or
+# MPI is met here first. `deps` comes before everything else when both are asked for.
+$(BUILD)/flags: FORCE | $(filter deps,$(MAKECMDGOALS))
+	@command -v $(CC) >/dev/null || \
+	  { echo "$(CC): not found; 'make deps' installs a compiler" >&2; exit 1; }
+	@[ "$(MPI)" = 0 ] || command -v $(MPICC) >/dev/null || \
+	  { echo "$(MPICC): not found; 'make deps' installs MPI, MPI=0 goes without" >&2; exit 1; }
+	@mkdir -p $(@D); echo '$(CC) $(ALL_CFLAGS) : $(ALL_LDFLAGS) $(LIBS)' >$@.new; \
+	  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+# A codec a file, each with the instructions it is written for; compression/codec.c chooses one.
+X86 = $(findstring x86_64,$(shell $(CC) -dumpmachine))
+$(BUILD)/compression/codec_avx2.o: ISA = $(if $(X86),-mavx2 -mf16c)
+$(BUILD)/compression/codec_avx512.o: ISA = $(if $(X86),\
+  -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c)
+
+$(BUILD)/%.o: %.c $(BUILD)/flags
+	$(call say,CC)
+	$(Q)mkdir -p $(@D); $(CC) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+$(STATIC): $(LIBRARY)
+	$(call say,AR)
+	$(Q)rm -f $@; $(AR) rcs $@ $^
+
+# What leaves the shared library is decided in onebit.map; all else is hidden and bound inside.
+$(SHARED): $(LIBRARY) onebit.map
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=onebit.map \
+	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(LIBRARY) $(LIBS)
+	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
+
+# A program: its own objects and the static library.
+link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
+$(BUILD)/onebit-%: $(STATIC)
+	$(call say,LD)
+	$(link) $(LIBS)
+$(BUILD)/onebit-bench: $(call objects,bench/bench*.c bench/common*.c)
+$(BUILD)/onebit-info: $(call objects,bench/info*.c bench/common*.c)
+$(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
+
+$(EXAMPLES) $(DIGEST): $(STATIC)
+	$(call say,LD)
+	$(link) $(LIBS)
+$(BUILD)/examples/train_text: $(call objects,examples/t*.c)
+$(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
+$(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
+
+$(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
+	$(call say,LD)
+	$(link) -lcriterion $(LIBS)
+$(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
+
+$(FUZZER): $(FUZZER).o $(STATIC)
+	$(call say,LD)
+	$(link) -fsanitize=fuzzer $(LIBS)
+
+# --- What can be done with it
+
+export BUILD CC CXX MPI MPIRUN NVCC SAN VERSION
+check: all tests
+	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
+	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)
+
+demo: $(BUILD)/examples/train_text
+ifeq ($(MPI),1)
+	tests/scripts/ranks 4 $< --data $(DATA) --compare
+else
+	$< --ranks 4 --data $(DATA) --compare
+endif
+
+bench: $(BUILD)/onebit-bench
+	$< codec
+	$< adam
+ifeq ($(MPI),1)
+	tests/scripts/ranks 2 $< allreduce
+endif
+
+# Debian's and Ubuntu's names.
+PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev \
+  $(if $(filter 1,$(MPI)),libopenmpi-dev openmpi-bin) $(EXTRA_PACKAGES)
+deps:
+	@command -v dpkg-query >/dev/null || \
+	  { echo "deps: no dpkg here; please install what Debian calls $(PACKAGES)"; exit 0; }; \
+	for package in $(PACKAGES); do \
+	  case "$$(dpkg-query -W -f '$${db:Status-Status} ' $$package 2>/dev/null)" in \
+	    "installed "*) ;; *) missing="$$missing $$package" ;; esac; done; \
+	[ -n "$$missing" ] || { echo "deps: nothing is missing"; exit 0; }; \
+	echo "deps: installs with apt-get:$$missing"; \
+	apt="env DEBIAN_FRONTEND=noninteractive apt-get"; \
+	[ "$$(id -u)" = 0 ] || apt="sudo $$apt"; \
+	$$apt update -qq && $$apt install -y -qq --no-install-recommends $$missing </dev/null
+
+install: all
+	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include/onebit $(LIBDIR)/pkgconfig)
+	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/onebit
+	install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
+	install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
+	ln -sf $(notdir $(SHARED)) $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libonebit.so
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
+	  -e 's|@PRIVATE@|$(strip $(filter-out -g,$(ALL_LDFLAGS)) $(LIBS))|' \
+	  onebit.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
+
+uninstall:
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS)))
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit.so $(SONAME) $(notdir $(SHARED)))
+	rm -f $(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
+	rm -rf $(DESTDIR)$(PREFIX)/include/onebit
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-neon $(BUILD)-fuzz
+
+format:
+	clang-format -i $(wildcard $(addsuffix /*.[ch],$(ROOMS)))
+
+# Cross-compiles the codecs for 64-bit ARM, runs them under qemu, and compares every bit.
+neon: $(DIGEST)
+	$(MAKE) BUILD=$(BUILD)-neon CC=$(CROSS)gcc AR=$(CROSS)ar MPI=0 LDFLAGS=-static \
+	  $(BUILD)-neon/tests/codec_digest
+	tests/scripts/check-codecs $(DIGEST) "qemu-aarch64 $(BUILD)-neon/tests/codec_digest"
+
+# Stops at the first finding. FUZZ_RUNS=n: the same n inputs each time, instead of FUZZ_SECONDS.
+fuzz:
+	$(MAKE) BUILD=$(BUILD)-fuzz CC=clang MPI=0 OPENMP=0 CFLAGS='-O1 -g' \
+	  SAN=address,undefined,fuzzer-no-link $(BUILD)-fuzz/tests/fuzz_message
+	$(BUILD)-fuzz/tests/fuzz_message -max_len=65536 -print_final_stats=1 \
+	  $(if $(FUZZ_RUNS),-seed=1 -runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))

@@ -1,0 +1,47 @@
+/* Statuses, their names and their words. */
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char words[512];
+
+onebit_status_t ob_error(onebit_status_t status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(words, sizeof words, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+const char *onebit_last_error(void) { return words; }
+
+const char *onebit_status_string(onebit_status_t status) {
+  static const struct {
+    onebit_status_t status;
+    const char *name;
+  } names[] = {
+      {ONEBIT_OK, "ONEBIT_OK"},
+      {ONEBIT_IN_PROGRESS, "ONEBIT_IN_PROGRESS"},
+      {ONEBIT_SKIPPED, "ONEBIT_SKIPPED"},
+      {ONEBIT_ERROR_ARGUMENT, "ONEBIT_ERROR_ARGUMENT"},
+      {ONEBIT_ERROR_MISMATCH, "ONEBIT_ERROR_MISMATCH"},
+      {ONEBIT_ERROR_MEMORY, "ONEBIT_ERROR_MEMORY"},
+      {ONEBIT_ERROR_BUSY, "ONEBIT_ERROR_BUSY"},
+      {ONEBIT_ERROR_MESSAGE, "ONEBIT_ERROR_MESSAGE"},
+      {ONEBIT_ERROR_PEER, "ONEBIT_ERROR_PEER"},
+      {ONEBIT_ERROR_TRANSPORT, "ONEBIT_ERROR_TRANSPORT"},
+      {ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_ERROR_UNSUPPORTED"},
+  };
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    if (names[i].status == status)
+      return names[i].name;
+  return "unknown status";
+}
+
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+
+const char *onebit_version(void) {
+  return TEXT(ONEBIT_VERSION_MAJOR) "." TEXT(ONEBIT_VERSION_MINOR) "." TEXT(ONEBIT_VERSION_PATCH);
+}

@@ -1,0 +1,21 @@
+/*
+ * The one idiom for errors: a function that fails returns ob_error(status, "words"), its callers
+ * forward the status with OB_TRY. The words stay with the thread until its next error.
+ */
+#ifndef OB_BASE_ERROR_H
+#define OB_BASE_ERROR_H
+
+#include "onebit/status.h"
+
+/* Keeps the words for onebit_last_error and returns the status. */
+onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+#define OB_TRY(call)                                                                               \
+  do {                                                                                             \
+    onebit_status_t ob_try_status = (call);                                                        \
+    if (ob_try_status != ONEBIT_OK)                                                                \
+      return ob_try_status;                                                                        \
+  } while (0)
+
+#endif

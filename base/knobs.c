@@ -1,0 +1,34 @@
+/* The environment variables. */
+#include "base/knobs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+
+const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
+    [OB_KNOB_CODEC] = {"ONEBIT_CODEC", "the fastest this processor can run",
+                       "codec of plans made from now on: scalar, avx2, avx512 or neon"},
+    [OB_KNOB_THREADS] = {"ONEBIT_THREADS", "1",
+                         "OpenMP threads that compress and reduce, where a plan does not say"},
+};
+
+const char *ob_knob_text(enum ob_knob knob) {
+  const char *text = getenv(ob_knobs[knob].name);
+  return text && *text ? text : NULL;
+}
+
+onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value) {
+  const char *text = ob_knob_text(knob);
+  *value = fallback;
+  if (!text)
+    return ONEBIT_OK;
+  char *end;
+  errno = 0;
+  long number = strtol(text, &end, 10);
+  if (*end || errno || number < low || number > high)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: not a whole number from %d to %d",
+                    ob_knobs[knob].name, text, low, high);
+  *value = (int)number;
+  return ONEBIT_OK;
+}

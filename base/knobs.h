@@ -1,0 +1,28 @@
+/*
+ * The environment variables that the library reads, one row each. They are few on purpose: what
+ * belongs to one plan is an option of the plan.
+ */
+#ifndef OB_BASE_KNOBS_H
+#define OB_BASE_KNOBS_H
+
+#include <stddef.h>
+
+#include "onebit/status.h"
+
+enum ob_knob { OB_KNOB_CODEC, OB_KNOB_THREADS, OB_KNOB_COUNT };
+
+struct ob_knob_row {
+  const char *name;
+  const char *fallback; /* the value when the variable is not set, in words */
+  const char *meaning;
+};
+
+extern const struct ob_knob_row ob_knobs[OB_KNOB_COUNT];
+
+/* The variable's text, or NULL when it is not set or empty. */
+const char *ob_knob_text(enum ob_knob knob);
+
+/* A knob that is a whole number: *value becomes it, or `fallback` when it is not set. */
+onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value);
+
+#endif

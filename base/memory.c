@@ -1,0 +1,46 @@
+/* Allocation: aligned, zeroed, and able to fail on request. */
+#define _DEFAULT_SOURCE
+#include "base/memory.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* The size of a huge page on x86-64 and of the usual arm64 kernels. */
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static atomic_long countdown;
+
+void ob_memory_fail_at(long n) { atomic_store(&countdown, n > 0 ? n : 0); }
+
+static int must_fail(void) {
+  if (atomic_load_explicit(&countdown, memory_order_relaxed) <= 0)
+    return 0;
+  return atomic_fetch_sub(&countdown, 1) == 1;
+}
+
+static size_t rounded_up(size_t bytes, size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
+void *ob_allocate(size_t count, size_t size) {
+  if (must_fail() || (size != 0 && count > (SIZE_MAX - HUGE_PAGE) / size))
+    return NULL;
+  size_t bytes = count * size;
+  int large = bytes >= 2 * HUGE_PAGE;
+  size_t alignment = large ? HUGE_PAGE : OB_ALIGNMENT;
+  size_t whole = rounded_up(bytes ? bytes : 1, alignment);
+  void *memory = aligned_alloc(alignment, whole);
+  if (!memory)
+    return NULL;
+#ifdef MADV_HUGEPAGE
+  if (large)
+    (void)madvise(memory, whole,
+                  MADV_HUGEPAGE); /* a hint: small pages serve as well, only slower */
+#endif
+  return memset(memory, 0, bytes); /* touches every page now rather than in the first call */
+}
+
+void ob_release(void *memory) { free(memory); }

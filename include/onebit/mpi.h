@@ -1,0 +1,30 @@
+/*
+ * Communicators over MPI (MPI-3 or newer). In a header of its own so that code without MPI can
+ * include the others; not available, and not linked, in a library built with MPI=0.
+ */
+#ifndef ONEBIT_MPI_H
+#define ONEBIT_MPI_H
+
+#include <mpi.h>
+
+#include "onebit/communicator.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Makes a communicator of the ranks of an MPI intra-communicator, any one: MPI_COMM_WORLD or part
+ * of it. Collective over mpi_comm, which is duplicated, so that messages of the library never meet
+ * messages of the program; the caller keeps mpi_comm and may free it. MPI must be initialised. For
+ * use from several threads at once MPI must have been initialised with MPI_THREAD_MULTIPLE.
+ *   mpi_comm   the ranks
+ *   comm       out: the communicator; NULL when the call fails
+ * Errors, the same on all ranks: ONEBIT_ERROR_ARGUMENT (mpi_comm is MPI_COMM_NULL or an
+ * inter-communicator, MPI is not initialised or already finalised, comm is NULL),
+ * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT (MPI's own error). */
+onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

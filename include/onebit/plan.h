@@ -1,0 +1,154 @@
+/*
+ * Plans: what will be exchanged, how, and the memory it takes.
+ *
+ * A compressed collective keeps, on every rank, the rounding error of its last call and adds it to
+ * the next. That error belongs to a tensor of a rank, so it lives in a plan: create one per tensor
+ * (or per bucket of tensors), use it for every exchange of that tensor, destroy it. Creating a plan
+ * allocates everything; the calls allocate nothing.
+ *
+ * What travels is one bit an element, its IEEE sign, and a scale for each block of elements
+ * (docs/wire-format.md).
+ *
+ * Threads: a plan is used by one thread at a time. Different plans may be used from different
+ * threads at once under the rules of onebit/communicator.h.
+ */
+#ifndef ONEBIT_PLAN_H
+#define ONEBIT_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onebit/communicator.h"
+#include "onebit/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct onebit_plan *onebit_plan_t;
+
+typedef enum onebit_operation {
+  ONEBIT_ALLREDUCE = 0, /* count elements in every buffer; the result is the mean over the ranks */
+  ONEBIT_ALLGATHER = 1, /* count elements from each rank, size * count in recvbuf, in rank order */
+  ONEBIT_REDUCE_SCATTER =
+      2 /* size * count elements in sendbuf, count in recvbuf: this rank's share of the mean */
+} onebit_operation_t;
+
+/* The element type of the buffers. The kept error and all sums are float32 whatever the buffers
+ * hold. */
+typedef enum onebit_dtype {
+  ONEBIT_FLOAT32 = 0,
+  ONEBIT_BFLOAT16 = 1,
+  ONEBIT_FLOAT16 = 2
+} onebit_dtype_t;
+
+/* The magnitude that stands for all elements of a block. RMS keeps the block's Euclidean norm; the
+ * mean of absolute values is the least-squares choice. docs/scales.md has the measurement that made
+ * RMS the default. */
+typedef enum onebit_scale {
+  ONEBIT_SCALE_RMS = 0,          /* sqrt(sum c^2 / count) */
+  ONEBIT_SCALE_MEAN_ABSOLUTE = 1 /* sum |c| / count */
+} onebit_scale_t;
+
+typedef enum onebit_wire {
+  ONEBIT_WIRE_BITS = 0, /* one bit an element, with error feedback */
+  ONEBIT_WIRE_DENSE =
+      1 /* float32, no error, allreduce only: for warm-up steps, and to compare with. Sums are in
+           rank order, so all ranks and all transports give the same bits */
+} onebit_wire_t;
+
+/* DEEPSPEED reproduces the arithmetic of DeepSpeed's compressed backends: the buffer is padded to a
+ * multiple of size * lcm(size, 8) and the padding takes part, one RMS scale a worker buffer, one a
+ * server chunk. It fixes scale and block_size, and knows allreduce only. */
+typedef enum onebit_profile {
+  ONEBIT_PROFILE_DEFAULT = 0,
+  ONEBIT_PROFILE_DEEPSPEED = 1
+} onebit_profile_t;
+
+/* block_size: one scale for a whole worker buffer and one for a whole server share. Costs the
+ * overlap of compressing and sending, since no message can leave before the last element is read.
+ */
+#define ONEBIT_BLOCK_BUFFER ((size_t)-1)
+
+/* Start from ONEBIT_PLAN_OPTIONS_INIT. In every field zero means the default. All ranks must give
+ * the same options, except `threads`. */
+typedef struct onebit_plan_options {
+  size_t size;                  /* sizeof(onebit_plan_options_t): lets the struct grow */
+  onebit_operation_t operation; /* default ONEBIT_ALLREDUCE */
+  onebit_dtype_t dtype;         /* default ONEBIT_FLOAT32 */
+  onebit_wire_t wire;           /* default ONEBIT_WIRE_BITS */
+  onebit_profile_t profile;     /* default ONEBIT_PROFILE_DEFAULT */
+  onebit_scale_t scale;         /* default ONEBIT_SCALE_RMS */
+  size_t block_size;            /* elements that share a scale: a multiple of 32 up to 65536, or
+                                   ONEBIT_BLOCK_BUFFER;            default 2048 */
+  size_t
+      chunk_size; /* elements in one message, a multiple of 32, rounded up to whole blocks; default:
+                     chosen so that small messages are sent eagerly and chunks overlap */
+  int no_error_feedback; /* nonzero: forget the error after each call. A control for experiments,
+                            not for use */
+  int threads; /* OpenMP threads that compress and reduce; default: ONEBIT_THREADS, or 1. No bit of
+                  any result depends on it */
+} onebit_plan_options_t;
+
+/* clang-format off */
+#define ONEBIT_PLAN_OPTIONS_INIT \
+  { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, \
+    ONEBIT_SCALE_RMS, 0, 0, 0, 0 }
+/* clang-format on */
+
+/* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
+ * differ), and all get the same success or failure: if one rank cannot, none has a plan and none is
+ * left waiting. comm      the ranks; must outlive the plan count     elements, any number from 0
+ * on, with the meaning that the operation gives it (onebit_operation_t) options   how, or NULL for
+ * the defaults; not kept plan      out: the plan; NULL when the call fails Memory, in bytes an
+ * element of the send buffer: 8 for the kept values (two copies, so that a skipped call can leave
+ * the error as it was) and 8 / size for those that the rank keeps as server of its share, 3/8 for
+ * messages. Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose
+ * buffers could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
+ * ONEBIT_ERROR_MISMATCH (ranks differ; the words say where), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER
+ * (another rank's argument was wrong), ONEBIT_ERROR_TRANSPORT. */
+onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
+                                   const onebit_plan_options_t *options, onebit_plan_t *plan);
+
+/* Gives a plan back. Not collective. A plan with a request in flight must be waited for first:
+ * until then this does nothing and returns ONEBIT_ERROR_BUSY. NULL is fine. */
+onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
+
+/* What a plan decided; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
+typedef struct onebit_plan_info {
+  size_t size;
+  size_t worker_error_count; /* floats in the worker error (onebit_plan_export_error) */
+  size_t server_error_first; /* the first element of the share that this rank serves */
+  size_t server_error_count; /* floats in the server error */
+  size_t block_size;         /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
+  size_t chunks;             /* messages that one rank sends another in a phase */
+  uint64_t wire_bytes;       /* bytes that one call hands to the transport on this rank */
+  uint64_t memory_bytes;     /* bytes allocated for the plan on this rank */
+  const char *codec;         /* "scalar", "avx2", "avx512" or "neon" */
+  const char *transport;     /* "self", "loopback" or "mpi" */
+} onebit_plan_info_t;
+
+/* Fills in *info. Local. Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know).
+ */
+onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
+
+/* The kept error, for checkpoints and for looking at it. It is what the invariant speaks of:
+ * element by element result = mean over ranks (input) + mean over ranks (worker before - worker
+ * after) + server before - server after holds to rounding. Worker error: this rank's, one float for
+ * each element of its send buffer, in its order (in profile deepspeed, of the padded buffer).
+ * Server error: of the share that this rank serves, elements server_first onwards; empty unless the
+ * operation is allreduce. worker, server   arrays of worker_error_count and server_error_count
+ * floats (onebit_plan_get_info), owned by the caller; NULL leaves that part out All three are local
+ * and must not run while the plan has a request in flight. import takes any finite values; reset
+ * sets both errors to zero.
+ * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL, a value to import is not finite: nothing is
+ * changed), ONEBIT_ERROR_BUSY. */
+onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server);
+onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
+                                         const float *server);
+onebit_status_t onebit_plan_reset_error(onebit_plan_t plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,53 @@
+/*
+ * Statuses and the words that go with them.
+ *
+ * Every call of the library that can fail returns an onebit_status_t: zero is done, positive is
+ * "not yet", negative is a result that the caller must look at. The words of the latest negative
+ * status of the calling thread are kept until the next one: ask onebit_last_error() right after the
+ * call.
+ */
+#ifndef ONEBIT_STATUS_H
+#define ONEBIT_STATUS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ONEBIT_VERSION_MAJOR 0
+#define ONEBIT_VERSION_MINOR 1
+#define ONEBIT_VERSION_PATCH 0
+
+typedef enum onebit_status {
+  ONEBIT_OK = 0,
+  ONEBIT_IN_PROGRESS = 1, /* the request is not finished: test it again, or wait */
+  ONEBIT_SKIPPED =
+      -1, /* some rank's input was not finite: every rank skipped the call, nothing changed */
+  ONEBIT_ERROR_ARGUMENT =
+      -2, /* an argument of this rank is wrong; the words name it and its value */
+  ONEBIT_ERROR_MISMATCH = -3, /* the ranks do not agree on an argument; all of them get this */
+  ONEBIT_ERROR_MEMORY = -4,   /* out of memory, on this rank or, at creation, on any */
+  ONEBIT_ERROR_BUSY = -5,     /* the plan has a request in flight */
+  ONEBIT_ERROR_MESSAGE = -6,  /* a damaged or foreign message arrived */
+  ONEBIT_ERROR_PEER = -7, /* another rank reported an error in this call; the words name the rank */
+  ONEBIT_ERROR_TRANSPORT =
+      -8, /* MPI, or another transport, failed; the words are the transport's */
+  ONEBIT_ERROR_UNSUPPORTED = -9 /* this build or this machine cannot do that */
+} onebit_status_t;
+
+/* The name of a status, "ONEBIT_OK" for example; "unknown status" for a value that is none. Never
+ * NULL. Thread-safe. */
+const char *onebit_status_string(onebit_status_t status);
+
+/* What went wrong in the latest call of this thread that returned a negative status, as one line of
+ * text that names the argument and its value where one is at fault; "" when no call has failed.
+ * Owned by the library, valid until this thread's next failing call. */
+const char *onebit_last_error(void);
+
+/* The version of the library that is linked, as "major.minor.patch"; compare with the
+ * ONEBIT_VERSION_ macros, which say what was compiled against. Thread-safe. */
+const char *onebit_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
