@@ -1,0 +1,330 @@
+/* The loop over the blocks of a message, once for each step. */
+#include "compression/blocks.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/error.h"
+#include "base/memory.h"
+
+void ob_parallel(int threads, size_t first, size_t end,
+                 void (*body)(void *context, size_t first, size_t end, int thread), void *context) {
+#ifdef _OPENMP
+  if (threads > 1 && end - first > 1) {
+#pragma omp parallel num_threads(threads)
+    {
+      size_t count = end - first, thread = (size_t)omp_get_thread_num();
+      size_t team = (size_t)omp_get_num_threads();
+      body(context, first + count * thread / team, first + count * (thread + 1) / team,
+           (int)thread);
+    }
+    return;
+  }
+#endif
+  (void)threads;
+  body(context, first, end, 0);
+}
+
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams) {
+  size_t slots = streams * (size_t)work->threads;
+  work->streams = streams;
+  work->words = ob_allocate(slots, sizeof *work->words);
+  work->scales = ob_allocate(slots, sizeof *work->scales);
+  work->values = ob_allocate(streams, sizeof *work->values);
+  if (!work->words || !work->scales || !work->values)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
+  return ONEBIT_OK;
+}
+
+void ob_work_destroy(struct ob_work *work) {
+  ob_release((void *)work->words);
+  ob_release(work->scales);
+  ob_release((void *)work->values);
+}
+
+/* One step on one message, as the threads see it. */
+struct step {
+  struct ob_work *work;
+  const struct ob_message_shape *shape;
+  size_t first_word; /* of the message */
+  const struct ob_view *in, *last;
+  struct ob_view *out;
+  struct ob_kept *kept;
+  double *sums;
+  const struct ob_source *source;
+  const struct ob_adam_sink *sink;
+  void *const *outputs;
+};
+
+static void run_step(struct step *step,
+                     void (*body)(void *context, size_t first, size_t end, int thread)) {
+  const struct ob_message_shape *shape = step->shape;
+  step->first_word = ob_layout_word(step->work->layout, shape->first);
+  ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
+}
+
+/* The piece's element where the block begins. */
+static const char *input_of(const struct step *step, const void *const *inputs,
+                            const struct ob_block *block) {
+  const char *base = inputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(step->work->dtype) : NULL;
+}
+
+static void *output_of(const struct step *step, const struct ob_block *block) {
+  return (char *)step->outputs[block->piece] + block->offset * ob_dtype_size(step->work->dtype);
+}
+
+/* What a message's sign bits stand for in this block. */
+static float scale_of(const struct step *step, const struct ob_view *view, size_t block) {
+  return step->work->one_scale ? view->header->scale : view->scales[block - step->shape->first];
+}
+
+/* The sum of a block's magnitudes becomes its scale, in the message and with the kept values, or
+ * waits for ob_finish. A scale that is not finite never leaves: the flag does. */
+static void settle(struct step *step, size_t block, size_t count, float sum) {
+  struct ob_work *work = step->work;
+  struct ob_kept *kept = step->kept;
+  if (work->one_scale) {
+    step->sums[block - kept->first] = (double)sum;
+    return;
+  }
+  float scale = ob_scale((double)sum, count, work->rule);
+  if (!ob_is_finite(scale)) {
+    atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
+    scale = 0;
+  }
+  kept->scales[!kept->now][block - kept->first] = scale;
+  step->out->scales[block - step->shape->first] = scale;
+}
+
+static float *kept_values(const struct ob_kept *kept, int copy, const struct ob_block *block) {
+  return kept->values[copy] + (block->word - kept->first_word) * OB_LANES;
+}
+
+static float kept_scale(const struct ob_kept *kept, size_t block) {
+  return kept->scales[kept->now][kept->one_scale ? 0 : block - kept->first];
+}
+
+static void compress_body(void *context, size_t first, size_t end, int thread) {
+  struct step *step = context;
+  struct ob_work *work = step->work;
+  const struct ob_source *source = step->source;
+  size_t piece = 0;
+  (void)thread;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    size_t word = block.word - step->first_word;
+    struct ob_compress_run run = {
+        .count = block.count,
+        .valid = block.valid,
+        .input = input_of(step, source->inputs, &block),
+        .dtype = work->dtype,
+        .rule = work->rule,
+        .stream = work->stream,
+        .momentum_bits = source->momentum ? step->last->words + word : NULL,
+        .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
+        .beta1 = source->beta1,
+        .one_minus_beta1 = source->one_minus_beta1,
+        .kept = kept_values(step->kept, step->kept->now, &block),
+        .kept_scale = kept_scale(step->kept, b),
+        .kept_out = kept_values(step->kept, !step->kept->now, &block),
+        .bits = step->out->words + word,
+    };
+    settle(step, b, block.count, work->codec->compress(&run));
+  }
+}
+
+void ob_compress_blocks(struct ob_work *work, const struct ob_source *source, struct ob_kept *kept,
+                        const struct ob_message_shape *shape, const struct ob_view *last,
+                        struct ob_view *out, double *sums) {
+  struct step step = {.work = work,
+                      .shape = shape,
+                      .source = source,
+                      .kept = kept,
+                      .last = last,
+                      .out = out,
+                      .sums = sums};
+  run_step(&step, compress_body);
+}
+
+/* Points the thread's scratch at block b of each message; the mean's 1 / streams goes into the
+ * scales. */
+static void gather_streams(const struct step *step, size_t b, size_t word, const uint32_t **words,
+                           float *scales) {
+  const float share = (float)(1.0 / (double)step->work->streams);
+  for (size_t s = 0; s < step->work->streams; s++) {
+    words[s] = step->in[s].words + word;
+    scales[s] = scale_of(step, &step->in[s], b) * share;
+  }
+}
+
+static void reduce_body(void *context, size_t first, size_t end, int thread) {
+  struct step *step = context;
+  struct ob_work *work = step->work;
+  const uint32_t **words = work->words + (size_t)thread * work->streams;
+  float *scales = work->scales + (size_t)thread * work->streams;
+  size_t piece = 0;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    size_t word = block.word - step->first_word;
+    gather_streams(step, b, word, words, scales);
+    struct ob_reduce_run run = {
+        .count = block.count,
+        .streams = work->streams,
+        .bits = words,
+        .scales = scales,
+        .rule = work->rule,
+        .kept = kept_values(step->kept, step->kept->now, &block),
+        .kept_scale = kept_scale(step->kept, b),
+        .kept_out = kept_values(step->kept, !step->kept->now, &block),
+        .out = step->out->words + word,
+    };
+    settle(step, b, block.count, work->codec->reduce(&run));
+  }
+}
+
+void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_kept *kept,
+                      const struct ob_message_shape *shape, struct ob_view *out, double *sums) {
+  struct step step = {
+      .work = work, .shape = shape, .in = in, .kept = kept, .out = out, .sums = sums};
+  run_step(&step, reduce_body);
+}
+
+float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) {
+  double sum = 0;
+  for (size_t b = 0; b < kept->blocks; b++)
+    sum += sums[b];
+  size_t count = ob_kept_elements(kept, work->layout);
+  float scale = count ? ob_scale(sum, count, work->rule) : 0;
+  if (!ob_is_finite(scale)) {
+    atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
+    scale = 0;
+  }
+  kept->scales[!kept->now][0] = scale;
+  return scale;
+}
+
+static void sum_body(void *context, size_t first, size_t end, int thread) {
+  struct step *step = context;
+  struct ob_work *work = step->work;
+  const uint32_t **words = work->words + (size_t)thread * work->streams;
+  float *scales = work->scales + (size_t)thread * work->streams;
+  size_t piece = 0;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    gather_streams(step, b, block.word - step->first_word, words, scales);
+    struct ob_sum_run run = {.count = block.count,
+                             .streams = work->streams,
+                             .bits = words,
+                             .scales = scales,
+                             .output = output_of(step, &block),
+                             .dtype = work->dtype};
+    work->codec->sum(&run);
+  }
+}
+
+void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, void *const *outputs) {
+  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  run_step(&step, sum_body);
+}
+
+static void store_body(void *context, size_t first, size_t end, int thread) {
+  struct step *step = context;
+  struct ob_work *work = step->work;
+  size_t piece = 0;
+  (void)thread;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    struct ob_store_run run = {.count =
+                                   block.valid, /* padding has no place in the caller's buffer */
+                               .stream = work->stream,
+                               .bits = step->in->words + (block.word - step->first_word),
+                               .scale = scale_of(step, step->in, b),
+                               .output = output_of(step, &block),
+                               .dtype = work->dtype};
+    work->codec->store(&run);
+  }
+}
+
+void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
+                     const struct ob_message_shape *shape, void *const *outputs) {
+  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  run_step(&step, store_body);
+}
+
+static void adam_body(void *context, size_t first, size_t end, int thread) {
+  struct step *step = context;
+  struct ob_work *work = step->work;
+  const struct ob_adam_sink *sink = step->sink;
+  size_t piece = 0;
+  (void)thread;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    struct ob_adam_apply_run run = {
+        .count = block.valid,
+        .bits = step->in->words + (block.word - step->first_word),
+        .scale = scale_of(step, step->in, b) * sink->momentum_factor,
+        .reciprocal = sink->reciprocals + block.word * OB_LANES,
+        .parameter = sink->parameters[block.piece] + block.offset,
+        .learning_rate = sink->learning_rates[block.piece],
+        .weight_decay = sink->weight_decays[block.piece],
+    };
+    work->codec->adam_apply(&run);
+  }
+}
+
+void ob_adam_blocks(struct ob_work *work, const struct ob_view *in,
+                    const struct ob_message_shape *shape, const struct ob_adam_sink *sink) {
+  struct step step = {.work = work, .shape = shape, .in = in, .sink = sink};
+  run_step(&step, adam_body);
+}
+
+static void load_body(void *context, size_t first, size_t end, int thread) {
+  struct step *step = context;
+  struct ob_work *work = step->work;
+  size_t piece = 0;
+  (void)thread;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    float *values = step->out->values + (block.word - step->first_word) * OB_LANES;
+    if (!work->codec->load(input_of(step, step->source->inputs, &block), work->dtype, block.valid,
+                           values))
+      atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
+  }
+}
+
+void ob_load_blocks(struct ob_work *work, const void *const *inputs,
+                    const struct ob_message_shape *shape, struct ob_view *out) {
+  struct ob_source source = {.inputs = inputs};
+  struct step step = {.work = work, .shape = shape, .source = &source, .out = out};
+  run_step(&step, load_body);
+}
+
+/* Blocks follow each other in whole words, so the message is one array. */
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in,
+                    const struct ob_message_shape *shape, struct ob_view *out) {
+  for (size_t s = 0; s < work->streams; s++)
+    work->values[s] = in[s].values;
+  work->codec->mean(work->values, work->streams, (float)(1.0 / (double)work->streams),
+                    shape->words * OB_LANES, out->values);
+}
+
+static void convert_body(void *context, size_t first, size_t end, int thread) {
+  struct step *step = context;
+  struct ob_work *work = step->work;
+  size_t piece = 0;
+  (void)thread;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    const float *values = step->in->values + (block.word - step->first_word) * OB_LANES;
+    work->codec->convert(values, block.valid, output_of(step, &block), work->dtype);
+  }
+}
+
+void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
+                       const struct ob_message_shape *shape, void *const *outputs) {
+  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  run_step(&step, convert_body);
+}

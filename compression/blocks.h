@@ -1,0 +1,122 @@
+/*
+ * Compressing, reducing and decoding the blocks of one message: the loop over blocks, their scales,
+ * and the threads. One function a step of a collective; each is one pass over memory.
+ *
+ * The kept value and its lazy error. Where the literature keeps the error e = c - s * sign(c) of
+ * the compensated value c, we keep c and the scale s it was sent with, and compute e when the next
+ * call needs it: the same operations with the same rounding, one pass over memory instead of two.
+ * There are two copies, the current and the next: a call reads the one and writes the other, and
+ * only ob_kept_commit, once all ranks are known to be well, makes the next the current. So a
+ * skipped or failed call leaves the error as it was, to the bit.
+ */
+#ifndef OB_COMPRESSION_BLOCKS_H
+#define OB_COMPRESSION_BLOCKS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "compression/codec.h"
+#include "compression/layout.h"
+#include "compression/message.h"
+
+/* Kept values of the blocks first .. first + blocks - 1 of a layout. */
+struct ob_kept {
+  size_t first, first_word, blocks, words;
+  bool one_scale;
+  int now; /* which copy is the current one */
+  float *values[2];
+  float *scales[2]; /* one a block, or one in all */
+};
+
+onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *layout, size_t first,
+                               size_t end, bool one_scale);
+void ob_kept_destroy(struct ob_kept *kept);
+void ob_kept_commit(struct ob_kept *kept);
+void ob_kept_reset(struct ob_kept *kept);
+size_t ob_kept_bytes(const struct ob_kept *kept);
+
+/* The kept error as plain floats, in the order of the elements; and back. `import` takes finite
+ * values. */
+size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout);
+void ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout, float *error);
+void ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout, const float *error);
+
+/* How the blocks of a plan are worked on. */
+struct ob_work {
+  const struct ob_codec *codec;
+  const struct ob_layout *layout;
+  onebit_scale_t rule;
+  onebit_dtype_t dtype;
+  bool one_scale; /* one for all blocks: known when the last is compressed (ob_finish) */
+  bool stream;    /* the buffers exceed the caches */
+  int threads;
+  size_t streams;         /* ranks */
+  const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
+  float *scales;          /* likewise */
+  const float **values;   /* scratch of ob_mean_blocks: streams */
+  atomic_bool not_finite; /* set by any step that meets a value that is not; the caller clears it */
+};
+
+/* The layout must outlive the work. */
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams);
+void ob_work_destroy(struct ob_work *work);
+
+/* Where compress takes its input: inputs[piece] points to the piece's elements. With
+ * momentum_factor, the momentum that was last exchanged takes part: input = beta1 * momentum +
+ * one_minus_beta1 * inputs. */
+struct ob_source {
+  const void *const *inputs;
+  bool momentum;
+  float beta1, one_minus_beta1;
+};
+
+/* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
+ * back from the last exchange, the momentum, where the source wants it. `sums` (one a block of the
+ * kept values) takes the sums of magnitudes when there is one scale. */
+void ob_compress_blocks(struct ob_work *work, const struct ob_source *source, struct ob_kept *kept,
+                        const struct ob_message_shape *shape, const struct ob_view *last,
+                        struct ob_view *out, double *sums);
+
+/* Sums the messages in[0 .. streams - 1], which all have this shape, with the kept values into
+ * `out`. */
+void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_kept *kept,
+                      const struct ob_message_shape *shape, struct ob_view *out, double *sums);
+
+/* The one scale, from the sums of all blocks of the kept values, for the kept values; the caller
+ * puts the returned scale into the messages. */
+float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums);
+
+/* outputs[piece] = the mean of the messages, at once. */
+void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, void *const *outputs);
+
+/* outputs[piece] = what the message says. */
+void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
+                     const struct ob_message_shape *shape, void *const *outputs);
+
+/* What the Adam sink updates, by piece; the reciprocals lie as the kept values do. */
+struct ob_adam_sink {
+  float *const *parameters;
+  const float *reciprocals;
+  const float *learning_rates, *weight_decays; /* one a piece */
+  float momentum_factor;
+};
+
+/* parameters -= learning rate * (momentum * reciprocal + weight decay * parameters), the momentum
+ * from the message. */
+void ob_adam_blocks(struct ob_work *work, const struct ob_view *in,
+                    const struct ob_message_shape *shape, const struct ob_adam_sink *sink);
+
+/* Dense messages: values of the inputs; the mean of messages; a message to the outputs. */
+void ob_load_blocks(struct ob_work *work, const void *const *inputs,
+                    const struct ob_message_shape *shape, struct ob_view *out);
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in,
+                    const struct ob_message_shape *shape, struct ob_view *out);
+void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
+                       const struct ob_message_shape *shape, void *const *outputs);
+
+/* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */
+void ob_parallel(int threads, size_t first, size_t end,
+                 void (*body)(void *context, size_t first, size_t end, int thread), void *context);
+
+#endif

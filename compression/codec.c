@@ -1,0 +1,78 @@
+/* Which codecs there are, which of them this processor can run, and which one serves. */
+#include "compression/codec.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "base/error.h"
+#include "base/knobs.h"
+
+static bool always(void) { return true; }
+
+#if defined(__x86_64__)
+/* F16C is asked for by hand, since not every compiler's __builtin_cpu_supports knows the name. */
+static bool has_avx2(void) {
+  unsigned a, b, c, d;
+  return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static bool has_avx512(void) {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+/* Fastest first. */
+static const struct {
+  const struct ob_codec *codec;
+  bool (*usable)(void);
+} rows[] = {
+#if defined(__x86_64__)
+    {&ob_codec_avx512, has_avx512},
+    {&ob_codec_avx2, has_avx2},
+#elif defined(__aarch64__)
+    {&ob_codec_neon, always},
+#endif
+    {&ob_codec_scalar, always},
+};
+
+enum { row_count = sizeof rows / sizeof rows[0] };
+
+const struct ob_codec *ob_codec_row(size_t index) {
+  return index < row_count ? rows[index].codec : NULL;
+}
+
+bool ob_codec_usable(const struct ob_codec *codec) {
+  for (size_t i = 0; i < row_count; i++)
+    if (rows[i].codec == codec)
+      return rows[i].usable();
+  return false;
+}
+
+static void usable_names(char *text, size_t size) {
+  size_t used = 0;
+  for (size_t i = 0; i < row_count; i++)
+    if (rows[i].usable() && used < size)
+      used +=
+          (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", rows[i].codec->name);
+}
+
+onebit_status_t ob_codec_find(const char *name, const struct ob_codec **codec) {
+  for (size_t i = 0; i < row_count; i++)
+    if (rows[i].usable() && (!name || strcmp(name, rows[i].codec->name) == 0)) {
+      *codec = rows[i].codec;
+      return ONEBIT_OK;
+    }
+  char names[128] = "";
+  usable_names(names, sizeof names);
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "codec %s: unknown, or not usable on this processor, which has %s", name, names);
+}
+
+onebit_status_t ob_codec_choose(const struct ob_codec **codec) {
+  return ob_codec_find(ob_knob_text(OB_KNOB_CODEC), codec);
+}

@@ -1,0 +1,127 @@
+/*
+ * The table of codecs: where the arithmetic runs. One row an instruction set, all rows give the
+ * same bits.
+ *
+ * A row's functions work on one run: up to a block of consecutive elements that share a scale,
+ * starting at a whole word of the kept values and of the sign bits. What is a run, which scale it
+ * has and who works on it is decided above (blocks.h). Bits past the run's last element in its last
+ * word are written as zero, and ignored when read.
+ */
+#ifndef OB_COMPRESSION_CODEC_H
+#define OB_COMPRESSION_CODEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "compression/numerics.h"
+#include "onebit/plan.h"
+
+/* kept_out = (kept - scale * sign(kept)) + input, where input is
+ *   RAW        input[i]
+ *   MOMENTUM   beta1 * m[i] + one_minus_beta1 * input[i], with m[i] = +-momentum_scale by
+ * momentum_bits and bits = signs of kept_out. From `valid` on there is padding: its input is zero.
+ */
+struct ob_compress_run {
+  size_t count, valid;
+  const void *input; /* valid elements of dtype */
+  onebit_dtype_t dtype;
+  onebit_scale_t rule;
+  bool stream; /* the kept values are larger than the caches: write them past the caches */
+  const uint32_t *momentum_bits; /* NULL: RAW */
+  float momentum_scale, beta1, one_minus_beta1;
+  const float *kept;
+  float kept_scale;
+  float *kept_out; /* whole words: lanes past count are set to zero */
+  uint32_t *bits;
+};
+
+/* total = sum over streams, in their order, of +-scales[i]; kept_out = total + (kept - scale *
+ * sign(kept)). */
+struct ob_reduce_run {
+  size_t count, streams;
+  const uint32_t *const *bits; /* one pointer a stream */
+  const float *scales;         /* one a stream, already divided by the number of streams */
+  onebit_scale_t rule;
+  const float *kept;
+  float kept_scale;
+  float *kept_out;
+  uint32_t *out;
+};
+
+/* The plain sum of the streams, stored. */
+struct ob_sum_run {
+  size_t count, streams;
+  const uint32_t *const *bits;
+  const float *scales;
+  void *output;
+  onebit_dtype_t dtype;
+};
+
+struct ob_store_run {
+  size_t count;
+  bool stream; /* as above, for the output */
+  const uint32_t *bits;
+  float scale;
+  void *output;
+  onebit_dtype_t dtype;
+};
+
+/* parameter -= learning_rate * (+-scale * reciprocal + weight_decay * parameter) */
+struct ob_adam_apply_run {
+  size_t count;
+  const uint32_t *bits;
+  float scale; /* the momentum's, times the bias correction */
+  const float *reciprocal;
+  float *parameter;
+  float learning_rate, weight_decay;
+};
+
+/* A whole Adam step on averaged gradients. */
+struct ob_adam_run {
+  size_t count;
+  const float *gradient;
+  float *momentum, *variance, *parameter;
+  struct ob_adam_factors factors;
+  float learning_rate, weight_decay;
+};
+
+struct ob_codec {
+  const char *name;
+  /* These three return the sum of magnitudes of the run, summed as numerics.h defines; the last, of
+   * variances. */
+  float (*compress)(const struct ob_compress_run *);
+  float (*reduce)(const struct ob_reduce_run *);
+  float (*adam)(const struct ob_adam_run *);
+  void (*sum)(const struct ob_sum_run *);
+  void (*store)(const struct ob_store_run *);
+  void (*adam_apply)(const struct ob_adam_apply_run *);
+  /* Dense messages: output = input as float32, and whether all of it is finite; the mean of
+   * `streams` inputs, added in their order and then multiplied by `factor`; output = float32 as
+   * dtype. */
+  bool (*load)(const void *input, onebit_dtype_t dtype, size_t count, float *output);
+  void (*mean)(const float *const *inputs, size_t streams, float factor, size_t count,
+               float *output);
+  void (*convert)(const float *input, size_t count, void *output, onebit_dtype_t dtype);
+};
+
+/* Rows of the table, fastest first; NULL past the end. Not all of them can run on this processor.
+ */
+const struct ob_codec *ob_codec_row(size_t index);
+bool ob_codec_usable(const struct ob_codec *codec);
+
+/* The codec of that name, or the fastest that can run here when name is NULL.
+ * ONEBIT_ERROR_ARGUMENT, with the usable names, for one that is unknown or cannot run here. */
+onebit_status_t ob_codec_find(const char *name, const struct ob_codec **codec);
+
+/* The codec that ONEBIT_CODEC names, or the fastest. */
+onebit_status_t ob_codec_choose(const struct ob_codec **codec);
+
+extern const struct ob_codec ob_codec_scalar;
+#if defined(__x86_64__)
+extern const struct ob_codec ob_codec_avx2, ob_codec_avx512;
+#elif defined(__aarch64__)
+extern const struct ob_codec ob_codec_neon;
+#endif
+
+#endif

@@ -1,0 +1,14 @@
+/* The codec for x86-64 processors with AVX2 and F16C. Compiled with these switched on: nothing in
+ * this file may be called unless ob_codec_usable. */
+#if defined(__x86_64__)
+
+#include "compression/codec.h"
+#include "compression/vector_avx2.h"
+
+#define CODEC      ob_codec_avx2
+#define CODEC_NAME "avx2"
+#include "compression/codec_template.h"
+
+#else
+typedef int ob_no_avx2_here; /* ISO C wants a declaration in every file */
+#endif

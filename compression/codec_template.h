@@ -1,0 +1,417 @@
+/*
+ * The codec, written once for every instruction set. A codec_*.c file includes a vector vocabulary
+ * and then this text, which defines the row of the table that CODEC names.
+ *
+ * Parameters, all macros or static functions of the vocabulary:
+ *   CODEC, CODEC_NAME       the row's symbol, and its name as text
+ *   V, VL                   a vector of VL float32, VL a divisor of 32
+ *   v_set v_load v_store v_stream     broadcast; whole vectors, any alignment (v_stream: aligned to
+ * the vector) v_add v_sub v_mul v_div v_sqrt v_abs              one IEEE operation a lane, rounded
+ * to nearest v_with_sign(magnitude, signs)     the magnitude, which is not negative, with the sign
+ * bits of the other v_load_bfloat16 v_load_float16 v_store_bfloat16 v_store_float16     as
+ * numerics.h converts group_signs(V[GROUP])   the sign bits of a group of 32 elements, element i in
+ * bit i group_signed(word, magnitude, V[GROUP])   the magnitude with bit i of the word as the sign
+ * of element i
+ *
+ * Work goes by groups of 32 elements: one word of bits, one element for each lane of the defined
+ * sum, so that lane sums come out the same however wide a vector is. A last, partial group passes
+ * through a small array.
+ */
+#define GROUP (OB_LANES / VL)
+#define FIXED __attribute__((always_inline)) static inline
+
+FIXED size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+FIXED void group_set(V group[GROUP], float value) {
+  for (int k = 0; k < GROUP; k++)
+    group[k] = v_set(value);
+}
+
+FIXED void group_load(V group[GROUP], const void *buffer, size_t first, onebit_dtype_t dtype) {
+  for (int k = 0; k < GROUP; k++) {
+    size_t at = first + (size_t)(k * VL);
+    group[k] = dtype == ONEBIT_FLOAT32    ? v_load((const float *)buffer + at)
+               : dtype == ONEBIT_BFLOAT16 ? v_load_bfloat16((const uint16_t *)buffer + at)
+                                          : v_load_float16((const uint16_t *)buffer + at);
+  }
+}
+
+FIXED void group_store(const V group[GROUP], void *buffer, size_t first, onebit_dtype_t dtype) {
+  for (int k = 0; k < GROUP; k++) {
+    size_t at = first + (size_t)(k * VL);
+    if (dtype == ONEBIT_FLOAT32)
+      v_store((float *)buffer + at, group[k]);
+    else if (dtype == ONEBIT_BFLOAT16)
+      v_store_bfloat16((uint16_t *)buffer + at, group[k]);
+    else
+      v_store_float16((uint16_t *)buffer + at, group[k]);
+  }
+}
+
+/* The elements first .. end - 1 of a buffer, at most a group of them, and zeros. */
+FIXED void part_load(V group[GROUP], const void *buffer, size_t first, size_t end,
+                     onebit_dtype_t dtype) {
+  float part[OB_LANES] = {0};
+  for (size_t i = first; i < end; i++)
+    part[i - first] = ob_load(buffer, i, dtype);
+  group_load(group, part, 0, ONEBIT_FLOAT32);
+}
+
+FIXED void part_store(const V group[GROUP], void *buffer, size_t first, size_t end,
+                      onebit_dtype_t dtype) {
+  float part[OB_LANES];
+  group_store(group, part, 0, ONEBIT_FLOAT32);
+  for (size_t i = first; i < end; i++)
+    ob_store(buffer, i, dtype, part[i - first]);
+}
+
+/* Zeros the lanes from `left` on. */
+FIXED void group_cut(V group[GROUP], size_t left) {
+  float part[OB_LANES];
+  group_store(group, part, 0, ONEBIT_FLOAT32);
+  for (size_t i = left; i < OB_LANES; i++)
+    part[i] = 0;
+  group_load(group, part, 0, ONEBIT_FLOAT32);
+}
+
+FIXED float group_total(const V group[GROUP]) {
+  float lanes[OB_LANES];
+  group_store(group, lanes, 0, ONEBIT_FLOAT32);
+  return ob_sum_lanes(lanes);
+}
+
+/* group += the error kept from the last call */
+FIXED void group_compensate(V group[GROUP], const float *kept, V scale) {
+  for (int k = 0; k < GROUP; k++) {
+    V c = v_load(kept + k * VL);
+    group[k] = v_add(v_sub(c, v_with_sign(scale, c)), group[k]);
+  }
+}
+
+/* Writes the new kept values and returns their signs; adds their magnitudes to the lanes. */
+FIXED uint32_t group_keep(const V group[GROUP], float *kept, bool stream, onebit_scale_t rule,
+                          V lanes[GROUP]) {
+  for (int k = 0; k < GROUP; k++) {
+    if (stream)
+      v_stream(kept + k * VL, group[k]);
+    else
+      v_store(kept + k * VL, group[k]);
+    V size = rule == ONEBIT_SCALE_RMS ? v_mul(group[k], group[k]) : v_abs(group[k]);
+    lanes[k] = v_add(lanes[k], size);
+  }
+  return group_signs(group);
+}
+
+/* group = beta1 * momentum + one_minus_beta1 * group; the product with the momentum's sign is that
+ * of the scale. */
+FIXED void group_momentum(V group[GROUP], uint32_t signs, V scaled, V weight) {
+  V momentum[GROUP];
+  group_signed(signs, scaled, momentum);
+  for (int k = 0; k < GROUP; k++)
+    group[k] = v_add(momentum[k], v_mul(weight, group[k]));
+}
+
+FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype,
+                         onebit_scale_t rule, bool momentum) {
+  V lanes[GROUP], group[GROUP];
+  const V scale = v_set(run->kept_scale), scaled = v_set(run->beta1 * run->momentum_scale),
+          weight = v_set(run->one_minus_beta1);
+  const size_t given = smaller(run->count, run->valid);
+  group_set(lanes, 0);
+  for (size_t i = 0; i < run->count; i += OB_LANES) {
+    const bool whole = i + OB_LANES <= given;
+    if (whole)
+      group_load(group, run->input, i, dtype);
+    else
+      part_load(group, run->input, i, given, dtype);
+    if (momentum)
+      group_momentum(group, run->momentum_bits[i / OB_LANES], scaled, weight);
+    if (momentum && !whole) /* padding has no momentum */
+      group_cut(group, given > i ? given - i : 0);
+    group_compensate(group, run->kept + i, scale);
+    if (!whole && run->count - i < OB_LANES)
+      group_cut(group, run->count - i);
+    run->bits[i / OB_LANES] = group_keep(group, run->kept_out + i, run->stream, rule, lanes);
+  }
+  return group_total(lanes);
+}
+
+FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rule, bool momentum) {
+  switch (run->dtype) {
+  case ONEBIT_BFLOAT16:
+    return compress_run(run, ONEBIT_BFLOAT16, rule, momentum);
+  case ONEBIT_FLOAT16:
+    return compress_run(run, ONEBIT_FLOAT16, rule, momentum);
+  default:
+    return compress_run(run, ONEBIT_FLOAT32, rule, momentum);
+  }
+}
+
+static float compress(const struct ob_compress_run *run) {
+  if (run->rule == ONEBIT_SCALE_RMS)
+    return run->momentum_bits ? compress_dtype(run, ONEBIT_SCALE_RMS, true)
+                              : compress_dtype(run, ONEBIT_SCALE_RMS, false);
+  return run->momentum_bits ? compress_dtype(run, ONEBIT_SCALE_MEAN_ABSOLUTE, true)
+                            : compress_dtype(run, ONEBIT_SCALE_MEAN_ABSOLUTE, false);
+}
+
+/* The sum of the streams' values for the group whose word is `word`. */
+FIXED void group_sum(V total[GROUP], size_t word, size_t streams, const uint32_t *const *bits,
+                     const float *scales) {
+  group_signed(bits[0][word], v_set(scales[0]), total);
+  for (size_t s = 1; s < streams; s++) {
+    V term[GROUP];
+    group_signed(bits[s][word], v_set(scales[s]), term);
+    for (int k = 0; k < GROUP; k++)
+      total[k] = v_add(total[k], term[k]);
+  }
+}
+
+FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule) {
+  V lanes[GROUP], total[GROUP];
+  const V scale = v_set(run->kept_scale);
+  group_set(lanes, 0);
+  for (size_t i = 0; i < run->count; i += OB_LANES) {
+    group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    group_compensate(total, run->kept + i, scale);
+    if (run->count - i < OB_LANES)
+      group_cut(total, run->count - i);
+    run->out[i / OB_LANES] = group_keep(total, run->kept_out + i, false, rule, lanes);
+  }
+  return group_total(lanes);
+}
+
+static float reduce(const struct ob_reduce_run *run) {
+  return run->rule == ONEBIT_SCALE_RMS ? reduce_run(run, ONEBIT_SCALE_RMS)
+                                       : reduce_run(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
+}
+
+FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype) {
+  V total[GROUP];
+  size_t i = 0;
+  for (; i + OB_LANES <= run->count; i += OB_LANES) {
+    group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    group_store(total, run->output, i, dtype);
+  }
+  if (i < run->count) {
+    group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    part_store(total, run->output, i, run->count, dtype);
+  }
+}
+
+static void sum(const struct ob_sum_run *run) {
+  if (run->dtype == ONEBIT_FLOAT32)
+    sum_run(run, ONEBIT_FLOAT32);
+  else if (run->dtype == ONEBIT_BFLOAT16)
+    sum_run(run, ONEBIT_BFLOAT16);
+  else
+    sum_run(run, ONEBIT_FLOAT16);
+}
+
+FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype) {
+  V group[GROUP];
+  const V scale = v_set(run->scale);
+  size_t i = 0;
+  for (; i + OB_LANES <= run->count; i += OB_LANES) {
+    group_signed(run->bits[i / OB_LANES], scale, group);
+    group_store(group, run->output, i, dtype);
+  }
+  if (i < run->count) {
+    group_signed(run->bits[i / OB_LANES], scale, group);
+    part_store(group, run->output, i, run->count, dtype);
+  }
+}
+
+/* Streams when the run may: float32 on a vector boundary. */
+static void store_streaming(const struct ob_store_run *run) {
+  V group[GROUP];
+  const V scale = v_set(run->scale);
+  float *output = run->output;
+  for (size_t i = 0; i < run->count; i += OB_LANES) {
+    group_signed(run->bits[i / OB_LANES], scale, group);
+    for (int k = 0; k < GROUP; k++)
+      v_stream(output + i + k * VL, group[k]);
+  }
+}
+
+static void store(const struct ob_store_run *run) {
+  if (run->stream && run->dtype == ONEBIT_FLOAT32 && run->count % OB_LANES == 0 &&
+      (uintptr_t)run->output % sizeof(V) == 0)
+    store_streaming(run);
+  else if (run->dtype == ONEBIT_FLOAT32)
+    store_run(run, ONEBIT_FLOAT32);
+  else if (run->dtype == ONEBIT_BFLOAT16)
+    store_run(run, ONEBIT_BFLOAT16);
+  else
+    store_run(run, ONEBIT_FLOAT16);
+}
+
+/* parameter - rate * (step + decay * parameter), as ob_adam_parameter */
+FIXED void group_parameter(V parameter[GROUP], const V step[GROUP], V rate, V decay) {
+  for (int k = 0; k < GROUP; k++) {
+    V move = v_add(step[k], v_mul(decay, parameter[k]));
+    parameter[k] = v_sub(parameter[k], v_mul(rate, move));
+  }
+}
+
+/* One group of the update: step = +-scale * reciprocal. */
+FIXED void group_apply(V parameter[GROUP], const V reciprocal[GROUP],
+                       const struct ob_adam_apply_run *run, size_t word) {
+  V step[GROUP];
+  group_signed(run->bits[word], v_set(run->scale), step);
+  for (int k = 0; k < GROUP; k++)
+    step[k] = v_mul(step[k], reciprocal[k]);
+  group_parameter(parameter, step, v_set(run->learning_rate), v_set(run->weight_decay));
+}
+
+static void adam_apply(const struct ob_adam_apply_run *run) {
+  V parameter[GROUP], reciprocal[GROUP];
+  size_t i = 0;
+  for (; i + OB_LANES <= run->count; i += OB_LANES) {
+    group_load(reciprocal, run->reciprocal, i, ONEBIT_FLOAT32);
+    group_load(parameter, run->parameter, i, ONEBIT_FLOAT32);
+    group_apply(parameter, reciprocal, run, i / OB_LANES);
+    group_store(parameter, run->parameter, i, ONEBIT_FLOAT32);
+  }
+  if (i < run->count) {
+    part_load(reciprocal, run->reciprocal, i, run->count, ONEBIT_FLOAT32);
+    part_load(parameter, run->parameter, i, run->count, ONEBIT_FLOAT32);
+    group_apply(parameter, reciprocal, run, i / OB_LANES);
+    part_store(parameter, run->parameter, i, run->count, ONEBIT_FLOAT32);
+  }
+}
+
+/* The moments and the parameters of one group; adds the variances to the lanes. */
+FIXED void group_adam(V m[GROUP], V v[GROUP], V p[GROUP], const V g[GROUP],
+                      const struct ob_adam_run *run, V lanes[GROUP]) {
+  const struct ob_adam_factors *f = &run->factors;
+  V step[GROUP];
+  for (int k = 0; k < GROUP; k++) {
+    m[k] = v_add(v_mul(v_set(f->beta1), m[k]), v_mul(v_set(f->one_minus_beta1), g[k]));
+    V square = v_mul(v_mul(v_set(f->one_minus_beta2), g[k]), g[k]);
+    v[k] = v_add(v_mul(v_set(f->beta2), v[k]), square);
+    lanes[k] = v_add(lanes[k], v[k]);
+    V root = v_mul(v_sqrt(v[k]), v_set(f->variance_factor));
+    step[k] = v_div(v_mul(m[k], v_set(f->momentum_factor)), v_add(root, v_set(f->epsilon)));
+  }
+  group_parameter(p, step, v_set(run->learning_rate), v_set(run->weight_decay));
+}
+
+static float adam(const struct ob_adam_run *run) {
+  V lanes[GROUP], g[GROUP], m[GROUP], v[GROUP], p[GROUP];
+  size_t i = 0;
+  group_set(lanes, 0);
+  for (; i + OB_LANES <= run->count; i += OB_LANES) {
+    group_load(g, run->gradient, i, ONEBIT_FLOAT32);
+    group_load(m, run->momentum, i, ONEBIT_FLOAT32);
+    group_load(v, run->variance, i, ONEBIT_FLOAT32);
+    group_load(p, run->parameter, i, ONEBIT_FLOAT32);
+    group_adam(m, v, p, g, run, lanes);
+    group_store(m, run->momentum, i, ONEBIT_FLOAT32);
+    group_store(v, run->variance, i, ONEBIT_FLOAT32);
+    group_store(p, run->parameter, i, ONEBIT_FLOAT32);
+  }
+  if (i < run->count) {
+    part_load(g, run->gradient, i, run->count, ONEBIT_FLOAT32);
+    part_load(m, run->momentum, i, run->count, ONEBIT_FLOAT32);
+    part_load(v, run->variance, i, run->count, ONEBIT_FLOAT32);
+    part_load(p, run->parameter, i, run->count, ONEBIT_FLOAT32);
+    group_adam(m, v, p, g, run, lanes);
+    part_store(m, run->momentum, i, run->count, ONEBIT_FLOAT32);
+    part_store(v, run->variance, i, run->count, ONEBIT_FLOAT32);
+    part_store(p, run->parameter, i, run->count, ONEBIT_FLOAT32);
+  }
+  return group_total(lanes);
+}
+
+/* A value times zero is zero if it is finite and NaN if not; the sum of such products is NaN if one
+ * is. */
+FIXED bool load_run(const void *input, onebit_dtype_t dtype, size_t count, float *output) {
+  V group[GROUP], lanes[GROUP];
+  size_t i = 0;
+  group_set(lanes, 0);
+  for (; i < count; i += OB_LANES) {
+    const bool whole = i + OB_LANES <= count;
+    if (whole)
+      group_load(group, input, i, dtype);
+    else
+      part_load(group, input, i, count, dtype);
+    for (int k = 0; k < GROUP; k++)
+      lanes[k] = v_add(lanes[k], v_mul(group[k], v_set(0)));
+    if (whole)
+      group_store(group, output, i, ONEBIT_FLOAT32);
+    else
+      part_store(group, output, i, count, ONEBIT_FLOAT32);
+  }
+  return group_total(lanes) == 0;
+}
+
+static bool load(const void *input, onebit_dtype_t dtype, size_t count, float *output) {
+  if (dtype == ONEBIT_FLOAT32)
+    return load_run(input, ONEBIT_FLOAT32, count, output);
+  return dtype == ONEBIT_BFLOAT16 ? load_run(input, ONEBIT_BFLOAT16, count, output)
+                                  : load_run(input, ONEBIT_FLOAT16, count, output);
+}
+
+FIXED void mean_group(V total[GROUP], const float *const *inputs, size_t streams, float factor,
+                      size_t first, size_t end) {
+  V term[GROUP];
+  for (size_t s = 0; s < streams; s++) {
+    if (first + OB_LANES <= end)
+      group_load(term, inputs[s], first, ONEBIT_FLOAT32);
+    else
+      part_load(term, inputs[s], first, end, ONEBIT_FLOAT32);
+    for (int k = 0; k < GROUP; k++)
+      total[k] = s == 0 ? term[k] : v_add(total[k], term[k]);
+  }
+  for (int k = 0; k < GROUP; k++)
+    total[k] = v_mul(total[k], v_set(factor));
+}
+
+static void mean(const float *const *inputs, size_t streams, float factor, size_t count,
+                 float *output) {
+  V total[GROUP];
+  size_t i = 0;
+  group_set(total, 0);
+  for (; i + OB_LANES <= count; i += OB_LANES) {
+    mean_group(total, inputs, streams, factor, i, count);
+    group_store(total, output, i, ONEBIT_FLOAT32);
+  }
+  if (i < count) {
+    mean_group(total, inputs, streams, factor, i, count);
+    part_store(total, output, i, count, ONEBIT_FLOAT32);
+  }
+}
+
+FIXED void convert_run(const float *input, size_t count, void *output, onebit_dtype_t dtype) {
+  V group[GROUP];
+  size_t i = 0;
+  for (; i + OB_LANES <= count; i += OB_LANES) {
+    group_load(group, input, i, ONEBIT_FLOAT32);
+    group_store(group, output, i, dtype);
+  }
+  for (; i < count; i++)
+    ob_store(output, i, dtype, input[i]);
+}
+
+static void convert(const float *input, size_t count, void *output, onebit_dtype_t dtype) {
+  if (dtype == ONEBIT_FLOAT32)
+    convert_run(input, count, output, ONEBIT_FLOAT32);
+  else if (dtype == ONEBIT_BFLOAT16)
+    convert_run(input, count, output, ONEBIT_BFLOAT16);
+  else
+    convert_run(input, count, output, ONEBIT_FLOAT16);
+}
+
+const struct ob_codec CODEC = {
+    .name = CODEC_NAME,
+    .compress = compress,
+    .reduce = reduce,
+    .adam = adam,
+    .sum = sum,
+    .store = store,
+    .adam_apply = adam_apply,
+    .load = load,
+    .mean = mean,
+    .convert = convert,
+};

@@ -1,0 +1,56 @@
+/*
+ * How elements are laid out in blocks and words.
+ *
+ * A layout is a list of pieces (tensors, or a server's share of a padded buffer), each cut into
+ * blocks from its start; a block never spans two pieces. In the kept values and in messages each
+ * block occupies whole words of 32 elements, so element i of a block lies at 32 * word + i. Only
+ * the last block of a piece can be short.
+ */
+#ifndef OB_COMPRESSION_LAYOUT_H
+#define OB_COMPRESSION_LAYOUT_H
+
+#include <stddef.h>
+
+#include "compression/numerics.h"
+
+struct ob_piece {
+  size_t count; /* elements */
+  size_t
+      valid; /* of them in the caller's buffer; the rest is padding, which is compressed as zeros */
+  size_t first_block, first_word;
+};
+
+struct ob_layout {
+  size_t block; /* elements of a full block, a multiple of 32 */
+  size_t pieces;
+  struct ob_piece *piece; /* pieces + 1 of them; the last one only ends the one before */
+  size_t blocks, words, elements;
+};
+
+/* A block, looked up. */
+struct ob_block {
+  size_t piece, offset; /* its first element, counted in its piece */
+  size_t count, valid;
+  size_t word;
+};
+
+/* Cuts pieces of counts[k] elements (valid[k] of them real; valid NULL: all). ONEBIT_ERROR_MEMORY;
+ * the layout is then safe to destroy. */
+onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t pieces,
+                                 const size_t *counts, const size_t *valid);
+void ob_layout_destroy(struct ob_layout *layout);
+
+/* Looks block number `block` up. *piece is where to start searching, and is moved there: start at
+ * 0, keep it between neighbours. */
+struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block, size_t *piece);
+
+/* The first word of a block; block == blocks gives the number of words. */
+size_t ob_layout_word(const struct ob_layout *layout, size_t block);
+
+/* How many elements lie before a block. */
+size_t ob_layout_element(const struct ob_layout *layout, size_t block);
+
+/* The first block that begins at this word or after it. */
+size_t ob_layout_block_from(const struct ob_layout *layout, size_t word);
+
+#endif

@@ -1,0 +1,76 @@
+/*
+ * Messages: what travels. docs/wire-format.md is the specification, this is the code of it.
+ *
+ *   header (32 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
+ *   header (32 bytes) | float32 values, a dense message
+ *
+ * A message covers a range of blocks of a layout, which both sides know; the header says enough to
+ * notice when they do not mean the same.
+ */
+#ifndef OB_COMPRESSION_MESSAGE_H
+#define OB_COMPRESSION_MESSAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onebit/status.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "messages are little-endian and are used in place: this processor is not"
+#endif
+
+#define OB_MESSAGE_MAGIC   0x3142314fu /* the bytes "O1B1" */
+#define OB_MESSAGE_VERSION 1
+
+enum ob_message_kind { OB_MESSAGE_WORKER = 1, OB_MESSAGE_SERVER = 2 };
+
+enum ob_message_flag {
+  OB_FLAG_NOT_FINITE =
+      1, /* the sender met a value that is not finite, in this message or before it in this call */
+  OB_FLAG_ERROR = 2, /* the sender cannot take part in this call; the payload means nothing */
+  OB_FLAG_DENSE = 4  /* the payload is float32 values */
+};
+
+struct ob_header {
+  uint32_t magic;
+  uint8_t version, kind;
+  uint16_t flags;
+  uint32_t sequence; /* number of the call on this plan */
+  float scale;       /* the one scale of the sender's buffer, or 0 */
+  uint64_t elements; /* of the whole call, padding included */
+  uint64_t block;    /* the first block of the message */
+};
+
+/* What both sides know of a message. */
+struct ob_message_shape {
+  size_t first, blocks, words; /* first block; how many blocks and words */
+  bool one_scale, dense;
+};
+
+/* The parts of a message in memory. `values` of a dense message lie where the scales of another
+ * begin. */
+struct ob_view {
+  struct ob_header *header;
+  float *scales;
+  uint32_t *words;
+  float *values;
+};
+
+size_t ob_message_bytes(const struct ob_message_shape *shape);
+struct ob_view ob_message_view(void *memory, const struct ob_message_shape *shape);
+
+/* What the receiver waits for. */
+struct ob_message_expected {
+  enum ob_message_kind kind;
+  uint32_t sequence;
+  uint64_t elements;
+};
+
+/* Is what arrived, `bytes` long, this message? Then every field that is used to compute with is
+ * sound: the scales are finite and not negative. ONEBIT_ERROR_MESSAGE says what is wrong. */
+onebit_status_t ob_message_check(const void *memory, size_t bytes,
+                                 const struct ob_message_shape *shape,
+                                 const struct ob_message_expected *expected);
+
+#endif

@@ -1,0 +1,156 @@
+/*
+ * The arithmetic of one element, written once: for the portable code here, and for device code,
+ * which includes this file too. The vector codecs say the same in their own words
+ * (codec_template.h) and are held to it bit for bit by the tests. Everything is IEEE float32 with
+ * one rounding an operation: compile with -ffp-contract=off (nvcc: -fmad=false).
+ */
+#ifndef OB_COMPRESSION_NUMERICS_H
+#define OB_COMPRESSION_NUMERICS_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "onebit/plan.h"
+
+#ifdef __CUDACC__
+#define OB_INLINE static __host__ __device__ inline
+#else
+#define OB_INLINE static inline
+#endif
+
+/* Elements in a word of sign bits, and lanes in the defined sum: element i of a block is added to
+ * lane i mod 32. */
+#define OB_LANES 32
+
+#define OB_SIGN_BIT 0x80000000u
+
+OB_INLINE uint32_t ob_bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+OB_INLINE float ob_float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/* What a sign stands for: +scale, or -scale when the bit is 1. Scales are never negative. */
+OB_INLINE float ob_decode(uint32_t sign, float scale) {
+  return ob_float_of(ob_bits_of(scale) | sign << 31);
+}
+
+/* The kept error, from the kept value c and the scale it was sent with: e = c - s * sign(c). Never
+ * -0. */
+OB_INLINE float ob_kept_error(float kept, float scale) {
+  return kept - ob_float_of(ob_bits_of(scale) | (ob_bits_of(kept) & OB_SIGN_BIT));
+}
+
+/* What an element adds to its lane. */
+OB_INLINE float ob_magnitude(float value, onebit_scale_t rule) {
+  return rule == ONEBIT_SCALE_RMS ? value * value : ob_float_of(ob_bits_of(value) & ~OB_SIGN_BIT);
+}
+
+/* The sum of the lanes, by halving: 16, 8, 4, 2, 1. Overwrites the lanes. */
+OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
+  for (int width = OB_LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++)
+      lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+/* The scale of `count` > 0 elements whose magnitudes sum to `sum`. Not finite when the sum is not.
+ */
+OB_INLINE float ob_scale(double sum, size_t count, onebit_scale_t rule) {
+  double mean = sum / (double)count;
+  return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
+}
+
+OB_INLINE int ob_is_finite(float value) { return (ob_bits_of(value) & 0x7f800000u) != 0x7f800000u; }
+
+/* bfloat16 is the upper half of a float32; rounding is to nearest, ties to even. A NaN stays one:
+ * its quiet bit is set, since rounding could turn a payload in the lower half into infinity. */
+OB_INLINE float ob_from_bfloat16(uint16_t value) { return ob_float_of((uint32_t)value << 16); }
+
+OB_INLINE uint16_t ob_to_bfloat16(float value) {
+  uint32_t bits = ob_bits_of(value);
+  if ((bits & ~OB_SIGN_BIT) > 0x7f800000u)
+    return (uint16_t)(bits >> 16 | 0x40);
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* float16 to float32 is exact. A subnormal's value is mantissa * 2^-24; a NaN becomes quiet, as
+ * hardware has it. */
+OB_INLINE float ob_from_float16(uint16_t value) {
+  uint32_t sign = (uint32_t)(value & 0x8000) << 16, exponent = value >> 10 & 31,
+           mantissa = value & 0x3ff;
+  if (exponent == 31)
+    return ob_float_of(sign | 0x7f800000u | (mantissa ? 0x400000u : 0) | mantissa << 13);
+  if (exponent == 0)
+    return ob_float_of(sign | ob_bits_of((float)mantissa * 0x1p-24f));
+  return ob_float_of(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+/* To nearest, ties to even; beyond 65504 + half a step it is infinity. Subnormals: adding 0.5
+ * leaves the value's multiple of 2^-24, rounded by the addition itself, in the low bits of the sum.
+ */
+OB_INLINE uint16_t ob_to_float16(float value) {
+  uint32_t bits = ob_bits_of(value), sign = bits >> 16 & 0x8000, size = bits & ~OB_SIGN_BIT;
+  if (size > 0x7f800000u)
+    return (uint16_t)(sign | 0x7e00 | (size >> 13 & 0x3ff));
+  if (size >= 0x477ff000u)
+    return (uint16_t)(sign | 0x7c00);
+  if (size < 0x38800000u)
+    return (uint16_t)(sign | (ob_bits_of(ob_float_of(size) + 0.5f) - 0x3f000000u));
+  return (uint16_t)(sign | (size - 0x38000000u + 0xfff + (size >> 13 & 1)) >> 13);
+}
+
+OB_INLINE size_t ob_dtype_size(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
+
+/* One element of a buffer as float32. */
+OB_INLINE float ob_load(const void *buffer, size_t index, onebit_dtype_t dtype) {
+  if (dtype == ONEBIT_FLOAT32)
+    return ((const float *)buffer)[index];
+  uint16_t value = ((const uint16_t *)buffer)[index];
+  return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : ob_from_float16(value);
+}
+
+OB_INLINE void ob_store(void *buffer, size_t index, onebit_dtype_t dtype, float value) {
+  if (dtype == ONEBIT_FLOAT32)
+    ((float *)buffer)[index] = value;
+  else
+    ((uint16_t *)buffer)[index] =
+        dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value);
+}
+
+/* The factors of Adam that are the same for all elements of a step. */
+struct ob_adam_factors {
+  float beta1, beta2;
+  float one_minus_beta1, one_minus_beta2;
+  float momentum_factor; /* 1 / (1 - beta1^t), or 1 */
+  float variance_factor; /* 1 / sqrt(1 - beta2^t), or 1 */
+  float epsilon;
+};
+
+OB_INLINE float ob_adam_momentum(float momentum, float gradient, const struct ob_adam_factors *f) {
+  return f->beta1 * momentum + f->one_minus_beta1 * gradient;
+}
+
+OB_INLINE float ob_adam_variance(float variance, float gradient, const struct ob_adam_factors *f) {
+  return f->beta2 * variance + (f->one_minus_beta2 * gradient) * gradient;
+}
+
+OB_INLINE float ob_adam_denominator(float variance, const struct ob_adam_factors *f) {
+  return sqrtf(variance) * f->variance_factor + f->epsilon;
+}
+
+/* The new parameter, from the step m^ / denominator. */
+OB_INLINE float ob_adam_parameter(float parameter, float step, float learning_rate,
+                                  float weight_decay) {
+  return parameter - learning_rate * (step + weight_decay * parameter);
+}
+
+#endif

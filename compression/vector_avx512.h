@@ -1,0 +1,55 @@
+/* The vector vocabulary in AVX-512 (F, BW, DQ, VL). */
+#include <immintrin.h>
+
+#define VL 16
+typedef __m512 V;
+
+static inline V v_set(float value) { return _mm512_set1_ps(value); }
+static inline V v_load(const float *from) { return _mm512_loadu_ps(from); }
+static inline void v_store(float *to, V value) { _mm512_storeu_ps(to, value); }
+static inline void v_stream(float *to, V value) { _mm512_stream_ps(to, value); }
+static inline V v_add(V a, V b) { return _mm512_add_ps(a, b); }
+static inline V v_sub(V a, V b) { return _mm512_sub_ps(a, b); }
+static inline V v_mul(V a, V b) { return _mm512_mul_ps(a, b); }
+static inline V v_div(V a, V b) { return _mm512_div_ps(a, b); }
+static inline V v_sqrt(V a) { return _mm512_sqrt_ps(a); }
+static inline V sign_bits(void) { return _mm512_set1_ps(-0.0f); }
+static inline V v_abs(V a) { return _mm512_andnot_ps(sign_bits(), a); }
+
+static inline V v_with_sign(V magnitude, V signs) {
+  return _mm512_or_ps(magnitude, _mm512_and_ps(signs, sign_bits()));
+}
+
+static inline V v_load_bfloat16(const uint16_t *from) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+static inline V v_load_float16(const uint16_t *from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
+}
+
+/* ob_to_bfloat16: round half to even in integers, and NaN by itself. */
+static inline void v_store_bfloat16(uint16_t *to, V value) {
+  __m512i bits = _mm512_castps_si512(value), upper = _mm512_srli_epi32(bits, 16);
+  __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+  __m512i words =
+      _mm512_mask_or_epi32(_mm512_srli_epi32(sum, 16), nan, upper, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(words));
+}
+
+static inline void v_store_float16(uint16_t *to, V value) {
+  _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline uint32_t group_signs(const V group[2]) {
+  return (uint32_t)_mm512_movepi32_mask(_mm512_castps_si512(group[0])) |
+         (uint32_t)_mm512_movepi32_mask(_mm512_castps_si512(group[1])) << 16;
+}
+
+static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
+  group[0] = _mm512_mask_or_ps(magnitude, (__mmask16)word, magnitude, sign_bits());
+  group[1] = _mm512_mask_or_ps(magnitude, (__mmask16)(word >> 16), magnitude, sign_bits());
+}

@@ -1,0 +1,54 @@
+/* The vector vocabulary in portable C: a vector is one float, a group is an array that the compiler
+ * may vectorise. */
+#define VL 1
+typedef float V;
+
+static inline V v_set(float value) { return value; }
+static inline V v_load(const float *from) { return *from; }
+static inline void v_store(float *to, V value) { *to = value; }
+static inline void v_stream(float *to, V value) { *to = value; }
+static inline V v_add(V a, V b) { return a + b; }
+static inline V v_sub(V a, V b) { return a - b; }
+static inline V v_mul(V a, V b) { return a * b; }
+static inline V v_div(V a, V b) { return a / b; }
+static inline V v_sqrt(V a) { return sqrtf(a); }
+static inline V v_abs(V a) { return ob_float_of(ob_bits_of(a) & ~OB_SIGN_BIT); }
+
+static inline V v_with_sign(V magnitude, V signs) {
+  return ob_float_of(ob_bits_of(magnitude) | (ob_bits_of(signs) & OB_SIGN_BIT));
+}
+
+static inline V v_load_bfloat16(const uint16_t *from) { return ob_from_bfloat16(*from); }
+static inline V v_load_float16(const uint16_t *from) { return ob_from_float16(*from); }
+static inline void v_store_bfloat16(uint16_t *to, V value) { *to = ob_to_bfloat16(value); }
+static inline void v_store_float16(uint16_t *to, V value) { *to = ob_to_float16(value); }
+
+/* Eight bytes that are 0 or 1 to eight bits: the multiplication moves byte i to bit 56 + i, and no
+ * sum carries. */
+static inline uint32_t bits_of_bytes(const uint8_t bytes[8]) {
+  uint64_t word = 0;
+  for (int i = 0; i < 8; i++) /* a plain load on little-endian machines */
+    word |= (uint64_t)bytes[i] << 8 * i;
+  return (uint32_t)(word * 0x0102040810204080u >> 56);
+}
+
+static inline uint32_t group_signs(const V group[OB_LANES]) {
+  uint8_t negative[OB_LANES];
+  for (int i = 0; i < OB_LANES; i++)
+    negative[i] = (uint8_t)(ob_bits_of(group[i]) >> 31);
+  return bits_of_bytes(negative) | bits_of_bytes(negative + 8) << 8 |
+         bits_of_bytes(negative + 16) << 16 | bits_of_bytes(negative + 24) << 24;
+}
+
+/* A comparison with a table of single bits, since few portable targets shift each lane by its own
+ * amount. */
+static inline void group_signed(uint32_t word, V magnitude, V group[OB_LANES]) {
+  static const uint32_t bit[OB_LANES] = {
+      1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+      1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
+      1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
+      1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+  const uint32_t plus = ob_bits_of(magnitude), minus = plus | OB_SIGN_BIT;
+  for (int i = 0; i < OB_LANES; i++)
+    group[i] = ob_float_of((word & bit[i]) == bit[i] ? minus : plus);
+}
