@@ -1,0 +1,26 @@
+/*
+ * Agreement: before anything collective is made, all ranks tell each other what they want and
+ * whether they can, so that they fail together, with words that say what differs, and none is left
+ * waiting.
+ */
+#ifndef OB_COLLECTIVES_AGREE_H
+#define OB_COLLECTIVES_AGREE_H
+
+#include "collectives/communicator.h"
+
+/* Something that must be the same on all ranks. */
+struct ob_term {
+  const char *name;
+  uint64_t value;
+};
+
+enum { OB_TERMS = (OB_AGREE_BYTES - 16) / 8 };
+
+/* Collective. `status` is how this rank fares so far. If all are well and all terms equal:
+ * ONEBIT_OK. If this rank is not well: its own status, with the words it left. If another is not:
+ * ONEBIT_ERROR_PEER, or ONEBIT_ERROR_MEMORY where that was its trouble. If terms differ:
+ * ONEBIT_ERROR_MISMATCH. */
+onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
+                         size_t count);
+
+#endif

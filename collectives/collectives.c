@@ -1,0 +1,207 @@
+/* The public collectives: checks, and the three ways to walk a plan's steps. */
+#include <sched.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "collectives/plan.h"
+#include "collectives/steps.h"
+
+onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
+                              const struct ob_call *call) {
+  if (plan->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  if (plan->broken)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport failed in an earlier call");
+  plan->call = *call;
+  plan->step = 0;
+  plan->stop = call->hold ? plan->decided : plan->step_count;
+  plan->sequence++;
+  plan->failed_rank = plan->not_finite_rank = -1;
+  plan->worker_scale = plan->server_scale = 0;
+  plan->status = ONEBIT_OK;
+  atomic_store_explicit(&plan->work.not_finite, false, memory_order_relaxed);
+  if (status != ONEBIT_OK)
+    ob_steps_fail(plan, status);
+  plan->in_flight = true;
+  ob_engine_add(plan->comm->engine, plan);
+  return ONEBIT_OK;
+}
+
+/* Moves the plan, and if it waits for a message the other requests too. True when it is done. */
+static bool move(onebit_plan_t plan, bool wait) {
+  struct ob_engine *engine = plan->comm->engine;
+  bool done = false;
+  if (ob_engine_claim(engine, plan)) {
+    /* Others in flight may be what a peer waits for before it answers, so then nobody may block. */
+    ob_steps_walk(plan, wait && ob_engine_alone(engine, plan));
+    done = ob_steps_done(plan);
+    ob_engine_free(engine, plan);
+  }
+  if (!done && !ob_engine_advance(engine) && wait)
+    sched_yield();
+  return done;
+}
+
+onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
+  while (!move(plan, wait))
+    if (!wait)
+      return ONEBIT_IN_PROGRESS;
+  ob_engine_remove(plan->comm->engine, plan);
+  plan->in_flight = false;
+  if (plan->status == ONEBIT_OK)
+    return ONEBIT_OK;
+  return ob_error(plan->status, "%s", plan->words);
+}
+
+void ob_plan_apply(onebit_plan_t plan) {
+  plan->stop = plan->step_count;
+  ob_steps_walk(plan, true);
+}
+
+/* Elements in the send and the receive buffer. */
+static void buffer_counts(const struct onebit_plan *plan, size_t *send, size_t *receive) {
+  size_t ranks = (size_t)plan->comm->size;
+  bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
+  bool gather = plan->options.operation == ONEBIT_ALLGATHER;
+  *send = plan->count * (scatter ? ranks : 1);
+  *receive = plan->count * (gather ? ranks : 1);
+}
+
+static onebit_status_t check_pointer(const char *name, const void *buffer, size_t alignment) {
+  if (!buffer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", name);
+  if ((uintptr_t)buffer % alignment)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, not aligned to %zu bytes", name, buffer,
+                    alignment);
+  return ONEBIT_OK;
+}
+
+/* The buffers may be apart, or in place: this rank's part of the longer one is the shorter one. */
+static onebit_status_t check_overlap(const struct onebit_plan *plan, const void *sendbuf,
+                                     const void *recvbuf) {
+  size_t send, receive, size = ob_dtype_size(plan->options.dtype);
+  buffer_counts(plan, &send, &receive);
+  uintptr_t s = (uintptr_t)sendbuf, r = (uintptr_t)recvbuf;
+  if (s + send * size <= r || r + receive * size <= s)
+    return ONEBIT_OK;
+  size_t part = (size_t)plan->comm->rank * plan->count * size;
+  bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
+  bool gather = plan->options.operation == ONEBIT_ALLGATHER;
+  if (s + (scatter ? part : 0) == r + (gather ? part : 0))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "sendbuf %p and recvbuf %p overlap, and are not in place",
+                  sendbuf, recvbuf);
+}
+
+static onebit_status_t check_buffers(const struct onebit_plan *plan, const void *sendbuf,
+                                     const void *recvbuf) {
+  if (plan->count == 0)
+    return ONEBIT_OK;
+  size_t alignment = ob_dtype_size(plan->options.dtype);
+  OB_TRY(check_pointer("sendbuf", sendbuf, alignment));
+  OB_TRY(check_pointer("recvbuf", recvbuf, alignment));
+  return check_overlap(plan, sendbuf, recvbuf);
+}
+
+/* Where the pieces lie: all in one buffer, `count` apart; for a gather, every rank's result in its
+ * place. */
+static void place(struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
+  size_t size = ob_dtype_size(plan->options.dtype), ranks = (size_t)plan->comm->size;
+  for (size_t k = 0; k < plan->layout.pieces; k++) {
+    const struct ob_piece *piece = &plan->layout.piece[k];
+    size_t offset = k * piece->count * size; /* pieces of one buffer are all the same size */
+    plan->inputs[k] = piece->valid ? (const char *)sendbuf + offset : NULL;
+    plan->outputs[k] = piece->valid ? (char *)recvbuf + offset : NULL;
+  }
+  if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
+    plan->outputs[plan->comm->rank] = recvbuf;
+  for (size_t r = 0; plan->options.operation == ONEBIT_ALLGATHER && r < ranks; r++)
+    plan->outputs[r] = plan->count ? (char *)recvbuf + r * plan->count * size : NULL;
+}
+
+static const char *operation_name(onebit_operation_t operation) {
+  static const char *const names[] = {"allreduce", "allgather", "reduce-scatter"};
+  return names[operation];
+}
+
+static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                             onebit_operation_t operation) {
+  if (!plan)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  if (plan->options.operation != operation)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is for %s, not for %s",
+                    operation_name(plan->options.operation), operation_name(operation));
+  if (plan->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  onebit_status_t status = check_buffers(plan, sendbuf, recvbuf);
+  if (status == ONEBIT_OK)
+    place(plan, sendbuf, recvbuf);
+  struct ob_call call = {.source = {.inputs = plan->inputs}, .outputs = plan->outputs};
+  return ob_plan_start(plan, status, &call);
+}
+
+static onebit_status_t run(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                           onebit_operation_t operation) {
+  OB_TRY(start(sendbuf, recvbuf, plan, operation));
+  return ob_plan_test(plan, true);
+}
+
+static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                             onebit_operation_t operation, onebit_request_t *request) {
+  if (!request)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
+  *request = NULL;
+  OB_TRY(start(sendbuf, recvbuf, plan, operation));
+  ob_engine_advance(plan->comm->engine);
+  *request = &plan->request;
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_allreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
+  return run(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE);
+}
+
+onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
+  return run(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER);
+}
+
+onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
+  return run(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER);
+}
+
+onebit_status_t onebit_iallreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                  onebit_request_t *request) {
+  return begin(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE, request);
+}
+
+onebit_status_t onebit_iallgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                  onebit_request_t *request) {
+  return begin(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER, request);
+}
+
+onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                       onebit_request_t *request) {
+  return begin(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER, request);
+}
+
+static onebit_status_t end(onebit_request_t *request, bool wait) {
+  if (!request)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
+  if (!*request)
+    return ONEBIT_OK;
+  onebit_status_t status = ob_plan_test((*request)->plan, wait);
+  if (status != ONEBIT_IN_PROGRESS)
+    *request = NULL;
+  return status;
+}
+
+onebit_status_t onebit_test(onebit_request_t *request) { return end(request, false); }
+
+onebit_status_t onebit_wait(onebit_request_t *request) { return end(request, true); }
+
+onebit_status_t onebit_progress(onebit_comm_t comm) {
+  if (!comm)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  ob_engine_advance(comm->engine);
+  return ONEBIT_OK;
+}

@@ -1,0 +1,87 @@
+/* Communicators, and what is common to all transports. */
+#include "collectives/communicator.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes) {
+  struct ob_batch *batch = ob_allocate(1, bytes);
+  if (!batch)
+    return NULL;
+  batch->comm = comm;
+  batch->capacity = capacity;
+  batch->send = ob_allocate(2 * capacity, sizeof *batch->send);
+  if (!batch->send) {
+    ob_release(batch);
+    return NULL;
+  }
+  batch->receive = batch->send + capacity;
+  return batch;
+}
+
+void ob_batch_release(struct ob_batch *batch) {
+  if (!batch)
+    return;
+  ob_release(batch->send);
+  ob_release(batch);
+}
+
+onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
+                               void *state, struct ob_engine *engine, onebit_comm_t *result) {
+  onebit_comm_t comm = ob_allocate(1, sizeof *comm);
+  *result = NULL;
+  if (!comm)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+  comm->transport = transport;
+  comm->rank = rank;
+  comm->size = size;
+  comm->state = state;
+  comm->largest_tag = 32767; /* the least that MPI guarantees */
+  pthread_mutex_init(&comm->own_engine.lock, NULL);
+  comm->engine = engine ? engine : &comm->own_engine;
+  comm->control_memory = ob_allocate((size_t)size, OB_AGREE_BYTES);
+  if (!comm->control_memory ||
+      transport->batch_create(comm, (size_t)size - 1, &comm->control) != ONEBIT_OK) {
+    ob_comm_release(comm);
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
+  }
+  *result = comm;
+  return ONEBIT_OK;
+}
+
+void ob_comm_release(onebit_comm_t comm) {
+  if (!comm)
+    return;
+  if (comm->control)
+    comm->transport->batch_destroy(comm->control);
+  ob_release(comm->control_memory);
+  pthread_mutex_destroy(&comm->own_engine.lock);
+  ob_release(comm);
+}
+
+void onebit_comm_destroy(onebit_comm_t comm) {
+  if (!comm)
+    return;
+  comm->transport->destroy(comm);
+  ob_comm_release(comm);
+}
+
+int ob_comm_next_tag(onebit_comm_t comm) {
+  return 1 + (int)(comm->creations++ % (uint32_t)comm->largest_tag);
+}
+
+onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < batch->sends; i++)
+    bytes += batch->send[i].bytes;
+  atomic_fetch_add_explicit(&batch->comm->bytes_sent, bytes, memory_order_relaxed);
+  return batch->comm->transport->begin(batch, tag);
+}
+
+int onebit_comm_rank(onebit_comm_t comm) { return comm->rank; }
+
+int onebit_comm_size(onebit_comm_t comm) { return comm->size; }
+
+uint64_t onebit_comm_bytes_sent(onebit_comm_t comm) {
+  return atomic_load_explicit(&comm->bytes_sent, memory_order_relaxed);
+}

@@ -1,0 +1,45 @@
+/*
+ * A communicator: a transport, a rank, and what plans on it share.
+ */
+#ifndef OB_COLLECTIVES_COMMUNICATOR_H
+#define OB_COLLECTIVES_COMMUNICATOR_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "collectives/engine.h"
+#include "collectives/transport.h"
+#include "onebit/communicator.h"
+
+/* Room for the terms of one agreement (agree.h). */
+#define OB_AGREE_BYTES 256
+
+struct onebit_comm {
+  const struct ob_transport *transport;
+  int rank, size;
+  void *state;        /* the transport's */
+  int largest_tag;    /* tags are 0 .. largest_tag; 0 is for agreements */
+  uint32_t creations; /* plans begun here, the same number on all ranks: the source of tags */
+  atomic_uint_fast64_t bytes_sent;
+  struct ob_engine *engine; /* the requests that must move while one of them is waited for */
+  struct ob_engine own_engine;
+  struct ob_batch *control; /* for agreements: made with the communicator, so that they cannot run
+                               out of memory */
+  unsigned char *control_memory;
+};
+
+/* Makes a communicator of that transport. `engine` NULL: its own. ONEBIT_ERROR_MEMORY; *comm is
+ * then NULL, and `state` still the caller's. */
+onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
+                               void *state, struct ob_engine *engine, onebit_comm_t *comm);
+
+/* The tag for the next plan: all ranks get the same, since they make plans in the same order. */
+int ob_comm_next_tag(onebit_comm_t comm);
+
+/* Begins a batch and counts its bytes. */
+onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag);
+
+/* Gives back what ob_comm_create made, without the transport's state. */
+void ob_comm_release(onebit_comm_t comm);
+
+#endif

@@ -1,0 +1,75 @@
+/* The list of requests in flight. A plan that a thread moves is marked as claimed; only an
+ * unclaimed plan leaves the list, so a thread that holds a claim can go on to the next one. */
+#include "collectives/engine.h"
+
+#include <sched.h>
+
+#include "collectives/plan.h"
+#include "collectives/steps.h"
+
+void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan) {
+  pthread_mutex_lock(&engine->lock);
+  plan->next = engine->first;
+  plan->claimed = false;
+  engine->first = plan;
+  pthread_mutex_unlock(&engine->lock);
+}
+
+bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan) {
+  pthread_mutex_lock(&engine->lock);
+  bool got = !plan->claimed;
+  plan->claimed = true;
+  pthread_mutex_unlock(&engine->lock);
+  return got;
+}
+
+void ob_engine_free(struct ob_engine *engine, struct onebit_plan *plan) {
+  pthread_mutex_lock(&engine->lock);
+  plan->claimed = false;
+  pthread_mutex_unlock(&engine->lock);
+}
+
+void ob_engine_remove(struct ob_engine *engine, struct onebit_plan *plan) {
+  while (!ob_engine_claim(engine, plan))
+    sched_yield();
+  pthread_mutex_lock(&engine->lock);
+  struct onebit_plan **link = &engine->first;
+  while (*link != plan)
+    link = &(*link)->next;
+  *link = plan->next;
+  plan->claimed = false;
+  pthread_mutex_unlock(&engine->lock);
+}
+
+/* The first unclaimed plan from `plan` on, claimed; NULL if none. The lock is held. */
+static struct onebit_plan *claim_from(struct onebit_plan *plan) {
+  while (plan && plan->claimed)
+    plan = plan->next;
+  if (plan)
+    plan->claimed = true;
+  return plan;
+}
+
+static struct onebit_plan *claim_next(struct ob_engine *engine, struct onebit_plan *held) {
+  pthread_mutex_lock(&engine->lock);
+  struct onebit_plan *next = claim_from(held ? held->next : engine->first);
+  if (held)
+    held->claimed = false;
+  pthread_mutex_unlock(&engine->lock);
+  return next;
+}
+
+bool ob_engine_advance(struct ob_engine *engine) {
+  bool moved = false;
+  struct onebit_plan *plan = NULL;
+  while ((plan = claim_next(engine, plan)))
+    moved |= ob_steps_walk(plan, false);
+  return moved;
+}
+
+bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan) {
+  pthread_mutex_lock(&engine->lock);
+  bool alone = engine->first == plan && !plan->next;
+  pthread_mutex_unlock(&engine->lock);
+  return alone;
+}

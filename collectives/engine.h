@@ -1,0 +1,37 @@
+/*
+ * The requests in flight that depend on each other's progress: whoever waits for one moves all of
+ * them, or two ranks that wait in different order would wait for ever. MPI communicators of a
+ * process share one engine; every loopback rank has its own.
+ */
+#ifndef OB_COLLECTIVES_ENGINE_H
+#define OB_COLLECTIVES_ENGINE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+struct onebit_plan;
+
+struct ob_engine {
+  pthread_mutex_t lock;
+  struct onebit_plan *first; /* plans in flight, linked by their `next` */
+};
+
+#define OB_ENGINE_INIT                                                                             \
+  { PTHREAD_MUTEX_INITIALIZER, NULL }
+
+void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan);
+
+/* Waits until no other thread moves the plan, and takes it off. */
+void ob_engine_remove(struct ob_engine *engine, struct onebit_plan *plan);
+
+/* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
+bool ob_engine_advance(struct ob_engine *engine);
+
+/* Is this plan the only one in flight? */
+bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan);
+
+/* Claims the plan for this thread, to move it; gives it free again. */
+bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan);
+void ob_engine_free(struct ob_engine *engine, struct onebit_plan *plan);
+
+#endif

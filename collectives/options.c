@@ -1,0 +1,93 @@
+/* Options of a plan: which values are sound, and what the defaults are. */
+#include "base/error.h"
+#include "base/knobs.h"
+#include "collectives/plan.h"
+
+/* A measurement chose it: docs/scales.md. At this size the scales add 1/64 to the bits. */
+#define DEFAULT_BLOCK 2048
+#define LARGEST_BLOCK 65536
+
+/* With one scale the sum is still made of runs, so that threads can share it and float32 lanes keep
+ * their precision. */
+#define RUN 2048
+
+#define MOST_THREADS 1024
+
+static onebit_status_t check_enum(const char *name, int value, int last) {
+  if (value < 0 || value > last)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, not 0 to %d", name, value, last);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_kinds(const onebit_plan_options_t *options) {
+  OB_TRY(check_enum("operation", (int)options->operation, ONEBIT_REDUCE_SCATTER));
+  OB_TRY(check_enum("dtype", (int)options->dtype, ONEBIT_FLOAT16));
+  OB_TRY(check_enum("wire", (int)options->wire, ONEBIT_WIRE_DENSE));
+  OB_TRY(check_enum("profile", (int)options->profile, ONEBIT_PROFILE_DEEPSPEED));
+  OB_TRY(check_enum("scale", (int)options->scale, ONEBIT_SCALE_MEAN_ABSOLUTE));
+  if (options->wire == ONEBIT_WIRE_DENSE && options->operation != ONEBIT_ALLREDUCE)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "wire is ONEBIT_WIRE_DENSE, operation is %d: dense "
+                    "messages are for ONEBIT_ALLREDUCE only",
+                    (int)options->operation);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_sizes(const onebit_plan_options_t *options) {
+  size_t block = options->block_size, chunk = options->chunk_size;
+  if (block != ONEBIT_BLOCK_BUFFER && (block % OB_LANES || block > LARGEST_BLOCK))
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "block_size is %zu, not a multiple of %d up to %d, nor ONEBIT_BLOCK_BUFFER",
+                    block, OB_LANES, LARGEST_BLOCK);
+  if (chunk % OB_LANES)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu, not a multiple of %d", chunk,
+                    OB_LANES);
+  if (options->threads < 0 || options->threads > MOST_THREADS)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "threads is %d, not 0 to %d", options->threads,
+                    MOST_THREADS);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_deepspeed(const onebit_plan_options_t *options) {
+  if (options->operation != ONEBIT_ALLREDUCE || options->wire != ONEBIT_WIRE_BITS)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, operation is %d, wire is %d: it knows "
+                    "only ONEBIT_ALLREDUCE and ONEBIT_WIRE_BITS",
+                    (int)options->operation, (int)options->wire);
+  if (options->scale != ONEBIT_SCALE_RMS ||
+      (options->block_size && options->block_size != ONEBIT_BLOCK_BUFFER))
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, which fixes scale and block_size: leave "
+                    "them 0");
+  return ONEBIT_OK;
+}
+
+static void resolve_block(struct ob_plan_shape *shape) {
+  onebit_plan_options_t *options = &shape->options;
+  if (options->profile == ONEBIT_PROFILE_DEEPSPEED)
+    options->block_size = ONEBIT_BLOCK_BUFFER;
+  if (options->block_size == 0 || options->wire == ONEBIT_WIRE_DENSE)
+    options->block_size = DEFAULT_BLOCK;
+  shape->one_scale = options->block_size == ONEBIT_BLOCK_BUFFER;
+  shape->block = shape->one_scale ? RUN : options->block_size;
+}
+
+onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_plan_shape *shape) {
+  static const onebit_plan_options_t defaults = ONEBIT_PLAN_OPTIONS_INIT;
+  *shape = (struct ob_plan_shape){.options = defaults};
+  if (options && options->size != sizeof *options)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "options->size is %zu, not %zu: start from ONEBIT_PLAN_OPTIONS_INIT",
+                    options->size, sizeof *options);
+  if (options)
+    shape->options = *options;
+  OB_TRY(check_kinds(&shape->options));
+  OB_TRY(check_sizes(&shape->options));
+  if (shape->options.profile == ONEBIT_PROFILE_DEEPSPEED)
+    OB_TRY(check_deepspeed(&shape->options));
+  if (shape->options.threads == 0)
+    OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MOST_THREADS, 1, &shape->options.threads));
+  resolve_block(shape);
+  shape->options.no_error_feedback = !!shape->options.no_error_feedback;
+  return ONEBIT_OK;
+}

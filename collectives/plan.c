@@ -1,0 +1,323 @@
+/* Plans: made, ended, and asked. */
+#include "collectives/plan.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "collectives/schedule.h"
+
+/* From this many bytes of buffer on, kept values and results are written past the caches: they
+ * would only push out what is read. Measured with onebit-bench codec; no bit depends on it. */
+#define STREAM_BYTES ((size_t)16 << 20)
+
+static onebit_status_t out_of_memory(const struct onebit_plan *plan) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan of %zu elements", plan->count);
+}
+
+static void *take(struct onebit_plan *plan, size_t count, size_t size) {
+  plan->memory_bytes += count * size;
+  return ob_allocate(count, size);
+}
+
+static onebit_status_t allocate_kept(struct onebit_plan *plan) {
+  const struct ob_work *work = &plan->work;
+  bool serves = plan->options.operation == ONEBIT_ALLREDUCE;
+  size_t first = serves ? plan->bounds[(size_t)plan->comm->rank * plan->chunks] : 0;
+  size_t end = serves ? plan->bounds[((size_t)plan->comm->rank + 1) * plan->chunks] : 0;
+  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, 0, plan->layout.blocks, work->one_scale));
+  OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale));
+  plan->memory_bytes += ob_kept_bytes(&plan->worker) + ob_kept_bytes(&plan->server);
+  if (!work->one_scale)
+    return ONEBIT_OK;
+  plan->worker_sums = take(plan, plan->worker.blocks, sizeof(double));
+  plan->server_sums = take(plan, plan->server.blocks, sizeof(double));
+  return plan->worker_sums && plan->server_sums ? ONEBIT_OK : out_of_memory(plan);
+}
+
+/* A block of messages, `count` ranks by slots; NULL when the operation has none of them. */
+static onebit_status_t take_messages(struct onebit_plan *plan, bool wanted, size_t count,
+                                     unsigned char **memory) {
+  if (!wanted)
+    return ONEBIT_OK;
+  *memory = take(plan, count * plan->slots, plan->stride);
+  return *memory ? ONEBIT_OK : out_of_memory(plan);
+}
+
+static onebit_status_t allocate_messages(struct onebit_plan *plan) {
+  size_t ranks = (size_t)plan->comm->size;
+  bool exchanges = plan->options.operation != ONEBIT_ALLGATHER;
+  bool gathers = plan->options.operation != ONEBIT_REDUCE_SCATTER;
+  OB_TRY(take_messages(plan, exchanges, ranks, &plan->outgoing));
+  OB_TRY(take_messages(plan, exchanges, ranks, &plan->incoming));
+  OB_TRY(take_messages(plan, gathers, ranks, &plan->results[0]));
+  OB_TRY(take_messages(plan, gathers && plan->momentum, ranks, &plan->results[1]));
+  if (!plan->momentum)
+    plan->results[1] = plan->results[0]; /* nobody looks back: one copy will do */
+  return ONEBIT_OK;
+}
+
+static onebit_status_t allocate_batches(struct onebit_plan *plan) {
+  size_t peers = (size_t)plan->comm->size - 1;
+  plan->exchange = take(plan, plan->slots, sizeof(struct ob_batch *));
+  plan->gather = take(plan, plan->slots, sizeof(struct ob_batch *));
+  if (!plan->exchange || !plan->gather)
+    return out_of_memory(plan);
+  for (size_t i = 0; i < plan->slots; i++) {
+    OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->exchange[i]));
+    OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->gather[i]));
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t allocate_lists(struct onebit_plan *plan) {
+  size_t ranks = (size_t)plan->comm->size, pieces = plan->layout.pieces;
+  plan->views = take(plan, ranks, sizeof *plan->views);
+  plan->inputs = take(plan, pieces, sizeof *plan->inputs);
+  plan->outputs = take(plan, pieces > ranks ? pieces : ranks, sizeof *plan->outputs);
+  return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : out_of_memory(plan);
+}
+
+static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  struct ob_work *work = &plan->work;
+  work->layout = &plan->layout;
+  work->rule = shape->options.scale;
+  work->dtype = shape->options.dtype;
+  work->one_scale = shape->one_scale;
+  work->threads = shape->options.threads;
+  work->stream = plan->layout.elements * sizeof(float) >= STREAM_BYTES;
+  OB_TRY(ob_codec_choose(&work->codec));
+  return ob_work_create(work, (size_t)plan->comm->size);
+}
+
+/* This rank's part of making a plan. */
+static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  plan->options = shape->options;
+  plan->momentum = shape->momentum;
+  OB_TRY(ob_layout_create(&plan->layout, shape->block, shape->pieces, shape->counts, shape->valid));
+  OB_TRY(set_up_work(plan, shape));
+  OB_TRY(ob_schedule_cut(plan, shape));
+  OB_TRY(ob_schedule_steps(plan, shape));
+  if (plan->options.wire == ONEBIT_WIRE_BITS)
+    OB_TRY(allocate_kept(plan));
+  OB_TRY(allocate_messages(plan));
+  OB_TRY(allocate_batches(plan));
+  return allocate_lists(plan);
+}
+
+static void destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
+  for (size_t i = 0; batches && i < plan->slots; i++)
+    plan->comm->transport->batch_destroy(batches[i]);
+  ob_release(batches);
+}
+
+/* Also of a plan that was only built in part. */
+static void release(struct onebit_plan *plan) {
+  if (!plan)
+    return;
+  ob_kept_destroy(&plan->worker);
+  ob_kept_destroy(&plan->server);
+  ob_work_destroy(&plan->work);
+  ob_layout_destroy(&plan->layout);
+  destroy_batches(plan, plan->exchange);
+  destroy_batches(plan, plan->gather);
+  if (plan->results[1] != plan->results[0])
+    ob_release(plan->results[1]);
+  ob_release(plan->results[0]);
+  ob_release(plan->outgoing);
+  ob_release(plan->incoming);
+  ob_release(plan->worker_sums);
+  ob_release(plan->server_sums);
+  ob_release(plan->bounds);
+  ob_release(plan->steps);
+  ob_release(plan->views);
+  ob_release((void *)plan->inputs);
+  ob_release(plan->outputs);
+  ob_release(plan);
+}
+
+/* What all ranks must give alike. */
+static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
+                                     const struct ob_plan_shape *shape, size_t count) {
+  const onebit_plan_options_t *options = &shape->options;
+  const struct ob_term terms[] = {
+      {"count", count},
+      {"operation", (uint64_t)options->operation},
+      {"dtype", (uint64_t)options->dtype},
+      {"wire", (uint64_t)options->wire},
+      {"profile", (uint64_t)options->profile},
+      {"scale", (uint64_t)options->scale},
+      {"block_size", options->block_size},
+      {"chunk_size", options->chunk_size},
+      {"no_error_feedback", (uint64_t)options->no_error_feedback},
+      {"the number of pieces", shape->pieces},
+  };
+  return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
+}
+
+onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
+                               const struct ob_plan_shape *shape, size_t count,
+                               onebit_plan_t *result) {
+  struct onebit_plan *plan = NULL;
+  int tag = ob_comm_next_tag(comm);
+  if (status == ONEBIT_OK) {
+    plan = ob_allocate(1, sizeof *plan);
+    if (plan) {
+      plan->comm = comm;
+      plan->count = count;
+      plan->tag = tag;
+      plan->request.plan = plan;
+      plan->memory_bytes = sizeof *plan;
+      status = build(plan, shape);
+    } else {
+      status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
+    }
+  }
+  status = agree_on_plan(comm, status, shape, count);
+  if (status != ONEBIT_OK) {
+    release(plan);
+    plan = NULL;
+  }
+  if (result)
+    *result = plan;
+  return status;
+}
+
+static size_t common_multiple(size_t a, size_t b) {
+  size_t x = a, y = b;
+  while (y) {
+    size_t rest = x % y;
+    x = y;
+    y = rest;
+  }
+  return a / x * b;
+}
+
+/* DeepSpeed pads to a multiple of ranks * lcm(ranks, 8) (runtime/fp16/onebit/adam.py,
+ * corrected_tensor_size). */
+void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t *counts,
+                 size_t *valid) {
+  bool deepspeed = shape->options.profile == ONEBIT_PROFILE_DEEPSPEED;
+  shape->share_a_piece = deepspeed || shape->options.operation == ONEBIT_REDUCE_SCATTER;
+  shape->pieces = shape->share_a_piece ? ranks : 1;
+  shape->counts = counts;
+  shape->valid = valid;
+  size_t quantum = ranks * common_multiple(ranks, 8);
+  size_t share = deepspeed ? (count + quantum - 1) / quantum * quantum / ranks : count;
+  for (size_t k = 0; k < shape->pieces; k++) {
+    size_t before = deepspeed ? k * share : 0;
+    size_t left = before < count ? count - before : 0;
+    counts[k] = share;
+    valid[k] = left < share ? left : share;
+  }
+}
+
+static onebit_status_t check_count(const struct ob_plan_shape *shape, size_t ranks, size_t count) {
+  size_t buffers = shape->options.operation == ONEBIT_ALLREDUCE ? 1 : ranks;
+  /* 16 bytes an element leave room for kept values and messages in a size_t. */
+  if (count > SIZE_MAX / 16 / buffers - ranks * 8 * ranks)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "count is %zu: buffers of %zu times that cannot be "
+                    "addressed",
+                    count, buffers);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
+                                   const onebit_plan_options_t *options, onebit_plan_t *plan) {
+  if (plan)
+    *plan = NULL;
+  if (!comm)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  size_t ranks = (size_t)comm->size;
+  struct ob_plan_shape shape;
+  onebit_status_t status = ob_plan_resolve(options, &shape);
+  if (status == ONEBIT_OK && !plan)
+    status = ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  if (status == ONEBIT_OK)
+    status = check_count(&shape, ranks, count);
+  size_t *counts = ob_allocate(2 * ranks, sizeof *counts);
+  if (counts)
+    ob_plan_cut(&shape, ranks, count, counts, counts + ranks);
+  else if (status == ONEBIT_OK)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
+  status = ob_plan_create(comm, status, &shape, count, plan);
+  ob_release(counts);
+  return status;
+}
+
+onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
+  if (plan && plan->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  release(plan);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info) {
+  if (!plan || !info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", plan ? "info" : "plan");
+  if (info->size != sizeof *info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  *info = (onebit_plan_info_t){
+      .size = sizeof *info,
+      .worker_error_count = ob_kept_elements(&plan->worker, &plan->layout),
+      .server_error_count = ob_kept_elements(&plan->server, &plan->layout),
+      .server_error_first = ob_layout_element(&plan->layout, plan->server.first),
+      .block_size = plan->options.block_size,
+      .chunks = plan->chunks,
+      .wire_bytes = plan->wire_bytes,
+      .memory_bytes = plan->memory_bytes,
+      .codec = plan->work.codec->name,
+      .transport = plan->comm->transport->name,
+  };
+  return ONEBIT_OK;
+}
+
+/* Is the plan free for a look at its kept error? */
+static onebit_status_t check_idle(onebit_plan_t plan) {
+  if (!plan)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  if (plan->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server) {
+  OB_TRY(check_idle(plan));
+  if (worker)
+    ob_kept_export(&plan->worker, &plan->layout, worker);
+  if (server)
+    ob_kept_export(&plan->server, &plan->layout, server);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_finite(const char *name, const float *values, size_t count) {
+  for (size_t i = 0; values && i < count; i++)
+    if (!ob_is_finite(values[i]))
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "%s[%zu] is %g, not finite", name, i,
+                      (double)values[i]);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
+                                         const float *server) {
+  OB_TRY(check_idle(plan));
+  OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->layout)));
+  OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->layout)));
+  if (worker)
+    ob_kept_import(&plan->worker, &plan->layout, worker);
+  if (server)
+    ob_kept_import(&plan->server, &plan->layout, server);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
+  OB_TRY(check_idle(plan));
+  if (plan->options.wire == ONEBIT_WIRE_DENSE)
+    return ONEBIT_OK;
+  ob_kept_reset(&plan->worker);
+  ob_kept_reset(&plan->server);
+  return ONEBIT_OK;
+}

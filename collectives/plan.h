@@ -1,0 +1,137 @@
+/*
+ * A plan: what was decided, the memory, and the state of the call that is in flight on it.
+ */
+#ifndef OB_COLLECTIVES_PLAN_H
+#define OB_COLLECTIVES_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "collectives/communicator.h"
+#include "compression/blocks.h"
+#include "onebit/collectives.h"
+
+/* What a plan is made from, with every default filled in. */
+struct ob_plan_shape {
+  onebit_plan_options_t options;
+  size_t block; /* elements a block; with one_scale, elements a run of the sum */
+  bool one_scale;
+  bool share_a_piece; /* rank k serves piece k; else shares are cut by size */
+  bool momentum;      /* the source will want the last result */
+  bool windowed; /* dense: few message buffers, results are stored before the call is known to be
+                    well */
+  size_t pieces;
+  const size_t *counts, *valid; /* one a piece; valid NULL: all */
+};
+
+enum ob_step_kind {
+  OB_STEP_COMPRESS,      /* a chunk for every server */
+  OB_STEP_FINISH_WORKER, /* one scale: now it is known */
+  OB_STEP_EXCHANGE,      /* begin sending it and receiving theirs */
+  OB_STEP_RECEIVE,       /* until it is here */
+  OB_STEP_REDUCE,        /* this rank's share of it */
+  OB_STEP_FINISH_SERVER, /* as above */
+  OB_STEP_GATHER,        /* begin sending the result to all and receiving theirs */
+  OB_STEP_COLLECT,       /* until it is here */
+  OB_STEP_DECIDE,        /* is every rank well? if not, this is the last step */
+  OB_STEP_APPLY,         /* a chunk of the result to its place */
+  OB_STEP_COMMIT         /* the new kept values become the current ones */
+};
+
+struct ob_step {
+  enum ob_step_kind kind;
+  uint32_t chunk;
+};
+
+/* What one call works on: by piece, input; and either outputs, or the Adam sink. */
+struct ob_call {
+  struct ob_source source;
+  void *const *outputs;
+  const struct ob_adam_sink *adam;
+  bool hold; /* stop when decided: the caller has several plans to apply all or none of
+                (ob_plan_apply) */
+};
+
+struct onebit_request {
+  struct onebit_plan *plan;
+};
+
+struct onebit_plan {
+  onebit_comm_t comm;
+  onebit_plan_options_t options;
+  size_t count; /* as the caller gave it */
+  struct ob_layout layout;
+  struct ob_work work;
+  bool momentum;
+  uint64_t wire_bytes, memory_bytes;
+
+  /* Share k is cut in `chunks` parts; part i is the blocks bounds[k * chunks + i] up to the next
+   * bound. */
+  size_t shares, chunks, *bounds;
+
+  /* Kept values of what this rank sends, and of the share that it serves; sums of their runs when
+   * there is one scale. */
+  struct ob_kept worker, server;
+  double *worker_sums, *server_sums;
+
+  /* Messages: to each server, from each worker, and the result of each server, current and next. A
+   * chunk's are in slot chunk mod slots; each takes `stride` bytes. */
+  size_t slots, stride;
+  unsigned char *outgoing, *incoming, *results[2];
+  int result_now;
+  struct ob_batch **exchange, **gather; /* one a slot */
+  struct ob_view *views;                /* scratch: one a rank */
+  const void **inputs;                  /* by piece, for calls with one buffer */
+  void **outputs;
+
+  struct ob_step *steps;
+  size_t step_count, decided; /* decided: the step after DECIDE */
+  int tag;
+
+  /* The call in flight. */
+  struct ob_call call;
+  size_t step, stop; /* the next one; where the walk ends */
+  uint32_t sequence;
+  int failed_rank, not_finite_rank; /* the first that said so, or -1 */
+  float worker_scale, server_scale;
+  onebit_status_t status; /* of this rank; words say why it is negative */
+  char words[256];
+
+  bool in_flight, broken; /* broken: the transport failed, nothing can follow */
+  struct onebit_request request;
+  struct onebit_plan *next; /* in the engine's list */
+  bool claimed;
+};
+
+/* Collective; `status` is how the caller fares so far, so that a rank with a wrong argument takes
+ * part in the failure. On failure *plan is NULL on all ranks. */
+onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
+                               const struct ob_plan_shape *shape, size_t count,
+                               onebit_plan_t *plan);
+
+/* Checks options and fills in the defaults. */
+onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_plan_shape *shape);
+
+/* The pieces of a plan on one buffer of `count` elements: the buffer, or a part for each rank,
+ * which in profile deepspeed comes from padding. Fills in counts and valid, one a piece and at most
+ * one a rank, for the shape. */
+void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t *counts,
+                 size_t *valid);
+
+/* Begins a call. `status`: this rank's arguments; a negative one is told to the other ranks, and
+ * comes out at the end. Errors: ONEBIT_ERROR_BUSY, ONEBIT_ERROR_TRANSPORT (broken). */
+onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
+                              const struct ob_call *call);
+
+/* Ends a call that ob_plan_start began: its status, or ONEBIT_IN_PROGRESS if `wait` is false and it
+ * is not done. */
+onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait);
+
+/* After a held call ended well: applies and commits it. */
+void ob_plan_apply(onebit_plan_t plan);
+
+/* Which blocks and words a message of this share and chunk has. */
+struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t share, size_t chunk);
+
+#endif

@@ -1,0 +1,197 @@
+/*
+ * The schedule: who serves what, in which messages, and in which order things are done.
+ *
+ * Allreduce, for chunks 0 .. n-1 (C compress, E exchange, r receive, R reduce, G gather, c collect,
+ * A apply):
+ *
+ *   bits          C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | c0 c1 ... decide A0 A1 ... commit
+ *   one scale     C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | c0 c1 ... decide
+ * A0 ... commit dense window  C0 E0 | C1 E1 r0 R0 G0 c0 A0 | C2 E2 r1 R1 G1 c1 A1 | ... decide
+ *
+ * While a rank compresses chunk i + 1, chunk i travels; while it reduces chunk i, the next ones
+ * arrive and results leave. Results are decoded only after every rank's word is in, so that a call
+ * that is skipped or fails changes no buffer. Reduce-scatter ends after r with a sum into the
+ * caller's buffer, allgather is C G c A.
+ */
+#include "collectives/schedule.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+/* Elements in a message where the plan's options do not say: 8 kB of bits, which MPI libraries send
+ * eagerly over TCP, so that nobody waits for a rendezvous. With very large shares messages grow, to
+ * bound their number. */
+#define CHUNK_ELEMENTS ((size_t)65536)
+#define CHUNKS_AT_MOST ((size_t)256)
+
+/* An MPI count is an int, and a dense message has 4 bytes an element. */
+#define CHUNK_ELEMENTS_AT_MOST ((size_t)1 << 28)
+
+/* Dense messages in a window: one being exchanged while the one before is reduced. */
+#define WINDOW_SLOTS 2
+
+static size_t divided_up(size_t a, size_t b) { return a / b + (a % b != 0); }
+
+/* total * part / parts, without overflow. */
+static size_t fraction(size_t total, size_t part, size_t parts) {
+  return total / parts * part + total % parts * part / parts;
+}
+
+/* The first word of share k, before it is moved to the start of a block. */
+static size_t share_word(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
+                         size_t k) {
+  if (shape->share_a_piece)
+    return plan->layout.piece[k].first_word;
+  return fraction(plan->layout.words, k, plan->shares);
+}
+
+static size_t chunks_for(size_t words, size_t asked) {
+  size_t elements = words * OB_LANES;
+  size_t chunk = asked ? asked : CHUNK_ELEMENTS;
+  if (!asked && divided_up(elements, chunk) > CHUNKS_AT_MOST)
+    chunk = divided_up(elements, CHUNKS_AT_MOST);
+  if (chunk > CHUNK_ELEMENTS_AT_MOST)
+    chunk = CHUNK_ELEMENTS_AT_MOST;
+  return elements ? divided_up(elements, chunk) : 1;
+}
+
+static void cut_share(struct onebit_plan *plan, const struct ob_plan_shape *shape, size_t share) {
+  size_t first = share_word(plan, shape, share), end = share_word(plan, shape, share + 1);
+  for (size_t i = 0; i < plan->chunks; i++) {
+    size_t word = first + fraction(end - first, i, plan->chunks);
+    plan->bounds[share * plan->chunks + i] = ob_layout_block_from(&plan->layout, word);
+  }
+}
+
+struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t share,
+                                        size_t chunk) {
+  const size_t *bound = &plan->bounds[share * plan->chunks + chunk];
+  size_t word = ob_layout_word(&plan->layout, bound[0]);
+  return (struct ob_message_shape){
+      .first = bound[0],
+      .blocks = bound[1] - bound[0],
+      .words = ob_layout_word(&plan->layout, bound[1]) - word,
+      .one_scale = plan->work.one_scale,
+      .dense = plan->options.wire == ONEBIT_WIRE_DENSE,
+  };
+}
+
+static void measure(struct onebit_plan *plan) {
+  size_t peers = (size_t)plan->comm->size - 1, rank = (size_t)plan->comm->rank;
+  size_t own = plan->shares == 1 ? 0 : rank;
+  for (size_t share = 0; share < plan->shares; share++)
+    for (size_t i = 0; i < plan->chunks; i++) {
+      struct ob_message_shape shape = ob_plan_message(plan, share, i);
+      size_t bytes = ob_message_bytes(&shape);
+      if (bytes > plan->stride)
+        plan->stride = bytes;
+      if (plan->shares > 1 && share != rank)
+        plan->wire_bytes += bytes;
+      if (share == own && plan->options.operation != ONEBIT_REDUCE_SCATTER)
+        plan->wire_bytes += bytes * peers;
+    }
+  plan->stride = divided_up(plan->stride, OB_ALIGNMENT) * OB_ALIGNMENT;
+}
+
+onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  plan->shares = plan->options.operation == ONEBIT_ALLGATHER ? 1 : (size_t)plan->comm->size;
+  size_t longest = 0;
+  for (size_t k = 0; k < plan->shares; k++) {
+    size_t words = share_word(plan, shape, k + 1) - share_word(plan, shape, k);
+    longest = words > longest ? words : longest;
+  }
+  plan->chunks = chunks_for(longest, plan->options.chunk_size);
+  plan->slots = shape->windowed && plan->chunks > WINDOW_SLOTS ? WINDOW_SLOTS : plan->chunks;
+  plan->bounds = ob_allocate(plan->shares * plan->chunks + 1, sizeof *plan->bounds);
+  if (!plan->bounds)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu chunks", plan->chunks);
+  for (size_t k = 0; k < plan->shares; k++)
+    cut_share(plan, shape, k);
+  plan->bounds[plan->shares * plan->chunks] = plan->layout.blocks;
+  measure(plan);
+  return ONEBIT_OK;
+}
+
+static void add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk) {
+  plan->steps[plan->step_count++] = (struct ob_step){kind, (uint32_t)chunk};
+}
+
+static void add_all(struct onebit_plan *plan, enum ob_step_kind kind) {
+  for (size_t i = 0; i < plan->chunks; i++)
+    add(plan, kind, i);
+}
+
+/* Compress, and send what is compressed as soon as its scales are known. */
+static void add_sending(struct onebit_plan *plan, enum ob_step_kind send) {
+  for (size_t i = 0; i < plan->chunks; i++) {
+    add(plan, OB_STEP_COMPRESS, i);
+    if (!plan->work.one_scale)
+      add(plan, send, i);
+  }
+  if (plan->work.one_scale) {
+    add(plan, OB_STEP_FINISH_WORKER, 0);
+    add_all(plan, send);
+  }
+}
+
+static void add_serving(struct onebit_plan *plan) {
+  for (size_t i = 0; i < plan->chunks; i++) {
+    add(plan, OB_STEP_RECEIVE, i);
+    add(plan, OB_STEP_REDUCE, i);
+    if (!plan->work.one_scale)
+      add(plan, OB_STEP_GATHER, i);
+  }
+  if (plan->work.one_scale) {
+    add(plan, OB_STEP_FINISH_SERVER, 0);
+    add_all(plan, OB_STEP_GATHER);
+  }
+}
+
+static void add_window(struct onebit_plan *plan) {
+  for (size_t i = 0; i <= plan->chunks; i++) {
+    if (i < plan->chunks) {
+      add(plan, OB_STEP_COMPRESS, i);
+      add(plan, OB_STEP_EXCHANGE, i);
+    }
+    if (i == 0)
+      continue;
+    add(plan, OB_STEP_RECEIVE, i - 1);
+    add(plan, OB_STEP_REDUCE, i - 1);
+    add(plan, OB_STEP_GATHER, i - 1);
+    add(plan, OB_STEP_COLLECT, i - 1);
+    add(plan, OB_STEP_APPLY, i - 1);
+  }
+  add(plan, OB_STEP_DECIDE, 0);
+  plan->decided = plan->step_count;
+}
+
+onebit_status_t ob_schedule_steps(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  /* At most seven steps a chunk, and four for the whole. */
+  plan->steps = ob_allocate(7 * plan->chunks + 4, sizeof *plan->steps);
+  if (!plan->steps)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the steps of %zu chunks", plan->chunks);
+  if (shape->windowed) {
+    add_window(plan);
+    return ONEBIT_OK;
+  }
+  switch (plan->options.operation) {
+  case ONEBIT_ALLREDUCE:
+    add_sending(plan, OB_STEP_EXCHANGE);
+    add_serving(plan);
+    add_all(plan, OB_STEP_COLLECT);
+    break;
+  case ONEBIT_ALLGATHER:
+    add_sending(plan, OB_STEP_GATHER);
+    add_all(plan, OB_STEP_COLLECT);
+    break;
+  case ONEBIT_REDUCE_SCATTER:
+    add_sending(plan, OB_STEP_EXCHANGE);
+    add_all(plan, OB_STEP_RECEIVE);
+    break;
+  }
+  add(plan, OB_STEP_DECIDE, 0);
+  plan->decided = plan->step_count;
+  add_all(plan, OB_STEP_APPLY);
+  add(plan, OB_STEP_COMMIT, 0);
+  return ONEBIT_OK;
+}

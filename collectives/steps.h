@@ -1,0 +1,18 @@
+/* Walking a plan's list of steps. */
+#ifndef OB_COLLECTIVES_STEPS_H
+#define OB_COLLECTIVES_STEPS_H
+
+#include "collectives/plan.h"
+
+/* Takes steps until the list ends or a message is not here yet; with `wait`, until the list ends.
+ * The caller holds the plan's claim. True if a step was taken. */
+bool ob_steps_walk(struct onebit_plan *plan, bool wait);
+
+/* Has the list ended? */
+bool ob_steps_done(const struct onebit_plan *plan);
+
+/* This rank is not well: what it sends from now on says so. The latest words of this thread become
+ * the plan's. */
+void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status);
+
+#endif

@@ -1,0 +1,52 @@
+/*
+ * The table of transports: how bytes move between ranks. A transport never looks inside a message.
+ *
+ * Messages go in batches: sends and receives that begin together and are complete together. Between
+ * two ranks, messages with the same tag arrive in the order they were sent, and are received in the
+ * order the receives were begun.
+ */
+#ifndef OB_COLLECTIVES_TRANSPORT_H
+#define OB_COLLECTIVES_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "onebit/communicator.h"
+
+struct ob_endpoint {
+  void *data;
+  size_t bytes; /* to send; room to receive, and once complete what was received */
+  int peer;
+};
+
+/* What is common to the batches of all transports; a transport's own batch begins with it. */
+struct ob_batch {
+  onebit_comm_t comm;
+  size_t capacity; /* sends, and as many receives */
+  size_t sends, receives;
+  struct ob_endpoint *send,
+      *receive; /* filled in before `begin`, which starts the first `sends` and `receives` */
+};
+
+struct ob_transport {
+  const char *name;
+  /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */
+  onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
+  /* The batch must be complete, or have failed. */
+  void (*batch_destroy)(struct ob_batch *batch);
+  onebit_status_t (*begin)(struct ob_batch *batch, int tag);
+  /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when not and `wait` is false.
+   */
+  onebit_status_t (*test)(struct ob_batch *batch, bool wait);
+  /* Gives comm->state back. */
+  void (*destroy)(onebit_comm_t comm);
+};
+
+extern const struct ob_transport ob_transport_self, ob_transport_loopback, ob_transport_mpi;
+
+/* The parts of a batch that are the same for all: `bytes` is the size of the transport's own batch.
+ */
+struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes);
+void ob_batch_release(struct ob_batch *batch);
+
+#endif

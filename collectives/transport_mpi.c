@@ -1,0 +1,196 @@
+/* Batches over MPI: nonblocking sends and receives on a communicator of our own. */
+#ifdef ONEBIT_HAVE_MPI
+
+#include <limits.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/communicator.h"
+#include "onebit/mpi.h"
+
+struct mpi_batch {
+  struct ob_batch base;
+  MPI_Request *requests; /* receives first, so that a status is found by its receive's number */
+  MPI_Status *statuses;
+  int begun;
+};
+
+/* Requests on different communicators may depend on each other, so those of a process move
+ * together. */
+static struct ob_engine process_engine = OB_ENGINE_INIT;
+
+static onebit_status_t mpi_error(const char *call, int code) {
+  char words[MPI_MAX_ERROR_STRING];
+  int length;
+  if (MPI_Error_string(code, words, &length) != MPI_SUCCESS)
+    words[0] = '\0';
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, words);
+}
+
+#define MPI_TRY(call, arguments)                                                                   \
+  do {                                                                                             \
+    int mpi_try_code = call arguments;                                                             \
+    if (mpi_try_code != MPI_SUCCESS)                                                               \
+      return mpi_error(#call, mpi_try_code);                                                       \
+  } while (0)
+
+static MPI_Comm mpi_of(onebit_comm_t comm) { return *(MPI_Comm *)comm->state; }
+
+static void batch_destroy(struct ob_batch *base) {
+  struct mpi_batch *batch = (struct mpi_batch *)base;
+  if (!batch)
+    return;
+  ob_release(batch->requests);
+  ob_release(batch->statuses);
+  ob_batch_release(base);
+}
+
+static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+  struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct mpi_batch));
+  struct mpi_batch *batch = (struct mpi_batch *)base;
+  *result = base;
+  if (base) {
+    batch->requests = ob_allocate(2 * capacity, sizeof *batch->requests);
+    batch->statuses = ob_allocate(2 * capacity, sizeof *batch->statuses);
+    if (batch->requests && batch->statuses)
+      return ONEBIT_OK;
+  }
+  batch_destroy(base);
+  *result = NULL;
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
+}
+
+static onebit_status_t begin(struct ob_batch *base, int tag) {
+  struct mpi_batch *batch = (struct mpi_batch *)base;
+  MPI_Comm mpi = mpi_of(base->comm);
+  batch->begun = 0;
+  for (size_t i = 0; i < base->receives; i++) {
+    const struct ob_endpoint *in = &base->receive[i];
+    MPI_TRY(MPI_Irecv, (in->data, (int)in->bytes, MPI_BYTE, in->peer, tag, mpi,
+                        &batch->requests[batch->begun]));
+    batch->begun++;
+  }
+  for (size_t i = 0; i < base->sends; i++) {
+    const struct ob_endpoint *out = &base->send[i];
+    MPI_TRY(MPI_Isend, (out->data, (int)out->bytes, MPI_BYTE, out->peer, tag, mpi,
+                        &batch->requests[batch->begun]));
+    batch->begun++;
+  }
+  return ONEBIT_OK;
+}
+
+/* What MPI_Testall and MPI_Waitall return for a failed batch is "error in status": the status says
+ * which. */
+static onebit_status_t batch_error(const struct mpi_batch *batch, const char *call, int code) {
+  for (int i = 0; code == MPI_ERR_IN_STATUS && i < batch->begun; i++) {
+    int own = batch->statuses[i].MPI_ERROR;
+    if (own != MPI_SUCCESS && own != MPI_ERR_PENDING)
+      code = own;
+  }
+  return mpi_error(call, code);
+}
+
+static onebit_status_t take_sizes(struct mpi_batch *batch) {
+  for (size_t i = 0; i < batch->base.receives; i++) {
+    int bytes;
+    MPI_TRY(MPI_Get_count, (&batch->statuses[i], MPI_BYTE, &bytes));
+    batch->base.receive[i].bytes = (size_t)bytes;
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t test(struct ob_batch *base, bool wait) {
+  struct mpi_batch *batch = (struct mpi_batch *)base;
+  int done = 1, code;
+  if (wait)
+    code = MPI_Waitall(batch->begun, batch->requests, batch->statuses);
+  else
+    code = MPI_Testall(batch->begun, batch->requests, &done, batch->statuses);
+  if (code != MPI_SUCCESS)
+    return batch_error(batch, wait ? "MPI_Waitall" : "MPI_Testall", code);
+  return done ? take_sizes(batch) : ONEBIT_IN_PROGRESS;
+}
+
+static void destroy(onebit_comm_t comm) {
+  MPI_Comm_free((MPI_Comm *)comm->state);
+  ob_release(comm->state);
+}
+
+const struct ob_transport ob_transport_mpi = {
+    .name = "mpi",
+    .batch_create = batch_create,
+    .batch_destroy = batch_destroy,
+    .begin = begin,
+    .test = test,
+    .destroy = destroy,
+};
+
+static onebit_status_t check_usable(MPI_Comm mpi) {
+  int initialized = 0, finalized = 0, inter = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (!initialized || finalized)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "MPI is not initialised, or already finalised");
+  if (mpi == MPI_COMM_NULL)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "mpi_comm is MPI_COMM_NULL");
+  MPI_TRY(MPI_Comm_test_inter, (mpi, &inter));
+  if (inter)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "mpi_comm is an inter-communicator");
+  return ONEBIT_OK;
+}
+
+/* Makes this rank's part; the duplicate is freed by the caller when any rank fails. */
+static onebit_status_t create_local(MPI_Comm mpi, onebit_comm_t *comm) {
+  int rank, size, found = 0, *largest = NULL;
+  MPI_TRY(MPI_Comm_rank, (mpi, &rank));
+  MPI_TRY(MPI_Comm_size, (mpi, &size));
+  MPI_Comm *state = ob_allocate(1, sizeof *state);
+  if (!state)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+  *state = mpi;
+  onebit_status_t status =
+      ob_comm_create(&ob_transport_mpi, rank, size, state, &process_engine, comm);
+  if (status != ONEBIT_OK) {
+    ob_release(state);
+    return status;
+  }
+  if (MPI_Comm_get_attr(mpi, MPI_TAG_UB, &largest, &found) == MPI_SUCCESS && found)
+    (*comm)->largest_tag = *largest;
+  return ONEBIT_OK;
+}
+
+/* All ranks take the worst of their statuses. */
+static onebit_status_t agree(MPI_Comm mpi, onebit_status_t mine) {
+  int worst = mine, status = mine;
+  MPI_TRY(MPI_Allreduce, (&status, &worst, 1, MPI_INT, MPI_MIN, mpi));
+  if (mine == ONEBIT_OK && worst != ONEBIT_OK)
+    return ob_error((onebit_status_t)worst, "another rank reports %s",
+                    onebit_status_string((onebit_status_t)worst));
+  return mine != ONEBIT_OK ? mine : ONEBIT_OK;
+}
+
+onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result) {
+  if (result)
+    *result = NULL;
+  OB_TRY(check_usable(mpi_comm));
+  MPI_Comm mpi;
+  MPI_TRY(MPI_Comm_dup, (mpi_comm, &mpi));
+  MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
+  onebit_comm_t comm = NULL;
+  onebit_status_t status =
+      result ? create_local(mpi, &comm) : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  status = agree(mpi, status);
+  if (status == ONEBIT_OK) {
+    *result = comm;
+    return ONEBIT_OK;
+  }
+  if (comm)
+    onebit_comm_destroy(comm); /* frees the duplicate */
+  else
+    MPI_Comm_free(&mpi);
+  return status;
+}
+
+#else
+typedef int ob_no_mpi_here; /* ISO C wants a declaration in every file */
+#endif
