@@ -64,6 +64,7 @@ static onebit_status_t compare(onebit_comm_t comm, int rank, const struct ob_ter
 onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                          size_t count) {
   struct proposal *mine = slot(comm, comm->rank);
+  comm->agreements++;
   *mine = (struct proposal){.magic = PROPOSAL_MAGIC, .status = status, .count = count};
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;

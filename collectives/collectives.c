@@ -124,16 +124,26 @@ static const char *operation_name(onebit_operation_t operation) {
   return names[operation];
 }
 
-static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
-                             onebit_operation_t operation) {
-  if (!plan)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+/* What is wrong with the call on this rank, in words for its caller; the other ranks are told by
+ * the plan. */
+static onebit_status_t check_call(const struct onebit_plan *plan, const void *sendbuf,
+                                  const void *recvbuf, onebit_operation_t operation,
+                                  const onebit_request_t *request) {
+  if (!request)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
   if (plan->options.operation != operation)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is for %s, not for %s",
                     operation_name(plan->options.operation), operation_name(operation));
+  return check_buffers(plan, sendbuf, recvbuf);
+}
+
+static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                             onebit_operation_t operation, onebit_request_t *request) {
+  if (!plan)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  onebit_status_t status = check_buffers(plan, sendbuf, recvbuf);
+  onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request);
   if (status == ONEBIT_OK)
     place(plan, sendbuf, recvbuf);
   struct ob_call call = {.source = {.inputs = plan->inputs}, .outputs = plan->outputs};
@@ -142,16 +152,18 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
 
 static onebit_status_t run(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                            onebit_operation_t operation) {
-  OB_TRY(start(sendbuf, recvbuf, plan, operation));
+  onebit_request_t request;
+  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request));
   return ob_plan_test(plan, true);
 }
 
 static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                              onebit_operation_t operation, onebit_request_t *request) {
-  if (!request)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
-  *request = NULL;
-  OB_TRY(start(sendbuf, recvbuf, plan, operation));
+  if (request)
+    *request = NULL;
+  OB_TRY(start(sendbuf, recvbuf, plan, operation, request));
+  if (!request) /* nobody could wait for it: tell the others now, and end */
+    return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);
   *request = &plan->request;
   return ONEBIT_OK;

@@ -66,8 +66,8 @@ void onebit_comm_destroy(onebit_comm_t comm) {
   ob_comm_release(comm);
 }
 
-int ob_comm_next_tag(onebit_comm_t comm) {
-  return 1 + (int)(comm->creations++ % (uint32_t)comm->largest_tag);
+int ob_comm_tag(onebit_comm_t comm) {
+  return 1 + (int)(comm->agreements % (uint32_t)comm->largest_tag);
 }
 
 onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag) {

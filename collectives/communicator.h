@@ -17,14 +17,15 @@
 struct onebit_comm {
   const struct ob_transport *transport;
   int rank, size;
-  void *state;        /* the transport's */
-  int largest_tag;    /* tags are 0 .. largest_tag; 0 is for agreements */
-  uint32_t creations; /* plans begun here, the same number on all ranks: the source of tags */
+  void *state;     /* the transport's */
+  int largest_tag; /* tags are 0 .. largest_tag; 0 is for agreements */
+  uint32_t
+      agreements; /* so far, failed ones too: all ranks take part in each, so all count alike */
   atomic_uint_fast64_t bytes_sent;
   struct ob_engine *engine; /* the requests that must move while one of them is waited for */
   struct ob_engine own_engine;
-  struct ob_batch *control; /* for agreements: made with the communicator, so that they cannot run
-                               out of memory */
+  /* For agreements: made with the communicator, so that they cannot run out of memory. */
+  struct ob_batch *control;
   unsigned char *control_memory;
 };
 
@@ -33,8 +34,8 @@ struct onebit_comm {
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
                                void *state, struct ob_engine *engine, onebit_comm_t *comm);
 
-/* The tag for the next plan: all ranks get the same, since they make plans in the same order. */
-int ob_comm_next_tag(onebit_comm_t comm);
+/* A tag for what the latest agreement was about: the same on all ranks, another after each agreement. */
+int ob_comm_tag(onebit_comm_t comm);
 
 /* Begins a batch and counts its bytes. */
 onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag);

@@ -161,13 +161,11 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
                                onebit_plan_t *result) {
   struct onebit_plan *plan = NULL;
-  int tag = ob_comm_next_tag(comm);
   if (status == ONEBIT_OK) {
     plan = ob_allocate(1, sizeof *plan);
     if (plan) {
       plan->comm = comm;
       plan->count = count;
-      plan->tag = tag;
       plan->request.plan = plan;
       plan->memory_bytes = sizeof *plan;
       status = build(plan, shape);
@@ -179,6 +177,8 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
   if (status != ONEBIT_OK) {
     release(plan);
     plan = NULL;
+  } else {
+    plan->tag = ob_comm_tag(comm);
   }
   if (result)
     *result = plan;

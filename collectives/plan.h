@@ -19,8 +19,8 @@ struct ob_plan_shape {
   bool one_scale;
   bool share_a_piece; /* rank k serves piece k; else shares are cut by size */
   bool momentum;      /* the source will want the last result */
-  bool windowed; /* dense: few message buffers, results are stored before the call is known to be
-                    well */
+  /* Dense: few message buffers, results are stored before the call is known to be well. */
+  bool windowed;
   size_t pieces;
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
 };
@@ -49,8 +49,8 @@ struct ob_call {
   struct ob_source source;
   void *const *outputs;
   const struct ob_adam_sink *adam;
-  bool hold; /* stop when decided: the caller has several plans to apply all or none of
-                (ob_plan_apply) */
+  /* Stop when decided: the caller has several plans to apply all or none of (ob_plan_apply). */
+  bool hold;
 };
 
 struct onebit_request {

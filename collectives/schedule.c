@@ -6,7 +6,8 @@
  *
  *   bits          C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | c0 c1 ... decide A0 A1 ... commit
  *   one scale     C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | c0 c1 ... decide
- * A0 ... commit dense window  C0 E0 | C1 E1 r0 R0 G0 c0 A0 | C2 E2 r1 R1 G1 c1 A1 | ... decide
+ *                 A0 ... commit
+ *   dense window  C0 E0 | C1 E1 r0 R0 G0 c0 A0 | C2 E2 r1 R1 G1 c1 A1 | ... decide
  *
  * While a rank compresses chunk i + 1, chunk i travels; while it reduces chunk i, the next ones
  * arrive and results leave. Results are decoded only after every rank's word is in, so that a call
@@ -26,6 +27,9 @@
 
 /* An MPI count is an int, and a dense message has 4 bytes an element. */
 #define CHUNK_ELEMENTS_AT_MOST ((size_t)1 << 28)
+
+/* More chunks than this are a mistake, or more elements than any memory holds. */
+#define MOST_CHUNKS ((size_t)1 << 20)
 
 /* Dense messages in a window: one being exchanged while the one before is reduced. */
 #define WINDOW_SLOTS 2
@@ -101,6 +105,11 @@ onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_s
     longest = words > longest ? words : longest;
   }
   plan->chunks = chunks_for(longest, plan->options.chunk_size);
+  if (plan->chunks > MOST_CHUNKS)
+    return plan->options.chunk_size
+               ? ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu: %zu messages to a rank",
+                          plan->options.chunk_size, plan->chunks)
+               : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu elements", longest * OB_LANES);
   plan->slots = shape->windowed && plan->chunks > WINDOW_SLOTS ? WINDOW_SLOTS : plan->chunks;
   plan->bounds = ob_allocate(plan->shares * plan->chunks + 1, sizeof *plan->bounds);
   if (!plan->bounds)

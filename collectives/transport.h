@@ -35,8 +35,8 @@ struct ob_transport {
   /* The batch must be complete, or have failed. */
   void (*batch_destroy)(struct ob_batch *batch);
   onebit_status_t (*begin)(struct ob_batch *batch, int tag);
-  /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when not and `wait` is false.
-   */
+  /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when not and `wait` is
+   * false. */
   onebit_status_t (*test)(struct ob_batch *batch, bool wait);
   /* Gives comm->state back. */
   void (*destroy)(onebit_comm_t comm);
@@ -44,8 +44,8 @@ struct ob_transport {
 
 extern const struct ob_transport ob_transport_self, ob_transport_loopback, ob_transport_mpi;
 
-/* The parts of a batch that are the same for all: `bytes` is the size of the transport's own batch.
- */
+/* The parts of a batch that are the same for all: `bytes` is the size of the transport's own
+ * batch. */
 struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes);
 void ob_batch_release(struct ob_batch *batch);
 

@@ -20,8 +20,8 @@
 /* kept_out = (kept - scale * sign(kept)) + input, where input is
  *   RAW        input[i]
  *   MOMENTUM   beta1 * m[i] + one_minus_beta1 * input[i], with m[i] = +-momentum_scale by
- * momentum_bits and bits = signs of kept_out. From `valid` on there is padding: its input is zero.
- */
+ *              momentum_bits
+ * and bits = signs of kept_out. From `valid` on there is padding: its input is zero. */
 struct ob_compress_run {
   size_t count, valid;
   const void *input; /* valid elements of dtype */
@@ -36,8 +36,8 @@ struct ob_compress_run {
   uint32_t *bits;
 };
 
-/* total = sum over streams, in their order, of +-scales[i]; kept_out = total + (kept - scale *
- * sign(kept)). */
+/* total = sum over streams, in their order, of +-scales[i];
+ * kept_out = total + (kept - scale * sign(kept)). */
 struct ob_reduce_run {
   size_t count, streams;
   const uint32_t *const *bits; /* one pointer a stream */
@@ -105,8 +105,8 @@ struct ob_codec {
   void (*convert)(const float *input, size_t count, void *output, onebit_dtype_t dtype);
 };
 
-/* Rows of the table, fastest first; NULL past the end. Not all of them can run on this processor.
- */
+/* Rows of the table, fastest first; NULL past the end. Not all of them can run on this
+ * processor. */
 const struct ob_codec *ob_codec_row(size_t index);
 bool ob_codec_usable(const struct ob_codec *codec);
 

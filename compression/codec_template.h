@@ -3,15 +3,20 @@
  * and then this text, which defines the row of the table that CODEC names.
  *
  * Parameters, all macros or static functions of the vocabulary:
- *   CODEC, CODEC_NAME       the row's symbol, and its name as text
- *   V, VL                   a vector of VL float32, VL a divisor of 32
- *   v_set v_load v_store v_stream     broadcast; whole vectors, any alignment (v_stream: aligned to
- * the vector) v_add v_sub v_mul v_div v_sqrt v_abs              one IEEE operation a lane, rounded
- * to nearest v_with_sign(magnitude, signs)     the magnitude, which is not negative, with the sign
- * bits of the other v_load_bfloat16 v_load_float16 v_store_bfloat16 v_store_float16     as
- * numerics.h converts group_signs(V[GROUP])   the sign bits of a group of 32 elements, element i in
- * bit i group_signed(word, magnitude, V[GROUP])   the magnitude with bit i of the word as the sign
- * of element i
+ *   CODEC, CODEC_NAME                         the row's symbol, and its name as text
+ *   V, VL                                     a vector of VL float32, VL a divisor of 32
+ *   v_set                                     broadcast
+ *   v_load v_store v_stream                   whole vectors, any alignment (v_stream: aligned to
+ *                                             the vector)
+ *   v_add v_sub v_mul v_div v_sqrt v_abs      one IEEE operation a lane, rounded to nearest
+ *   v_with_sign(magnitude, signs)             the magnitude, which is not negative, with the sign
+ *                                             bits of the other
+ *   v_load_bfloat16 v_load_float16            as numerics.h converts
+ *   v_store_bfloat16 v_store_float16          likewise
+ *   group_signs(V[GROUP])                     the sign bits of a group of 32 elements, element i in
+ *                                             bit i
+ *   group_signed(word, magnitude, V[GROUP])   the magnitude with bit i of the word as the sign of
+ *                                             element i
  *
  * Work goes by groups of 32 elements: one word of bits, one element for each lane of the defined
  * sum, so that lane sums come out the same however wide a vector is. A last, partial group passes

@@ -15,8 +15,8 @@
 
 struct ob_piece {
   size_t count; /* elements */
-  size_t
-      valid; /* of them in the caller's buffer; the rest is padding, which is compressed as zeros */
+  /* of them in the caller's buffer; the rest is padding, which is compressed as zeros */
+  size_t valid;
   size_t first_block, first_word;
 };
 

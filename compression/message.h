@@ -26,8 +26,8 @@
 enum ob_message_kind { OB_MESSAGE_WORKER = 1, OB_MESSAGE_SERVER = 2 };
 
 enum ob_message_flag {
-  OB_FLAG_NOT_FINITE =
-      1, /* the sender met a value that is not finite, in this message or before it in this call */
+  /* the sender met a value that is not finite, in this message or before it in this call */
+  OB_FLAG_NOT_FINITE = 1,
   OB_FLAG_ERROR = 2, /* the sender cannot take part in this call; the payload means nothing */
   OB_FLAG_DENSE = 4  /* the payload is float32 values */
 };

@@ -62,8 +62,8 @@ OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
   return lanes[0];
 }
 
-/* The scale of `count` > 0 elements whose magnitudes sum to `sum`. Not finite when the sum is not.
- */
+/* The scale of `count` > 0 elements whose magnitudes sum to `sum`. Not finite when the sum is
+ * not. */
 OB_INLINE float ob_scale(double sum, size_t count, onebit_scale_t rule) {
   double mean = sum / (double)count;
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
@@ -95,8 +95,8 @@ OB_INLINE float ob_from_float16(uint16_t value) {
 }
 
 /* To nearest, ties to even; beyond 65504 + half a step it is infinity. Subnormals: adding 0.5
- * leaves the value's multiple of 2^-24, rounded by the addition itself, in the low bits of the sum.
- */
+ * leaves the value's multiple of 2^-24, rounded by the addition itself, in the low bits of the
+ * sum. */
 OB_INLINE uint16_t ob_to_float16(float value) {
   uint32_t bits = ob_bits_of(value), sign = bits >> 16 & 0x8000, size = bits & ~OB_SIGN_BIT;
   if (size > 0x7f800000u)

@@ -52,8 +52,8 @@ static double array_square_sum(const struct onebit_optimizer *optimizer,
   return optimizer->frozen_at ? sum / (beta1 * beta1) : sum;
 }
 
-/* Until the first compressed step the momentum is still the array, and the kept error is nothing.
- */
+/* Until the first compressed step the momentum is still the array, and the kept error is
+ * nothing. */
 static void add_norms(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
   bool array = optimizer->steps == optimizer->frozen_at || !optimizer->frozen_at ||
                !ob_adam_compresses(optimizer);

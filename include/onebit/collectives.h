@@ -3,21 +3,21 @@
  *
  * Rules that hold for all of them:
  *  - Collective over the plan's communicator: every rank calls the same function on its plan. Calls
- * on different plans may be in flight at the same time, and may be completed in any order.
+ *    on different plans may be in flight at the same time, and may be completed in any order.
  *  - Buffers are the caller's, aligned to their element type. sendbuf is not changed, except in
- * place.
+ *    place.
  *  - In place: allreduce with sendbuf == recvbuf; allgather with sendbuf == recvbuf + rank * count;
- * reduce-scatter with recvbuf == sendbuf + rank * count. Any other overlap is an error.
+ *    reduce-scatter with recvbuf == sendbuf + rank * count. Any other overlap is an error.
  *  - The result has the same bits on every rank (allreduce, allgather), with every codec and any
- * number of threads.
+ *    number of threads.
  *  - Not-a-number and infinity never enter the kept error. If the input of any rank holds one, or
- * holds values so large that the sum of their squares overflows float32, every rank gets
- * ONEBIT_SKIPPED from that very call, and recvbuf and kept errors are as they were.
+ *    holds values so large that the sum of their squares overflows float32, every rank gets
+ *    ONEBIT_SKIPPED from that very call, and recvbuf and kept errors are as they were.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
- * ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
- * ever, and no recvbuf and no kept error is changed.
+ *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
+ *    ever, and no recvbuf and no kept error is changed.
  *
- * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (NULL or misaligned buffer, overlap,
+ * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (NULL plan, NULL or misaligned buffer, overlap,
  * a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in flight),
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. With count 0 buffers may be
  * NULL.
@@ -35,22 +35,39 @@ typedef struct onebit_request *onebit_request_t;
 
 /* recvbuf[i] = mean over the ranks of sendbuf[i], compressed: sent as signs of (sendbuf + kept
  * error), averaged by the rank that serves element i, sent back as signs of (average + kept server
- * error). Source: Tang et al., "1-bit Adam", arXiv 2102.02888, section 4, with a scale a block. */
+ * error). Source: Tang et al., "1-bit Adam", arXiv 2102.02888, section 4, with a scale a block.
+ * Collective.
+ *   sendbuf   count elements
+ *   recvbuf   out: count elements
+ *   plan      made for ONEBIT_ALLREDUCE
+ * Errors: those of all collectives, above. */
 onebit_status_t onebit_allreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
 /* recvbuf[r * count + i] = what rank r sent, compressed once: signs of (sendbuf + kept error) times
- * the block's scale. */
+ * the block's scale. Collective.
+ *   sendbuf   count elements
+ *   recvbuf   out: size * count elements, in rank order
+ *   plan      made for ONEBIT_ALLGATHER
+ * Errors: those of all collectives, above. */
 onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
 /* recvbuf[i] = mean over the ranks of sendbuf[rank * count + i], each rank's part compressed once.
- */
+ * Collective.
+ *   sendbuf   size * count elements
+ *   recvbuf   out: count elements, this rank's share of the mean
+ *   plan      made for ONEBIT_REDUCE_SCATTER
+ * Errors: those of all collectives, above. */
 onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
-/* The same, returning at once: the buffers belong to the library until the request is finished.
- * Errors that are known at once and on this rank alone (a wrong buffer) are still reported by
- * onebit_test or onebit_wait, because the other ranks must learn of them. request   out: finished
- * by onebit_test or onebit_wait, which set it to NULL; NULL when the call fails Errors:
- * ONEBIT_ERROR_ARGUMENT (plan or request is NULL, another operation), ONEBIT_ERROR_BUSY. */
+/* The same three, returning at once. Collective.
+ *   sendbuf, recvbuf, plan   as above; they belong to the library until the request is finished
+ *   request                  out: finished by onebit_test or onebit_wait, which set it to NULL;
+ *                            NULL when the call fails
+ * Errors of one rank alone (a wrong buffer, a plan made for another operation) are reported by
+ * onebit_test or onebit_wait, because the other ranks must learn of them.
+ * Errors at once: ONEBIT_ERROR_ARGUMENT (plan is NULL; request is NULL: the other ranks are told,
+ * so the call waits for them before it returns), ONEBIT_ERROR_BUSY (the plan has a request in
+ * flight), ONEBIT_ERROR_TRANSPORT (the plan's transport failed in an earlier call). */
 onebit_status_t onebit_iallreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_request_t *request);
 onebit_status_t onebit_iallgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
@@ -59,16 +76,19 @@ onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebi
                                        onebit_request_t *request);
 
 /* Moves the request on and says how it stands: ONEBIT_IN_PROGRESS, or its final status, and then
- * *request is NULL. A NULL request is finished (ONEBIT_OK). onebit_wait returns only the final
- * status. While one request is tested or waited for, the others of this process move on too, so the
- * order of waiting does not matter. */
+ * *request is NULL. onebit_wait returns only the final status. Local.
+ *   request   from a nonblocking call; where *request is NULL it is finished (ONEBIT_OK)
+ * While one request is tested or waited for, the others of this process move on too, so the order
+ * of waiting does not matter.
+ * Errors: ONEBIT_ERROR_ARGUMENT (request is NULL), and those of all collectives, above. */
 onebit_status_t onebit_test(onebit_request_t *request);
 onebit_status_t onebit_wait(onebit_request_t *request);
 
-/* Moves every request in flight on that shares comm's transport, without finishing any. Call it now
- * and then from a long computation: it returns quickly when nothing has arrived. Errors:
- * ONEBIT_ERROR_ARGUMENT (comm is NULL). What goes wrong in a request is reported when that request
- * is tested. */
+/* Moves every request in flight on that shares comm's transport, without finishing any. Local.
+ *   comm   the communicator
+ * Call it now and then from a long computation: it returns quickly when nothing has arrived. What
+ * goes wrong in a request is reported when that request is tested.
+ * Errors: ONEBIT_ERROR_ARGUMENT (comm is NULL). */
 onebit_status_t onebit_progress(onebit_comm_t comm);
 
 #ifdef __cplusplus

@@ -25,30 +25,35 @@ extern "C" {
 typedef struct onebit_comm *onebit_comm_t;
 
 /* Makes a communicator of this rank alone. Every collective works on it, and compresses as it would
- * with more ranks. comm   out: the communicator; NULL when the call fails Errors:
- * ONEBIT_ERROR_ARGUMENT (comm is NULL), ONEBIT_ERROR_MEMORY. */
+ * with more ranks. Local.
+ *   comm   out: the communicator; NULL when the call fails
+ * Errors: ONEBIT_ERROR_ARGUMENT (comm is NULL), ONEBIT_ERROR_MEMORY. */
 onebit_status_t onebit_comm_create_self(onebit_comm_t *comm);
 
-/* Makes a group of `size` ranks that are threads of this process. One thread calls this and hands
- * comms[k] to the thread that is rank k; from then on each handle belongs to its thread, and each
- * is destroyed on its own, in any order. size    number of ranks, 1 to 4096 comms   out: `size`
- * handles; all NULL when the call fails Errors: ONEBIT_ERROR_ARGUMENT (size out of range, comms is
- * NULL), ONEBIT_ERROR_MEMORY. */
+/* Makes a group of `size` ranks that are threads of this process. Local: one thread calls it.
+ *   size    number of ranks, 1 to 4096
+ *   comms   out: `size` handles; all NULL when memory is out, untouched when size is wrong
+ * The caller hands comms[k] to the thread that is rank k; from then on each handle belongs to its
+ * thread, and each is destroyed on its own, in any order.
+ * Errors: ONEBIT_ERROR_ARGUMENT (size out of range, comms is NULL), ONEBIT_ERROR_MEMORY. */
 onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms);
 
-/* This rank's number, 0 to size - 1, and the number of ranks. comm must not be NULL. Thread-safe.
- */
+/* This rank's number, 0 to size - 1, and the number of ranks. Local.
+ *   comm   the communicator; must not be NULL
+ * Thread-safe. */
 int onebit_comm_rank(onebit_comm_t comm);
 int onebit_comm_size(onebit_comm_t comm);
 
 /* Bytes of messages that this rank has handed to the transport for other ranks since the
- * communicator was made: headers, scales and bits, without what the network adds. comm must not be
- * NULL. Thread-safe. */
+ * communicator was made: headers, scales and bits, without what the network adds. Local.
+ *   comm   the communicator; must not be NULL
+ * Thread-safe. */
 uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
 
-/* Gives the communicator back. Not collective, except that an MPI communicator must be destroyed on
- * all of its ranks and before MPI_Finalize. All plans and optimizers made on it must have been
- * destroyed. NULL is fine. */
+/* Gives the communicator back. Local, except that an MPI communicator must be destroyed on all of
+ * its ranks and before MPI_Finalize.
+ *   comm   the communicator; NULL is fine
+ * All plans and optimizers made on it must have been destroyed. */
 void onebit_comm_destroy(onebit_comm_t comm);
 
 #ifdef __cplusplus

@@ -14,11 +14,11 @@ extern "C" {
 #endif
 
 /* Makes a communicator of the ranks of an MPI intra-communicator, any one: MPI_COMM_WORLD or part
- * of it. Collective over mpi_comm, which is duplicated, so that messages of the library never meet
- * messages of the program; the caller keeps mpi_comm and may free it. MPI must be initialised. For
- * use from several threads at once MPI must have been initialised with MPI_THREAD_MULTIPLE.
- *   mpi_comm   the ranks
+ * of it. Collective over mpi_comm.
+ *   mpi_comm   the ranks; duplicated, so that messages of the library never meet messages of the
+ *              program; the caller keeps it and may free it
  *   comm       out: the communicator; NULL when the call fails
+ * MPI must be initialised; for use from several threads at once with MPI_THREAD_MULTIPLE.
  * Errors, the same on all ranks: ONEBIT_ERROR_ARGUMENT (mpi_comm is MPI_COMM_NULL or an
  * inter-communicator, MPI is not initialised or already finalised, comm is NULL),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT (MPI's own error). */

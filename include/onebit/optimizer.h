@@ -6,18 +6,23 @@
  * in full precision, until the variance has settled; then the variance is frozen and the momentum
  * is what the ranks exchange, one bit an element with the error fed back:
  *
- *   warm-up      g = mean over ranks of gradient        m = b1 m + (1 - b1) g      v = b2 v + (1 -
- * b2) g^2 p = p - lr (m^ / (sqrt(v^) + eps) + wd p) compressed   m = compressed allreduce of (b1 m
- * + (1 - b1) gradient of this rank) p = p - lr (m^ / (sqrt(v^) + eps) + wd p)      v as it was at
- * the freeze
+ *   warm-up      g = mean over ranks of gradient
+ *                m = b1 m + (1 - b1) g
+ *                v = b2 v + (1 - b2) g^2
+ *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
+ *
+ *   compressed   m = compressed allreduce of (b1 m + (1 - b1) gradient of this rank)
+ *                v as it was at the freeze
+ *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
  *
  * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
  * freeze). An element whose variance is exactly zero at the freeze never had a gradient: its step
  * would be m / eps, so it is left where it is.
  *
- * The arithmetic is float32; b1, b2, 1 - b1, 1 - b2 and the bias corrections are computed in double and rounded once.
- * Gradients are local: do not average them over the ranks before the step, the optimizer does. All
- * ranks must start from the same parameters; the steps keep them equal, bit for bit.
+ * The arithmetic is float32; b1, b2, 1 - b1, 1 - b2 and the bias corrections are computed in double
+ * and rounded once. Gradients are local: do not average them over the ranks before the step, the
+ * optimizer does. All ranks must start from the same parameters; the steps keep them equal, bit for
+ * bit.
  */
 #ifndef ONEBIT_OPTIMIZER_H
 #define ONEBIT_OPTIMIZER_H
@@ -51,24 +56,26 @@ typedef struct onebit_tensor {
 /* Start from ONEBIT_ADAM_OPTIONS_INIT; in every field zero means the default. All ranks give the
  * same, except threads. */
 typedef struct onebit_adam_options {
-  size_t size;        /* sizeof(onebit_adam_options_t) */
-  double beta1;       /* in (0, 1); default 0.9 */
-  double beta2;       /* in (0, 1); default 0.999 */
-  double epsilon;     /* positive; default 1e-8 */
-  size_t freeze_step; /* number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. In
-                         profile deepspeed DeepSpeed's own count, whose first call makes no step:
-                         freeze_step - 1 steps of warm-up, and at least one */
-  double freeze_threshold;/* automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the
-                             first step t > D whose variance satisfies  threshold <= |v(t - D)| /
-                             |v(t)| <= 1 / threshold  in the sum of absolute values (bias-corrected
-                             when bias_correction is on); in (0, 1); default 0.96 (arXiv 2102.02888,
-                             section 7.1) */
+  size_t size;    /* sizeof(onebit_adam_options_t) */
+  double beta1;   /* in (0, 1); default 0.9 */
+  double beta2;   /* in (0, 1); default 0.999 */
+  double epsilon; /* positive; default 1e-8 */
+  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. In profile deepspeed
+   * DeepSpeed's own count, whose first call makes no step: freeze_step - 1 steps of warm-up, and at
+   * least one. */
+  size_t freeze_step;
+  /* Automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the first step t > D whose
+   * variance satisfies
+   *   threshold <= |v(t - D)| / |v(t)| <= 1 / threshold
+   * in the sum of absolute values (bias-corrected unless no_bias_correction is set); in (0, 1); default
+   * 0.96 (the criterion of arXiv 2102.02888). */
+  double freeze_threshold;
   int no_bias_correction; /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
-  onebit_profile_t profile; /* DEEPSPEED: DeepSpeed's OnebitAdam: no bias correction, one call a
-                              tensor with its padding and scales, a step m / eps where the variance
-                              is zero, no compression when there is one rank */
-  onebit_scale_t scale;     /* as in onebit_plan_options_t, and so are the next four */
-  size_t block_size;        /* a block never spans two tensors */
+  /* DEEPSPEED: DeepSpeed's OnebitAdam: no bias correction, one call a tensor with its padding and
+   * scales, a step m / eps where the variance is zero, no compression when there is one rank. */
+  onebit_profile_t profile;
+  onebit_scale_t scale; /* as in onebit_plan_options_t, and so are the next four */
+  size_t block_size;    /* a block never spans two tensors */
   size_t chunk_size;
   int no_error_feedback;
   int threads;
@@ -76,28 +83,34 @@ typedef struct onebit_adam_options {
 
 /* clang-format off */
 #define ONEBIT_ADAM_OPTIONS_INIT \
-  { sizeof(onebit_adam_options_t), 0, 0, 0, 0, 0, 0, ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0 }
+  { sizeof(onebit_adam_options_t), 0, 0, 0, 0, 0, 0, ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, \
+    0, 0, 0, 0 }
 /* clang-format on */
 
 /* Makes a 1-bit Adam optimizer of a list of tensors. Collective: all ranks give the same counts, in
- * the same order, and the same options, and all get the same success or failure. comm        the
- * ranks; must outlive the optimizer tensors     ntensors descriptions; copied, the arrays they
- * point to are not ntensors    0 or more options     or NULL for the defaults; not kept optimizer
- * out: the optimizer; NULL when the call fails Memory, in bytes a parameter: 12 (momentum then kept
- * value, variance then reciprocal denominator, averaged gradient then second kept value) + 8 / size
- * + 1/2 for messages; plain data-parallel Adam with a buffer for the mean takes 12. Errors: those
- * of onebit_plan_create; ONEBIT_ERROR_ARGUMENT also for a NULL or misaligned array, arrays that
- * overlap, a weight decay or factor that is negative or not finite. */
+ * the same order, and the same options, and all get the same success or failure.
+ *   comm        the ranks; must outlive the optimizer
+ *   tensors     ntensors descriptions; copied, the arrays they point to are not
+ *   ntensors    0 or more
+ *   options     or NULL for the defaults; not kept
+ *   optimizer   out: the optimizer; NULL when the call fails
+ * Memory, in bytes a parameter: 12 (momentum then kept value, variance then reciprocal denominator,
+ * averaged gradient then second kept value) + 8 / size + 1/2 for messages; plain data-parallel Adam
+ * with a buffer for the mean takes 12.
+ * Errors: those of onebit_plan_create; ONEBIT_ERROR_ARGUMENT also for a NULL or misaligned array,
+ * arrays that overlap, a weight decay or factor that is negative or not finite. */
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_adam_options_t *options,
                                    onebit_optimizer_t *optimizer);
 
 /* One step: reads the gradients, exchanges, updates the parameters. Collective.
+ *   optimizer       the optimizer
  *   learning_rate   of this step, the same on all ranks, finite and not negative
  * ONEBIT_SKIPPED (some rank's gradient was not finite) and all errors leave parameters, moments,
  * kept errors and the step count as they were, on every rank; then the caller may go on with the
- * next gradients. Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_MESSAGE,
- * ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. */
+ * next gradients.
+ * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER,
+ * ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
@@ -105,24 +118,28 @@ typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1
 /* Set `size` to sizeof(onebit_optimizer_info_t), the call fills in the rest. */
 typedef struct onebit_optimizer_info {
   size_t size;
-  onebit_stage_t stage;  /* of the next step */
-  uint64_t steps;        /* made, without the skipped ones */
-  uint64_t skipped;      /* steps that every rank skipped */
-  uint64_t freeze_step;  /* warm-up steps made before the freeze; 0 while in warm-up */
-  double variance_ratio; /* |v(t - D)| / |v(t)| of the automatic freeze at the latest step; 0 when
-                            not known */
-  double momentum_norm;  /* Euclidean norm of the momentum that the ranks share */
-  double error_norm;     /* Euclidean norm of this rank's kept worker error */
-  uint64_t warmup_bytes; /* bytes that a warm-up step sends from this rank */
+  onebit_stage_t stage; /* of the next step */
+  uint64_t steps;       /* made, without the skipped ones */
+  uint64_t skipped;     /* steps that every rank skipped */
+  uint64_t freeze_step; /* warm-up steps made before the freeze; 0 while in warm-up */
+  /* |v(t - D)| / |v(t)| of the automatic freeze at the latest step; 0 when not known. */
+  double variance_ratio;
+  double momentum_norm;      /* Euclidean norm of the momentum that the ranks share */
+  double error_norm;         /* Euclidean norm of this rank's kept worker error */
+  uint64_t warmup_bytes;     /* bytes that a warm-up step sends from this rank */
   uint64_t compressed_bytes; /* bytes that a compressed step sends from this rank */
   uint64_t memory_bytes;     /* bytes allocated by the optimizer on this rank */
 } onebit_optimizer_info_t;
 
-/* Fills in *info. Local; reads the state once for the norms. Errors: ONEBIT_ERROR_ARGUMENT. */
+/* Says how the optimizer stands. Local; reads the state once for the norms.
+ *   optimizer   the optimizer
+ *   info        out: all of it; `size` is set by the caller
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info);
 
-/* Gives the optimizer back; parameters and gradients stay. Not collective. NULL is fine. */
+/* Gives the optimizer back; parameters and gradients stay. Local.
+ *   optimizer   the optimizer; NULL is fine */
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer);
 
 #ifdef __cplusplus

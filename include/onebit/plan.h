@@ -30,8 +30,8 @@ typedef struct onebit_plan *onebit_plan_t;
 typedef enum onebit_operation {
   ONEBIT_ALLREDUCE = 0, /* count elements in every buffer; the result is the mean over the ranks */
   ONEBIT_ALLGATHER = 1, /* count elements from each rank, size * count in recvbuf, in rank order */
-  ONEBIT_REDUCE_SCATTER =
-      2 /* size * count elements in sendbuf, count in recvbuf: this rank's share of the mean */
+  /* size * count elements in sendbuf, count in recvbuf: this rank's share of the mean */
+  ONEBIT_REDUCE_SCATTER = 2
 } onebit_operation_t;
 
 /* The element type of the buffers. The kept error and all sums are float32 whatever the buffers
@@ -52,9 +52,9 @@ typedef enum onebit_scale {
 
 typedef enum onebit_wire {
   ONEBIT_WIRE_BITS = 0, /* one bit an element, with error feedback */
-  ONEBIT_WIRE_DENSE =
-      1 /* float32, no error, allreduce only: for warm-up steps, and to compare with. Sums are in
-           rank order, so all ranks and all transports give the same bits */
+  /* float32, no error, allreduce only: for warm-up steps, and to compare with. Sums are in rank
+   * order, so all ranks and all transports give the same bits. */
+  ONEBIT_WIRE_DENSE = 1
 } onebit_wire_t;
 
 /* DEEPSPEED reproduces the arithmetic of DeepSpeed's compressed backends: the buffer is padded to a
@@ -66,8 +66,8 @@ typedef enum onebit_profile {
 } onebit_profile_t;
 
 /* block_size: one scale for a whole worker buffer and one for a whole server share. Costs the
- * overlap of compressing and sending, since no message can leave before the last element is read.
- */
+ * overlap of compressing and sending, since no message can leave before the last element is
+ * read. */
 #define ONEBIT_BLOCK_BUFFER ((size_t)-1)
 
 /* Start from ONEBIT_PLAN_OPTIONS_INIT. In every field zero means the default. All ranks must give
@@ -79,39 +79,47 @@ typedef struct onebit_plan_options {
   onebit_wire_t wire;           /* default ONEBIT_WIRE_BITS */
   onebit_profile_t profile;     /* default ONEBIT_PROFILE_DEFAULT */
   onebit_scale_t scale;         /* default ONEBIT_SCALE_RMS */
-  size_t block_size;            /* elements that share a scale: a multiple of 32 up to 65536, or
-                                   ONEBIT_BLOCK_BUFFER;            default 2048 */
-  size_t
-      chunk_size; /* elements in one message, a multiple of 32, rounded up to whole blocks; default:
-                     chosen so that small messages are sent eagerly and chunks overlap */
-  int no_error_feedback; /* nonzero: forget the error after each call. A control for experiments,
-                            not for use */
-  int threads; /* OpenMP threads that compress and reduce; default: ONEBIT_THREADS, or 1. No bit of
-                  any result depends on it */
+  /* Elements that share a scale: a multiple of 32 up to 65536, or ONEBIT_BLOCK_BUFFER; default
+   * 2048. */
+  size_t block_size;
+  /* Elements in one message, a multiple of 32, rounded up to whole blocks; default: chosen so that
+   * small messages are sent eagerly and chunks overlap. */
+  size_t chunk_size;
+  /* Nonzero: forget the error after each call. A control for experiments, not for use. */
+  int no_error_feedback;
+  /* OpenMP threads that compress and reduce; default: ONEBIT_THREADS, or 1. No bit of any result
+   * depends on it. */
+  int threads;
 } onebit_plan_options_t;
 
 /* clang-format off */
 #define ONEBIT_PLAN_OPTIONS_INIT \
-  { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, \
-    ONEBIT_SCALE_RMS, 0, 0, 0, 0 }
+  { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, \
+    ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0 }
 /* clang-format on */
 
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
  * differ), and all get the same success or failure: if one rank cannot, none has a plan and none is
- * left waiting. comm      the ranks; must outlive the plan count     elements, any number from 0
- * on, with the meaning that the operation gives it (onebit_operation_t) options   how, or NULL for
- * the defaults; not kept plan      out: the plan; NULL when the call fails Memory, in bytes an
- * element of the send buffer: 8 for the kept values (two copies, so that a skipped call can leave
- * the error as it was) and 8 / size for those that the rank keeps as server of its share, 3/8 for
- * messages. Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose
- * buffers could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
+ * left waiting.
+ *   comm      the ranks; must outlive the plan
+ *   count     elements, any number from 0 on, with the meaning that the operation gives it
+ *             (onebit_operation_t)
+ *   options   how, or NULL for the defaults; not kept
+ *   plan      out: the plan; NULL when the call fails
+ * Memory, in bytes an element of the send buffer: 8 for the kept values (two copies, so that a
+ * skipped call can leave the error as it was) and 8 / size for those that the rank keeps as server
+ * of its share, 3/8 for messages.
+ * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose buffers could
+ * not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the words say where), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER
  * (another rank's argument was wrong), ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
                                    const onebit_plan_options_t *options, onebit_plan_t *plan);
 
-/* Gives a plan back. Not collective. A plan with a request in flight must be waited for first:
- * until then this does nothing and returns ONEBIT_ERROR_BUSY. NULL is fine. */
+/* Gives a plan back. Local.
+ *   plan   the plan; NULL is fine
+ * A plan with a request in flight must be waited for first: until then this does nothing.
+ * Errors: ONEBIT_ERROR_BUSY (the plan has a request in flight). */
 onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
 
 /* What a plan decided; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
@@ -128,21 +136,27 @@ typedef struct onebit_plan_info {
   const char *transport;     /* "self", "loopback" or "mpi" */
 } onebit_plan_info_t;
 
-/* Fills in *info. Local. Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know).
- */
+/* Says what the plan decided. Local.
+ *   plan   the plan
+ *   info   out: all of it; `size` is set by the caller
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
 
-/* The kept error, for checkpoints and for looking at it. It is what the invariant speaks of:
- * element by element result = mean over ranks (input) + mean over ranks (worker before - worker
- * after) + server before - server after holds to rounding. Worker error: this rank's, one float for
- * each element of its send buffer, in its order (in profile deepspeed, of the padded buffer).
- * Server error: of the share that this rank serves, elements server_first onwards; empty unless the
- * operation is allreduce. worker, server   arrays of worker_error_count and server_error_count
- * floats (onebit_plan_get_info), owned by the caller; NULL leaves that part out All three are local
- * and must not run while the plan has a request in flight. import takes any finite values; reset
- * sets both errors to zero.
+/* The kept error, for checkpoints and for looking at it: export copies it out, import puts it back
+ * and takes any finite values, reset sets both errors to zero. Local.
+ *   plan     the plan; none of the three may run while it has a request in flight
+ *   worker   array of worker_error_count floats (onebit_plan_get_info), owned by the caller: this
+ *            rank's error, one float for each element of its send buffer, in its order (in profile
+ *            deepspeed, of the padded buffer); NULL leaves that part out
+ *   server   array of server_error_count floats, owned by the caller: the error of the share that
+ *            this rank serves, elements server_error_first onwards; empty unless the operation is
+ *            allreduce; NULL leaves that part out
+ * The kept error is what the invariant speaks of: element by element
+ *   result = mean over ranks (input) + mean over ranks (worker before - worker after)
+ *            + server before - server after
+ * holds to rounding.
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL, a value to import is not finite: nothing is
- * changed), ONEBIT_ERROR_BUSY. */
+ * changed), ONEBIT_ERROR_BUSY (the plan has a request in flight). */
 onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server);
 onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
                                          const float *server);

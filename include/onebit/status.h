@@ -20,31 +20,35 @@ extern "C" {
 typedef enum onebit_status {
   ONEBIT_OK = 0,
   ONEBIT_IN_PROGRESS = 1, /* the request is not finished: test it again, or wait */
-  ONEBIT_SKIPPED =
-      -1, /* some rank's input was not finite: every rank skipped the call, nothing changed */
-  ONEBIT_ERROR_ARGUMENT =
-      -2, /* an argument of this rank is wrong; the words name it and its value */
+  /* some rank's input was not finite: every rank skipped the call, nothing changed */
+  ONEBIT_SKIPPED = -1,
+  /* an argument of this rank is wrong; the words name it and its value */
+  ONEBIT_ERROR_ARGUMENT = -2,
   ONEBIT_ERROR_MISMATCH = -3, /* the ranks do not agree on an argument; all of them get this */
   ONEBIT_ERROR_MEMORY = -4,   /* out of memory, on this rank or, at creation, on any */
   ONEBIT_ERROR_BUSY = -5,     /* the plan has a request in flight */
   ONEBIT_ERROR_MESSAGE = -6,  /* a damaged or foreign message arrived */
-  ONEBIT_ERROR_PEER = -7, /* another rank reported an error in this call; the words name the rank */
-  ONEBIT_ERROR_TRANSPORT =
-      -8, /* MPI, or another transport, failed; the words are the transport's */
+  /* another rank reported an error in this call; the words name the rank */
+  ONEBIT_ERROR_PEER = -7,
+  /* MPI, or another transport, failed; the words are the transport's */
+  ONEBIT_ERROR_TRANSPORT = -8,
   ONEBIT_ERROR_UNSUPPORTED = -9 /* this build or this machine cannot do that */
 } onebit_status_t;
 
-/* The name of a status, "ONEBIT_OK" for example; "unknown status" for a value that is none. Never
- * NULL. Thread-safe. */
+/* The name of a status, "ONEBIT_OK" for example. Local.
+ *   status   any value; for one that is no status the name is "unknown status"
+ * Never NULL; owned by the library. Thread-safe. */
 const char *onebit_status_string(onebit_status_t status);
 
 /* What went wrong in the latest call of this thread that returned a negative status, as one line of
  * text that names the argument and its value where one is at fault; "" when no call has failed.
+ * Local.
  * Owned by the library, valid until this thread's next failing call. */
 const char *onebit_last_error(void);
 
 /* The version of the library that is linked, as "major.minor.patch"; compare with the
- * ONEBIT_VERSION_ macros, which say what was compiled against. Thread-safe. */
+ * ONEBIT_VERSION_ macros, which say what was compiled against. Local.
+ * Owned by the library. Thread-safe. */
 const char *onebit_version(void);
 
 #ifdef __cplusplus
