@@ -3,14 +3,17 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char words[512];
 
 onebit_status_t ob_error(onebit_status_t status, const char *format, ...) {
+  char fresh[sizeof words]; /* the old words may be among the arguments */
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(words, sizeof words, format, arguments);
+  vsnprintf(fresh, sizeof fresh, format, arguments);
   va_end(arguments);
+  memcpy(words, fresh, sizeof words);
   return status;
 }
 

@@ -49,6 +49,9 @@ struct ob_call {
   struct ob_source source;
   void *const *outputs;
   const struct ob_adam_sink *adam;
+  /* The bits of a float32 argument that must be the same on all ranks, and its name. */
+  uint32_t agreed;
+  const char *agreed_name;
   /* Stop when decided: the caller has several plans to apply all or none of (ob_plan_apply). */
   bool hold;
 };

@@ -70,7 +70,8 @@ static void stamp(struct onebit_plan *plan, struct ob_header *header,
                                .sequence = plan->sequence,
                                .scale = scale,
                                .elements = plan->layout.elements,
-                               .block = shape->first};
+                               .block = shape->first,
+                               .agreed = plan->call.agreed};
 }
 
 static void compress_message(struct onebit_plan *plan, unsigned char *memory, size_t share,
@@ -154,26 +155,35 @@ static void gather_chunk(struct onebit_plan *plan, size_t chunk) {
   begin(plan, batch);
 }
 
-/* Looks at every message of a batch that is complete. */
-static void check_batch(struct onebit_plan *plan, const struct ob_batch *batch, size_t chunk,
-                        enum ob_message_kind kind) {
-  struct ob_message_expected expected = {kind, plan->sequence, plan->layout.elements};
-  for (size_t i = 0; i < batch->receives; i++) {
-    const struct ob_endpoint *in = &batch->receive[i];
-    size_t share = kind == OB_MESSAGE_WORKER ? own_rank(plan) : share_of(plan, (size_t)in->peer);
-    struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-    onebit_status_t status = ob_message_check(in->data, in->bytes, &shape, &expected);
-    if (status != ONEBIT_OK) {
-      ob_error(status, "from rank %d: %.200s", in->peer, onebit_last_error());
-      ob_steps_fail(plan, status);
-      continue;
-    }
-    uint16_t flags = ((const struct ob_header *)in->data)->flags;
-    if (flags & OB_FLAG_ERROR && plan->failed_rank < 0)
-      plan->failed_rank = in->peer;
-    if (flags & OB_FLAG_NOT_FINITE && plan->not_finite_rank < 0)
-      plan->not_finite_rank = in->peer;
+/* A rank that can take part must have called with the same argument. */
+static onebit_status_t check_agreed(const struct onebit_plan *plan,
+                                    const struct ob_header *header) {
+  if (header->flags & OB_FLAG_ERROR || header->agreed == plan->call.agreed)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %.9g, there %.9g",
+                  plan->call.agreed_name ? plan->call.agreed_name : "an argument",
+                  (double)ob_float_of(plan->call.agreed), (double)ob_float_of(header->agreed));
+}
+
+/* Looks at a message that came, and takes note of its flags. */
+static void check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t chunk,
+                          enum ob_message_kind kind) {
+  const struct ob_message_expected expected = {kind, plan->sequence, plan->layout.elements};
+  size_t share = kind == OB_MESSAGE_WORKER ? own_rank(plan) : share_of(plan, (size_t)in->peer);
+  struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+  const struct ob_header *header = in->data;
+  onebit_status_t status = ob_message_check(in->data, in->bytes, &shape, &expected);
+  if (status == ONEBIT_OK)
+    status = check_agreed(plan, header);
+  if (status != ONEBIT_OK) {
+    ob_error(status, "from rank %d: %.200s", in->peer, onebit_last_error());
+    ob_steps_fail(plan, status);
+    return;
   }
+  if (header->flags & OB_FLAG_ERROR && plan->failed_rank < 0)
+    plan->failed_rank = in->peer;
+  if (header->flags & OB_FLAG_NOT_FINITE && plan->not_finite_rank < 0)
+    plan->not_finite_rank = in->peer;
 }
 
 /* False when the batch is not complete. */
@@ -182,10 +192,10 @@ static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chu
   onebit_status_t status = plan->comm->transport->test(batch, wait);
   if (status == ONEBIT_IN_PROGRESS)
     return false;
-  if (status == ONEBIT_OK)
-    check_batch(plan, batch, chunk, kind);
-  else
+  if (status != ONEBIT_OK)
     give_up(plan);
+  for (size_t i = 0; status == ONEBIT_OK && i < batch->receives; i++)
+    check_message(plan, &batch->receive[i], chunk, kind);
   return true;
 }
 

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "compression/numerics.h"
 
-_Static_assert(sizeof(struct ob_header) == 32, "the header is 32 bytes on the wire");
+_Static_assert(sizeof(struct ob_header) == 40, "the header is 40 bytes on the wire");
 
 static size_t scale_count(const struct ob_message_shape *shape) {
   return shape->dense || shape->one_scale ? 0 : shape->blocks;

@@ -1,8 +1,8 @@
 /*
  * Messages: what travels. docs/wire-format.md is the specification, this is the code of it.
  *
- *   header (32 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
- *   header (32 bytes) | float32 values, a dense message
+ *   header (40 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
+ *   header (40 bytes) | float32 values, a dense message
  *
  * A message covers a range of blocks of a layout, which both sides know; the header says enough to
  * notice when they do not mean the same.
@@ -40,6 +40,8 @@ struct ob_header {
   float scale;       /* the one scale of the sender's buffer, or 0 */
   uint64_t elements; /* of the whole call, padding included */
   uint64_t block;    /* the first block of the message */
+  uint32_t agreed;   /* a number that all ranks must have given to this call alike, or 0 */
+  uint32_t reserved; /* 0; keeps the header a multiple of 8 bytes */
 };
 
 /* What both sides know of a message. */

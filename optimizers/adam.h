@@ -37,6 +37,7 @@ struct onebit_optimizer {
   struct ob_adam_unit *units;
   size_t unit_count;
   uint64_t steps, skipped, frozen_at;
+  float learning_rate; /* of the step being made */
   /* Automatic freeze: norms of the variance after the last `window` steps, a ring. */
   double *norms, variance_ratio;
   size_t window;

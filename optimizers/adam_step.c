@@ -145,7 +145,10 @@ static onebit_status_t average_gradients(struct onebit_optimizer *optimizer,
   onebit_status_t result = ONEBIT_OK;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     struct ob_adam_unit *unit = &optimizer->units[u];
-    struct ob_call call = {.source = {.inputs = unit->gradients}, .outputs = unit->means};
+    struct ob_call call = {.source = {.inputs = unit->gradients},
+                           .outputs = unit->means,
+                           .agreed = ob_bits_of(optimizer->learning_rate),
+                           .agreed_name = "learning_rate"};
     onebit_status_t one = ob_plan_start(unit->dense, status, &call);
     if (one == ONEBIT_OK)
       one = ob_plan_test(unit->dense, true);
@@ -187,6 +190,8 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer, struct ob_ad
                                     .beta1 = factors.beta1,
                                     .one_minus_beta1 = factors.one_minus_beta1},
                          .adam = &unit->sink,
+                         .agreed = ob_bits_of(optimizer->learning_rate),
+                         .agreed_name = "learning_rate",
                          .hold = optimizer->unit_count > 1};
   OB_TRY(ob_plan_start(unit->bits, status, &call));
   return ob_plan_test(unit->bits, true);
@@ -206,6 +211,7 @@ static onebit_status_t compressed_step(struct onebit_optimizer *optimizer, onebi
 }
 
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
+  optimizer->learning_rate = learning_rate;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     struct ob_adam_unit *unit = &optimizer->units[u];
     for (size_t k = 0; k < unit->bits->layout.pieces; k++)

@@ -17,10 +17,10 @@
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
  *    ever, and no recvbuf and no kept error is changed.
  *
- * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (NULL plan, NULL or misaligned buffer, overlap,
- * a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in flight),
- * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. With count 0 buffers may be
- * NULL.
+ * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (NULL plan, NULL or misaligned
+ * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in
+ * flight), ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. With count 0 buffers
+ * may be NULL.
  */
 #ifndef ONEBIT_COLLECTIVES_H
 #define ONEBIT_COLLECTIVES_H

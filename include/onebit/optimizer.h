@@ -67,8 +67,8 @@ typedef struct onebit_adam_options {
   /* Automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the first step t > D whose
    * variance satisfies
    *   threshold <= |v(t - D)| / |v(t)| <= 1 / threshold
-   * in the sum of absolute values (bias-corrected unless no_bias_correction is set); in (0, 1); default
-   * 0.96 (the criterion of arXiv 2102.02888). */
+   * in the sum of absolute values (bias-corrected unless no_bias_correction is set); in (0, 1);
+   * default 0.96 (the criterion of arXiv 2102.02888). */
   double freeze_threshold;
   int no_bias_correction; /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
   /* DEEPSPEED: DeepSpeed's OnebitAdam: no bias correction, one call a tensor with its padding and
@@ -109,8 +109,8 @@ onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *te
  * ONEBIT_SKIPPED (some rank's gradient was not finite) and all errors leave parameters, moments,
  * kept errors and the step count as they were, on every rank; then the caller may go on with the
  * next gradients.
- * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER,
- * ONEBIT_ERROR_TRANSPORT. */
+ * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_MISMATCH (learning_rate differs
+ * between ranks), ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
