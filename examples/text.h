@@ -1,0 +1,39 @@
+/*
+ * Text to train on: files become one row of small numbers, the first nine tenths to learn from, the
+ * rest held out. A character is a byte, so any UTF-8 text will do; the vocabulary is the bytes that
+ * occur.
+ */
+#ifndef EXAMPLES_TEXT_H
+#define EXAMPLES_TEXT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct text {
+  unsigned char *tokens; /* each below the vocabulary */
+  size_t length;
+  size_t training; /* tokens[0 .. training) are to learn from */
+  size_t vocabulary;
+  unsigned char bytes[256]; /* the byte that a token stands for */
+  size_t files;
+} text_t;
+
+enum { TEXT_WORDS = 512 };
+
+/* Reads files, in the order given; a directory stands for the regular files in it, in the order of
+ * their names. A file that is met again, under another name too, counts once. Returns 0, or -1 with
+ * words that say which path is at fault and why. */
+int text_load(text_t *text, const char *const *paths, size_t npaths, char words[TEXT_WORDS]);
+void text_free(text_t *text);
+
+/* Copies `sequences` windows of length tokens each, from random places of the training part, which
+ * is longer than `length`. */
+void text_sample(const text_t *text, size_t sequences, size_t length, uint64_t *random,
+                 unsigned char *tokens);
+
+/* The held-out part as windows of context + 1 tokens, each starting on the last token of the one
+ * before, so that every token but the first is predicted once. */
+size_t text_held_out(const text_t *text, size_t context);
+void text_held_out_window(const text_t *text, size_t context, size_t index, unsigned char *tokens);
+
+#endif

@@ -1,0 +1,40 @@
+/*
+ * The command line of train_text.
+ */
+#ifndef EXAMPLES_TRAIN_OPTIONS_H
+#define EXAMPLES_TRAIN_OPTIONS_H
+
+#include <stddef.h>
+
+enum { ADAM = 0, ONEBIT_ADAM = 1 }; /* --optimizer */
+enum { MOST_PATHS = 64, OPTION_WORDS = 512 };
+#define FREEZE_DEFAULT ((size_t)-1) /* --freeze not given */
+
+typedef struct train_options {
+  const char *data[MOST_PATHS];
+  size_t ndata;
+  int optimizer;
+  int compare;
+  size_t steps;
+  size_t seed;
+  float learning_rate;
+  size_t batch;  /* sequences of a rank in a step */
+  size_t freeze; /* warm-up steps, or ONEBIT_FREEZE_AUTOMATIC */
+  float beta2;
+  float weight_decay;
+  int scale;         /* an onebit_scale_t */
+  size_t block_size; /* as in onebit_adam_options_t */
+  int no_error_feedback;
+  size_t layers, width, heads, context;
+  size_t report_every; /* steps */
+  size_t sample;       /* bytes of text to generate at the end */
+  size_t ranks;        /* threads of this process; 0: MPI's processes */
+  int help;
+} train_options_t;
+
+/* Fills in the options. Returns 0, or -1 with words that name the option at fault and its value. */
+int train_options_parse(train_options_t *options, int argc, char **argv, char words[OPTION_WORDS]);
+
+void train_options_print_help(void);
+
+#endif

@@ -1,0 +1,46 @@
+/*
+ * The ranks of train_text: starting them, and numbers that all of them learn.
+ */
+#ifndef EXAMPLES_TRAIN_TEAM_H
+#define EXAMPLES_TRAIN_TEAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "onebit/onebit.h"
+
+enum { NUMBERS = 64 };
+
+typedef struct team {
+  onebit_comm_t comm;
+  size_t rank, size;
+  onebit_plan_t plan; /* dense allreduce of NUMBERS floats */
+} team_t;
+
+/* What each rank does; returns its exit status. */
+typedef int rank_body_t(const team_t *team, const void *context);
+
+/* Runs the body on every rank: threads of this process as many as asked for, or, for 0, the
+ * processes that MPI started; in a build without MPI one rank. Returns the exit status. */
+int team_run(size_t threads, rank_body_t *body, const void *context);
+
+/* Words from one rank for all. */
+#define say(team, ...) ((team)->rank == 0 ? (void)printf(__VA_ARGS__) : (void)0)
+
+void complain(const team_t *team, const char *words);
+
+/* 0, or -1 after saying what the library says. */
+int check(const team_t *team, onebit_status_t status, const char *what);
+
+/* Each number becomes its mean over the ranks. 0, or -1 after saying why. */
+int mean(const team_t *team, float numbers[NUMBERS], const char *what);
+
+/* 0 when every rank is well; else -1 on every rank, after rank 0 has said its words, or, if rank 0
+ * is well, each rank that is not. */
+int agree(const team_t *team, int well, const char *words);
+
+/* 1 when all ranks have the same bits, else 0. */
+int same(const team_t *team, uint64_t bits);
+
+#endif
