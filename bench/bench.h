@@ -1,0 +1,126 @@
+/*
+ * onebit-bench: how fast are the collectives, the codecs and the optimizer's local work?
+ *
+ * The harness is written once: options (bench_options.c), ranks that are MPI processes
+ * (bench_mpi.c) or threads (bench_team.c), timed rounds and their statistics (bench_measure.c). A
+ * benchmark is a row of bench_table that says what to time. A benchmark reports, it does not
+ * assert: only -c, which looks at results and not at times, can make it fail.
+ */
+#ifndef BENCH_BENCH_H
+#define BENCH_BENCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onebit/onebit.h"
+
+/* Exit statuses: all well; a check or a call failed; the command line is wrong. */
+enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
+
+/* --- Options. Sizes are bytes of the elements as float32, whatever the dtype. */
+
+#define BENCH_BY_SIZE ((size_t)-1) /* iterations, warmups: chosen by the size */
+#define BENCH_STREAMS 16           /* numbers of streams in one --streams */
+
+struct bench_options {
+  size_t smallest, largest;
+  size_t iterations, warmups;
+  bool full, check, no_dense;
+  size_t block_size, chunk_size; /* 0: the library's default */
+  onebit_scale_t scale;
+  onebit_dtype_t dtype;
+  int threads;
+  int ranks;         /* threads of this process; 0: MPI */
+  const char *codec; /* NULL: all of them, or the library's choice */
+  size_t streams[BENCH_STREAMS], stream_count;
+};
+
+struct bench_team;
+
+/* Which benchmarks an option belongs to, as bits. */
+enum { BENCH_COLLECTIVES = 1, BENCH_CODEC = 2, BENCH_ADAM = 4, BENCH_ALL = 7 };
+
+struct bench_benchmark {
+  const char *name, *summary;
+  unsigned kind;
+  size_t smallest, largest; /* when -m does not say; smallest 0: only the largest */
+  /* Returns an exit status, the same on all ranks. team is NULL for the kinds that have no ranks.
+   */
+  int (*run)(const struct bench_benchmark *benchmark, const struct bench_options *options,
+             struct bench_team *team);
+};
+
+extern const struct bench_benchmark bench_table[];
+const struct bench_benchmark *bench_find(const char *name); /* NULL: there is none */
+
+/* Reads argv[2..]. False with words in `error` when they make no sense; *help when help is asked
+ * for. */
+bool bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
+                         struct bench_options *options, bool *help, char error[256]);
+void bench_print_help(const struct bench_benchmark *benchmark);
+
+/* --- Ranks */
+
+struct bench_team_kind {
+  void (*barrier)(struct bench_team *team);
+  /* values[i] = the maximum, or the sum, over the ranks of values[i]. */
+  void (*combine)(struct bench_team *team, double *values, size_t count, bool sum);
+  /* The dense collective of this kind, on float32; NULL: there is none to compare with. */
+  void (*dense)(struct bench_team *team, onebit_operation_t operation, const float *send,
+                float *receive, size_t count);
+};
+
+struct bench_team {
+  const struct bench_team_kind *kind;
+  int rank, size;
+  onebit_comm_t comm;
+  void *state;
+};
+
+typedef int bench_body(struct bench_team *team, const void *context);
+
+/* True on all ranks if `well` is true on all of them. */
+bool bench_team_agree(struct bench_team *team, bool well);
+
+/* Runs the body on `ranks` threads with a loopback communicator; returns the largest exit status.
+ */
+int bench_team_run_threads(int ranks, bench_body *body, const void *context);
+
+#ifdef ONEBIT_HAVE_MPI
+/* MPI_Init, and the number of ranks that mpirun gave; then the body on these; then MPI_Finalize. */
+void bench_mpi_begin(int *argc, char ***argv, int *rank, int *size);
+int bench_mpi_run(bench_body *body, const void *context);
+void bench_mpi_end(void);
+const char *bench_mpi_library(void);
+#endif
+
+/* --- Measuring */
+
+double bench_now(void); /* seconds */
+
+struct bench_statistics {
+  double minimum, median, mean, percentile90, maximum;
+};
+
+/* Sorts the samples. */
+struct bench_statistics bench_statistics(double *samples, size_t count);
+
+/* Of a[i] / b[i], which belong to the same round. `scratch` has room for count numbers. */
+struct bench_statistics bench_ratio(const double *a, const double *b, size_t count,
+                                    double *scratch);
+
+/* Fills with numbers like those of a gradient: normal, in regions of different magnitude, never all
+ * the same and never zeros. Other seeds give other numbers. */
+void bench_fill(float *values, size_t count, uint64_t seed);
+
+/* Prints "onebit-bench: " and the words to stderr. */
+void bench_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Prints what failed and the library's words; the exit status that goes with it. */
+int bench_status(onebit_status_t status, const char *what);
+
+const char *bench_dtype_name(onebit_dtype_t dtype);
+const char *bench_scale_name(onebit_scale_t scale);
+
+#endif

@@ -1,0 +1,77 @@
+/* Ranks that are MPI processes, and MPI's own dense collectives to compare with. */
+#ifdef ONEBIT_HAVE_MPI
+#include <limits.h>
+#include <string.h>
+
+#include "bench/bench.h"
+#include "onebit/mpi.h"
+
+static void mpi_barrier(struct bench_team *team) {
+  (void)team;
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* Counts are an int each. */
+static void mpi_combine(struct bench_team *team, double *values, size_t count, bool sum) {
+  (void)team;
+  while (count) {
+    int part = count < INT_MAX ? (int)count : INT_MAX;
+    MPI_Allreduce(MPI_IN_PLACE, values, part, MPI_DOUBLE, sum ? MPI_SUM : MPI_MAX, MPI_COMM_WORLD);
+    values += part;
+    count -= (size_t)part;
+  }
+}
+
+/* The sum, where onebit gives the mean: what an MPI program would call. count fits an int, the
+ * caller sees to it. */
+static void mpi_dense(struct bench_team *team, onebit_operation_t operation, const float *send,
+                      float *receive, size_t count) {
+  (void)team;
+  int n = (int)count;
+  switch (operation) {
+  case ONEBIT_ALLREDUCE:
+    MPI_Allreduce(send, receive, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    break;
+  case ONEBIT_ALLGATHER:
+    MPI_Allgather(send, n, MPI_FLOAT, receive, n, MPI_FLOAT, MPI_COMM_WORLD);
+    break;
+  case ONEBIT_REDUCE_SCATTER:
+    MPI_Reduce_scatter_block(send, receive, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    break;
+  }
+}
+
+static const struct bench_team_kind mpi_kind = {mpi_barrier, mpi_combine, mpi_dense};
+
+void bench_mpi_begin(int *argc, char ***argv, int *rank, int *size) {
+  MPI_Init(argc, argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, rank);
+  MPI_Comm_size(MPI_COMM_WORLD, size);
+}
+
+int bench_mpi_run(bench_body *body, const void *context) {
+  struct bench_team team = {.kind = &mpi_kind};
+  onebit_status_t made = onebit_comm_create_mpi(MPI_COMM_WORLD, &team.comm);
+  if (made != ONEBIT_OK)
+    return bench_status(made, "onebit_comm_create_mpi");
+  team.rank = onebit_comm_rank(team.comm);
+  team.size = onebit_comm_size(team.comm);
+  int status = body(&team, context);
+  onebit_comm_destroy(team.comm);
+  return status;
+}
+
+void bench_mpi_end(void) { MPI_Finalize(); }
+
+/* Its first line: some libraries tell all about how they were built. */
+const char *bench_mpi_library(void) {
+  static char name[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length;
+  MPI_Get_library_version(name, &length);
+  name[strcspn(name, ",\n")] = '\0';
+  return name;
+}
+
+#else
+typedef int bench_no_mpi_here; /* ISO C wants a declaration in every file */
+#endif

@@ -1,0 +1,26 @@
+/* The subcommands. */
+#include <string.h>
+
+#include "bench/bench_collective.h"
+#include "bench/bench_passes.h"
+
+const struct bench_benchmark bench_table[] = {
+    {"allreduce", "onebit_allreduce beside MPI_Allreduce", BENCH_COLLECTIVES, 4 << 10, 16 << 20,
+     bench_run_collective},
+    {"allgather", "onebit_allgather beside MPI_Allgather", BENCH_COLLECTIVES, 4 << 10, 4 << 20,
+     bench_run_collective},
+    {"reduce-scatter", "onebit_reduce_scatter beside MPI_Reduce_scatter_block", BENCH_COLLECTIVES,
+     4 << 10, 16 << 20, bench_run_collective},
+    {"codec", "one core's passes over memory, beside a triad loop and memcpy", BENCH_CODEC, 0,
+     128 << 20, bench_run_codec},
+    {"adam", "the local work of a 1-bit Adam step, beside a fused Adam step", BENCH_ADAM, 0,
+     128 << 20, bench_run_adam},
+    {0},
+};
+
+const struct bench_benchmark *bench_find(const char *name) {
+  for (const struct bench_benchmark *row = bench_table; row->name; row++)
+    if (strcmp(row->name, name) == 0)
+      return row;
+  return NULL;
+}

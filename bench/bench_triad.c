@@ -1,0 +1,62 @@
+/*
+ * The triad loop a[i] = b[i] + s * a[i], which moves 12 bytes an element and computes next to
+ * nothing: what memory allows. Written with vectors of 16 floats, which a compiler cuts to what the
+ * processor has: the baseline must not depend on what it makes of a plain loop.
+ */
+#include "bench/bench_passes.h"
+
+typedef float vector __attribute__((vector_size(64), may_alias));
+#define VECTOR (sizeof(vector) / sizeof(float))
+
+/* Two vectors a turn: the loop's own instructions should not count. Arrays are aligned to 64 bytes.
+ */
+__attribute__((always_inline)) static inline void triad(float *a, const float *b, float s,
+                                                        size_t count) {
+  size_t i = 0;
+  for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
+    vector *to = (vector *)(a + i);
+    const vector *from = (const vector *)(b + i);
+    to[0] = from[0] + s * to[0];
+    to[1] = from[1] + s * to[1];
+  }
+  for (; i < count; i++)
+    a[i] = b[i] + s * a[i];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static void triad_avx512(float *a, const float *b, float s,
+                                                            size_t count) {
+  triad(a, b, s, count);
+}
+
+__attribute__((target("avx2"))) static void triad_avx2(float *a, const float *b, float s,
+                                                       size_t count) {
+  triad(a, b, s, count);
+}
+#endif
+
+static void triad_any(float *a, const float *b, float s, size_t count) { triad(a, b, s, count); }
+
+void bench_triad_loop(float *a, const float *b, float s, size_t count) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) {
+    triad_avx512(a, b, s, count);
+    return;
+  }
+  if (__builtin_cpu_supports("avx2")) {
+    triad_avx2(a, b, s, count);
+    return;
+  }
+#endif
+  triad_any(a, b, s, count);
+}
+
+const char *bench_triad_width(void) {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f") ? "512 bits"
+         : __builtin_cpu_supports("avx2")  ? "256 bits"
+                                           : "128 bits";
+#else
+  return "the vectors that the compiler was told of";
+#endif
+}

@@ -1,0 +1,132 @@
+/*
+ * onebit-info: what this build of the library is, and what it would do on this machine now.
+ * Exit status 1 when a knob has a wrong value.
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/knobs.h"
+#include "collectives/plan.h"
+#include "compression/codec.h"
+#include "onebit/onebit.h"
+
+#ifdef ONEBIT_HAVE_MPI
+#include <mpi.h>
+#endif
+
+static const char help[] =
+    "Usage: onebit-info [--help]\n"
+    "\n"
+    "Prints the version, the codecs and which of them is chosen, the threads, the MPI library, "
+    "and\n"
+    "every knob of the environment with its value and where it comes from.\n"
+    "\n"
+    "Exit status: 0, or 1 when a knob has a value that the library refuses, 2 for a wrong command\n"
+    "line.\n";
+
+/* --- Knobs: what the library makes of them -----------------------------------------------------*/
+
+/* Fills in the value that counts, in words; a negative status when the library refuses the knob. */
+typedef onebit_status_t resolve_knob(char *value, size_t room);
+
+static onebit_status_t resolve_codec(char *value, size_t room) {
+  const struct ob_codec *codec;
+  onebit_status_t status = ob_codec_choose(&codec);
+  if (status == ONEBIT_OK)
+    snprintf(value, room, "%s", codec->name);
+  return status;
+}
+
+static onebit_status_t resolve_threads(char *value, size_t room) {
+  struct ob_plan_shape shape;
+  onebit_status_t status = ob_plan_resolve(NULL, &shape);
+  if (status == ONEBIT_OK)
+    snprintf(value, room, "%d", shape.options.threads);
+  return status;
+}
+
+static resolve_knob *const resolvers[] = {
+    [OB_KNOB_CODEC] = resolve_codec, [OB_KNOB_THREADS] = resolve_threads};
+_Static_assert(sizeof resolvers / sizeof resolvers[0] == OB_KNOB_COUNT,
+               "every knob's value is checked here");
+
+static bool print_knob(size_t knob) {
+  const char *text = ob_knob_text((enum ob_knob)knob);
+  char value[64];
+  bool good = resolvers[knob](value, sizeof value) == ONEBIT_OK;
+  printf("  %-15s %-8s %-12s %s\n", ob_knobs[knob].name, good ? value : text,
+         text ? "environment" : "default", ob_knobs[knob].meaning);
+  if (!good)
+    printf("  %-15s wrong: %s\n", "", onebit_last_error());
+  else if (!text)
+    printf("  %-15s default: %s\n", "", ob_knobs[knob].fallback);
+  return good;
+}
+
+static bool print_knobs(void) {
+  bool good = true;
+  printf("knobs\n");
+  for (size_t k = 0; k < OB_KNOB_COUNT; k++)
+    good &= print_knob(k);
+  return good;
+}
+
+/* --- The rest ----------------------------------------------------------------------------------*/
+
+static void print_codecs(void) {
+  const struct ob_codec *codec, *chosen = NULL;
+  bool good = ob_codec_choose(&chosen) == ONEBIT_OK;
+  printf("codecs, the fastest first\n");
+  for (size_t i = 0; (codec = ob_codec_row(i)); i++)
+    printf("  %-15s %s%s\n", codec->name,
+           ob_codec_usable(codec) ? "usable" : "not usable on this processor",
+           good && codec == chosen ? ", chosen" : "");
+  if (!good)
+    printf("  %-15s none is chosen: %s\n", "", onebit_last_error());
+}
+
+static void print_threads(void) {
+  char threads[64];
+  bool good = resolve_threads(threads, sizeof threads) == ONEBIT_OK;
+#ifdef _OPENMP
+  printf("threads           OpenMP %d; ", _OPENMP);
+#else
+  printf("threads           built without OpenMP, so plans compress with one thread; ");
+#endif
+  printf("%ld processors; ", sysconf(_SC_NPROCESSORS_ONLN));
+  if (good)
+    printf("a plan that does not say asks for %s\n", threads);
+  else
+    printf("no plan can be made: %s\n", onebit_last_error());
+}
+
+static void print_mpi(void) {
+#ifdef ONEBIT_HAVE_MPI
+  char name[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length, version, subversion;
+  MPI_Get_library_version(name, &length); /* these two may be called before MPI_Init */
+  MPI_Get_version(&version, &subversion);
+  name[strcspn(name, "\n")] = '\0';
+  printf("MPI               %d.%d: %s\n", version, subversion, name);
+#else
+  printf("MPI               built without MPI\n");
+#endif
+}
+
+int main(int argc, char **argv) {
+  if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+    fputs(help, stdout);
+    return 0;
+  }
+  if (argc > 1) {
+    fprintf(stderr, "onebit-info: %s: takes no argument but --help\n", argv[1]);
+    return 2;
+  }
+  printf("onebit            %s\n", onebit_version());
+  print_codecs();
+  print_threads();
+  print_mpi();
+  return print_knobs() ? 0 : 1;
+}

@@ -1,0 +1,40 @@
+/*
+ * Runs a recorded case on ranks and says what came of it.
+ */
+#ifndef BENCH_REPLAY_RUN_H
+#define BENCH_REPLAY_RUN_H
+
+#include "bench/replay_case.h"
+#include "bench/replay_compare.h"
+#include "bench/replay_ranks.h"
+
+enum replay_verdict { REPLAY_OK, REPLAY_FAILED, REPLAY_NOT_SUPPORTED };
+
+/* How far the state after the last step is from the recorded one, for the curious: no tolerance is
+ * stated for it. Kept errors of all ranks: the norm of the difference by the norm of the last
+ * result. Adam: the momentum's norm, its relative difference. */
+struct replay_drift {
+  const char *name; /* NULL: nothing of the kind */
+  double value;
+};
+
+struct replay_result {
+  enum replay_verdict verdict;
+  struct replay_tally tally;
+  char words[REPLAY_WORDS]; /* why, when it failed */
+  char kind[16];            /* as case.txt has it */
+  struct replay_drift drifts[2];
+};
+
+/* Collective over the ranks; all of them get the same result. Each rank has opened the case for
+ * itself; `opened` false and `words` when it could not. Never leaves a rank waiting. */
+void replay_run(const struct replay_rank *rank, const struct replay_case *recorded, bool opened,
+                const char *words, struct replay_result *result);
+
+/* Opens the case and runs it on ranks that are threads, as many as the case was recorded with. */
+void replay_with_threads(const char *directory, struct replay_result *result);
+
+/* Opens the case and runs it on the ranks of MPI_COMM_WORLD. Collective over it. */
+void replay_with_mpi(const char *directory, struct replay_result *result);
+
+#endif

@@ -1,0 +1,311 @@
+/* Cases for the codecs: the product of the lists below. */
+#define _DEFAULT_SOURCE
+#include "tests/codec_cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const size_t counts[] = {0,    1,    31,   32,   33,   63,   64,    65,
+                                2047, 2048, 2049, 4095, 4096, 4097, 65536, 100003};
+static const char *const dtypes[] = {"float32", "bfloat16", "float16"};
+static const char *const values[] = {"gradients", "edges", "overflow", "nan"};
+
+enum { count_count = 16, dtype_count = 3, value_count = 4, stream_count = 3, kernel_count = 9 };
+
+struct codec_case {
+  size_t count;
+  onebit_dtype_t dtype;
+  int values;
+};
+
+/* Memory that ends at an inaccessible page. */
+struct guarded_array {
+  void *data, *mapping;
+  size_t mapped;
+};
+
+static struct guarded_array array_create(size_t bytes) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page + page;
+  char *mapping = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED || mprotect(mapping + whole - page, page, PROT_NONE)) {
+    perror("guarded memory");
+    exit(2);
+  }
+  return (struct guarded_array){mapping + whole - page - bytes, mapping, whole};
+}
+
+static void array_destroy(struct guarded_array *array) { munmap(array->mapping, array->mapped); }
+
+static uint32_t scramble(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  return x ^ x >> 16;
+}
+
+static const float edges[] = {
+    0.0f,     -0.0f,      0x1p-149f,     -0x1p-149f,      0x1p-126f, -0x1.fffffep-127f,
+    1.0f,     -1.0f,      0x1p-24f,      65504.0f,        65520.0f,  -65519.996f,
+    0x1p-25f, 0x1.8p-25f, 3.3895314e38f, 0x1.fffffep-15f, 0.1f};
+
+static float value_at(size_t i, uint32_t salt, int kind) {
+  uint32_t random = scramble((uint32_t)i * 2654435761u + salt);
+  float gradient = ((float)(random >> 8) * 0x1p-24f - 0.5f) * (float)(1 + i / 512 % 7);
+  if (kind == 1)
+    return i % 3 ? gradient * 1e-3f : edges[random % (sizeof edges / sizeof edges[0])];
+  if (kind == 2)
+    return gradient * 1e30f;
+  if (kind == 3 && i % 97 == 5)
+    return i % 2 ? NAN : -INFINITY;
+  return gradient;
+}
+
+static struct guarded_array input_create(const struct codec_case *c, uint32_t salt) {
+  struct guarded_array array = array_create(c->count * ob_dtype_size(c->dtype));
+  for (size_t i = 0; i < c->count; i++)
+    ob_store(array.data, i, c->dtype, value_at(i, salt, c->values));
+  return array;
+}
+
+static size_t words_of(size_t count) { return (count + OB_LANES - 1) / OB_LANES; }
+
+/* Float32 arrays in whole words, as kept values lie; finite whatever the case's values. */
+static struct guarded_array words_create(size_t count, uint32_t salt) {
+  struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(float));
+  for (size_t i = 0; i < count; i++)
+    ((float *)array.data)[i] = value_at(i, salt, 0);
+  return array;
+}
+
+static struct guarded_array bits_create(size_t count, uint32_t salt) {
+  struct guarded_array array = array_create(words_of(count) * sizeof(uint32_t));
+  for (size_t w = 0; w < words_of(count); w++)
+    ((uint32_t *)array.data)[w] = scramble((uint32_t)w + salt);
+  return array;
+}
+
+struct result {
+  unsigned char *bytes;
+  size_t size;
+};
+
+static void keep(struct result *result, const void *data, size_t size) {
+  result->bytes = realloc(result->bytes, result->size + size + 1);
+  if (size)
+    memcpy(result->bytes + result->size, data, size);
+  result->size += size;
+}
+
+/* The payload of a NaN is not defined, so a sum that is one is kept as "not finite". */
+static void keep_sum(struct result *result, float sum) {
+  float kept = ob_is_finite(sum) ? sum : INFINITY;
+  keep(result, &kept, sizeof kept);
+}
+
+static void keep_array(struct result *result, struct guarded_array *array, size_t size) {
+  keep(result, array->data, size);
+  array_destroy(array);
+}
+
+/* Processors make NaNs of different signs, so all are kept as one. */
+static void keep_numbers(struct result *result, struct guarded_array *array, size_t count) {
+  float *numbers = array->data;
+  for (size_t i = 0; i < count; i++)
+    if (isnan(numbers[i]))
+      numbers[i] = NAN;
+  keep_array(result, array, count * sizeof *numbers);
+}
+
+/* With values that are not finite the new kept values are discarded by the library, and only the
+ * sum tells. */
+static void run_compress(const struct codec_case *c, const struct ob_codec *codec, bool momentum,
+                         onebit_scale_t rule, bool stream, struct result *result) {
+  struct guarded_array input = input_create(c, 1), kept = words_create(c->count, 2),
+                       out = words_create(c->count, 3), bits = bits_create(c->count, 4),
+                       last = bits_create(c->count, 5);
+  struct ob_compress_run run = {
+      .count = c->count,
+      .valid = c->values == 0 && stream ? c->count - c->count / 3 : c->count,
+      .input = input.data,
+      .dtype = c->dtype,
+      .rule = rule,
+      .stream = stream,
+      .momentum_bits = momentum ? last.data : NULL,
+      .momentum_scale = 0.37f,
+      .beta1 = 0.9f,
+      .one_minus_beta1 = 0.1f,
+      .kept = kept.data,
+      .kept_scale = 0.21f,
+      .kept_out = out.data,
+      .bits = bits.data,
+  };
+  keep_sum(result, codec->compress(&run));
+  bool finite = c->values != 3;
+  keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
+  keep_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
+  array_destroy(&input);
+  array_destroy(&kept);
+  array_destroy(&last);
+}
+
+static const size_t streams[stream_count] = {1, 2, 7};
+
+static void run_streams(const struct codec_case *c, const struct ob_codec *codec, size_t count,
+                        bool sum, struct result *result) {
+  struct guarded_array bits[7], kept = words_create(c->count, 2), out = words_create(c->count, 3),
+                                word = bits_create(c->count, 4), plain = input_create(c, 6);
+  const uint32_t *pointers[7];
+  float scales[7];
+  for (size_t s = 0; s < count; s++) {
+    bits[s] = bits_create(c->count, 100 + (uint32_t)s);
+    pointers[s] = bits[s].data;
+    scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == 2 ? 1e30f : 1);
+  }
+  struct ob_reduce_run reduce = {c->count,
+                                 count,
+                                 pointers,
+                                 scales,
+                                 c->values == 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_RMS,
+                                 kept.data,
+                                 0.3f,
+                                 out.data,
+                                 word.data};
+  struct ob_sum_run total = {c->count, count, pointers, scales, plain.data, c->dtype};
+  if (sum)
+    codec->sum(&total);
+  else
+    keep_sum(result, codec->reduce(&reduce));
+  keep_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
+  keep_array(result, &word, words_of(c->count) * sizeof(uint32_t));
+  keep_array(result, &plain, c->count * ob_dtype_size(c->dtype));
+  array_destroy(&kept);
+  for (size_t s = 0; s < count; s++)
+    array_destroy(&bits[s]);
+}
+
+static void run_store(const struct codec_case *c, const struct ob_codec *codec,
+                      struct result *result) {
+  struct guarded_array bits = bits_create(c->count, 7), out = input_create(c, 8);
+  struct ob_store_run run = {
+      c->count, c->values != 0, bits.data, c->values == 2 ? 70000.0f : 0.123f, out.data, c->dtype};
+  codec->store(&run);
+  keep_array(result, &out, c->count * ob_dtype_size(c->dtype));
+  array_destroy(&bits);
+}
+
+/* Plain arrays of float32, `count` long, not in whole words. */
+static struct guarded_array floats_create(const struct codec_case *c, uint32_t salt) {
+  struct codec_case plain = {c->count, ONEBIT_FLOAT32, c->values == 3 ? 0 : c->values};
+  return input_create(&plain, salt);
+}
+
+static void run_adam(const struct codec_case *c, const struct ob_codec *codec,
+                     struct result *result) {
+  struct guarded_array g = floats_create(c, 9), m = floats_create(c, 10), v = floats_create(c, 11),
+                       p = floats_create(c, 12), q = floats_create(c, 13),
+                       bits = bits_create(c->count, 14);
+  for (size_t i = 0; i < c->count; i++)
+    ((float *)v.data)[i] = fabsf(((float *)v.data)[i]);
+  struct ob_adam_apply_run apply = {c->count, bits.data, 0.3f, v.data, q.data, 1e-2f, 0.1f};
+  codec->adam_apply(&apply);
+  struct ob_adam_factors factors = {0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f};
+  struct ob_adam_run run = {c->count, g.data,  m.data, v.data,
+                            p.data,   factors, 1e-2f,  c->values == 1 ? 0.1f : 0};
+  keep_sum(result, codec->adam(&run));
+  keep_numbers(result, &m, c->count);
+  keep_numbers(result, &v, c->count);
+  keep_numbers(result, &p, c->count);
+  keep_numbers(result, &q, c->count);
+  array_destroy(&g);
+  array_destroy(&bits);
+}
+
+static void run_dense(const struct codec_case *c, const struct ob_codec *codec,
+                      struct result *result) {
+  struct guarded_array a = input_create(c, 15), x = floats_create(c, 16), y = floats_create(c, 17),
+                       out = input_create(c, 18);
+  bool finite = codec->load(a.data, c->dtype, c->count, x.data);
+  keep(result, &finite, sizeof finite);
+  if (finite) {
+    const float *inputs[3] = {x.data, y.data, x.data};
+    codec->mean(inputs, 3, 1 / 3.0f, c->count, y.data);
+    codec->convert(x.data, c->count, out.data, c->dtype);
+  }
+  keep_array(result, &y, finite ? c->count * sizeof(float) : 0);
+  keep_array(result, &out, finite ? c->count * ob_dtype_size(c->dtype) : 0);
+  array_destroy(&a);
+  array_destroy(&x);
+}
+
+static const char *const kernels[kernel_count] = {"compress-rms",
+                                                  "compress-mean-absolute",
+                                                  "compress-momentum",
+                                                  "compress-stream",
+                                                  "reduce",
+                                                  "sum",
+                                                  "store",
+                                                  "adam",
+                                                  "dense"};
+
+static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,
+                       struct result *result) {
+  switch (kernel) {
+  case 0:
+    run_compress(c, codec, false, ONEBIT_SCALE_RMS, false, result);
+    break;
+  case 1:
+    run_compress(c, codec, false, ONEBIT_SCALE_MEAN_ABSOLUTE, false, result);
+    break;
+  case 2:
+    run_compress(c, codec, true, ONEBIT_SCALE_RMS, false, result);
+    break;
+  case 3:
+    run_compress(c, codec, true, ONEBIT_SCALE_MEAN_ABSOLUTE, true, result);
+    break;
+  case 4:
+  case 5:
+    for (int s = 0; s < stream_count; s++)
+      run_streams(c, codec, streams[s], kernel == 5, result);
+    break;
+  case 6:
+    run_store(c, codec, result);
+    break;
+  case 7:
+    run_adam(c, codec, result);
+    break;
+  default:
+    run_dense(c, codec, result);
+  }
+}
+
+size_t codec_cases_count(void) { return kernel_count * count_count * dtype_count * value_count; }
+
+static struct codec_case case_at(size_t index, size_t *kernel) {
+  *kernel = index % kernel_count;
+  index /= kernel_count;
+  struct codec_case c = {.count = counts[index % count_count]};
+  index /= count_count;
+  c.dtype = (onebit_dtype_t)(index % dtype_count);
+  c.values = (int)(index / dtype_count);
+  return c;
+}
+
+void codec_case_name(size_t index, char *name, size_t size) {
+  size_t kernel;
+  struct codec_case c = case_at(index, &kernel);
+  snprintf(name, size, "%s/%s/%s/%zu", kernels[kernel], dtypes[c.dtype], values[c.values], c.count);
+}
+
+size_t codec_case_run(size_t index, const struct ob_codec *codec, unsigned char **bytes) {
+  size_t kernel;
+  struct codec_case c = case_at(index, &kernel);
+  struct result result = {NULL, 0};
+  run_kernel(kernel, &c, codec, &result);
+  *bytes = result.bytes;
+  return result.size;
+}

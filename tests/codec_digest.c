@@ -1,0 +1,33 @@
+/* codec_digest NAME: walks the table of codec cases and prints a digest of what the codec wrote in
+ * each, so that codecs of different processors can be compared: equal lines are equal bits. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "tests/codec_cases.h"
+
+/* 64-bit FNV-1a. */
+static uint64_t digest(const unsigned char *bytes, size_t size) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < size; i++)
+    hash = (hash ^ bytes[i]) * 0x100000001b3u;
+  return hash;
+}
+
+int main(int count, char **arguments) {
+  const struct ob_codec *codec;
+  if (count != 2 || ob_codec_find(arguments[1], &codec) != ONEBIT_OK) {
+    fprintf(stderr, "usage: codec_digest CODEC%s%s\n", count == 2 ? ": " : "", onebit_last_error());
+    return 2;
+  }
+  for (size_t i = 0; i < codec_cases_count(); i++) {
+    char name[96];
+    unsigned char *bytes;
+    codec_case_name(i, name, sizeof name);
+    size_t size = codec_case_run(i, codec, &bytes);
+    printf("%s %zu %016" PRIx64 "\n", name, size, digest(bytes, size));
+    free(bytes);
+  }
+  return 0;
+}

@@ -1,0 +1,106 @@
+/*
+ * A fuzzer for the decoder of messages (libFuzzer). The first bytes of the input choose what the
+ * receiver expects; the rest is what arrived. Whatever it is, the check must not read past its end,
+ * and what the check lets pass must decode without leaving the receiver's buffers: address and
+ * undefined-behaviour sanitizers watch.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "compression/blocks.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+struct receiver {
+  struct ob_layout layout;
+  struct ob_work work;
+  struct ob_message_shape shape;
+  struct ob_message_expected expected;
+};
+
+/* A layout of one piece; the message is its second half, as a server's would be. */
+static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
+  size_t count = (size_t)choice[0] * 37 + choice[1], block = 32u << (choice[2] & 3);
+  if (ob_layout_create(&receiver->layout, block, 1, &count, NULL) != ONEBIT_OK)
+    return 0;
+  size_t first = receiver->layout.blocks / 2;
+  receiver->shape = (struct ob_message_shape){.first = first,
+                                              .blocks = receiver->layout.blocks - first,
+                                              .words = receiver->layout.words -
+                                                       ob_layout_word(&receiver->layout, first),
+                                              .one_scale = choice[2] & 4,
+                                              .dense = choice[2] & 8};
+  receiver->work = (struct ob_work){.codec = ob_codec_row(choice[3] & 1),
+                                    .layout = &receiver->layout,
+                                    .dtype = (onebit_dtype_t)(choice[3] / 2 % 3),
+                                    .one_scale = receiver->shape.one_scale,
+                                    .threads = 1};
+  if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
+    receiver->work.codec = &ob_codec_scalar;
+  receiver->expected = (struct ob_message_expected){OB_MESSAGE_WORKER, choice[4], count};
+  return ob_work_create(&receiver->work, 2) == ONEBIT_OK;
+}
+
+/* Makes the parts of the header right that a random input would hardly meet, so that the fuzzer
+ * gets behind them. */
+static void mend(struct receiver *receiver, unsigned char *message, size_t bytes, int what) {
+  struct ob_header header;
+  if (bytes < sizeof header)
+    return;
+  memcpy(&header, message, sizeof header);
+  if (what & 1)
+    header.magic = OB_MESSAGE_MAGIC;
+  if (what & 2)
+    header.version = OB_MESSAGE_VERSION;
+  if (what & 4)
+    header.kind = OB_MESSAGE_WORKER;
+  if (what & 8)
+    header.sequence = receiver->expected.sequence;
+  if (what & 16)
+    header.elements = receiver->expected.elements;
+  if (what & 32)
+    header.block = receiver->shape.first;
+  memcpy(message, &header, sizeof header);
+}
+
+static void decode(struct receiver *receiver, unsigned char *message) {
+  struct ob_view view = ob_message_view(message, &receiver->shape), both[2] = {view, view};
+  size_t bytes = receiver->layout.elements * ob_dtype_size(receiver->work.dtype);
+  void *output = malloc(bytes ? bytes : 1);
+  void *const outputs[1] = {output};
+  if (receiver->shape.dense) {
+    ob_convert_blocks(&receiver->work, &view, &receiver->shape, outputs);
+  } else {
+    ob_store_blocks(&receiver->work, &view, &receiver->shape, outputs);
+    ob_sum_blocks(&receiver->work, both, &receiver->shape, outputs);
+  }
+  free(output);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  enum { choices = 7 };
+  if (size < choices)
+    return 0;
+  struct receiver receiver = {0};
+  size_t bytes = size - choices;
+  unsigned char *message = malloc(bytes ? bytes : 1); /* exactly as long as what arrived */
+  memcpy(message, data + choices, bytes);
+  if (message && receiver_create(&receiver, data)) {
+    mend(&receiver, message, bytes, data[5]);
+    if (data[6] & 1) { /* and often as long as it should be */
+      unsigned char *right = realloc(message, ob_message_bytes(&receiver.shape));
+      size_t wanted = ob_message_bytes(&receiver.shape);
+      if (right && wanted > bytes)
+        memset(right + bytes, data[6], wanted - bytes);
+      message = right ? right : message;
+      bytes = right ? wanted : bytes;
+    }
+    if (ob_message_check(message, bytes, &receiver.shape, &receiver.expected) == ONEBIT_OK)
+      decode(&receiver, message);
+  }
+  ob_work_destroy(&receiver.work);
+  ob_layout_destroy(&receiver.layout);
+  free(message);
+  return 0;
+}

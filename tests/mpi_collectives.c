@@ -1,0 +1,24 @@
+/* The collectives' cases, a part of them, over MPI: the same table and code as test_collectives.c.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "tests/support_collectives.h"
+#include "tests/support_mpi.h"
+
+TestSuite(mpi_collectives, .timeout = 300);
+
+Test(mpi_collectives, equal_the_oracle) {
+  mpi_begin();
+  int size;
+  size_t count;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  struct collective_case *cases = collective_cases(size, FEW, &count);
+  for (size_t k = 0; k < count; k += test_stride()) {
+    struct collective_run run = collective_prepare(&cases[k]);
+    on_mpi_ranks(MPI_COMM_WORLD, collective_on_rank, &run);
+    collective_release(&run);
+  }
+  free(cases);
+  mpi_end();
+}

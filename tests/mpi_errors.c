@@ -1,0 +1,80 @@
+/* Wrong arguments and disagreement over MPI: the scenarios of test_disagreement.c, and what only
+ * MPI has. */
+#include <criterion/criterion.h>
+
+#include "base/memory.h"
+#include "onebit/mpi.h"
+#include "tests/support_errors.h"
+#include "tests/support_mpi.h"
+
+TestSuite(mpi_errors, .timeout = 300);
+
+/* Not followed; must not survive a failing creation. */
+static char stale;
+static onebit_comm_t stale_comm(void) { return (onebit_comm_t)(void *)&stale; }
+
+static void check_wrong(onebit_status_t status, onebit_comm_t comm, const char *word) {
+  CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS(word);
+  CHECK(comm == NULL, "a failed creation left a communicator");
+}
+
+static void check_not_initialised(void) {
+  onebit_comm_t comm = stale_comm();
+  onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_WORLD, &comm);
+  check_wrong(status, comm, "MPI");
+}
+
+/* Two halves that know each other make an inter-communicator. */
+static void check_inter_communicator(int rank, int size) {
+  MPI_Comm half, between;
+  onebit_comm_t comm = stale_comm();
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+  if (size > 1) {
+    MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 1, &between);
+    onebit_status_t status = onebit_comm_create_mpi(between, &comm);
+    check_wrong(status, comm, "inter");
+    MPI_Comm_free(&between);
+  }
+  MPI_Comm_free(&half);
+}
+
+/* The first, the second, ... allocation of a rank fails while a communicator is made: the others
+ * learn of it. */
+static void check_memory(int rank, int size) {
+  for (int culprit = 0; culprit < size; culprit++)
+    for (long n = 1, done = 0; !done; n++) {
+      onebit_comm_t comm = stale_comm();
+      check_case("allocation %ld of rank %d fails", n, culprit);
+      ob_memory_fail_at(rank == culprit ? n : 0);
+      onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_WORLD, &comm);
+      ob_memory_fail_at(0);
+      done = status == ONEBIT_OK;
+      if (!done)
+        CHECK_STATUS(status, ONEBIT_ERROR_MEMORY);
+      CHECK((comm == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+      onebit_comm_destroy(comm);
+    }
+}
+
+Test(mpi_errors, reach_all_ranks) {
+  static rank_body *const scenarios[] = {
+      wrong_buffers_on_one_rank,       wrong_operation_on_one_rank,   wrong_plan_on_one_rank,
+      wrong_tensors_on_one_rank,       other_plan_on_one_rank,        other_adam_on_one_rank,
+      wrong_learning_rate_on_one_rank, plan_here_and_optimizer_there, other_threads_on_one_rank};
+  check_not_initialised();
+  int rank = mpi_begin(), size;
+  onebit_comm_t comm = stale_comm();
+  onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_NULL, &comm);
+  check_wrong(status, comm, "MPI_COMM_NULL");
+  check_wrong(onebit_comm_create_mpi(MPI_COMM_WORLD, NULL), NULL, "comm");
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  check_inter_communicator(rank, size);
+  check_memory(rank, size);
+  for (size_t k = 0; size > 1 && k < sizeof scenarios / sizeof scenarios[0]; k++)
+    for (int guilty = 0; guilty < size; guilty++) {
+      struct culprit culprit = {guilty};
+      on_mpi_ranks(MPI_COMM_WORLD, scenarios[k], &culprit);
+    }
+  mpi_end();
+}

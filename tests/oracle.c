@@ -1,0 +1,274 @@
+/* The collectives of the oracle: compensate, take signs and scales, average, take signs and scales
+ * again. */
+#include "tests/oracle.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 32
+
+static float bfloat16_to_float(uint16_t bits) {
+  uint32_t word = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+static uint16_t float_to_bfloat16(float value) {
+  uint32_t word;
+  memcpy(&word, &value, sizeof word);
+  if (isnan(value))
+    return (uint16_t)(word >> 16 | 0x40); /* stays a NaN when its low bits are cut off */
+  uint32_t rest = word & 0xffff, kept = word >> 16;
+  return (uint16_t)(kept + (rest > 0x8000 || (rest == 0x8000 && (kept & 1))));
+}
+
+static float float16_to_float(uint16_t bits) {
+  int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float magnitude;
+  if (exponent == 31)
+    magnitude = fraction ? NAN : INFINITY;
+  else
+    magnitude =
+        exponent ? ldexpf((float)(1024 + fraction), exponent - 25) : ldexpf((float)fraction, -24);
+  return bits >> 15 ? -magnitude : magnitude;
+}
+
+/* rintf rounds to nearest even; a fraction that rounds up to the next power of two carries into the
+ * exponent. */
+static uint16_t float_to_float16(float value) {
+  unsigned sign = signbit(value) ? 0x8000 : 0, magnitude;
+  float absolute = fabsf(value);
+  int exponent;
+  if (isnan(value)) {
+    magnitude = 0x7e00;
+  } else if (absolute >= 65520.0f) { /* half way between the largest number and 2^16 */
+    magnitude = 0x7c00;
+  } else if (absolute < 0x1p-14f) { /* a multiple of 2^-24 */
+    magnitude = (unsigned)rintf(ldexpf(absolute, 24));
+  } else {
+    float fraction = frexpf(absolute, &exponent); /* in [1/2, 1) */
+    magnitude = (unsigned)((exponent + 14) << 10) + (unsigned)rintf(ldexpf(fraction, 11)) - 1024;
+  }
+  return (uint16_t)(sign | magnitude);
+}
+
+float oracle_load(const void *array, size_t i, onebit_dtype_t dtype) {
+  if (dtype == ONEBIT_FLOAT32)
+    return ((const float *)array)[i];
+  uint16_t bits = ((const uint16_t *)array)[i];
+  return dtype == ONEBIT_BFLOAT16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+
+void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value) {
+  if (dtype == ONEBIT_FLOAT32)
+    ((float *)array)[i] = value;
+  else
+    ((uint16_t *)array)[i] =
+        dtype == ONEBIT_BFLOAT16 ? float_to_bfloat16(value) : float_to_float16(value);
+}
+
+static float *floats(size_t count) {
+  float *array = calloc(count ? count : 1, sizeof *array);
+  cr_assert(array, "no memory for %zu floats", count);
+  return array;
+}
+
+struct oracle *oracle_create_tensors(int size, const size_t *counts, size_t tensors,
+                                     const onebit_plan_options_t *options) {
+  struct oracle *oracle = calloc(1, sizeof *oracle);
+  cr_assert(oracle, "no memory for an oracle");
+  oracle->options = *options;
+  oracle->size = size;
+  oracle_lay_out(oracle, counts, tensors);
+  size_t all = (size_t)size * oracle->elements;
+  oracle->worker_error = floats(all);
+  oracle->server_error = floats(oracle->elements);
+  oracle->compensated = floats(all);
+  oracle->decoded = floats(all);
+  return oracle;
+}
+
+struct oracle *oracle_create(int size, size_t count, const onebit_plan_options_t *options) {
+  return oracle_create_tensors(size, &count, 1, options);
+}
+
+void oracle_destroy(struct oracle *oracle) {
+  if (!oracle)
+    return;
+  free(oracle->runs);
+  free(oracle->worker_error);
+  free(oracle->server_error);
+  free(oracle->compensated);
+  free(oracle->decoded);
+  free(oracle);
+}
+
+/* The defined sum of a run. */
+static float magnitudes(const float *values, size_t count, onebit_scale_t rule) {
+  float lane[LANES] = {0};
+  for (size_t i = 0; i < count; i++)
+    lane[i % LANES] += rule == ONEBIT_SCALE_RMS ? values[i] * values[i] : fabsf(values[i]);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++)
+      lane[i] += lane[i + width];
+  return lane[0];
+}
+
+static float scale_of(double sum, size_t count, onebit_scale_t rule) {
+  double mean = sum / (double)count;
+  return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
+}
+
+static void decode(const float *values, const struct oracle_run *run, float scale, float *decoded) {
+  for (size_t i = run->first; i < run->first + run->count; i++)
+    decoded[i] = copysignf(scale, values[i]);
+}
+
+/* decoded = +-scale by the signs of values, over consecutive runs. False when some sum is not
+ * finite. */
+static bool quantize(const struct oracle *oracle, const struct oracle_run *runs, size_t run_count,
+                     const float *values, float *decoded) {
+  onebit_scale_t rule = oracle->options.scale;
+  double total = 0.0;
+  size_t count = 0;
+  for (size_t k = 0; k < run_count; k++) {
+    float sum = magnitudes(values + runs[k].first, runs[k].count, rule);
+    if (!isfinite(sum))
+      return false;
+    total += (double)sum;
+    count += runs[k].count;
+    if (!oracle->common_scale)
+      decode(values, &runs[k], scale_of((double)sum, runs[k].count, rule), decoded);
+  }
+  for (size_t k = 0; k < run_count && oracle->common_scale; k++)
+    decode(values, &runs[k], scale_of(total, count, rule), decoded);
+  return true;
+}
+
+/* What every rank sends: its compensated values, and what the others read of them. */
+static bool compress(struct oracle *oracle, const float *const *inputs) {
+  for (int r = 0; r < oracle->size; r++) {
+    size_t base = (size_t)r * oracle->elements;
+    float *compensated = oracle->compensated + base;
+    for (size_t i = 0; i < oracle->elements; i++)
+      compensated[i] = oracle->worker_error[base + i] + (i < oracle->valid ? inputs[r][i] : 0.0f);
+    if (!quantize(oracle, oracle->runs, oracle->run_count, compensated, oracle->decoded + base))
+      return false;
+  }
+  return true;
+}
+
+static void keep_worker_errors(struct oracle *oracle) {
+  for (size_t i = 0; i < (size_t)oracle->size * oracle->elements; i++)
+    oracle->worker_error[i] = oracle->compensated[i] - oracle->decoded[i];
+}
+
+/* The mean over the ranks of what they sent, in rank order, with the division folded into the
+ * scales. */
+static void average(const struct oracle *oracle, float *mean) {
+  float part = 1.0f / (float)oracle->size;
+  for (size_t i = 0; i < oracle->elements; i++) {
+    float sum = oracle->decoded[i] * part;
+    for (size_t r = 1; r < (size_t)oracle->size; r++)
+      sum += oracle->decoded[r * oracle->elements + i] * part;
+    mean[i] = sum;
+  }
+}
+
+/* Every server compresses its share of the mean. */
+static bool serve(struct oracle *oracle, float *total, float *result) {
+  for (size_t i = 0; i < oracle->elements; i++)
+    total[i] += oracle->server_error[i];
+  for (size_t begin = 0, end; begin < oracle->run_count; begin = end) {
+    for (end = begin; end < oracle->run_count; end++)
+      if (oracle->runs[end].server != oracle->runs[begin].server)
+        break;
+    if (!quantize(oracle, oracle->runs + begin, end - begin, total, result))
+      return false;
+  }
+  for (size_t i = 0; i < oracle->elements; i++)
+    total[i] -= result[i];
+  return true;
+}
+
+static bool allreduce(struct oracle *oracle, float *result) {
+  float *total = floats(oracle->elements), *padded = floats(oracle->elements);
+  average(oracle, total);
+  bool done = serve(oracle, total, padded);
+  if (done) {
+    keep_worker_errors(oracle);
+    memcpy(oracle->server_error, total, oracle->elements * sizeof *total);
+    memcpy(result, padded, oracle->valid * sizeof *result);
+  }
+  free(padded);
+  free(total);
+  return done;
+}
+
+static void forget_errors(struct oracle *oracle) {
+  memset(oracle->worker_error, 0, (size_t)oracle->size * oracle->elements * sizeof(float));
+  memset(oracle->server_error, 0, oracle->elements * sizeof(float));
+}
+
+bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result) {
+  if (!compress(oracle, inputs))
+    return false;
+  if (oracle->options.operation == ONEBIT_ALLREDUCE) {
+    if (!allreduce(oracle, result))
+      return false;
+  } else {
+    if (oracle->options.operation == ONEBIT_ALLGATHER)
+      memcpy(result, oracle->decoded, oracle->result_count * sizeof *result);
+    else
+      average(oracle, result);
+    keep_worker_errors(oracle);
+  }
+  if (oracle->options.no_error_feedback)
+    forget_errors(oracle);
+  return true;
+}
+
+/* ONEBIT_WIRE_DENSE: the mean in float32, nothing kept. */
+static bool exchange_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
+  float part = 1.0f / (float)oracle->size;
+  for (size_t i = 0; i < oracle->valid; i++) {
+    float sum = inputs[0][i];
+    bool finite = isfinite(sum);
+    for (int r = 1; r < oracle->size; r++) {
+      finite = finite && isfinite(inputs[r][i]);
+      sum += inputs[r][i];
+    }
+    if (!finite)
+      return false;
+    result[i] = sum * part;
+  }
+  return true;
+}
+
+bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result) {
+  onebit_dtype_t dtype = oracle->options.dtype;
+  float *values = floats((size_t)oracle->size * oracle->valid);
+  float *output = floats(oracle->result_count);
+  const float **pointers = calloc((size_t)oracle->size, sizeof *pointers);
+  for (size_t r = 0; r < (size_t)oracle->size; r++) {
+    pointers[r] = values + r * oracle->valid;
+    for (size_t i = 0; i < oracle->valid; i++)
+      values[r * oracle->valid + i] = oracle_load(inputs[r], i, dtype);
+  }
+  bool done = oracle->options.wire == ONEBIT_WIRE_DENSE ? exchange_dense(oracle, pointers, output)
+                                                        : oracle_exchange(oracle, pointers, output);
+  for (size_t i = 0; done && i < oracle->result_count; i++)
+    oracle_store(result, i, dtype, output[i]);
+  free(pointers);
+  free(output);
+  free(values);
+  return done;
+}
+
+const float *oracle_worker_error(const struct oracle *oracle, int rank) {
+  return oracle->worker_error + (size_t)rank * oracle->elements;
+}

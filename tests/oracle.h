@@ -1,0 +1,104 @@
+/*
+ * The oracle: what every collective and 1-bit Adam must give, to the bit. Written again from the
+ * formulas in the public headers, with float32 state, simple loops and all ranks in one process. It
+ * uses nothing of the library but its enumerations.
+ *
+ *   worker   c = e + x          s = scale of c      e = c - s sign(c)      sent: sign(c), s
+ *   server   t = sum in rank order of s_r * (1/P) * sign(c_r), then + d    likewise    y = +-scale
+ * of t
+ *
+ * The kept error e is stored as such. The scale of a block: element i of it goes to lane i mod 32,
+ * each lane adds c * c (or |c|) in order, lanes are added by halving, then sqrt(sum / count) (or
+ * sum / count) in double, rounded once.
+ */
+#ifndef ONEBIT_TESTS_ORACLE_H
+#define ONEBIT_TESTS_ORACLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "onebit/optimizer.h"
+#include "onebit/plan.h"
+
+/* One element of an array of dtype, as float32; a float32 rounded to nearest even and stored. */
+float oracle_load(const void *array, size_t i, onebit_dtype_t dtype);
+void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value);
+
+/* ---- Exchanges (oracle.c, oracle_layout.c) ---- */
+
+/* Consecutive elements that are summed together, all served by one rank. */
+struct oracle_run {
+  size_t first, count;
+  int server;
+};
+
+struct oracle {
+  onebit_plan_options_t options;
+  int size;
+  size_t valid;        /* elements of the send buffer */
+  size_t elements;     /* with the padding of profile deepspeed */
+  size_t result_count; /* elements of all ranks' results together, or of the common result */
+  bool common_scale;   /* one scale for all runs of a worker buffer, and of a server share */
+  struct oracle_run *runs;
+  size_t run_count;
+  float *worker_error;          /* [size][elements] */
+  float *server_error;          /* [elements]: each server's part at its place */
+  float *compensated, *decoded; /* [size][elements]: of the latest call */
+};
+
+/* A plan of `count` elements on `size` ranks, with the options' operation. */
+struct oracle *oracle_create(int size, size_t count, const onebit_plan_options_t *options);
+
+/* An allreduce of several tensors at once, one after the other in the send buffer; no block spans
+ * two. */
+struct oracle *oracle_create_tensors(int size, const size_t *counts, size_t tensors,
+                                     const onebit_plan_options_t *options);
+void oracle_destroy(struct oracle *oracle);
+
+/* One call: inputs[r] is the send buffer of rank r, of the options' dtype. Writes result_count
+ * elements of dtype: the common result, or for a reduce-scatter the ranks' results one after the
+ * other. False, and nothing is changed, when the call is skipped. */
+bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result);
+
+/* The same on float32, without the conversions: inputs[r] has `valid` elements. */
+bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result);
+
+const float *oracle_worker_error(const struct oracle *oracle, int rank);
+
+/* Where the part of the server error begins that a rank keeps, and its elements (0 unless it is an
+ * allreduce). */
+size_t oracle_server_first(const struct oracle *oracle, int rank);
+size_t oracle_server_count(const struct oracle *oracle, int rank);
+
+/* Cuts the elements into runs (oracle_layout.c). */
+void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors);
+
+/* ---- 1-bit Adam (oracle_adam.c) ---- */
+
+struct oracle_adam {
+  onebit_adam_options_t options; /* with the defaults filled in */
+  int size;
+  size_t tensors, total;
+  size_t *first, *count; /* of each tensor in the arrays below */
+  float *weight_decay, *factor;
+  float *parameter, *momentum, *variance, *reciprocal; /* [total] */
+  float *local;                                        /* [size][total] */
+  bool compressed;
+  size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
+  double *norms; /* of the variance after step t, bias-corrected where the options say so */
+  size_t norms_capacity;
+  double variance_ratio;
+  struct oracle **exchanges; /* one for all tensors, or in profile deepspeed one a tensor */
+  size_t exchange_count;
+};
+
+/* The tensors' parameters are the start; they and the gradients are not kept. */
+struct oracle_adam *oracle_adam_create(int size, const onebit_tensor_t *tensors, size_t count,
+                                       const onebit_adam_options_t *options);
+void oracle_adam_destroy(struct oracle_adam *adam);
+
+/* One step: gradients[r] is rank r's, all tensors one after the other. False, and nothing changed,
+ * when skipped. */
+bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
+
+#endif

@@ -1,0 +1,116 @@
+/* How the oracle cuts a buffer: into shares, one a server, and into runs, one sum each. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "tests/oracle.h"
+
+#define WORD       32   /* elements whose signs share a word; shares are counted in words */
+#define RUN        2048 /* elements summed together where a scale covers more */
+#define BLOCK_SIZE 2048 /* the default */
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+static void add_run(struct oracle *oracle, size_t first, size_t count, int server) {
+  struct oracle_run *runs =
+      realloc(oracle->runs, (oracle->run_count + 1) * sizeof *runs); /* simple; layouts are small */
+  cr_assert(runs, "no memory for runs");
+  oracle->runs = runs;
+  oracle->runs[oracle->run_count++] = (struct oracle_run){first, count, server};
+}
+
+static void add_runs(struct oracle *oracle, size_t first, size_t count, size_t length, int server) {
+  for (size_t done = 0; done < count; done += length)
+    add_run(oracle, first + done, smaller(length, count - done), server);
+}
+
+/* floor(k * words / size), in steps that cannot overflow. */
+static size_t share_begin(size_t k, size_t words, size_t size) {
+  return words / size * k + words % size * k / size;
+}
+
+/* The rank that serves a block whose first word is `word`: the last whose share has begun. */
+static int server_of(size_t word, size_t words, int size) {
+  int server = 0;
+  while (server + 1 < size && share_begin((size_t)server + 1, words, (size_t)size) <= word)
+    server++;
+  return server;
+}
+
+/* One tensor of an allreduce, in blocks or, with a scale a buffer, in runs; each has the server of
+ * its first word. */
+static void lay_out_tensor(struct oracle *oracle, size_t first, size_t count, size_t word,
+                           size_t words) {
+  size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
+  for (size_t done = 0; done < count; done += length)
+    add_run(oracle, first + done, smaller(length, count - done),
+            server_of(word + done / WORD, words, oracle->size));
+}
+
+static void lay_out_allreduce(struct oracle *oracle, const size_t *counts, size_t tensors) {
+  size_t words = 0, word = 0, first = 0;
+  for (size_t k = 0; k < tensors; k++)
+    words += (counts[k] + WORD - 1) / WORD;
+  for (size_t k = 0; k < tensors; k++) {
+    lay_out_tensor(oracle, first, counts[k], word, words);
+    first += counts[k];
+    word += (counts[k] + WORD - 1) / WORD;
+  }
+  oracle->valid = oracle->elements = oracle->result_count = first;
+}
+
+/* A segment a rank (reduce-scatter) or one that all ranks read (allgather, which needs no server).
+ */
+static void lay_out_segments(struct oracle *oracle, size_t count, int segments) {
+  size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
+  for (int k = 0; k < segments; k++)
+    add_runs(oracle, (size_t)k * count, count, length, k);
+  oracle->valid = oracle->elements = (size_t)segments * count;
+  oracle->result_count = (size_t)oracle->size * count;
+}
+
+static size_t least_common_multiple(size_t a, size_t b) {
+  size_t multiple = a;
+  while (multiple % b)
+    multiple += a;
+  return multiple;
+}
+
+/* Padded to a multiple of P * lcm(P, 8), cut in P chunks. */
+static void lay_out_deepspeed(struct oracle *oracle, size_t count) {
+  size_t size = (size_t)oracle->size, quantum = size * least_common_multiple(size, 8);
+  size_t padded = (count + quantum - 1) / quantum * quantum, chunk = padded / size;
+  for (size_t k = 0; k < size; k++)
+    add_runs(oracle, k * chunk, chunk, RUN, (int)k);
+  oracle->valid = oracle->result_count = count;
+  oracle->elements = padded;
+}
+
+void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors) {
+  onebit_plan_options_t *options = &oracle->options;
+  if (options->block_size == 0)
+    options->block_size = BLOCK_SIZE;
+  bool deepspeed = options->profile == ONEBIT_PROFILE_DEEPSPEED;
+  oracle->common_scale = deepspeed || options->block_size == ONEBIT_BLOCK_BUFFER;
+  options->scale = deepspeed ? ONEBIT_SCALE_RMS : options->scale;
+  if (deepspeed)
+    lay_out_deepspeed(oracle, counts[0]);
+  else if (options->operation == ONEBIT_ALLREDUCE)
+    lay_out_allreduce(oracle, counts, tensors);
+  else
+    lay_out_segments(oracle, counts[0], options->operation == ONEBIT_ALLGATHER ? 1 : oracle->size);
+}
+
+size_t oracle_server_first(const struct oracle *oracle, int rank) {
+  for (size_t k = 0; k < oracle->run_count; k++)
+    if (oracle->runs[k].server >= rank)
+      return oracle->runs[k].first;
+  return oracle->elements;
+}
+
+size_t oracle_server_count(const struct oracle *oracle, int rank) {
+  size_t count = 0;
+  if (oracle->options.operation == ONEBIT_ALLREDUCE && oracle->options.wire == ONEBIT_WIRE_BITS)
+    for (size_t k = 0; k < oracle->run_count; k++)
+      count += oracle->runs[k].server == rank ? oracle->runs[k].count : 0;
+  return count;
+}

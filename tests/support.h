@@ -1,0 +1,111 @@
+/*
+ * What the tests share: ranks that are threads, checks that work inside them, gradient-like data,
+ * buffers between guard pages, and comparison to the bit.
+ *
+ * A check that fails is noted, with the rank and the case it happened in, and the test goes on: a
+ * rank that left early would leave the others waiting for its messages. checks_must_hold() then
+ * fails the Criterion test; on_ranks() calls it.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_H
+#define ONEBIT_TESTS_SUPPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onebit/onebit.h"
+
+/* The sizes of group that the project promises to test, and the counts on the edges of words,
+ * blocks and runs. */
+extern const int test_sizes[];
+extern const size_t test_sizes_count;
+extern const size_t test_counts[];
+extern const size_t test_counts_count;
+
+/* ---- Checks (support.c) ---- */
+
+/* Notes a failure, with words like printf's, when the condition does not hold; gives the condition.
+ */
+#define CHECK(condition, ...) check_note((condition), __FILE__, __LINE__, __VA_ARGS__)
+bool check_note(bool holds, const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* Checks that a call of the library returned `wanted`; the failure tells the library's own words.
+ */
+#define CHECK_STATUS(call, wanted) check_status((call), (wanted), #call, __FILE__, __LINE__)
+bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call, const char *file,
+                  int line);
+
+/* Checks that the words of this thread's latest error contain `part`. */
+#define CHECK_WORDS(part) check_words((part), __FILE__, __LINE__)
+bool check_words(const char *part, const char *file, int line);
+
+/* What this thread's next failures should be told with: the case, and the rank (-1: no rank). */
+void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void check_rank(int rank);
+
+/* Fails the Criterion test, with the first failures' words, unless every check so far has held. */
+void checks_must_hold(void);
+
+/* ---- Ranks (support.c) ---- */
+
+/* What one rank does. The communicator is destroyed after it returns. */
+typedef void rank_body(onebit_comm_t comm, void *context);
+
+/* Runs the body on `size` ranks, each a thread, over a loopback communicator; then
+ * checks_must_hold(). */
+void on_ranks(int size, rank_body *body, void *context);
+
+/* Waits until all ranks of comm are here: a collective of its own on a dense plan of no element. */
+void meet(onebit_comm_t comm);
+
+/* Every how many cases of a long table to walk: ONEBIT_TEST_STRIDE, or 1. Sanitizers and emulators
+ * set it. */
+size_t test_stride(void);
+
+/* Whether plans can be made with this codec here; "" is the library's own choice. Leaves
+ * ONEBIT_CODEC set to it when they can, and unset when they cannot. Call it while no other thread
+ * runs. */
+bool use_codec(const char *name);
+
+/* The codecs that a test should walk. */
+extern const char *const test_codecs[];
+extern const size_t test_codecs_count;
+
+/* ---- Data (support_data.c) ---- */
+
+/* Element i of a rank's input at a step. Repeats in none of the sizes the library knows; magnitudes
+ * differ by region as those of gradients do; some elements, and some whole blocks, are zero. Same
+ * on every machine. */
+float input_value(size_t i, int rank, int step);
+void fill_input(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int step);
+
+size_t dtype_size(onebit_dtype_t dtype);
+const char *dtype_name(onebit_dtype_t dtype);
+
+/* Memory with an inaccessible page before and after. BELOW: data begins where the page before ends.
+ * ABOVE: data ends where the page after begins, so it is only as aligned as `bytes` is. */
+enum guard { GUARD_BELOW, GUARD_ABOVE };
+struct guarded {
+  void *data;
+  void *mapping;
+  size_t mapped;
+};
+struct guarded guarded_create(size_t bytes, enum guard guard);
+void guarded_destroy(struct guarded *buffer);
+
+/* Fills bytes with a pattern that no result has, and says whether all of it is still there. */
+void fill_pattern(void *buffer, size_t bytes);
+bool pattern_holds(const void *buffer, size_t bytes);
+
+/* Checks that two arrays of dtype are equal in every bit; the failure tells the first that differs
+ * and how many do. */
+#define CHECK_BITS(what, actual, wanted, count, dtype)                                             \
+  check_bits((what), (actual), (wanted), (count), (dtype), __FILE__, __LINE__)
+bool check_bits(const char *what, const void *actual, const void *wanted, size_t count,
+                onebit_dtype_t dtype, const char *file, int line);
+
+/* calloc that ends the test when there is no memory. */
+void *allocate(size_t count, size_t size);
+
+#endif

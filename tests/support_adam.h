@@ -1,0 +1,61 @@
+/*
+ * Cases of 1-bit Adam, and how one of them is run and compared with the oracle: the same code for
+ * ranks that are threads and for ranks of MPI.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_ADAM_H
+#define ONEBIT_TESTS_SUPPORT_ADAM_H
+
+#include "tests/oracle.h"
+#include "tests/support.h"
+
+struct adam_tensor {
+  size_t count;
+  float weight_decay, factor;
+};
+struct adam_tensors {
+  size_t count;
+  struct adam_tensor list[10];
+};
+
+/* Odd sizes, empty ones and one of a single element, some with weight decay or a rate of their own;
+ * and others. */
+extern const struct adam_tensors adam_tensors_odd, adam_tensors_one, adam_tensors_many_words,
+    adam_tensors_tiny, adam_tensors_none;
+
+struct adam_case {
+  int size, steps;
+  onebit_adam_options_t options;
+  const struct adam_tensors *tensors;
+  bool still;   /* every 13th element never gets a gradient */
+  float growth; /* when not 0: gradients are multiplied by growth^step */
+  float poison; /* when not 0: before each step comes one where a gradient of poisoned_rank has this
+                   value */
+  int poisoned_rank, poisoned_from; /* the latter: the step from which on */
+};
+
+/* What the oracle says after each step. */
+struct adam_run {
+  const struct adam_case *what;
+  struct adam_moment {
+    float *parameters; /* of all tensors, one after the other */
+    bool compressed;
+    size_t freeze_step;
+    double variance_ratio, momentum_norm;
+    double *error_norm; /* [size] */
+  } * moments;          /* [steps] */
+  float *start;
+  size_t total;
+};
+
+struct adam_run adam_prepare(const struct adam_case *what);
+void adam_release(struct adam_run *run);
+
+/* Runs the case on one rank: parameters equal the oracle's after each step, to the bit. A rank_body
+ * whose context is the struct adam_run. */
+void adam_on_rank(onebit_comm_t comm, void *run);
+
+/* Gradient of all tensors on a rank at a step, and the learning rate of a step. */
+void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);
+float adam_learning_rate(int step);
+
+#endif

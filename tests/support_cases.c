@@ -1,0 +1,108 @@
+/* The table of cases of the collectives. */
+#include <stdlib.h>
+
+#include "tests/support_collectives.h"
+
+#define BLOCK_SIZES 5
+static const size_t block_sizes[BLOCK_SIZES] = {2048, 32, 256, 65536, ONEBIT_BLOCK_BUFFER};
+static const size_t chunk_sizes[] = {0, 32, 4096, 0, 2048};
+#define MANY_RANKS                                                                                 \
+  5 /* from here on, no chunk of one word: the messages would be hundreds of thousands */
+#define SCALES 2
+#define DTYPES 3
+
+/* A number below `limit` that depends on the case and on what is drawn, the same in every run: it
+ * spreads the options that are not multiplied out evenly over the cases. (Knuth's multiplicative
+ * hash.) */
+static size_t drawn(size_t number, size_t what, size_t limit) {
+  uint32_t hash = (uint32_t)(number * 8 + what) * 2654435761u;
+  return (hash >> 16) % limit;
+}
+
+struct table {
+  struct collective_case *cases;
+  size_t count, capacity;
+  int size;
+};
+
+static struct collective_case *add(struct table *table, onebit_operation_t operation,
+                                   size_t count) {
+  if (table->count == table->capacity) {
+    table->capacity = 2 * table->capacity + 64;
+    struct collective_case *grown = realloc(table->cases, table->capacity * sizeof *table->cases);
+    if (!grown)
+      abort();
+    table->cases = grown;
+  }
+  size_t number = table->count++;
+  struct collective_case *what = &table->cases[number];
+  *what = (struct collective_case){.size = table->size,
+                                   .steps = count > 1000 ? 3 : 5,
+                                   .count = count,
+                                   .options = ONEBIT_PLAN_OPTIONS_INIT};
+  what->options.operation = operation;
+  what->options.chunk_size =
+      chunk_sizes[drawn(number, 0, sizeof chunk_sizes / sizeof chunk_sizes[0])];
+  if (table->size >= MANY_RANKS && what->options.chunk_size == 32)
+    what->options.chunk_size = 1024;
+  what->options.dtype = (onebit_dtype_t)drawn(number, 1, DTYPES);
+  /* Threads that outnumber the cores spin, and test nothing more. */
+  what->options.threads = table->size <= 2 ? 1 + (int)drawn(number, 2, 3) : 1;
+  what->placement = (enum placement)drawn(number, 3, PLACEMENTS);
+  what->nonblocking = drawn(number, 4, 2);
+  return what;
+}
+
+/* Combination k of block size, scale and, when all are wanted, dtype. */
+static void add_combination(struct table *table, onebit_operation_t operation, size_t count,
+                            size_t k, bool every_dtype) {
+  struct collective_case *what = add(table, operation, count);
+  what->options.block_size = block_sizes[k % BLOCK_SIZES];
+  what->options.scale = (onebit_scale_t)(k / BLOCK_SIZES % SCALES);
+  if (every_dtype)
+    what->options.dtype = (onebit_dtype_t)(k / (BLOCK_SIZES * SCALES) % DTYPES);
+}
+
+static size_t combinations(int size, enum extent extent, size_t count) {
+  bool large = count > 10000;
+  if (extent == FEW)
+    return large ? 1 : 3;
+  if (large)
+    return size < MANY_RANKS ? 5 : 2;
+  if (size >= MANY_RANKS && count > 1000)
+    return BLOCK_SIZES;
+  return extent == EVERY_OPTION ? BLOCK_SIZES * SCALES * DTYPES : BLOCK_SIZES * SCALES;
+}
+
+/* What only the allreduce knows: profile deepspeed, dense messages, and the control without error
+ * feedback. */
+static void add_allreduce_kinds(struct table *table, size_t count, enum extent extent) {
+  size_t dtypes = extent == FEW || count > 10000 ? 1 : DTYPES;
+  for (size_t k = 0; k < dtypes; k++) {
+    add(table, ONEBIT_ALLREDUCE, count)->options.profile = ONEBIT_PROFILE_DEEPSPEED;
+    add(table, ONEBIT_ALLREDUCE, count)->options.wire = ONEBIT_WIRE_DENSE;
+    if (dtypes == DTYPES)
+      table->cases[table->count - 1].options.dtype = table->cases[table->count - 2].options.dtype =
+          (onebit_dtype_t)k;
+  }
+  add(table, ONEBIT_ALLREDUCE, count)->options.no_error_feedback = 1;
+}
+
+struct collective_case *collective_cases(int size, enum extent extent, size_t *count) {
+  struct table table = {.size = size};
+  for (size_t c = 0; c < test_counts_count; c++) {
+    for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++) {
+      size_t wanted = combinations(size, extent, test_counts[c]);
+      for (size_t k = 0; k < wanted; k++)
+        add_combination(&table, (onebit_operation_t)operation, test_counts[c],
+                        /* fewer than all: every block size where they suffice, and any scale */
+                        wanted < BLOCK_SIZES    ? drawn(table.count, 5, BLOCK_SIZES * SCALES)
+                        : wanted == BLOCK_SIZES ? k + BLOCK_SIZES * drawn(table.count, 6, SCALES)
+                                                : k,
+                        extent == EVERY_OPTION && wanted > BLOCK_SIZES * SCALES);
+    }
+    add_allreduce_kinds(&table, test_counts[c], extent);
+  }
+  *count = table.count;
+  return table.cases;
+}

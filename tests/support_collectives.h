@@ -1,0 +1,72 @@
+/*
+ * Cases of the collectives, and how one of them is run: the same table and the same code for ranks
+ * that are threads and for ranks of MPI.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_COLLECTIVES_H
+#define ONEBIT_TESTS_SUPPORT_COLLECTIVES_H
+
+#include "tests/oracle.h"
+#include "tests/support.h"
+
+/* Where the buffers lie. APART_ODD: one element (three for the result) after an aligned address. */
+enum placement { APART_ABOVE, APART_BELOW, APART_ODD, IN_PLACE, PLACEMENTS };
+
+struct collective_case {
+  int size, steps;
+  size_t count;
+  onebit_plan_options_t options;
+  enum placement placement;
+  bool nonblocking; /* every second call */
+};
+
+/* How much of the table: EVERY_OPTION is the full product of dtype, scale and block size for counts
+ * up to 4097; COVERING has every pair of scale and block size for each operation and count; FEW is
+ * for launches under mpirun. */
+enum extent { EVERY_OPTION, COVERING, FEW };
+
+/* The cases for groups of `size`; the caller frees the array. */
+struct collective_case *collective_cases(int size, enum extent extent, size_t *count);
+
+/* A case with what the oracle says about it. */
+struct collective_run {
+  struct collective_case what;
+  struct oracle *oracle;
+  void **results; /* one array of result_count elements a step */
+};
+
+/* Lets the oracle run the case. */
+struct collective_run collective_prepare(const struct collective_case *what);
+void collective_release(struct collective_run *run);
+
+/* Runs the case on one rank and checks results, sendbuf, kept errors and the plan's account of
+ * itself: a rank_body whose context is the struct collective_run. */
+void collective_on_rank(onebit_comm_t comm, void *run);
+
+/* One call of the operation that the plan was made for. */
+onebit_status_t call_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
+                                onebit_plan_t plan);
+onebit_status_t start_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
+                                 onebit_plan_t plan, onebit_request_t *request);
+
+/* Elements of one rank's send and receive buffer. */
+size_t send_count(onebit_operation_t operation, size_t count, int size);
+size_t receive_count(onebit_operation_t operation, size_t count, int size);
+
+/* A plan's kept errors, exported. */
+struct kept_errors {
+  float *worker, *server;
+  size_t worker_count, server_count, server_first;
+};
+struct kept_errors export_errors(onebit_plan_t plan);
+void free_errors(struct kept_errors *errors);
+
+/* Checks that a plan's kept errors are the oracle's of that rank, to the bit. */
+void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank);
+
+/* The inputs of all ranks at a step, as oracle_call takes them, and back. */
+const void **all_inputs(int size, size_t count, onebit_dtype_t dtype, int step);
+void free_inputs(const void **inputs, int size);
+
+const char *operation_name(onebit_operation_t operation);
+
+#endif

@@ -1,0 +1,307 @@
+/* The scenarios of errors on one rank of several, in calls and in creations. */
+#include "tests/support_errors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define COUNT 500
+static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATHER,
+                                                ONEBIT_REDUCE_SCATTER};
+
+/* What a rank gets when `culprit` has given a wrong argument that is called `name`. */
+static void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name) {
+  char words[32];
+  snprintf(words, sizeof words, "rank %d", culprit);
+  if (onebit_comm_rank(comm) == culprit) {
+    CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
+    CHECK_WORDS(name);
+  } else {
+    CHECK_STATUS(status, ONEBIT_ERROR_PEER);
+    CHECK_WORDS(words);
+  }
+}
+
+/* Ways to be wrong about the buffers. In place of another rank is an overlap like any other. */
+enum mistake { NO_SENDBUF, NO_RECVBUF, ODD_SENDBUF, ODD_RECVBUF, OVERLAP, OTHERS_PLACE, MISTAKES };
+
+static onebit_status_t call_mistaken(const struct collective_case *what, enum mistake mistake,
+                                     char *send, char *receive, onebit_plan_t plan,
+                                     bool nonblocking, int rank) {
+  size_t other = (size_t)((rank + 1) % what->size) * what->count * sizeof(float);
+  if (mistake == NO_SENDBUF)
+    send = NULL;
+  if (mistake == NO_RECVBUF)
+    receive = NULL;
+  if (mistake == ODD_SENDBUF)
+    send += 2;
+  if (mistake == ODD_RECVBUF)
+    receive += 1;
+  if (mistake == OVERLAP)
+    receive = send + sizeof(float);
+  if (mistake == OTHERS_PLACE && what->options.operation == ONEBIT_ALLGATHER)
+    send = receive + other;
+  else if (mistake == OTHERS_PLACE)
+    receive = send + (what->options.operation == ONEBIT_REDUCE_SCATTER ? other : sizeof(float));
+  if (!nonblocking)
+    return call_collective(what->options.operation, send, receive, plan);
+  onebit_request_t request = NULL;
+  CHECK_STATUS(start_collective(what->options.operation, send, receive, plan, &request), ONEBIT_OK);
+  return onebit_wait(&request);
+}
+
+/* All mistakes, each between two good calls. */
+static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_run *run) {
+  static const char *const names[] = {"sendbuf", "recvbuf", "sendbuf",
+                                      "recvbuf", "overlap", "overlap"};
+  const struct collective_case *what = &run->what;
+  onebit_operation_t operation = what->options.operation;
+  int rank = onebit_comm_rank(comm);
+  size_t sent = send_count(operation, COUNT, what->size);
+  size_t received = receive_count(operation, COUNT, what->size);
+  size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * COUNT : 0;
+  char *send = allocate(sent + received + 8, sizeof(float));
+  char *receive = send + (sent + 8) * sizeof(float);
+  onebit_plan_t plan = NULL;
+  CHECK_STATUS(onebit_plan_create(comm, COUNT, &what->options, &plan), ONEBIT_OK);
+  for (int step = 0; step < what->steps; step++) {
+    enum mistake mistake = (enum mistake)(step % MISTAKES);
+    check_case("%s, mistake %d of rank %d", operation_name(operation), (int)mistake, culprit);
+    fill_input(send, ONEBIT_FLOAT32, sent, rank, step);
+    fill_pattern(receive, received * sizeof(float));
+    onebit_status_t status = call_mistaken(what, rank == culprit ? mistake : MISTAKES, send,
+                                           receive, plan, step >= MISTAKES, rank);
+    check_blame(status, comm, culprit, names[mistake]);
+    CHECK(pattern_holds(receive, received * sizeof(float)), "a failed call changed recvbuf");
+    CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_OK);
+    CHECK_BITS("recvbuf", receive, (float *)run->results[step] + begin, received, ONEBIT_FLOAT32);
+  }
+  check_errors(plan, run->oracle, rank);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  free(send);
+}
+
+void wrong_buffers_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  for (int k = 0; k < 3; k++) {
+    struct collective_case what = {.size = onebit_comm_size(comm),
+                                   .steps = 2 * MISTAKES,
+                                   .count = COUNT,
+                                   .options = ONEBIT_PLAN_OPTIONS_INIT};
+    what.options.operation = operations[k];
+    struct collective_run run = collective_prepare(&what);
+    check_mistakes(comm, culprit->rank, &run);
+    collective_release(&run);
+  }
+}
+
+void wrong_operation_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
+  float *send = allocate((size_t)size * COUNT, sizeof(float));
+  float *receive = allocate((size_t)size * COUNT, sizeof(float));
+  for (int k = 0; k < 3; k++) {
+    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_t plan = NULL;
+    options.operation = operations[k];
+    check_case("%s, rank %d calls another", operation_name(options.operation), culprit->rank);
+    CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK);
+    fill_pattern(receive, COUNT * sizeof(float));
+    onebit_operation_t called = operations[rank == culprit->rank ? (k + 1) % 3 : k];
+    check_blame(call_collective(called, send, receive, plan), comm, culprit->rank, "plan");
+    CHECK(pattern_holds(receive, COUNT * sizeof(float)), "a failed call changed recvbuf");
+    CHECK_STATUS(call_collective(operations[k], send, receive, plan), ONEBIT_OK);
+    CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  }
+  free(send);
+  free(receive);
+}
+
+void wrong_plan_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  bool guilty = onebit_comm_rank(comm) == culprit->rank;
+  for (int k = 0; k < 4; k++) {
+    static const char *const names[] = {"block_size", "size", "plan", "count"};
+    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_t plan = NULL;
+    check_case("rank %d gives a wrong %s", culprit->rank, names[k]);
+    options.block_size = guilty && k == 0 ? 33 : 64;
+    options.size = guilty && k == 1 ? 1 : sizeof options;
+    onebit_status_t status = onebit_plan_create(comm, guilty && k == 3 ? SIZE_MAX : COUNT, &options,
+                                                guilty && k == 2 ? NULL : &plan);
+    check_blame(status, comm, culprit->rank, names[k]);
+    CHECK(plan == NULL, "a failed creation left a plan");
+    meet(comm);
+  }
+}
+
+static float parameters[2 * COUNT], gradients[2 * COUNT]; /* never written: shared by all threads */
+
+void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  bool guilty = onebit_comm_rank(comm) == culprit->rank;
+  for (int k = 0; k < 4; k++) {
+    static const char *const names[] = {"beta1", "gradient", "overlap", "optimizer"};
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_optimizer_t optimizer = NULL;
+    onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0},
+                                 {parameters + COUNT, gradients + COUNT, COUNT, 0, 0}};
+    check_case("rank %d gives a wrong %s", culprit->rank, names[k]);
+    options.beta1 = guilty && k == 0 ? 2 : 0.5;
+    if (guilty && k == 1)
+      tensors[1].gradient = NULL;
+    if (guilty && k == 2)
+      tensors[1].parameter = parameters;
+    onebit_status_t status =
+        onebit_adam_create(comm, tensors, 2, &options, guilty && k == 3 ? NULL : &optimizer);
+    check_blame(status, comm, culprit->rank, names[k]);
+    CHECK(optimizer == NULL, "a failed creation left an optimizer");
+    meet(comm);
+  }
+}
+
+void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  int rank = onebit_comm_rank(comm);
+  for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= ONEBIT_PROFILE_DEEPSPEED; profile++) {
+    float parameter[COUNT], gradient[COUNT], before[COUNT];
+    onebit_tensor_t tensors[] = {{parameter, gradient, 200, 0, 0},
+                                 {parameter + 200, gradient + 200, COUNT - 200, 0, 0}};
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_optimizer_t optimizer = NULL;
+    options.freeze_step = 3;
+    options.profile = (onebit_profile_t)profile;
+    check_case("rank %d gives a wrong learning rate, profile %d", culprit->rank, profile);
+    fill_input(parameter, ONEBIT_FLOAT32, COUNT, 99, 0);
+    CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
+    for (int step = 0; step < 6; step++) { /* warm-up and compressed */
+      fill_input(gradient, ONEBIT_FLOAT32, COUNT, rank, step);
+      for (int i = 0; i < COUNT; i++)
+        before[i] = parameter[i];
+      onebit_status_t status =
+          onebit_optimizer_step(optimizer, rank == culprit->rank ? NAN : 0.01f);
+      check_blame(status, comm, culprit->rank, "learning_rate");
+      status = onebit_optimizer_step(optimizer, rank == culprit->rank ? 0.02f : 0.01f);
+      CHECK_STATUS(status, ONEBIT_ERROR_MISMATCH);
+      CHECK_WORDS("learning_rate");
+      CHECK_BITS("parameters", parameter, before, COUNT, ONEBIT_FLOAT32);
+      CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
+    }
+    onebit_optimizer_destroy(optimizer);
+  }
+}
+
+/* Plans that differ from the common one in a single thing, and the word for it. */
+#define PLAN(...)                                                                                  \
+  { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
+static const struct {
+  const char *name;
+  size_t count;
+  onebit_plan_options_t options;
+} other_plans[] = {
+    {"count", COUNT + 1, PLAN(.block_size = 64)},
+    {"count", 0, PLAN(.block_size = 64)},
+    {"operation", COUNT, PLAN(.block_size = 64, .operation = ONEBIT_ALLGATHER)},
+    {"operation", COUNT, PLAN(.block_size = 64, .operation = ONEBIT_REDUCE_SCATTER)},
+    {"dtype", COUNT, PLAN(.block_size = 64, .dtype = ONEBIT_BFLOAT16)},
+    {"wire", COUNT, PLAN(.block_size = 64, .wire = ONEBIT_WIRE_DENSE)},
+    {"profile", COUNT, PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED)},
+    {"scale", COUNT, PLAN(.block_size = 64, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
+    {"block_size", COUNT, PLAN(.block_size = 96)},
+    {"block_size", COUNT, PLAN(.block_size = ONEBIT_BLOCK_BUFFER)},
+    {"chunk_size", COUNT, PLAN(.block_size = 64, .chunk_size = 64)},
+    {"no_error_feedback", COUNT, PLAN(.block_size = 64, .no_error_feedback = 1)},
+};
+
+void other_plan_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  bool guilty = onebit_comm_rank(comm) == culprit->rank;
+  for (size_t k = 0; k < sizeof other_plans / sizeof other_plans[0]; k++) {
+    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_t plan = NULL;
+    options.block_size = 64;
+    check_case("rank %d has another %s", culprit->rank, other_plans[k].name);
+    CHECK_STATUS(onebit_plan_create(comm, guilty ? other_plans[k].count : COUNT,
+                                    guilty ? &other_plans[k].options : &options, &plan),
+                 ONEBIT_ERROR_MISMATCH);
+    CHECK_WORDS(other_plans[k].name);
+    CHECK(plan == NULL, "a failed creation left a plan");
+    meet(comm);
+  }
+}
+
+#define ADAM(...)                                                                                  \
+  { .size = sizeof(onebit_adam_options_t), __VA_ARGS__ }
+static const struct {
+  const char *name;
+  size_t tensors, count;
+  float weight_decay, factor;
+  onebit_adam_options_t options;
+} other_adams[] = {
+    {"ntensors", 1, COUNT, 0, 0, ADAM(.threads = 0)},
+    {"count", 2, COUNT - 1, 0, 0, ADAM(.threads = 0)},
+    {"weight decay", 2, COUNT, 0.5f, 0, ADAM(.threads = 0)},
+    {"factor", 2, COUNT, 0, 0.5f, ADAM(.threads = 0)},
+    {"beta1", 2, COUNT, 0, 0, ADAM(.beta1 = 0.8)},
+    {"beta2", 2, COUNT, 0, 0, ADAM(.beta2 = 0.99)},
+    {"epsilon", 2, COUNT, 0, 0, ADAM(.epsilon = 1e-7)},
+    {"freeze_step", 2, COUNT, 0, 0, ADAM(.freeze_step = 10)},
+    {"freeze_threshold", 2, COUNT, 0, 0, ADAM(.freeze_threshold = 0.9)},
+    {"no_bias_correction", 2, COUNT, 0, 0, ADAM(.no_bias_correction = 1)},
+    {"scale", 2, COUNT, 0, 0, ADAM(.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
+    {"block_size", 2, COUNT, 0, 0, ADAM(.block_size = 32)},
+    {"chunk_size", 2, COUNT, 0, 0, ADAM(.chunk_size = 32)},
+    {"no_error_feedback", 2, COUNT, 0, 0, ADAM(.no_error_feedback = 1)},
+    {"profile", 2, COUNT, 0, 0, ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .no_bias_correction = 1)},
+};
+
+void other_adam_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  bool guilty = onebit_comm_rank(comm) == culprit->rank;
+  for (size_t k = 0; k < sizeof other_adams / sizeof other_adams[0]; k++) {
+    onebit_adam_options_t common = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0},
+                                 {parameters + COUNT, gradients + COUNT, COUNT, 0, 0}};
+    onebit_optimizer_t optimizer = NULL;
+    size_t count = 2;
+    check_case("rank %d has another %s", culprit->rank, other_adams[k].name);
+    if (guilty) {
+      tensors[1] = (onebit_tensor_t){parameters + COUNT, gradients + COUNT, other_adams[k].count,
+                                     other_adams[k].weight_decay, other_adams[k].factor};
+      common = other_adams[k].options;
+      count = other_adams[k].tensors;
+    } else {
+      common.no_bias_correction = other_adams[k].options.profile == ONEBIT_PROFILE_DEEPSPEED;
+    }
+    CHECK_STATUS(onebit_adam_create(comm, tensors, count, &common, &optimizer),
+                 ONEBIT_ERROR_MISMATCH);
+    CHECK_WORDS(other_adams[k].name);
+    CHECK(optimizer == NULL, "a failed creation left an optimizer");
+    meet(comm);
+  }
+}
+
+void plan_here_and_optimizer_there(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  onebit_tensor_t tensor = {parameters, gradients, COUNT, 0, 0};
+  onebit_optimizer_t optimizer = NULL;
+  onebit_plan_t plan = NULL;
+  check_case("rank %d makes an optimizer", culprit->rank);
+  if (onebit_comm_rank(comm) == culprit->rank)
+    CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_ERROR_MISMATCH);
+  else
+    CHECK_STATUS(onebit_plan_create(comm, COUNT, NULL, &plan), ONEBIT_ERROR_MISMATCH);
+  CHECK(!optimizer && !plan, "a failed creation left something");
+  meet(comm);
+}
+
+void other_threads_on_one_rank(onebit_comm_t comm, void *context) {
+  const struct culprit *culprit = context;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan = NULL;
+  float send[COUNT] = {1.0f}, receive[COUNT];
+  options.threads = onebit_comm_rank(comm) == culprit->rank ? 2 : 1;
+  CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}

@@ -1,0 +1,30 @@
+/* Ranks that are processes of an MPI job. Nothing in a build without MPI. */
+#include "tests/support.h"
+
+#ifdef ONEBIT_HAVE_MPI
+#include <criterion/criterion.h>
+
+#include "onebit/mpi.h"
+#include "tests/support_mpi.h"
+
+int mpi_begin(void) {
+  int provided, rank;
+  cr_assert_eq(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided), MPI_SUCCESS);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  check_rank(rank);
+  return rank;
+}
+
+void mpi_end(void) {
+  MPI_Finalize();
+  checks_must_hold();
+}
+
+void on_mpi_ranks(MPI_Comm mpi_comm, rank_body *body, void *context) {
+  onebit_comm_t comm = NULL;
+  if (!CHECK_STATUS(onebit_comm_create_mpi(mpi_comm, &comm), ONEBIT_OK))
+    return;
+  body(comm, context);
+  onebit_comm_destroy(comm);
+}
+#endif

@@ -1,0 +1,276 @@
+/* The scenarios of requests in flight. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/support_requests.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+
+/* Different in kind, so that a message that strays into another plan is noticed. */
+static struct collective_case flight_case(int size, int k) {
+  static const size_t counts[] = {1, 33, 4097, 0, 1000, 20011};
+  struct collective_case what = {.size = size,
+                                 .steps = FLIGHT_STEPS,
+                                 .count = counts[k % 6],
+                                 .options = ONEBIT_PLAN_OPTIONS_INIT};
+  what.options.operation = (onebit_operation_t)(k % 3);
+  what.options.dtype = (onebit_dtype_t)(k / 2 % 3);
+  what.options.block_size = k % 4 == 3 ? ONEBIT_BLOCK_BUFFER : (size_t)32 << k % 4;
+  if (k == 6)
+    what.options.wire = ONEBIT_WIRE_DENSE;
+  if (k == 9) {
+    what.options.profile = ONEBIT_PROFILE_DEEPSPEED;
+    what.options.block_size = 0;
+    what.count = 1000;
+  }
+  return what;
+}
+
+struct flight *flight_prepare(int size) {
+  struct flight *flight = allocate(1, sizeof *flight);
+  flight->size = size;
+  for (int k = 0; k < FLIGHT_PLANS; k++) {
+    struct collective_case what = flight_case(size, k);
+    flight->runs[k] = collective_prepare(&what);
+  }
+  return flight;
+}
+
+void flight_release(struct flight *flight) {
+  for (int k = 0; k < FLIGHT_PLANS; k++)
+    collective_release(&flight->runs[k]);
+  free(flight);
+}
+
+/* What one rank has of a flight. */
+struct seat {
+  const struct collective_run *run;
+  onebit_plan_t plan;
+  onebit_request_t request;
+  void *send, *receive;
+};
+
+static void take_seat(struct seat *seat, const struct collective_run *run, onebit_comm_t comm) {
+  const struct collective_case *what = &run->what;
+  onebit_operation_t operation = what->options.operation;
+  size_t element = dtype_size(what->options.dtype);
+  *seat = (struct seat){.run = run};
+  seat->send = allocate(send_count(operation, what->count, what->size), element);
+  seat->receive = allocate(receive_count(operation, what->count, what->size), element);
+  CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &seat->plan), ONEBIT_OK);
+}
+
+static void leave_seat(struct seat *seat, int rank) {
+  check_errors(seat->plan, seat->run->oracle, rank);
+  CHECK_STATUS(onebit_plan_destroy(seat->plan), ONEBIT_OK);
+  free(seat->send);
+  free(seat->receive);
+}
+
+static void start(struct seat *seat, int rank, int step) {
+  const struct collective_case *what = &seat->run->what;
+  onebit_operation_t operation = what->options.operation;
+  fill_input(seat->send, what->options.dtype, send_count(operation, what->count, what->size), rank,
+             step);
+  CHECK_STATUS(start_collective(operation, seat->send, seat->receive, seat->plan, &seat->request),
+               ONEBIT_OK);
+  CHECK(seat->request != NULL, "a request was started and is NULL");
+}
+
+static void check_result(const struct seat *seat, int rank, int step) {
+  const struct collective_case *what = &seat->run->what;
+  onebit_operation_t operation = what->options.operation;
+  size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * what->count : 0;
+  CHECK(seat->request == NULL, "a finished request is not NULL");
+  CHECK_BITS("recvbuf", seat->receive,
+             (char *)seat->run->results[step] + begin * dtype_size(what->options.dtype),
+             receive_count(operation, what->count, what->size), what->options.dtype);
+}
+
+static void take_seats(struct seat *seats, const struct flight *flight, onebit_comm_t comm) {
+  for (int k = 0; k < FLIGHT_PLANS; k++)
+    take_seat(&seats[k], &flight->runs[k], comm);
+}
+
+static void leave_seats(struct seat *seats, int rank) {
+  for (int k = 0; k < FLIGHT_PLANS; k++)
+    leave_seat(&seats[k], rank);
+}
+
+/* The i-th plan in the order of a rank at a step. 5 and 7 share no factor with FLIGHT_PLANS: each
+ * order is a full one. */
+static int in_order(int i, int rank, int step) {
+  return (i * (rank % 2 ? 5 : 7) + rank * 3 + step) % FLIGHT_PLANS;
+}
+
+void waited_in_any_order(onebit_comm_t comm, void *context) {
+  struct seat seats[FLIGHT_PLANS];
+  int rank = onebit_comm_rank(comm);
+  check_case("waited for in any order");
+  take_seats(seats, context, comm);
+  for (int step = 0; step < FLIGHT_STEPS; step++) {
+    for (int k = 0; k < FLIGHT_PLANS; k++)
+      start(&seats[k], rank, step);
+    for (int i = 0; i < FLIGHT_PLANS; i++) {
+      struct seat *seat = &seats[in_order(i, rank, step)];
+      CHECK_STATUS(onebit_wait(&seat->request), ONEBIT_OK);
+      check_result(seat, rank, step);
+    }
+  }
+  leave_seats(seats, rank);
+}
+
+/* Tests all requests that are not finished once; how many are left. */
+static int test_all(struct seat *seats, bool *finished, int rank, int step) {
+  int left = 0;
+  for (int k = 0; k < FLIGHT_PLANS; k++) {
+    if (finished[k])
+      continue;
+    onebit_status_t status = onebit_test(&seats[k].request);
+    finished[k] = status != ONEBIT_IN_PROGRESS;
+    left += !finished[k];
+    if (!finished[k])
+      CHECK(seats[k].request != NULL, "a request in progress became NULL");
+    else if (CHECK_STATUS(status, ONEBIT_OK))
+      check_result(&seats[k], rank, step);
+  }
+  return left;
+}
+
+void started_in_any_order_and_tested(onebit_comm_t comm, void *context) {
+  struct seat seats[FLIGHT_PLANS];
+  int rank = onebit_comm_rank(comm);
+  check_case("started in any order");
+  take_seats(seats, context, comm);
+  for (int step = 0; step < FLIGHT_STEPS; step++) {
+    bool finished[FLIGHT_PLANS] = {false};
+    for (int i = 0; i < FLIGHT_PLANS; i++)
+      start(&seats[in_order(i, rank, step)], rank, step);
+    while (test_all(seats, finished, rank, step) > 0)
+      sched_yield();
+  }
+  leave_seats(seats, rank);
+}
+
+void moved_by_progress(onebit_comm_t comm, void *context) {
+  struct seat seats[FLIGHT_PLANS];
+  int rank = onebit_comm_rank(comm);
+  check_case("moved by progress");
+  take_seats(seats, context, comm);
+  for (int step = 0; step < FLIGHT_STEPS; step++) {
+    for (int k = 0; k < FLIGHT_PLANS; k++)
+      start(&seats[k], rank, step);
+    for (int turn = 0; turn < 50; turn++) {
+      CHECK_STATUS(onebit_progress(comm), ONEBIT_OK);
+      sched_yield();
+    }
+    for (int k = FLIGHT_PLANS - 1; k >= 0; k--) {
+      CHECK_STATUS(onebit_wait(&seats[k].request), ONEBIT_OK);
+      check_result(&seats[k], rank, step);
+    }
+  }
+  leave_seats(seats, rank);
+}
+
+/* Everything that a plan with a request in flight must refuse. */
+static void check_refusals(struct seat *seat) {
+  onebit_operation_t operation = seat->run->what.options.operation;
+  onebit_request_t second = seat->request;
+  float *errors = allocate(seat->run->oracle->elements, sizeof *errors);
+  CHECK_STATUS(start_collective(operation, seat->send, seat->receive, seat->plan, &second),
+               ONEBIT_ERROR_BUSY);
+  CHECK(second == NULL, "a call that failed left a request");
+  CHECK_STATUS(call_collective(operation, seat->send, seat->receive, seat->plan),
+               ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_destroy(seat->plan), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_export_error(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_import_error(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_reset_error(seat->plan), ONEBIT_ERROR_BUSY);
+  free(errors);
+}
+
+void busy_plans_refuse(onebit_comm_t comm, void *context) {
+  struct seat seats[FLIGHT_PLANS];
+  int rank = onebit_comm_rank(comm);
+  check_case("busy plans");
+  take_seats(seats, context, comm);
+  for (int step = 0; step < FLIGHT_STEPS; step++)
+    for (int k = 0; k < FLIGHT_PLANS; k++) {
+      start(&seats[k], rank, step);
+      check_refusals(&seats[k]);
+      CHECK_STATUS(onebit_wait(&seats[k].request), ONEBIT_OK);
+      check_result(&seats[k], rank, step);
+    }
+  leave_seats(seats, rank);
+}
+
+void late_rank_is_waited_for(onebit_comm_t comm, void *context) {
+  struct flight *flight = context;
+  struct seat seat;
+  int rank = onebit_comm_rank(comm), late = flight->size - 1;
+  check_case("rank %d is late", late);
+  take_seat(&seat, &flight->runs[5], comm);
+  for (int step = 0; step < FLIGHT_STEPS; step++) {
+    if (rank != late) {
+      start(&seat, rank, step);
+      for (int turn = 0; turn < 10; turn++)
+        CHECK_STATUS(onebit_test(&seat.request), ONEBIT_IN_PROGRESS);
+    }
+    meet(comm); /* makes, uses and destroys another plan */
+    if (rank == late)
+      start(&seat, rank, step);
+    CHECK_STATUS(onebit_wait(&seat.request), ONEBIT_OK);
+    check_result(&seat, rank, step);
+  }
+  CHECK_STATUS(onebit_wait(&seat.request), ONEBIT_OK); /* NULL: nothing to wait for */
+  CHECK_STATUS(onebit_test(&seat.request), ONEBIT_OK);
+  leave_seat(&seat, rank);
+}
+
+/* One thread's part of threads_share_a_communicator. */
+struct passenger {
+  pthread_t thread;
+  struct seat *seat;
+  int rank;
+};
+
+static void *run_alone(void *argument) {
+  struct passenger *passenger = argument;
+  struct seat *seat = passenger->seat;
+  const struct collective_case *what = &seat->run->what;
+  check_rank(passenger->rank);
+  check_case("threads share a communicator, plan of %zu elements", what->count);
+  for (int step = 0; step < FLIGHT_STEPS; step++) {
+    if (step % 2) {
+      start(seat, passenger->rank, step);
+      CHECK_STATUS(onebit_wait(&seat->request), ONEBIT_OK);
+    } else {
+      onebit_operation_t operation = what->options.operation;
+      fill_input(seat->send, what->options.dtype, send_count(operation, what->count, what->size),
+                 passenger->rank, step);
+      CHECK_STATUS(call_collective(operation, seat->send, seat->receive, seat->plan), ONEBIT_OK);
+    }
+    check_result(seat, passenger->rank, step);
+  }
+  return NULL;
+}
+
+#define PASSENGERS 3
+void threads_share_a_communicator(onebit_comm_t comm, void *context) {
+  struct flight *flight = context;
+  struct seat seats[PASSENGERS];
+  struct passenger passengers[PASSENGERS];
+  int rank = onebit_comm_rank(comm);
+  for (int k = 0; k < PASSENGERS; k++)
+    take_seat(&seats[k], &flight->runs[2 * k + 1], comm);
+  for (int k = 0; k < PASSENGERS; k++) {
+    passengers[k] = (struct passenger){.seat = &seats[k], .rank = rank};
+    if (!CHECK(pthread_create(&passengers[k].thread, NULL, run_alone, &passengers[k]) == 0,
+               "no thread"))
+      abort(); /* the other ranks would wait for ever */
+  }
+  for (int k = 0; k < PASSENGERS; k++)
+    pthread_join(passengers[k].thread, NULL);
+  for (int k = 0; k < PASSENGERS; k++)
+    leave_seat(&seats[k], rank);
+}

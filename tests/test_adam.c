@@ -1,0 +1,267 @@
+/*
+ * 1-bit Adam equals the oracle's Adam in every bit of every parameter after every step: warm-up,
+ * freeze and compressed stage, all tensors in one exchange, for groups of 1 to 8 ranks; and plain
+ * Adam equals the textbook's formulas.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_adam.h"
+
+TestSuite(adam, .timeout = 300);
+
+static void check_case_of_adam(const struct adam_case *what) {
+  struct adam_run run = adam_prepare(what);
+  on_ranks(what->size, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+static void check_on_groups(struct adam_case what) {
+  static const int sizes[] = {1, 2, 3, 4, 7, 8};
+  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p += test_stride()) {
+    what.size = sizes[p];
+    check_case_of_adam(&what);
+  }
+}
+
+static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
+  struct adam_case what = {
+      .steps = 30, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = tensors, .still = true};
+  what.options.freeze_step = freeze_step;
+  return what;
+}
+
+Test(adam, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd, 7)); }
+Test(adam, one_tensor) { check_on_groups(case_of(&adam_tensors_one, 7)); }
+Test(adam, whole_words_and_blocks) { check_on_groups(case_of(&adam_tensors_many_words, 3)); }
+Test(adam, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny, 3)); }
+Test(adam, no_tensors) { check_on_groups(case_of(&adam_tensors_none, 3)); }
+Test(adam, freeze_after_the_first_step) { check_on_groups(case_of(&adam_tensors_odd, 1)); }
+Test(adam, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
+
+Test(adam, mean_absolute_in_small_blocks) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.options.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+  what.options.block_size = 64;
+  what.options.chunk_size = 128;
+  check_on_groups(what);
+}
+
+Test(adam, one_scale_a_buffer) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.options.block_size = ONEBIT_BLOCK_BUFFER;
+  check_on_groups(what);
+}
+
+Test(adam, without_bias_correction) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.options.no_bias_correction = 1;
+  check_on_groups(what);
+}
+
+Test(adam, without_error_feedback) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.options.no_error_feedback = 1;
+  check_on_groups(what);
+}
+
+Test(adam, other_betas_and_epsilon) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.options.beta1 = 0.8;
+  what.options.beta2 = 0.95;
+  what.options.epsilon = 1e-3;
+  check_on_groups(what);
+}
+
+Test(adam, profile_deepspeed) {
+  struct adam_case what = case_of(&adam_tensors_odd, 7);
+  what.options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  check_on_groups(what);
+  what.options.freeze_step = 1; /* one step of warm-up all the same */
+  check_on_groups(what);
+}
+
+Test(adam, every_codec_and_any_number_of_threads) {
+  for (size_t c = 0; c < test_codecs_count; c++) {
+    if (!use_codec(test_codecs[c]))
+      continue;
+    for (int threads = 1; threads <= 3; threads++) {
+      struct adam_case what = case_of(&adam_tensors_odd, 5);
+      what.size = 3;
+      what.options.threads = threads;
+      check_case_of_adam(&what);
+    }
+  }
+}
+
+/* The variance settles when gradients keep their size: with beta2 = 7/8 the first step that can
+ * freeze is the ninth. Growing gradients keep it from settling: then never. The oracle computes the
+ * ratio from all variances. */
+Test(adam, freezes_when_the_variance_has_settled) {
+  struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
+  what.options.beta2 = 0.875;
+  what.steps = 40;
+  for (int size = 1; size <= 4; size++) {
+    what.size = size;
+    struct adam_run run = adam_prepare(&what);
+    cr_assert(run.moments[what.steps - 1].freeze_step >= 9, "the oracle froze at %zu",
+              run.moments[what.steps - 1].freeze_step);
+    on_ranks(size, adam_on_rank, &run);
+    adam_release(&run);
+  }
+}
+
+/* 1 / (1 - 0.9) is a little more than ten in double: the window is ten all the same, and the
+ * eleventh step freezes. */
+Test(adam, freeze_window_is_a_whole_number_of_steps) {
+  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_AUTOMATIC);
+  what.options.beta2 = 0.9;
+  what.options.freeze_threshold = 0.1;
+  what.size = 2;
+  struct adam_run run = adam_prepare(&what);
+  cr_assert_eq(run.moments[what.steps - 1].freeze_step, 11);
+  on_ranks(2, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+Test(adam, does_not_freeze_while_the_variance_grows) {
+  struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
+  what.options.beta2 = 0.875;
+  what.growth = 1.05f; /* the variance then grows by 1.05^16 > 2 in eight steps */
+  what.steps = 40;
+  what.size = 2;
+  struct adam_run run = adam_prepare(&what);
+  cr_assert_not(run.moments[what.steps - 1].compressed);
+  on_ranks(2, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+/* A wider threshold freezes earlier, and a narrower one later. */
+Test(adam, freeze_threshold_is_heeded) {
+  size_t last = 0;
+  for (int k = 0; k < 3; k++) {
+    struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
+    what.options.beta2 = 0.875;
+    what.options.freeze_threshold = (double[]){0.1, 0.9, 0.9999}[k];
+    what.size = 2;
+    what.growth = 0.99f;
+    struct adam_run run = adam_prepare(&what);
+    size_t freeze_step = run.moments[what.steps - 1].freeze_step;
+    cr_assert(freeze_step == 0 || freeze_step >= last);
+    cr_assert(k > 0 || freeze_step == 9, "the oracle froze at %zu", freeze_step);
+    last = freeze_step ? freeze_step : SIZE_MAX;
+    on_ranks(2, adam_on_rank, &run);
+    adam_release(&run);
+  }
+  cr_assert(last > 9, "the threshold made no difference");
+}
+
+/* Adam as Kingma and Ba write it (with AdamW's decay), in double, of the mean gradient. */
+struct textbook {
+  double *parameter, *momentum, *variance;
+};
+
+static void textbook_step(const struct adam_case *what, struct textbook *book, size_t total,
+                          int step, float *gradient) {
+  double *mean = allocate(total, sizeof *mean);
+  for (int r = 0; r < what->size; r++) {
+    adam_gradient(what, gradient, total, r, step);
+    for (size_t i = 0; i < total; i++)
+      mean[i] += (double)gradient[i] / what->size;
+  }
+  double rate = (double)adam_learning_rate(step), t = step + 1;
+  for (size_t i = 0; i < total; i++) {
+    book->momentum[i] = 0.9 * book->momentum[i] + 0.1 * mean[i];
+    book->variance[i] = 0.999 * book->variance[i] + 0.001 * mean[i] * mean[i];
+    double m = book->momentum[i] / (1 - pow(0.9, t)), v = book->variance[i] / (1 - pow(0.999, t));
+    double decay = (double)what->tensors->list[0].weight_decay;
+    book->parameter[i] -= rate * (m / (sqrt(v) + 1e-8) + decay * book->parameter[i]);
+  }
+  free(mean);
+}
+
+/* Steps are about the rate each; float32 may lose 1e-4 of that where mean gradients cancel, and
+ * 1e-7 of the parameter. */
+Test(adam, plain_adam_is_the_textbooks) {
+  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
+  what.size = 3;
+  struct adam_run run = adam_prepare(&what);
+  struct textbook book = {allocate(run.total, sizeof(double)), allocate(run.total, sizeof(double)),
+                          allocate(run.total, sizeof(double))};
+  float *gradient = allocate(run.total, sizeof(float));
+  for (size_t i = 0; i < run.total; i++)
+    book.parameter[i] = (double)run.start[i];
+  on_ranks(3, adam_on_rank, &run);
+  for (int step = 0; step < what.steps; step++) {
+    textbook_step(&what, &book, run.total, step, gradient);
+    for (size_t i = 0; i < run.total; i++) {
+      double got = (double)run.moments[step].parameters[i], wanted = book.parameter[i];
+      CHECK(fabs(got - wanted) <=
+                (step + 1) * (1e-4 * (double)adam_learning_rate(step) + 1e-7 * fabs(wanted)),
+            "step %d, parameter %zu is %.9g, the textbook says %.9g", step, i, got, wanted);
+    }
+  }
+  free(gradient);
+  free(book.parameter);
+  free(book.momentum);
+  free(book.variance);
+  adam_release(&run);
+  checks_must_hold();
+}
+
+/* Elements that never had a gradient in warm-up stay where they are; the others move. */
+Test(adam, elements_without_variance_do_not_move) {
+  struct adam_case what = case_of(&adam_tensors_many_words, 3);
+  what.size = 2;
+  struct adam_run run = adam_prepare(&what);
+  on_ranks(2, adam_on_rank, &run);
+  const float *last = run.moments[what.steps - 1].parameters;
+  size_t moved = 0;
+  for (size_t i = 0; i < what.tensors->list[0].count; i++) { /* a tensor without weight decay */
+    if (i % 13 == 5)
+      CHECK(last[i] == run.start[i], "parameter %zu moved", i);
+    else
+      moved += last[i] != run.start[i];
+  }
+  CHECK(moved > 50000, "only %zu parameters moved", moved);
+  adam_release(&run);
+  checks_must_hold();
+}
+
+/* What steps send: warm-up as much as a dense allreduce, the compressed stage at most a thirtieth
+ * of it. */
+static void check_bytes(onebit_comm_t comm, void *context) {
+  enum { COUNT = 1 << 18 };
+  (void)context;
+  float *parameter = allocate(COUNT, sizeof(float)), *gradient = allocate(COUNT, sizeof(float));
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  options.freeze_step = 1;
+  fill_input(gradient, ONEBIT_FLOAT32, COUNT, onebit_comm_rank(comm), 0);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  for (int step = 0; step < 3; step++) {
+    uint64_t before = onebit_comm_bytes_sent(comm);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
+    uint64_t sent = onebit_comm_bytes_sent(comm) - before;
+    uint64_t told = step == 0 ? info.warmup_bytes : info.compressed_bytes;
+    CHECK(sent == told, "step %d sent %llu bytes, info says %llu", step, (unsigned long long)sent,
+          (unsigned long long)told);
+  }
+  CHECK(info.warmup_bytes >= 30 * info.compressed_bytes, "%llu bytes, compressed %llu",
+        (unsigned long long)info.warmup_bytes, (unsigned long long)info.compressed_bytes);
+  CHECK(info.memory_bytes < 30 * (uint64_t)COUNT, "memory of %llu bytes",
+        (unsigned long long)info.memory_bytes);
+  onebit_optimizer_destroy(optimizer);
+  free(parameter);
+  free(gradient);
+}
+
+Test(adam, sends_and_allocates_what_it_says) {
+  for (int size = 2; size <= 4; size++)
+    on_ranks(size, check_bytes, NULL);
+}

@@ -1,0 +1,167 @@
+/* Each argument of the optimizer's functions wrong once, on one rank: status, words, and nothing
+ * changed. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "tests/support.h"
+
+TestSuite(arguments_adam, .timeout = 60);
+
+#define COUNT 10
+static float parameter[2 * COUNT + 1], gradient[2 * COUNT + 1];
+
+static void check_wrong(onebit_status_t status, const char *name, const char *value) {
+  CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS(name);
+  CHECK_WORDS(value);
+}
+
+static onebit_comm_t self(void) {
+  onebit_comm_t comm;
+  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  return comm;
+}
+
+#define ADAM(...)                                                                                  \
+  { .size = sizeof(onebit_adam_options_t), __VA_ARGS__ }
+static const struct {
+  const char *name, *value;
+  onebit_adam_options_t options;
+} wrong_options[] = {
+    {"size", "0", {.size = 0}},
+    {"beta1", "1", ADAM(.beta1 = 1)},
+    {"beta1", "-0.5", ADAM(.beta1 = -0.5)},
+    {"beta1", "nan", ADAM(.beta1 = NAN)},
+    {"beta2", "1.5", ADAM(.beta2 = 1.5)},
+    {"beta2", "-1", ADAM(.beta2 = -1)},
+    {"beta2", "nan", ADAM(.beta2 = NAN)},
+    {"epsilon", "-1", ADAM(.epsilon = -1)},
+    {"epsilon", "inf", ADAM(.epsilon = INFINITY)},
+    {"epsilon", "nan", ADAM(.epsilon = NAN)},
+    {"freeze_threshold", "1", ADAM(.freeze_threshold = 1)},
+    {"freeze_threshold", "-0.1", ADAM(.freeze_threshold = -0.1)},
+    {"freeze_threshold", "nan", ADAM(.freeze_threshold = NAN)},
+    {"profile", "2", ADAM(.profile = (onebit_profile_t)2)},
+    {"scale", "5", ADAM(.scale = (onebit_scale_t)5)},
+    {"block_size", "40", ADAM(.block_size = 40)},
+    {"chunk_size", "100", ADAM(.chunk_size = 100)},
+    {"threads", "-4", ADAM(.threads = -4)},
+    {"profile", "scale",
+     ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
+};
+
+Test(arguments_adam, options) {
+  onebit_comm_t comm = self();
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
+    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
+    check_case("options %zu, wrong %s", k, wrong_options[k].name);
+    check_wrong(onebit_adam_create(comm, &tensor, 1, &wrong_options[k].options, &optimizer),
+                wrong_options[k].name, wrong_options[k].value);
+    CHECK(optimizer == NULL, "a failed creation left an optimizer");
+  }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+/* The second of two tensors is the wrong one. */
+static const struct {
+  const char *name, *value;
+  onebit_tensor_t tensor;
+} wrong_tensors[] = {
+    {"tensors[1].parameter", "NULL", {NULL, gradient + COUNT, COUNT, 0, 0}},
+    {"tensors[1].gradient", "NULL", {parameter + COUNT, NULL, COUNT, 0, 0}},
+    {"tensors[1].parameter",
+     "align",
+     {(float *)(void *)((char *)(parameter + COUNT) + 2), gradient + COUNT, COUNT, 0, 0}},
+    {"tensors[1].gradient",
+     "align",
+     {parameter + COUNT, (float *)(void *)((char *)(gradient + COUNT) + 1), COUNT, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT - 1, gradient + COUNT, COUNT, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT, gradient + COUNT - 1, COUNT, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT, parameter + COUNT + 1, COUNT, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT, parameter, COUNT, 0, 0}},
+    {"tensors[1].weight_decay", "-1", {parameter + COUNT, gradient + COUNT, COUNT, -1, 0}},
+    {"tensors[1].weight_decay", "nan", {parameter + COUNT, gradient + COUNT, COUNT, NAN, 0}},
+    {"tensors[1].weight_decay", "inf", {parameter + COUNT, gradient + COUNT, COUNT, INFINITY, 0}},
+    {"tensors[1].learning_rate_factor", "-2", {parameter + COUNT, gradient + COUNT, COUNT, 0, -2}},
+    {"tensors[1].learning_rate_factor",
+     "inf",
+     {parameter + COUNT, gradient + COUNT, COUNT, 0, INFINITY}},
+    {"tensors[1].learning_rate_factor",
+     "nan",
+     {parameter + COUNT, gradient + COUNT, COUNT, 0, NAN}},
+    {"tensors[1].count", "18446744073709551615", {parameter, gradient, SIZE_MAX, 0, 0}},
+};
+
+Test(arguments_adam, tensors) {
+  onebit_comm_t comm = self();
+  for (size_t k = 0; k < sizeof wrong_tensors / sizeof wrong_tensors[0]; k++) {
+    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
+    onebit_tensor_t tensors[2] = {{parameter, gradient, COUNT, 0, 0}, wrong_tensors[k].tensor};
+    check_case("tensor %zu, wrong %s", k, wrong_tensors[k].name);
+    check_wrong(onebit_adam_create(comm, tensors, 2, NULL, &optimizer), wrong_tensors[k].name,
+                wrong_tensors[k].value);
+    CHECK(optimizer == NULL, "a failed creation left an optimizer");
+  }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+Test(arguments_adam, create) {
+  onebit_comm_t comm = self();
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
+  check_wrong(onebit_adam_create(NULL, &tensor, 1, NULL, &optimizer), "comm", "NULL");
+  CHECK(optimizer == NULL, "a failed creation left an optimizer");
+  optimizer = (onebit_optimizer_t)(void *)parameter;
+  check_wrong(onebit_adam_create(comm, NULL, 1, NULL, &optimizer), "tensors", "NULL");
+  CHECK(optimizer == NULL, "a failed creation left an optimizer");
+  check_wrong(onebit_adam_create(comm, &tensor, 1, NULL, NULL), "optimizer", "NULL");
+  onebit_optimizer_destroy(NULL);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+/* Neither parameters nor the count of steps change. */
+static void check_steps(onebit_optimizer_t optimizer) {
+  static const struct {
+    float rate;
+    const char *value;
+  } wrong[] = {{NAN, "nan"}, {INFINITY, "inf"}, {-0.5f, "-0.5"}};
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  float before[COUNT];
+  memcpy(before, parameter, sizeof before);
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  uint64_t steps = info.steps;
+  for (size_t k = 0; k < 3; k++) {
+    check_wrong(onebit_optimizer_step(optimizer, wrong[k].rate), "learning_rate", wrong[k].value);
+    CHECK_BITS("parameters", parameter, before, COUNT, ONEBIT_FLOAT32);
+  }
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  CHECK(info.steps == steps, "%llu steps", (unsigned long long)info.steps);
+  CHECK_STATUS(onebit_optimizer_step(optimizer, 0.0f), ONEBIT_OK);
+}
+
+Test(arguments_adam, step_and_info) {
+  onebit_comm_t comm = self();
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer = NULL;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  options.freeze_step = 1;
+  fill_input(parameter, ONEBIT_FLOAT32, COUNT, 1, 0);
+  fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, 0);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  check_wrong(onebit_optimizer_step(NULL, 0.1f), "optimizer", "NULL");
+  check_wrong(onebit_optimizer_get_info(NULL, &info), "optimizer", "NULL");
+  check_wrong(onebit_optimizer_get_info(optimizer, NULL), "info", "NULL");
+  info.size = 7;
+  check_wrong(onebit_optimizer_get_info(optimizer, &info), "size", "7");
+  check_steps(optimizer); /* warm-up */
+  check_steps(optimizer); /* compressed */
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}

@@ -1,0 +1,208 @@
+/* The benchmark program's command line, statistics, and the check of results that -c makes. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "bench/bench_collective.h"
+#include "compression/numerics.h"
+
+#define RANKS 3
+
+/* The arguments after the subcommand, separated by spaces. `error` may be NULL. */
+static bool parse(const char *subcommand, const char *arguments, struct bench_options *options,
+                  char *error) {
+  static char text[256]; /* options point into it */
+  static char *argv[32];
+  char name[] = "onebit-bench", words[256] = "";
+  int argc = 2;
+  bool help;
+  strcpy(text, arguments);
+  argv[0] = argv[1] = name;
+  for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
+    argv[argc++] = word;
+  argv[argc] = NULL;
+  bool well = bench_options_parse(argc, argv, bench_find(subcommand), options, &help, words);
+  cr_assert_eq(well, words[0] == '\0', "%s: words do not fit the result: \"%s\"", arguments, words);
+  if (error)
+    strcpy(error, words);
+  return well;
+}
+
+Test(bench, options_are_read) {
+  struct bench_options options;
+  cr_assert(parse("allreduce",
+                  "-m 1K:2m -i5 -x 0 -f -c --no-dense --block-size=256 --scale mean-absolute "
+                  "--dtype bfloat16 --chunk 64K --threads 2 --codec scalar --ranks 3",
+                  &options, NULL));
+  cr_expect_eq(options.smallest, 1 << 10);
+  cr_expect_eq(options.largest, 2 << 20);
+  cr_expect_eq(options.iterations, 5);
+  cr_expect_eq(options.warmups, 0);
+  cr_expect(options.full && options.check && options.no_dense);
+  cr_expect_eq(options.block_size, 256);
+  cr_expect_eq(options.chunk_size, 64 << 10);
+  cr_expect_eq(options.scale, ONEBIT_SCALE_MEAN_ABSOLUTE);
+  cr_expect_eq(options.dtype, ONEBIT_BFLOAT16);
+  cr_expect_eq(options.threads, 2);
+  cr_expect_eq(options.ranks, 3);
+  cr_expect_str_eq(options.codec, "scalar");
+}
+
+Test(bench, sizes_have_a_default_on_either_side) {
+  struct bench_options options;
+  cr_assert(parse("allreduce", "-m 1G", &options, NULL));
+  cr_expect_eq(options.smallest, bench_find("allreduce")->smallest);
+  cr_expect_eq(options.largest, 1 << 30);
+  cr_assert(parse("allreduce", "-m 8", &options, NULL));
+  cr_expect_eq(options.smallest, 8);
+  cr_assert(parse("codec", "-m 1M", &options, NULL));
+  cr_expect(options.smallest == 1 << 20 && options.largest == 1 << 20);
+  cr_assert(parse("codec", "", &options, NULL));
+  cr_expect_eq(options.smallest, options.largest);
+}
+
+Test(bench, streams_are_a_list) {
+  struct bench_options options;
+  cr_assert(parse("codec", "--streams 3,16", &options, NULL));
+  cr_expect_eq(options.stream_count, 2);
+  cr_expect(options.streams[0] == 3 && options.streams[1] == 16);
+}
+
+Test(bench, wrong_command_lines_get_words) {
+  static const char *const wrong[][2] = {
+      {"allreduce", "-z"},
+      {"allreduce", "--blocksize 32"},
+      {"allreduce", "--block 32"},
+      {"allreduce", "--block-sizes 32"},
+      {"allreduce", "1M"},
+      {"allreduce", "-"},
+      {"allreduce", "--"},
+      {"allreduce", "-m"},
+      {"allreduce", "-m 2M:1M"},
+      {"allreduce", "-m 3"},
+      {"allreduce", "-m 1T"},
+      {"allreduce", "-m 1M:"},
+      {"allreduce", "-m :1M"},
+      {"allreduce", "-m 1M:2M:3M"},
+      {"allreduce", "-m -1"},
+      {"allreduce", "-m 99999999999999999999"},
+      {"allreduce", "-m 99999999999G"},
+      {"allreduce", "-i 0"},
+      {"allreduce", "-i 1.5"},
+      {"allreduce", "-i 99999999999"},
+      {"allreduce", "-x -1"},
+      {"allreduce", "-f5"},
+      {"allreduce", "--no-dense=1"},
+      {"allreduce", "--block-size 0"},
+      {"allreduce", "--block-size none"},
+      {"allreduce", "--scale max"},
+      {"allreduce", "--dtype double"},
+      {"allreduce", "--chunk 0"},
+      {"allreduce", "--threads 0"},
+      {"allreduce", "--codec mmx"},
+      {"allreduce", "--ranks 0"},
+      {"allreduce", "--ranks 4097"},
+      {"allreduce", "--streams 2"},
+      {"codec", "--ranks 2"},
+      {"codec", "-c"},
+      {"codec", "--threads 2"},
+      {"codec", "--streams 0"},
+      {"codec", "--streams 2,"},
+      {"codec", "--streams 1025"},
+      {"codec", "--streams 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"},
+      {"adam", "--dtype float16"},
+  };
+  for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+    struct bench_options options;
+    char error[256];
+    cr_expect_not(parse(wrong[k][0], wrong[k][1], &options, error), "%s %s", wrong[k][0],
+                  wrong[k][1]);
+    size_t name = strcspn(wrong[k][1], " =");
+    cr_expect(strncmp(error, wrong[k][1], name) == 0, "%s: the words do not begin with it: %s",
+              wrong[k][1], error);
+  }
+}
+
+Test(bench, long_wrong_words_are_cut) {
+  struct bench_options options;
+  char argument[251] = "--";
+  memset(argument + 2, 'x', sizeof argument - 3);
+  cr_expect_not(parse("allreduce", argument, &options, NULL));
+}
+
+Test(bench, statistics_of_few_samples) {
+  double four[] = {4, 1, 3, 10}, one[] = {7}, scratch[4];
+  struct bench_statistics s = bench_statistics(four, 4);
+  cr_expect(s.minimum == 1 && s.median == 3.5 && s.mean == 4.5 && s.maximum == 10);
+  s = bench_statistics(one, 1);
+  cr_expect(s.minimum == 7 && s.median == 7 && s.percentile90 == 7 && s.maximum == 7);
+  const double a[] = {1, 2, 30}, b[] = {2, 2, 2};
+  cr_expect_eq(bench_ratio(a, b, 3, scratch).median, 1);
+}
+
+Test(bench, data_is_never_constant) {
+  float a[4000], b[4000];
+  bench_fill(a, 4000, 1);
+  bench_fill(b, 4000, 2);
+  size_t equal = 0, zeros = 0, negative = 0;
+  for (size_t i = 0; i < 4000; i++) {
+    equal += a[i] == b[i] || (i > 0 && a[i] == a[i - 1]);
+    zeros += a[i] == 0;
+    negative += a[i] < 0;
+  }
+  cr_expect(equal < 10 && zeros == 0, "%zu equal, %zu zeros", equal, zeros);
+  cr_expect(negative > 1800 && negative < 2200, "%zu of 4000 are negative", negative);
+}
+
+/* --- What -c looks at */
+
+/* A collective whose result is wrong in one element, by a little, on the ranks whose bit is set. */
+static unsigned wrong_on;
+static onebit_operation_t wrong_operation;
+static onebit_dtype_t wrong_dtype;
+static size_t wrong_at;
+static _Thread_local int own_rank;
+
+#define NONE 0
+#define ALL  ~0u
+
+static onebit_status_t call_wrong(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
+  onebit_status_t status = bench_collectives[wrong_operation].call(sendbuf, recvbuf, plan);
+  if (wrong_on >> own_rank & 1)
+    ob_store(recvbuf, wrong_at, wrong_dtype, 1.05f * ob_load(recvbuf, wrong_at, wrong_dtype));
+  return status;
+}
+
+static int check_body(struct bench_team *team, const void *context) {
+  struct bench_options options = {.dtype = wrong_dtype, .threads = 1, .no_dense = true};
+  struct bench_collective collective = bench_collectives[wrong_operation];
+  struct bench_case test;
+  bool right = true;
+  (void)context;
+  own_rank = team->rank;
+  collective.call = call_wrong;
+  int status = bench_case_create(team, &options, &collective, 100003 * sizeof(float), &test);
+  if (status != BENCH_OK)
+    return 100;
+  for (int step = 0; step < 3 && right && status == BENCH_OK; step++)
+    status = bench_case_check(&test, &right);
+  bench_case_destroy(&test);
+  return status != BENCH_OK ? 100 : right ? 0 : 1;
+}
+
+static void check_all(unsigned wrong, int expected) {
+  for (int operation = 0; operation < 3; operation++)
+    for (int dtype = 0; dtype < 3; dtype++) {
+      wrong_on = wrong;
+      wrong_operation = (onebit_operation_t)operation;
+      wrong_dtype = (onebit_dtype_t)dtype;
+      wrong_at = 33331; /* in the middle of something, for all of them */
+      cr_expect_eq(bench_team_run_threads(RANKS, check_body, NULL), expected, "%s of %s",
+                   bench_collectives[operation].name, bench_dtype_name(wrong_dtype));
+    }
+}
+
+Test(bench, check_passes_what_is_right) { check_all(NONE, 0); }
+
+Test(bench, check_fails_what_is_wrong_on_all_ranks) { check_all(ALL, 1); }
+
+Test(bench, check_fails_what_is_wrong_on_one_rank) { check_all(1u << 1, 1); }

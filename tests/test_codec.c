@@ -1,0 +1,123 @@
+/* Codecs: equal bits in every case of the table, correct arithmetic against plain formulas, and the
+ * choice of one. */
+#define _DEFAULT_SOURCE
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compression/codec.h"
+#include "tests/codec_cases.h"
+
+static void compare(const struct ob_codec *codec, size_t index) {
+  unsigned char *wanted, *got;
+  char name[96];
+  size_t size = codec_case_run(index, &ob_codec_scalar, &wanted);
+  size_t same = codec_case_run(index, codec, &got);
+  codec_case_name(index, name, sizeof name);
+  cr_expect(size == same && memcmp(wanted, got, size) == 0, "%s: %s differs from scalar",
+            codec->name, name);
+  free(wanted);
+  free(got);
+}
+
+Test(codec, all_give_the_bits_of_scalar, .timeout = 300) {
+  for (size_t row = 0; ob_codec_row(row); row++) {
+    const struct ob_codec *codec = ob_codec_row(row);
+    if (codec == &ob_codec_scalar)
+      continue;
+    if (!ob_codec_usable(codec)) {
+      printf("codec %s: not usable on this processor, not tested\n", codec->name);
+      continue;
+    }
+    for (size_t i = 0; i < codec_cases_count(); i++)
+      compare(codec, i);
+  }
+}
+
+/* A vector from the definition: c = e + x, e = k - s * sign(k); a sum of lanes; bit 1 for a
+ * negative c. */
+Test(codec, compresses_as_defined) {
+  enum { count = 40 };
+  float input[count], kept[64] = {0}, next[64], lanes[OB_LANES] = {0};
+  uint32_t bits[2];
+  for (int i = 0; i < count; i++) {
+    input[i] = (float)(i * 7 % 11 - 5) / 8;
+    kept[i] = (float)(i * 5 % 13 - 6) / 16;
+  }
+  for (size_t row = 0; ob_codec_row(row); row++) {
+    if (!ob_codec_usable(ob_codec_row(row)))
+      continue;
+    struct ob_compress_run run = {.count = count,
+                                  .valid = count,
+                                  .input = input,
+                                  .kept = kept,
+                                  .kept_scale = 0.25f,
+                                  .kept_out = next,
+                                  .bits = bits};
+    float sum = ob_codec_row(row)->compress(&run);
+    memset(lanes, 0, sizeof lanes);
+    for (int i = 0; i < count; i++) {
+      float error = kept[i] - (signbit(kept[i]) ? -0.25f : 0.25f), c = error + input[i];
+      cr_expect(next[i] == c, "element %d: %g, not %g", i, (double)next[i], (double)c);
+      cr_expect((bits[i / 32] >> i % 32 & 1) == (unsigned)!!signbit(c), "bit %d", i);
+      lanes[i % OB_LANES] += c * c;
+    }
+    cr_expect_float_eq(sum, ob_sum_lanes(lanes), 0);
+    for (int i = count; i < 64; i++)
+      cr_expect(next[i] == 0, "lane %d past the end is %g", i, (double)next[i]);
+    cr_expect(bits[1] >> (count - 32) == 0, "bits past the end are %x", bits[1]);
+  }
+}
+
+/* Every value of 16 bits to float32 and back. */
+Test(codec, half_types_round_trip) {
+  for (uint32_t i = 0; i <= 0xffff; i++) {
+    uint16_t value = (uint16_t)i;
+    float wide = ob_from_bfloat16(value);
+    cr_expect(isnan(wide) || ob_to_bfloat16(wide) == value, "bfloat16 %04x", i);
+    wide = ob_from_float16(value);
+    cr_expect(isnan(wide) || ob_to_float16(wide) == value, "float16 %04x", i);
+  }
+  cr_expect(isnan(ob_from_float16(0x7e00)) && isnan(ob_from_bfloat16(ob_to_bfloat16(NAN))));
+}
+
+/* Halfway between two neighbours the even one wins; what is too large becomes infinity. */
+Test(codec, half_types_round_to_even) {
+  static const struct {
+    float value;
+    uint16_t bfloat16, float16;
+  } cases[] = {{1.0f, 0x3f80, 0x3c00},
+               {1.0f + 0x1p-8f, 0x3f80, 0x3c04},
+               {1.0f + 0x1.8p-7f, 0x3f82, 0x3c0c},
+               {1.0f + 0x1p-11f, 0x3f80, 0x3c00},
+               {1.0f + 0x1.8p-10f, 0x3f80, 0x3c02},
+               {65519.0f, 0x4780, 0x7bff},
+               {65520.0f, 0x4780, 0x7c00},
+               {-0x1p-24f, 0xb380, 0x8001},
+               {0x1p-25f, 0x3300, 0x0000},
+               {0x1.8p-24f, 0x33c0, 0x0002},
+               {-0.0f, 0x8000, 0x8000},
+               {3.4e38f, 0x7f80, 0x7c00}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    cr_expect_eq(ob_to_bfloat16(cases[i].value), cases[i].bfloat16, "%a gives %04x",
+                 (double)cases[i].value, ob_to_bfloat16(cases[i].value));
+    cr_expect_eq(ob_to_float16(cases[i].value), cases[i].float16, "%a gives %04x",
+                 (double)cases[i].value, ob_to_float16(cases[i].value));
+  }
+}
+
+Test(codec, is_chosen_by_name_and_unknown_names_are_errors) {
+  const struct ob_codec *codec = NULL;
+  cr_expect_eq(ob_codec_find("scalar", &codec), ONEBIT_OK);
+  cr_expect_eq(codec, &ob_codec_scalar);
+  cr_expect_eq(ob_codec_find("mmx", &codec), ONEBIT_ERROR_ARGUMENT);
+  cr_expect(strstr(onebit_last_error(), "mmx") && strstr(onebit_last_error(), "scalar"), "%s",
+            onebit_last_error());
+  setenv("ONEBIT_CODEC", "scalar", 1);
+  cr_expect_eq(ob_codec_choose(&codec), ONEBIT_OK);
+  cr_expect_eq(codec, &ob_codec_scalar);
+  setenv("ONEBIT_CODEC", "", 1);
+  cr_expect_eq(ob_codec_choose(&codec), ONEBIT_OK, "an empty variable is none");
+}

@@ -1,0 +1,108 @@
+/*
+ * Every collective equals the oracle in every bit: results, and kept errors afterwards, over
+ * several steps, for the sizes, counts, types, scales and block sizes that the library promises, in
+ * place and apart, blocking and not.
+ *
+ * Covered: groups of 1 to 3 ranks walk the full product of operation, count up to 4097, dtype,
+ * scale and block size; larger groups, and 100,003 elements, a part that has every block size with
+ * every scale. Message sizes, threads, codecs, placement of the buffers and blocking or not are
+ * spread over the cases.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "tests/support_collectives.h"
+
+TestSuite(collectives, .timeout = 600);
+
+/* The usable codecs take turns. */
+static void next_codec(size_t number) {
+  for (size_t k = 0; k < test_codecs_count; k++)
+    if (use_codec(test_codecs[(number + k) % test_codecs_count]))
+      return;
+  cr_assert_fail("no codec is usable");
+}
+
+static void walk(int size, enum extent extent) {
+  size_t count;
+  struct collective_case *cases = collective_cases(size, extent, &count);
+  for (size_t k = 0; k < count; k += test_stride()) {
+    next_codec(k / test_stride());
+    struct collective_run run = collective_prepare(&cases[k]);
+    on_ranks(size, collective_on_rank, &run);
+    collective_release(&run);
+  }
+  free(cases);
+}
+
+Test(collectives, one_rank) { walk(1, EVERY_OPTION); }
+Test(collectives, two_ranks) { walk(2, EVERY_OPTION); }
+Test(collectives, three_ranks) { walk(3, EVERY_OPTION); }
+Test(collectives, four_ranks) { walk(4, COVERING); }
+Test(collectives, seven_ranks) { walk(7, COVERING); }
+Test(collectives, eight_ranks) { walk(8, COVERING); }
+Test(collectives, sixteen_ranks) { walk(16, COVERING); }
+
+/* The same case with every codec and every number of threads: the oracle is the common measure. */
+Test(collectives, every_codec_and_any_number_of_threads) {
+  size_t count;
+  struct collective_case *cases = collective_cases(2, COVERING, &count);
+  for (size_t k = 0; k < count; k += 5 * test_stride()) {
+    for (int threads = 1; threads <= 3; threads++) {
+      cases[k].options.threads = threads;
+      struct collective_run run = collective_prepare(&cases[k]);
+      for (size_t c = 0; c < test_codecs_count; c++)
+        if (use_codec(test_codecs[c]))
+          on_ranks(2, collective_on_rank, &run);
+      collective_release(&run);
+    }
+  }
+  free(cases);
+}
+
+/* A self communicator is a group of one. */
+Test(collectives, self_is_a_group_of_one) {
+  size_t count;
+  struct collective_case *cases = collective_cases(1, COVERING, &count);
+  for (size_t k = 0; k < count; k += 3 * test_stride()) {
+    struct collective_run run = collective_prepare(&cases[k]);
+    onebit_comm_t comm;
+    cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+    collective_on_rank(comm, &run);
+    onebit_comm_destroy(comm);
+    collective_release(&run);
+    checks_must_hold();
+  }
+  free(cases);
+}
+
+/* Rank k's number and the group's size are what they were made to be; the words of a plan's info
+ * tell the truth. */
+static void introduce(onebit_comm_t comm, void *context) {
+  const int *size = context;
+  onebit_plan_t plan;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.block_size = 256;
+  CHECK(onebit_comm_size(comm) == *size, "size %d", onebit_comm_size(comm));
+  if (!CHECK_STATUS(onebit_plan_create(comm, 1000, &options, &plan), ONEBIT_OK))
+    return;
+  onebit_plan_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  CHECK(info.block_size == 256, "block size %zu", info.block_size);
+  CHECK(info.transport && info.transport[0] == 'l', "transport %s", info.transport);
+  CHECK(info.codec && info.codec[0], "codec without a name");
+  CHECK(info.memory_bytes >= 8 * 1000, "memory of %llu bytes",
+        (unsigned long long)info.memory_bytes);
+  float values[1000] = {0};
+  uint64_t before = onebit_comm_bytes_sent(comm);
+  CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_OK);
+  uint64_t sent = onebit_comm_bytes_sent(comm) - before;
+  CHECK(sent == info.wire_bytes, "%llu bytes sent, %llu announced", (unsigned long long)sent,
+        (unsigned long long)info.wire_bytes);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(collectives, plans_tell_what_they_decided) {
+  for (int size = 2; size <= 4; size++)
+    on_ranks(size, introduce, &size);
+}

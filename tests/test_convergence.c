@@ -1,0 +1,200 @@
+/*
+ * What error feedback is for: with it, training on one-bit exchanges comes to the same loss as
+ * training on dense ones; the control without it does not. Two small problems, the same on every
+ * machine, on four ranks that each have data of their own.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support.h"
+
+TestSuite(convergence, .timeout = 120);
+
+#define RANKS 4
+
+/* A number in [-1, 1) for a place in the data: splitmix64's mixing of the place. */
+static float uniform(uint64_t place) {
+  uint64_t x = (place + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return (float)((x ^ x >> 31) >> 40) / 8388608.0f - 1.0f;
+}
+
+/* --- Gradient descent on a sum of squares: rank r wants w_i = target(r, i), with weight
+ * curvature(i). The ranks disagree by more than they agree, so their gradients do not vanish at the
+ * common optimum. */
+
+#define UNKNOWNS 1500
+#define DESCENTS 800
+
+static float curvature(size_t i) { return 0.55f + 0.45f * uniform(i); }
+static float target(int rank, size_t i) {
+  return uniform(10000 + i) + 3.0f * uniform(20000 + (size_t)rank * 10000 + i);
+}
+
+/* How far the mean loss is above its minimum: sum of curvature / 2 (w - mean target)^2. */
+static double excess(const float *w) {
+  double sum = 0.0;
+  for (size_t i = 0; i < UNKNOWNS; i++) {
+    double best = 0.0;
+    for (int r = 0; r < RANKS; r++)
+      best += (double)target(r, i) / RANKS;
+    sum += 0.5 * (double)curvature(i) * ((double)w[i] - best) * ((double)w[i] - best);
+  }
+  return sum;
+}
+
+struct descent {
+  onebit_plan_options_t options;
+  double excess[RANKS];
+};
+
+static void descend(onebit_comm_t comm, void *context) {
+  struct descent *descent = context;
+  int rank = onebit_comm_rank(comm);
+  float w[UNKNOWNS] = {0}, gradient[UNKNOWNS];
+  onebit_plan_t plan;
+  if (!CHECK_STATUS(onebit_plan_create(comm, UNKNOWNS, &descent->options, &plan), ONEBIT_OK))
+    return;
+  for (int step = 0; step < DESCENTS; step++) {
+    float rate = 0.5f / (1.0f + (float)step / 25.0f);
+    for (size_t i = 0; i < UNKNOWNS; i++)
+      gradient[i] = curvature(i) * (w[i] - target(rank, i));
+    CHECK_STATUS(onebit_allreduce(gradient, gradient, plan), ONEBIT_OK);
+    for (size_t i = 0; i < UNKNOWNS; i++)
+      w[i] -= rate * gradient[i];
+  }
+  descent->excess[rank] = excess(w);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+static double excess_after(onebit_wire_t wire, onebit_profile_t profile, int no_error_feedback) {
+  struct descent descent = {.options = ONEBIT_PLAN_OPTIONS_INIT};
+  descent.options.wire = wire;
+  descent.options.profile = profile;
+  descent.options.no_error_feedback = no_error_feedback;
+  on_ranks(RANKS, descend, &descent);
+  for (int r = 1; r < RANKS; r++)
+    cr_assert(memcmp(&descent.excess[r], &descent.excess[0], sizeof(double)) == 0,
+              "ranks have come to different losses");
+  return descent.excess[0];
+}
+
+Test(convergence, gradient_descent_needs_the_error_fed_back) {
+  float zero[UNKNOWNS] = {0};
+  double start = excess(zero);
+  double dense = excess_after(ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
+  double fed_back = excess_after(ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
+  double deepspeed = excess_after(ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEEPSPEED, 0);
+  double control = excess_after(ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 1);
+  cr_log_info("excess loss: start %g, dense %g, one bit %g, deepspeed %g, control %g", start, dense,
+              fed_back, deepspeed, control);
+  cr_expect_lt(dense, 1e-4 * start, "dense: %g of %g", dense, start);
+  cr_expect_lt(fed_back, 1e-3 * start, "one bit: %g of %g", fed_back, start);
+  cr_expect_lt(deepspeed, 1e-3 * start, "deepspeed: %g of %g", deepspeed, start);
+  cr_expect_gt(control, 20 * fed_back, "the control is no worse: %g", control);
+}
+
+/* --- 1-bit Adam on logistic regression: rank r has samples of its own, whose features lie around a
+ * centre of its own. Some labels are wrong, so the best loss is not zero. */
+
+#define FEATURES 96
+#define SAMPLES  160 /* a rank */
+#define STEPS    600
+
+static float feature(int rank, size_t sample, size_t i) {
+  float centre = uniform(900000 + (size_t)rank * FEATURES + i);
+  float size = exp2f(2.0f * uniform(800000 + i)); /* features differ in size: why Adam is wanted */
+  return size *
+         (uniform(1000000 + ((size_t)rank * SAMPLES + sample) * FEATURES + i) + 0.5f * centre);
+}
+
+static float label(int rank, size_t sample) {
+  double sum = 0.0;
+  for (size_t i = 0; i < FEATURES; i++)
+    sum += (double)(feature(rank, sample, i) * uniform(700000 + i));
+  bool flipped = uniform(600000 + (size_t)rank * SAMPLES + sample) > 0.8f;
+  return (sum > 0) != flipped ? 1.0f : -1.0f;
+}
+
+struct samples {
+  float x[SAMPLES][FEATURES], y[SAMPLES];
+};
+
+static struct samples *make_samples(int rank) {
+  struct samples *samples = allocate(1, sizeof *samples);
+  for (size_t s = 0; s < SAMPLES; s++) {
+    samples->y[s] = label(rank, s);
+    for (size_t i = 0; i < FEATURES; i++)
+      samples->x[s][i] = feature(rank, s, i);
+  }
+  return samples;
+}
+
+/* Mean loss of these samples, with a little ridge so that the optimum is finite, and its gradient.
+ */
+static double loss_of(const struct samples *samples, const float *w, float *gradient) {
+  double loss = 0.0;
+  for (size_t i = 0; i < FEATURES; i++) {
+    loss += 0.5e-3 * (double)(w[i] * w[i]);
+    gradient[i] = 1e-3f * w[i];
+  }
+  for (size_t s = 0; s < SAMPLES; s++) {
+    double margin = 0.0;
+    for (size_t i = 0; i < FEATURES; i++)
+      margin += (double)(samples->y[s] * w[i] * samples->x[s][i]);
+    loss += log1p(exp(-margin)) / SAMPLES;
+    float pull = (float)(1.0 / (1.0 + exp(margin))) / SAMPLES;
+    for (size_t i = 0; i < FEATURES; i++)
+      gradient[i] -= pull * samples->y[s] * samples->x[s][i];
+  }
+  return loss;
+}
+
+struct regression {
+  onebit_adam_options_t options;
+  double loss[RANKS];
+};
+
+static void regress(onebit_comm_t comm, void *context) {
+  struct regression *regression = context;
+  int rank = onebit_comm_rank(comm);
+  float w[FEATURES] = {0}, gradient[FEATURES];
+  onebit_tensor_t tensor = {w, gradient, FEATURES, 0, 0};
+  struct samples *samples = make_samples(rank);
+  onebit_optimizer_t optimizer;
+  if (CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &regression->options, &optimizer),
+                   ONEBIT_OK)) {
+    for (int step = 0; step < STEPS; step++) {
+      loss_of(samples, w, gradient);
+      CHECK_STATUS(onebit_optimizer_step(optimizer, 0.05f * (1.0f - (float)step / (float)STEPS)),
+                   ONEBIT_OK);
+    }
+    onebit_optimizer_destroy(optimizer);
+  }
+  regression->loss[rank] = loss_of(samples, w, gradient);
+  free(samples);
+}
+
+static double loss_after(size_t freeze_step, int no_error_feedback) {
+  struct regression regression = {.options = ONEBIT_ADAM_OPTIONS_INIT};
+  double mean = 0.0;
+  regression.options.freeze_step = freeze_step;
+  regression.options.no_error_feedback = no_error_feedback;
+  on_ranks(RANKS, regress, &regression);
+  for (int r = 0; r < RANKS; r++)
+    mean += regression.loss[r] / RANKS;
+  return mean;
+}
+
+Test(convergence, one_bit_adam_comes_to_the_dense_loss) {
+  double dense = loss_after(ONEBIT_FREEZE_NEVER, 0);
+  double fed_back = loss_after(STEPS / 6, 0);
+  double control = loss_after(STEPS / 6, 1);
+  cr_log_info("loss: dense Adam %.6f, 1-bit Adam %.6f, control %.6f", dense, fed_back, control);
+  cr_expect_lt(dense, 0.6, "dense Adam learns nothing: %g", dense);
+  cr_expect_lt(fed_back, 1.01 * dense, "1-bit Adam: %g, dense %g", fed_back, dense);
+  cr_expect_gt(control, 1.05 * dense, "the control is no worse: %g, dense %g", control, dense);
+}

@@ -1,0 +1,196 @@
+/*
+ * Profile deepspeed against printed numbers: two small runs whose values were computed with
+ * DeepSpeed's own code (its compressed allreduce and OnebitAdam, two ranks, twenty elements),
+ * copied here as data.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support.h"
+
+TestSuite(deepspeed, .timeout = 60);
+
+#define COUNT  20
+#define PADDED 32 /* a multiple of 2 * lcm(2, 8) */
+#define CHUNK  16
+#define CALLS  3
+
+/* What DeepSpeed's allreduce sent and kept in three calls with the same input. Bit 7 of a byte is
+ * the first element's sign, 1 for not negative. */
+static const struct call {
+  float worker_scale[2], server_scale[2];
+  unsigned worker_bits[2];
+  unsigned server_bits[2];
+} calls[CALLS] = {
+    {{0.3202172f, 0.1887976f},
+     {0.1957662f, 0.2545074f},
+     {0x5b4b6fff, 0x2d696fff},
+     {0x5b4b, 0x6fff}},
+    {{0.4821880f, 0.2843834f},
+     {0.3067977f, 0.3602321f},
+     {0x526a4000, 0x652b2000},
+     {0x646a, 0x4000}},
+    {{0.5032356f, 0.3021472f},
+     {0.4351873f, 0.3862432f},
+     {0x3b476fff, 0x2f617fff},
+     {0x3b63, 0x6fff}},
+};
+
+/* After the first call: norms of the kept errors. After each: the padding's error on rank 0. */
+static const double worker_norm[2] = {1.4420331, 0.8506879}, server_norm[2] = {0.3865973, 0.0};
+static const double padding_error[CALLS] = {-0.3202172, 0.1619708, -0.3412649};
+
+/* The numbers are printed with seven digits after the point. */
+#define PRINTED 1e-6
+
+static bool near(double a, double b) { return fabs(a - b) <= PRINTED; }
+
+static double norm_of(const float *values, int count) {
+  double sum = 0.0;
+  for (int i = 0; i < count; i++)
+    sum += (double)values[i] * (double)values[i];
+  return sqrt(sum);
+}
+
+static void fill(float *input, int rank) {
+  for (int i = 0; i < COUNT; i++)
+    input[i] = rank == 0 ? (float)(7 * i % 11 - 5) / 8.0f : (float)(5 * i % 13 - 6) / 16.0f;
+}
+
+/* The sign of element i in DeepSpeed's packed bytes, `bytes` of them in one number. */
+static float sign_in(unsigned bits, int bytes, int i) {
+  return bits >> (8 * bytes - 1 - i) & 1 ? 1.0f : -1.0f;
+}
+
+/* What a rank sent, from what it had and what it keeps: before + input = sent + after. */
+static void check_worker(const struct call *call, int rank, const float *input, const float *before,
+                         const float *after) {
+  for (int i = 0; i < PADDED; i++) {
+    double sent = (double)before[i] + (double)(i < COUNT ? input[i] : 0.0f) - (double)after[i];
+    double wanted = (double)(sign_in(call->worker_bits[rank], 4, i) * call->worker_scale[rank]);
+    CHECK(near(sent, wanted), "element %d was sent as %.7f, not %.7f", i, sent, wanted);
+  }
+}
+
+static void check_result(const struct call *call, const float *result) {
+  for (int i = 0; i < COUNT; i++) {
+    int server = i / CHUNK;
+    float wanted = sign_in(call->server_bits[server], 2, i % CHUNK) * call->server_scale[server];
+    CHECK(near((double)result[i], (double)wanted), "result %d is %.7f, not %.7f", i,
+          (double)result[i], (double)wanted);
+  }
+}
+
+static void three_calls(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  float input[COUNT], result[COUNT], before[PADDED], after[PADDED] = {0}, server[CHUNK];
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan;
+  (void)context;
+  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  fill(input, rank);
+  if (!CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK))
+    return;
+  onebit_plan_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  CHECK(info.worker_error_count == PADDED && info.server_error_count == CHUNK,
+        "errors of %zu and %zu floats", info.worker_error_count, info.server_error_count);
+  for (int k = 0; k < CALLS; k++) {
+    check_case("call %d", k);
+    memcpy(before, after, sizeof before);
+    CHECK_STATUS(onebit_allreduce(input, result, plan), ONEBIT_OK);
+    CHECK_STATUS(onebit_plan_export_error(plan, after, server), ONEBIT_OK);
+    check_result(&calls[k], result);
+    check_worker(&calls[k], rank, input, before, after);
+    CHECK(rank != 0 || near((double)after[PADDED - 1], padding_error[k]), "padding keeps %.7f",
+          (double)after[PADDED - 1]);
+    CHECK(k != 0 || (near(norm_of(after, PADDED), worker_norm[rank]) &&
+                     near(norm_of(server, CHUNK), server_norm[rank])),
+          "norms of the errors are %.7f and %.7f", norm_of(after, PADDED), norm_of(server, CHUNK));
+  }
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(deepspeed, allreduce_gives_the_printed_numbers) { on_ranks(2, three_calls, NULL); }
+
+/* OnebitAdam: rate 0.01, decay 0.01, freeze_step 4, so three steps of warm-up. The first four
+ * parameters and moments. */
+static const struct moment {
+  int step;
+  double parameter[4], momentum[4];
+} moments[] = {
+    {0, {-0.7183022, 0.0316227, 0.7183024, -0.2815977}, {-0.03125, -0.0125, 0.00625, 0.025}},
+    {2,
+     {-0.6615347, 0.0092935, 0.7473868, -0.3373194},
+     {-0.0446875, 0.006125, -0.0049375, 0.045875}},
+    {3,
+     {-0.6469675, -0.0112141, 0.7268082, -0.3517836},
+     {-0.0185626, 0.0185626, 0.0185626, 0.0185626}},
+    {7,
+     {-0.5976414, -0.0193356, 0.7346424, -0.3458980},
+     {-0.0277276, -0.0277276, 0.0277276, 0.0277276}},
+};
+#define ADAM_STEPS 8
+static const double last_norm = 2.4423587;                                /* of the parameters */
+static const double variance[4] = {1.639e-4, 8.19e-5, 8.20e-5, 1.639e-4}; /* frozen */
+#define RATE  0.01
+#define DECAY 0.01
+
+static void fill_gradient(float *gradient, int step, int rank) {
+  for (int i = 0; i < COUNT; i++)
+    gradient[i] = (float)((7 * i + 3 * step + 5 * rank) % 11 - 5) / 8.0f;
+}
+
+/* The compressed stage's momentum shows in how far the parameter went: before - after = rate (m /
+ * sqrt(v) + decay before). The printed variance has three to four digits. */
+static void check_momentum(const struct moment *moment, const float *before, const float *after) {
+  for (int i = 0; i < 4; i++) {
+    double moved = (double)before[i] - (double)after[i];
+    double m = (moved / RATE - DECAY * (double)before[i]) * sqrt(variance[i]);
+    CHECK(fabs(m - moment->momentum[i]) <= 2e-3 * fabs(moment->momentum[i]),
+          "step %d: momentum %d is about %.7f, not %.7f", moment->step, i, m, moment->momentum[i]);
+  }
+}
+
+static void check_moment(int step, const float *before, const float *after) {
+  for (size_t k = 0; k < sizeof moments / sizeof moments[0]; k++) {
+    if (moments[k].step != step)
+      continue;
+    for (int i = 0; i < 4; i++)
+      CHECK(near((double)after[i], moments[k].parameter[i]),
+            "step %d: parameter %d is %.7f, not %.7f", step, i, (double)after[i],
+            moments[k].parameter[i]);
+    if (step >= 3)
+      check_momentum(&moments[k], before, after);
+  }
+}
+
+static void eight_steps(onebit_comm_t comm, void *context) {
+  float parameter[COUNT], gradient[COUNT], before[COUNT];
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, (float)DECAY, 0};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer;
+  (void)context;
+  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.freeze_step = 4;
+  for (int i = 0; i < COUNT; i++)
+    parameter[i] = (float)(3 * i % 7 - 3) / 4.0f;
+  if (!CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
+    return;
+  for (int step = 0; step < ADAM_STEPS; step++) {
+    onebit_optimizer_info_t info = {.size = sizeof info};
+    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    CHECK((info.stage == ONEBIT_STAGE_COMPRESSED) == (step >= 3), "stage %d before step %d",
+          (int)info.stage, step);
+    memcpy(before, parameter, sizeof before);
+    fill_gradient(gradient, step, onebit_comm_rank(comm));
+    CHECK_STATUS(onebit_optimizer_step(optimizer, (float)RATE), ONEBIT_OK);
+    check_moment(step, before, parameter);
+  }
+  CHECK(near(norm_of(parameter, COUNT), last_norm), "norm %.7f", norm_of(parameter, COUNT));
+  onebit_optimizer_destroy(optimizer);
+}
+
+Test(deepspeed, adam_gives_the_printed_numbers) { on_ranks(2, eight_steps, NULL); }

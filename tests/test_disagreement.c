@@ -1,0 +1,27 @@
+/* One rank is wrong, or wants something else: all learn of it, on ranks that are threads. */
+#include <criterion/criterion.h>
+
+#include "tests/support_errors.h"
+
+TestSuite(disagreement, .timeout = 60);
+
+/* Every rank of small groups is the culprit once. */
+static void everyone_once(rank_body *scenario) {
+  for (int size = 2; size <= 4; size++)
+    for (int rank = 0; rank < size; rank++) {
+      struct culprit culprit = {rank};
+      on_ranks(size, scenario, &culprit);
+    }
+}
+
+Test(disagreement, wrong_buffers_on_one_rank) { everyone_once(wrong_buffers_on_one_rank); }
+Test(disagreement, wrong_operation_on_one_rank) { everyone_once(wrong_operation_on_one_rank); }
+Test(disagreement, wrong_plan_on_one_rank) { everyone_once(wrong_plan_on_one_rank); }
+Test(disagreement, wrong_tensors_on_one_rank) { everyone_once(wrong_tensors_on_one_rank); }
+Test(disagreement, wrong_learning_rate_on_one_rank) {
+  everyone_once(wrong_learning_rate_on_one_rank);
+}
+Test(disagreement, other_plan_on_one_rank) { everyone_once(other_plan_on_one_rank); }
+Test(disagreement, other_adam_on_one_rank) { everyone_once(other_adam_on_one_rank); }
+Test(disagreement, plan_here_and_optimizer_there) { everyone_once(plan_here_and_optimizer_there); }
+Test(disagreement, other_threads_on_one_rank) { everyone_once(other_threads_on_one_rank); }

@@ -1,0 +1,250 @@
+/*
+ * The invariant of error feedback, element by element, in every call:
+ *
+ *   result = mean over ranks (input) + mean over ranks (worker error before - after) + server error
+ * before - after
+ *
+ * without the server's part for a reduce-scatter, and for an allgather input + error before - after
+ * of the one rank. Held over 100 steps, for counts that nothing divides, through the public
+ * interface alone.
+ *
+ * To rounding means this. With u = 2^-24, each float32 operation is off by at most u times its
+ * result: c = e + x, e' = c - q       moves q by at most   u (|e + x| + |e'|)           <=  u (|e|
+ * + |x| + |e'|) q / P, in two roundings     by                   2 u |q| / P P terms added, then d
+ * by                   P u sum |q| / P, at most d' = t - y, y stored        by                   u
+ * |d'| + r |y|, r the rounding of the result's type and |q| <= |e| + |x| + |e'| + (its own error).
+ * So with M = mean over ranks (|e| + |x| + |e'|) and D = |d| + |d'| the difference is at most  u (1
+ * + 2 + P) M + u D + r |y|;  1 % on top covers the products of roundings and the double arithmetic
+ * of this test.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_collectives.h"
+
+TestSuite(invariant, .timeout = 600);
+
+#define STEPS 100
+static const size_t odd_counts[] = {1, 37, 1003, 4099};
+
+/* What the ranks write down at each step; rank r writes at r, so no two threads share an element.
+ */
+struct history {
+  onebit_plan_options_t options;
+  int size;
+  size_t count;
+  struct record {
+    float *input, *before, *after; /* [valid], [elements] */
+    float *server_before, *server_after, *result;
+    size_t server_count;
+  } (*records)[STEPS]; /* [size] */
+};
+
+static float *copy_of(const float *array, size_t count) {
+  float *copy = allocate(count, sizeof *copy);
+  memcpy(copy, array, count * sizeof *copy);
+  return copy;
+}
+
+/* One step of one rank, with everything it saw. */
+static void record_step(const struct history *history, onebit_plan_t plan, int rank, int step) {
+  onebit_operation_t operation = history->options.operation;
+  onebit_dtype_t dtype = history->options.dtype;
+  struct record *record = &history->records[rank][step];
+  size_t sent = send_count(operation, history->count, history->size);
+  size_t received = receive_count(operation, history->count, history->size);
+  void *send = allocate(sent, sizeof(float)), *receive = allocate(received, sizeof(float));
+  fill_input(send, dtype, sent, rank, step);
+  struct kept_errors before = export_errors(plan);
+  CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_OK);
+  struct kept_errors after = export_errors(plan);
+  record->input = allocate(sent, sizeof(float));
+  record->result = allocate(received, sizeof(float));
+  for (size_t i = 0; i < sent; i++)
+    record->input[i] = oracle_load(send, i, dtype);
+  for (size_t i = 0; i < received; i++)
+    record->result[i] = oracle_load(receive, i, dtype);
+  record->before = copy_of(before.worker, before.worker_count);
+  record->after = copy_of(after.worker, after.worker_count);
+  record->server_before = copy_of(before.server, before.server_count);
+  record->server_after = copy_of(after.server, after.server_count);
+  record->server_count = after.server_count;
+  free_errors(&before);
+  free_errors(&after);
+  free(send);
+  free(receive);
+}
+
+static void record_steps(onebit_comm_t comm, void *context) {
+  struct history *history = context;
+  onebit_plan_t plan;
+  check_case("%s of %zu %s on %d ranks, profile %d", operation_name(history->options.operation),
+             history->count, dtype_name(history->options.dtype), history->size,
+             (int)history->options.profile);
+  if (!CHECK_STATUS(onebit_plan_create(comm, history->count, &history->options, &plan), ONEBIT_OK))
+    return;
+  for (int step = 0; step < STEPS; step++)
+    record_step(history, plan, onebit_comm_rank(comm), step);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+static double rounding_of(onebit_dtype_t dtype) {
+  return dtype == ONEBIT_FLOAT32 ? 0.0 : dtype == ONEBIT_BFLOAT16 ? 0x1p-8 : 0x1p-11;
+}
+
+/* The smallest step of float16, half of it: results below its normal range are rounded by that
+ * much. */
+static double smallest_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT16 ? 0x1p-25 : 0.0; }
+
+/* Checks element i: its result against what `ranks` ranks from `first` on gave and kept. */
+static bool element_holds(const struct history *history, int step, int first, int ranks, size_t i,
+                          const float *result, double server, double server_magnitude) {
+  double wanted = server, magnitude = 0.0;
+  for (int r = first; r < first + ranks; r++) {
+    const struct record *record = &history->records[r][step];
+    double x = (double)record->input[i], e = (double)record->before[i],
+           kept = (double)record->after[i];
+    wanted += (x + e - kept) / ranks;
+    magnitude += (fabs(x) + fabs(e) + fabs(kept)) / ranks;
+  }
+  double tolerance = 1.01 * 0x1p-24 * ((3.0 + ranks) * magnitude + server_magnitude) +
+                     rounding_of(history->options.dtype) * fabs((double)*result) +
+                     smallest_of(history->options.dtype);
+  return CHECK(fabs((double)*result - wanted) <= tolerance,
+               "step %d, element %zu: the result is %.9g, the invariant says %.9g +- %.3g", step, i,
+               (double)*result, wanted, tolerance);
+}
+
+/* The rank that serves element i, and where its part of the server error begins: shares follow one
+ * another. */
+static int find_server(const struct history *history, size_t i, size_t *begin) {
+  *begin = 0;
+  for (int r = 0; r < history->size; r++) {
+    size_t count = history->records[r][0].server_count;
+    if (i < *begin + count)
+      return r;
+    *begin += count;
+  }
+  return -1;
+}
+
+static void check_allreduce(const struct history *history, int step) {
+  for (size_t i = 0; i < history->count; i++) {
+    size_t begin;
+    int server = find_server(history, i, &begin);
+    if (!CHECK(server >= 0, "nobody serves element %zu", i))
+      return;
+    const struct record *record = &history->records[server][step];
+    double before = (double)record->server_before[i - begin];
+    double after = (double)record->server_after[i - begin];
+    for (int r = 0; r < history->size; r++)
+      if (!element_holds(history, step, 0, history->size, i, &history->records[r][step].result[i],
+                         before - after, fabs(before) + fabs(after)))
+        return;
+  }
+}
+
+static void check_reduce_scatter(const struct history *history, int step) {
+  for (int r = 0; r < history->size; r++)
+    for (size_t i = 0; i < history->count; i++)
+      if (!element_holds(history, step, 0, history->size, (size_t)r * history->count + i,
+                         &history->records[r][step].result[i], 0.0, 0.0))
+        return;
+}
+
+static void check_allgather(const struct history *history, int step) {
+  for (int reader = 0; reader < history->size; reader++)
+    for (int r = 0; r < history->size; r++)
+      for (size_t i = 0; i < history->count; i++)
+        if (!element_holds(history, step, r, 1, i,
+                           &history->records[reader][step].result[(size_t)r * history->count + i],
+                           0.0, 0.0))
+          return;
+}
+
+static void free_history(struct history *history) {
+  for (int r = 0; r < history->size; r++)
+    for (int step = 0; step < STEPS; step++) {
+      struct record *record = &history->records[r][step];
+      free(record->input);
+      free(record->before);
+      free(record->after);
+      free(record->server_before);
+      free(record->server_after);
+      free(record->result);
+    }
+  free(history->records);
+}
+
+static void check_invariant(int size, size_t count, const onebit_plan_options_t *options) {
+  struct history history = {.options = *options, .size = size, .count = count};
+  history.records = allocate((size_t)size, sizeof *history.records);
+  on_ranks(size, record_steps, &history);
+  for (int step = 0; step < STEPS; step++) {
+    if (options->operation == ONEBIT_ALLREDUCE)
+      check_allreduce(&history, step);
+    else if (options->operation == ONEBIT_ALLGATHER)
+      check_allgather(&history, step);
+    else
+      check_reduce_scatter(&history, step);
+  }
+  free_history(&history);
+  checks_must_hold();
+}
+
+static void check_counts(const onebit_plan_options_t *options, size_t largest) {
+  for (size_t p = 0; p < test_sizes_count; p += test_stride())
+    for (size_t c = 0; c < sizeof odd_counts / sizeof odd_counts[0]; c++)
+      if (odd_counts[c] <= largest)
+        check_invariant(test_sizes[p], odd_counts[c], options);
+}
+
+Test(invariant, allreduce_rms) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  check_counts(&options, SIZE_MAX);
+}
+
+Test(invariant, allreduce_mean_absolute_of_small_blocks) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+  options.block_size = 32;
+  check_counts(&options, SIZE_MAX);
+}
+
+Test(invariant, allreduce_one_scale_a_buffer) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.block_size = ONEBIT_BLOCK_BUFFER;
+  check_counts(&options, SIZE_MAX);
+}
+
+Test(invariant, allreduce_deepspeed) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  check_counts(&options, SIZE_MAX);
+}
+
+Test(invariant, allreduce_bfloat16) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.dtype = ONEBIT_BFLOAT16;
+  check_counts(&options, 1003);
+}
+
+Test(invariant, allreduce_float16) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.dtype = ONEBIT_FLOAT16;
+  check_counts(&options, 1003);
+}
+
+Test(invariant, allgather) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.operation = ONEBIT_ALLGATHER;
+  check_counts(&options, 1003);
+}
+
+Test(invariant, reduce_scatter) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.operation = ONEBIT_REDUCE_SCATTER;
+  check_counts(&options, 1003);
+}

@@ -1,0 +1,193 @@
+/*
+ * Out of memory at any allocation: for every n, the n-th allocation of a creation fails. All ranks
+ * get ONEBIT_ERROR_MEMORY, none hangs, nothing leaks (under the address sanitizer and valgrind),
+ * and the communicator works as before. And calls allocate nothing, so they cannot fail that way.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "tests/support_collectives.h"
+
+TestSuite(memory, .timeout = 120);
+
+Test(memory, comm_create_self) {
+  onebit_status_t status = ONEBIT_ERROR_MEMORY;
+  long n = 0;
+  while (status == ONEBIT_ERROR_MEMORY) {
+    onebit_comm_t comm = NULL;
+    ob_memory_fail_at(++n);
+    status = onebit_comm_create_self(&comm);
+    ob_memory_fail_at(0);
+    CHECK((comm == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+    onebit_comm_destroy(comm);
+  }
+  CHECK_STATUS(status, ONEBIT_OK);
+  CHECK(n > 1, "no allocation failed");
+  checks_must_hold();
+}
+
+Test(memory, comm_create_loopback) {
+  onebit_status_t status = ONEBIT_ERROR_MEMORY;
+  long n = 0;
+  while (status == ONEBIT_ERROR_MEMORY) {
+    onebit_comm_t comms[3] = {NULL, NULL, NULL};
+    ob_memory_fail_at(++n);
+    status = onebit_comm_create_loopback(3, comms);
+    ob_memory_fail_at(0);
+    for (int r = 0; r < 3; r++) {
+      CHECK((comms[r] == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+      onebit_comm_destroy(comms[r]);
+    }
+  }
+  CHECK_STATUS(status, ONEBIT_OK);
+  CHECK(n > 4, "only %ld allocations failed", n - 1);
+  checks_must_hold();
+}
+
+/* Something to create, until no allocation fails any more. */
+struct creation {
+  onebit_status_t (*create)(onebit_comm_t comm, const struct creation *creation);
+  onebit_plan_options_t plan;
+  onebit_adam_options_t adam;
+  pthread_barrier_t everyone;
+  long failures; /* written by rank 0 */
+};
+
+static onebit_status_t create_plan(onebit_comm_t comm, const struct creation *creation) {
+  onebit_plan_t plan = NULL;
+  onebit_status_t status = onebit_plan_create(comm, 5000, &creation->plan, &plan);
+  CHECK((plan == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  return status;
+}
+
+static float parameters[5000], gradients[5000]; /* no step is made: threads share them unwritten */
+
+static onebit_status_t create_adam(onebit_comm_t comm, const struct creation *creation) {
+  onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0},
+                               {NULL, NULL, 0, 0, 0},
+                               {parameters + 1000, gradients + 1000, 4000, 0, 0}};
+  onebit_optimizer_t optimizer = NULL;
+  onebit_status_t status = onebit_adam_create(comm, tensors, 3, &creation->adam, &optimizer);
+  CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+  onebit_optimizer_destroy(optimizer);
+  return status;
+}
+
+/* Rank 0 sets the failure between two barriers, so all allocations in between are those of the
+ * creation. */
+static void create_until_it_works(onebit_comm_t comm, void *context) {
+  struct creation *creation = context;
+  onebit_status_t status = ONEBIT_ERROR_MEMORY;
+  bool first = onebit_comm_rank(comm) == 0;
+  long n = 0;
+  while (status == ONEBIT_ERROR_MEMORY && n < 1000) {
+    pthread_barrier_wait(&creation->everyone);
+    if (first)
+      ob_memory_fail_at(n + 1);
+    pthread_barrier_wait(&creation->everyone);
+    check_case("allocation %ld fails", ++n);
+    status = creation->create(comm, creation);
+    pthread_barrier_wait(&creation->everyone);
+    if (first)
+      ob_memory_fail_at(0);
+    pthread_barrier_wait(&creation->everyone);
+    meet(comm);
+  }
+  CHECK_STATUS(status, ONEBIT_OK);
+  if (first)
+    creation->failures = n - 1;
+}
+
+static void check_creation(struct creation *creation) {
+  for (int size = 1; size <= 3; size++) {
+    pthread_barrier_init(&creation->everyone, NULL, (unsigned)size);
+    on_ranks(size, create_until_it_works, creation);
+    pthread_barrier_destroy(&creation->everyone);
+    cr_assert_gt(creation->failures, 5 * size, "only %ld allocations failed", creation->failures);
+  }
+}
+
+static void check_plan(onebit_operation_t operation, onebit_wire_t wire, onebit_profile_t profile,
+                       size_t block_size) {
+  struct creation creation = {.create = create_plan, .plan = ONEBIT_PLAN_OPTIONS_INIT};
+  creation.plan.operation = operation;
+  creation.plan.wire = wire;
+  creation.plan.profile = profile;
+  creation.plan.block_size = block_size;
+  creation.plan.chunk_size = 1024; /* several messages */
+  check_creation(&creation);
+}
+
+Test(memory, plan_create) {
+  check_plan(ONEBIT_ALLREDUCE, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
+  check_plan(ONEBIT_ALLREDUCE, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, ONEBIT_BLOCK_BUFFER);
+  check_plan(ONEBIT_ALLREDUCE, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEEPSPEED, 0);
+  check_plan(ONEBIT_ALLREDUCE, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
+  check_plan(ONEBIT_ALLGATHER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
+  check_plan(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
+}
+
+Test(memory, adam_create) {
+  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
+  check_creation(&creation);
+  creation.adam.profile = ONEBIT_PROFILE_DEEPSPEED;
+  check_creation(&creation);
+}
+
+/* Every allocation would fail while these run. Two calls of each kind, so also the second of each.
+ */
+static void call_without_memory(onebit_comm_t comm, void *context) {
+  pthread_barrier_t *everyone = context;
+  bool first = onebit_comm_rank(comm) == 0;
+  float send[900] = {1.0f}, receive[900];
+  onebit_tensor_t tensor = {receive, send, 300, 0, 0};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_plan_t plans[3];
+  onebit_optimizer_t optimizer = NULL;
+  options.freeze_step = 2;
+  for (int k = 0; k < 3; k++) {
+    onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
+    plan.operation = (onebit_operation_t)k;
+    CHECK_STATUS(onebit_plan_create(comm, 300, &plan, &plans[k]), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  for (int turn = 0; turn < 2; turn++)
+    for (int k = 0; k < 6; k++) {
+      onebit_request_t request = NULL;
+      pthread_barrier_wait(everyone);
+      if (first)
+        ob_memory_fail_at(1);
+      pthread_barrier_wait(everyone);
+      if (k < 3)
+        CHECK_STATUS(call_collective((onebit_operation_t)k, send, receive, plans[k]), ONEBIT_OK);
+      else
+        CHECK_STATUS(
+            start_collective((onebit_operation_t)(k - 3), send, receive, plans[k - 3], &request),
+            ONEBIT_OK);
+      CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
+      CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+    }
+  pthread_barrier_wait(everyone);
+  if (first) { /* the failure must still be there: nothing has taken it */
+    onebit_comm_t comm_that_fails;
+    CHECK_STATUS(onebit_comm_create_self(&comm_that_fails), ONEBIT_ERROR_MEMORY);
+    ob_memory_fail_at(0);
+  }
+  pthread_barrier_wait(everyone);
+  for (int k = 0; k < 3; k++)
+    CHECK_STATUS(onebit_plan_destroy(plans[k]), ONEBIT_OK);
+  onebit_optimizer_destroy(optimizer);
+}
+
+Test(memory, calls_allocate_nothing) {
+  for (int size = 1; size <= 3; size++) {
+    pthread_barrier_t everyone;
+    pthread_barrier_init(&everyone, NULL, (unsigned)size);
+    on_ranks(size, call_without_memory, &everyone);
+    pthread_barrier_destroy(&everyone);
+  }
+}

@@ -1,0 +1,132 @@
+/* Messages and layouts: the parts of a message, what the check refuses, and where blocks lie. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compression/layout.h"
+#include "compression/message.h"
+
+static const struct ob_message_shape shape = {.first = 3, .blocks = 2, .words = 65};
+static const struct ob_message_expected expected = {OB_MESSAGE_WORKER, 7, 100003};
+
+static struct ob_view make(unsigned char *memory) {
+  struct ob_view view = ob_message_view(memory, &shape);
+  memset(memory, 0, ob_message_bytes(&shape));
+  *view.header = (struct ob_header){.magic = OB_MESSAGE_MAGIC,
+                                    .version = OB_MESSAGE_VERSION,
+                                    .kind = OB_MESSAGE_WORKER,
+                                    .sequence = 7,
+                                    .elements = 100003,
+                                    .block = 3};
+  view.scales[0] = 1;
+  view.scales[1] = 0;
+  return view;
+}
+
+Test(message, has_the_documented_layout) {
+  _Alignas(8) unsigned char memory[512];
+  cr_assert_eq(ob_message_bytes(&shape), 40 + 2 * 4 + 65 * 4);
+  struct ob_view view = make(memory);
+  cr_expect_eq((unsigned char *)view.scales - memory, 40);
+  cr_expect_eq((unsigned char *)view.words - memory, 48);
+  cr_expect_eq(memcmp(memory, "O1B1\1\1\0\0\7\0\0\0", 12), 0);
+  struct ob_message_shape one = {.words = 65, .blocks = 2, .one_scale = true};
+  struct ob_message_shape dense = {.words = 2, .blocks = 2, .dense = true};
+  cr_expect_eq(ob_message_bytes(&one), 40 + 65 * 4);
+  cr_expect_eq(ob_message_bytes(&dense), 40 + 64 * 4);
+}
+
+static void refused(unsigned char *memory, size_t bytes, const char *words) {
+  cr_expect_eq(ob_message_check(memory, bytes, &shape, &expected), ONEBIT_ERROR_MESSAGE, "%s",
+               words);
+  cr_expect(strstr(onebit_last_error(), words), "'%s' does not speak of %s", onebit_last_error(),
+            words);
+}
+
+Test(message, is_refused_when_any_field_is_wrong) {
+  _Alignas(8) unsigned char memory[512];
+  size_t bytes = ob_message_bytes(&shape);
+  struct ob_view view = make(memory);
+  cr_assert_eq(ob_message_check(memory, bytes, &shape, &expected), ONEBIT_OK);
+  refused(memory, bytes - 1, "bytes");
+  refused(memory, 0, "bytes");
+  view.header->magic++;
+  refused(memory, bytes, "magic");
+  view = make(memory);
+  view.header->version = 2;
+  refused(memory, bytes, "version 2");
+  view = make(memory);
+  view.header->kind = OB_MESSAGE_SERVER;
+  refused(memory, bytes, "kind 2");
+  view = make(memory);
+  view.header->flags = OB_FLAG_DENSE;
+  refused(memory, bytes, "flags 4");
+  view = make(memory);
+  view.header->sequence = 8;
+  refused(memory, bytes, "call 8, expected 7");
+  view = make(memory);
+  view.header->elements = 5;
+  refused(memory, bytes, "of 5 elements");
+  view = make(memory);
+  view.header->block = 4;
+  refused(memory, bytes, "block 4");
+}
+
+Test(message, is_refused_when_a_scale_is_not_one) {
+  static const float wrong[] = {NAN, INFINITY, -INFINITY, -1};
+  _Alignas(8) unsigned char memory[512];
+  size_t bytes = ob_message_bytes(&shape);
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    struct ob_view view = make(memory);
+    view.scales[1] = wrong[i];
+    refused(memory, bytes, "of block 4");
+    view = make(memory);
+    view.header->scale = wrong[i];
+    refused(memory, bytes, "scale");
+  }
+}
+
+/* Pieces of every awkward size: each element lies in exactly one block, at one place. */
+Test(layout, holds_every_element_once) {
+  static const size_t sizes[] = {0, 1, 31, 0, 0, 32, 33, 256, 257, 4096, 0, 5000, 0};
+  struct ob_layout layout;
+  cr_assert_eq(ob_layout_create(&layout, 256, 13, sizes, NULL), ONEBIT_OK);
+  size_t piece = 0, elements = 0, words = 0;
+  for (size_t b = 0; b < layout.blocks; b++) {
+    struct ob_block block = ob_layout_block(&layout, b, &piece);
+    size_t from_scratch = 0;
+    struct ob_block again = ob_layout_block(&layout, b, &from_scratch);
+    cr_expect(block.piece == again.piece && block.word == again.word);
+    cr_expect_eq(block.word, words, "block %zu at word %zu, not %zu", b, block.word, words);
+    cr_expect_eq(ob_layout_element(&layout, b), elements);
+    cr_expect_eq(ob_layout_block_from(&layout, block.word), b);
+    cr_expect(block.offset + block.count <= sizes[block.piece] && block.count > 0);
+    words += (block.count + 31) / 32;
+    elements += block.count;
+  }
+  cr_expect_eq(words, layout.words);
+  cr_expect_eq(elements, layout.elements);
+  cr_expect_eq(ob_layout_block_from(&layout, words), layout.blocks);
+  cr_expect_eq(ob_layout_word(&layout, layout.blocks), words);
+  ob_layout_destroy(&layout);
+}
+
+Test(layout, of_nothing_is_empty) {
+  struct ob_layout layout;
+  cr_assert_eq(ob_layout_create(&layout, 2048, 0, NULL, NULL), ONEBIT_OK);
+  cr_expect(layout.blocks == 0 && layout.words == 0 && layout.elements == 0);
+  cr_expect_eq(ob_layout_block_from(&layout, 0), 0);
+  ob_layout_destroy(&layout);
+}
+
+Test(layout, knows_what_is_padding) {
+  const size_t counts[] = {24, 24}, valid[] = {24, 2};
+  struct ob_layout layout;
+  size_t piece = 0;
+  cr_assert_eq(ob_layout_create(&layout, 2048, 2, counts, valid), ONEBIT_OK);
+  cr_expect_eq(ob_layout_block(&layout, 0, &piece).valid, 24);
+  cr_expect_eq(ob_layout_block(&layout, 1, &piece).valid, 2);
+  cr_expect_eq(ob_layout_block(&layout, 1, &piece).count, 24);
+  ob_layout_destroy(&layout);
+}

@@ -1,0 +1,204 @@
+/*
+ * Input that is not finite: every rank gets ONEBIT_SKIPPED from that very call, no receive buffer,
+ * kept error or optimizer changes, and the calls afterwards give what they would have given without
+ * it.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_adam.h"
+#include "tests/support_collectives.h"
+
+TestSuite(nonfinite, .timeout = 300);
+
+/* What is wrong with the input, at one place of one rank. HUGE: its square is not finite. */
+enum poison { POISON_NAN, POISON_INFINITY, POISON_MINUS_INFINITY, POISON_HUGE, POISONS };
+
+static float poison_value(enum poison poison, onebit_dtype_t dtype) {
+  static const float values[POISONS] = {NAN, INFINITY, -INFINITY, -2e19f};
+  /* float16 ends at 65504, whose square is finite */
+  bool fits = poison != POISON_HUGE || dtype != ONEBIT_FLOAT16;
+  return fits ? values[poison] : INFINITY;
+}
+
+struct poisoned {
+  struct collective_run run; /* of the good steps only */
+  enum poison poison;
+  int rank;
+  size_t place;
+};
+
+/* The bad call, between two good ones. */
+static void check_skipped(const struct poisoned *what, onebit_plan_t plan, void *send, int rank) {
+  const struct collective_case *given = &what->run.what;
+  onebit_operation_t operation = given->options.operation;
+  onebit_dtype_t dtype = given->options.dtype;
+  size_t received = receive_count(operation, given->count, given->size) * dtype_size(dtype);
+  void *receive = allocate(received, 1);
+  struct kept_errors before = export_errors(plan);
+  fill_pattern(receive, received);
+  fill_input(send, dtype, send_count(operation, given->count, given->size), rank, 1000);
+  if (rank == what->rank)
+    oracle_store(send, what->place, dtype, poison_value(what->poison, dtype));
+  CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_SKIPPED);
+  CHECK(pattern_holds(receive, received), "a skipped call changed recvbuf");
+  struct kept_errors after = export_errors(plan);
+  CHECK_BITS("worker error", after.worker, before.worker, before.worker_count, ONEBIT_FLOAT32);
+  CHECK_BITS("server error", after.server, before.server, before.server_count, ONEBIT_FLOAT32);
+  free_errors(&before);
+  free_errors(&after);
+  free(receive);
+}
+
+static void poisoned_on_rank(onebit_comm_t comm, void *context) {
+  const struct poisoned *what = context;
+  const struct collective_case *given = &what->run.what;
+  onebit_operation_t operation = given->options.operation;
+  onebit_dtype_t dtype = given->options.dtype;
+  int rank = onebit_comm_rank(comm);
+  size_t sent = send_count(operation, given->count, given->size);
+  size_t received = receive_count(operation, given->count, given->size);
+  size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * given->count : 0;
+  onebit_plan_t plan;
+  check_case("%s%s of %zu %s on %d ranks, block %zd, scale %d, poison %d on rank %d at %zu",
+             given->options.wire == ONEBIT_WIRE_DENSE ? "dense " : "", operation_name(operation),
+             given->count, dtype_name(dtype), given->size, (ptrdiff_t)given->options.block_size,
+             (int)given->options.scale, (int)what->poison, what->rank, what->place);
+  if (!CHECK_STATUS(onebit_plan_create(comm, given->count, &given->options, &plan), ONEBIT_OK))
+    return;
+  void *send = allocate(sent, dtype_size(dtype)), *receive = allocate(received, dtype_size(dtype));
+  for (int step = 0; step < given->steps; step++) {
+    fill_input(send, dtype, sent, rank, step);
+    CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_OK);
+    CHECK_BITS("recvbuf", receive, (char *)what->run.results[step] + begin * dtype_size(dtype),
+               received, dtype);
+    check_skipped(what, plan, send, rank);
+  }
+  check_errors(plan, what->run.oracle, rank);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  free(send);
+  free(receive);
+}
+
+/* Each poison, on the first, a middle and the last rank, at the first, a middle and the last
+ * element. */
+static void check_everywhere(struct collective_case what) {
+  size_t sent = send_count(what.options.operation, what.count, what.size);
+  struct poisoned poisoned = {.run = collective_prepare(&what)};
+  for (int k = 0; k < POISONS * 3; k++) {
+    size_t places[] = {0, sent / 2, sent - 1};
+    /* |c| adds up where c * c does not; dense messages hold any finite number */
+    bool squares = what.options.scale == ONEBIT_SCALE_RMS && what.options.wire == ONEBIT_WIRE_BITS;
+    poisoned.poison = (enum poison)(k % POISONS);
+    poisoned.place = places[k % 3];
+    poisoned.rank = k / POISONS * (what.size - 1) / 2;
+    if (poisoned.poison != POISON_HUGE || squares)
+      on_ranks(what.size, poisoned_on_rank, &poisoned);
+  }
+  collective_release(&poisoned.run);
+}
+
+static void check_operation(onebit_operation_t operation, onebit_wire_t wire,
+                            onebit_profile_t profile) {
+  static const int sizes[] = {1, 2, 3, 4};
+  static const size_t counts[] = {1, 33, 4500};
+  for (size_t p = 0; p < 4; p += test_stride())
+    for (size_t c = 0; c < 3; c++)
+      for (int k = 0; k < 3; k++) {
+        static const size_t blocks[] = {0, 32, ONEBIT_BLOCK_BUFFER};
+        struct collective_case what = {
+            .size = sizes[p], .steps = 2, .count = counts[c], .options = ONEBIT_PLAN_OPTIONS_INIT};
+        what.options.operation = operation;
+        what.options.wire = wire;
+        what.options.profile = profile;
+        what.options.dtype = (onebit_dtype_t)((k + (int)c) % 3);
+        if (profile == ONEBIT_PROFILE_DEFAULT && wire == ONEBIT_WIRE_BITS)
+          what.options.block_size = blocks[k];
+        what.options.scale = k == 1 && profile == ONEBIT_PROFILE_DEFAULT
+                                 ? ONEBIT_SCALE_MEAN_ABSOLUTE
+                                 : ONEBIT_SCALE_RMS;
+        check_everywhere(what);
+      }
+}
+
+Test(nonfinite, allreduce) {
+  check_operation(ONEBIT_ALLREDUCE, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT);
+}
+Test(nonfinite, allreduce_deepspeed) {
+  check_operation(ONEBIT_ALLREDUCE, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEEPSPEED);
+}
+Test(nonfinite, allreduce_dense) {
+  check_operation(ONEBIT_ALLREDUCE, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT);
+}
+Test(nonfinite, allgather) {
+  check_operation(ONEBIT_ALLGATHER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT);
+}
+Test(nonfinite, reduce_scatter) {
+  check_operation(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT);
+}
+
+/* Every codec must see it, wherever in a vector it lies: all places of a buffer with a short last
+ * word. */
+Test(nonfinite, every_place_with_every_codec) {
+  for (size_t c = 0; c < test_codecs_count; c++) {
+    if (!use_codec(test_codecs[c]))
+      continue;
+    for (int dtype = ONEBIT_FLOAT32; dtype <= ONEBIT_FLOAT16; dtype++) {
+      struct collective_case what = {
+          .size = 1, .steps = 1, .count = 75, .options = ONEBIT_PLAN_OPTIONS_INIT};
+      what.options.dtype = (onebit_dtype_t)dtype;
+      struct poisoned poisoned = {.run = collective_prepare(&what)};
+      for (size_t place = 0; place < 75; place++) {
+        poisoned.place = place;
+        poisoned.poison = (enum poison)(place % POISONS);
+        on_ranks(1, poisoned_on_rank, &poisoned);
+      }
+      collective_release(&poisoned.run);
+    }
+  }
+}
+
+/* The optimizer: bad gradients between good ones, in warm-up and in the compressed stage. */
+static void check_adam(int size, const onebit_adam_options_t *options) {
+  for (int k = 0; k < POISONS - 1; k++) {
+    struct adam_case what = {
+        .size = size, .steps = 8, .options = *options, .tensors = &adam_tensors_odd};
+    what.poison = poison_value((enum poison)k, ONEBIT_FLOAT32);
+    what.poisoned_rank = k % size;
+    struct adam_run run = adam_prepare(&what);
+    on_ranks(size, adam_on_rank, &run);
+    adam_release(&run);
+  }
+}
+
+Test(nonfinite, adam_steps_are_skipped) {
+  for (int size = 1; size <= 4; size++) {
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    options.freeze_step = 4;
+    check_adam(size, &options);
+    options.profile = ONEBIT_PROFILE_DEEPSPEED;
+    check_adam(size, &options);
+  }
+}
+
+/* Finite gradients whose squares are not: the compressed stage cannot have them, and in several tensors' own exchanges
+ * (profile deepspeed) none may be applied when one is skipped. */
+Test(nonfinite, adam_skips_gradients_that_overflow) {
+  for (int size = 2; size <= 4; size++)
+    for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= ONEBIT_PROFILE_DEEPSPEED; profile++) {
+      struct adam_case what = {.size = size,
+                               .steps = 8,
+                               .options = ONEBIT_ADAM_OPTIONS_INIT,
+                               .tensors = &adam_tensors_odd};
+      what.options.freeze_step = 4;
+      what.options.profile = (onebit_profile_t)profile;
+      what.poison = 1e22f;
+      what.poisoned_rank = size - 1;
+      what.poisoned_from = 4;
+      struct adam_run run = adam_prepare(&what);
+      on_ranks(size, adam_on_rank, &run);
+      adam_release(&run);
+    }
+}
