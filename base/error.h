@@ -7,7 +7,8 @@
 
 #include "onebit/status.h"
 
-/* Keeps the words for onebit_last_error and returns the status. onebit_last_error() may be an argument, to say more. */
+/* Keeps the words for onebit_last_error and returns the status. onebit_last_error() may be an
+ * argument, to say more. */
 onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -1,6 +1,8 @@
 /* Communicators, and what is common to all transports. */
 #include "collectives/communicator.h"
 
+#include <limits.h>
+
 #include "base/error.h"
 #include "base/memory.h"
 
@@ -36,7 +38,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   comm->rank = rank;
   comm->size = size;
   comm->state = state;
-  comm->largest_tag = 32767; /* the least that MPI guarantees */
+  comm->largest_tag = INT_MAX;
   pthread_mutex_init(&comm->own_engine.lock, NULL);
   comm->engine = engine ? engine : &comm->own_engine;
   comm->control_memory = ob_allocate((size_t)size, OB_AGREE_BYTES);

@@ -34,7 +34,7 @@ struct onebit_comm {
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
                                void *state, struct ob_engine *engine, onebit_comm_t *comm);
 
-/* A tag for what the latest agreement was about: the same on all ranks, another after each agreement. */
+/* A tag for what the latest agreement was about: the same on all ranks, another after each one. */
 int ob_comm_tag(onebit_comm_t comm);
 
 /* Begins a batch and counts its bytes. */

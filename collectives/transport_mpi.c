@@ -154,8 +154,8 @@ static onebit_status_t create_local(MPI_Comm mpi, onebit_comm_t *comm) {
     ob_release(state);
     return status;
   }
-  if (MPI_Comm_get_attr(mpi, MPI_TAG_UB, &largest, &found) == MPI_SUCCESS && found)
-    (*comm)->largest_tag = *largest;
+  bool known = MPI_Comm_get_attr(mpi, MPI_TAG_UB, &largest, &found) == MPI_SUCCESS && found;
+  (*comm)->largest_tag = known ? *largest : 32767; /* the least that MPI guarantees */
   return ONEBIT_OK;
 }
 

@@ -292,6 +292,9 @@ static void load_body(void *context, size_t first, size_t end, int thread) {
     if (!work->codec->load(input_of(step, step->source->inputs, &block), work->dtype, block.valid,
                            values))
       atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
+    /* The rest of the last word may hold what an earlier message left there. */
+    for (size_t i = block.valid; i % OB_LANES || i < block.count; i++)
+      values[i] = 0;
   }
 }
 
@@ -307,8 +310,9 @@ void ob_mean_blocks(struct ob_work *work, const struct ob_view *in,
                     const struct ob_message_shape *shape, struct ob_view *out) {
   for (size_t s = 0; s < work->streams; s++)
     work->values[s] = in[s].values;
-  work->codec->mean(work->values, work->streams, (float)(1.0 / (double)work->streams),
-                    shape->words * OB_LANES, out->values);
+  if (!work->codec->mean(work->values, work->streams, (float)(1.0 / (double)work->streams),
+                         shape->words * OB_LANES, out->values))
+    atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
 static void convert_body(void *context, size_t first, size_t end, int thread) {

@@ -373,19 +373,28 @@ FIXED void mean_group(V total[GROUP], const float *const *inputs, size_t streams
     total[k] = v_mul(total[k], v_set(factor));
 }
 
-static void mean(const float *const *inputs, size_t streams, float factor, size_t count,
+FIXED void group_add_squares(V lanes[GROUP], const V group[GROUP]) {
+  for (int k = 0; k < GROUP; k++)
+    lanes[k] = v_add(lanes[k], v_mul(group[k], group[k]));
+}
+
+static bool mean(const float *const *inputs, size_t streams, float factor, size_t count,
                  float *output) {
-  V total[GROUP];
+  V total[GROUP], lanes[GROUP];
   size_t i = 0;
   group_set(total, 0);
+  group_set(lanes, 0);
   for (; i + OB_LANES <= count; i += OB_LANES) {
     mean_group(total, inputs, streams, factor, i, count);
+    group_add_squares(lanes, total);
     group_store(total, output, i, ONEBIT_FLOAT32);
   }
   if (i < count) {
     mean_group(total, inputs, streams, factor, i, count);
+    group_add_squares(lanes, total); /* lanes past the end are zeros */
     part_store(total, output, i, count, ONEBIT_FLOAT32);
   }
+  return ob_is_finite(group_total(lanes));
 }
 
 FIXED void convert_run(const float *input, size_t count, void *output, onebit_dtype_t dtype) {

@@ -15,8 +15,9 @@ onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *lay
                            .one_scale = one_scale};
   for (int copy = 0; copy < 2; copy++) {
     kept->values[copy] = ob_allocate(kept->words, OB_LANES * sizeof(float));
-    kept->scales[copy] = ob_allocate(one_scale ? 1 : kept->blocks, sizeof(float));
-    if (!kept->values[copy] || !kept->scales[copy])
+    if (kept->values[copy])
+      kept->scales[copy] = ob_allocate(one_scale ? 1 : kept->blocks, sizeof(float));
+    if (!kept->scales[copy])
       return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu kept values", kept->words * OB_LANES);
   }
   return ONEBIT_OK;

@@ -23,3 +23,41 @@ Test(requests, moved_by_progress) { on_groups(moved_by_progress, 1); }
 Test(requests, busy_plans_refuse) { on_groups(busy_plans_refuse, 1); }
 Test(requests, late_rank_is_waited_for) { on_groups(late_rank_is_waited_for, 2); }
 Test(requests, threads_share_a_communicator) { on_groups(threads_share_a_communicator, 1); }
+
+#define GENERATIONS 33000 /* more than MPI guarantees tags, 32767 */
+
+/* An old plan, and ever new ones that are in flight at the same time and are started before it by one
+ * rank, after it by the other. Equal input everywhere comes back as it is. */
+static void meet_many_plans(onebit_comm_t comm, void *context) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plans[2] = {NULL, NULL};
+  float send[2][40], receive[2][40];
+  int rank = onebit_comm_rank(comm);
+  (void)context;
+  options.no_error_feedback = 1;
+  for (size_t i = 0; i < 40; i++) {
+    send[0][i] = 1.0f;
+    send[1][i] = 2.0f;
+  }
+  CHECK_STATUS(onebit_plan_create(comm, 40, &options, &plans[0]), ONEBIT_OK);
+  for (int generation = 0; generation < GENERATIONS; generation++) {
+    onebit_request_t requests[2] = {NULL, NULL};
+    onebit_status_t made = onebit_plan_create(comm, 33, &options, &plans[1]);
+    for (int i = 0; i < 2; i++) {
+      int k = (i + rank) % 2;
+      made |= onebit_iallreduce(send[k], receive[k], plans[k], &requests[k]);
+    }
+    made |= onebit_wait(&requests[0]) | onebit_wait(&requests[1]) | onebit_plan_destroy(plans[1]);
+    if (!CHECK(made == ONEBIT_OK && receive[0][7] == 1.0f && receive[1][7] == 2.0f,
+               "plan %d: %s, results %g and %g", generation, onebit_last_error(),
+               (double)receive[0][7], (double)receive[1][7]))
+      break;
+  }
+  CHECK_STATUS(onebit_plan_destroy(plans[0]), ONEBIT_OK);
+}
+
+Test(requests, old_plans_work_beside_any_number_of_new_ones, .timeout = 60) {
+  if (test_stride() > 1)
+    cr_skip_test("it takes long with a sanitizer");
+  on_ranks(2, meet_many_plans, NULL);
+}

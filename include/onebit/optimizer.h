@@ -17,7 +17,7 @@
  *
  * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
  * freeze). An element whose variance is exactly zero at the freeze never had a gradient: its step
- * would be m / eps, so it is left where it is.
+ * would be m / eps, so it gets none (weight decay still applies).
  *
  * The arithmetic is float32; b1, b2, 1 - b1, 1 - b2 and the bias corrections are computed in double
  * and rounded once. Gradients are local: do not average them over the ranks before the step, the
