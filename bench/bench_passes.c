@@ -140,6 +140,11 @@ static void run_triad(struct bench_passes *passes, size_t streams) {
   bench_triad_loop(passes->output, passes->gradient, 0.5f, passes->count);
 }
 
+static void run_triad_apart(struct bench_passes *passes, size_t streams) {
+  (void)streams;
+  bench_triad_apart_loop(passes->output, passes->parameters, passes->gradient, 0.5f, passes->count);
+}
+
 static void run_memcpy(struct bench_passes *passes, size_t streams) {
   (void)streams;
   memcpy(passes->output, passes->gradient, passes->count * sizeof(float));
@@ -151,6 +156,7 @@ static void run_memcpy(struct bench_passes *passes, size_t streams) {
 const struct bench_pass
     /* b and a in, a out */
     bench_triad = {"triad", run_triad, .floats = 3},
+    bench_triad_apart = {"triad, third array", run_triad_apart, .floats = 3},
     bench_memcpy = {"memcpy", run_memcpy, .floats = 2},
     /* input and kept value in; kept value and bit out */
     bench_compress = {"compress", run_compress, .inputs = 1, .floats = 2, .bits = 1},

@@ -35,9 +35,9 @@ struct bench_pass {
   bool streams; /* a bit for each stream, besides */
 };
 
-extern const struct bench_pass bench_triad, bench_memcpy, bench_compress, bench_compress_momentum,
-    bench_compress_in_place, bench_compress_streaming, bench_compress_cached, bench_reduce,
-    bench_store, bench_apply, bench_adam;
+extern const struct bench_pass bench_triad, bench_triad_apart, bench_memcpy, bench_compress,
+    bench_compress_momentum, bench_compress_in_place, bench_compress_streaming,
+    bench_compress_cached, bench_reduce, bench_store, bench_apply, bench_adam;
 
 /* A pass to be timed, with its times: a number for each round, seconds for one pass. */
 struct bench_entry {
@@ -76,6 +76,7 @@ size_t bench_most_streams(const struct bench_options *options);
 
 /* The baselines: a[i] = b[i] + s * a[i], with the widest vectors of this processor. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);
+void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count);
 const char *bench_triad_width(void);
 
 int bench_run_codec(const struct bench_benchmark *benchmark, const struct bench_options *options,

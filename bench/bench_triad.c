@@ -3,6 +3,10 @@
  * nothing: what memory allows. Written with vectors of 16 floats, which a compiler cuts to what the
  * processor has: the baseline must not depend on what it makes of a plain loop.
  */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "bench/bench_passes.h"
 
 typedef float vector __attribute__((vector_size(64), may_alias));
@@ -50,6 +54,24 @@ void bench_triad_loop(float *a, const float *b, float s, size_t count) {
 #endif
   triad_any(a, b, s, count);
 }
+
+/* The same with the result in an array of its own, past the caches: what memory allows to a pass
+ * that must not overwrite what it reads. Arrays are aligned to 64 bytes. */
+#if defined(__x86_64__)
+void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
+  const __m128 factor = _mm_set1_ps(s);
+  size_t i = 0;
+  for (; i + 4 <= count; i += 4)
+    _mm_stream_ps(to + i, _mm_add_ps(_mm_load_ps(b + i), _mm_mul_ps(factor, _mm_load_ps(a + i))));
+  for (; i < count; i++)
+    to[i] = b[i] + s * a[i];
+}
+#else
+void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    to[i] = b[i] + s * a[i];
+}
+#endif
 
 const char *bench_triad_width(void) {
 #if defined(__x86_64__)
