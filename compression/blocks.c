@@ -175,6 +175,7 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
         .bits = words,
         .scales = scales,
         .rule = work->rule,
+        .stream = work->stream,
         .kept = kept_values(step->kept, step->kept->now, &block),
         .kept_scale = kept_scale(step->kept, b),
         .kept_out = kept_values(step->kept, !step->kept->now, &block),

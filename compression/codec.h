@@ -43,6 +43,7 @@ struct ob_reduce_run {
   const uint32_t *const *bits; /* one pointer a stream */
   const float *scales;         /* one a stream, already divided by the number of streams */
   onebit_scale_t rule;
+  bool stream; /* as above */
   const float *kept;
   float kept_scale;
   float *kept_out;

@@ -181,7 +181,7 @@ FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule) {
     group_compensate(total, run->kept + i, scale);
     if (run->count - i < OB_LANES)
       group_cut(total, run->count - i);
-    run->out[i / OB_LANES] = group_keep(total, run->kept_out + i, false, rule, lanes);
+    run->out[i / OB_LANES] = group_keep(total, run->kept_out + i, run->stream, rule, lanes);
   }
   return group_total(lanes);
 }

@@ -171,6 +171,7 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
                                  pointers,
                                  scales,
                                  c->values == 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_RMS,
+                                 c->values == 0,
                                  kept.data,
                                  0.3f,
                                  out.data,
