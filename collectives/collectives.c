@@ -1,6 +1,8 @@
-/* The public collectives: checks, and the three ways to walk a plan's steps. */
+/* The public collectives: checks, and the ways to walk a plan's steps. */
+#define _POSIX_C_SOURCE 200809L
 #include <sched.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "base/error.h"
 #include "collectives/plan.h"
@@ -27,25 +29,42 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   return ONEBIT_OK;
 }
 
-/* Moves the plan, and if it waits for a message the other requests too. True when it is done. */
-static bool move(onebit_plan_t plan, bool wait) {
+/* Moves the plan, and if it waits for a message the other requests too. True when it is done; *moved
+ * says whether anything did. */
+static bool move(onebit_plan_t plan, bool wait, bool *moved) {
   struct ob_engine *engine = plan->comm->engine;
   bool done = false;
+  *moved = false;
   if (ob_engine_claim(engine, plan)) {
     /* Others in flight may be what a peer waits for before it answers, so then nobody may block. */
-    ob_steps_walk(plan, wait && ob_engine_alone(engine, plan));
+    *moved = ob_steps_walk(plan, wait && ob_engine_alone(engine, plan));
     done = ob_steps_done(plan);
     ob_engine_free(engine, plan);
   }
-  if (!done && !ob_engine_advance(engine) && wait)
-    sched_yield();
+  if (!done)
+    *moved |= ob_engine_advance(engine);
   return done;
 }
 
+/* Nothing moved, `idle` times in a row. Yielding is quick to see a message, but where ranks outnumber
+ * cores those that wait would take turns with each other; so soon they sleep, a small part of what a
+ * message over a network takes. */
+static void rest(unsigned idle) {
+  static const struct timespec nap = {.tv_nsec = 20000};
+  if (idle < 100)
+    sched_yield();
+  else
+    nanosleep(&nap, NULL);
+}
+
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
-  while (!move(plan, wait))
+  bool moved;
+  for (unsigned idle = 0; !move(plan, wait, &moved); idle = moved ? 0 : idle + 1) {
     if (!wait)
       return ONEBIT_IN_PROGRESS;
+    if (!moved)
+      rest(idle);
+  }
   ob_engine_remove(plan->comm->engine, plan);
   plan->in_flight = false;
   if (plan->status == ONEBIT_OK)
