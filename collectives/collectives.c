@@ -29,8 +29,8 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   return ONEBIT_OK;
 }
 
-/* Moves the plan, and if it waits for a message the other requests too. True when it is done; *moved
- * says whether anything did. */
+/* Moves the plan, and if it waits for a message the other requests too. True when it is done;
+ * *moved says whether anything did. */
 static bool move(onebit_plan_t plan, bool wait, bool *moved) {
   struct ob_engine *engine = plan->comm->engine;
   bool done = false;
@@ -46,9 +46,9 @@ static bool move(onebit_plan_t plan, bool wait, bool *moved) {
   return done;
 }
 
-/* Nothing moved, `idle` times in a row. Yielding is quick to see a message, but where ranks outnumber
- * cores those that wait would take turns with each other; so soon they sleep, a small part of what a
- * message over a network takes. */
+/* Nothing moved, `idle` times in a row. Yielding is quick to see a message, but where ranks
+ * outnumber cores those that wait would take turns with each other; so soon they sleep, a small
+ * part of what a message over a network takes. */
 static void rest(unsigned idle) {
   static const struct timespec nap = {.tv_nsec = 20000};
   if (idle < 100)

@@ -49,7 +49,8 @@ static inline uint32_t group_signs(const V group[2]) {
          (uint32_t)_mm512_movepi32_mask(_mm512_castps_si512(group[1])) << 16;
 }
 
-/* Lane i shifts its bit of the word up to the sign; magnitude | (shifted & sign bit) is one ternary operation. */
+/* Lane i shifts its bit of the word up to the sign; magnitude | (shifted & sign bit) is one ternary
+ * operation. */
 static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
   const __m512i all = _mm512_set1_epi32((int)word), size = _mm512_castps_si512(magnitude);
   const __m512i sign = _mm512_set1_epi32((int)OB_SIGN_BIT);

@@ -63,8 +63,8 @@ void meet(onebit_comm_t comm);
  * set it. */
 size_t test_stride(void);
 
-/* Whether to walk entry `number` of a short list. However large the stride, entry 3 is walked, which
- * in lists of group sizes is one of several ranks. */
+/* Whether to walk entry `number` of a short list. However large the stride, entry 3 is walked,
+ * which in lists of group sizes is one of several ranks. */
 bool test_wanted(size_t number);
 
 /* Whether plans can be made with this codec here; "" is the library's own choice. Leaves

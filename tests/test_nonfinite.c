@@ -183,9 +183,9 @@ Test(nonfinite, adam_steps_are_skipped) {
   }
 }
 
-/* Finite gradients whose squares are not, or whose sum over the ranks is not: neither stage can have
- * them, and in several tensors' own exchanges (profile deepspeed) none may be applied when one is
- * skipped. */
+/* Finite gradients whose squares are not, or whose sum over the ranks is not: neither stage can
+ * have them, and in several tensors' own exchanges (profile deepspeed) none may be applied when one
+ * is skipped. */
 static void check_overflow(int size, onebit_profile_t profile, float poison) {
   struct adam_case what = {
       .size = size, .steps = 8, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = &adam_tensors_odd};

@@ -26,8 +26,8 @@ Test(requests, threads_share_a_communicator) { on_groups(threads_share_a_communi
 
 #define GENERATIONS 33000 /* more than MPI guarantees tags, 32767 */
 
-/* An old plan, and ever new ones that are in flight at the same time and are started before it by one
- * rank, after it by the other. Equal input everywhere comes back as it is. */
+/* An old plan, and ever new ones that are in flight at the same time and are started before it by
+ * one rank, after it by the other. Equal input everywhere comes back as it is. */
 static void meet_many_plans(onebit_comm_t comm, void *context) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plans[2] = {NULL, NULL};
