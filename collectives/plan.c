@@ -271,6 +271,10 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .memory_bytes = plan->memory_bytes,
       .codec = plan->work.codec->name,
       .transport = plan->comm->transport->name,
+      .schedule = ONEBIT_SCHEDULE_EXCHANGE,
+      .wire = plan->options.wire,
+      .hosts = 1,
+      .ranks_per_host = plan->comm->size,
   };
   return ONEBIT_OK;
 }

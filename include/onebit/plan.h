@@ -65,6 +65,20 @@ typedef enum onebit_profile {
   ONEBIT_PROFILE_DEEPSPEED = 1
 } onebit_profile_t;
 
+/* How an allreduce goes about it. Schedules with the same wire differ in their rounding (docs/schedules.md),
+ * except where said; the invariant of onebit_plan_export_error holds in all of them. */
+typedef enum onebit_schedule {
+  ONEBIT_SCHEDULE_AUTOMATIC = 0, /* the plan decides, and says why: onebit_plan_explain */
+  /* Every rank serves a share: messages to the servers, results from them. */
+  ONEBIT_SCHEDULE_EXCHANGE = 1,
+  /* Everyone's message to everyone, who each take the mean: one exchange instead of two, and no second
+   * rounding; more bytes from four ranks on. */
+  ONEBIT_SCHEDULE_ALLGATHER = 2,
+  /* The ranks of a host add up in shared memory, and each exchanges a part of the sum with the ranks
+   * of its place on the other hosts. Bytes and kept values do not grow with the ranks of a host. */
+  ONEBIT_SCHEDULE_HIERARCHICAL = 3
+} onebit_schedule_t;
+
 /* block_size: one scale for a whole worker buffer and one for a whole server share. Costs the
  * overlap of compressing and sending, since no message can leave before the last element is
  * read. */
@@ -90,12 +104,13 @@ typedef struct onebit_plan_options {
   /* OpenMP threads that compress and reduce; default: ONEBIT_THREADS, or 1. No bit of any result
    * depends on it. */
   int threads;
+  onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
 } onebit_plan_options_t;
 
 /* clang-format off */
 #define ONEBIT_PLAN_OPTIONS_INIT \
   { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, \
-    ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0 }
+    ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC }
 /* clang-format on */
 
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
@@ -134,6 +149,10 @@ typedef struct onebit_plan_info {
   uint64_t memory_bytes;     /* bytes allocated for the plan on this rank */
   const char *codec;         /* "scalar", "avx2", "avx512" or "neon" */
   const char *transport;     /* "self", "loopback" or "mpi" */
+  onebit_schedule_t schedule; /* what was decided */
+  onebit_wire_t wire;        /* what travels: ONEBIT_WIRE_DENSE also where a plan found that best */
+  size_t chunk_size;         /* elements in a message, at most */
+  int hosts, ranks_per_host; /* ranks_per_host 0: not the same on all hosts */
 } onebit_plan_info_t;
 
 /* Says what the plan decided. Local.
