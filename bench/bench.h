@@ -26,7 +26,7 @@ enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
 struct bench_options {
   size_t smallest, largest;
   size_t iterations, warmups;
-  bool full, check, no_dense;
+  bool full, check, no_dense, timeline;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
   onebit_dtype_t dtype;

@@ -220,6 +220,8 @@ static int measure(struct bench_case *test, size_t bytes, struct series *series,
   if (test->team->rank == 0 && status == BENCH_OK)
     print_line(test, series, right);
   ob_release(series->times);
+  if (status == BENCH_OK && test->options->timeline)
+    status = bench_timeline(test);
   return status == BENCH_OK && !right ? BENCH_FAILED : status;
 }
 

@@ -39,6 +39,9 @@ void bench_case_destroy(struct bench_case *test);
  * the same to the bit. *right, and the exit status, are the same on all ranks. */
 int bench_case_check(struct bench_case *test, bool *right);
 
+/* Makes one call and prints what its steps took on every rank. An exit status. */
+int bench_timeline(struct bench_case *test);
+
 int bench_run_collective(const struct bench_benchmark *benchmark,
                          const struct bench_options *options, struct bench_team *team);
 

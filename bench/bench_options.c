@@ -98,6 +98,11 @@ static bool set_no_dense(struct bench_options *options, const char *value) {
   return options->no_dense = true;
 }
 
+static bool set_timeline(struct bench_options *options, const char *value) {
+  (void)value;
+  return options->timeline = true;
+}
+
 /* Which block sizes there are is the library's to say, when the plan is made. */
 static bool set_block_size(struct bench_options *options, const char *value) {
   if (strcmp(value, "buffer") == 0) {
@@ -173,6 +178,8 @@ static const struct row rows[] = {
      "OpenMP threads that compress and reduce, at least 1"},
     {0, "codec", BENCH_ALL, set_codec, "NAME", "the codec: one that this processor can run"},
     {0, "no-dense", BENCH_COLLECTIVES, set_no_dense, NULL, "leave out the dense collective"},
+    {0, "timeline", BENCH_COLLECTIVES, set_timeline, NULL,
+     "after each size, where the time of one more call goes, by rank and step"},
     {0, "ranks", BENCH_COLLECTIVES, set_ranks, "N",
      "ranks that are threads of this process, 1 to 4096, instead of MPI's"},
     {0, "streams", BENCH_CODEC | BENCH_ADAM, set_streams, "N,N,...",

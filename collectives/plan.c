@@ -1,6 +1,7 @@
 /* Plans: made, ended, and asked. */
 #include "collectives/plan.h"
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -305,6 +306,13 @@ static onebit_status_t check_finite(const char *name, const float *values, size_
   return ONEBIT_OK;
 }
 
+static bool any_large(const float *values, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (fabsf(values[i]) >= OB_LARGE_SCALE)
+      return true;
+  return false;
+}
+
 onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
                                          const float *server) {
   OB_TRY(check_idle(plan));
@@ -312,8 +320,10 @@ onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker
   OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->layout)));
   if (worker)
     ob_kept_import(&plan->worker, &plan->layout, worker);
-  if (server)
+  if (server) {
     ob_kept_import(&plan->server, &plan->layout, server);
+    plan->server_large = any_large(server, ob_kept_elements(&plan->server, &plan->layout));
+  }
   return ONEBIT_OK;
 }
 
@@ -323,5 +333,6 @@ onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
     return ONEBIT_OK;
   ob_kept_reset(&plan->worker);
   ob_kept_reset(&plan->server);
+  plan->server_large = false;
   return ONEBIT_OK;
 }

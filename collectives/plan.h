@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "collectives/communicator.h"
+#include "collectives/trace.h"
 #include "compression/blocks.h"
 #include "onebit/collectives.h"
 
@@ -34,8 +35,10 @@ enum ob_step_kind {
   OB_STEP_FINISH_SERVER, /* as above */
   OB_STEP_GATHER,        /* begin sending the result to all and receiving theirs */
   OB_STEP_COLLECT,       /* until it is here */
+  OB_STEP_FORESEE,       /* is it already sure that the call will end well? */
+  OB_STEP_APPLY_EARLY,   /* if so: a chunk of the result to its place */
   OB_STEP_DECIDE,        /* is every rank well? if not, this is the last step */
-  OB_STEP_APPLY,         /* a chunk of the result to its place */
+  OB_STEP_APPLY,         /* a chunk of the result to its place, where that was not done */
   OB_STEP_COMMIT         /* the new kept values become the current ones */
 };
 
@@ -54,6 +57,12 @@ struct ob_call {
   const char *agreed_name;
   /* Stop when decided: the caller has several plans to apply all or none of (ob_plan_apply). */
   bool hold;
+};
+
+struct ob_trace {
+  struct ob_moment *moments;
+  size_t room, count;
+  bool open; /* moments[count] has begun */
 };
 
 struct onebit_request {
@@ -76,6 +85,7 @@ struct onebit_plan {
   /* Kept values of what this rank sends, and of the share that it serves; sums of their runs when
    * there is one scale. */
   struct ob_kept worker, server;
+  bool server_large; /* a scale of it, or a value that was imported, is from OB_LARGE_SCALE on */
   double *worker_sums, *server_sums;
 
   /* Messages: to each server, from each worker, and the result of each server, current and next. A
@@ -97,9 +107,13 @@ struct onebit_plan {
   size_t step, stop; /* the next one; where the walk ends */
   uint32_t sequence;
   int failed_rank, not_finite_rank; /* the first that said so, or -1 */
+  bool large_heard;                 /* a rank has large scales */
+  bool foreseen;                    /* the call will end well: results are applied as they come */
   float worker_scale, server_scale;
   onebit_status_t status; /* of this rank; words say why it is negative */
   char words[256];
+
+  struct ob_trace trace;
 
   bool in_flight, broken; /* broken: the transport failed, nothing can follow */
   struct onebit_request request;

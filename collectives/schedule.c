@@ -156,6 +156,16 @@ static void add_serving(struct onebit_plan *plan) {
   }
 }
 
+/* The results come while others are still on their way; whenever it is sure how the call will end,
+ * they are applied at once. */
+static void add_collecting(struct onebit_plan *plan) {
+  add(plan, OB_STEP_FORESEE, 0);
+  for (size_t i = 0; i < plan->chunks; i++) {
+    add(plan, OB_STEP_COLLECT, i);
+    add(plan, OB_STEP_APPLY_EARLY, i);
+  }
+}
+
 static void add_window(struct onebit_plan *plan) {
   for (size_t i = 0; i <= plan->chunks; i++) {
     if (i < plan->chunks) {
@@ -175,8 +185,8 @@ static void add_window(struct onebit_plan *plan) {
 }
 
 onebit_status_t ob_schedule_steps(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  /* At most seven steps a chunk, and four for the whole. */
-  plan->steps = ob_allocate(7 * plan->chunks + 4, sizeof *plan->steps);
+  /* At most eight steps a chunk, and five for the whole. */
+  plan->steps = ob_allocate(8 * plan->chunks + 5, sizeof *plan->steps);
   if (!plan->steps)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the steps of %zu chunks", plan->chunks);
   if (shape->windowed) {
@@ -187,7 +197,7 @@ onebit_status_t ob_schedule_steps(struct onebit_plan *plan, const struct ob_plan
   case ONEBIT_ALLREDUCE:
     add_sending(plan, OB_STEP_EXCHANGE);
     add_serving(plan);
-    add_all(plan, OB_STEP_COLLECT);
+    add_collecting(plan);
     break;
   case ONEBIT_ALLGATHER:
     add_sending(plan, OB_STEP_GATHER);

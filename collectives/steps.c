@@ -63,6 +63,8 @@ static void stamp(struct onebit_plan *plan, struct ob_header *header,
     flags |= OB_FLAG_NOT_FINITE;
   if (plan->status != ONEBIT_OK)
     flags |= OB_FLAG_ERROR;
+  if (atomic_load_explicit(&plan->work.large, memory_order_relaxed))
+    flags |= OB_FLAG_LARGE;
   *header = (struct ob_header){.magic = OB_MESSAGE_MAGIC,
                                .version = OB_MESSAGE_VERSION,
                                .kind = (uint8_t)kind,
@@ -184,6 +186,7 @@ static void check_message(struct onebit_plan *plan, const struct ob_endpoint *in
     plan->failed_rank = in->peer;
   if (header->flags & OB_FLAG_NOT_FINITE && plan->not_finite_rank < 0)
     plan->not_finite_rank = in->peer;
+  plan->large_heard |= (header->flags & OB_FLAG_LARGE) != 0;
 }
 
 /* False when the batch is not complete. */
@@ -237,7 +240,7 @@ static void apply_message(struct onebit_plan *plan, size_t rank, size_t chunk) {
 
 static void apply_chunk(struct onebit_plan *plan, size_t chunk) {
   if (plan->status != ONEBIT_OK)
-    return; /* only a window applies before all is decided */
+    return; /* in a window, or after a message that was damaged */
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER) {
     struct ob_message_shape shape = ob_plan_message(plan, own_rank(plan), chunk);
     view_workers(plan, chunk, &shape);
@@ -246,6 +249,19 @@ static void apply_chunk(struct onebit_plan *plan, size_t chunk) {
   }
   for (size_t rank = 0; rank < ranks(plan); rank++)
     apply_message(plan, rank, chunk);
+}
+
+static bool is_set(const atomic_bool *flag) {
+  return atomic_load_explicit(flag, memory_order_relaxed);
+}
+
+/* Every worker's message is in, so no input can spoil the call any more. What a server makes of
+ * finite numbers that are not large is finite. Only a message damaged on its way is left to go
+ * wrong, and that the other ranks would not learn of anyway. */
+static void foresee(struct onebit_plan *plan) {
+  plan->foreseen = !plan->call.hold && plan->status == ONEBIT_OK && plan->failed_rank < 0 &&
+                   plan->not_finite_rank < 0 && !is_set(&plan->work.not_finite) &&
+                   !plan->large_heard && !is_set(&plan->work.large);
 }
 
 /* Every rank's flags are in: all ranks come to the same end. */
@@ -269,6 +285,7 @@ static void commit(struct onebit_plan *plan) {
   ob_kept_commit(&plan->worker);
   ob_kept_commit(&plan->server);
   plan->result_now = !plan->result_now;
+  plan->server_large = is_set(&plan->work.large);
   if (plan->options.no_error_feedback) {
     ob_kept_reset(&plan->worker);
     ob_kept_reset(&plan->server);
@@ -301,11 +318,19 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
     return true;
   case OB_STEP_COLLECT:
     return receive(plan, plan->gather[slot], chunk, OB_MESSAGE_SERVER, wait);
+  case OB_STEP_FORESEE:
+    foresee(plan);
+    return true;
+  case OB_STEP_APPLY_EARLY:
+    if (plan->foreseen)
+      apply_chunk(plan, chunk);
+    return true;
   case OB_STEP_DECIDE:
     decide(plan);
     return true;
   case OB_STEP_APPLY:
-    apply_chunk(plan, chunk);
+    if (!plan->foreseen)
+      apply_chunk(plan, chunk);
     return true;
   case OB_STEP_COMMIT:
     commit(plan);
@@ -320,10 +345,14 @@ bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
   bool moved = false;
   while (!ob_steps_done(plan)) {
     const struct ob_step *step = &plan->steps[plan->step++];
+    if (plan->trace.room)
+      ob_trace_begin(plan, step);
     if (!take(plan, step, wait)) {
       plan->step--;
       break;
     }
+    if (plan->trace.room)
+      ob_trace_end(plan);
     moved = true;
   }
   return moved;

@@ -8,6 +8,10 @@
  * The caller holds the plan's claim. True if a step was taken. */
 bool ob_steps_walk(struct onebit_plan *plan, bool wait);
 
+/* Around each step, for a plan that is traced (trace.c). */
+void ob_trace_begin(struct onebit_plan *plan, const struct ob_step *step);
+void ob_trace_end(struct onebit_plan *plan);
+
 /* Has the list ended? */
 bool ob_steps_done(const struct onebit_plan *plan);
 

@@ -80,6 +80,11 @@ static float scale_of(const struct step *step, const struct ob_view *view, size_
   return step->work->one_scale ? view->header->scale : view->scales[block - step->shape->first];
 }
 
+static void note_scale(struct ob_work *work, float scale) {
+  if (scale >= OB_LARGE_SCALE)
+    atomic_store_explicit(&work->large, true, memory_order_relaxed);
+}
+
 /* The sum of a block's magnitudes becomes its scale, in the message and with the kept values, or
  * waits for ob_finish. A scale that is not finite never leaves: the flag does. */
 static void settle(struct step *step, size_t block, size_t count, float sum) {
@@ -94,6 +99,7 @@ static void settle(struct step *step, size_t block, size_t count, float sum) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
   }
+  note_scale(work, scale);
   kept->scales[!kept->now][block - kept->first] = scale;
   step->out->scales[block - step->shape->first] = scale;
 }
@@ -202,6 +208,7 @@ float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) 
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
   }
+  note_scale(work, scale);
   kept->scales[!kept->now][0] = scale;
   return scale;
 }

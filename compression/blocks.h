@@ -41,6 +41,12 @@ size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layo
 void ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout, float *error);
 void ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout, const float *error);
 
+/* Below this no later step of a call can overflow. A value of a block is at most sqrt(65536) times
+ * its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the value that a server
+ * compresses, a mean of scales and its kept error, stays below 2^54, and the sum of 65536 squares
+ * below 2^124. A mean of absolute values is never squared. */
+#define OB_LARGE_SCALE 0x1p32f
+
 /* How the blocks of a plan are worked on. */
 struct ob_work {
   const struct ob_codec *codec;
@@ -54,7 +60,8 @@ struct ob_work {
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
   const float **values;   /* scratch of ob_mean_blocks: streams */
-  atomic_bool not_finite; /* set by any step that meets a value that is not; the caller clears it */
+  /* Set by any step that meets such a value or scale; the caller clears them. */
+  atomic_bool not_finite, large;
 };
 
 /* The layout must outlive the work. */

@@ -29,7 +29,9 @@ enum ob_message_flag {
   /* the sender met a value that is not finite, in this message or before it in this call */
   OB_FLAG_NOT_FINITE = 1,
   OB_FLAG_ERROR = 2, /* the sender cannot take part in this call; the payload means nothing */
-  OB_FLAG_DENSE = 4  /* the payload is float32 values */
+  OB_FLAG_DENSE = 4, /* the payload is float32 values */
+  /* one of the sender's scales, sent or kept, is from OB_LARGE_SCALE on: sums may yet overflow */
+  OB_FLAG_LARGE = 8
 };
 
 struct ob_header {

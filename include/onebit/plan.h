@@ -65,17 +65,18 @@ typedef enum onebit_profile {
   ONEBIT_PROFILE_DEEPSPEED = 1
 } onebit_profile_t;
 
-/* How an allreduce goes about it. Schedules with the same wire differ in their rounding (docs/schedules.md),
- * except where said; the invariant of onebit_plan_export_error holds in all of them. */
+/* How an allreduce goes about it. Each schedule rounds in its own places, so results of two of them
+ * differ in their bits (docs/schedules.md); what onebit_plan_export_error says holds in all. */
 typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_AUTOMATIC = 0, /* the plan decides, and says why: onebit_plan_explain */
   /* Every rank serves a share: messages to the servers, results from them. */
   ONEBIT_SCHEDULE_EXCHANGE = 1,
-  /* Everyone's message to everyone, who each take the mean: one exchange instead of two, and no second
-   * rounding; more bytes from four ranks on. */
+  /* Everyone's message to everyone, who each take the mean: one exchange instead of two, and no
+   * second rounding; more bytes from three ranks on. */
   ONEBIT_SCHEDULE_ALLGATHER = 2,
-  /* The ranks of a host add up in shared memory, and each exchanges a part of the sum with the ranks
-   * of its place on the other hosts. Bytes and kept values do not grow with the ranks of a host. */
+  /* The ranks of a host add up in shared memory, and each exchanges a part of the sum with the
+   * ranks of its place on the other hosts. A host's bytes do not grow with its ranks. Needs the
+   * same number of ranks on every host. */
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
 } onebit_schedule_t;
 
@@ -140,15 +141,15 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
 /* What a plan decided; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
 typedef struct onebit_plan_info {
   size_t size;
-  size_t worker_error_count; /* floats in the worker error (onebit_plan_export_error) */
-  size_t server_error_first; /* the first element of the share that this rank serves */
-  size_t server_error_count; /* floats in the server error */
-  size_t block_size;         /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
-  size_t chunks;             /* messages that one rank sends another in a phase */
-  uint64_t wire_bytes;       /* bytes that one call hands to the transport on this rank */
-  uint64_t memory_bytes;     /* bytes allocated for the plan on this rank */
-  const char *codec;         /* "scalar", "avx2", "avx512" or "neon" */
-  const char *transport;     /* "self", "loopback" or "mpi" */
+  size_t worker_error_count;  /* floats in the worker error (onebit_plan_export_error) */
+  size_t server_error_first;  /* the first element of the share that this rank serves */
+  size_t server_error_count;  /* floats in the server error */
+  size_t block_size;          /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
+  size_t chunks;              /* messages that one rank sends another in a phase */
+  uint64_t wire_bytes;        /* bytes that one call hands to the transport on this rank */
+  uint64_t memory_bytes;      /* bytes allocated for the plan on this rank */
+  const char *codec;          /* "scalar", "avx2", "avx512" or "neon" */
+  const char *transport;      /* "self", "loopback" or "mpi" */
   onebit_schedule_t schedule; /* what was decided */
   onebit_wire_t wire;        /* what travels: ONEBIT_WIRE_DENSE also where a plan found that best */
   size_t chunk_size;         /* elements in a message, at most */

@@ -1,0 +1,55 @@
+/* Notes when the steps of a plan begin and end. */
+#define _POSIX_C_SOURCE 200809L
+#include "collectives/trace.h"
+
+#include <time.h>
+
+#include "collectives/plan.h"
+#include "collectives/steps.h"
+
+static double seconds_of(clockid_t clock) {
+  struct timespec time;
+  clock_gettime(clock, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+const char *ob_step_name(unsigned kind) {
+  static const char *const names[] = {
+      [OB_STEP_COMPRESS] = "compress", [OB_STEP_FINISH_WORKER] = "finish worker",
+      [OB_STEP_EXCHANGE] = "exchange", [OB_STEP_RECEIVE] = "receive",
+      [OB_STEP_REDUCE] = "reduce",     [OB_STEP_FINISH_SERVER] = "finish server",
+      [OB_STEP_GATHER] = "gather",     [OB_STEP_COLLECT] = "collect",
+      [OB_STEP_FORESEE] = "foresee",   [OB_STEP_APPLY_EARLY] = "apply early",
+      [OB_STEP_DECIDE] = "decide",     [OB_STEP_APPLY] = "apply",
+      [OB_STEP_COMMIT] = "commit"};
+  return kind < sizeof names / sizeof names[0] ? names[kind] : NULL;
+}
+
+void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t room) {
+  plan->trace = (struct ob_trace){.moments = moments, .room = moments ? room : 0};
+}
+
+size_t ob_plan_traced(onebit_plan_t plan) { return plan->trace.count; }
+
+void ob_trace_begin(struct onebit_plan *plan, const struct ob_step *step) {
+  struct ob_trace *trace = &plan->trace;
+  if (trace->count == trace->room || trace->open)
+    return;
+  trace->open = true;
+  trace->moments[trace->count] = (struct ob_moment){
+      .kind = step->kind,
+      .chunk = step->chunk,
+      .begin = seconds_of(CLOCK_MONOTONIC),
+      .processor = seconds_of(CLOCK_THREAD_CPUTIME_ID),
+  };
+}
+
+void ob_trace_end(struct onebit_plan *plan) {
+  struct ob_trace *trace = &plan->trace;
+  if (!trace->open)
+    return;
+  struct ob_moment *moment = &trace->moments[trace->count++];
+  moment->end = seconds_of(CLOCK_MONOTONIC);
+  moment->processor = seconds_of(CLOCK_THREAD_CPUTIME_ID) - moment->processor;
+  trace->open = false;
+}
