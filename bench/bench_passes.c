@@ -32,7 +32,10 @@ static unsigned char *stream_of(const struct bench_passes *passes, size_t stream
 static void compress(struct bench_passes *passes, struct ob_kept *kept, bool momentum,
                      bool stream) {
   const void *input = passes->input;
-  struct ob_source source = {&input, momentum, factors.beta1, factors.one_minus_beta1};
+  struct ob_source source = {.inputs = &input,
+                             .momentum = momentum,
+                             .beta1 = factors.beta1,
+                             .one_minus_beta1 = factors.one_minus_beta1};
   passes->work.stream = stream;
   for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
@@ -256,7 +259,7 @@ int bench_passes_create(const struct bench_options *options, size_t count, size_
   if (status != ONEBIT_OK)
     return bench_status(status, "onebit_plan_create");
   passes->work = passes->plan->work;
-  status = ob_work_create(&passes->work, streams);
+  status = ob_work_create(&passes->work, streams, streams);
   if (status != ONEBIT_OK || !allocate(passes, streams)) {
     bench_complain("no memory for the arrays of %zu elements", count);
     return BENCH_FAILED;

@@ -9,7 +9,7 @@
 struct proposal {
   uint32_t magic;
   int32_t status;
-  uint64_t count;
+  uint64_t count, note;
   uint64_t values[OB_TERMS];
 };
 
@@ -63,9 +63,17 @@ static onebit_status_t compare(onebit_comm_t comm, int rank, const struct ob_ter
 
 onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                          size_t count) {
+  return ob_agree_noting(comm, status, terms, count, 0);
+}
+
+uint64_t ob_agree_note(onebit_comm_t comm, int rank) { return slot(comm, rank)->note; }
+
+onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
+                                const struct ob_term *terms, size_t count, uint64_t note) {
   struct proposal *mine = slot(comm, comm->rank);
   comm->agreements++;
-  *mine = (struct proposal){.magic = PROPOSAL_MAGIC, .status = status, .count = count};
+  *mine =
+      (struct proposal){.magic = PROPOSAL_MAGIC, .status = status, .count = count, .note = note};
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;
   if (comm->size > 1)

@@ -14,7 +14,7 @@ struct ob_term {
   uint64_t value;
 };
 
-enum { OB_TERMS = (OB_AGREE_BYTES - 16) / 8 };
+enum { OB_TERMS = (OB_AGREE_BYTES - 24) / 8 };
 
 /* Collective. `status` is how this rank fares so far. If all are well and all terms equal:
  * ONEBIT_OK. If this rank is not well: its own status, with the words it left. If another is not:
@@ -22,5 +22,12 @@ enum { OB_TERMS = (OB_AGREE_BYTES - 16) / 8 };
  * ONEBIT_ERROR_MISMATCH. */
 onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                          size_t count);
+
+/* The same, and each rank tells the others a number of its own. */
+onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
+                                const struct ob_term *terms, size_t count, uint64_t note);
+
+/* What a rank told in the latest agreement, if that ended well. */
+uint64_t ob_agree_note(onebit_comm_t comm, int rank);
 
 #endif

@@ -28,6 +28,8 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
+  if (plan->host.ranks)
+    ob_host_begin(plan);
   plan->in_flight = true;
   ob_engine_add(plan->comm->engine, plan);
   return ONEBIT_OK;
@@ -71,6 +73,8 @@ onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
   }
   ob_engine_remove(plan->comm->engine, plan);
   plan->in_flight = false;
+  if (plan->host.ranks && !(plan->call.hold && plan->status == ONEBIT_OK))
+    ob_host_end(plan); /* a held call is still to be applied */
   if (plan->status == ONEBIT_OK)
     return ONEBIT_OK;
   return ob_error(plan->status, "%s", plan->words);

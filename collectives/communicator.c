@@ -29,7 +29,8 @@ void ob_batch_release(struct ob_batch *batch) {
 }
 
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
-                               void *state, struct ob_engine *engine, onebit_comm_t *result) {
+                               const int *host_of, void *state, struct ob_engine *engine,
+                               onebit_comm_t *result) {
   onebit_comm_t comm = ob_allocate(1, sizeof *comm);
   *result = NULL;
   if (!comm)
@@ -42,7 +43,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   pthread_mutex_init(&comm->own_engine.lock, NULL);
   comm->engine = engine ? engine : &comm->own_engine;
   comm->control_memory = ob_allocate((size_t)size, OB_AGREE_BYTES);
-  if (!comm->control_memory ||
+  if (!comm->control_memory || ob_hosts_create(&comm->hosts, host_of, rank, size) != ONEBIT_OK ||
       transport->batch_create(comm, (size_t)size - 1, &comm->control) != ONEBIT_OK) {
     ob_comm_release(comm);
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
@@ -57,6 +58,7 @@ void ob_comm_release(onebit_comm_t comm) {
   if (comm->control)
     comm->transport->batch_destroy(comm->control);
   ob_release(comm->control_memory);
+  ob_hosts_destroy(&comm->hosts);
   pthread_mutex_destroy(&comm->own_engine.lock);
   ob_release(comm);
 }
@@ -83,6 +85,8 @@ onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag) {
 int onebit_comm_rank(onebit_comm_t comm) { return comm->rank; }
 
 int onebit_comm_size(onebit_comm_t comm) { return comm->size; }
+
+int onebit_comm_hosts(onebit_comm_t comm) { return comm->hosts.count; }
 
 uint64_t onebit_comm_bytes_sent(onebit_comm_t comm) {
   return atomic_load_explicit(&comm->bytes_sent, memory_order_relaxed);

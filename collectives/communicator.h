@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "collectives/engine.h"
+#include "collectives/hosts.h"
 #include "collectives/transport.h"
 #include "onebit/communicator.h"
 
@@ -17,6 +18,7 @@
 struct onebit_comm {
   const struct ob_transport *transport;
   int rank, size;
+  struct ob_hosts hosts;
   void *state;     /* the transport's */
   int largest_tag; /* tags are 0 .. largest_tag; 0 is for agreements */
   uint32_t
@@ -29,10 +31,11 @@ struct onebit_comm {
   unsigned char *control_memory;
 };
 
-/* Makes a communicator of that transport. `engine` NULL: its own. ONEBIT_ERROR_MEMORY; *comm is
- * then NULL, and `state` still the caller's. */
+/* Makes a communicator of that transport. `host_of` says who shares a host (hosts.h); `engine`
+ * NULL: its own. ONEBIT_ERROR_MEMORY; *comm is then NULL, and `state` still the caller's. */
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
-                               void *state, struct ob_engine *engine, onebit_comm_t *comm);
+                               const int *host_of, void *state, struct ob_engine *engine,
+                               onebit_comm_t *comm);
 
 /* A tag for what the latest agreement was about: the same on all ranks, another after each one. */
 int ob_comm_tag(onebit_comm_t comm);

@@ -23,12 +23,27 @@ static void *take(struct onebit_plan *plan, size_t count, size_t size) {
   return ob_allocate(count, size);
 }
 
+/* A rank of several on a host compresses its part of the elements only. */
+void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
+  const size_t *own = plan->bounds + plan->first_share * plan->chunks;
+  *first = plan->host.ranks ? own[0] : 0;
+  *end = plan->host.ranks ? own[plan->group.size * plan->chunks] : plan->layout.blocks;
+}
+
 static onebit_status_t allocate_kept(struct onebit_plan *plan) {
   const struct ob_work *work = &plan->work;
-  bool serves = plan->options.operation == ONEBIT_ALLREDUCE;
-  size_t first = serves ? plan->bounds[(size_t)plan->comm->rank * plan->chunks] : 0;
-  size_t end = serves ? plan->bounds[((size_t)plan->comm->rank + 1) * plan->chunks] : 0;
-  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, 0, plan->layout.blocks, work->one_scale));
+  size_t first, end;
+  ob_plan_compressed(plan, &first, &end);
+  if (plan->momentum) { /* an optimizer keeps other things there before */
+    first = 0;
+    end = plan->layout.blocks;
+  }
+  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, first, end, work->one_scale));
+  bool serves =
+      plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER;
+  const size_t *own = plan->bounds + (plan->first_share + plan->group.place) * plan->chunks;
+  first = serves ? own[0] : 0;
+  end = serves ? own[plan->chunks] : 0;
   OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale));
   plan->memory_bytes += ob_kept_bytes(&plan->worker) + ob_kept_bytes(&plan->server);
   if (!work->one_scale)
@@ -38,30 +53,34 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan) {
   return plan->worker_sums && plan->server_sums ? ONEBIT_OK : out_of_memory(plan);
 }
 
-/* A block of messages, `count` ranks by slots; NULL when the operation has none of them. */
-static onebit_status_t take_messages(struct onebit_plan *plan, bool wanted, size_t count,
+/* The messages of `count` ranks; NULL when there are none of them. */
+static onebit_status_t take_messages(struct onebit_plan *plan, size_t count,
                                      unsigned char **memory) {
-  if (!wanted)
+  if (!count)
     return ONEBIT_OK;
-  *memory = take(plan, count * plan->slots, plan->stride);
+  *memory = take(plan, count, plan->peer_stride);
   return *memory ? ONEBIT_OK : out_of_memory(plan);
 }
 
 static onebit_status_t allocate_messages(struct onebit_plan *plan) {
-  size_t ranks = (size_t)plan->comm->size;
-  bool exchanges = plan->options.operation != ONEBIT_ALLGATHER;
+  size_t members = plan->group.size;
+  bool whole =
+      plan->options.operation == ONEBIT_ALLGATHER || plan->schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  bool mean = whole && plan->options.wire == ONEBIT_WIRE_DENSE;
   bool gathers = plan->options.operation != ONEBIT_REDUCE_SCATTER;
-  OB_TRY(take_messages(plan, exchanges, ranks, &plan->outgoing));
-  OB_TRY(take_messages(plan, exchanges, ranks, &plan->incoming));
-  OB_TRY(take_messages(plan, gathers, ranks, &plan->results[0]));
-  OB_TRY(take_messages(plan, gathers && plan->momentum, ranks, &plan->results[1]));
+  OB_TRY(take_messages(plan, whole ? mean : members, &plan->outgoing));
+  OB_TRY(take_messages(plan, whole ? 0 : members, &plan->incoming));
+  if (plan->host.ranks)
+    return ONEBIT_OK; /* results are in shared memory */
+  OB_TRY(take_messages(plan, gathers ? members : 0, &plan->results[0]));
+  OB_TRY(take_messages(plan, gathers && plan->momentum ? members : 0, &plan->results[1]));
   if (!plan->momentum)
     plan->results[1] = plan->results[0]; /* nobody looks back: one copy will do */
   return ONEBIT_OK;
 }
 
 static onebit_status_t allocate_batches(struct onebit_plan *plan) {
-  size_t peers = (size_t)plan->comm->size - 1;
+  size_t peers = plan->group.size - 1;
   plan->exchange = take(plan, plan->slots, sizeof(struct ob_batch *));
   plan->gather = take(plan, plan->slots, sizeof(struct ob_batch *));
   if (!plan->exchange || !plan->gather)
@@ -90,7 +109,23 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->threads = shape->options.threads;
   work->stream = plan->layout.elements * sizeof(float) >= STREAM_BYTES;
   OB_TRY(ob_codec_choose(&work->codec));
-  return ob_work_create(work, (size_t)plan->comm->size);
+  size_t members = plan->group.size, host = (size_t)plan->comm->hosts.each;
+  return ob_work_create(work, members, members > host ? members : host);
+}
+
+static onebit_status_t set_up_group(struct onebit_plan *plan) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  struct ob_group *group = &plan->group;
+  bool across = plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
+  group->size = (size_t)(across ? hosts->count : plan->comm->size);
+  group->place = (size_t)(across ? hosts->host : plan->comm->rank);
+  group->ranks = take(plan, group->size, sizeof *group->ranks);
+  if (!group->ranks)
+    return out_of_memory(plan);
+  for (int k = 0; k < (int)group->size; k++)
+    group->ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->place] : k;
+  plan->first_share = across ? (size_t)hosts->place * group->size : 0;
+  return ONEBIT_OK;
 }
 
 /* This rank's part of making a plan. */
@@ -98,8 +133,12 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
   plan->options = shape->options;
   plan->momentum = shape->momentum;
   OB_TRY(ob_layout_create(&plan->layout, shape->block, shape->pieces, shape->counts, shape->valid));
+  OB_TRY(ob_schedule_choose(plan, shape));
+  OB_TRY(set_up_group(plan));
   OB_TRY(set_up_work(plan, shape));
   OB_TRY(ob_schedule_cut(plan, shape));
+  if (plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+    OB_TRY(ob_host_create(plan));
   OB_TRY(ob_schedule_steps(plan, shape));
   if (plan->options.wire == ONEBIT_WIRE_BITS)
     OB_TRY(allocate_kept(plan));
@@ -124,9 +163,13 @@ static void release(struct onebit_plan *plan) {
   ob_layout_destroy(&plan->layout);
   destroy_batches(plan, plan->exchange);
   destroy_batches(plan, plan->gather);
-  if (plan->results[1] != plan->results[0])
-    ob_release(plan->results[1]);
-  ob_release(plan->results[0]);
+  if (!plan->host.ranks) {
+    if (plan->results[1] != plan->results[0])
+      ob_release(plan->results[1]);
+    ob_release(plan->results[0]);
+  }
+  ob_host_destroy(&plan->host);
+  ob_release(plan->group.ranks);
   ob_release(plan->outgoing);
   ob_release(plan->incoming);
   ob_release(plan->worker_sums);
@@ -139,9 +182,10 @@ static void release(struct onebit_plan *plan) {
   ob_release(plan);
 }
 
-/* What all ranks must give alike. */
+/* What all ranks must give alike; each tells the others where its shared memory is. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
-                                     const struct ob_plan_shape *shape, size_t count) {
+                                     const struct ob_plan_shape *shape, size_t count,
+                                     uint64_t note) {
   const onebit_plan_options_t *options = &shape->options;
   const struct ob_term terms[] = {
       {"count", count},
@@ -154,8 +198,16 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"chunk_size", options->chunk_size},
       {"no_error_feedback", (uint64_t)options->no_error_feedback},
       {"the number of pieces", shape->pieces},
+      {"schedule", (uint64_t)options->schedule},
   };
-  return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
+  return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0], note);
+}
+
+/* A hierarchical plan's second half: all have made their memory, now they attach each other's. */
+static onebit_status_t attach_host(struct onebit_plan *plan) {
+  onebit_status_t status = ob_agree(plan->comm, ob_host_attach(plan), NULL, 0);
+  ob_shared_hide(&plan->host.shared);
+  return status;
 }
 
 onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
@@ -174,7 +226,9 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
       status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
     }
   }
-  status = agree_on_plan(comm, status, shape, count);
+  status = agree_on_plan(comm, status, shape, count, plan ? plan->host.shared.name : 0);
+  if (status == ONEBIT_OK && plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+    status = attach_host(plan);
   if (status != ONEBIT_OK) {
     release(plan);
     plan = NULL;
@@ -256,6 +310,16 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
   return ONEBIT_OK;
 }
 
+static size_t longest_message(const struct onebit_plan *plan) {
+  size_t words = 0;
+  for (size_t share = 0; share < plan->shares; share++)
+    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
+      size_t mine = ob_plan_message(plan, share, chunk).words;
+      words = mine > words ? mine : words;
+    }
+  return words * OB_LANES;
+}
+
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info) {
   if (!plan || !info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", plan ? "info" : "plan");
@@ -263,6 +327,7 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
   *info = (onebit_plan_info_t){
       .size = sizeof *info,
+      .worker_error_first = ob_layout_element(&plan->layout, plan->worker.first),
       .worker_error_count = ob_kept_elements(&plan->worker, &plan->layout),
       .server_error_count = ob_kept_elements(&plan->server, &plan->layout),
       .server_error_first = ob_layout_element(&plan->layout, plan->server.first),
@@ -272,10 +337,11 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .memory_bytes = plan->memory_bytes,
       .codec = plan->work.codec->name,
       .transport = plan->comm->transport->name,
-      .schedule = ONEBIT_SCHEDULE_EXCHANGE,
+      .schedule = plan->schedule,
       .wire = plan->options.wire,
-      .hosts = 1,
-      .ranks_per_host = plan->comm->size,
+      .chunk_size = longest_message(plan),
+      .hosts = plan->comm->hosts.count,
+      .ranks_per_host = plan->comm->hosts.each,
   };
   return ONEBIT_OK;
 }

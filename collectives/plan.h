@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "collectives/communicator.h"
+#include "collectives/host.h"
 #include "collectives/trace.h"
 #include "compression/blocks.h"
 #include "onebit/collectives.h"
@@ -27,14 +28,19 @@ struct ob_plan_shape {
 };
 
 enum ob_step_kind {
+  OB_STEP_SHARE,         /* hierarchical: a chunk of the inputs to the ranks of this host */
+  OB_STEP_MEET,          /* until all of them have done that */
   OB_STEP_COMPRESS,      /* a chunk for every server */
   OB_STEP_FINISH_WORKER, /* one scale: now it is known */
   OB_STEP_EXCHANGE,      /* begin sending it and receiving theirs */
   OB_STEP_RECEIVE,       /* until it is here */
+  OB_STEP_CLEAR,         /* hierarchical: until the host has used what lies there */
   OB_STEP_REDUCE,        /* this rank's share of it */
   OB_STEP_FINISH_SERVER, /* as above */
   OB_STEP_GATHER,        /* begin sending the result to all and receiving theirs */
   OB_STEP_COLLECT,       /* until it is here */
+  OB_STEP_SPREAD,        /* hierarchical: a chunk of the results to the ranks of this host */
+  OB_STEP_FETCH,         /* until all of them have done that */
   OB_STEP_FORESEE,       /* is it already sure that the call will end well? */
   OB_STEP_APPLY_EARLY,   /* if so: a chunk of the result to its place */
   OB_STEP_DECIDE,        /* is every rank well? if not, this is the last step */
@@ -59,6 +65,13 @@ struct ob_call {
   bool hold;
 };
 
+/* The ranks that exchange messages with each other: all of them, or in a hierarchical plan those of
+ * one place on every host. */
+struct ob_group {
+  size_t size, place; /* members, and which of them this rank is */
+  int *ranks;         /* of the members */
+};
+
 struct ob_trace {
   struct ob_moment *moments;
   size_t room, count;
@@ -77,10 +90,13 @@ struct onebit_plan {
   struct ob_work work;
   bool momentum;
   uint64_t wire_bytes, memory_bytes;
+  onebit_schedule_t schedule; /* not automatic any more */
+  struct ob_group group;
+  struct ob_host host;
 
   /* Share k is cut in `chunks` parts; part i is the blocks bounds[k * chunks + i] up to the next
-   * bound. */
-  size_t shares, chunks, *bounds;
+   * bound. Member k of the group serves share first_share + k. */
+  size_t shares, first_share, chunks, *bounds;
 
   /* Kept values of what this rank sends, and of the share that it serves; sums of their runs when
    * there is one scale. */
@@ -89,8 +105,9 @@ struct onebit_plan {
   double *worker_sums, *server_sums;
 
   /* Messages: to each server, from each worker, and the result of each server, current and next. A
-   * chunk's are in slot chunk mod slots; each takes `stride` bytes. */
-  size_t slots, stride;
+   * chunk's are in slot chunk mod slots; each takes `stride` bytes, those of a peer `peer_stride`.
+   * */
+  size_t slots, stride, peer_stride;
   unsigned char *outgoing, *incoming, *results[2];
   int result_now;
   struct ob_batch **exchange, **gather; /* one a slot */
@@ -106,6 +123,7 @@ struct onebit_plan {
   struct ob_call call;
   size_t step, stop; /* the next one; where the walk ends */
   uint32_t sequence;
+  uint64_t calls;
   int failed_rank, not_finite_rank; /* the first that said so, or -1 */
   bool large_heard;                 /* a rank has large scales */
   bool foreseen;                    /* the call will end well: results are applied as they come */
@@ -147,6 +165,18 @@ onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait);
 
 /* After a held call ended well: applies and commits it. */
 void ob_plan_apply(onebit_plan_t plan);
+
+/* Where the result that member or rank `source` sent lies: of the latest call that was committed,
+ * or of the one in flight. In a hierarchical plan `source` is the number of the share, and its
+ * memory another rank's. */
+unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
+                              size_t chunk);
+
+/* The blocks first .. end - 1 that this rank compresses. */
+void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
+
+/* How many results there are. */
+size_t ob_plan_sources(const struct onebit_plan *plan);
 
 /* Which blocks and words a message of this share and chunk has. */
 struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t share, size_t chunk);

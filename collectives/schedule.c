@@ -80,25 +80,33 @@ struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t s
   };
 }
 
+/* What this rank sends of a share's message: to its server, or as its server to the others. */
+static uint64_t sent_bytes(const struct onebit_plan *plan, size_t share, size_t bytes) {
+  size_t own = plan->shares == 1 ? 0 : plan->first_share + plan->group.place;
+  if (share == own)
+    return plan->options.operation == ONEBIT_REDUCE_SCATTER ? 0 : bytes * (plan->group.size - 1);
+  return share - plan->first_share < plan->group.size ? bytes : 0;
+}
+
 static void measure(struct onebit_plan *plan) {
-  size_t peers = (size_t)plan->comm->size - 1, rank = (size_t)plan->comm->rank;
-  size_t own = plan->shares == 1 ? 0 : rank;
   for (size_t share = 0; share < plan->shares; share++)
     for (size_t i = 0; i < plan->chunks; i++) {
       struct ob_message_shape shape = ob_plan_message(plan, share, i);
       size_t bytes = ob_message_bytes(&shape);
       if (bytes > plan->stride)
         plan->stride = bytes;
-      if (plan->shares > 1 && share != rank)
-        plan->wire_bytes += bytes;
-      if (share == own && plan->options.operation != ONEBIT_REDUCE_SCATTER)
-        plan->wire_bytes += bytes * peers;
+      plan->wire_bytes += sent_bytes(plan, share, bytes);
     }
   plan->stride = divided_up(plan->stride, OB_ALIGNMENT) * OB_ALIGNMENT;
+  /* A cache line more: messages of all peers are read together, and at multiples of 4 kB from each
+   * other they would contend for the same few lines of the first cache. */
+  plan->peer_stride = plan->slots * plan->stride + OB_ALIGNMENT;
 }
 
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  plan->shares = plan->options.operation == ONEBIT_ALLGATHER ? 1 : (size_t)plan->comm->size;
+  bool whole =
+      plan->options.operation == ONEBIT_ALLGATHER || plan->schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  plan->shares = whole ? 1 : (size_t)plan->comm->size;
   size_t longest = 0;
   for (size_t k = 0; k < plan->shares; k++) {
     size_t words = share_word(plan, shape, k + 1) - share_word(plan, shape, k);
@@ -130,9 +138,20 @@ static void add_all(struct onebit_plan *plan, enum ob_step_kind kind) {
     add(plan, kind, i);
 }
 
+/* In a hierarchical plan the inputs of the host come first. A rank loads a chunk ahead, so that the
+ * ranks of a host need not keep in step. */
+static void add_meeting(struct onebit_plan *plan, size_t chunk, size_t ahead) {
+  if (!plan->host.ranks)
+    return;
+  for (size_t i = chunk ? chunk + ahead : 0; i <= chunk + ahead && i < plan->chunks; i++)
+    add(plan, OB_STEP_SHARE, i);
+  add(plan, OB_STEP_MEET, chunk);
+}
+
 /* Compress, and send what is compressed as soon as its scales are known. */
 static void add_sending(struct onebit_plan *plan, enum ob_step_kind send) {
   for (size_t i = 0; i < plan->chunks; i++) {
+    add_meeting(plan, i, 1);
     add(plan, OB_STEP_COMPRESS, i);
     if (!plan->work.one_scale)
       add(plan, send, i);
@@ -143,17 +162,30 @@ static void add_sending(struct onebit_plan *plan, enum ob_step_kind send) {
   }
 }
 
-static void add_serving(struct onebit_plan *plan) {
-  for (size_t i = 0; i < plan->chunks; i++) {
-    add(plan, OB_STEP_RECEIVE, i);
-    add(plan, OB_STEP_REDUCE, i);
-    if (!plan->work.one_scale)
-      add(plan, OB_STEP_GATHER, i);
-  }
+static void add_serving(struct onebit_plan *plan, size_t chunk) {
+  add(plan, OB_STEP_RECEIVE, chunk);
+  if (plan->host.ranks)
+    add(plan, OB_STEP_CLEAR, chunk);
+  add(plan, OB_STEP_REDUCE, chunk);
+  if (!plan->work.one_scale)
+    add(plan, OB_STEP_GATHER, chunk);
+}
+
+static void add_serving_all(struct onebit_plan *plan) {
+  for (size_t i = 0; i < plan->chunks; i++)
+    add_serving(plan, i);
   if (plan->work.one_scale) {
     add(plan, OB_STEP_FINISH_SERVER, 0);
     add_all(plan, OB_STEP_GATHER);
   }
+}
+
+static void add_fetching(struct onebit_plan *plan, size_t chunk) {
+  add(plan, OB_STEP_COLLECT, chunk);
+  if (!plan->host.ranks)
+    return;
+  add(plan, OB_STEP_SPREAD, chunk);
+  add(plan, OB_STEP_FETCH, chunk);
 }
 
 /* The results come while others are still on their way; whenever it is sure how the call will end,
@@ -161,7 +193,7 @@ static void add_serving(struct onebit_plan *plan) {
 static void add_collecting(struct onebit_plan *plan) {
   add(plan, OB_STEP_FORESEE, 0);
   for (size_t i = 0; i < plan->chunks; i++) {
-    add(plan, OB_STEP_COLLECT, i);
+    add_fetching(plan, i);
     add(plan, OB_STEP_APPLY_EARLY, i);
   }
 }
@@ -169,24 +201,32 @@ static void add_collecting(struct onebit_plan *plan) {
 static void add_window(struct onebit_plan *plan) {
   for (size_t i = 0; i <= plan->chunks; i++) {
     if (i < plan->chunks) {
+      add_meeting(plan, i, 0);
       add(plan, OB_STEP_COMPRESS, i);
       add(plan, OB_STEP_EXCHANGE, i);
     }
     if (i == 0)
       continue;
-    add(plan, OB_STEP_RECEIVE, i - 1);
-    add(plan, OB_STEP_REDUCE, i - 1);
-    add(plan, OB_STEP_GATHER, i - 1);
-    add(plan, OB_STEP_COLLECT, i - 1);
+    add_serving(plan, i - 1);
+    add_fetching(plan, i - 1);
     add(plan, OB_STEP_APPLY, i - 1);
   }
   add(plan, OB_STEP_DECIDE, 0);
   plan->decided = plan->step_count;
 }
 
+/* Everyone's whole message to everyone. The mean of dense ones is taken before it is decided
+ * whether the call is well: it may overflow. */
+static void add_gathering(struct onebit_plan *plan) {
+  add_sending(plan, OB_STEP_GATHER);
+  add_all(plan, OB_STEP_COLLECT);
+  if (plan->options.wire == ONEBIT_WIRE_DENSE)
+    add_all(plan, OB_STEP_REDUCE);
+}
+
 onebit_status_t ob_schedule_steps(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  /* At most eight steps a chunk, and five for the whole. */
-  plan->steps = ob_allocate(8 * plan->chunks + 5, sizeof *plan->steps);
+  /* At most thirteen steps a chunk, and five for the whole. */
+  plan->steps = ob_allocate(13 * plan->chunks + 5, sizeof *plan->steps);
   if (!plan->steps)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the steps of %zu chunks", plan->chunks);
   if (shape->windowed) {
@@ -195,13 +235,16 @@ onebit_status_t ob_schedule_steps(struct onebit_plan *plan, const struct ob_plan
   }
   switch (plan->options.operation) {
   case ONEBIT_ALLREDUCE:
+    if (plan->schedule == ONEBIT_SCHEDULE_ALLGATHER) {
+      add_gathering(plan);
+      break;
+    }
     add_sending(plan, OB_STEP_EXCHANGE);
-    add_serving(plan);
+    add_serving_all(plan);
     add_collecting(plan);
     break;
   case ONEBIT_ALLGATHER:
-    add_sending(plan, OB_STEP_GATHER);
-    add_all(plan, OB_STEP_COLLECT);
+    add_gathering(plan);
     break;
   case ONEBIT_REDUCE_SCATTER:
     add_sending(plan, OB_STEP_EXCHANGE);

@@ -4,7 +4,12 @@
 
 #include "collectives/plan.h"
 
-/* Cuts the layout in shares and chunks: plan->shares, chunks, bounds, slots, stride, wire_bytes. */
+/* Decides how the call goes about it: plan->schedule. ONEBIT_ERROR_ARGUMENT,
+ * ONEBIT_ERROR_UNSUPPORTED when what was asked for cannot be had. */
+onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape);
+
+/* Cuts the layout in shares and chunks: plan->shares, chunks, bounds, slots, strides, wire_bytes.
+ * */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
 /* Writes the list of steps. */

@@ -15,6 +15,17 @@ void ob_trace_end(struct onebit_plan *plan);
 /* Has the list ended? */
 bool ob_steps_done(const struct onebit_plan *plan);
 
+/* What this rank knows of the call, as the flags of a message (enum ob_message_flag). */
+unsigned ob_steps_flags(const struct onebit_plan *plan);
+
+/* Takes note of another rank's flags and of the number that it must have in common with this one.
+ * */
+void ob_steps_hear(struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
+
+/* After a failed transport no message can be trusted to come: the call ends here, with the latest
+ * words. */
+void ob_steps_give_up(struct onebit_plan *plan);
+
 /* This rank is not well: what it sends from now on says so. The latest words of this thread become
  * the plan's. */
 void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status);

@@ -14,14 +14,24 @@ static double seconds_of(clockid_t clock) {
 }
 
 const char *ob_step_name(unsigned kind) {
-  static const char *const names[] = {
-      [OB_STEP_COMPRESS] = "compress", [OB_STEP_FINISH_WORKER] = "finish worker",
-      [OB_STEP_EXCHANGE] = "exchange", [OB_STEP_RECEIVE] = "receive",
-      [OB_STEP_REDUCE] = "reduce",     [OB_STEP_FINISH_SERVER] = "finish server",
-      [OB_STEP_GATHER] = "gather",     [OB_STEP_COLLECT] = "collect",
-      [OB_STEP_FORESEE] = "foresee",   [OB_STEP_APPLY_EARLY] = "apply early",
-      [OB_STEP_DECIDE] = "decide",     [OB_STEP_APPLY] = "apply",
-      [OB_STEP_COMMIT] = "commit"};
+  static const char *const names[] = {[OB_STEP_SHARE] = "share",
+                                      [OB_STEP_MEET] = "meet",
+                                      [OB_STEP_CLEAR] = "clear",
+                                      [OB_STEP_SPREAD] = "spread",
+                                      [OB_STEP_FETCH] = "fetch",
+                                      [OB_STEP_COMPRESS] = "compress",
+                                      [OB_STEP_FINISH_WORKER] = "finish worker",
+                                      [OB_STEP_EXCHANGE] = "exchange",
+                                      [OB_STEP_RECEIVE] = "receive",
+                                      [OB_STEP_REDUCE] = "reduce",
+                                      [OB_STEP_FINISH_SERVER] = "finish server",
+                                      [OB_STEP_GATHER] = "gather",
+                                      [OB_STEP_COLLECT] = "collect",
+                                      [OB_STEP_FORESEE] = "foresee",
+                                      [OB_STEP_APPLY_EARLY] = "apply early",
+                                      [OB_STEP_DECIDE] = "decide",
+                                      [OB_STEP_APPLY] = "apply",
+                                      [OB_STEP_COMMIT] = "commit"};
   return kind < sizeof names / sizeof names[0] ? names[kind] : NULL;
 }
 

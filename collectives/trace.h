@@ -20,8 +20,8 @@ struct ob_moment {
 /* A name of a kind of step; NULL past the last. */
 const char *ob_step_name(unsigned kind);
 
-/* From its next call on the plan notes its steps in moments[0 .. room - 1], each call from the start
- * of the array; `moments` NULL: no more. The array must outlive the plan, or the next
+/* From its next call on the plan notes its steps in moments[0 .. room - 1], each call from the
+ * start of the array; `moments` NULL: no more. The array must outlive the plan, or the next
  * ob_plan_trace. */
 void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t room);
 

@@ -38,6 +38,9 @@ struct ob_transport {
   /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when not and `wait` is
    * false. */
   onebit_status_t (*test)(struct ob_batch *batch, bool wait);
+  /* Gives the transport a chance to move what has begun, while the caller waits for something
+   * else. */
+  void (*progress)(onebit_comm_t comm);
   /* Gives comm->state back. */
   void (*destroy)(onebit_comm_t comm);
 };

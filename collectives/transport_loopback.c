@@ -140,6 +140,9 @@ static onebit_status_t test(struct ob_batch *base, bool wait) {
   return ONEBIT_OK;
 }
 
+/* Messages are copied by whoever comes second: nothing is ever under way. */
+static void progress(onebit_comm_t comm) { (void)comm; }
+
 static void group_destroy(struct group *group) {
   if (!group)
     return;
@@ -164,6 +167,7 @@ const struct ob_transport ob_transport_loopback = {
     .batch_destroy = batch_destroy,
     .begin = begin,
     .test = test,
+    .progress = progress,
     .destroy = destroy,
 };
 
@@ -181,25 +185,50 @@ static struct group *group_create(int size) {
   return NULL;
 }
 
-onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms) {
-  if (!comms)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "comms is NULL");
-  if (size < 1 || size > 4096)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "size is %d, not 1 to 4096", size);
-  memset(comms, 0, (size_t)size * sizeof *comms);
-  struct group *group = group_create(size);
-  if (!group)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
+/* Consecutive ranks share a host; the numbers of ranks differ by one at most. */
+static void spread_hosts(int *host_of, int size, int hosts) {
+  for (int rank = 0; rank < size; rank++)
+    host_of[rank] = (int)((int64_t)rank * hosts / size);
+}
+
+static onebit_status_t create_members(struct group *group, const int *host_of, int size,
+                                      onebit_comm_t *comms) {
   for (int rank = 0; rank < size; rank++) {
     onebit_status_t status =
-        ob_comm_create(&ob_transport_loopback, rank, size, group, NULL, &comms[rank]);
+        ob_comm_create(&ob_transport_loopback, rank, size, host_of, group, NULL, &comms[rank]);
     if (status == ONEBIT_OK)
       continue;
     for (int made = 0; made < rank; made++)
       ob_comm_release(comms[made]);
     memset(comms, 0, (size_t)size * sizeof *comms);
-    group_destroy(group);
     return status;
   }
   return ONEBIT_OK;
+}
+
+onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_comm_t *comms) {
+  if (!comms)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comms is NULL");
+  if (size < 1 || size > 4096)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "size is %d, not 1 to 4096", size);
+  if (hosts < 1 || hosts > size)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "hosts is %d, not 1 to size, %d", hosts, size);
+  memset(comms, 0, (size_t)size * sizeof *comms);
+  struct group *group = group_create(size);
+  int *host_of = ob_allocate((size_t)size, sizeof *host_of);
+  onebit_status_t status = ONEBIT_OK;
+  if (group && host_of) {
+    spread_hosts(host_of, size, hosts);
+    status = create_members(group, host_of, size, comms);
+  } else {
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
+  }
+  if (status != ONEBIT_OK)
+    group_destroy(group);
+  ob_release(host_of);
+  return status;
+}
+
+onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms) {
+  return onebit_comm_create_loopback_hosts(size, 1, comms);
 }

@@ -111,6 +111,12 @@ static onebit_status_t test(struct ob_batch *base, bool wait) {
   return done ? take_sizes(batch) : ONEBIT_IN_PROGRESS;
 }
 
+/* Looking for a message makes the library move what it has in hand. */
+static void progress(onebit_comm_t comm) {
+  int found;
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_of(comm), &found, MPI_STATUS_IGNORE);
+}
+
 static void destroy(onebit_comm_t comm) {
   MPI_Comm_free((MPI_Comm *)comm->state);
   ob_release(comm->state);
@@ -122,6 +128,7 @@ const struct ob_transport ob_transport_mpi = {
     .batch_destroy = batch_destroy,
     .begin = begin,
     .test = test,
+    .progress = progress,
     .destroy = destroy,
 };
 
@@ -139,8 +146,21 @@ static onebit_status_t check_usable(MPI_Comm mpi) {
   return ONEBIT_OK;
 }
 
+/* Every rank's host, named by the first of its ranks. */
+static onebit_status_t find_hosts(MPI_Comm mpi, int rank, int *host_of) {
+  MPI_Comm host;
+  int first = rank;
+  MPI_TRY(MPI_Comm_split_type, (mpi, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host));
+  int code = MPI_Bcast(&first, 1, MPI_INT, 0, host);
+  MPI_Comm_free(&host);
+  if (code != MPI_SUCCESS)
+    return mpi_error("MPI_Bcast", code);
+  MPI_TRY(MPI_Allgather, (&first, 1, MPI_INT, host_of, 1, MPI_INT, mpi));
+  return ONEBIT_OK;
+}
+
 /* Makes this rank's part; the duplicate is freed by the caller when any rank fails. */
-static onebit_status_t create_local(MPI_Comm mpi, onebit_comm_t *comm) {
+static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_comm_t *comm) {
   int rank, size, found = 0, *largest = NULL;
   MPI_TRY(MPI_Comm_rank, (mpi, &rank));
   MPI_TRY(MPI_Comm_size, (mpi, &size));
@@ -149,7 +169,7 @@ static onebit_status_t create_local(MPI_Comm mpi, onebit_comm_t *comm) {
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
   *state = mpi;
   onebit_status_t status =
-      ob_comm_create(&ob_transport_mpi, rank, size, state, &process_engine, comm);
+      ob_comm_create(&ob_transport_mpi, rank, size, host_of, state, &process_engine, comm);
   if (status != ONEBIT_OK) {
     ob_release(state);
     return status;
@@ -169,6 +189,25 @@ static onebit_status_t agree(MPI_Comm mpi, onebit_status_t mine) {
   return mine != ONEBIT_OK ? mine : ONEBIT_OK;
 }
 
+/* Collective, whatever a rank's own lot: one without memory for the list takes part all the same.
+ * */
+static onebit_status_t create(MPI_Comm mpi, bool wanted, onebit_comm_t *comm) {
+  int rank, size, status = ONEBIT_OK;
+  MPI_TRY(MPI_Comm_rank, (mpi, &rank));
+  MPI_TRY(MPI_Comm_size, (mpi, &size));
+  int *host_of = ob_allocate((size_t)size, sizeof *host_of);
+  if (!host_of)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
+  status = agree(mpi, (onebit_status_t)status);
+  if (status == ONEBIT_OK)
+    status = find_hosts(mpi, rank, host_of);
+  if (status == ONEBIT_OK)
+    status =
+        wanted ? create_local(mpi, host_of, comm) : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  ob_release(host_of);
+  return agree(mpi, (onebit_status_t)status);
+}
+
 onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result) {
   if (result)
     *result = NULL;
@@ -177,9 +216,7 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   MPI_TRY(MPI_Comm_dup, (mpi_comm, &mpi));
   MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
   onebit_comm_t comm = NULL;
-  onebit_status_t status =
-      result ? create_local(mpi, &comm) : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
-  status = agree(mpi, status);
+  onebit_status_t status = create(mpi, result != NULL, &comm);
   if (status == ONEBIT_OK) {
     *result = comm;
     return ONEBIT_OK;

@@ -17,6 +17,8 @@ static onebit_status_t test(struct ob_batch *batch, bool wait) {
   return ONEBIT_OK;
 }
 
+static void progress(onebit_comm_t comm) { (void)comm; }
+
 static void destroy(onebit_comm_t comm) { (void)comm; }
 
 const struct ob_transport ob_transport_self = {
@@ -25,11 +27,12 @@ const struct ob_transport ob_transport_self = {
     .batch_destroy = ob_batch_release,
     .begin = begin,
     .test = test,
+    .progress = progress,
     .destroy = destroy,
 };
 
 onebit_status_t onebit_comm_create_self(onebit_comm_t *comm) {
   if (!comm)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
-  return ob_comm_create(&ob_transport_self, 0, 1, NULL, NULL, comm);
+  return ob_comm_create(&ob_transport_self, 0, 1, NULL, NULL, NULL, comm);
 }

@@ -26,12 +26,12 @@ void ob_parallel(int threads, size_t first, size_t end,
   body(context, first, end, 0);
 }
 
-onebit_status_t ob_work_create(struct ob_work *work, size_t streams) {
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams) {
   size_t slots = streams * (size_t)work->threads;
   work->streams = streams;
   work->words = ob_allocate(slots, sizeof *work->words);
   work->scales = ob_allocate(slots, sizeof *work->scales);
-  work->values = ob_allocate(streams, sizeof *work->values);
+  work->values = ob_allocate(most_streams, sizeof *work->values);
   if (!work->words || !work->scales || !work->values)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
   return ONEBIT_OK;
@@ -124,8 +124,9 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
     struct ob_compress_run run = {
         .count = block.count,
         .valid = block.valid,
-        .input = input_of(step, source->inputs, &block),
-        .dtype = work->dtype,
+        .input = source->values ? (const void *)(source->values + word * OB_LANES)
+                                : input_of(step, source->inputs, &block),
+        .dtype = source->values ? ONEBIT_FLOAT32 : work->dtype,
         .rule = work->rule,
         .stream = work->stream,
         .momentum_bits = source->momentum ? step->last->words + word : NULL,
@@ -314,11 +315,11 @@ void ob_load_blocks(struct ob_work *work, const void *const *inputs,
 }
 
 /* Blocks follow each other in whole words, so the message is one array. */
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in,
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
                     const struct ob_message_shape *shape, struct ob_view *out) {
-  for (size_t s = 0; s < work->streams; s++)
+  for (size_t s = 0; s < streams; s++)
     work->values[s] = in[s].values;
-  if (!work->codec->mean(work->values, work->streams, (float)(1.0 / (double)work->streams),
+  if (!work->codec->mean(work->values, streams, (float)(1.0 / (double)streams),
                          shape->words * OB_LANES, out->values))
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }

@@ -56,16 +56,16 @@ struct ob_work {
   bool one_scale; /* one for all blocks: known when the last is compressed (ob_finish) */
   bool stream;    /* the buffers exceed the caches */
   int threads;
-  size_t streams;         /* ranks */
+  size_t streams;         /* messages that are reduced or summed */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
-  const float **values;   /* scratch of ob_mean_blocks: streams */
+  const float **values;   /* scratch of ob_mean_blocks: most_streams */
   /* Set by any step that meets such a value or scale; the caller clears them. */
   atomic_bool not_finite, large;
 };
 
 /* The layout must outlive the work. */
-onebit_status_t ob_work_create(struct ob_work *work, size_t streams);
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams);
 void ob_work_destroy(struct ob_work *work);
 
 /* Where compress takes its input: inputs[piece] points to the piece's elements. With
@@ -75,6 +75,7 @@ struct ob_source {
   const void *const *inputs;
   bool momentum;
   float beta1, one_minus_beta1;
+  const float *values; /* not NULL: instead of inputs, those of one message, in its words */
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
@@ -117,7 +118,7 @@ void ob_adam_blocks(struct ob_work *work, const struct ob_view *in,
 /* Dense messages: values of the inputs; the mean of messages; a message to the outputs. */
 void ob_load_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out);
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in,
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
                     const struct ob_message_shape *shape, struct ob_view *out);
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);

@@ -14,11 +14,11 @@ static double square_sum(const float *values, size_t count) {
 /* The momentum that came with the last messages: every element of a block is +-scale. */
 static double message_square_sum(const struct onebit_plan *plan) {
   double sum = 0;
-  for (size_t rank = 0; rank < (size_t)plan->comm->size; rank++)
+  for (size_t source = 0; source < ob_plan_sources(plan); source++)
     for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
-      struct ob_message_shape shape = ob_plan_message(plan, rank, chunk);
-      size_t at = (rank * plan->slots + chunk % plan->slots) * plan->stride, piece = 0;
-      struct ob_view view = ob_message_view(plan->results[plan->result_now] + at, &shape);
+      struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
+      struct ob_view view = ob_message_view(ob_plan_result(plan, false, source, chunk), &shape);
+      size_t piece = 0;
       for (size_t b = 0; b < shape.blocks; b++) {
         double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b]);
         struct ob_block block = ob_layout_block(&plan->layout, shape.first + b, &piece);
@@ -32,7 +32,9 @@ static double error_square_sum(const struct onebit_plan *plan) {
   const struct ob_kept *kept = &plan->worker;
   double sum = 0;
   size_t piece = 0;
-  for (size_t b = 0; b < kept->blocks; b++) {
+  size_t first, end;
+  ob_plan_compressed(plan, &first, &end);
+  for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(&plan->layout, b, &piece);
     const float *values = kept->values[kept->now] + block.word * OB_LANES;
     float scale = kept->scales[kept->now][kept->one_scale ? 0 : b];

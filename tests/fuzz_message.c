@@ -39,7 +39,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
     receiver->work.codec = &ob_codec_scalar;
   receiver->expected = (struct ob_message_expected){OB_MESSAGE_WORKER, choice[4], count};
-  return ob_work_create(&receiver->work, 2) == ONEBIT_OK;
+  return ob_work_create(&receiver->work, 2, 2) == ONEBIT_OK;
 }
 
 /* Makes the parts of the header right that a random input would hardly meet, so that the fuzzer

@@ -77,12 +77,13 @@ static float *floats(size_t count) {
   return array;
 }
 
-struct oracle *oracle_create_tensors(int size, const size_t *counts, size_t tensors,
-                                     const onebit_plan_options_t *options) {
+static struct oracle *create(int size, int each, const size_t *counts, size_t tensors,
+                             const onebit_plan_options_t *options) {
   struct oracle *oracle = calloc(1, sizeof *oracle);
   cr_assert(oracle, "no memory for an oracle");
   oracle->options = *options;
   oracle->size = size;
+  oracle->each = each;
   oracle_lay_out(oracle, counts, tensors);
   size_t all = (size_t)size * oracle->elements;
   oracle->worker_error = floats(all);
@@ -90,6 +91,18 @@ struct oracle *oracle_create_tensors(int size, const size_t *counts, size_t tens
   oracle->compensated = floats(all);
   oracle->decoded = floats(all);
   return oracle;
+}
+
+struct oracle *oracle_create_tensors(int size, const size_t *counts, size_t tensors,
+                                     const onebit_plan_options_t *options) {
+  return create(size, 1, counts, tensors, options);
+}
+
+struct oracle *oracle_create_hosts(int size, int hosts, size_t count,
+                                   const onebit_plan_options_t *options) {
+  if (options->schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
+    return oracle_create(size, count, options);
+  return create(hosts, size / hosts, &count, 1, options);
 }
 
 struct oracle *oracle_create(int size, size_t count, const onebit_plan_options_t *options) {
@@ -217,7 +230,8 @@ static void forget_errors(struct oracle *oracle) {
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result) {
   if (!compress(oracle, inputs))
     return false;
-  if (oracle->options.operation == ONEBIT_ALLREDUCE) {
+  if (oracle->options.operation == ONEBIT_ALLREDUCE &&
+      oracle->options.schedule != ONEBIT_SCHEDULE_ALLGATHER) {
     if (!allreduce(oracle, result))
       return false;
   } else {
@@ -249,6 +263,18 @@ static bool exchange_dense(const struct oracle *oracle, const float *const *inpu
   return true;
 }
 
+/* What worker w puts in: a rank's input, or the mean of a host's, added in rank order. */
+static void load_worker(const struct oracle *oracle, const void *const *inputs, float *values) {
+  onebit_dtype_t dtype = oracle->options.dtype;
+  for (size_t i = 0; i < oracle->valid; i++) {
+    values[i] = oracle_load(inputs[0], i, dtype);
+    for (int k = 1; k < oracle->each; k++)
+      values[i] += oracle_load(inputs[k], i, dtype);
+    if (oracle->each > 1)
+      values[i] *= 1.0f / (float)oracle->each;
+  }
+}
+
 bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result) {
   onebit_dtype_t dtype = oracle->options.dtype;
   float *values = floats((size_t)oracle->size * oracle->valid);
@@ -256,8 +282,7 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
   const float **pointers = calloc((size_t)oracle->size, sizeof *pointers);
   for (size_t r = 0; r < (size_t)oracle->size; r++) {
     pointers[r] = values + r * oracle->valid;
-    for (size_t i = 0; i < oracle->valid; i++)
-      values[r * oracle->valid + i] = oracle_load(inputs[r], i, dtype);
+    load_worker(oracle, inputs + r * (size_t)oracle->each, values + r * oracle->valid);
   }
   bool done = oracle->options.wire == ONEBIT_WIRE_DENSE ? exchange_dense(oracle, pointers, output)
                                                         : oracle_exchange(oracle, pointers, output);
@@ -269,6 +294,27 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
   return done;
 }
 
+/* The first element of a share. */
+static size_t first_of(const struct oracle *oracle, int share) {
+  for (size_t k = 0; k < oracle->run_count; k++)
+    if (oracle->runs[k].server >= share)
+      return oracle->runs[k].first;
+  return oracle->elements;
+}
+
+/* A host's ranks each keep the shares of one segment, one a host. */
+size_t oracle_worker_first(const struct oracle *oracle, int rank) {
+  return oracle->each > 1 ? first_of(oracle, rank % oracle->each * oracle->size) : 0;
+}
+
+size_t oracle_worker_count(const struct oracle *oracle, int rank) {
+  if (oracle->each == 1)
+    return oracle->elements;
+  return first_of(oracle, (rank % oracle->each + 1) * oracle->size) -
+         oracle_worker_first(oracle, rank);
+}
+
 const float *oracle_worker_error(const struct oracle *oracle, int rank) {
-  return oracle->worker_error + (size_t)rank * oracle->elements;
+  return oracle->worker_error + (size_t)(rank / oracle->each) * oracle->elements +
+         oracle_worker_first(oracle, rank);
 }

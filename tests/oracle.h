@@ -29,12 +29,14 @@ void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value);
 /* Consecutive elements that are summed together, all served by one rank. */
 struct oracle_run {
   size_t first, count;
-  int server;
+  int server; /* the number of the share that it is in */
 };
 
 struct oracle {
   onebit_plan_options_t options;
-  int size;
+  /* Workers: the ranks; in the hierarchical schedule, which must be asked for, the hosts. Each of
+   * them has `each` ranks. */
+  int size, each;
   size_t valid;        /* elements of the send buffer */
   size_t elements;     /* with the padding of profile deepspeed */
   size_t result_count; /* elements of all ranks' results together, or of the common result */
@@ -48,6 +50,10 @@ struct oracle {
 
 /* A plan of `count` elements on `size` ranks, with the options' operation. */
 struct oracle *oracle_create(int size, size_t count, const onebit_plan_options_t *options);
+
+/* The same on ranks that are spread over hosts: consecutive ranks share one, as many on each. */
+struct oracle *oracle_create_hosts(int size, int hosts, size_t count,
+                                   const onebit_plan_options_t *options);
 
 /* An allreduce of several tensors at once, one after the other in the send buffer; no block spans
  * two. */
@@ -63,6 +69,9 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
 /* The same on float32, without the conversions: inputs[r] has `valid` elements. */
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result);
 
+/* The part of the worker error that a rank keeps: all of it, but in the hierarchical schedule. */
+size_t oracle_worker_first(const struct oracle *oracle, int rank);
+size_t oracle_worker_count(const struct oracle *oracle, int rank);
 const float *oracle_worker_error(const struct oracle *oracle, int rank);
 
 /* Where the part of the server error begins that a rank keeps, and its elements (0 unless it is an

@@ -43,7 +43,7 @@ static void lay_out_tensor(struct oracle *oracle, size_t first, size_t count, si
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;
   for (size_t done = 0; done < count; done += length)
     add_run(oracle, first + done, smaller(length, count - done),
-            server_of(word + done / WORD, words, oracle->size));
+            server_of(word + done / WORD, words, oracle->size * oracle->each));
 }
 
 static void lay_out_allreduce(struct oracle *oracle, const size_t *counts, size_t tensors) {
@@ -100,17 +100,23 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
     lay_out_segments(oracle, counts[0], options->operation == ONEBIT_ALLGATHER ? 1 : oracle->size);
 }
 
+/* The share that a rank serves: of segment l, that of its host. */
+static int share_of(const struct oracle *oracle, int rank) {
+  return rank % oracle->each * oracle->size + rank / oracle->each;
+}
+
 size_t oracle_server_first(const struct oracle *oracle, int rank) {
   for (size_t k = 0; k < oracle->run_count; k++)
-    if (oracle->runs[k].server >= rank)
+    if (oracle->runs[k].server >= share_of(oracle, rank))
       return oracle->runs[k].first;
   return oracle->elements;
 }
 
 size_t oracle_server_count(const struct oracle *oracle, int rank) {
   size_t count = 0;
-  if (oracle->options.operation == ONEBIT_ALLREDUCE && oracle->options.wire == ONEBIT_WIRE_BITS)
+  if (oracle->options.operation == ONEBIT_ALLREDUCE && oracle->options.wire == ONEBIT_WIRE_BITS &&
+      oracle->options.schedule != ONEBIT_SCHEDULE_ALLGATHER)
     for (size_t k = 0; k < oracle->run_count; k++)
-      count += oracle->runs[k].server == rank ? oracle->runs[k].count : 0;
+      count += oracle->runs[k].server == share_of(oracle, rank) ? oracle->runs[k].count : 0;
   return count;
 }

@@ -93,10 +93,13 @@ static void *rank_main(void *argument) {
   return NULL;
 }
 
-void on_ranks(int size, rank_body *body, void *context) {
+void on_ranks(int size, rank_body *body, void *context) { on_hosts(size, 1, body, context); }
+
+void on_hosts(int size, int hosts, rank_body *body, void *context) {
   onebit_comm_t *comms = allocate((size_t)size, sizeof *comms);
   struct rank_thread *ranks = allocate((size_t)size, sizeof *ranks);
-  cr_assert_eq(onebit_comm_create_loopback(size, comms), ONEBIT_OK, "%s", onebit_last_error());
+  cr_assert_eq(onebit_comm_create_loopback_hosts(size, hosts, comms), ONEBIT_OK, "%s",
+               onebit_last_error());
   for (int r = 0; r < size; r++) {
     ranks[r].comm = comms[r];
     ranks[r].body = body;

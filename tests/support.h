@@ -56,6 +56,9 @@ typedef void rank_body(onebit_comm_t comm, void *context);
  * checks_must_hold(). */
 void on_ranks(int size, rank_body *body, void *context);
 
+/* The same, with the ranks spread over hosts. */
+void on_hosts(int size, int hosts, rank_body *body, void *context);
+
 /* Waits until all ranks of comm are here: a collective of its own on a dense plan of no element. */
 void meet(onebit_comm_t comm);
 

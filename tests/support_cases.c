@@ -37,6 +37,7 @@ static struct collective_case *add(struct table *table, onebit_operation_t opera
   size_t number = table->count++;
   struct collective_case *what = &table->cases[number];
   *what = (struct collective_case){.size = table->size,
+                                   .hosts = 1,
                                    .steps = count > 1000 ? 3 : 5,
                                    .count = count,
                                    .options = ONEBIT_PLAN_OPTIONS_INIT};
@@ -103,6 +104,35 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
     }
     add_allreduce_kinds(&table, test_counts[c], extent);
   }
+  *count = table.count;
+  return table.cases;
+}
+
+/* Both wires, every block size in turn, and the control without error feedback. */
+static void add_schedule(struct table *table, size_t count, onebit_schedule_t schedule, int hosts,
+                         size_t blocks) {
+  size_t usable = schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? BLOCK_SIZES - 1 : BLOCK_SIZES;
+  for (size_t k = 0; k < blocks; k++) {
+    struct collective_case *what = add(table, ONEBIT_ALLREDUCE, count);
+    what->hosts = hosts;
+    what->options.schedule = schedule;
+    what->options.block_size = block_sizes[drawn(table->count, 5, usable)];
+    what->options.scale = (onebit_scale_t)drawn(table->count, 6, SCALES);
+    what->options.wire = k % 3 == 2 ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
+    what->options.no_error_feedback = k % 8 == 7;
+  }
+}
+
+struct collective_case *schedule_cases(int size, int hosts, enum extent extent, size_t *count) {
+  struct table table = {.size = size};
+  for (size_t c = 0; c < test_counts_count; c++)
+    for (int schedule = ONEBIT_SCHEDULE_EXCHANGE; schedule <= ONEBIT_SCHEDULE_HIERARCHICAL;
+         schedule++) {
+      bool large = test_counts[c] > 10000;
+      if (schedule != ONEBIT_SCHEDULE_HIERARCHICAL || size % hosts == 0)
+        add_schedule(&table, test_counts[c], (onebit_schedule_t)schedule, hosts,
+                     extent == FEW ? (large ? 1 : 3) : (large ? 3 : 9));
+    }
   *count = table.count;
   return table.cases;
 }

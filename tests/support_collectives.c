@@ -52,8 +52,9 @@ void free_inputs(const void **inputs, int size) {
 
 struct collective_run collective_prepare(const struct collective_case *what) {
   onebit_dtype_t dtype = what->options.dtype;
-  struct collective_run run = {*what, oracle_create(what->size, what->count, &what->options),
-                               allocate((size_t)what->steps, sizeof(void *))};
+  struct collective_run run = {
+      *what, oracle_create_hosts(what->size, what->hosts, what->count, &what->options),
+      allocate((size_t)what->steps, sizeof(void *))};
   size_t sent = send_count(what->options.operation, what->count, what->size);
   for (int step = 0; step < what->steps; step++) {
     const void **inputs = all_inputs(what->size, sent, dtype, step);
@@ -91,7 +92,8 @@ void free_errors(struct kept_errors *errors) {
 void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank) {
   struct kept_errors errors = export_errors(plan);
   bool dense = oracle->options.wire == ONEBIT_WIRE_DENSE;
-  size_t workers = dense ? 0 : oracle->elements, servers = oracle_server_count(oracle, rank);
+  size_t workers = dense ? 0 : oracle_worker_count(oracle, rank),
+         servers = oracle_server_count(oracle, rank);
   if (CHECK(errors.worker_count == workers, "the worker error has %zu floats, not %zu",
             errors.worker_count, workers))
     CHECK_BITS("worker error", errors.worker, oracle_worker_error(oracle, rank), workers,
@@ -172,14 +174,14 @@ static void check_step(const struct collective_run *run, const struct buffers *b
 
 static void tell_case(const struct collective_case *what) {
   const onebit_plan_options_t *o = &what->options;
-  check_case("%s%s%s of %zu %s on %d ranks, scale %d, block %zd, chunk %zu, threads %d, "
-             "placement %d%s%s",
-             o->wire == ONEBIT_WIRE_DENSE ? "dense " : "",
-             o->profile == ONEBIT_PROFILE_DEEPSPEED ? "deepspeed " : "",
-             operation_name(o->operation), what->count, dtype_name(o->dtype), what->size,
-             (int)o->scale, (ptrdiff_t)o->block_size, o->chunk_size, o->threads,
-             (int)what->placement, what->nonblocking ? ", nonblocking" : "",
-             o->no_error_feedback ? ", no error feedback" : "");
+  check_case(
+      "%s%s%s of %zu %s on %d ranks, scale %d, block %zd, chunk %zu, threads %d, "
+      "placement %d, schedule %d, %d hosts%s%s",
+      o->wire == ONEBIT_WIRE_DENSE ? "dense " : "",
+      o->profile == ONEBIT_PROFILE_DEEPSPEED ? "deepspeed " : "", operation_name(o->operation),
+      what->count, dtype_name(o->dtype), what->size, (int)o->scale, (ptrdiff_t)o->block_size,
+      o->chunk_size, o->threads, (int)what->placement, (int)o->schedule, what->hosts,
+      what->nonblocking ? ", nonblocking" : "", o->no_error_feedback ? ", no error feedback" : "");
 }
 
 void collective_on_rank(onebit_comm_t comm, void *context) {

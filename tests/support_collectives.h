@@ -12,7 +12,7 @@
 enum placement { APART_ABOVE, APART_BELOW, APART_ODD, IN_PLACE, PLACEMENTS };
 
 struct collective_case {
-  int size, steps;
+  int size, hosts, steps;
   size_t count;
   onebit_plan_options_t options;
   enum placement placement;
@@ -26,6 +26,10 @@ enum extent { EVERY_OPTION, COVERING, FEW };
 
 /* The cases for groups of `size`; the caller frees the array. */
 struct collective_case *collective_cases(int size, enum extent extent, size_t *count);
+
+/* The schedules of an allreduce other than the default one, for `size` ranks on `hosts` hosts; the
+ * caller frees the array. */
+struct collective_case *schedule_cases(int size, int hosts, enum extent extent, size_t *count);
 
 /* A case with what the oracle says about it. */
 struct collective_run {

@@ -106,3 +106,74 @@ Test(collectives, plans_tell_what_they_decided) {
   for (int size = 2; size <= 4; size++)
     on_ranks(size, introduce, &size);
 }
+
+/* The other schedules of an allreduce. */
+static void walk_schedules(int size, int hosts) {
+  size_t count;
+  struct collective_case *cases = schedule_cases(size, hosts, COVERING, &count);
+  for (size_t k = 0; k < count; k += test_stride()) {
+    next_codec(k / test_stride());
+    struct collective_run run = collective_prepare(&cases[k]);
+    on_hosts(size, hosts, collective_on_rank, &run);
+    collective_release(&run);
+  }
+  free(cases);
+}
+
+Test(collectives, schedules_on_one_rank) { walk_schedules(1, 1); }
+Test(collectives, schedules_on_two_ranks) {
+  walk_schedules(2, 1);
+  walk_schedules(2, 2);
+}
+Test(collectives, schedules_on_several_hosts) {
+  walk_schedules(3, 3);
+  walk_schedules(4, 2);
+  walk_schedules(6, 2);
+  walk_schedules(6, 3);
+  walk_schedules(8, 4);
+}
+Test(collectives, schedules_on_one_host) { walk_schedules(4, 1); }
+
+/* What is asked for and cannot be had is refused, on every rank. */
+static void ask_for_hierarchy(onebit_comm_t comm, void *context) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan;
+  (void)context;
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  CHECK(onebit_comm_hosts(comm) == 2, "%d hosts", onebit_comm_hosts(comm));
+  CHECK_STATUS(onebit_plan_create(comm, 10, &options, &plan), ONEBIT_ERROR_UNSUPPORTED);
+  CHECK_WORDS("2 to 3 ranks");
+  CHECK(plan == NULL, "a plan all the same");
+}
+
+Test(collectives, hosts_with_unequal_ranks_have_no_hierarchy) {
+  on_hosts(5, 2, ask_for_hierarchy, NULL);
+}
+
+static void ask_wrongly(onebit_comm_t comm, void *context) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan;
+  (void)context;
+  for (int schedule = ONEBIT_SCHEDULE_ALLGATHER; schedule <= ONEBIT_SCHEDULE_HIERARCHICAL;
+       schedule++) {
+    options = (onebit_plan_options_t)ONEBIT_PLAN_OPTIONS_INIT;
+    options.schedule = (onebit_schedule_t)schedule;
+    options.profile = ONEBIT_PROFILE_DEEPSPEED;
+    CHECK_STATUS(onebit_plan_create(comm, 10, &options, &plan), ONEBIT_ERROR_ARGUMENT);
+    CHECK_WORDS("schedule");
+    options.profile = ONEBIT_PROFILE_DEFAULT;
+    options.operation = ONEBIT_REDUCE_SCATTER;
+    CHECK_STATUS(onebit_plan_create(comm, 10, &options, &plan), ONEBIT_ERROR_ARGUMENT);
+    CHECK_WORDS("schedule");
+  }
+  options = (onebit_plan_options_t)ONEBIT_PLAN_OPTIONS_INIT;
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  options.block_size = ONEBIT_BLOCK_BUFFER;
+  CHECK_STATUS(onebit_plan_create(comm, 10, &options, &plan), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("block_size");
+  options.schedule = (onebit_schedule_t)4;
+  CHECK_STATUS(onebit_plan_create(comm, 10, &options, &plan), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("schedule is 4");
+}
+
+Test(collectives, schedules_are_for_allreduce) { on_hosts(4, 2, ask_wrongly, NULL); }

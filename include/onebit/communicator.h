@@ -38,11 +38,24 @@ onebit_status_t onebit_comm_create_self(onebit_comm_t *comm);
  * Errors: ONEBIT_ERROR_ARGUMENT (size out of range, comms is NULL), ONEBIT_ERROR_MEMORY. */
 onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms);
 
+/* The same, as if the ranks were on several hosts: for trying what a cluster would do, and for
+ * tests. Consecutive ranks share a host; where size is not a multiple of hosts some have one more.
+ *   size    number of ranks, 1 to 4096
+ *   hosts   number of hosts, 1 to size
+ *   comms   as above
+ * Errors: as above; ONEBIT_ERROR_ARGUMENT also for hosts out of range. */
+onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_comm_t *comms);
+
 /* This rank's number, 0 to size - 1, and the number of ranks. Local.
  *   comm   the communicator; must not be NULL
  * Thread-safe. */
 int onebit_comm_rank(onebit_comm_t comm);
 int onebit_comm_size(onebit_comm_t comm);
+
+/* The number of hosts that the ranks are on. Local.
+ *   comm   the communicator; must not be NULL
+ * Thread-safe. */
+int onebit_comm_hosts(onebit_comm_t comm);
 
 /* Bytes of messages that this rank has handed to the transport for other ranks since the
  * communicator was made: headers, scales and bits, without what the network adds. Local.

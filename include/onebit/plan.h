@@ -141,6 +141,8 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
 /* What a plan decided; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
 typedef struct onebit_plan_info {
   size_t size;
+  size_t worker_error_first;  /* the first element that this rank keeps a worker error of: 0, but in
+                              * a hierarchical plan with several ranks on a host */
   size_t worker_error_count;  /* floats in the worker error (onebit_plan_export_error) */
   size_t server_error_first;  /* the first element of the share that this rank serves */
   size_t server_error_count;  /* floats in the server error */

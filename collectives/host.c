@@ -1,0 +1,230 @@
+/* Counters and memory that the ranks of a host share. */
+#include "collectives/host.h"
+
+#include <stdatomic.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "collectives/plan.h"
+#include "collectives/steps.h"
+
+/* Chunks of inputs in the window: one being added up, one being loaded, and one to spare for a rank
+ * that is ahead. Few, so that they stay in the caches. */
+#define WINDOW_CHUNKS 3
+
+/* Chunks that a rank has done with, each kind on a cache line of its own: loaded into its window,
+ * taken from everyone's window, collected from the other hosts, applied. */
+enum counter { LOADED, TAKEN, COLLECTED, APPLIED, COUNTERS };
+
+/* The beginning of a rank's block. Flags and the agreed number are those of the calls with an even
+ * and an odd number: no rank is more than one call ahead of another. */
+struct page {
+  struct {
+    _Alignas(OB_ALIGNMENT) _Atomic uint64_t chunks;
+  } counters[COUNTERS];
+  _Alignas(OB_ALIGNMENT) _Atomic uint32_t flags[2];
+  _Atomic uint32_t agreed[2];
+  _Atomic uint32_t gone; /* its transport has failed */
+};
+
+static struct page *page_of(const struct ob_host *host, size_t rank) {
+  return (struct page *)(void *)host->shared.base[rank];
+}
+
+static size_t aligned(size_t bytes) {
+  return (bytes + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
+}
+
+static size_t share_count(const struct onebit_plan *plan) {
+  return plan->group.size * plan->host.ranks;
+}
+
+/* --- Memory ------------------------------------------------------------------------------------*/
+
+static size_t longest_message_words(const struct onebit_plan *plan) {
+  size_t words = 0;
+  for (size_t share = 0; share < share_count(plan); share++)
+    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
+      struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+      words = shape.words > words ? shape.words : words;
+    }
+  return words;
+}
+
+onebit_status_t ob_host_create(struct onebit_plan *plan) {
+  struct ob_host *host = &plan->host;
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  *host = (struct ob_host){.ranks = (size_t)hosts->each, .place = (size_t)hosts->place};
+  size_t words = longest_message_words(plan), results = plan->group.size * plan->peer_stride;
+  host->slots = plan->chunks < WINDOW_CHUNKS ? plan->chunks : WINDOW_CHUNKS;
+  host->share_bytes = aligned(words * OB_LANES * sizeof(float));
+  host->inputs_at = aligned(sizeof(struct page));
+  host->results_at[0] = host->inputs_at + host->slots * share_count(plan) * host->share_bytes;
+  host->results_at[1] = host->results_at[0] + (plan->momentum ? aligned(results) : 0);
+  size_t bytes = host->results_at[1] + aligned(results);
+  host->mean = ob_allocate(words, OB_LANES * sizeof(float));
+  host->views = ob_allocate(host->ranks, sizeof *host->views);
+  if (!host->mean || !host->views)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the sums of %zu ranks", host->ranks);
+  OB_TRY(ob_shared_create(&host->shared, bytes, hosts->each, hosts->place));
+  plan->memory_bytes += bytes + words * OB_LANES * sizeof(float);
+  for (int copy = 0; copy < 2; copy++)
+    plan->results[copy] = host->shared.base[host->place] + host->results_at[copy];
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_host_attach(struct onebit_plan *plan) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  for (int k = 0; k < hosts->each; k++) {
+    uint64_t name = ob_agree_note(plan->comm, hosts->ranks[hosts->host * hosts->each + k]);
+    OB_TRY(ob_shared_attach(&plan->host.shared, k, name));
+  }
+  return ONEBIT_OK;
+}
+
+void ob_host_destroy(struct ob_host *host) {
+  ob_shared_destroy(&host->shared);
+  ob_release(host->mean);
+  ob_release(host->views);
+}
+
+/* --- Counters ----------------------------------------------------------------------------------*/
+
+static void set(struct ob_host *host, enum counter kind, uint64_t chunks) {
+  atomic_store_explicit(&page_of(host, host->place)->counters[kind].chunks, chunks,
+                        memory_order_release);
+}
+
+static uint64_t get(const struct ob_host *host, size_t rank, enum counter kind) {
+  return atomic_load_explicit(&page_of(host, rank)->counters[kind].chunks, memory_order_acquire);
+}
+
+static bool is_gone(const struct ob_host *host, size_t rank) {
+  return atomic_load_explicit(&page_of(host, rank)->gone, memory_order_relaxed);
+}
+
+/* Have all ranks of the host done so many chunks? While they have not, this rank's messages must
+ * move on all the same: what the others wait for may be among them. */
+static bool all_have(struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
+  struct ob_host *host = &plan->host;
+  for (size_t rank = 0; rank < host->ranks; rank++) {
+    if (get(host, rank, kind) >= chunks)
+      continue;
+    if (is_gone(host, rank)) {
+      ob_error(ONEBIT_ERROR_TRANSPORT, "the transport of another rank on this host has failed");
+      ob_steps_give_up(plan);
+      return true;
+    }
+    plan->comm->transport->progress(plan->comm);
+    return false;
+  }
+  return true;
+}
+
+/* --- Flags -------------------------------------------------------------------------------------*/
+
+static void tell_flags(struct onebit_plan *plan) {
+  struct page *page = page_of(&plan->host, plan->host.place);
+  atomic_store_explicit(&page->flags[plan->host.parity], ob_steps_flags(plan),
+                        memory_order_relaxed);
+}
+
+/* Takes note of what the other ranks of the host know. */
+static void hear_flags(struct onebit_plan *plan) {
+  const struct ob_host *host = &plan->host;
+  const int *ranks = plan->comm->hosts.ranks + plan->comm->hosts.host * plan->comm->hosts.each;
+  for (size_t k = 0; k < host->ranks; k++) {
+    struct page *page = page_of(host, k);
+    unsigned flags = atomic_load_explicit(&page->flags[host->parity], memory_order_relaxed);
+    uint32_t agreed = atomic_load_explicit(&page->agreed[host->parity], memory_order_relaxed);
+    if (k != host->place)
+      ob_steps_hear(plan, ranks[k], flags, agreed);
+  }
+}
+
+/* --- A call ------------------------------------------------------------------------------------*/
+
+void ob_host_begin(struct onebit_plan *plan) {
+  struct ob_host *host = &plan->host;
+  struct page *page = page_of(host, host->place);
+  host->base = plan->calls * plan->chunks;
+  host->parity = plan->calls & 1;
+  ob_host_end(plan); /* also of a call that was never applied: ob_plan_apply */
+  atomic_store_explicit(&page->flags[host->parity], 0, memory_order_relaxed);
+  atomic_store_explicit(&page->agreed[host->parity], plan->call.agreed, memory_order_relaxed);
+  plan->calls++;
+}
+
+/* Whatever was left out, nobody waits for it any more. */
+void ob_host_end(struct onebit_plan *plan) {
+  for (int kind = 0; kind < COUNTERS; kind++)
+    set(&plan->host, (enum counter)kind, plan->calls * plan->chunks);
+}
+
+void ob_host_give_up(struct onebit_plan *plan) {
+  struct page *page = page_of(&plan->host, plan->host.place);
+  atomic_store_explicit(&page->gone, 1, memory_order_relaxed);
+}
+
+static float *window(const struct onebit_plan *plan, size_t rank, size_t share, size_t chunk) {
+  const struct ob_host *host = &plan->host;
+  size_t slot = (host->base + chunk) % host->slots;
+  return (float *)(void *)(host->shared.base[rank] + host->inputs_at +
+                           (slot * share_count(plan) + share) * host->share_bytes);
+}
+
+bool ob_host_share(struct onebit_plan *plan, size_t chunk) {
+  struct ob_host *host = &plan->host;
+  uint64_t number = host->base + chunk + 1;
+  if (number > host->slots && !all_have(plan, TAKEN, number - host->slots))
+    return false; /* what lies there is still wanted */
+  for (size_t share = 0; plan->status == ONEBIT_OK && share < share_count(plan); share++) {
+    struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+    struct ob_view out = {.values = window(plan, host->place, share, chunk)};
+    ob_load_blocks(&plan->work, plan->call.source.inputs, &shape, &out);
+  }
+  tell_flags(plan);
+  set(host, LOADED, number);
+  return true;
+}
+
+bool ob_host_meet(struct onebit_plan *plan, size_t chunk) {
+  if (!all_have(plan, LOADED, plan->host.base + chunk + 1))
+    return false;
+  hear_flags(plan);
+  return true;
+}
+
+void ob_host_mean(struct onebit_plan *plan, size_t share, size_t chunk,
+                  const struct ob_message_shape *shape, struct ob_view *out) {
+  const struct ob_host *host = &plan->host;
+  for (size_t k = 0; k < host->ranks; k++)
+    host->views[k].values = window(plan, k, share, chunk);
+  ob_mean_blocks(&plan->work, host->views, host->ranks, shape, out);
+}
+
+void ob_host_taken(struct onebit_plan *plan, size_t chunk) {
+  set(&plan->host, TAKEN, plan->host.base + chunk + 1);
+}
+
+bool ob_host_clear(struct onebit_plan *plan, size_t chunk) {
+  uint64_t base = plan->host.base;
+  return all_have(plan, APPLIED, chunk < plan->slots ? base : base + chunk + 1 - plan->slots);
+}
+
+void ob_host_spread(struct onebit_plan *plan, size_t chunk) {
+  tell_flags(plan);
+  set(&plan->host, COLLECTED, plan->host.base + chunk + 1);
+}
+
+bool ob_host_fetch(struct onebit_plan *plan, size_t chunk) {
+  if (!all_have(plan, COLLECTED, plan->host.base + chunk + 1))
+    return false;
+  hear_flags(plan);
+  return true;
+}
+
+void ob_host_applied(struct onebit_plan *plan, size_t chunk) {
+  set(&plan->host, APPLIED, plan->host.base + chunk + 1);
+}
