@@ -69,6 +69,7 @@ LIBRARY  := $(filter-out $(only_mpi),\
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
 PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c))
+SCRIPTS  := bench/netlab
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               $(if $(filter 1,$(MPI)),examples/allreduce.c)))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -166,7 +167,7 @@ ifeq ($(MPI),1)
 endif
 
 # Debian's and Ubuntu's names.
-PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev \
+PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 \
   $(if $(filter 1,$(MPI)),libopenmpi-dev openmpi-bin) $(EXTRA_PACKAGES)
 deps:
 	@command -v dpkg-query >/dev/null || \
@@ -183,6 +184,8 @@ deps:
 install: all
 	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include/onebit $(LIBDIR)/pkgconfig)
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	for script in $(SCRIPTS); do \
+	  install -m 755 $$script $(DESTDIR)$(PREFIX)/bin/onebit-$${script##*/} || exit 1; done
 	install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/onebit
 	install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
 	install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
@@ -193,7 +196,8 @@ install: all
 	  onebit.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS)))
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS)) \
+	  $(addprefix onebit-,$(notdir $(SCRIPTS))))
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit.so $(SONAME) $(notdir $(SHARED)))
 	rm -f $(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
 	rm -rf $(DESTDIR)$(PREFIX)/include/onebit
