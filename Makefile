@@ -102,6 +102,9 @@ $(BUILD)/compression/codec_avx2.o: ISA = $(if $(X86),-mavx2 -mf16c)
 $(BUILD)/compression/codec_avx512.o: ISA = $(if $(X86),\
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c)
 
+# A square root that may set errno is not vectorised.
+$(BUILD)/examples/transformer_math.o: ISA = -fno-math-errno
+
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC)
 	$(Q)mkdir -p $(@D); $(CC) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<

@@ -13,6 +13,7 @@
 
 typedef enum kind {
   PATH,   /* may be given several times */
+  OUTPUT, /* a path */
   COUNT,  /* a size_t from `least` to `most`, or the word in `choices`, which means `special` */
   REAL,   /* a float from `least` to `most` */
   CHOICE, /* an int: the place of the word in `choices` */
@@ -35,7 +36,10 @@ typedef struct option {
 static const option_t table[] = {
     {"data", PATH, AT(data), 0, 0, "PATH", 0,
      "text to train on: a file, or all files of a directory; may be given again"},
-    {"optimizer", CHOICE, AT(optimizer), 0, 0, "adam|onebit-adam", 0, "default onebit-adam"},
+    {"optimizer", CHOICE, AT(optimizer), 0, 0, "adam|onebit-adam|dense-mpi", 0,
+     "default onebit-adam; adam: the same, never frozen; dense-mpi: a plain Adam on gradients "
+     "summed "
+     "by MPI_Allreduce"},
     {"compare", FLAG, AT(compare), 0, 0, NULL, 0,
      "train with dense Adam, again with 1-bit Adam, and end with a table"},
     {"steps", COUNT, AT(steps), 1, 1e9, NULL, 0, "training steps"},
@@ -49,6 +53,9 @@ static const option_t table[] = {
      "what stands for a block; default rms"},
     {"block-size", COUNT, AT(block_size), 32, 65536, "buffer", ONEBIT_BLOCK_BUFFER,
      "elements that share a scale, a multiple of 32; buffer: all; default the library's"},
+    {"bucket-size", COUNT, AT(bucket_size), 0, 1e15, NULL, 0,
+     "exchange tensors in buckets of so many elements, while the backward pass goes on; default 0: "
+     "all at once, after it"},
     {"no-error-feedback", FLAG, AT(no_error_feedback), 0, 0, NULL, 0,
      "forget the rounding errors: a control that should train worse"},
     {"batch", COUNT, AT(batch), 1, 65536, NULL, 0, "sequences of each rank in a step"},
@@ -58,6 +65,11 @@ static const option_t table[] = {
     {"heads", COUNT, AT(heads), 1, 16384, NULL, 0, "attention heads; divides the width"},
     {"seed", COUNT, AT(seed), 0, 1e15, NULL, 0, "of the first parameters, the batches, the sample"},
     {"report-every", COUNT, AT(report_every), 1, 1e9, NULL, 0, "steps from one line to the next"},
+    {"validate-every", COUNT, AT(validate_every), 0, 1e9, NULL, 0,
+     "steps from one validation to the next; default 0: only at the end"},
+    {"log", OUTPUT, AT(log), 0, 0, "FILE", 0,
+     "write a line a report: step, seconds of training, training loss, and, of a step with "
+     "validation, the validation loss"},
     {"sample", COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
     {"ranks", COUNT, AT(ranks), 1, 1024, NULL, 0,
      "ranks as threads of this process, instead of MPI's processes"},
@@ -156,6 +168,9 @@ static int set(const option_t *option, train_options_t *options, const char *val
   switch (option->kind) {
   case PATH:
     return add_path(option, options, value, words);
+  case OUTPUT:
+    *(const char **)field = value;
+    return 0;
   case COUNT:
     return set_count(option, field, value, words);
   case REAL:
@@ -184,6 +199,9 @@ static int check(const train_options_t *options, char *words) {
     return 0;
   if (options->ndata == 0)
     snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
+  else if (options->log && options->compare)
+    snprintf(words, OPTION_WORDS, "--log %.300s: of one training, and --compare makes two",
+             options->log);
   else if (options->width % options->heads != 0)
     snprintf(words, OPTION_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
              options->width);
@@ -231,7 +249,7 @@ void train_options_print_help(void) {
   printf("train_text: data-parallel training of a character-level transformer\n\n");
   for (size_t i = 0; i < OPTIONS; i++) {
     const option_t *option = &table[i];
-    static const char *const values[] = {"PATH", "N", "X", "", ""};
+    static const char *const values[] = {"PATH", "", "N", "X", "", ""};
     char left[64];
     snprintf(left, sizeof left, "--%s %s%s%s", option->name,
              option->kind == PATH ? "" : values[option->kind],

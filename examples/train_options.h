@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-enum { ADAM = 0, ONEBIT_ADAM = 1 }; /* --optimizer */
+enum { ADAM = 0, ONEBIT_ADAM = 1, DENSE_MPI = 2 }; /* --optimizer */
 enum { MOST_PATHS = 64, OPTION_WORDS = 512 };
 #define FREEZE_DEFAULT ((size_t)-1) /* --freeze not given */
 
@@ -23,12 +23,15 @@ typedef struct train_options {
   float beta2;
   float weight_decay;
   int scale;         /* an onebit_scale_t */
-  size_t block_size; /* as in onebit_adam_options_t */
+  size_t block_size; /* as in onebit_adam_options_t, and so is the next */
+  size_t bucket_size;
   int no_error_feedback;
   size_t layers, width, heads, context;
-  size_t report_every; /* steps */
-  size_t sample;       /* bytes of text to generate at the end */
-  size_t ranks;        /* threads of this process; 0: MPI's processes */
+  size_t report_every;   /* steps */
+  size_t validate_every; /* steps; 0: only at the end */
+  const char *log;       /* a file; NULL: none */
+  size_t sample;         /* bytes of text to generate at the end */
+  size_t ranks;          /* threads of this process; 0: MPI's processes */
   int help;
 } train_options_t;
 

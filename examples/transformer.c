@@ -40,6 +40,12 @@ static void linear_backward(float *dx, const float *dy, const float *x, tensor_t
   multiply(dx, in, stored(dy, out), transposed(w->value, out), rows, out, in, REPLACE);
 }
 
+/* The tensor's gradient will not change any more in this backward pass. */
+static void tell(const transformer_t *model, tensor_t tensor) {
+  if (model->ready)
+    model->ready(model->ready_context, (size_t)(tensor - model->tensors));
+}
+
 /* --- Attention ---------------------------------------------------------------------------------*/
 
 /* Where one head of one sequence lies. */
@@ -118,24 +124,30 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
   const size_t rows = sequences * shape->context, width = shape->width;
   float *d_stream = model->d_stream, *d_normed = model->d_normed, *d_wide = model->d_wide;
   linear_backward(d_wide, d_stream, layer->activated, layer->mlp_output, rows, 4 * width, width);
+  tell(model, layer->mlp_output);
   gelu_backward(d_wide, layer->hidden, rows * 4 * width);
   linear_backward(d_normed, d_wide, layer->normed2, layer->mlp_input, rows, width, 4 * width);
+  tell(model, layer->mlp_input);
   normalise_backward(d_stream, layer->mlp_gain->gradient, d_normed, layer->middle,
                      layer->inverse_rms2, layer->mlp_gain->value, rows, width);
+  tell(model, layer->mlp_gain);
 
   linear_backward(d_normed, d_stream, layer->attended, layer->attention_output, rows, width, width);
+  tell(model, layer->attention_output);
   for (size_t i = 0; i < sequences * shape->heads; i++)
     attend_backward(model, layer, locate(shape, i / shape->heads, i % shape->heads), d_normed,
                     d_wide);
   linear_backward(d_normed, d_wide, layer->normed, layer->query_key_value, rows, width, 3 * width);
+  tell(model, layer->query_key_value);
   normalise_backward(d_stream, layer->attention_gain->gradient, d_normed, layer->input,
                      layer->inverse_rms, layer->attention_gain->value, rows, width);
+  tell(model, layer->attention_gain);
 }
 
 /* --- The whole ---------------------------------------------------------------------------------*/
 
-/* The tensors that are not a block's, by their place in model->tensors. */
-enum { TOKEN_EMBEDDING, POSITION_EMBEDDING, FINAL_GAIN, HEAD, FIRST_LAYER, LAYER_TENSORS = 6 };
+/* Places in model->tensors; behind the layers' come the final gain and the head. */
+enum { TOKEN_EMBEDDING, POSITION_EMBEDDING, FIRST_LAYER, LAYER_TENSORS = 6, OTHER_TENSORS = 4 };
 
 static void embed(const transformer_t *model, const unsigned char *tokens, size_t sequences) {
   const size_t context = model->shape.context, width = model->shape.width;
@@ -163,6 +175,8 @@ static void embed_backward(const transformer_t *model, const unsigned char *toke
       position[j] += dx[j];
     }
   }
+  tell(model, &model->tensors[POSITION_EMBEDDING]);
+  tell(model, &model->tensors[TOKEN_EMBEDDING]);
 }
 
 void transformer_forward(transformer_t *model, const unsigned char *tokens, size_t sequences) {
@@ -172,10 +186,9 @@ void transformer_forward(transformer_t *model, const unsigned char *tokens, size
   for (size_t l = 0; l < shape->layers; l++)
     block_forward(model, &model->layers[l],
                   l + 1 < shape->layers ? model->layers[l + 1].input : model->stream, sequences);
-  normalise(model->normed, model->inverse_rms, model->stream, model->tensors[FINAL_GAIN].value,
-            rows, shape->width);
-  linear(model->next, model->normed, &model->tensors[HEAD], rows, shape->width, shape->vocabulary,
-         REPLACE);
+  normalise(model->normed, model->inverse_rms, model->stream, model->final_gain->value, rows,
+            shape->width);
+  linear(model->next, model->normed, model->head, rows, shape->width, shape->vocabulary, REPLACE);
   softmax(model->next, rows, shape->vocabulary, 1.0f, 0);
 }
 
@@ -200,12 +213,13 @@ void transformer_backward(transformer_t *model, const unsigned char *tokens, siz
     d_logits[target(model, tokens, row)] -= 1.0f;
   for (size_t i = 0; i < rows * shape->vocabulary; i++)
     d_logits[i] /= (float)rows;
-  linear_backward(model->d_normed, d_logits, model->normed, &model->tensors[HEAD], rows,
-                  shape->width, shape->vocabulary);
+  linear_backward(model->d_normed, d_logits, model->normed, model->head, rows, shape->width,
+                  shape->vocabulary);
+  tell(model, model->head);
   memset(model->d_stream, 0, rows * shape->width * sizeof(float));
-  normalise_backward(model->d_stream, model->tensors[FINAL_GAIN].gradient, model->d_normed,
-                     model->stream, model->inverse_rms, model->tensors[FINAL_GAIN].value, rows,
-                     shape->width);
+  normalise_backward(model->d_stream, model->final_gain->gradient, model->d_normed, model->stream,
+                     model->inverse_rms, model->final_gain->value, rows, shape->width);
+  tell(model, model->final_gain);
   for (size_t l = shape->layers; l-- > 0;)
     block_backward(model, &model->layers[l], sequences);
   embed_backward(model, tokens, sequences);
@@ -261,8 +275,8 @@ static void create_ends(transformer_t *model) {
   const size_t width = shape->width, rows = shape->sequences * shape->context;
   tensor(model, TOKEN_EMBEDDING, shape->vocabulary * width, 0);
   tensor(model, POSITION_EMBEDDING, shape->context * width, 0);
-  tensor(model, FINAL_GAIN, width, 1);
-  tensor(model, HEAD, width * shape->vocabulary, 0);
+  model->final_gain = tensor(model, model->ntensors - 2, width, 1);
+  model->head = tensor(model, model->ntensors - 1, width * shape->vocabulary, 0);
   model->stream = floats(model, rows * width);
   model->normed = floats(model, rows * width);
   model->inverse_rms = floats(model, rows);
@@ -278,7 +292,7 @@ transformer_t *transformer_create(const transformer_shape_t *shape) {
   if (!model)
     return NULL;
   model->shape = *shape;
-  model->ntensors = FIRST_LAYER + LAYER_TENSORS * shape->layers;
+  model->ntensors = OTHER_TENSORS + LAYER_TENSORS * shape->layers;
   /* two for a tensor, eleven more in a layer, eight at the ends, two tables */
   model->allocations = calloc(2 * model->ntensors + 11 * shape->layers + 10, sizeof(void *));
   if (model->allocations) {
@@ -320,7 +334,7 @@ void transformer_initialise(transformer_t *model, uint64_t seed) {
   const float residual = unit / sqrtf(2.0f * (float)model->shape.layers);
   draw(&model->tensors[TOKEN_EMBEDDING], 1.0f, &random);
   draw(&model->tensors[POSITION_EMBEDDING], 1.0f, &random);
-  draw(&model->tensors[HEAD], unit, &random);
+  draw(model->head, unit, &random);
   for (size_t l = 0; l < model->shape.layers; l++) {
     const struct transformer_layer *layer = &model->layers[l];
     draw(layer->query_key_value, unit, &random);

@@ -36,15 +36,21 @@ struct transformer_layer;
 
 typedef struct transformer {
   transformer_shape_t shape;
-  transformer_tensor_t *tensors; /* all parameters: 4 + 6 * layers tensors */
+  /* All parameters: 4 + 6 * layers tensors, in the order of the forward pass. The backward pass
+   * comes to them in about the opposite order; it calls `ready`, when that is not NULL, as each
+   * tensor's gradient is final, with the tensor's place in the list. */
+  transformer_tensor_t *tensors;
+  void (*ready)(void *context, size_t tensor);
+  void *ready_context;
   size_t ntensors;
   size_t parameters; /* numbers in all tensors together */
   float *next; /* of the latest forward pass: [sequence][position][token], the probability that
                   this token comes next */
 
   struct transformer_layer *layers; /* the rest is the model's own */
-  float *stream;                    /* what the last block hands to the head */
-  float *normed, *inverse_rms;      /* of the normalisation before the head */
+  const transformer_tensor_t *final_gain, *head;
+  float *stream;               /* what the last block hands to the head */
+  float *normed, *inverse_rms; /* of the normalisation before the head */
   float *d_stream, *d_normed, *d_wide, *d_scores;
   void **allocations;
   size_t nallocations;

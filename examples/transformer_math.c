@@ -174,3 +174,20 @@ void normalise_backward(float *dx, float *d_gain, const float *dy, const float *
     }
   }
 }
+
+/* --- Adam --------------------------------------------------------------------------------------*/
+
+VECTORISED void adam_update(const adam_t *adam, float *restrict value, float *restrict momentum,
+                            float *restrict variance, const float *restrict gradient,
+                            size_t count) {
+  const adam_t a = *adam;
+  for (size_t i = 0; i < count; i++) {
+    const float g = gradient[i] * a.gradient_factor;
+    const float m = a.beta1 * momentum[i] + (1.0f - a.beta1) * g;
+    const float v = a.beta2 * variance[i] + (1.0f - a.beta2) * g * g;
+    const float step = m * a.momentum_factor / (sqrtf(v * a.variance_factor) + a.epsilon);
+    momentum[i] = m;
+    variance[i] = v;
+    value[i] -= a.learning_rate * (step + a.weight_decay * value[i]);
+  }
+}

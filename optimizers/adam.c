@@ -1,4 +1,4 @@
-/* 1-bit Adam: made, asked, given back. adam_step.c steps it. */
+/* 1-bit Adam: made from its options, and given back. */
 #include "optimizers/adam.h"
 
 #include <math.h>
@@ -36,6 +36,11 @@ static onebit_status_t resolve(const onebit_adam_options_t *given, onebit_adam_o
   OB_TRY(check_fraction("freeze_threshold", options->freeze_threshold));
   if (!(options->epsilon > 0) || isinf(options->epsilon) || (float)options->epsilon == 0)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "epsilon is %g, not a positive float", options->epsilon);
+  if (options->bucket_size && options->profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, bucket_size is %zu: a bucket is a tensor "
+                    "there, leave it 0",
+                    options->bucket_size);
   options->no_bias_correction =
       options->no_bias_correction || options->profile == ONEBIT_PROFILE_DEEPSPEED;
   return ONEBIT_OK;
@@ -132,7 +137,7 @@ bool ob_adam_compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
 
-static void *take(onebit_optimizer_t optimizer, size_t count, size_t size) {
+void *ob_adam_take(onebit_optimizer_t optimizer, size_t count, size_t size) {
   optimizer->own_bytes += count * size;
   return ob_allocate(count, size);
 }
@@ -142,92 +147,13 @@ static void *take(onebit_optimizer_t optimizer, size_t count, size_t size) {
  * being rounded up to one more. */
 static size_t freeze_window(double beta2) { return (size_t)ceil(1 / (1 - beta2) - 1e-6); }
 
-static onebit_status_t allocate(onebit_optimizer_t optimizer, size_t ntensors) {
-  bool deepspeed = optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
-  optimizer->unit_count = deepspeed ? ntensors : 1;
-  optimizer->units = take(optimizer, optimizer->unit_count, sizeof *optimizer->units);
-  if (optimizer->options.freeze_step == ONEBIT_FREEZE_AUTOMATIC) {
-    optimizer->window = freeze_window(optimizer->options.beta2);
-    optimizer->norms = take(optimizer, optimizer->window, sizeof(double));
-  }
-  if (!optimizer->units || (optimizer->window && !optimizer->norms))
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", ntensors);
-  return ONEBIT_OK;
-}
-
-/* Everything of a unit but its plans. */
-static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_adam_unit *unit,
-                                     size_t pieces, size_t words, size_t blocks) {
-  unit->variance = take(optimizer, words, OB_LANES * sizeof(float));
-  unit->block_sums = take(optimizer, blocks, sizeof(double));
-  unit->parameters = take(optimizer, pieces, sizeof *unit->parameters);
-  unit->gradients = take(optimizer, pieces, sizeof *unit->gradients);
-  unit->means = take(optimizer, pieces, sizeof *unit->means);
-  unit->factors = take(optimizer, pieces, sizeof(float));
-  unit->weight_decays = take(optimizer, pieces, sizeof(float));
-  unit->learning_rates = take(optimizer, pieces, sizeof(float));
-  if (unit->variance && unit->block_sums && unit->parameters && unit->gradients && unit->means &&
-      unit->factors && unit->weight_decays && unit->learning_rates)
+static onebit_status_t allocate_norms(onebit_optimizer_t optimizer) {
+  if (optimizer->options.freeze_step != ONEBIT_FREEZE_AUTOMATIC)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu variances", words * OB_LANES);
-}
-
-/* Where piece k of the unit lies: it begins `offset` elements into its tensor. */
-static void place_piece(struct ob_adam_unit *unit, size_t k, const onebit_tensor_t *tensor,
-                        size_t offset) {
-  const struct ob_piece *piece = &unit->bits->layout.piece[k];
-  bool real = piece->valid > 0;
-  unit->parameters[k] = real ? tensor->parameter + offset : NULL;
-  unit->gradients[k] = real ? tensor->gradient + offset : NULL;
-  unit->means[k] =
-      unit->bits->worker.values[!unit->bits->worker.now] + piece->first_word * OB_LANES;
-  float factor = tensor->learning_rate_factor;
-  unit->factors[k] = factor == 0 ? 1 : factor;
-  unit->weight_decays[k] = tensor->weight_decay;
-}
-
-/* The plans of a unit: collective. */
-static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_adam_unit *unit,
-                                    const struct ob_plan_shape *shape, size_t count) {
-  struct ob_plan_shape bits = *shape, dense = *shape;
-  bits.momentum = true;
-  dense.windowed = true;
-  dense.one_scale = dense.share_a_piece = false;
-  dense.options.wire = ONEBIT_WIRE_DENSE;
-  dense.options.profile = ONEBIT_PROFILE_DEFAULT;
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &bits, count, &unit->bits));
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
-  const struct ob_layout *layout = &unit->bits->layout;
-  onebit_status_t status =
-      allocate_unit(optimizer, unit, layout->pieces, layout->words, layout->blocks);
-  return ob_agree(optimizer->comm, status, NULL, 0);
-}
-
-/* One unit of all tensors. */
-static onebit_status_t create_fused(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
-                                    size_t ntensors, struct ob_plan_shape *shape, size_t *counts) {
-  size_t total = 0;
-  for (size_t k = 0; k < ntensors; k++)
-    total += counts[k] = tensors[k].count;
-  shape->pieces = ntensors;
-  shape->counts = counts;
-  OB_TRY(create_plans(optimizer, &optimizer->units[0], shape, total));
-  for (size_t k = 0; k < ntensors; k++)
-    place_piece(&optimizer->units[0], k, &tensors[k], 0);
-  return ONEBIT_OK;
-}
-
-/* One unit a tensor, padded and cut as profile deepspeed has it. */
-static onebit_status_t create_separate(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
-                                       size_t ntensors, struct ob_plan_shape *shape,
-                                       size_t *counts) {
-  size_t ranks = (size_t)optimizer->comm->size;
-  for (size_t t = 0; t < ntensors; t++) {
-    ob_plan_cut(shape, ranks, tensors[t].count, counts, counts + ranks);
-    OB_TRY(create_plans(optimizer, &optimizer->units[t], shape, tensors[t].count));
-    for (size_t k = 0; k < shape->pieces; k++)
-      place_piece(&optimizer->units[t], k, &tensors[t], k * counts[0]);
-  }
+  optimizer->window = freeze_window(optimizer->options.beta2);
+  optimizer->norms = ob_adam_take(optimizer, optimizer->window, sizeof(double));
+  if (!optimizer->norms)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu norms", optimizer->window);
   return ONEBIT_OK;
 }
 
@@ -272,6 +198,7 @@ static onebit_status_t agree(onebit_optimizer_t optimizer, onebit_comm_t comm,
       {"block_size", options->block_size},
       {"chunk_size", options->chunk_size},
       {"no_error_feedback", (uint64_t) !!options->no_error_feedback},
+      {"bucket_size", options->bucket_size},
   };
   return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
 }
@@ -284,7 +211,8 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const onebit_tensor
   OB_TRY(resolve(options, &optimizer->options));
   OB_TRY(resolve_plan(&optimizer->options, shape));
   OB_TRY(check_tensors(tensors, ntensors));
-  OB_TRY(allocate(optimizer, ntensors));
+  OB_TRY(allocate_norms(optimizer));
+  OB_TRY(ob_adam_group(optimizer, tensors, ntensors));
   *counts = ob_allocate(ntensors > 2 * ranks ? ntensors : 2 * ranks, sizeof **counts);
   if (!*counts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", ntensors);
@@ -313,9 +241,7 @@ onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *te
   }
   status = agree(optimizer, comm, status, tensors, ntensors);
   if (status == ONEBIT_OK)
-    status = optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED
-                 ? create_separate(optimizer, tensors, ntensors, &shape, counts)
-                 : create_fused(optimizer, tensors, ntensors, &shape, counts);
+    status = ob_adam_create_units(optimizer, tensors, &shape, counts);
   ob_release(counts);
   if (status != ONEBIT_OK) {
     onebit_optimizer_destroy(optimizer);
@@ -325,25 +251,11 @@ onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *te
   return ONEBIT_OK;
 }
 
-static void destroy_unit(struct ob_adam_unit *unit) {
-  onebit_plan_destroy(unit->bits);
-  onebit_plan_destroy(unit->dense);
-  ob_release(unit->variance);
-  ob_release(unit->block_sums);
-  ob_release(unit->parameters);
-  ob_release((void *)unit->gradients);
-  ob_release(unit->means);
-  ob_release(unit->factors);
-  ob_release(unit->weight_decays);
-  ob_release(unit->learning_rates);
-}
-
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   if (!optimizer)
     return;
-  for (size_t u = 0; optimizer->units && u < optimizer->unit_count; u++)
-    destroy_unit(&optimizer->units[u]);
-  ob_release(optimizer->units);
+  ob_adam_abandon(optimizer);
+  ob_adam_destroy_units(optimizer);
   ob_release(optimizer->norms);
   ob_release(optimizer);
 }

@@ -1,217 +1,88 @@
-/* One step of 1-bit Adam, in both stages, and the freeze between them. */
+/*
+ * A step of 1-bit Adam: its exchanges, in one go or in parts.
+ *
+ * Every unit is exchanged exactly once a step, so ranks that go about it differently still meet. A
+ * mistake of this rank must reach the others with some unit's messages: therefore the last unit is
+ * never started before onebit_optimizer_step, which knows all that can be wrong.
+ */
 #include <math.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "optimizers/adam.h"
 
-/* The step's factors, for step number `step`, the first being 1. */
-static struct ob_adam_factors factors_of(const struct onebit_optimizer *optimizer, uint64_t step) {
-  const onebit_adam_options_t *options = &optimizer->options;
-  struct ob_adam_factors factors = {
-      .beta1 = (float)options->beta1,
-      .beta2 = (float)options->beta2,
-      .one_minus_beta1 = (float)(1 - options->beta1),
-      .one_minus_beta2 = (float)(1 - options->beta2),
-      .momentum_factor = 1,
-      .variance_factor = 1,
-      .epsilon = (float)options->epsilon,
-  };
-  if (!options->no_bias_correction) {
-    factors.momentum_factor = (float)(1 / (1 - pow(options->beta1, (double)step)));
-    factors.variance_factor = (float)(1 / sqrt(1 - pow(options->beta2, (double)step)));
+/* The step's status from now on, with the latest error's words. An error counts more than a skip,
+ * and what came first more than what followed: with the same statuses of the units, all ranks come
+ * to the same one. */
+static onebit_status_t note(struct ob_adam_step *step, onebit_status_t status) {
+  bool worse = step->status == ONEBIT_OK || step->status == ONEBIT_SKIPPED;
+  if (status != ONEBIT_OK && worse && status != step->status) {
+    step->status = status;
+    snprintf(step->words, sizeof step->words, "%s", onebit_last_error());
   }
-  return factors;
+  return status;
 }
 
-static float *momentum_of(const struct ob_adam_unit *unit) {
-  return unit->bits->worker.values[unit->bits->worker.now];
+static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
+                                 struct ob_adam_unit *unit) {
+  return (struct ob_call){.source = {.inputs = unit->gradients},
+                          .outputs = unit->means,
+                          .agreed = ob_bits_of(optimizer->step.learning_rate),
+                          .agreed_name = "learning_rate"};
 }
 
-/* What the blocks of a unit need in a local pass. */
-struct pass {
-  struct ob_adam_unit *unit;
-  struct ob_adam_factors factors;
-  bool keep_zero; /* an element without variance does not move */
-};
-
-static void adam_body(void *context, size_t first, size_t end, int thread) {
-  struct pass *pass = context;
-  struct ob_adam_unit *unit = pass->unit;
-  const struct ob_layout *layout = &unit->bits->layout;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(layout, b, &piece);
-    const struct ob_piece *at = &layout->piece[block.piece];
-    const float *mean = unit->means[block.piece];
-    struct ob_adam_run run = {
-        .count = block.valid,
-        .gradient = mean + (block.word - at->first_word) * OB_LANES,
-        .momentum = momentum_of(unit) + block.word * OB_LANES,
-        .variance = unit->variance + block.word * OB_LANES,
-        .parameter = unit->parameters[block.piece] + block.offset,
-        .factors = pass->factors,
-        .learning_rate = unit->learning_rates[block.piece],
-        .weight_decay = unit->weight_decays[block.piece],
-    };
-    unit->block_sums[b] = block.valid ? (double)unit->bits->work.codec->adam(&run) : 0;
-  }
-}
-
-/* The variance is frozen, so only its reciprocal root is needed; the momentum becomes, as a kept
- * value, all that the first compressed step wants of it: beta1 * m, sent with scale 0. */
-static void freeze_body(void *context, size_t first, size_t end, int thread) {
-  struct pass *pass = context;
-  struct ob_adam_unit *unit = pass->unit;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
-    float *momentum = momentum_of(unit) + block.word * OB_LANES;
-    float *variance = unit->variance + block.word * OB_LANES;
-    for (size_t i = 0; i < block.count; i++) {
-      bool still = pass->keep_zero && variance[i] == 0;
-      momentum[i] = pass->factors.beta1 * momentum[i];
-      variance[i] = still ? 0 : 1 / ob_adam_denominator(variance[i], &pass->factors);
-    }
-  }
-}
-
-/* The frozen step of a rank that does not compress: its momentum stays a float array, already times
- * beta1. */
-static void frozen_body(void *context, size_t first, size_t end, int thread) {
-  struct pass *pass = context;
-  struct ob_adam_unit *unit = pass->unit;
-  const struct ob_layout *layout = &unit->bits->layout;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(layout, b, &piece);
-    size_t within = (block.word - layout->piece[block.piece].first_word) * OB_LANES;
-    const float *mean = (const float *)unit->means[block.piece] + within;
-    float *momentum = momentum_of(unit) + block.word * OB_LANES;
-    const float *reciprocal = unit->variance + block.word * OB_LANES;
-    float *parameter = unit->parameters[block.piece] + block.offset;
-    for (size_t i = 0; i < block.valid; i++) {
-      float m = momentum[i] + pass->factors.one_minus_beta1 * mean[i];
-      parameter[i] =
-          ob_adam_parameter(parameter[i], m * reciprocal[i], unit->learning_rates[block.piece],
-                            unit->weight_decays[block.piece]);
-      momentum[i] = pass->factors.beta1 * m;
-    }
-  }
-}
-
-static void run_pass(struct onebit_optimizer *optimizer, uint64_t step,
-                     void (*body)(void *context, size_t first, size_t end, int thread)) {
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_adam_unit *unit = &optimizer->units[u];
-    struct pass pass = {unit, factors_of(optimizer, step),
-                        optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED};
-    ob_parallel(unit->bits->work.threads, 0, unit->bits->layout.blocks, body, &pass);
-  }
-}
-
-/* Remembers the variance's norm, and says whether it has settled: whether it changed by less than
- * the threshold in the last `window` steps. */
-static bool settled(struct onebit_optimizer *optimizer, uint64_t step) {
-  double norm = 0, root = (double)factors_of(optimizer, step).variance_factor;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    for (size_t b = 0; b < optimizer->units[u].bits->layout.blocks; b++)
-      norm += optimizer->units[u].block_sums[b];
-  norm *= root * root; /* the bias correction of the variance */
-  double *slot = &optimizer->norms[step % optimizer->window], before = *slot;
-  *slot = norm;
-  if (step <= optimizer->window)
-    return false;
-  double threshold = optimizer->options.freeze_threshold;
-  optimizer->variance_ratio = norm > 0 ? before / norm : 0;
-  return optimizer->variance_ratio >= threshold && optimizer->variance_ratio <= 1 / threshold;
-}
-
-static bool freezes_after(struct onebit_optimizer *optimizer, uint64_t step) {
-  size_t wanted = optimizer->options.freeze_step;
-  if (wanted == ONEBIT_FREEZE_AUTOMATIC)
-    return settled(optimizer, step);
-  if (optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && wanted != ONEBIT_FREEZE_NEVER)
-    wanted = wanted > 2 ? wanted - 1 : 1;
-  return step == wanted;
-}
-
-/* The mean of the gradients, of all units, or of none: a negative status leaves everything but
- * scratch untouched. */
-static onebit_status_t average_gradients(struct onebit_optimizer *optimizer,
-                                         onebit_status_t status) {
-  onebit_status_t result = ONEBIT_OK;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_adam_unit *unit = &optimizer->units[u];
-    struct ob_call call = {.source = {.inputs = unit->gradients},
-                           .outputs = unit->means,
-                           .agreed = ob_bits_of(optimizer->learning_rate),
-                           .agreed_name = "learning_rate"};
-    onebit_status_t one = ob_plan_start(unit->dense, status, &call);
-    if (one == ONEBIT_OK)
-      one = ob_plan_test(unit->dense, true);
-    if (result == ONEBIT_OK) /* the ranks agree on each unit, so they agree on the first */
-      result = one;
-  }
-  return result;
-}
-
-static onebit_status_t warmup_step(struct onebit_optimizer *optimizer, onebit_status_t status) {
-  OB_TRY(average_gradients(optimizer, status));
-  uint64_t step = optimizer->steps + 1;
-  run_pass(optimizer, step, adam_body);
-  if (freezes_after(optimizer, step)) {
-    run_pass(optimizer, step, freeze_body);
-    optimizer->frozen_at = step;
-  }
-  return ONEBIT_OK;
-}
-
-static onebit_status_t frozen_step(struct onebit_optimizer *optimizer, onebit_status_t status) {
-  OB_TRY(average_gradients(optimizer, status));
-  run_pass(optimizer, optimizer->steps + 1, frozen_body);
-  return ONEBIT_OK;
-}
-
-/* Exchanges a unit's momentum; when there are several units nothing is applied until all are known
- * to be well. */
-static onebit_status_t exchange(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
-                                onebit_status_t status) {
-  struct ob_adam_factors factors = factors_of(optimizer, optimizer->steps + 1);
+/* When there are several units nothing is applied until all are known to be well. */
+static struct ob_call momentum_call(const struct onebit_optimizer *optimizer,
+                                    struct ob_adam_unit *unit) {
+  struct ob_adam_factors factors = ob_adam_factors_of(optimizer, optimizer->steps + 1);
   unit->sink = (struct ob_adam_sink){.parameters = unit->parameters,
                                      .reciprocals = unit->variance,
                                      .learning_rates = unit->learning_rates,
                                      .weight_decays = unit->weight_decays,
                                      .momentum_factor = factors.momentum_factor};
-  struct ob_call call = {.source = {.inputs = unit->gradients,
-                                    .momentum = true,
-                                    .beta1 = factors.beta1,
-                                    .one_minus_beta1 = factors.one_minus_beta1},
-                         .adam = &unit->sink,
-                         .agreed = ob_bits_of(optimizer->learning_rate),
-                         .agreed_name = "learning_rate",
-                         .hold = optimizer->unit_count > 1};
-  OB_TRY(ob_plan_start(unit->bits, status, &call));
-  return ob_plan_test(unit->bits, true);
+  struct ob_call call = dense_call(optimizer, unit);
+  call.source.momentum = true;
+  call.source.beta1 = factors.beta1;
+  call.source.one_minus_beta1 = factors.one_minus_beta1;
+  call.outputs = NULL;
+  call.adam = &unit->sink;
+  call.hold = optimizer->unit_count > 1;
+  return call;
 }
 
-static onebit_status_t compressed_step(struct onebit_optimizer *optimizer, onebit_status_t status) {
-  onebit_status_t result = ONEBIT_OK;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    onebit_status_t one = exchange(optimizer, &optimizer->units[u], status);
-    if (result == ONEBIT_OK)
-      result = one;
+static bool sends_bits(const struct onebit_optimizer *optimizer) {
+  return optimizer->frozen_at && ob_adam_compresses(optimizer);
+}
+
+static void start(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+  struct ob_adam_step *step = &optimizer->step;
+  bool bits = sends_bits(optimizer);
+  struct ob_call call = bits ? momentum_call(optimizer, unit) : dense_call(optimizer, unit);
+  if (step->status != ONEBIT_OK) /* the plan tells of it in these words */
+    ob_error(step->status, "%s", step->words);
+  onebit_status_t status = ob_plan_start(bits ? unit->bits : unit->dense, step->status, &call);
+  unit->started = status == ONEBIT_OK;
+  note(step, status);
+  step->started++;
+}
+
+/* Starts the units that have not been started, the last one first, and waits for all. */
+static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
+  struct ob_adam_step *step = &optimizer->step;
+  bool bits = sends_bits(optimizer);
+  for (size_t u = optimizer->unit_count; u-- > 0;)
+    if (!optimizer->units[u].started)
+      start(optimizer, &optimizer->units[u]);
+  for (size_t u = optimizer->unit_count; u-- > 0;) {
+    struct ob_adam_unit *unit = &optimizer->units[u];
+    if (unit->started)
+      note(step, ob_plan_test(bits ? unit->bits : unit->dense, true));
   }
-  for (size_t u = 0; optimizer->unit_count > 1 && result == ONEBIT_OK && u < optimizer->unit_count;
-       u++)
-    ob_plan_apply(optimizer->units[u].bits);
-  return result;
+  step->open = false;
+  return step->status == ONEBIT_OK ? ONEBIT_OK : ob_error(step->status, "%s", step->words);
 }
 
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
-  optimizer->learning_rate = learning_rate;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     struct ob_adam_unit *unit = &optimizer->units[u];
     for (size_t k = 0; k < unit->bits->layout.pieces; k++)
@@ -219,21 +90,96 @@ static void set_learning_rates(struct onebit_optimizer *optimizer, float learnin
   }
 }
 
+/* A new step, of which nothing is ready. */
+static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
+  optimizer->step = (struct ob_adam_step){.learning_rate = learning_rate, .status = ONEBIT_OK};
+  set_learning_rates(optimizer, learning_rate);
+  for (size_t t = 0; t < optimizer->tensor_count; t++)
+    optimizer->tensors[t].ready = false;
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    optimizer->units[u].waiting = optimizer->units[u].filled;
+    optimizer->units[u].started = false;
+  }
+}
+
+static onebit_status_t check_rate(float learning_rate) {
+  if (!(learning_rate >= 0) || isinf(learning_rate))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "learning_rate is %g, not a finite number from 0 on",
+                    (double)learning_rate);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate) {
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  if (optimizer->step.open)
+    return note(&optimizer->step,
+                ob_error(ONEBIT_ERROR_ARGUMENT,
+                         "a step is open, with learning_rate %g: onebit_optimizer_step ends it",
+                         (double)optimizer->step.learning_rate));
+  OB_TRY(check_rate(learning_rate));
+  begin(optimizer, learning_rate);
+  optimizer->step.open = true;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
+  if (tensor >= optimizer->tensor_count)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
+                    optimizer->tensor_count);
+  if (optimizer->tensors[tensor].ready)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor %zu is ready a second time in one step", tensor);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  if (!optimizer->step.open)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
+                    tensor);
+  OB_TRY(note(&optimizer->step, check_tensor(optimizer, tensor)));
+  struct ob_adam_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  optimizer->tensors[tensor].ready = true;
+  if (optimizer->tensors[tensor].count && --unit->waiting == 0 &&
+      optimizer->step.started + 1 < optimizer->unit_count)
+    start(optimizer, unit);
+  ob_engine_advance(optimizer->comm->engine);
+  return ONEBIT_OK;
+}
+
+/* The rate of an open step travels with its messages already. */
+static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer, float rate) {
+  float begun = optimizer->step.learning_rate;
+  if (ob_bits_of(rate) == ob_bits_of(begun))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "learning_rate is %.9g, but onebit_optimizer_begin was given %.9g", (double)rate,
+                  (double)begun);
+}
+
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
   if (!optimizer)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
-  onebit_status_t status = ONEBIT_OK;
-  if (!(learning_rate >= 0) || isinf(learning_rate))
-    status = ob_error(ONEBIT_ERROR_ARGUMENT, "learning_rate is %g, not a finite number from 0 on",
-                      (double)learning_rate);
-  set_learning_rates(optimizer, learning_rate);
-  if (!optimizer->frozen_at)
-    status = warmup_step(optimizer, status);
-  else if (ob_adam_compresses(optimizer))
-    status = compressed_step(optimizer, status);
-  else
-    status = frozen_step(optimizer, status);
+  if (optimizer->step.open) {
+    note(&optimizer->step, check_same_rate(optimizer, learning_rate));
+  } else {
+    begin(optimizer, learning_rate);
+    note(&optimizer->step, check_rate(learning_rate));
+  }
+  onebit_status_t status = exchange(optimizer);
+  if (status == ONEBIT_OK)
+    ob_adam_update(optimizer);
   optimizer->steps += status == ONEBIT_OK;
   optimizer->skipped += status == ONEBIT_SKIPPED;
   return status;
+}
+
+void ob_adam_abandon(onebit_optimizer_t optimizer) {
+  if (!optimizer->step.open)
+    return;
+  note(&optimizer->step,
+       ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
+  exchange(optimizer);
 }

@@ -31,5 +31,11 @@ Test(mpi_adam, equals_the_oracle) {
   check(what);
   what.options.profile = ONEBIT_PROFILE_DEFAULT;
   check(what);
+  for (int form = BACKWARD; form < ADAM_FORMS; form++) {
+    what.form = (enum adam_form)form;
+    what.options.bucket_size = 1000;
+    what.poison = form % 2 ? 0.0f : what.poison;
+    check(what);
+  }
   mpi_end();
 }

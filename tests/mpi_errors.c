@@ -59,9 +59,10 @@ static void check_memory(int rank, int size) {
 
 Test(mpi_errors, reach_all_ranks) {
   static rank_body *const scenarios[] = {
-      wrong_buffers_on_one_rank,       wrong_operation_on_one_rank,   wrong_plan_on_one_rank,
-      wrong_tensors_on_one_rank,       other_plan_on_one_rank,        other_adam_on_one_rank,
-      wrong_learning_rate_on_one_rank, plan_here_and_optimizer_there, other_threads_on_one_rank};
+      wrong_buffers_on_one_rank,       wrong_operation_on_one_rank, wrong_plan_on_one_rank,
+      wrong_tensors_on_one_rank,       other_plan_on_one_rank,      other_adam_on_one_rank,
+      wrong_learning_rate_on_one_rank, mistakes_in_an_open_step,    destroyed_in_an_open_step,
+      plan_here_and_optimizer_there,   other_threads_on_one_rank};
   check_not_initialised();
   int rank = mpi_begin(), size;
   onebit_comm_t comm = stale_comm();

@@ -97,7 +97,11 @@ struct oracle_adam {
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
   size_t norms_capacity;
   double variance_ratio;
-  struct oracle **exchanges; /* one for all tensors, or in profile deepspeed one a tensor */
+  /* One a bucket of tensors, from the last bucket on; in profile deepspeed one a tensor. */
+  struct oracle_exchange {
+    struct oracle *oracle;
+    size_t first, tensors;
+  } * exchanges;
   size_t exchange_count;
 };
 

@@ -32,18 +32,33 @@ static bool deepspeed(const struct oracle_adam *adam) {
   return adam->options.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
+/* The exchange of the tensors before number `end`: at least bucket_size elements, all tensors when
+ * that is 0. */
+static struct oracle_exchange exchange_before(const struct oracle_adam *adam, size_t end) {
+  size_t first = end, elements = 0, wanted = adam->options.bucket_size;
+  if (deepspeed(adam))
+    return (struct oracle_exchange){.first = end - 1, .tensors = 1};
+  while (first > 0 && (wanted == 0 || elements < wanted || adam->count[first - 1] == 0))
+    elements += adam->count[--first];
+  return (struct oracle_exchange){.first = first, .tensors = end - first};
+}
+
 static void make_exchanges(struct oracle_adam *adam) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.profile = adam->options.profile;
   options.scale = adam->options.scale;
   options.block_size = adam->options.block_size;
   options.no_error_feedback = adam->options.no_error_feedback;
-  adam->exchange_count = deepspeed(adam) ? adam->tensors : 1;
-  adam->exchanges = zeros(adam->exchange_count, sizeof(struct oracle *));
-  for (size_t k = 0; deepspeed(adam) && k < adam->tensors; k++)
-    adam->exchanges[k] = oracle_create(adam->size, adam->count[k], &options);
-  if (!deepspeed(adam))
-    adam->exchanges[0] = oracle_create_tensors(adam->size, adam->count, adam->tensors, &options);
+  adam->exchanges = zeros(adam->tensors, sizeof *adam->exchanges);
+  for (size_t end = adam->tensors; end > 0;) {
+    struct oracle_exchange next = exchange_before(adam, end);
+    const size_t *counts = adam->count + next.first;
+    next.oracle = deepspeed(adam)
+                      ? oracle_create(adam->size, *counts, &options)
+                      : oracle_create_tensors(adam->size, counts, next.tensors, &options);
+    adam->exchanges[adam->exchange_count++] = next;
+    end = next.first;
+  }
 }
 
 static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensors) {
@@ -84,7 +99,7 @@ struct oracle_adam *oracle_adam_create(int size, const onebit_tensor_t *tensors,
 
 void oracle_adam_destroy(struct oracle_adam *adam) {
   for (size_t k = 0; k < adam->exchange_count; k++)
-    oracle_destroy(adam->exchanges[k]);
+    oracle_destroy(adam->exchanges[k].oracle);
   free(adam->exchanges);
   free(adam->norms);
   free(adam->local);
@@ -207,13 +222,15 @@ static bool exchange_momentum(struct oracle_adam *adam, const float *const *grad
       adam->local[r * adam->total + i] = b1 * adam->momentum[i] + w1 * gradients[r][i];
   bool done = true;
   for (size_t k = 0; k < adam->exchange_count && done; k++) {
+    const struct oracle_exchange *exchange = &adam->exchanges[k];
+    size_t at = adam->first[exchange->first];
     for (size_t r = 0; r < (size_t)adam->size; r++)
-      inputs[r] = adam->local + r * adam->total + (deepspeed(adam) ? adam->first[k] : 0);
-    float *output = adam->momentum + (deepspeed(adam) ? adam->first[k] : 0);
+      inputs[r] = adam->local + r * adam->total + at;
+    float *output = adam->momentum + at;
     if (deepspeed(adam) && adam->size == 1)
-      memcpy(output, inputs[0], adam->count[k] * sizeof *output);
+      memcpy(output, inputs[0], adam->count[exchange->first] * sizeof *output);
     else
-      done = oracle_exchange(adam->exchanges[k], inputs, output);
+      done = oracle_exchange(exchange->oracle, inputs, output);
   }
   free(inputs);
   return done;

@@ -79,8 +79,8 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
   for (int r = 0; r < adam->size; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
       moment.error_norm[r] =
-          hypot(moment.error_norm[r],
-                norm_of(oracle_worker_error(adam->exchanges[k], r), adam->exchanges[k]->elements));
+          hypot(moment.error_norm[r], norm_of(oracle_worker_error(adam->exchanges[k].oracle, r),
+                                              adam->exchanges[k].oracle->elements));
   return moment;
 }
 
@@ -151,6 +151,34 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
           step, info.variance_ratio, wanted->variance_ratio);
 }
 
+/* A permutation that is another one for each rank and step. */
+static void shuffle(size_t *order, size_t count, int rank, int step) {
+  uint64_t state = (uint64_t)rank * 1009 + (uint64_t)step * 31 + 7;
+  for (size_t i = count; i > 1; i--) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    size_t other = (size_t)(state >> 33) % i, kept = order[i - 1];
+    order[i - 1] = order[other];
+    order[other] = kept;
+  }
+}
+
+/* One step in the case's form. */
+static onebit_status_t make_step(const struct adam_case *what, onebit_optimizer_t optimizer,
+                                 int rank, int step) {
+  float rate = adam_learning_rate(step);
+  size_t order[10], count = what->tensors->count;
+  if (what->form == IN_ONE_CALL || (what->form == PARTLY && (rank + step) % 3 == 0))
+    return onebit_optimizer_step(optimizer, rate);
+  for (size_t i = 0; i < count; i++)
+    order[i] = what->form == FORWARD ? i : count - 1 - i;
+  if (what->form >= SHUFFLED)
+    shuffle(order, count, rank, step);
+  CHECK_STATUS(onebit_optimizer_begin(optimizer, rate), ONEBIT_OK);
+  for (size_t i = 0; i < (what->form == PARTLY ? count / 2 : count); i++)
+    CHECK_STATUS(onebit_optimizer_ready(optimizer, order[i]), ONEBIT_OK);
+  return onebit_optimizer_step(optimizer, rate);
+}
+
 /* A step that all ranks must skip, before the step of that number. */
 static void poisoned_step(const struct adam_run *run, struct learner *learner,
                           onebit_optimizer_t optimizer, int rank, int step) {
@@ -158,7 +186,7 @@ static void poisoned_step(const struct adam_run *run, struct learner *learner,
   adam_gradient(run->what, learner->gradients, run->total, rank, step + 500);
   if (rank == run->what->poisoned_rank)
     learner->gradients[(size_t)step * 977 % run->total] = run->what->poison;
-  CHECK_STATUS(onebit_optimizer_step(optimizer, adam_learning_rate(step)), ONEBIT_SKIPPED);
+  CHECK_STATUS(make_step(run->what, optimizer, rank, step), ONEBIT_SKIPPED);
   CHECK_BITS("parameters after a skipped step", learner->parameters, before, run->total,
              ONEBIT_FLOAT32);
 }
@@ -166,10 +194,10 @@ static void poisoned_step(const struct adam_run *run, struct learner *learner,
 static void tell_case(const struct adam_case *what) {
   const onebit_adam_options_t *o = &what->options;
   check_case("adam of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
-             "threads %d, chunk %zu%s",
+             "threads %d, chunk %zu, buckets of %zu, form %d%s",
              what->tensors->count, what->size, (int)o->profile, (ptrdiff_t)o->freeze_step,
-             (ptrdiff_t)o->block_size, (int)o->scale, o->threads, o->chunk_size,
-             what->poison != 0.0f ? ", poisoned" : "");
+             (ptrdiff_t)o->block_size, (int)o->scale, o->threads, o->chunk_size, o->bucket_size,
+             (int)what->form, what->poison != 0.0f ? ", poisoned" : "");
 }
 
 void adam_on_rank(onebit_comm_t comm, void *context) {
@@ -186,7 +214,7 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
       if (is_poisoned(what, step))
         poisoned_step(run, &learner, optimizer, rank, step);
       adam_gradient(what, learner.gradients, run->total, rank, step);
-      CHECK_STATUS(onebit_optimizer_step(optimizer, adam_learning_rate(step)), ONEBIT_OK);
+      CHECK_STATUS(make_step(what, optimizer, rank, step), ONEBIT_OK);
       CHECK_BITS("parameters", learner.parameters, run->moments[step].parameters, run->total,
                  ONEBIT_FLOAT32);
       check_info(run, optimizer, rank, step);

@@ -22,10 +22,16 @@ struct adam_tensors {
 extern const struct adam_tensors adam_tensors_odd, adam_tensors_one, adam_tensors_many_words,
     adam_tensors_tiny, adam_tensors_none;
 
+/* How a step is made: in one call, or with gradients that are ready one by one: from the last
+ * tensor on, from the first, in an order of each rank's own that changes; or each rank tells of
+ * some of them only, or makes every third step in one call. */
+enum adam_form { IN_ONE_CALL, BACKWARD, FORWARD, SHUFFLED, PARTLY, ADAM_FORMS };
+
 struct adam_case {
   int size, steps;
   onebit_adam_options_t options;
   const struct adam_tensors *tensors;
+  enum adam_form form;
   bool still;   /* every 13th element never gets a gradient */
   float growth; /* when not 0: gradients are multiplied by growth^step */
   float poison; /* when not 0: before each step comes one where a gradient of poisoned_rank has this

@@ -9,8 +9,7 @@
 static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATHER,
                                                 ONEBIT_REDUCE_SCATTER};
 
-/* What a rank gets when `culprit` has given a wrong argument that is called `name`. */
-static void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name) {
+void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name) {
   char words[32];
   snprintf(words, sizeof words, "rank %d", culprit);
   if (onebit_comm_rank(comm) == culprit) {
@@ -252,6 +251,7 @@ static const struct {
     {"block_size", 2, COUNT, 0, 0, ADAM(.block_size = 32)},
     {"chunk_size", 2, COUNT, 0, 0, ADAM(.chunk_size = 32)},
     {"no_error_feedback", 2, COUNT, 0, 0, ADAM(.no_error_feedback = 1)},
+    {"bucket_size", 2, COUNT, 0, 0, ADAM(.bucket_size = 10)},
     {"profile", 2, COUNT, 0, 0, ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .no_bias_correction = 1)},
 };
 

@@ -7,6 +7,9 @@
 
 #include "tests/support_collectives.h"
 
+/* Checks what a rank gets when `culprit` has given a wrong argument that is called `name`. */
+void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name);
+
 /* Which rank is at fault. */
 struct culprit {
   int rank;
@@ -20,6 +23,10 @@ void wrong_operation_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_plan_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_tensors_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *culprit);
+void mistakes_in_an_open_step(onebit_comm_t comm, void *culprit); /* support_steps.c */
+
+/* The culprit ends its optimizer when it has told of some gradients: the others learn of it. */
+void destroyed_in_an_open_step(onebit_comm_t comm, void *culprit);
 
 /* The culprit asks for something else than the others: all get ONEBIT_ERROR_MISMATCH. */
 void other_plan_on_one_rank(onebit_comm_t comm, void *culprit);

@@ -47,6 +47,7 @@ static const struct {
     {"block_size", "40", ADAM(.block_size = 40)},
     {"chunk_size", "100", ADAM(.chunk_size = 100)},
     {"threads", "-4", ADAM(.threads = -4)},
+    {"bucket_size", "7", ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .bucket_size = 7)},
     {"profile", "scale",
      ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
 };
@@ -155,6 +156,12 @@ Test(arguments_adam, step_and_info) {
   fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, 0);
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
   check_wrong(onebit_optimizer_step(NULL, 0.1f), "optimizer", "NULL");
+  check_wrong(onebit_optimizer_begin(NULL, 0.1f), "optimizer", "NULL");
+  check_wrong(onebit_optimizer_ready(NULL, 0), "optimizer", "NULL");
+  check_wrong(onebit_optimizer_ready(optimizer, 0), "tensor 0", "no step is open");
+  check_wrong(onebit_optimizer_begin(optimizer, NAN), "learning_rate", "nan");
+  check_wrong(onebit_optimizer_begin(optimizer, -1.0f), "learning_rate", "-1");
+  check_wrong(onebit_optimizer_ready(optimizer, 0), "tensor 0", "no step is open");
   check_wrong(onebit_optimizer_get_info(NULL, &info), "optimizer", "NULL");
   check_wrong(onebit_optimizer_get_info(optimizer, NULL), "info", "NULL");
   info.size = 7;

@@ -134,6 +134,9 @@ Test(memory, plan_create) {
 Test(memory, adam_create) {
   struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
   check_creation(&creation);
+  creation.adam.bucket_size = 1;
+  check_creation(&creation);
+  creation.adam.bucket_size = 0;
   creation.adam.profile = ONEBIT_PROFILE_DEEPSPEED;
   check_creation(&creation);
 }

@@ -79,12 +79,20 @@ typedef struct onebit_adam_options {
   size_t chunk_size;
   int no_error_feedback;
   int threads;
+  /* Elements: tensors are exchanged in buckets of at least so many, taken from the last tensor
+   * backwards, so that a bucket can leave while the backward pass still computes the gradients of
+   * the tensors before (onebit_optimizer_begin); what is left over for the first tensors is a
+   * bucket of its own. A tensor is never split. Default 0: one bucket of everything. With
+   * ONEBIT_BLOCK_BUFFER a bucket is the buffer that has one scale; otherwise no bit of any result
+   * depends on bucket_size, where the exchanges of all buckets follow the same schedule. Profile
+   * deepspeed has a bucket a tensor: leave it 0. */
+  size_t bucket_size;
 } onebit_adam_options_t;
 
 /* clang-format off */
 #define ONEBIT_ADAM_OPTIONS_INIT \
   { sizeof(onebit_adam_options_t), 0, 0, 0, 0, 0, 0, ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, \
-    0, 0, 0, 0 }
+    0, 0, 0, 0, 0 }
 /* clang-format on */
 
 /* Makes a 1-bit Adam optimizer of a list of tensors. Collective: all ranks give the same counts, in
@@ -105,13 +113,43 @@ onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *te
 
 /* One step: reads the gradients, exchanges, updates the parameters. Collective.
  *   optimizer       the optimizer
- *   learning_rate   of this step, the same on all ranks, finite and not negative
+ *   learning_rate   of this step, the same on all ranks, finite and not negative; in a step that
+ *                   onebit_optimizer_begin opened, the one given there
  * ONEBIT_SKIPPED (some rank's gradient was not finite) and all errors leave parameters, moments,
  * kept errors and the step count as they were, on every rank; then the caller may go on with the
  * next gradients.
- * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_MISMATCH (learning_rate differs
- * between ranks), ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. */
+ * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
+ * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks),
+ * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
+
+/* The same step in parts, so that it overlaps with the backward pass:
+ *
+ *   onebit_optimizer_begin(optimizer, rate);
+ *   for each tensor, as the backward pass comes to it:
+ *     compute its gradient
+ *     onebit_optimizer_ready(optimizer, tensor);
+ *   onebit_optimizer_step(optimizer, rate);
+ *
+ * begin opens a step. ready says that this rank's gradient of one tensor is final: when the whole
+ * bucket is (bucket_size above), its exchange starts. Every call of ready moves the exchanges in
+ * flight on; between two of them that are far apart, onebit_progress does. No thread is involved.
+ * step starts what has not been started, the last bucket at least, waits for all, and updates all
+ * parameters, or none. begin and ready are local: each rank may call ready in an order of its own,
+ * for some tensors or for all, or make its step without them. No bit of any result depends on it.
+ *   optimizer       the optimizer
+ *   learning_rate   of this step (it travels with the messages), finite and not negative
+ *   tensor          place in the list given to onebit_adam_create, once a step; a tensor without
+ *                   elements need not be ready
+ * From ready to the end of step the tensor's gradient is the library's to read. Parameters do not
+ * change before step.
+ * What is wrong is said at once, and again by the step, which then fails on every rank and changes
+ * nothing: the other ranks get ONEBIT_ERROR_PEER. When no step is open (a begin that failed opens
+ * none) it is not told further. What goes wrong in an exchange is reported by step.
+ * Errors: ONEBIT_ERROR_ARGUMENT (optimizer is NULL; a learning_rate out of range; begin with a step
+ * open; ready with none open, for a tensor that is not in the list, or for the second time). */
+onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
+onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
 
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
 
@@ -138,7 +176,8 @@ typedef struct onebit_optimizer_info {
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info);
 
-/* Gives the optimizer back; parameters and gradients stay. Local.
+/* Gives the optimizer back; parameters and gradients stay. Local, except while a step is open: then
+ * the step is first ended, as one that fails on every rank, which waits for the others' step.
  *   optimizer   the optimizer; NULL is fine */
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer);
 
