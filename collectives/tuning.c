@@ -116,8 +116,10 @@ static void take_text(struct reader *reader, char room[OB_TUNING_WORDS_ROOM], co
   snprintf(room, OB_TUNING_WORDS_ROOM, "%.*s", OB_TUNING_WORDS_ROOM - 1, value);
 }
 
-static void take_number(struct reader *reader, size_t k, const char *text) {
+/* A comment may follow a number; names and words may have a # in them. */
+static void take_number(struct reader *reader, size_t k, char *text) {
   const struct ob_tuning_key *key = &ob_tuning_keys[k];
+  text[strcspn(text, " \t#")] = '\0';
   double value;
   if (reader->seen[k])
     snprintf(reader->wrong, sizeof reader->wrong, "gives %s again", key->name);
@@ -136,7 +138,7 @@ static void take_host(struct reader *reader, const char *name) {
   reader->here_listed |= reader->here->host && strcmp(name, reader->here->host) == 0;
 }
 
-static void take(struct reader *reader, const char *key, const char *value) {
+static void take(struct reader *reader, const char *key, char *value) {
   if (strcmp(key, "host") == 0)
     take_host(reader, value);
   else if (strcmp(key, "date") == 0)
@@ -156,17 +158,14 @@ static void take(struct reader *reader, const char *key, const char *value) {
   }
 }
 
-/* A comment after a number is cut off; names and words may have a #. */
 static void take_line(struct reader *reader, char *line) {
+  line += strspn(line, " \t");
   char *value = line + strcspn(line, " \t");
   if (*line == '#' || !*line)
     return;
   if (*value)
     *value++ = '\0';
   value += strspn(value, " \t");
-  bool number = *value >= '0' && *value <= '9' && strcmp(line, "host") != 0;
-  if (number)
-    value[strcspn(value, " \t#")] = '\0';
   if (!*value)
     snprintf(reader->wrong, sizeof reader->wrong, "has no value for '%.40s'", line);
   else
