@@ -53,7 +53,8 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->codec_factor = 1;
   costs->mpi_call = 10e-6;
   costs->mpi_round = 60e-6;
-  costs->mpi_efficiency = 0.6; /* Open MPI's ring over TCP: 0.4 to 0.8 */
+  costs->mpi_efficiency = 0.7;
+  costs->mpi_byte = 4e-9; /* Open MPI's ring over TCP, with the above half of the wire's speed */
   strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
   strncpy(costs->source, "defaults: a gigabit Ethernet between hosts", sizeof costs->source - 1);
 }
@@ -307,7 +308,12 @@ double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_ta
   double doubling = rounds * (round + add) + rounds_of(ranks.hosts) * far +
                     rounds_of(ranks.on_host) * bytes / near;
   double steps = 2 * (ranks.all - 1);
-  double ring = steps * round + steps / ranks.all * bytes / (ranks.away > 0 ? away : near) + add;
+  double part = steps / ranks.all * bytes;
+  double ring = steps * round + part / (ranks.away > 0 ? away : near) + add;
+  if (ranks.away > 0) {
+    doubling += rounds_of(ranks.hosts) * bytes * costs->mpi_byte * ranks.core;
+    ring += part * costs->mpi_byte * ranks.core;
+  }
   return costs->mpi_call * ranks.core + smaller(doubling, ring);
 }
 

@@ -40,8 +40,9 @@ struct ob_costs {
   /* Of between.bandwidth, the part that a compressed exchange reaches; times of the codec within an
    * exchange over those alone. Both are fitted. */
   double exchange_efficiency, codec_factor;
-  /* MPI_Allreduce: seconds a call, seconds of each of its rounds, part of the bandwidth. */
-  double mpi_call, mpi_round, mpi_efficiency;
+  /* MPI_Allreduce: seconds a call, seconds of each of its rounds, part of the bandwidth, seconds of
+   * a core a byte. */
+  double mpi_call, mpi_round, mpi_efficiency, mpi_byte;
   /* Seconds that a wait for another rank takes longer for each rank that shares its core. */
   double oversubscribed;
   double cores_per_host; /* 0: as many as ranks */

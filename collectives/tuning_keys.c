@@ -31,6 +31,7 @@ const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS] = {
   {"mpi.call", AT(mpi_call), 0, 10, "fitted: seconds, an MPI_Allreduce"},
   {"mpi.round", AT(mpi_round), 0, 10, "fitted: seconds, each of its rounds"},
   {"mpi.efficiency", AT(mpi_efficiency), 0.01, 2, "fitted: part of the bandwidth"},
+  {"mpi.byte", AT(mpi_byte), 0, 1e-3, "fitted: seconds of a core, a byte"},
   {"oversubscribed", AT(oversubscribed), 0, 10, "fitted: seconds that a wait takes longer"},
   {"residual", AT(residual), 0, 100, "of the fit: root mean square of log(predicted/measured)"},
 };
