@@ -120,9 +120,9 @@ static bool measure(const struct tune_cluster *cluster, const struct tune_option
   ob_costs_default(codec->name, costs);
   costs->hosts = cluster->hosts;
   costs->ranks_per_host = cluster->ranks_per_host;
-  tune_links(cluster, costs, options->quick);
   if (!tune_codec(cluster, costs, options->quick))
     return false;
+  tune_links(cluster, costs, options->quick);
   return tune_collectives(cluster, points, options->quick);
 }
 

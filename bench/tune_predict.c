@@ -78,6 +78,8 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
          "steps, full precision in %.2f %%.\n",
          training->steps, TUNE_WARMUP_STEPS, TUNE_VARIANCE_SCALE, TUNE_LOCAL_SCALE, TUNE_LOCAL_CAP,
          100 * policy.one_bit, 100 * policy.dense);
+  printf("# Pays below: the link at which dense takes as long, if a faster one comes with software "
+         "that\n#   moves its bytes faster in proportion; no overlap.\n");
   printf("# One bit: the compressed stage; warm-up steps are as dense. The time of the optimizer "
          "is left out.\n");
 }

@@ -41,9 +41,8 @@ static double one_bit(const struct ob_costs *costs, const struct tune_training *
 
 static double half_seconds(const struct ob_costs *costs, const struct tune_training *training) {
   struct ob_cost_task task = task_of(training);
-  double sharing = costs->cores_per_host > 0 ? training->ranks_per_host / costs->cores_per_host : 1;
   return ob_cost_mpi_seconds(costs, &task, 2) +
-         training->parameters * (costs->load + costs->convert) * fmax(1, sharing);
+         training->parameters * (costs->load + costs->convert) * ob_cost_sharing(costs, &task);
 }
 
 double tune_exchange_seconds(const struct ob_costs *costs, const struct tune_training *training,
@@ -99,7 +98,10 @@ double tune_host_bytes(const struct ob_costs *costs, const struct tune_training 
 static double saved(const struct ob_costs *costs, const struct tune_training *training,
                     enum tune_method method, double bandwidth) {
   struct ob_costs other = *costs;
+  double faster = fmax(1, bandwidth / costs->between.bandwidth);
   other.between.bandwidth = bandwidth;
+  other.mpi_byte /= faster;
+  other.between.byte /= faster;
   return tune_exchange_seconds(&other, training, TUNE_DENSE) -
          tune_exchange_seconds(&other, training, method);
 }

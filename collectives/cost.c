@@ -51,10 +51,11 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->call = 10e-6;
   costs->exchange_efficiency = 0.9;
   costs->codec_factor = 1;
+  costs->unhidden = 0.2;
   costs->mpi_call = 10e-6;
   costs->mpi_round = 60e-6;
-  costs->mpi_efficiency = 0.7;
-  costs->mpi_byte = 4e-9; /* Open MPI's ring over TCP, with the above half of the wire's speed */
+  costs->mpi_efficiency = 0.7; /* Open MPI's ring over TCP, measured; as is the next */
+  costs->mpi_byte = 2e-9;
   strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
   strncpy(costs->source, "defaults: a gigabit Ethernet between hosts", sizeof costs->source - 1);
 }
@@ -93,6 +94,10 @@ static struct ranks ranks_of(const struct ob_costs *costs, const struct ob_cost_
   ranks.core = larger(1, 1 / rank_cores);
   ranks.threads = smaller(larger(1, task->threads), larger(1, rank_cores));
   return ranks;
+}
+
+double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task) {
+  return ranks_of(costs, task).core;
 }
 
 /* Bytes an element takes in messages, headers left out. */
@@ -149,9 +154,11 @@ struct parts {
   double wire, cores, after, pieces;
 };
 
-static double overlapped(const struct parts *parts) {
+static double overlapped(const struct ob_costs *costs, const struct parts *parts) {
   double first = (parts->wire + parts->cores) / parts->pieces;
-  return first + (1 - 1 / parts->pieces) * larger(parts->wire, parts->cores) + parts->after;
+  double rest = larger(parts->wire, parts->cores) +
+                smaller(1, costs->unhidden) * smaller(parts->wire, parts->cores);
+  return first + (1 - 1 / parts->pieces) * rest + parts->after;
 }
 
 static struct phase phase_of(const struct ob_cost_task *task, onebit_wire_t wire, double near,
@@ -182,7 +189,7 @@ static double served(const struct ob_costs *costs, const struct ob_cost_task *ta
       .after = codec * after + 2 * latency(costs, ranks, phase),
       .pieces = task->block == ONEBIT_BLOCK_BUFFER ? 1 : phase->messages,
   };
-  return overlapped(&parts);
+  return overlapped(costs, &parts);
 }
 
 static double exchange_bits(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -222,7 +229,7 @@ static double allgather_bits(const struct ob_costs *costs, const struct ob_cost_
       .after = codec * n * decode + latency(costs, ranks, &phase),
       .pieces = task->block == ONEBIT_BLOCK_BUFFER ? 1 : phase.messages,
   };
-  return overlapped(&parts);
+  return overlapped(costs, &parts);
 }
 
 static double scatter_bits(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -237,7 +244,7 @@ static double scatter_bits(const struct ob_costs *costs, const struct ob_cost_ta
                latency(costs, ranks, &phase),
       .pieces = task->block == ONEBIT_BLOCK_BUFFER ? 1 : phase.messages,
   };
-  return overlapped(&parts);
+  return overlapped(costs, &parts);
 }
 
 /* Dense messages go through a window of two: a chunk's result is waited for before the next but one

@@ -5,7 +5,8 @@
  * A phase is cut in K messages a peer, and its parts overlap but for the first message's way
  * through all of them:
  *
- *   seconds = call + latencies + (sum of all parts) / K + (1 - 1/K) * max(wire, cores) + apply
+ *   seconds = call + latencies + (sum of all parts) / K + apply
+ *             + (1 - 1/K) * (max(wire, cores) + unhidden * min(wire, cores))
  *
  * wire: bytes that leave the busiest host, at the bandwidth both ways; cores: compressing, reducing
  * and messages, on a core that as many ranks share as there are too many of them. Only + - * / on
@@ -21,7 +22,7 @@
 
 struct ob_link {
   double latency;   /* seconds from a rank's send to another's receive, software included */
-  double bandwidth; /* bytes a second each way, both ways at once: of a host, or inside of a rank */
+  double bandwidth; /* bytes a second each way: of a host, or inside of a rank */
   double message;   /* seconds of a core that sending, or receiving, a message takes */
   double byte;      /* seconds of a core that a byte sent, or received, takes */
 };
@@ -38,8 +39,9 @@ struct ob_costs {
   double compress, reduce, reduce_stream, apply, load, add, convert;
   double call; /* seconds a call takes on each rank whatever its size */
   /* Of between.bandwidth, the part that a compressed exchange reaches; times of the codec within an
-   * exchange over those alone. Both are fitted. */
-  double exchange_efficiency, codec_factor;
+   * exchange over those alone; of the smaller of wire and cores, what does not hide behind the
+   * larger, since MPI moves messages only when it is called. All are fitted. */
+  double exchange_efficiency, codec_factor, unhidden;
   /* MPI_Allreduce: seconds a call, seconds of each of its rounds, part of the bandwidth, seconds of
    * a core a byte. */
   double mpi_call, mpi_round, mpi_efficiency, mpi_byte;
@@ -78,6 +80,9 @@ struct ob_cost_choice {
 /* A gigabit Ethernet between hosts, shared memory inside, and what that codec does on one core of a
  * server. NULL or an unknown codec: the portable one's. */
 void ob_costs_default(const char *codec, struct ob_costs *costs);
+
+/* How many times longer than alone a rank's work takes, since ranks share cores: 1 or more. */
+double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task);
 
 /* Can these ranks do that at all? */
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,

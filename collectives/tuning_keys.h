@@ -11,7 +11,7 @@ struct ob_tuning_key {
   const char *meaning; /* with the unit */
 };
 
-enum { OB_TUNING_KEYS = 28 };
+enum { OB_TUNING_KEYS = 29 };
 extern const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS];
 
 #endif
