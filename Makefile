@@ -68,7 +68,8 @@ LIBRARY  := $(filter-out $(only_mpi),\
               $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
-PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c))
+PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c \
+              bench/tune.c))
 SCRIPTS  := bench/netlab
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               $(if $(filter 1,$(MPI)),examples/allreduce.c)))
@@ -128,6 +129,10 @@ $(BUILD)/onebit-%: $(STATIC)
 	$(link) $(LIBS)
 $(BUILD)/onebit-bench: $(call objects,bench/bench*.c bench/common*.c)
 $(BUILD)/onebit-info: $(call objects,bench/info*.c bench/common*.c)
+# Its codec's speeds are those of onebit-bench's passes.
+TUNED := $(call objects,bench/tune_*.c bench/common*.c bench/bench_measure.c \
+            bench/bench_passes.c bench/bench_triad.c)
+$(BUILD)/onebit-tune: $(BUILD)/bench/tune.o $(TUNED)
 $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 
 $(EXAMPLES) $(DIGEST): $(STATIC)
@@ -141,6 +146,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(LIBS)
 $(BUILD)/tests/test_bench: $(call objects,bench/bench_*.c bench/common*.c)
+$(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
 

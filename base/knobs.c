@@ -11,6 +11,8 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
                        "codec of plans made from now on: scalar, avx2, avx512 or neon"},
     [OB_KNOB_THREADS] = {"ONEBIT_THREADS", "1",
                          "OpenMP threads that compress and reduce, where a plan does not say"},
+    [OB_KNOB_TUNING] = {"ONEBIT_TUNING", "onebit/tuning in $XDG_CONFIG_HOME or ~/.config, if any",
+                        "file that onebit-tune wrote, by which plans choose; none: do not look"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {

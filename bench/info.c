@@ -9,6 +9,7 @@
 
 #include "base/knobs.h"
 #include "collectives/plan.h"
+#include "collectives/tuning.h"
 #include "compression/codec.h"
 #include "onebit/onebit.h"
 
@@ -47,8 +48,16 @@ static onebit_status_t resolve_threads(char *value, size_t room) {
   return status;
 }
 
-static resolve_knob *const resolvers[] = {
-    [OB_KNOB_CODEC] = resolve_codec, [OB_KNOB_THREADS] = resolve_threads};
+/* A file that cannot be used is no wrong value: the defaults serve. print_tuning says which. */
+static onebit_status_t resolve_tuning(char *value, size_t room) {
+  const char *text = ob_knob_text(OB_KNOB_TUNING);
+  snprintf(value, room, "%s", text ? text : "-");
+  return ONEBIT_OK;
+}
+
+static resolve_knob *const resolvers[] = {[OB_KNOB_CODEC] = resolve_codec,
+                                          [OB_KNOB_THREADS] = resolve_threads,
+                                          [OB_KNOB_TUNING] = resolve_tuning};
 _Static_assert(sizeof resolvers / sizeof resolvers[0] == OB_KNOB_COUNT,
                "every knob's value is checked here");
 
@@ -115,6 +124,12 @@ static void print_mpi(void) {
 #endif
 }
 
+static void print_tuning(void) {
+  struct ob_costs costs;
+  ob_tuning_find(&costs);
+  printf("tuning            %s\n", costs.source);
+}
+
 int main(int argc, char **argv) {
   if (argc == 2 && strcmp(argv[1], "--help") == 0) {
     fputs(help, stdout);
@@ -128,5 +143,6 @@ int main(int argc, char **argv) {
   print_codecs();
   print_threads();
   print_mpi();
+  print_tuning();
   return print_knobs() ? 0 : 1;
 }

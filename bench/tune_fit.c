@@ -1,0 +1,116 @@
+/* Brings the cost model near to what was measured. */
+#include <math.h>
+
+#include "bench/tune.h"
+
+/* A number that the fit may change, in its logarithm: how far from where it starts (measured alone,
+ * or a default), in natural units, costs as much as a point that is off by a tenth. Some are part of
+ * the bandwidth and have an end. */
+struct knob {
+  size_t offset;
+  double stiffness, smallest, largest;
+};
+
+#define AT(field) offsetof(struct ob_costs, field)
+
+/* The codec may be faster in an exchange than alone, where messages stay in the caches, but not by
+ * much; no more than all of a bandwidth can be used. */
+static const struct knob knobs[] = {
+    {AT(codec_factor), 0.5, 0.8, 10},
+    {AT(between.message), 0.7, 1e-8, 1},
+    {AT(between.byte), 1, 1e-12, 1e-7},
+    {AT(inside.message), 0.7, 1e-8, 1},
+    {AT(exchange_efficiency), 0.2, 0.1, 1},
+    {AT(unhidden), 1, 0.01, 1},
+    {AT(call), 2, 1e-7, 1},
+    {AT(oversubscribed), 2, 1e-7, 1},
+    {AT(mpi_call), 2, 1e-7, 1},
+    {AT(mpi_round), 2, 1e-7, 1},
+    {AT(mpi_efficiency), 2, 0.011, 1},
+};
+enum { KNOBS = sizeof knobs / sizeof knobs[0] };
+
+static double *knob_of(struct ob_costs *costs, int k) {
+  return (double *)(void *)((char *)costs + knobs[k].offset);
+}
+
+double tune_point_seconds(const struct ob_costs *costs, const struct tune_point *point) {
+  const struct ob_cost_task *task = &point->task;
+  return point->mpi ? ob_cost_mpi_seconds(costs, task, sizeof(float))
+                    : ob_cost_seconds(costs, task, task->schedule, task->wire, task->chunk);
+}
+
+/* What MPI_Allreduce loses of the bandwidth may be the link's (round trips, congestion) or the
+ * cores' (copies): from one bandwidth nobody can tell. Half in the logarithm to each is never
+ * further from the truth than the square root. mpi_efficiency is both while fitting; this is
+ * the half that is the cores'. */
+static struct ob_costs halved(const struct ob_costs *costs, double core) {
+  struct ob_costs half = *costs;
+  half.mpi_efficiency = sqrt(costs->mpi_efficiency);
+  half.mpi_byte =
+      (1 / costs->mpi_efficiency - 1 / half.mpi_efficiency) / costs->between.bandwidth / core;
+  return half;
+}
+
+/* Large errors count less than by their square: some measurements are disturbed. */
+static double loss(double error) {
+  double size = fabs(error), bend = 0.3;
+  return size < bend ? error * error : bend * (2 * size - bend);
+}
+
+/* Large calls are what training waits for. Small ones are flattered besides: by caches, and by the
+ * burst that links let through at once. */
+static double weight(const struct tune_point *point) {
+  size_t mebi = point->task.elements >> 18;
+  return mebi >= 16 ? 16 : mebi >= 4 ? 8 : mebi >= 1 ? 2 : 1;
+}
+
+static double objective(const struct ob_costs *costs, const struct ob_costs *start, double core,
+                        const struct tune_points *points) {
+  struct ob_costs half = halved(costs, core);
+  double sum = 0;
+  for (size_t i = 0; i < points->count; i++)
+    sum += weight(&points->point[i]) *
+           loss(log(tune_point_seconds(&half, &points->point[i]) / points->point[i].measured));
+  for (int k = 0; k < KNOBS; k++) {
+    double now = *knob_of((struct ob_costs *)costs, k);
+    double then = *knob_of((struct ob_costs *)start, k);
+    sum += 0.01 * loss(log(now / then) / knobs[k].stiffness);
+  }
+  return sum;
+}
+
+/* One knob, a step up or down, if that is better. */
+static bool turn(struct ob_costs *costs, const struct ob_costs *start, double core,
+                 const struct tune_points *points, int k, double factor, double *best) {
+  double *value = knob_of(costs, k), kept = *value;
+  *value = fmax(knobs[k].smallest, fmin(kept * factor, knobs[k].largest));
+  double now = objective(costs, start, core, points);
+  if (now < *best) {
+    *best = now;
+    return true;
+  }
+  *value = kept;
+  return false;
+}
+
+void tune_fit(struct ob_costs *costs, struct tune_points *points) {
+  double square = 0, core = points->count ? ob_cost_sharing(costs, &points->point[0].task) : 1;
+  costs->oversubscribed = 100e-6; /* a turn of a scheduler, to start from */
+  struct ob_costs start = *costs;
+  double best = objective(costs, &start, core, points);
+  for (double factor = 2; factor > 1.002; factor = sqrt(factor))
+    for (int pass = 0, better = 1; better && pass < 100; pass++) {
+      better = 0;
+      for (int k = 0; k < KNOBS; k++)
+        better |= turn(costs, &start, core, points, k, factor, &best) ||
+                  turn(costs, &start, core, points, k, 1 / factor, &best);
+    }
+  *costs = halved(costs, core);
+  for (size_t i = 0; i < points->count; i++) {
+    struct tune_point *point = &points->point[i];
+    point->predicted = tune_point_seconds(costs, point);
+    square += pow(log(point->predicted / point->measured), 2);
+  }
+  costs->residual = points->count ? sqrt(square / (double)points->count) : 0;
+}

@@ -1,0 +1,109 @@
+/*
+ * The cost model: how long a collective takes, from what links and cores can do. Plans choose their
+ * schedule by it, onebit-tune fits it to a cluster, onebit-tune --predict extrapolates with it.
+ *
+ * A phase is cut in K messages a peer, and its parts overlap but for the first message's way
+ * through all of them:
+ *
+ *   seconds = call + latencies + (sum of all parts) / K + apply
+ *             + (1 - 1/K) * (max(wire, cores) + unhidden * min(wire, cores))
+ *
+ * wire: bytes that leave the busiest host, at the bandwidth both ways; cores: compressing, reducing
+ * and messages, on a core that as many ranks share as there are too many of them. Only + - * / on
+ * doubles, so that all ranks that have the same costs come to the same choice.
+ */
+#ifndef OB_COLLECTIVES_COST_H
+#define OB_COLLECTIVES_COST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "onebit/plan.h"
+
+struct ob_link {
+  double latency;   /* seconds from a rank's send to another's receive, software included */
+  double bandwidth; /* bytes a second each way: of a host, or inside of a rank */
+  double message;   /* seconds of a core that sending, or receiving, a message takes */
+  double byte;      /* seconds of a core that a byte sent, or received, takes */
+};
+
+#define OB_COST_CODEC_ROOM  16
+#define OB_COST_SOURCE_ROOM 256
+
+/* Plain bytes: rank 0 may send them to the others as they are. Seconds of one core where a core is
+ * not shared. */
+struct ob_costs {
+  struct ob_link between, inside; /* hosts; ranks of a host */
+  /* Seconds an element: compress; reduce and one stream more of it; decode to the caller's buffer;
+   * read dense input into a message or shared memory; add a dense stream; write dense output. */
+  double compress, reduce, reduce_stream, apply, load, add, convert;
+  double call; /* seconds a call takes on each rank whatever its size */
+  /* Of between.bandwidth, the part that a compressed exchange reaches; times of the codec within an
+   * exchange over those alone; of the smaller of wire and cores, what does not hide behind the
+   * larger, since MPI moves messages only when it is called. All are fitted. */
+  double exchange_efficiency, codec_factor, unhidden;
+  /* MPI_Allreduce: seconds a call, seconds of each of its rounds, part of the bandwidth, seconds of
+   * a core a byte. */
+  double mpi_call, mpi_round, mpi_efficiency, mpi_byte;
+  /* Seconds that a wait for another rank takes longer for each rank that shares its core. */
+  double oversubscribed;
+  double cores_per_host; /* 0: as many as ranks */
+  double cores_shared;   /* cores that all hosts share, as emulated hosts do; 0: each has its own */
+  double hosts, ranks_per_host; /* what was measured; 0: nothing was */
+  double residual; /* of the fit: root mean square of log(predicted/measured); 0: none */
+  char codec[OB_COST_CODEC_ROOM];
+  char source[OB_COST_SOURCE_ROOM]; /* where they come from, in words */
+};
+
+/* What is to be done, and what may be chosen. */
+struct ob_cost_task {
+  onebit_operation_t operation;
+  size_t elements; /* the plan's count */
+  size_t block;    /* elements a scale; 0: the default; ONEBIT_BLOCK_BUFFER: no overlap */
+  onebit_wire_t wire;
+  int hosts, ranks_per_host;  /* ranks_per_host 0: not the same on all */
+  int ranks, most_ranks;      /* in all, and on the fullest host; 0: by the two above */
+  int threads;                /* of each rank; 0 is 1 */
+  onebit_schedule_t schedule; /* AUTOMATIC: any that is possible */
+  bool dense_allowed;         /* wire is bits, but dense may be chosen where it is faster */
+  size_t chunk;               /* elements in a message; 0: any */
+};
+
+struct ob_cost_choice {
+  onebit_schedule_t schedule;
+  onebit_wire_t wire;
+  size_t chunk;
+  double seconds;
+  char words[1024]; /* a line for each candidate, with the time predicted for it */
+};
+
+/* A gigabit Ethernet between hosts, shared memory inside, and what that codec does on one core of a
+ * server. NULL or an unknown codec: the portable one's. */
+void ob_costs_default(const char *codec, struct ob_costs *costs);
+
+/* How many times longer than alone a rank's work takes, since ranks share cores: 1 or more. */
+double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task);
+
+/* Can these ranks do that at all? */
+bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
+                      onebit_wire_t wire);
+
+/* Seconds of one call, on the slowest rank. */
+double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
+                       onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk);
+
+/* Seconds of MPI_Allreduce of task->elements elements of so many bytes. */
+double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
+                           size_t element_bytes);
+
+/* Bytes that one call takes out of the fullest host. */
+double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t schedule,
+                          onebit_wire_t wire);
+
+/* The best of all that is possible. */
+void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
+                    struct ob_cost_choice *choice);
+
+const char *ob_cost_schedule_name(onebit_schedule_t schedule);
+
+#endif

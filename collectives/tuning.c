@@ -1,0 +1,297 @@
+/* Reading a tuning file, which may hold anything. */
+#define _POSIX_C_SOURCE 200809L
+#include "collectives/tuning.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/knobs.h"
+#include "collectives/tuning_keys.h"
+#include "compression/codec.h"
+
+/* A line is a key and a host's name at most; a file has a line a host and some more. */
+#define LINE_ROOM     512
+#define LINES_AT_MOST 100000
+
+static const char heading[] = "onebit tuning ";
+
+/* --- Words */
+
+/* The defaults, and why. */
+static enum ob_tuning_state refuse(struct ob_costs *costs, const struct ob_tuning_here *here,
+                                   enum ob_tuning_state state, const char *path, const char *why) {
+  ob_costs_default(here->codec, costs);
+  snprintf(costs->source, sizeof costs->source, "defaults: %.100s %.140s", path, why);
+  return state;
+}
+
+/* --- Numbers */
+
+/* The exponent of a number, after its e. */
+static bool exponent_of(const char *text, int *exponent) {
+  bool negative = *text == '-';
+  if (*text == '-' || *text == '+')
+    text++;
+  if (!*text)
+    return false;
+  for (*exponent = 0; *text >= '0' && *text <= '9' && *exponent < 1000; text++)
+    *exponent = 10 * *exponent + (*text - '0');
+  if (negative)
+    *exponent = -*exponent;
+  return !*text;
+}
+
+static double scaled(double digits, int exponent) {
+  for (; exponent > 0 && digits > 0 && digits < 1e300; exponent--)
+    digits *= 10;
+  if (exponent > 0 && digits > 0)
+    return -1; /* no number that could be meant */
+  double divisor = 1;
+  for (; exponent < 0 && divisor < 1e300; exponent++)
+    divisor *= 10;
+  return exponent < 0 ? 0 : digits / divisor;
+}
+
+bool ob_tuning_number(const char *text, double *value) {
+  double digits = 0;
+  int count = 0, places = 0, exponent = 0;
+  bool point = false;
+  for (; (*text >= '0' && *text <= '9') || (*text == '.' && !point); text++) {
+    point |= *text == '.';
+    if (*text == '.')
+      continue;
+    digits = 10 * digits + (*text - '0');
+    places += point;
+    count++;
+  }
+  if (count == 0 || count > 40 || (*text && *text != 'e' && *text != 'E'))
+    return false;
+  if (*text && !exponent_of(text + 1, &exponent))
+    return false;
+  *value = scaled(digits, exponent - places);
+  return *value >= 0;
+}
+
+/* --- Lines */
+
+struct reader {
+  const struct ob_tuning_here *here;
+  struct ob_costs costs;
+  struct ob_tuning_origin origin;
+  char codec[OB_TUNING_WORDS_ROOM];
+  bool seen[OB_TUNING_KEYS];
+  size_t hosts, line;
+  bool here_listed;
+  char wrong[160]; /* what is, or "" */
+};
+
+/* Reads a line without its end. False at the end of the file; a line that is too long, or holds a
+ * zero byte, is wrong. */
+static bool next_line(struct reader *reader, FILE *file, char line[LINE_ROOM]) {
+  size_t length = 0;
+  int c = getc(file);
+  if (c == EOF)
+    return false;
+  for (; c != EOF && c != '\n'; c = getc(file)) {
+    if (c == '\0' || length == LINE_ROOM - 1) {
+      snprintf(reader->wrong, sizeof reader->wrong, "is too long, or no text");
+      break;
+    }
+    line[length++] = (char)c;
+  }
+  while (length && strchr(" \t\r", line[length - 1]))
+    length--;
+  line[length] = '\0';
+  if (++reader->line > LINES_AT_MOST)
+    snprintf(reader->wrong, sizeof reader->wrong, "is one too many");
+  return true;
+}
+
+static void take_text(struct reader *reader, char room[OB_TUNING_WORDS_ROOM], const char *key,
+                      const char *value) {
+  if (*room)
+    snprintf(reader->wrong, sizeof reader->wrong, "gives %.40s again", key);
+  snprintf(room, OB_TUNING_WORDS_ROOM, "%.*s", OB_TUNING_WORDS_ROOM - 1, value);
+}
+
+/* A comment may follow a number; names and words may have a # in them. */
+static void take_number(struct reader *reader, size_t k, char *text) {
+  const struct ob_tuning_key *key = &ob_tuning_keys[k];
+  text[strcspn(text, " \t#")] = '\0';
+  double value;
+  if (reader->seen[k])
+    snprintf(reader->wrong, sizeof reader->wrong, "gives %s again", key->name);
+  else if (!ob_tuning_number(text, &value))
+    snprintf(reader->wrong, sizeof reader->wrong, "%s is '%.40s', not a number", key->name, text);
+  else if (value < key->low || value > key->high)
+    snprintf(reader->wrong, sizeof reader->wrong, "%s is %.40s, not %g to %g", key->name, text,
+             key->low, key->high);
+  else
+    memcpy((char *)&reader->costs + key->offset, &value, sizeof value);
+  reader->seen[k] = true;
+}
+
+static void take_host(struct reader *reader, const char *name) {
+  reader->hosts++;
+  reader->here_listed |= reader->here->host && strcmp(name, reader->here->host) == 0;
+}
+
+static void take(struct reader *reader, const char *key, char *value) {
+  if (strcmp(key, "host") == 0)
+    take_host(reader, value);
+  else if (strcmp(key, "date") == 0)
+    take_text(reader, reader->origin.date, key, value);
+  else if (strcmp(key, "mpi") == 0)
+    take_text(reader, reader->origin.mpi, key, value);
+  else if (strcmp(key, "codec") == 0)
+    take_text(reader, reader->codec, key, value);
+  else {
+    size_t k = 0;
+    while (k < OB_TUNING_KEYS && strcmp(key, ob_tuning_keys[k].name) != 0)
+      k++;
+    if (k == OB_TUNING_KEYS)
+      snprintf(reader->wrong, sizeof reader->wrong, "has an unknown key, '%.40s'", key);
+    else
+      take_number(reader, k, value);
+  }
+}
+
+static void take_line(struct reader *reader, char *line) {
+  line += strspn(line, " \t");
+  char *value = line + strcspn(line, " \t");
+  if (*line == '#' || !*line)
+    return;
+  if (*value)
+    *value++ = '\0';
+  value += strspn(value, " \t");
+  if (!*value)
+    snprintf(reader->wrong, sizeof reader->wrong, "has no value for '%.40s'", line);
+  else
+    take(reader, line, value);
+}
+
+/* --- Files */
+
+static enum ob_tuning_state check_heading(struct reader *reader, const char *line) {
+  double version;
+  if (strncmp(line, heading, sizeof heading - 1) != 0 ||
+      !ob_tuning_number(line + sizeof heading - 1, &version)) {
+    snprintf(reader->wrong, sizeof reader->wrong, "does not say '%s%d'", heading,
+             OB_TUNING_VERSION);
+    return OB_TUNING_DAMAGED;
+  }
+  if (version > OB_TUNING_VERSION)
+    return OB_TUNING_NEWER;
+  return OB_TUNING_READ;
+}
+
+static void check_complete(struct reader *reader) {
+  const char *missing = !*reader->codec ? "codec" : reader->hosts == 0 ? "host" : NULL;
+  for (size_t k = 0; !missing && k < OB_TUNING_KEYS; k++)
+    missing = reader->seen[k] ? NULL : ob_tuning_keys[k].name;
+  if (missing && !*reader->wrong)
+    snprintf(reader->wrong, sizeof reader->wrong, "is the last, and %s is missing", missing);
+}
+
+/* Everything of the file into the reader. */
+static enum ob_tuning_state read_all(struct reader *reader, FILE *file) {
+  char line[LINE_ROOM];
+  enum ob_tuning_state state = OB_TUNING_READ;
+  while (state == OB_TUNING_READ && !*reader->wrong && next_line(reader, file, line)) {
+    if (*reader->wrong)
+      break;
+    if (reader->line == 1)
+      state = check_heading(reader, line);
+    else
+      take_line(reader, line);
+  }
+  if (state == OB_TUNING_READ)
+    check_complete(reader);
+  return *reader->wrong ? OB_TUNING_DAMAGED : state;
+}
+
+static enum ob_tuning_state accept(struct reader *reader, const char *path,
+                                   struct ob_costs *costs) {
+  const struct ob_tuning_here *here = reader->here;
+  char why[256];
+  if (here->host && !reader->here_listed) {
+    snprintf(why, sizeof why, "is of other hosts: %.80s is not among them", here->host);
+    return refuse(costs, here, OB_TUNING_STALE, path, why);
+  }
+  if (here->codec && strcmp(reader->codec, here->codec) != 0) {
+    snprintf(why, sizeof why, "is of codec %.20s, here it is %.20s", reader->codec, here->codec);
+    return refuse(costs, here, OB_TUNING_STALE, path, why);
+  }
+  *costs = reader->costs;
+  snprintf(costs->codec, sizeof costs->codec, "%.*s", OB_COST_CODEC_ROOM - 1, reader->codec);
+  snprintf(costs->source, sizeof costs->source, "%.120s of %.40s, %g hosts", path,
+           *reader->origin.date ? reader->origin.date : "some day", costs->hosts);
+  return OB_TUNING_READ;
+}
+
+enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
+                                     const struct ob_tuning_here *here, struct ob_costs *costs,
+                                     struct ob_tuning_origin *origin) {
+  struct reader reader = {.here = here};
+  char why[256];
+  memset(&reader.costs, 0, sizeof reader.costs); /* padding too */
+  enum ob_tuning_state state = read_all(&reader, file);
+  if (origin)
+    *origin = reader.origin;
+  if (state == OB_TUNING_DAMAGED) {
+    snprintf(why, sizeof why, "is damaged: line %zu %s", reader.line, reader.wrong);
+    return refuse(costs, here, state, path, why);
+  }
+  if (state == OB_TUNING_NEWER) {
+    snprintf(why, sizeof why, "is of a newer version than %d", OB_TUNING_VERSION);
+    return refuse(costs, here, state, path, why);
+  }
+  return accept(&reader, path, costs);
+}
+
+enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_here *here,
+                                    struct ob_costs *costs, struct ob_tuning_origin *origin) {
+  char why[256];
+  FILE *file = fopen(path, "rb");
+  if (!file) {
+    snprintf(why, sizeof why, "cannot be read: %.80s", strerror(errno));
+    if (errno == ENOENT)
+      snprintf(why, sizeof why, "does not exist");
+    return refuse(costs, here, OB_TUNING_MISSING, path, why);
+  }
+  enum ob_tuning_state state = ob_tuning_parse(file, path, here, costs, origin);
+  fclose(file);
+  return state;
+}
+
+bool ob_tuning_path(char path[OB_TUNING_PATH_ROOM]) {
+  const char *named = ob_knob_text(OB_KNOB_TUNING);
+  const char *config = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+  int length;
+  if (named && strcmp(named, "none") == 0)
+    return false;
+  if (named)
+    length = snprintf(path, OB_TUNING_PATH_ROOM, "%s", named);
+  else if (config && *config)
+    length = snprintf(path, OB_TUNING_PATH_ROOM, "%s/onebit/tuning", config);
+  else if (home && *home)
+    length = snprintf(path, OB_TUNING_PATH_ROOM, "%s/.config/onebit/tuning", home);
+  else
+    return false;
+  return length > 0 && length < OB_TUNING_PATH_ROOM;
+}
+
+enum ob_tuning_state ob_tuning_find(struct ob_costs *costs) {
+  char path[OB_TUNING_PATH_ROOM], host[OB_TUNING_NAME_ROOM] = "";
+  const struct ob_codec *codec;
+  struct ob_tuning_here here = {.host = host};
+  gethostname(host, sizeof host - 1);
+  here.codec = ob_codec_choose(&codec) == ONEBIT_OK ? codec->name : NULL;
+  if (ob_tuning_path(path))
+    return ob_tuning_read(path, &here, costs, NULL);
+  const char *named = ob_knob_text(OB_KNOB_TUNING);
+  return refuse(costs, &here, OB_TUNING_OFF, named ? "ONEBIT_TUNING" : "HOME",
+                named ? "names no file" : "is not set");
+}

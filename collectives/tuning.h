@@ -1,0 +1,73 @@
+/*
+ * The tuning file: what onebit-tune measured of a cluster, as lines "key value" of text.
+ *
+ *   onebit tuning 1        the format and its version
+ *   # anything             a comment
+ *   date 2026-11-21        and the other words: mpi, codec
+ *   host node17            one line a host
+ *   between.latency 5.3e-05
+ *
+ * Every key is there once (host: once a host), in any order. Reading never fails: what cannot be
+ * used leaves the defaults, with words that say why.
+ */
+#ifndef OB_COLLECTIVES_TUNING_H
+#define OB_COLLECTIVES_TUNING_H
+
+#include <stdio.h>
+
+#include "collectives/cost.h"
+
+#define OB_TUNING_VERSION    1
+#define OB_TUNING_NAME_ROOM  256 /* of a host, as gethostname gives it */
+#define OB_TUNING_WORDS_ROOM 128
+#define OB_TUNING_PATH_ROOM  4096
+
+enum ob_tuning_state {
+  OB_TUNING_READ,    /* the costs are the file's */
+  OB_TUNING_OFF,     /* ONEBIT_TUNING=none */
+  OB_TUNING_MISSING, /* no file, or one that cannot be opened */
+  OB_TUNING_DAMAGED, /* the words name the line */
+  OB_TUNING_NEWER,   /* a version that this library does not know */
+  OB_TUNING_STALE    /* of other hosts, or measured with another codec */
+};
+
+/* Whose file it is to be. NULL: any. */
+struct ob_tuning_here {
+  const char *host, *codec;
+};
+
+/* What is in a file besides costs. */
+struct ob_tuning_origin {
+  char date[OB_TUNING_WORDS_ROOM], mpi[OB_TUNING_WORDS_ROOM];
+  const char *const *hosts; /* to write: `host_count` names */
+  size_t host_count;
+};
+
+/* The path of the file that would be read, or written: ONEBIT_TUNING, else onebit/tuning in
+ * $XDG_CONFIG_HOME or ~/.config. False when the environment names none (ONEBIT_TUNING=none, or no
+ * home). */
+bool ob_tuning_path(char path[OB_TUNING_PATH_ROOM]);
+
+/* Fills in the costs, always: costs->source says where they come from, and what was wrong with the
+ * file. `origin` may be NULL; its hosts are not filled in. */
+enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_here *here,
+                                    struct ob_costs *costs, struct ob_tuning_origin *origin);
+
+/* The same of an open file; `path` is for the words. */
+enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
+                                     const struct ob_tuning_here *here, struct ob_costs *costs,
+                                     struct ob_tuning_origin *origin);
+
+/* What a communicator starts from: the file that the environment names, for this host and the codec
+ * of the environment. */
+enum ob_tuning_state ob_tuning_find(struct ob_costs *costs);
+
+/* Writes the lines of a file. False when the file could not take them. */
+bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
+                     const struct ob_tuning_origin *origin);
+
+/* A number as it is written in C, whatever the locale: false when `text` is not one, or when it is
+ * not finite. */
+bool ob_tuning_number(const char *text, double *value);
+
+#endif
