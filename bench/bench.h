@@ -20,11 +20,11 @@ enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
 
 /* --- Options. Sizes are bytes of the elements as float32, whatever the dtype. */
 
-#define BENCH_BY_SIZE ((size_t)-1) /* iterations, warmups: chosen by the size */
-#define BENCH_BY_TIME ((size_t)-1) /* tests: chosen by the length of the computation */
-#define BENCH_STREAMS    16        /* numbers of streams in one --streams */
-#define BENCH_VARIANTS   12        /* names in one --compare */
-#define BENCH_ALGORITHMS 16        /* numbers in one --mpi-algorithms */
+#define BENCH_BY_SIZE    ((size_t)-1) /* iterations, warmups: chosen by the size */
+#define BENCH_BY_TIME    ((size_t)-1) /* tests: chosen by the length of the computation */
+#define BENCH_STREAMS    16           /* numbers of streams in one --streams */
+#define BENCH_VARIANTS   12           /* names in one --compare */
+#define BENCH_ALGORITHMS 16           /* numbers in one --mpi-algorithms */
 
 /* What is asked of a plan. */
 struct bench_variant {

@@ -1,4 +1,4 @@
-/* The collectives beside MPI's: every way of a case timed by turns, and the rows that come of it. */
+/* The collectives beside MPI: every way of a case timed by turns, and the rows that come of it. */
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -69,8 +69,7 @@ static int time_all(struct bench_case *test, size_t iterations) {
 static const struct bench_way *quickest(const struct bench_case *test, size_t first, size_t end) {
   const struct bench_way *best = NULL;
   for (const struct bench_way *way = test->ways + first; way < test->ways + end; way++)
-    if ((way->algorithm ||
-         (way->plan && way->variant.schedule != ONEBIT_SCHEDULE_AUTOMATIC)) &&
+    if ((way->algorithm || (way->plan && way->variant.schedule != ONEBIT_SCHEDULE_AUTOMATIC)) &&
         (!best || way->time.median < best->time.median))
       best = way;
   return best;

@@ -21,9 +21,7 @@ struct control {
   int values;
 };
 
-void bench_mpi_allow_algorithms(void) {
-  setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
-}
+void bench_mpi_allow_algorithms(void) { setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1); }
 
 static bool open_control(struct control *control, onebit_operation_t operation) {
   static const char *const names[] = {
@@ -92,8 +90,7 @@ static bool add(struct bench_team *team, const struct control *control,
 
 static bool add_all(struct bench_team *team, const struct control *control,
                     const struct bench_options *options, onebit_operation_t operation) {
-  size_t count =
-      options->all_algorithms ? (size_t)control->values - 1 : options->algorithm_count;
+  size_t count = options->all_algorithms ? (size_t)control->values - 1 : options->algorithm_count;
   int before;
   bool well = MPI_T_cvar_read(control->handle, &before) == MPI_SUCCESS;
   for (size_t k = 0; well && k < count && team->algorithm_count <= BENCH_ALGORITHMS; k++)

@@ -200,8 +200,7 @@ static const struct row rows[] = {
     {'u', NULL, BENCH_RANKED, set_checked_warmups, "N", "the same, of runs with -c: instead of -x"},
     {'f', NULL, BENCH_ALL, set_full, NULL, "all columns: the spread too, and the error of a call"},
     {'z', NULL, BENCH_RANKED, set_tails, NULL, "columns of the percentiles 50, 90 and 99"},
-    {'c', NULL, BENCH_RANKED, set_check, NULL,
-     "check the results; exit status 1 if one is wrong"},
+    {'c', NULL, BENCH_RANKED, set_check, NULL, "check the results; exit status 1 if one is wrong"},
     {'t', NULL, BENCH_NONBLOCKING, set_tests, "N",
      "test calls in the computation, 0: none; default: one for each 200 us of it"},
     {0, "block-size", BENCH_ALL, set_block_size, "N",
@@ -323,8 +322,10 @@ static void print_row(const struct row *row) {
 
 static void print_ranked_help(void) {
   printf(
-      "\nEach iteration begins with a barrier and lasts as long as the slowest rank takes. What is\n"
-      "compared takes turns, iteration by iteration. The dense collective runs on the same numbers\n"
+      "\nEach iteration begins with a barrier and lasts as long as the slowest rank takes. What "
+      "is\n"
+      "compared takes turns, iteration by iteration. The dense collective runs on the same "
+      "numbers\n"
       "as float32; it is the MPI library's, with the algorithm that the library chooses.\n"
       "algbw and busbw as nccl-tests define them: GB/s of the float32 bytes of the larger buffer,\n"
       "by the median; busbw is algbw * 2(P-1)/P for allreduce, (P-1)/P for the others.\n"
@@ -335,7 +336,8 @@ static void print_ranked_help(void) {
 static void print_blocking_help(void) {
   printf(
       "\n--mpi-algorithms: Open MPI's coll/tuned, all in the same launch; `ompi_info --param coll\n"
-      "tuned --level 9` names them. The default is always among them. Some are meant for few ranks\n"
+      "tuned --level 9` names them. The default is always among them. Some are meant for few "
+      "ranks\n"
       "or small sizes and take long elsewhere. Of other MPI libraries only the default is known.\n"
       "--compare: the last column is the median by the best one of the named schedules, leaving\n"
       "out `automatic`: on its line, what the automatic choice costs. A schedule that cannot be\n"
@@ -343,13 +345,13 @@ static void print_blocking_help(void) {
 }
 
 static void print_nonblocking_help(void) {
-  printf(
-      "\nThe communication alone (call, then wait), a dummy computation as long as that alone, and\n"
-      "the two together (call, computation with the test calls, wait), by turns. Medians.\n"
-      "  Overlap = max(0, 100 * (1 - (Overall - Compute) / Pure Comm.))\n"
-      "Time in test calls counts as communication. Without them (-t 0) a message moves on only\n"
-      "where the network does so by itself. The dense collective has a computation of its own\n"
-      "length, and MPI_Test.\n");
+  printf("\nThe communication alone (call, then wait), a dummy computation as long as that alone, "
+         "and\n"
+         "the two together (call, computation with the test calls, wait), by turns. Medians.\n"
+         "  Overlap = max(0, 100 * (1 - (Overall - Compute) / Pure Comm.))\n"
+         "Time in test calls counts as communication. Without them (-t 0) a message moves on only\n"
+         "where the network does so by itself. The dense collective has a computation of its own\n"
+         "length, and MPI_Test.\n");
 }
 
 void bench_print_help(const struct bench_benchmark *benchmark) {

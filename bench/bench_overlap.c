@@ -97,18 +97,37 @@ static double time_unit(struct bench_team *team) {
   return time / (double)units;
 }
 
-/* As many units as the communication alone takes, in the median of a few calls. */
-static void calibrate(struct side *side, double unit, size_t warmups) {
-  enum { CALLS = 5 };
-  struct bench_case *test = side->test;
-  double times[CALLS];
-  for (size_t i = 0; i < warmups + CALLS; i++)
-    times[i % CALLS] = time_pure(side);
-  test->team->kind->combine(test->team, times, CALLS, false);
-  double length = bench_statistics(times, CALLS).median;
-  side->overlap->units = (size_t)(length / unit) + 1;
-  side->overlap->tests = test->options->tests != BENCH_BY_TIME ? test->options->tests
-                                                              : (size_t)ceil(length / 200e-6);
+/* The time of a few rounds, of all sides by turns as later: into medians[side]. */
+enum { CALIBRATION = 5 };
+static void time_few(struct side *sides, size_t count, size_t warmups,
+                     double (*timed)(struct side *side), double *medians) {
+  struct bench_team *team = sides->test->team;
+  double times[2][CALIBRATION];
+  for (size_t i = 0; i < warmups + CALIBRATION; i++)
+    for (size_t k = 0; k < count; k++)
+      times[k][i % CALIBRATION] = timed(&sides[k]);
+  for (size_t k = 0; k < count; k++) {
+    team->kind->combine(team, times[k], CALIBRATION, false);
+    medians[k] = bench_statistics(times[k], CALIBRATION).median;
+  }
+}
+
+/* As many units as the communication alone takes: first by the length of a unit, then by what so
+ * many take on the slowest rank. */
+static void calibrate(struct side *sides, size_t count) {
+  struct bench_case *test = sides->test;
+  double pure[2], compute[2], unit = time_unit(test->team);
+  time_few(sides, count, bench_case_warmups(test), time_pure, pure);
+  for (size_t k = 0; k < count; k++)
+    sides[k].overlap->units = (size_t)(pure[k] / unit) + 1;
+  time_few(sides, count, 0, time_compute, compute);
+  for (size_t k = 0; k < count; k++) {
+    struct bench_overlap *overlap = sides[k].overlap;
+    overlap->units = (size_t)((double)overlap->units * pure[k] / compute[k]) + 1;
+    overlap->tests = test->options->tests;
+    if (overlap->tests == BENCH_BY_TIME)
+      overlap->tests = (size_t)ceil(pure[k] / 200e-6);
+  }
 }
 
 double bench_overlap_percent(double overall, double compute, double pure) {
@@ -125,8 +144,8 @@ static void sum_up(struct side *side, size_t rounds) {
     team->kind->combine(team, times[k], rounds, false);
     *sums[k] = bench_statistics(times[k], rounds);
   }
-  overlap->percent = bench_overlap_percent(overlap->overall.median, overlap->compute.median,
-                                           overlap->pure.median);
+  overlap->percent =
+      bench_overlap_percent(overlap->overall.median, overlap->compute.median, overlap->pure.median);
 }
 
 static void time_rounds(struct side *sides, size_t count, size_t rounds) {
@@ -141,10 +160,7 @@ static void time_rounds(struct side *sides, size_t count, size_t rounds) {
 
 /* A failing call fails on all ranks, and the next on the same plan fails at once. */
 static int run_sides(struct bench_case *test, struct side *sides, size_t count, size_t rounds) {
-  double unit = time_unit(test->team);
-  size_t warmups = bench_case_warmups(test);
-  for (size_t k = 0; k < count; k++)
-    calibrate(&sides[k], unit, warmups);
+  calibrate(sides, count);
   uint64_t before = onebit_comm_bytes_sent(test->team->comm);
   time_rounds(sides, count, rounds);
   test->ways[0].wire_bytes =

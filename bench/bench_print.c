@@ -115,8 +115,8 @@ static void print_blocking_head(const struct bench_case *test) {
     printf("%12s%12s%12s", "Dense avg", "Dense min", "Dense max");
   if (test->team->algorithm_count > 1 && !compare)
     printf("  %-20s", "MPI algorithm");
-  printf("%s%s%s\n", test->dense_receive ? "  Speed-up" : "",
-         options->check ? "  Validation" : "", compare ? "   Of best" : "");
+  printf("%s%s%s\n", test->dense_receive ? "  Speed-up" : "", options->check ? "  Validation" : "",
+         compare ? "   Of best" : "");
 }
 
 static void print_nonblocking_head(const struct bench_case *test) {

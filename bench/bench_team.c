@@ -88,8 +88,10 @@ static int run_in_hall(struct hall *hall, onebit_comm_t *comms, struct member *m
   int status =
       bench_status(onebit_comm_create_loopback(ranks, comms), "onebit_comm_create_loopback");
   for (int rank = 0; status == BENCH_OK && rank < ranks; rank++)
-    members[rank] = (struct member){
-        .team = {&threads_kind, rank, ranks, comms[rank], hall, NULL, 0}, .body = body, .context = context};
+    members[rank] =
+        (struct member){.team = {&threads_kind, rank, ranks, comms[rank], hall, NULL, 0},
+                        .body = body,
+                        .context = context};
   if (status == BENCH_OK)
     status = run_members(members, ranks);
   for (int rank = 0; rank < ranks; rank++)
