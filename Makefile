@@ -4,7 +4,7 @@
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
 #   make demo           four ranks train on a text, dense and with one bit, side by side
-#   make bench          the benchmarks
+#   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
 #   make fuzz           the message decoder, for FUZZ_SECONDS
@@ -30,6 +30,7 @@ PREFIX   ?= /usr/local
 LIBDIR   ?= $(PREFIX)/lib
 DATA     ?= /usr/share/common-licenses
 FUZZ_SECONDS ?= 600
+BENCH    ?=
 
 VERSION  := $(shell awk '/define ONEBIT_VERSION_/ { printf "%s%s", dot, $$3; dot = "." }' \
               include/onebit/status.h)
@@ -145,7 +146,7 @@ $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(LIBS)
-$(BUILD)/tests/test_bench: $(call objects,bench/bench_*.c bench/common*.c)
+$(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(call objects,bench/bench_*.c bench/common*.c)
 $(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
@@ -168,12 +169,9 @@ else
 	$< --ranks 4 --data $(DATA) --compare
 endif
 
+# The standard set, and a page about it in docs/measured; BENCH="sizes rates" for a part.
 bench: $(BUILD)/onebit-bench
-	$< codec
-	$< adam
-ifeq ($(MPI),1)
-	tests/scripts/ranks 2 $< allreduce
-endif
+	bench/report $(BENCH)
 
 # Debian's and Ubuntu's names.
 PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 \

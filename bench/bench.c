@@ -51,6 +51,9 @@ static bool prepare(int argc, char **argv, struct job *job, bool speak, int *sta
 #ifdef ONEBIT_HAVE_MPI
 static int run_ranks(int argc, char **argv, struct job *job) {
   int rank, size, status;
+  for (int i = 2; i < argc; i++)
+    if (strncmp(argv[i], "--mpi-algorithms", strlen("--mpi-algorithms")) == 0)
+      bench_mpi_allow_algorithms();
   bench_mpi_begin(&argc, &argv, &rank, &size);
   bool go = prepare(argc, argv, job, rank == 0, &status);
   if (go && job->options.ranks && size > 1) {
@@ -89,7 +92,7 @@ int main(int argc, char **argv) {
     print_usage(stderr);
     return BENCH_USAGE;
   }
-  if (job.benchmark->kind == BENCH_COLLECTIVES)
+  if (job.benchmark->kind & BENCH_RANKED)
     return run_ranks(argc, argv, &job);
   int status;
   return prepare(argc, argv, &job, true, &status) ? run_job(NULL, &job) : status;

@@ -20,13 +20,23 @@ enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
 
 /* --- Options. Sizes are bytes of the elements as float32, whatever the dtype. */
 
-#define BENCH_BY_SIZE ((size_t)-1) /* iterations, warmups: chosen by the size */
-#define BENCH_STREAMS 16           /* numbers of streams in one --streams */
+#define BENCH_BY_SIZE    ((size_t)-1) /* iterations, warmups: chosen by the size */
+#define BENCH_BY_TIME    ((size_t)-1) /* tests: chosen by the length of the computation */
+#define BENCH_STREAMS    16           /* numbers of streams in one --streams */
+#define BENCH_VARIANTS   12           /* names in one --compare */
+#define BENCH_ALGORITHMS 16           /* numbers in one --mpi-algorithms */
+
+/* What is asked of a plan. */
+struct bench_variant {
+  onebit_schedule_t schedule;
+  onebit_wire_t wire;
+};
 
 struct bench_options {
   size_t smallest, largest;
-  size_t iterations, warmups;
-  bool full, check, no_dense, timeline;
+  size_t iterations, warmups, checked_warmups;
+  size_t tests; /* in the computation beside a nonblocking collective */
+  bool full, tails, check, no_dense, json, timeline;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
   onebit_dtype_t dtype;
@@ -34,12 +44,25 @@ struct bench_options {
   int ranks;         /* threads of this process; 0: MPI */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
+  struct bench_variant variant;                 /* where there is nothing to compare */
+  struct bench_variant compare[BENCH_VARIANTS]; /* compare_count of them */
+  size_t compare_count;
+  bool all_algorithms; /* of the MPI library's; none: only its own choice */
+  int algorithms[BENCH_ALGORITHMS];
+  size_t algorithm_count;
 };
 
 struct bench_team;
 
 /* Which benchmarks an option belongs to, as bits. */
-enum { BENCH_COLLECTIVES = 1, BENCH_CODEC = 2, BENCH_ADAM = 4, BENCH_ALL = 7 };
+enum {
+  BENCH_COLLECTIVES = 1,
+  BENCH_CODEC = 2,
+  BENCH_ADAM = 4,
+  BENCH_NONBLOCKING = 8,
+  BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING,
+  BENCH_ALL = 15
+};
 
 struct bench_benchmark {
   const char *name, *summary;
@@ -62,13 +85,28 @@ void bench_print_help(const struct bench_benchmark *benchmark);
 
 /* --- Ranks */
 
+/* A way of the MPI library's to do a dense collective. */
+struct bench_algorithm {
+  int number; /* 0: the library's own choice */
+  char name[32];
+};
+
 struct bench_team_kind {
   void (*barrier)(struct bench_team *team);
   /* values[i] = the maximum, or the sum, over the ranks of values[i]. */
   void (*combine)(struct bench_team *team, double *values, size_t count, bool sum);
-  /* The dense collective of this kind, on float32; NULL: there is none to compare with. */
-  void (*dense)(struct bench_team *team, onebit_operation_t operation, const float *send,
-                float *receive, size_t count);
+  /* The rest is of the dense collectives of this kind, on float32; NULL: there are none to compare
+   * with. */
+  /* Collective: fills in the team's algorithms, of this operation. An exit status. */
+  int (*choose)(struct bench_team *team, const struct bench_options *options,
+                onebit_operation_t operation);
+  /* With the team's algorithm of that index. */
+  void (*dense)(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
+                const float *send, float *receive, size_t count);
+  /* Nonblocking, one at a time; finish_dense says whether it is finished, or waits until it is. */
+  void (*start_dense)(struct bench_team *team, onebit_operation_t operation, const float *send,
+                      float *receive, size_t count);
+  bool (*finish_dense)(struct bench_team *team, bool wait);
 };
 
 struct bench_team {
@@ -76,6 +114,8 @@ struct bench_team {
   int rank, size;
   onebit_comm_t comm;
   void *state;
+  const struct bench_algorithm *algorithms;
+  size_t algorithm_count; /* 0 where there is no dense collective */
 };
 
 typedef int bench_body(struct bench_team *team, const void *context);
@@ -88,6 +128,8 @@ bool bench_team_agree(struct bench_team *team, bool well);
 int bench_team_run_threads(int ranks, bench_body *body, const void *context);
 
 #ifdef ONEBIT_HAVE_MPI
+/* Before MPI_Init: lets algorithms be chosen, in libraries that want to be told so. */
+void bench_mpi_allow_algorithms(void);
 /* MPI_Init, and the number of ranks that mpirun gave; then the body on these; then MPI_Finalize. */
 void bench_mpi_begin(int *argc, char ***argv, int *rank, int *size);
 int bench_mpi_run(bench_body *body, const void *context);
@@ -100,7 +142,7 @@ const char *bench_mpi_library(void);
 double bench_now(void); /* seconds */
 
 struct bench_statistics {
-  double minimum, median, mean, percentile90, maximum;
+  double minimum, median, mean, percentile90, percentile99, maximum;
 };
 
 /* Sorts the samples. */
@@ -114,6 +156,9 @@ struct bench_statistics bench_ratio(const double *a, const double *b, size_t cou
  * the same and never zeros. Other seeds give other numbers. */
 void bench_fill(float *values, size_t count, uint64_t seed);
 
+/* Keeps one core busy with `units` pieces of arithmetic, each about a microsecond long. */
+void bench_compute(size_t units);
+
 /* Prints "onebit-bench: " and the words to stderr. */
 void bench_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -122,5 +167,7 @@ int bench_status(onebit_status_t status, const char *what);
 
 const char *bench_dtype_name(onebit_dtype_t dtype);
 const char *bench_scale_name(onebit_scale_t scale);
+const char *bench_schedule_name(onebit_schedule_t schedule);
+const char *bench_wire_name(onebit_wire_t wire);
 
 #endif

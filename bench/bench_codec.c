@@ -31,8 +31,12 @@ static struct bench_statistics relative(const struct bench_rounds *rounds,
   double bytes = bench_pass_bytes(passes, entry) / bench_pass_bytes(passes, base);
   struct bench_statistics s =
       bench_ratio(base->times, entry->times, rounds->rounds, rounds->scratch);
-  return (struct bench_statistics){s.minimum * bytes, s.median * bytes, s.mean * bytes,
-                                   s.percentile90 * bytes, s.maximum * bytes};
+  return (struct bench_statistics){.minimum = s.minimum * bytes,
+                                   .median = s.median * bytes,
+                                   .mean = s.mean * bytes,
+                                   .percentile90 = s.percentile90 * bytes,
+                                   .percentile99 = s.percentile99 * bytes,
+                                   .maximum = s.maximum * bytes};
 }
 
 static void print_entry(const struct bench_rounds *rounds, const struct bench_passes *passes,

@@ -1,9 +1,10 @@
 /* Ranks that are MPI processes, and MPI's own dense collectives to compare with. */
 #ifdef ONEBIT_HAVE_MPI
+#include "bench/bench_mpi.h"
+
 #include <limits.h>
 #include <string.h>
 
-#include "bench/bench.h"
 #include "onebit/mpi.h"
 
 static void mpi_barrier(struct bench_team *team) {
@@ -22,26 +23,57 @@ static void mpi_combine(struct bench_team *team, double *values, size_t count, b
   }
 }
 
-/* The sum, where onebit gives the mean: what an MPI program would call. count fits an int, the
- * caller sees to it. */
-static void mpi_dense(struct bench_team *team, onebit_operation_t operation, const float *send,
-                      float *receive, size_t count) {
-  (void)team;
+/* The sum, where onebit gives the mean: what an MPI program would call. */
+int bench_mpi_dense(MPI_Comm comm, onebit_operation_t operation, const float *send, float *receive,
+                    int count) {
+  switch (operation) {
+  case ONEBIT_ALLREDUCE:
+    return MPI_Allreduce(send, receive, count, MPI_FLOAT, MPI_SUM, comm);
+  case ONEBIT_ALLGATHER:
+    return MPI_Allgather(send, count, MPI_FLOAT, receive, count, MPI_FLOAT, comm);
+  case ONEBIT_REDUCE_SCATTER:
+    return MPI_Reduce_scatter_block(send, receive, count, MPI_FLOAT, MPI_SUM, comm);
+  }
+  return MPI_ERR_OP;
+}
+
+/* count fits an int, the caller sees to it. */
+static void mpi_dense(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
+                      const float *send, float *receive, size_t count) {
+  const struct bench_mpi_state *state = team->state;
+  bench_mpi_dense(state->comms[algorithm], operation, send, receive, (int)count);
+}
+
+static void mpi_start_dense(struct bench_team *team, onebit_operation_t operation,
+                            const float *send, float *receive, size_t count) {
+  MPI_Request *request = &((struct bench_mpi_state *)team->state)->request;
   int n = (int)count;
   switch (operation) {
   case ONEBIT_ALLREDUCE:
-    MPI_Allreduce(send, receive, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Iallreduce(send, receive, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, request);
     break;
   case ONEBIT_ALLGATHER:
-    MPI_Allgather(send, n, MPI_FLOAT, receive, n, MPI_FLOAT, MPI_COMM_WORLD);
+    MPI_Iallgather(send, n, MPI_FLOAT, receive, n, MPI_FLOAT, MPI_COMM_WORLD, request);
     break;
   case ONEBIT_REDUCE_SCATTER:
-    MPI_Reduce_scatter_block(send, receive, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Ireduce_scatter_block(send, receive, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, request);
     break;
   }
 }
 
-static const struct bench_team_kind mpi_kind = {mpi_barrier, mpi_combine, mpi_dense};
+static bool mpi_finish_dense(struct bench_team *team, bool wait) {
+  MPI_Request *request = &((struct bench_mpi_state *)team->state)->request;
+  int finished = 1;
+  if (wait)
+    MPI_Wait(request, MPI_STATUS_IGNORE);
+  else
+    MPI_Test(request, &finished, MPI_STATUS_IGNORE);
+  return finished;
+}
+
+static const struct bench_team_kind mpi_kind = {
+    mpi_barrier, mpi_combine, bench_mpi_choose, mpi_dense, mpi_start_dense, mpi_finish_dense,
+};
 
 void bench_mpi_begin(int *argc, char ***argv, int *rank, int *size) {
   MPI_Init(argc, argv);
@@ -50,13 +82,15 @@ void bench_mpi_begin(int *argc, char ***argv, int *rank, int *size) {
 }
 
 int bench_mpi_run(bench_body *body, const void *context) {
-  struct bench_team team = {.kind = &mpi_kind};
+  struct bench_mpi_state state = {.request = MPI_REQUEST_NULL};
+  struct bench_team team = {.kind = &mpi_kind, .state = &state};
   onebit_status_t made = onebit_comm_create_mpi(MPI_COMM_WORLD, &team.comm);
   if (made != ONEBIT_OK)
     return bench_status(made, "onebit_comm_create_mpi");
   team.rank = onebit_comm_rank(team.comm);
   team.size = onebit_comm_size(team.comm);
   int status = body(&team, context);
+  bench_mpi_forget(&team);
   onebit_comm_destroy(team.comm);
   return status;
 }

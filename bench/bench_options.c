@@ -1,12 +1,10 @@
 /* The command line: OSU's letters, and long names for what is ours. */
-#include <ctype.h>
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "bench/bench.h"
+#include "bench/bench_values.h"
 #include "compression/codec.h"
 
 /* One option. `set` returns false when the value is not what `wants` says. */
@@ -19,54 +17,16 @@ struct row {
   const char *help;
 };
 
-/* A whole number with K, M or G behind it where `suffix` allows. *end points past it; NULL: none.
- */
-static const char *read_number(const char *text, bool suffix, size_t *number) {
-  static const char letters[] = "KMG";
-  char *end;
-  if (!isdigit((unsigned char)*text))
-    return NULL;
-  errno = 0;
-  unsigned long long value = strtoull(text, &end, 10);
-  const char *letter = *end && suffix ? strchr(letters, toupper((unsigned char)*end)) : NULL;
-  unsigned shift = letter ? 10 * (unsigned)(letter - letters + 1) : 0;
-  if (errno || value > (SIZE_MAX >> shift))
-    return NULL;
-  *number = (size_t)value << shift;
-  return end + (letter != NULL);
-}
-
-static bool whole_number(const char *text, size_t low, size_t high, size_t *number) {
-  const char *end = read_number(text, false, number);
-  return end && !*end && *number >= low && *number <= high;
-}
-
-static bool whole_int(const char *text, int low, int high, int *number) {
-  size_t value;
-  if (!whole_number(text, (size_t)low, (size_t)high, &value))
-    return false;
-  *number = (int)value;
-  return true;
-}
-
-/* The position of the value among names, which end with NULL; -1: it is not there. */
-static int among(const char *value, const char *const *names) {
-  for (int i = 0; names[i]; i++)
-    if (strcmp(value, names[i]) == 0)
-      return i;
-  return -1;
-}
-
 /* 64 bytes an element, and more ranks than a machine has, still fit in a size_t. */
 #define BYTES_AT_MOST (SIZE_MAX >> 20)
 
 static bool set_sizes(struct bench_options *options, const char *value) {
   size_t first, last;
-  const char *end = read_number(value, true, &first);
+  const char *end = bench_read_number(value, true, &first);
   bool range = end && *end == ':';
   last = first;
   if (range)
-    end = read_number(end + 1, true, &last);
+    end = bench_read_number(end + 1, true, &last);
   if (!end || *end || first < sizeof(float) || last < first || last > BYTES_AT_MOST)
     return false;
   options->largest = last;
@@ -76,11 +36,11 @@ static bool set_sizes(struct bench_options *options, const char *value) {
 }
 
 static bool set_iterations(struct bench_options *options, const char *value) {
-  return whole_number(value, 1, INT_MAX, &options->iterations);
+  return bench_whole_number(value, 1, INT_MAX, &options->iterations);
 }
 
 static bool set_warmups(struct bench_options *options, const char *value) {
-  return whole_number(value, 0, INT_MAX, &options->warmups);
+  return bench_whole_number(value, 0, INT_MAX, &options->warmups);
 }
 
 static bool set_full(struct bench_options *options, const char *value) {
@@ -93,14 +53,14 @@ static bool set_check(struct bench_options *options, const char *value) {
   return options->check = true;
 }
 
-static bool set_no_dense(struct bench_options *options, const char *value) {
-  (void)value;
-  return options->no_dense = true;
-}
-
 static bool set_timeline(struct bench_options *options, const char *value) {
   (void)value;
   return options->timeline = true;
+}
+
+static bool set_no_dense(struct bench_options *options, const char *value) {
+  (void)value;
+  return options->no_dense = true;
 }
 
 /* Which block sizes there are is the library's to say, when the plan is made. */
@@ -109,31 +69,31 @@ static bool set_block_size(struct bench_options *options, const char *value) {
     options->block_size = ONEBIT_BLOCK_BUFFER;
     return true;
   }
-  const char *end = read_number(value, true, &options->block_size);
+  const char *end = bench_read_number(value, true, &options->block_size);
   return end && !*end && options->block_size > 0;
 }
 
 static bool set_chunk(struct bench_options *options, const char *value) {
-  const char *end = read_number(value, true, &options->chunk_size);
+  const char *end = bench_read_number(value, true, &options->chunk_size);
   return end && !*end && options->chunk_size > 0;
 }
 
 static bool set_scale(struct bench_options *options, const char *value) {
   static const char *const names[] = {"rms", "mean-absolute", NULL};
-  int found = among(value, names);
+  int found = bench_among(value, strlen(value), names);
   options->scale = (onebit_scale_t)found;
   return found >= 0;
 }
 
 static bool set_dtype(struct bench_options *options, const char *value) {
   static const char *const names[] = {"float32", "bfloat16", "float16", NULL};
-  int found = among(value, names);
+  int found = bench_among(value, strlen(value), names);
   options->dtype = (onebit_dtype_t)found;
   return found >= 0;
 }
 
 static bool set_threads(struct bench_options *options, const char *value) {
-  return whole_int(value, 1, INT_MAX, &options->threads);
+  return bench_whole_int(value, 1, INT_MAX, &options->threads);
 }
 
 static bool set_codec(struct bench_options *options, const char *value) {
@@ -143,7 +103,84 @@ static bool set_codec(struct bench_options *options, const char *value) {
 }
 
 static bool set_ranks(struct bench_options *options, const char *value) {
-  return whole_int(value, 1, 4096, &options->ranks);
+  return bench_whole_int(value, 1, 4096, &options->ranks);
+}
+
+static bool set_checked_warmups(struct bench_options *options, const char *value) {
+  return bench_whole_number(value, 0, INT_MAX, &options->checked_warmups);
+}
+
+static bool set_tails(struct bench_options *options, const char *value) {
+  (void)value;
+  return options->tails = true;
+}
+
+static bool set_json(struct bench_options *options, const char *value) {
+  (void)value;
+  return options->json = true;
+}
+
+static bool set_tests(struct bench_options *options, const char *value) {
+  return bench_whole_number(value, 0, INT_MAX, &options->tests);
+}
+
+static const char *const schedules[] = {"automatic", "exchange", "allgather", "hierarchical", NULL};
+static const char *const wires[] = {"bits", "dense", NULL};
+
+const char *bench_schedule_name(onebit_schedule_t schedule) { return schedules[schedule]; }
+
+const char *bench_wire_name(onebit_wire_t wire) { return wires[wire]; }
+
+static bool set_schedule(struct bench_options *options, const char *value) {
+  int found = bench_among(value, strlen(value), schedules);
+  options->variant.schedule = (onebit_schedule_t)found;
+  return found >= 0;
+}
+
+static bool set_wire(struct bench_options *options, const char *value) {
+  int found = bench_among(value, strlen(value), wires);
+  options->variant.wire = (onebit_wire_t)found;
+  return found >= 0;
+}
+
+/* One of a list: SCHEDULE or SCHEDULE:WIRE. */
+static bool read_variant(const char *text, size_t length, struct bench_variant *variant) {
+  size_t name = 0;
+  while (name < length && text[name] != ':')
+    name++;
+  int schedule = bench_among(text, name, schedules);
+  int wire = name == length ? 0 : bench_among(text + name + 1, length - name - 1, wires);
+  *variant = (struct bench_variant){(onebit_schedule_t)schedule, (onebit_wire_t)wire};
+  return schedule >= 0 && wire >= 0;
+}
+
+static bool set_compare(struct bench_options *options, const char *value) {
+  options->compare_count = 0;
+  do {
+    size_t length = strcspn(value, ",");
+    if (options->compare_count == BENCH_VARIANTS ||
+        !read_variant(value, length, &options->compare[options->compare_count++]))
+      return false;
+    value += length;
+  } while (*value++);
+  return true;
+}
+
+/* Which numbers there are is the MPI library's to say. */
+static bool set_algorithms(struct bench_options *options, const char *value) {
+  options->all_algorithms = strcmp(value, "all") == 0;
+  options->algorithm_count = 0;
+  if (options->all_algorithms || strcmp(value, "default") == 0)
+    return true;
+  do {
+    size_t number;
+    value = bench_read_number(value, false, &number);
+    if (!value || (*value && *value != ',') || number < 1 || number > INT_MAX ||
+        options->algorithm_count == BENCH_ALGORITHMS)
+      return false;
+    options->algorithms[options->algorithm_count++] = (int)number;
+  } while (*value++);
+  return true;
 }
 
 /* A list: 2,4,8. A thousand streams are more than a share of a buffer ever has. */
@@ -151,7 +188,7 @@ static bool set_streams(struct bench_options *options, const char *value) {
   options->stream_count = 0;
   do {
     size_t number;
-    value = read_number(value, false, &number);
+    value = bench_read_number(value, false, &number);
     if (!value || (*value && *value != ',') || number < 1 || number > 1024 ||
         options->stream_count == BENCH_STREAMS)
       return false;
@@ -165,22 +202,33 @@ static const struct row rows[] = {
      "sizes, doubling: bytes of float32 elements, at least 4, with K, M or G"},
     {'i', NULL, BENCH_ALL, set_iterations, "N", "timed iterations a size, at least 1"},
     {'x', NULL, BENCH_ALL, set_warmups, "N", "iterations before them that are not timed"},
-    {'f', NULL, BENCH_ALL, set_full, NULL, "all columns: the spread too"},
-    {'c', NULL, BENCH_COLLECTIVES, set_check, NULL,
-     "check the results; exit status 1 if one is wrong"},
+    {'u', NULL, BENCH_RANKED, set_checked_warmups, "N", "the same, of runs with -c: instead of -x"},
+    {'f', NULL, BENCH_ALL, set_full, NULL, "all columns: the spread too, and the error of a call"},
+    {'z', NULL, BENCH_RANKED, set_tails, NULL, "columns of the percentiles 50, 90 and 99"},
+    {'c', NULL, BENCH_RANKED, set_check, NULL, "check the results; exit status 1 if one is wrong"},
+    {'t', NULL, BENCH_NONBLOCKING, set_tests, "N",
+     "test calls in the computation, 0: none; default: one for each 200 us of it"},
     {0, "block-size", BENCH_ALL, set_block_size, "N",
      "elements that share a scale, or 'buffer' for all of them"},
     {0, "scale", BENCH_ALL, set_scale, "NAME", "rms or mean-absolute"},
-    {0, "dtype", BENCH_COLLECTIVES | BENCH_CODEC, set_dtype, "NAME",
+    {0, "dtype", BENCH_RANKED | BENCH_CODEC, set_dtype, "NAME",
      "float32, bfloat16 or float16, of the compressed buffers"},
     {0, "chunk", BENCH_ALL, set_chunk, "N", "elements in one message"},
-    {0, "threads", BENCH_COLLECTIVES | BENCH_ADAM, set_threads, "N",
+    {0, "threads", BENCH_RANKED | BENCH_ADAM, set_threads, "N",
      "OpenMP threads that compress and reduce, at least 1"},
     {0, "codec", BENCH_ALL, set_codec, "NAME", "the codec: one that this processor can run"},
-    {0, "no-dense", BENCH_COLLECTIVES, set_no_dense, NULL, "leave out the dense collective"},
+    {0, "schedule", BENCH_RANKED, set_schedule, "NAME",
+     "automatic, exchange, allgather or hierarchical"},
+    {0, "wire", BENCH_RANKED, set_wire, "NAME", "bits, or dense: float32 by the same schedule"},
+    {0, "compare", BENCH_COLLECTIVES, set_compare, "LIST",
+     "SCHEDULE[:WIRE],... by turns, a line each; at most 12"},
+    {0, "mpi-algorithms", BENCH_COLLECTIVES, set_algorithms, "LIST",
+     "default, all or N,N,...: the dense collective is the best of them"},
+    {0, "no-dense", BENCH_RANKED, set_no_dense, NULL, "leave out the dense collective"},
+    {0, "json", BENCH_RANKED, set_json, NULL, "a JSON object a line, instead of the table"},
     {0, "timeline", BENCH_COLLECTIVES, set_timeline, NULL,
      "after each size, where the time of one more call goes, by rank and step"},
-    {0, "ranks", BENCH_COLLECTIVES, set_ranks, "N",
+    {0, "ranks", BENCH_RANKED, set_ranks, "N",
      "ranks that are threads of this process, 1 to 4096, instead of MPI's"},
     {0, "streams", BENCH_CODEC | BENCH_ADAM, set_streams, "N,N,...",
      "ranks whose messages are reduced, each 1 to 1024, at most 16 of them"},
@@ -214,6 +262,8 @@ static void set_defaults(const struct bench_benchmark *benchmark, struct bench_o
       .largest = benchmark->largest,
       .iterations = BENCH_BY_SIZE,
       .warmups = BENCH_BY_SIZE,
+      .checked_warmups = BENCH_BY_SIZE,
+      .tests = BENCH_BY_TIME,
       .threads = 0,
       .streams = {2, 4, 8},
       .stream_count = 3,
@@ -277,6 +327,40 @@ static void print_row(const struct row *row) {
   printf("%*s%s\n", width < 24 ? 24 - width : 1, "", row->help);
 }
 
+static void print_ranked_help(void) {
+  printf(
+      "\nEach iteration begins with a barrier and lasts as long as the slowest rank takes. What "
+      "is\n"
+      "compared takes turns, iteration by iteration. The dense collective runs on the same "
+      "numbers\n"
+      "as float32; it is the MPI library's, with the algorithm that the library chooses.\n"
+      "algbw and busbw as nccl-tests define them: GB/s of the float32 bytes of the larger buffer,\n"
+      "by the median; busbw is algbw * 2(P-1)/P for allreduce, (P-1)/P for the others.\n"
+      "Rel. error (-f, -c): of one call with nothing kept from before, in the Euclidean norm.\n"
+      "Ranks that outnumber cores want --mca mpi_yield_when_idle 1.\n");
+}
+
+static void print_blocking_help(void) {
+  printf(
+      "\n--mpi-algorithms: Open MPI's coll/tuned, all in the same launch; `ompi_info --param coll\n"
+      "tuned --level 9` names them. The default is always among them. Some are meant for few "
+      "ranks\n"
+      "or small sizes and take long elsewhere. Of other MPI libraries only the default is known.\n"
+      "--compare: the last column is the median by the best one of the named schedules, leaving\n"
+      "out `automatic`: on its line, what the automatic choice costs. A schedule that cannot be\n"
+      "planned has a - and the library's words.\n");
+}
+
+static void print_nonblocking_help(void) {
+  printf("\nThe communication alone (call, then wait), a dummy computation as long as that alone, "
+         "and\n"
+         "the two together (call, computation with the test calls, wait), by turns. Medians.\n"
+         "  Overlap = max(0, 100 * (1 - (Overall - Compute) / Pure Comm.))\n"
+         "Time in test calls counts as communication. Without them (-t 0) a message moves on only\n"
+         "where the network does so by itself. The dense collective has a computation of its own\n"
+         "length, and MPI_Test.\n");
+}
+
 void bench_print_help(const struct bench_benchmark *benchmark) {
   printf("usage: onebit-bench %s [options]\n\n%s.\n\n", benchmark->name, benchmark->summary);
   for (const struct row *row = rows; row < rows + row_count; row++)
@@ -287,14 +371,10 @@ void bench_print_help(const struct bench_benchmark *benchmark) {
            benchmark->largest);
   else
     printf("\nWhere -m does not say, the size is %zu; -m MAX is one size.\n", benchmark->largest);
-  if (benchmark->kind != BENCH_COLLECTIVES)
-    return;
-  printf(
-      "\nEach iteration begins with a barrier and lasts as long as the slowest rank takes. The\n"
-      "dense collective runs on the same numbers as float32, by turns with the compressed one.\n"
-      "It is the MPI library's, with the algorithm that the library chooses. To compare with\n"
-      "another one, ask MPI for it, in Open MPI for example\n"
-      "  mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4 ...\n"
-      "where `ompi_info --param coll tuned --level 9` names the algorithms. Ranks that outnumber\n"
-      "cores want --mca mpi_yield_when_idle 1.\n");
+  if (benchmark->kind & BENCH_RANKED)
+    print_ranked_help();
+  if (benchmark->kind & BENCH_COLLECTIVES)
+    print_blocking_help();
+  if (benchmark->kind & BENCH_NONBLOCKING)
+    print_nonblocking_help();
 }

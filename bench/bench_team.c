@@ -52,7 +52,8 @@ static void threads_combine(struct bench_team *team, double *values, size_t coun
   threads_barrier(team);
 }
 
-static const struct bench_team_kind threads_kind = {threads_barrier, threads_combine, NULL};
+static const struct bench_team_kind threads_kind = {.barrier = threads_barrier,
+                                                    .combine = threads_combine};
 
 static void *run_member(void *argument) {
   struct member *member = argument;
@@ -87,8 +88,10 @@ static int run_in_hall(struct hall *hall, onebit_comm_t *comms, struct member *m
   int status =
       bench_status(onebit_comm_create_loopback(ranks, comms), "onebit_comm_create_loopback");
   for (int rank = 0; status == BENCH_OK && rank < ranks; rank++)
-    members[rank] = (struct member){
-        .team = {&threads_kind, rank, ranks, comms[rank], hall}, .body = body, .context = context};
+    members[rank] =
+        (struct member){.team = {&threads_kind, rank, ranks, comms[rank], hall, NULL, 0},
+                        .body = body,
+                        .context = context};
   if (status == BENCH_OK)
     status = run_members(members, ranks);
   for (int rank = 0; rank < ranks; rank++)

@@ -7,10 +7,15 @@
 
 #define RANKS 3
 
+/* One more schedule than --compare takes. */
+#define THIRTEEN                                                                                   \
+  "exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,exchange,"     \
+  "exchange,exchange,exchange"
+
 /* The arguments after the subcommand, separated by spaces. `error` may be NULL. */
 static bool parse(const char *subcommand, const char *arguments, struct bench_options *options,
                   char *error) {
-  static char text[256]; /* options point into it */
+  static char text[300]; /* options point into it */
   static char *argv[32];
   char name[] = "onebit-bench", words[256] = "";
   int argc = 2;
@@ -67,9 +72,64 @@ Test(bench, streams_are_a_list) {
   cr_expect(options.streams[0] == 3 && options.streams[1] == 16);
 }
 
+Test(bench, comparisons_are_lists) {
+  struct bench_options options;
+  cr_assert(parse("allreduce",
+                  "--compare automatic,allgather:dense,hierarchical:bits -z --json -u 3 "
+                  "--mpi-algorithms 3,6 --schedule exchange --wire dense",
+                  &options, NULL));
+  cr_expect_eq(options.compare_count, 3);
+  cr_expect_eq(options.compare[0].schedule, ONEBIT_SCHEDULE_AUTOMATIC);
+  cr_expect_eq(options.compare[0].wire, ONEBIT_WIRE_BITS);
+  cr_expect_eq(options.compare[1].schedule, ONEBIT_SCHEDULE_ALLGATHER);
+  cr_expect_eq(options.compare[1].wire, ONEBIT_WIRE_DENSE);
+  cr_expect_eq(options.compare[2].schedule, ONEBIT_SCHEDULE_HIERARCHICAL);
+  cr_expect_eq(options.compare[2].wire, ONEBIT_WIRE_BITS);
+  cr_expect_eq(options.variant.schedule, ONEBIT_SCHEDULE_EXCHANGE);
+  cr_expect_eq(options.variant.wire, ONEBIT_WIRE_DENSE);
+  cr_expect(options.tails && options.json && options.checked_warmups == 3);
+  cr_expect(options.algorithm_count == 2 && options.algorithms[0] == 3 &&
+            options.algorithms[1] == 6 && !options.all_algorithms);
+}
+
+Test(bench, comparisons_have_defaults) {
+  struct bench_options options;
+  cr_assert(parse("allreduce", "--mpi-algorithms 3 --mpi-algorithms all", &options, NULL));
+  cr_expect(options.all_algorithms && options.algorithm_count == 0);
+  cr_assert(parse("allreduce", "--mpi-algorithms all --mpi-algorithms default", &options, NULL));
+  cr_expect(!options.all_algorithms && options.algorithm_count == 0);
+  cr_assert(parse("iallreduce", "", &options, NULL));
+  cr_expect_eq(options.tests, BENCH_BY_TIME);
+  cr_expect_eq(options.compare_count, 0);
+  cr_assert(parse("iallreduce", "-t 0", &options, NULL));
+  cr_expect_eq(options.tests, 0);
+}
+
 Test(bench, wrong_command_lines_get_words) {
   static const char *const wrong[][2] = {
-      {"allreduce", "-z"},
+      {"allreduce", "-q"},
+      {"allreduce", "-t 5"},
+      {"allreduce", "-u -1"},
+      {"allreduce", "-z5"},
+      {"allreduce", "--json=1"},
+      {"allreduce", "--schedule ring"},
+      {"allreduce", "--schedule exchange:dense"},
+      {"allreduce", "--wire 16"},
+      {"allreduce", "--compare ,"},
+      {"allreduce", "--compare exchange,"},
+      {"allreduce", "--compare exchange:"},
+      {"allreduce", "--compare exchange:bits:dense"},
+      {"allreduce", "--compare exchange:dens"},
+      {"allreduce", "--compare exchange;allgather"},
+      {"allreduce", "--compare " THIRTEEN},
+      {"allreduce", "--mpi-algorithms 0"},
+      {"allreduce", "--mpi-algorithms ring"},
+      {"allreduce", "--mpi-algorithms 1,"},
+      {"allreduce", "--mpi-algorithms 1,all"},
+      {"iallreduce", "--compare exchange"},
+      {"iallreduce", "--mpi-algorithms all"},
+      {"iallreduce", "-t -1"},
+      {"codec", "--json"},
       {"allreduce", "--blocksize 32"},
       {"allreduce", "--block 32"},
       {"allreduce", "--block-sizes 32"},
@@ -135,6 +195,11 @@ Test(bench, statistics_of_few_samples) {
   cr_expect(s.minimum == 1 && s.median == 3.5 && s.mean == 4.5 && s.maximum == 10);
   s = bench_statistics(one, 1);
   cr_expect(s.minimum == 7 && s.median == 7 && s.percentile90 == 7 && s.maximum == 7);
+  double hundred[101];
+  for (int i = 0; i <= 100; i++)
+    hundred[i] = 100 - i;
+  s = bench_statistics(hundred, 101);
+  cr_expect(s.median == 50 && s.percentile90 == 90 && s.percentile99 == 99 && s.maximum == 100);
   const double a[] = {1, 2, 30}, b[] = {2, 2, 2};
   cr_expect_eq(bench_ratio(a, b, 3, scratch).median, 1);
 }

@@ -1,0 +1,203 @@
+/* The benchmark program's rows: figures, JSON lines, the error of a call. Nothing about times. */
+#define _DEFAULT_SOURCE
+#include <criterion/criterion.h>
+#include <criterion/redirect.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/bench_collective.h"
+
+#define RANKS 3
+
+Test(bench_rows, overlap_is_what_the_computation_hides) {
+  cr_expect_eq(bench_overlap_percent(10, 10, 10), 100);
+  cr_expect_eq(bench_overlap_percent(15, 10, 10), 50);
+  cr_expect_eq(bench_overlap_percent(30, 10, 10), 0);
+}
+
+Test(bench_rows, bandwidths_are_of_the_larger_buffer) {
+  struct bench_team team = {.size = 4};
+  struct bench_case test = {.team = &team,
+                            .collective = &bench_collectives[ONEBIT_ALLREDUCE],
+                            .send_count = 250000000,
+                            .receive_count = 250000000};
+  cr_expect_float_eq(bench_algbw(&test, 0.5), 2, 1e-12);
+  cr_expect_float_eq(bench_busbw(&test, 0.5), 3, 1e-12);
+  test.collective = &bench_collectives[ONEBIT_ALLGATHER];
+  test.send_count /= 4;
+  cr_expect_float_eq(bench_algbw(&test, 0.5), 2, 1e-12);
+  cr_expect_float_eq(bench_busbw(&test, 0.5), 1.5, 1e-12);
+}
+
+/* --- JSON lines */
+
+struct job {
+  const char *subcommand;
+  struct bench_options options;
+};
+
+static int run_job(struct bench_team *team, const void *context) {
+  const struct job *job = context;
+  const struct bench_benchmark *benchmark = bench_find(job->subcommand);
+  return benchmark->run(benchmark, &job->options, team);
+}
+
+/* What a benchmark says with two ranks. Once a test: standard output is closed behind it. */
+static const char *output_of(int argc, char **argv) {
+  static char text[1 << 16], error[256];
+  struct job job = {.subcommand = argv[1]};
+  bool help;
+  cr_redirect_stdout();
+  cr_assert(bench_options_parse(argc, argv, bench_find(argv[1]), &job.options, &help, error));
+  cr_assert_eq(bench_team_run_threads(2, run_job, &job), BENCH_OK);
+  fflush(stdout);
+  fclose(stdout);
+  size_t length = fread(text, 1, sizeof text - 1, cr_get_redirected_stdout());
+  text[length] = '\0';
+  return text;
+}
+
+#define OUTPUT(...)                                                                                \
+  output_of((int)(sizeof((char *[]){"", __VA_ARGS__}) / sizeof(char *)),                           \
+            (char *[]){"", __VA_ARGS__, NULL})
+
+static const char *skip_string(const char *c) {
+  if (*c++ != '"')
+    return NULL;
+  while (*c && *c != '"')
+    c += *c == '\\' ? 2 : 1;
+  return *c ? c + 1 : NULL;
+}
+
+/* Past a value that is no object: a string, a number, true, false or null. */
+static const char *skip_value(const char *c) {
+  static const char *const words[] = {"true", "false", "null"};
+  char *end;
+  if (*c == '"')
+    return skip_string(c);
+  for (int k = 0; k < 3; k++)
+    if (strncmp(c, words[k], strlen(words[k])) == 0)
+      return c + strlen(words[k]);
+  if (!strchr("-0123456789", *c))
+    return NULL;
+  (void)strtod(c, &end);
+  return end;
+}
+
+/* Past {"name":value,...} and the end of its line; NULL: it is not that. */
+static const char *skip_object(const char *c) {
+  if (*c != '{')
+    return NULL;
+  do {
+    c = skip_string(c + 1);
+    if (!c || *c != ':')
+      return NULL;
+    c = skip_value(c + 1);
+  } while (c && *c == ',');
+  return c && c[0] == '}' && c[1] == '\n' ? c + 2 : NULL;
+}
+
+/* The number of lines, each of which must be an object that has these fields. */
+static size_t objects(const char *text, const char *const *fields) {
+  size_t lines = 0;
+  while (*text) {
+    const char *end = skip_object(text);
+    cr_assert_not_null(end, "no object on a line: %s", text);
+    for (size_t k = 0; fields[k]; k++) {
+      const char *found = strstr(text, fields[k]);
+      cr_expect(found && found < end, "%s is not there", fields[k]);
+    }
+    text = end;
+    lines++;
+  }
+  return lines;
+}
+
+static const char *const common_fields[] = {
+    "\"bytes\":",          "\"ranks\":2",          "\"hosts\":",       "\"ranks_per_host\":",
+    "\"schedule\":\"",     "\"wire\":\"",          "\"dtype\":\"",     "\"codec\":\"",
+    "\"chunk\":",          "\"transport\":\"",     "\"iterations\":3", "\"average_us\":",
+    "\"median_us\":",      "\"minimum_us\":",      "\"p90_us\":",      "\"p99_us\":",
+    "\"maximum_us\":",     "\"wire_bytes\":",      "\"algbw\":",       "\"busbw\":",
+    "\"relative_error\":", "\"dense_median_us\":", "\"speedup\":",     NULL};
+
+Test(bench_rows, json_has_an_object_a_line) {
+  const char *text = OUTPUT("allreduce", "-m4K:16K", "-i3", "-x1", "--json");
+  cr_expect_eq(objects(text, common_fields), 3);
+  cr_expect(strstr(text, "{\"benchmark\":\"allreduce\",\"bytes\":4096,") == text, "%s", text);
+  cr_expect(strstr(text, "\"relative_error\":null") && strstr(text, "\"dense_median_us\":null"));
+}
+
+Test(bench_rows, json_compares_a_line_each) {
+  static const char *const fields[] = {"\"requested\":\"", "\"of_best\":", "\"right\":true", NULL};
+  const char *text = OUTPUT("allreduce", "-m4K:4K", "-i3", "-x1", "-c", "--json",
+                            "--compare=automatic,exchange,exchange:dense");
+  cr_expect_eq(objects(text, common_fields), 3);
+  cr_expect_eq(objects(text, fields), 3);
+  cr_expect(strstr(text, "\"requested\":\"exchange:dense\""));
+}
+
+static void check_nonblocking(char *subcommand) {
+  static const char *const fields[] = {
+      "\"overall_us\":", "\"compute_us\":", "\"pure_us\":", "\"overlap\":", "\"tests\":2", NULL};
+  const char *text = OUTPUT(subcommand, "-m4K:8K", "-i3", "-x1", "-t2", "-c", "--json");
+  cr_expect_eq(objects(text, fields), 2);
+  cr_expect_eq(objects(text, common_fields), 2);
+}
+
+Test(bench_rows, json_of_iallreduce) { check_nonblocking("iallreduce"); }
+
+Test(bench_rows, json_of_iallgather) { check_nonblocking("iallgather"); }
+
+Test(bench_rows, json_of_ireduce_scatter) { check_nonblocking("ireduce-scatter"); }
+
+/* The columns of a table are those of its head. */
+Test(bench_rows, tables_have_as_many_columns_as_heads) {
+  char *text = (char *)(uintptr_t)OUTPUT("allreduce", "-m4K:4K", "-i3", "-z", "-c",
+                                         "--compare=automatic,exchange");
+  size_t head = 0, lines = 0, columns;
+  for (char *rest, *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+    bool is_head = strncmp(line, "# Size  ", 8) == 0;
+    columns = 0;
+    for (char *c = line + 2; *c; c++) /* words that are one space apart are one column's */
+      columns += *c != ' ' && c[-1] == ' ' && (c == line + 2 || c[-2] == ' ');
+    head = is_head ? columns : head;
+    lines += line[0] != '#';
+    cr_expect(line[0] == '#' || columns + 1 == head, "%s", line);
+  }
+  cr_expect_eq(lines, 2);
+}
+
+/* --- How far a call is from the exact result */
+
+static int error_body(struct bench_team *team, const void *context) {
+  struct bench_options options = {.threads = 1, .no_dense = true, .iterations = 1};
+  double error[3], *errors = (double *)(uintptr_t)context;
+  for (int operation = 0; operation < 3; operation++) {
+    struct bench_case test;
+    if (bench_case_create(team, &options, &bench_collectives[operation], 100003 * sizeof(float),
+                          &test) != BENCH_OK)
+      return BENCH_FAILED;
+    int status = bench_case_error(&test, &error[operation]);
+    bench_case_destroy(&test);
+    if (status != BENCH_OK)
+      return status;
+  }
+  if (team->rank == 0)
+    memcpy(errors, error, sizeof error);
+  return BENCH_OK;
+}
+
+/* A sign times the root mean square of normal numbers: the error is |x - s r| with r = |x| / n^1/2,
+ * 2 - 2 (2 / pi)^1/2 of the square, so 0.636 of the norm, which an average of ranks with errors of
+ * their own leaves as it is; regions of different magnitude in a block add to it. A second rounding
+ * adds more. */
+Test(bench_rows, relative_error_is_that_of_one_bit) {
+  double errors[3] = {0};
+  cr_assert_eq(bench_team_run_threads(RANKS, error_body, errors), BENCH_OK);
+  for (int operation = 0; operation < 3; operation++)
+    cr_expect(errors[operation] > 0.6 && errors[operation] < 1, "%s: %g",
+              bench_collectives[operation].name, errors[operation]);
+  cr_expect_gt(errors[ONEBIT_ALLREDUCE], errors[ONEBIT_REDUCE_SCATTER]);
+}
