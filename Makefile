@@ -68,7 +68,8 @@ LIBRARY  := $(filter-out $(only_mpi),\
               $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
-PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c))
+PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c \
+              bench/replay.c $(if $(filter 1,$(MPI)),bench/tune.c)))
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               $(if $(filter 1,$(MPI)),examples/allreduce.c)))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -125,6 +126,7 @@ $(BUILD)/onebit-%: $(STATIC)
 $(BUILD)/onebit-bench: $(call objects,bench/bench*.c bench/common*.c)
 $(BUILD)/onebit-info: $(call objects,bench/info*.c bench/common*.c)
 $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
+$(BUILD)/onebit-tune: $(call objects,bench/tune*.c bench/common*.c)
 
 $(EXAMPLES) $(DIGEST): $(STATIC)
 	$(call say,LD)
@@ -138,6 +140,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(link) -lcriterion $(LIBS)
 $(BUILD)/tests/test_bench: $(call objects,bench/bench_*.c bench/common*.c)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
+$(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
 
 $(FUZZER): $(FUZZER).o $(STATIC)
