@@ -49,8 +49,7 @@ struct doctor_host {
   int ranks, cpus_online;
   int interface_count;
   struct doctor_interface interfaces[DOCTOR_INTERFACES];
-  double local_idle, local_busy; /* a round trip between two ranks of the host, mean: while the
-                                    others sleep, and while they wait in MPI */
+  double local_hop; /* from rank to rank of the host while a message goes round all of them */
 };
 
 /* A subnet that every host has an address in. */
@@ -69,9 +68,10 @@ struct doctor_facts {
   struct doctor_host *hosts;
   uint64_t
       bulk; /* bytes that each host sent to the next one while the kernel's counters were read */
-  double idle, busy;   /* a round trip between the first two hosts, as in struct doctor_host */
-  double *bandwidth;   /* [from * host_count + to] */
-  double *round_trip;  /* [a * host_count + b], both ways round */
+  double hop_two, hop_all; /* from host to host: two of them, the other ranks sleep; round all of
+                              them, the other ranks wait in MPI */
+  double *bandwidth;       /* [from * host_count + to] */
+  double *round_trip;      /* [a * host_count + b], both ways round */
   int message_streams; /* pairs of ranks that sent at once in many_streams; 0: one rank a host */
   double one_stream, many_streams; /* MPI, between the first two hosts */
   int subnet_count;
@@ -105,6 +105,9 @@ void doctor_find_subnets(struct doctor_facts *facts);
 /* The host's interface in that subnet, NULL: none that is up. */
 const struct doctor_interface *doctor_interface_in(const struct doctor_host *host, uint32_t network,
                                                    uint32_t netmask);
+
+/* The largest part of a host's traffic that took its interface in that subnet. */
+double doctor_part_of(const struct doctor_facts *facts, int subnet);
 
 /* The interface that carried most of the bulk transfer, and its part of what all of them carried;
  * NULL when the counters did not see it, as with RDMA. */

@@ -39,14 +39,11 @@ void doctor_say(char *text, size_t room, const char *format, ...) {
 
 /* --- How ranks wait ----------------------------------------------------------------------------*/
 
-/* A scheduler's time slice is a few milliseconds; a round trip without waiting for one takes some
- * microseconds on a host and a few hundred over a slow network. In between there is a wide gap. */
-#define STARVED_MICROSECONDS 1000.0
+/* A scheduler's time slice is a few milliseconds. A hop without waiting for one takes about a
+ * microsecond on a host, some 50 where ranks yield, and over a network what it takes there while
+ * nobody else waits. */
+#define STARVED_MICROSECONDS 300.0
 #define STARVED_RATIO        4.0
-
-static bool is_starved(double idle, double busy, bool crowded) {
-  return busy >= STARVED_MICROSECONDS && (crowded || busy >= STARVED_RATIO * idle);
-}
 
 /* Of the first rank on the host; the launcher gives all ranks the same. */
 static int host_yields(const struct doctor_facts *facts, int host) {
@@ -57,15 +54,15 @@ static int host_yields(const struct doctor_facts *facts, int host) {
 }
 
 static void add_spinning(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                         int host, double idle, double busy, const char *between) {
+                         int host, double hop, const char *among) {
   struct doctor_finding *finding = doctor_add(diagnosis, DOCTOR_SPINNING, host);
   int at = host < 0 ? 0 : host, yields = host_yields(facts, at);
   int ranks = facts->hosts[at].ranks, cpus = doctor_host_cpus(facts, at);
-  SAY(finding->seen,
-      "a round trip between %s takes %.0f us while the other ranks wait in MPI, %.0f us "
-      "while they sleep; %d rank%s on %d CPU%s of %s",
-      between, busy, idle, ranks, ranks == 1 ? "" : "s", cpus, cpus == 1 ? "" : "s",
-      facts->hosts[at].name);
+  SAY(finding->seen, "a message that goes round %s takes %.0f us a hop", among, hop);
+  if (host < 0)
+    SAY(finding->seen, ", between two of them while all others sleep %.0f", facts->hop_two);
+  SAY(finding->seen, "; %d rank%s on %d CPU%s of %s", ranks, ranks == 1 ? "" : "s", cpus,
+      cpus == 1 ? "" : "s", facts->hosts[at].name);
   SAY(finding->why, "ranks that wait keep the processors from those that have work");
   if (yields == 0) {
     SAY(finding->seen, ", mpi_yield_when_idle is off");
@@ -76,19 +73,15 @@ static void add_spinning(const struct doctor_facts *facts, struct doctor_diagnos
 }
 
 static void judge_waiting(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  int worst = -1;
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_host *host = &facts->hosts[h];
-    bool crowded = host->ranks > doctor_host_cpus(facts, h);
-    if (is_starved(host->local_idle, host->local_busy, crowded) &&
-        (worst < 0 || host->local_busy > facts->hosts[worst].local_busy))
+  int worst = 0;
+  for (int h = 1; h < facts->host_count; h++)
+    if (facts->hosts[h].local_hop > facts->hosts[worst].local_hop)
       worst = h;
-  }
-  if (worst >= 0)
-    add_spinning(facts, diagnosis, worst, facts->hosts[worst].local_idle,
-                 facts->hosts[worst].local_busy, "two ranks of a host");
-  else if (is_starved(facts->idle, facts->busy, false))
-    add_spinning(facts, diagnosis, -1, facts->idle, facts->busy, "two hosts");
+  if (facts->hosts[worst].local_hop >= STARVED_MICROSECONDS)
+    add_spinning(facts, diagnosis, worst, facts->hosts[worst].local_hop, "the ranks of a host");
+  else if (facts->hop_all >= STARVED_MICROSECONDS &&
+           facts->hop_all >= STARVED_RATIO * facts->hop_two)
+    add_spinning(facts, diagnosis, -1, facts->hop_all, "the hosts");
 }
 
 /* --- Binding -----------------------------------------------------------------------------------*/

@@ -80,45 +80,58 @@ double doctor_round_trips(MPI_Comm comm, int peer, bool first, double seconds, d
 /* Long against a scheduler's time slice (some milliseconds), so that the mean sees whole ones. */
 #define WAITING_SECONDS 0.25
 
-/* Two ranks exchange messages; the others sleep, or wait in MPI as they do in a collective. The
- * mean counts, not the median: two ranks that happen to run side by side for one time slice make
- * many quick round trips in it, and then none for several. */
-static double trips_while_waiting(const struct doctor_team *team, MPI_Comm comm, bool busy) {
-  double mean = 0;
-  int rank = 2, size = 0;
-  if (comm != MPI_COMM_NULL) {
-    MPI_Comm_rank(comm, &rank);
-    MPI_Comm_size(comm, &size);
+/* A message goes round; every rank waits for it in MPI. The mean time of a hop, on the first rank.
+ * All ranks of a host take part, because two of them that happen to run side by side for one time
+ * slice hide in thousands of quick round trips that they then wait for several slices. */
+static double hop_in_ring(MPI_Comm ring) {
+  int rank, size, laps = 0, go = 1;
+  MPI_Comm_rank(ring, &rank);
+  MPI_Comm_size(ring, &size);
+  double start = doctor_now();
+  while (go) {
+    if (rank == 0) {
+      go = doctor_now() - start < WAITING_SECONDS;
+      MPI_Send(&go, 1, MPI_INT, 1, TAG, ring);
+    }
+    MPI_Recv(&go, 1, MPI_INT, (rank + size - 1) % size, TAG, ring, MPI_STATUS_IGNORE);
+    if (rank != 0)
+      MPI_Send(&go, 1, MPI_INT, (rank + 1) % size, TAG, ring);
+    laps++;
   }
+  return 1e6 * (doctor_now() - start) / laps / size;
+}
+
+static void measure_local_hops(const struct doctor_team *team, struct doctor_facts *facts) {
+  double hop = 0;
   doctor_wait_asleep(team->all);
-  if (rank < 2 && size >= 2)
-    mean = doctor_round_trips(comm, 1 - rank, rank == 0, WAITING_SECONDS, NULL);
-  if (busy)
-    MPI_Barrier(team->all);
+  if (team->local_size >= 2)
+    hop = hop_in_ring(team->local);
   doctor_wait_asleep(team->all);
-  return mean;
+  if (team->leaders == MPI_COMM_NULL)
+    return;
+  double *every = calloc((size_t)facts->host_count, sizeof *every);
+  if (!every)
+    MPI_Abort(team->all, DOCTOR_USAGE);
+  MPI_Gather(&hop, 1, MPI_DOUBLE, every, 1, MPI_DOUBLE, 0, team->leaders);
+  for (int h = 0; team->rank == 0 && h < facts->host_count; h++)
+    facts->hosts[h].local_hop = sooner(every[h], facts->hosts[h].local_hop);
+  free(every);
 }
 
 void doctor_measure_waiting(const struct doctor_team *team, struct doctor_facts *facts) {
-  double local[2] = {0};
-  if (facts->host_count < facts->rank_count) /* some host has two ranks */
-    for (int busy = 0; busy < 2; busy++)
-      local[busy] = trips_while_waiting(team, team->local, busy);
-  if (facts->host_count >= 2) {
-    facts->idle = sooner(trips_while_waiting(team, team->leaders, false), facts->idle);
-    facts->busy = sooner(trips_while_waiting(team, team->leaders, true), facts->busy);
-  }
-  if (team->leaders == MPI_COMM_NULL)
+  double two = 0, ring = 0;
+  bool leads = team->leaders != MPI_COMM_NULL;
+  measure_local_hops(team, facts);
+  if (facts->host_count < 2)
     return;
-  double *every = calloc(2 * (size_t)facts->host_count, sizeof *every);
-  if (!every)
-    MPI_Abort(team->all, DOCTOR_USAGE);
-  MPI_Gather(local, 2, MPI_DOUBLE, every, 2, MPI_DOUBLE, 0, team->leaders);
-  for (int h = 0; team->rank == 0 && h < facts->host_count; h++) {
-    facts->hosts[h].local_idle = sooner(every[2 * h], facts->hosts[h].local_idle);
-    facts->hosts[h].local_busy = sooner(every[2 * h + 1], facts->hosts[h].local_busy);
-  }
-  free(every);
+  if (leads && team->host < 2)
+    two = doctor_round_trips(team->leaders, 1 - team->host, team->host == 0, WAITING_SECONDS, NULL);
+  doctor_wait_asleep(team->all);
+  if (leads)
+    ring = hop_in_ring(team->leaders);
+  MPI_Barrier(team->all); /* where the others wait, as they do in a collective */
+  facts->hop_two = sooner(two / 2, facts->hop_two);
+  facts->hop_all = sooner(ring, facts->hop_all);
 }
 
 /* --- What carries the traffic ------------------------------------------------------------------*/
@@ -163,9 +176,9 @@ void doctor_measure_carrier(const struct doctor_team *team, struct doctor_facts 
 /* --- All pairs of hosts ------------------------------------------------------------------------*/
 
 #define LATENCY_SECONDS   0.03
-#define BANDWIDTH_SECONDS 0.1
-/* At 0.25 s a round five seconds; every host of a larger cluster meets this many others. */
-enum { MOST_ROUNDS = 20 };
+#define BANDWIDTH_SECONDS 0.15
+/* At 0.35 s a round five seconds; every host of a larger cluster meets this many others. */
+enum { MOST_ROUNDS = 15 };
 
 static double measure_rate(MPI_Comm comm, int peer, bool sends) {
   int pieces = doctor_transfer_length(comm, peer, sends, BANDWIDTH_SECONDS);

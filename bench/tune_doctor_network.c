@@ -30,19 +30,6 @@ static int fastest_subnet(const struct doctor_facts *facts) {
   return best;
 }
 
-/* The largest part of a host's traffic that takes an interface of that subnet. */
-static double part_of(const struct doctor_facts *facts, int subnet) {
-  double most = 0;
-  for (int h = 0; h < facts->host_count; h++) {
-    double part;
-    const struct doctor_interface *carrier = doctor_carrier(facts, h, &part);
-    const struct doctor_interface *there = interface_of(facts, h, subnet);
-    if (carrier && there && carrier->sent > 0)
-      most = fmax(most, part * (double)there->sent / (double)carrier->sent);
-  }
-  return most;
-}
-
 static void judge_wrong(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
                         int used, int best) {
   const struct doctor_subnet *slow = &facts->subnets[used], *fast = &facts->subnets[best];
@@ -65,16 +52,16 @@ static bool judge_spread(const struct doctor_facts *facts, struct doctor_diagnos
                          int best) {
   for (int s = 0; s < facts->subnet_count; s++) {
     const struct doctor_subnet *slow = &facts->subnets[s], *fast = &facts->subnets[best];
-    double part = part_of(facts, s);
-    if (s == best || part < SPREAD_PART || part_of(facts, best) < SPREAD_PART ||
+    double part = doctor_part_of(facts, s);
+    if (s == best || part < SPREAD_PART || doctor_part_of(facts, best) < SPREAD_PART ||
         slow->rate[0] <= 0 || fast->rate[0] < INTERFACE_RATIO * slow->rate[0])
       continue;
     struct doctor_finding *finding = doctor_add(diagnosis, DOCTOR_SPREAD, -1);
     SAY(finding->seen,
         "%.0f %% of MPI's traffic takes %s, where plain TCP carries %.2f Gbit/s, and %.0f %% takes "
         "%s, which carries %.2f",
-        100 * part, interface_of(facts, 0, s)->name, slow->rate[0], 100 * part_of(facts, best),
-        interface_of(facts, 0, best)->name, fast->rate[0]);
+        100 * part, interface_of(facts, 0, s)->name, slow->rate[0],
+        100 * doctor_part_of(facts, best), interface_of(facts, 0, best)->name, fast->rate[0]);
     SAY(finding->why, "a message that is cut among both arrives when its slower part does");
     SAY(finding->set, "let MPI use %s alone", interface_of(facts, 0, best)->name);
     diagnosis->set_subnet = best;
@@ -90,7 +77,7 @@ static void judge_odd(const struct doctor_facts *facts, struct doctor_diagnosis 
     char network[DOCTOR_ADDRESS], address[DOCTOR_ADDRESS];
     const struct doctor_interface *carrier = doctor_carrier(facts, h, &part);
     const struct doctor_interface *common = interface_of(facts, h, used);
-    if (!carrier || strcmp(carrier->name, common->name) == 0)
+    if (!carrier || (double)common->sent >= SPREAD_PART * (double)carrier->sent)
       continue;
     struct doctor_finding *finding = doctor_add(diagnosis, DOCTOR_ODD_INTERFACE, h);
     SAY(finding->seen,

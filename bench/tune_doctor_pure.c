@@ -171,6 +171,19 @@ const struct doctor_interface *doctor_carrier(const struct doctor_facts *facts, 
   return most;
 }
 
+double doctor_part_of(const struct doctor_facts *facts, int subnet) {
+  double most = 0;
+  for (int h = 0; h < facts->host_count; h++) {
+    double part;
+    const struct doctor_interface *carrier = doctor_carrier(facts, h, &part);
+    const struct doctor_interface *there = doctor_interface_in(
+        &facts->hosts[h], facts->subnets[subnet].network, facts->subnets[subnet].netmask);
+    if (carrier && there && carrier->sent > 0)
+      most = fmax(most, part * (double)there->sent / (double)carrier->sent);
+  }
+  return most;
+}
+
 int doctor_used_subnet(const struct doctor_facts *facts) {
   int best = -1, most = 0;
   for (int s = 0; s < facts->subnet_count; s++) {

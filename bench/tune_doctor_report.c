@@ -17,9 +17,9 @@ static void print_more(FILE *file, const struct doctor_facts *facts) {
 
 static void print_time(FILE *file, double time) {
   if (time > 0)
-    fprintf(file, " %11.1f", time);
+    fprintf(file, " %9.1f", time);
   else
-    fprintf(file, " %11s", "-");
+    fprintf(file, " %9s", "-");
 }
 
 /* "0-3,8", or as much of it as fits. */
@@ -47,9 +47,9 @@ static void print_ranks(FILE *file, const struct doctor_facts *facts) {
           : yields == 0 ? "no"
                         : "the library does not say");
   fprintf(file,
-          "\nRanks; a round trip between two ranks of a host in us, while the others sleep and "
-          "wait\n  %-16s %6s %6s %6s %11s %11s  %s\n",
-          "host", "ranks", "CPUs", "usable", "asleep", "waiting", "first rank's CPUs");
+          "\nRanks; a hop of a message that goes round the ranks of a host, in us\n"
+          "  %-16s %6s %6s %6s %9s  %s\n",
+          "host", "ranks", "CPUs", "usable", "hop", "first rank's CPUs");
   for (int h = 0; h < shown(facts); h++) {
     const struct doctor_host *host = &facts->hosts[h];
     char list[64] = "";
@@ -58,14 +58,14 @@ static void print_ranks(FILE *file, const struct doctor_facts *facts) {
         cpu_list(facts->ranks[r].cpus, list, sizeof list);
     fprintf(file, "  %-16s %6d %6d %6d", host->name, host->ranks, host->cpus_online,
             doctor_host_cpus(facts, h));
-    print_time(file, host->local_idle);
-    print_time(file, host->local_busy);
+    print_time(file, host->local_hop);
     fprintf(file, "  %s\n", list);
   }
   print_more(file, facts);
-  if (facts->busy > 0)
-    fprintf(file, "  between %s and %s: %.1f us asleep, %.1f us waiting\n", facts->hosts[0].name,
-            facts->hosts[1].name, facts->idle, facts->busy);
+  if (facts->hop_all > 0)
+    fprintf(file,
+            "  a hop between %s and %s, all others asleep: %.1f us; round all hosts: %.1f us\n",
+            facts->hosts[0].name, facts->hosts[1].name, facts->hop_two, facts->hop_all);
 }
 
 static void print_interface(FILE *file, const struct doctor_interface *interface) {
@@ -99,7 +99,6 @@ static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
 }
 
 static void print_subnets(FILE *file, const struct doctor_facts *facts) {
-  int used = doctor_used_subnet(facts);
   fprintf(file,
           "\nSubnets that all hosts share; plain TCP in Gbit/s, the fastest pair of hosts\n"
           "  %-20s %9s %9s %9s\n",
@@ -110,12 +109,13 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
     fprintf(file, "  %-20s", doctor_network(subnet->network, subnet->netmask, network));
     for (int i = 0; i < DOCTOR_STREAMS; i++)
       fprintf(file, " %9.2f", subnet->rate[i]);
-    fprintf(file, "%s%s\n", s == used ? "  MPI's traffic" : "",
-            subnet->rate[0] > 0 ? "" : "  no connection: a firewall?");
+    if (doctor_part_of(facts, s) >= 0.01)
+      fprintf(file, "  %.0f %% of MPI's traffic", 100 * doctor_part_of(facts, s));
+    fprintf(file, "%s\n", subnet->rate[0] > 0 ? "" : "  no connection: a firewall?");
   }
   if (facts->subnet_count == 0)
     fprintf(file, "  none\n");
-  if (used < 0)
+  if (doctor_used_subnet(facts) < 0)
     fprintf(file, "  MPI's traffic took none of them: the kernel did not count it (RDMA), or the "
                   "hosts are\n  in different subnets; interfaces cannot be judged\n");
   if (facts->message_streams)
