@@ -1,4 +1,5 @@
 /* onebit-tune --doctor: measures, judges, measures again what looks wrong, and says what it is. */
+#define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>

@@ -107,6 +107,32 @@ static void print_others(FILE *file, const struct doctor_diagnosis *diagnosis,
   fprintf(file, "\n");
 }
 
+/* Which setting a kind of finding asks for; NULL: none that can be pasted. */
+static const char *setting_of(enum doctor_kind kind) {
+  switch (kind) {
+  case DOCTOR_SPINNING:
+    return "yield";
+  case DOCTOR_SAME_CPU:
+    return "binding";
+  case DOCTOR_WRONG_INTERFACE:
+  case DOCTOR_ODD_INTERFACE:
+  case DOCTOR_SPREAD:
+    return "interface";
+  case DOCTOR_STREAMS_HELP:
+    return "streams";
+  default:
+    return NULL;
+  }
+}
+
+static void print_reasons(FILE *file, const struct doctor_diagnosis *diagnosis) {
+  for (int i = 0; i < diagnosis->count; i++) {
+    const struct doctor_finding *finding = &diagnosis->findings[i];
+    if (setting_of(finding->kind))
+      fprintf(file, "  # %s: %s\n", setting_of(finding->kind), finding->seen);
+  }
+}
+
 void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
                            const struct doctor_diagnosis *diagnosis) {
   struct words words = {.names = ""};
@@ -115,7 +141,9 @@ void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
     return;
   if (diagnosis->set_subnet >= 0)
     name_interface(facts, diagnosis->set_subnet, &words);
-  fprintf(file, "\nSettings\n%s\n", facts->library_name);
+  fprintf(file, "\nSettings, and what was measured that asks for them\n");
+  print_reasons(file, diagnosis);
+  fprintf(file, "%s\n", facts->library_name);
   if (facts->library == DOCTOR_OPEN_MPI)
     print_open_mpi(file, facts, diagnosis, &words);
   else if (facts->library == DOCTOR_MPICH)

@@ -1,4 +1,5 @@
 /* What the doctor measures with messages: how ranks wait, pairs of hosts, streams. */
+#define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

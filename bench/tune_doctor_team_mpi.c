@@ -1,4 +1,5 @@
 /* Who is where: the doctor's communicators, and what every rank and host says of itself. */
+#define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
