@@ -106,8 +106,9 @@ void doctor_find_subnets(struct doctor_facts *facts);
 const struct doctor_interface *doctor_interface_in(const struct doctor_host *host, uint32_t network,
                                                    uint32_t netmask);
 
-/* The largest part of a host's traffic that took its interface in that subnet. */
-double doctor_part_of(const struct doctor_facts *facts, int subnet);
+/* The part of the traffic that took the host's interface in that subnet, or all hosts' with
+ * host -1. */
+double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
 
 /* The interface that carried most of the bulk transfer, and its part of what all of them carried;
  * NULL when the counters did not see it, as with RDMA. */

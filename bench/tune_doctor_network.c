@@ -47,21 +47,30 @@ static void judge_wrong(const struct doctor_facts *facts, struct doctor_diagnosi
   diagnosis->set_subnet = best;
 }
 
+/* Whether a host sends in both. Where one host takes another interface than the others, it is that
+ * host which is odd. */
+static bool sends_in_both(const struct doctor_facts *facts, int subnet, int other) {
+  for (int h = 0; h < facts->host_count; h++)
+    if (doctor_part_of(facts, h, subnet) >= SPREAD_PART &&
+        doctor_part_of(facts, h, other) >= SPREAD_PART)
+      return true;
+  return false;
+}
+
 /* Open MPI takes all interfaces that it may, and cuts long messages among them. */
 static bool judge_spread(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
                          int best) {
   for (int s = 0; s < facts->subnet_count; s++) {
     const struct doctor_subnet *slow = &facts->subnets[s], *fast = &facts->subnets[best];
-    double part = doctor_part_of(facts, s);
-    if (s == best || part < SPREAD_PART || doctor_part_of(facts, best) < SPREAD_PART ||
-        slow->rate[0] <= 0 || fast->rate[0] < INTERFACE_RATIO * slow->rate[0])
+    if (s == best || !sends_in_both(facts, s, best) || slow->rate[0] <= 0 ||
+        fast->rate[0] < INTERFACE_RATIO * slow->rate[0])
       continue;
     struct doctor_finding *finding = doctor_add(diagnosis, DOCTOR_SPREAD, -1);
     SAY(finding->seen,
         "%.0f %% of MPI's traffic takes %s, where plain TCP carries %.2f Gbit/s, and %.0f %% takes "
         "%s, which carries %.2f",
-        100 * part, interface_of(facts, 0, s)->name, slow->rate[0],
-        100 * doctor_part_of(facts, best), interface_of(facts, 0, best)->name, fast->rate[0]);
+        100 * doctor_part_of(facts, -1, s), interface_of(facts, 0, s)->name, slow->rate[0],
+        100 * doctor_part_of(facts, -1, best), interface_of(facts, 0, best)->name, fast->rate[0]);
     SAY(finding->why, "a message that is cut among both arrives when its slower part does");
     SAY(finding->set, "let MPI use %s alone", interface_of(facts, 0, best)->name);
     diagnosis->set_subnet = best;
@@ -86,7 +95,8 @@ static void judge_odd(const struct doctor_facts *facts, struct doctor_diagnosis 
         doctor_network(facts->subnets[used].network, facts->subnets[used].netmask, network),
         common->name);
     SAY(finding->why, "its way to the others is another one, and may be a slower one");
-    SAY(finding->set, "name the interface, the same on every host");
+    SAY(finding->set,
+        "name the interface, the same on every host; its routes if it is named: ip route there");
     if (diagnosis->set_subnet < 0)
       diagnosis->set_subnet = used;
   }

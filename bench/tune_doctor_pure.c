@@ -171,17 +171,19 @@ const struct doctor_interface *doctor_carrier(const struct doctor_facts *facts, 
   return most;
 }
 
-double doctor_part_of(const struct doctor_facts *facts, int subnet) {
-  double most = 0;
+double doctor_part_of(const struct doctor_facts *facts, int host, int subnet) {
+  double there = 0, all = 0;
   for (int h = 0; h < facts->host_count; h++) {
     double part;
     const struct doctor_interface *carrier = doctor_carrier(facts, h, &part);
-    const struct doctor_interface *there = doctor_interface_in(
+    const struct doctor_interface *interface = doctor_interface_in(
         &facts->hosts[h], facts->subnets[subnet].network, facts->subnets[subnet].netmask);
-    if (carrier && there && carrier->sent > 0)
-      most = fmax(most, part * (double)there->sent / (double)carrier->sent);
+    if (!carrier || (host >= 0 && host != h))
+      continue;
+    there += interface ? (double)interface->sent : 0;
+    all += (double)carrier->sent / part;
   }
-  return most;
+  return all > 0 ? there / all : 0;
 }
 
 int doctor_used_subnet(const struct doctor_facts *facts) {

@@ -109,8 +109,8 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
     fprintf(file, "  %-20s", doctor_network(subnet->network, subnet->netmask, network));
     for (int i = 0; i < DOCTOR_STREAMS; i++)
       fprintf(file, " %9.2f", subnet->rate[i]);
-    if (doctor_part_of(facts, s) >= 0.01)
-      fprintf(file, "  %.0f %% of MPI's traffic", 100 * doctor_part_of(facts, s));
+    if (doctor_part_of(facts, -1, s) >= 0.01)
+      fprintf(file, "  %.0f %% of MPI's traffic", 100 * doctor_part_of(facts, -1, s));
     fprintf(file, "%s\n", subnet->rate[0] > 0 ? "" : "  no connection: a firewall?");
   }
   if (facts->subnet_count == 0)

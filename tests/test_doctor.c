@@ -257,8 +257,10 @@ Test(doctor, a_host_whose_traffic_takes_another_interface_is_named) {
   struct doctor_facts facts = cluster(HOSTS);
   facts.hosts[2].interfaces[0].sent = 300;
   facts.hosts[2].interfaces[1].sent = 4 * MIB;
+  facts.subnets[1].rate[0] = facts.subnets[1].rate[1] = facts.subnets[1].rate[2] = 0.3;
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_ODD_INTERFACE);
+  cr_expect_float_eq(doctor_part_of(&facts, -1, 1), 0.25, 0.01);
   cr_expect_eq(finding->host, 2);
   cr_expect(strstr(settings(&facts, &diagnosis), "btl_tcp_if_include eth0 "));
 }
@@ -286,7 +288,13 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
   cr_expect_str_eq(settings(&facts, &diagnosis),
                    "Open MPI v4.1.4\n  mpirun --mca mpi_yield_when_idle 1 ...\n"
                    "  export OMPI_MCA_mpi_yield_when_idle=1    # the same for srun\n");
+  facts.hosts[1].local_hop = 400;
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.findings[0].kind, DOCTOR_SLOW_PAIR, "2 processors for 1 rank");
+  facts.hosts[1].ranks = 3;
+  cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SPINNING, "3 ranks on them");
   facts.ranks[0].yields = facts.ranks[1].yields = 1;
+  facts.hosts[1].local_hop = 5000;
   only_finding(&facts, &diagnosis);
   cr_expect_str_eq(settings(&facts, &diagnosis), "", "it is on already");
 }
@@ -298,6 +306,10 @@ Test(doctor, a_slow_network_is_no_spinning) {
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
   facts.hop_two = 50;
+  facts.hop_all = 900; /* what other programs on the same processors can do */
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
+  facts.hop_all = 4000;
   cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SPINNING);
 }
 
