@@ -22,9 +22,11 @@ void doctor_print_findings(FILE *file, const struct doctor_diagnosis *diagnosis)
 
 /* --- Settings ----------------------------------------------------------------------------------*/
 
+enum { WORDS = 256 }; /* a dozen and more names; a longer list ends early */
+
 struct words {
-  char names[DOCTOR_SUBNETS * 16 * 4];   /* the interface's names, with commas where hosts differ */
-  char include[DOCTOR_SUBNETS * 16 * 4]; /* for Open MPI: the name, or the subnet */
+  char names[WORDS];   /* the interface's names, with commas where hosts differ */
+  char include[WORDS]; /* for Open MPI: the name, or the subnet */
 };
 
 static bool has_name(const char *list, const char *name) {

@@ -1,4 +1,4 @@
-/* The doctor's findings: from facts to what is wrong, in words. Knows neither MPI nor the machine. */
+/* The findings, from facts to what is wrong, in words. Knows neither MPI nor the machine. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>

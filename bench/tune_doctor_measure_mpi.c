@@ -307,6 +307,8 @@ void doctor_measure_subnets(const struct doctor_team *team, struct doctor_facts 
     struct doctor_subnet *subnet = &facts->subnets[step / DOCTOR_STREAMS];
     int streams = step % DOCTOR_STREAMS, peer = team->host ^ 1;
     double rate = 0, best;
+    if (streams > 0 && subnet->rate[0] <= 0) /* no connection: not again two seconds for each */
+      continue;
     if (peer < facts->host_count)
       rate = socket_rate(team, facts, subnet, 1 << streams, peer);
     doctor_wait_asleep(team->leaders);

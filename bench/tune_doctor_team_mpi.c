@@ -36,8 +36,7 @@ void doctor_wait_asleep(MPI_Comm comm) {
     nanosleep(&nap, NULL);
 }
 
-/* Open MPI has a variable for it, a C _Bool; where there is none, or of another type, nothing is
- * known: -1. */
+/* Open MPI has a variable for it, a C _Bool; where there is none nothing is known: -1. */
 static int library_yields(void) {
   int provided, index, count, result = -1;
   MPI_T_cvar_handle handle;
