@@ -131,8 +131,9 @@ $(BUILD)/onebit-%: $(STATIC)
 $(BUILD)/onebit-bench: $(call objects,bench/bench*.c bench/common*.c)
 $(BUILD)/onebit-info: $(call objects,bench/info*.c bench/common*.c)
 # Its codec's speeds are those of onebit-bench's passes.
-TUNED := $(call objects,bench/tune_*.c bench/common*.c bench/bench_measure.c \
-            bench/bench_passes.c bench/bench_triad.c)
+TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
+           $(call objects,bench/tune_*.c bench/common*.c bench/bench_measure.c \
+             bench/bench_passes.c bench/bench_triad.c))
 $(BUILD)/onebit-tune: $(BUILD)/bench/tune.o $(TUNED)
 $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 
@@ -149,6 +150,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(call objects,bench/bench_*.c bench/common*.c)
 $(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
+$(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
 
 $(FUZZER): $(FUZZER).o $(STATIC)

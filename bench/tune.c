@@ -1,13 +1,33 @@
 /* onebit-tune: reads the command line and begins. */
 #include <stdio.h>
+#include <string.h>
 
 #include "bench/tune.h"
+#include "bench/tune_doctor.h"
 
-#ifndef ONEBIT_HAVE_MPI
-int tune_run(const struct tune_options *options) {
-  (void)options;
+#ifdef ONEBIT_HAVE_MPI
+#include <mpi.h>
+
+static int run_doctor(int argc, char **argv) {
+  MPI_Init(&argc, &argv);
+  int status = tune_doctor(argc, argv);
+  MPI_Finalize();
+  return status;
+}
+#else
+static int refuse(void) {
   tune_complain("built without MPI (MPI=0): it can only --predict; see --help");
   return TUNE_FAILED;
+}
+
+int tune_run(const struct tune_options *options) {
+  (void)options;
+  return refuse();
+}
+
+static int run_doctor(int argc, char **argv) {
+  (void)argc, (void)argv;
+  return refuse();
 }
 #endif
 
@@ -15,6 +35,8 @@ int main(int argc, char **argv) {
   struct tune_options options;
   bool help;
   char error[256];
+  if (argc > 1 && strcmp(argv[1], "--doctor") == 0)
+    return run_doctor(argc - 2, argv + 2);
   if (!tune_options_parse(argc, argv, &options, &help, error)) {
     tune_complain("%s", error);
     return TUNE_USAGE;

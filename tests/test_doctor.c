@@ -1,0 +1,380 @@
+/* What onebit-tune --doctor makes of measured figures: no MPI, no network, no clock. */
+#define _POSIX_C_SOURCE 200809L /* fmemopen */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/tune_doctor.h"
+
+/* --- A cluster to find fault with --------------------------------------------------------------*/
+
+enum { HOSTS = 4, MIB = 1 << 20 };
+#define ETH0(host) (0x0a4d0001u + (uint32_t)(host)) /* 10.77.0.1 and on */
+#define ETH1(host) (0x0a580001u + (uint32_t)(host)) /* 10.88.0.1 and on */
+#define MASK       0xffffff00u
+
+/* A few per cent up and down, the same each time. */
+static double wobble(int a, int b) { return 1 + 0.05 * ((a * 7 + b * 3) % 5 - 2); }
+
+static struct doctor_facts cluster(int hosts) {
+  static struct doctor_rank ranks[HOSTS];
+  static struct doctor_host all[HOSTS];
+  static double bandwidth[HOSTS * HOSTS], round_trip[HOSTS * HOSTS];
+  struct doctor_facts facts = {.library_name = "Open MPI v4.1.4",
+                               .rank_count = hosts,
+                               .host_count = hosts,
+                               .ranks = ranks,
+                               .hosts = all,
+                               .bulk = 4 * MIB,
+                               .hop_two = 20,
+                               .hop_all = 40,
+                               .bandwidth = bandwidth,
+                               .round_trip = round_trip};
+  for (int h = 0; h < hosts; h++) {
+    ranks[h] = (struct doctor_rank){.host = h, .yields = 1, .cpus = {3}};
+    all[h] = (struct doctor_host){.ranks = 1, .cpus_online = 2, .interface_count = 2};
+    snprintf(all[h].name, sizeof all[h].name, "h%d", h + 1);
+    all[h].interfaces[0] = (struct doctor_interface){
+        "eth0", ETH0(h), MASK, 1500, 10000, true, false, 4 * MIB + 5000, 4 * MIB, 3000};
+    all[h].interfaces[1] =
+        (struct doctor_interface){"eth1", ETH1(h), MASK, 1500, 10000, true, false, 200, 200, 2};
+    for (int other = 0; other < hosts; other++) {
+      bandwidth[h * hosts + other] = h == other ? 0 : 0.9 * wobble(h, other);
+      round_trip[h * hosts + other] = h == other ? 0 : 50 * wobble(h, other);
+    }
+  }
+  doctor_find_subnets(&facts);
+  for (int s = 0; s < facts.subnet_count; s++)
+    for (int i = 0; i < DOCTOR_STREAMS; i++)
+      facts.subnets[s].rate[i] = 0.94;
+  return facts;
+}
+
+static const char *settings(const struct doctor_facts *facts,
+                            const struct doctor_diagnosis *diagnosis) {
+  static char text[4096];
+  memset(text, 0, sizeof text);
+  FILE *file = fmemopen(text, sizeof text - 1, "w");
+  doctor_print_settings(file, facts, diagnosis);
+  fclose(file);
+  const char *library = strstr(text, facts->library_name); /* after what was measured */
+  return library ? library : text;
+}
+
+/* The only finding of the judgement. */
+static const struct doctor_finding *only_finding(const struct doctor_facts *facts,
+                                                 struct doctor_diagnosis *diagnosis) {
+  doctor_judge(facts, diagnosis);
+  cr_assert_eq(diagnosis->count, 1, "%d findings, the first: %s", diagnosis->count,
+               diagnosis->findings[0].seen);
+  cr_expect(diagnosis->findings[0].why[0] && diagnosis->findings[0].set[0]);
+  return &diagnosis->findings[0];
+}
+
+static struct doctor_diagnosis diagnosis;
+
+/* --- Pure parts --------------------------------------------------------------------------------*/
+
+Test(doctor, in_a_tournament_all_meet_once) {
+  for (int hosts = 1; hosts < 20; hosts++) {
+    int met[20][20] = {{0}};
+    for (int round = 0; round < doctor_rounds(hosts); round++)
+      for (int host = 0; host < hosts; host++) {
+        int other = doctor_opponent(hosts, round, host);
+        if (other < 0)
+          continue;
+        cr_assert(other < hosts && other != host, "%d hosts, round %d", hosts, round);
+        cr_assert_eq(doctor_opponent(hosts, round, other), host, "pairs are disjoint");
+        met[host][other]++;
+      }
+    for (int a = 0; a < hosts; a++)
+      for (int b = 0; b < hosts; b++)
+        cr_assert_eq(met[a][b], a != b, "%d hosts: %d and %d", hosts, a, b);
+  }
+}
+
+Test(doctor, outliers_are_far_and_beyond_noise) {
+  const double slow[] = {0.94, 0.93, 0.19, 0.95}, noisy[] = {0.94, 0.6, 0.9, 0.3, 0.5, 0.99};
+  const double half[] = {0.94, 0.19, 0.93, 0.18}, late[] = {50, 0, 55, 500, 52};
+  cr_expect(doctor_outlier(0.19, slow, 4, 1.6, true));
+  cr_expect(!doctor_outlier(0.93, slow, 4, 1.6, true));
+  cr_expect(!doctor_outlier(0.5, noisy, 6, 1.6, true), "within the spread of the others");
+  cr_expect(doctor_outlier(0.18, half, 4, 1.6, true), "half of them are slow");
+  cr_expect(doctor_outlier(500, late, 5, 3, false));
+  cr_expect(!doctor_outlier(0.19, slow + 1, 2, 1.6, true), "of two none is an outlier");
+  cr_expect(!doctor_outlier(0, slow, 4, 1.6, true), "not measured");
+}
+
+Test(doctor, medians) {
+  double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2};
+  cr_expect_eq(doctor_median(odd, 3), 2);
+  cr_expect_eq(doctor_median(even, 4), 2.5);
+  cr_expect_eq(doctor_median(even, 0), 0);
+}
+
+Test(doctor, subnets_are_those_that_join_all_hosts) {
+  struct doctor_facts facts = cluster(3);
+  char text[DOCTOR_ADDRESS];
+  cr_assert_eq(facts.subnet_count, 2);
+  cr_expect_str_eq(doctor_network(facts.subnets[1].network, facts.subnets[1].netmask, text),
+                   "10.88.0.0/24");
+  cr_expect_str_eq(doctor_address(ETH1(2), text), "10.88.0.3");
+  facts.hosts[2].interfaces[1].up = false;
+  doctor_find_subnets(&facts);
+  cr_expect_eq(facts.subnet_count, 1, "an interface that is down joins nothing");
+  for (int h = 0; h < 3; h++)
+    facts.hosts[h].interfaces[0].address = 0xac110001; /* docker0: 172.17.0.1 on all hosts */
+  doctor_find_subnets(&facts);
+  cr_expect_eq(facts.subnet_count, 0);
+}
+
+Test(doctor, counters_become_differences) {
+  struct doctor_host before = cluster(1).hosts[0], after = before;
+  after.interfaces[0].sent += 7;
+  after.interfaces[0].received += 8;
+  strcpy(after.interfaces[1].name, "new0");
+  doctor_subtract(&before, &after);
+  cr_expect_eq(after.interfaces[0].sent, 7);
+  cr_expect_eq(after.interfaces[0].received, 8);
+  cr_expect_eq(after.interfaces[1].sent, 0, "it was not there before");
+}
+
+/* --- Findings ----------------------------------------------------------------------------------*/
+
+Test(doctor, a_healthy_cluster_has_none) {
+  for (int hosts = 1; hosts <= HOSTS; hosts++) {
+    struct doctor_facts facts = cluster(hosts);
+    doctor_judge(&facts, &diagnosis);
+    cr_expect_eq(diagnosis.count, 0, "%d hosts: %s", hosts, diagnosis.findings[0].seen);
+    cr_expect_str_eq(settings(&facts, &diagnosis), "");
+  }
+}
+
+Test(doctor, noise_is_not_a_finding) {
+  struct doctor_facts facts = cluster(HOSTS);
+  facts.bandwidth[1] = facts.bandwidth[6] = 0.6;
+  facts.round_trip[1] = facts.round_trip[4] = 140;
+  facts.subnets[0].rate[0] = 0.7;
+  facts.subnets[1].rate[2] = 1.1;
+  facts.hop_all = 250;
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
+}
+
+Test(doctor, a_slow_host_is_named) {
+  struct doctor_facts facts = cluster(HOSTS);
+  for (int other = 0; other < HOSTS; other++)
+    if (other != 2)
+      facts.bandwidth[2 * HOSTS + other] = facts.bandwidth[other * HOSTS + 2] = 0.19;
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->kind, DOCTOR_SLOW_HOST);
+  cr_expect_eq(finding->host, 2);
+  cr_expect(strstr(finding->seen, "h3: 0.19 Gbit/s to and from every other host, the others 0.9"),
+            "%s", finding->seen);
+  cr_expect_str_eq(settings(&facts, &diagnosis), "", "nothing to paste mends a cable");
+}
+
+Test(doctor, a_host_that_only_sends_slowly_is_named) {
+  struct doctor_facts facts = cluster(HOSTS);
+  for (int other = 0; other < HOSTS - 1; other++)
+    facts.bandwidth[3 * HOSTS + other] = 0.3;
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->host, 3);
+  cr_expect(strstr(finding->seen, "h4: 0.30 Gbit/s to every other host"), "%s", finding->seen);
+}
+
+Test(doctor, a_slow_pair_is_no_slow_host) {
+  struct doctor_facts facts = cluster(HOSTS);
+  facts.bandwidth[1 * HOSTS + 3] = 0.2;
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->kind, DOCTOR_SLOW_PAIR);
+  cr_expect(strstr(finding->seen, "h2 to h4: 0.20"), "%s", finding->seen);
+  facts = cluster(2);
+  facts.bandwidth[2] = 0.2;
+  finding = only_finding(&facts, &diagnosis);
+  cr_expect(strstr(finding->seen, "h2 to h1: 0.20"), "%s", finding->seen);
+}
+
+Test(doctor, a_late_host_is_named) {
+  struct doctor_facts facts = cluster(HOSTS);
+  for (int other = 1; other < HOSTS; other++)
+    facts.round_trip[other] = facts.round_trip[other * HOSTS] = 900;
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->kind, DOCTOR_LATE_HOST);
+  cr_expect_eq(finding->host, 0);
+}
+
+Test(doctor, a_wrong_interface_is_found_and_the_right_one_set) {
+  struct doctor_facts facts = cluster(HOSTS);
+  for (int i = 0; i < DOCTOR_STREAMS; i++)
+    facts.subnets[0].rate[i] = 0.1;
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->kind, DOCTOR_WRONG_INTERFACE);
+  cr_expect_str_eq(finding->seen,
+                   "MPI's traffic takes eth0 (10.77.0.0/24), where plain TCP carries 0.10 Gbit/s; "
+                   "eth1 (10.88.0.0/24), which all hosts have too, carries 0.94");
+  cr_expect_str_eq(
+      settings(&facts, &diagnosis),
+      "Open MPI v4.1.4\n"
+      "  mpirun --mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 ...\n"
+      "  export OMPI_MCA_btl_tcp_if_include=eth1 OMPI_MCA_oob_tcp_if_include=eth1    # the same "
+      "for srun\n"
+      "where UCX carries MPI\n"
+      "  export UCX_NET_DEVICES=eth1 UCX_TLS=tcp,self,sm\n"
+      "NCCL on the same hosts\n"
+      "  export NCCL_SOCKET_IFNAME==eth1 NCCL_IB_DISABLE=1\n");
+}
+
+Test(doctor, interfaces_of_different_names_are_set_by_subnet) {
+  struct doctor_facts facts = cluster(HOSTS);
+  facts.subnets[0].rate[0] = 0.1;
+  facts.subnets[0].rate[1] = facts.subnets[0].rate[2] = 0.12;
+  strcpy(facts.hosts[1].interfaces[1].name, "enp3s0");
+  only_finding(&facts, &diagnosis);
+  const char *text = settings(&facts, &diagnosis);
+  cr_expect(strstr(text, "--mca btl_tcp_if_include 10.88.0.0/24 --mca oob"), "%s", text);
+  cr_expect(strstr(text, "NCCL_SOCKET_IFNAME==eth1,enp3s0 "), "%s", text);
+  facts.library = DOCTOR_MPICH;
+  text = settings(&facts, &diagnosis);
+  cr_expect(strstr(text, "export HYDRA_IFACE=eth1,enp3s0"), "%s", text);
+  cr_expect(!strstr(text, "--mca"), "%s", text);
+}
+
+Test(doctor, traffic_over_a_slow_and_a_fast_interface_is_found) {
+  struct doctor_facts facts = cluster(HOSTS);
+  for (int h = 0; h < HOSTS; h++)
+    facts.hosts[h].interfaces[0].sent = facts.hosts[h].interfaces[1].sent = 2 * MIB;
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, 0, "two that are equally fast: %s", diagnosis.findings[0].seen);
+  facts.hosts[1].interfaces[1].sent += 1000; /* it makes no host an odd one */
+  facts.subnets[1].rate[0] = 0.1;
+  facts.subnets[1].rate[1] = facts.subnets[1].rate[2] = 0.1;
+  cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SPREAD);
+  cr_expect(strstr(settings(&facts, &diagnosis), "btl_tcp_if_include eth0 "));
+}
+
+Test(doctor, a_host_whose_traffic_takes_another_interface_is_named) {
+  struct doctor_facts facts = cluster(HOSTS);
+  facts.hosts[2].interfaces[0].sent = 300;
+  facts.hosts[2].interfaces[1].sent = 4 * MIB;
+  facts.subnets[1].rate[0] = facts.subnets[1].rate[1] = facts.subnets[1].rate[2] = 0.3;
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->kind, DOCTOR_ODD_INTERFACE);
+  cr_expect_float_eq(doctor_part_of(&facts, -1, 1), 0.25, 0.01);
+  cr_expect_eq(finding->host, 2);
+  cr_expect(strstr(settings(&facts, &diagnosis), "btl_tcp_if_include eth0 "));
+}
+
+Test(doctor, traffic_that_the_kernel_does_not_count_is_not_judged) {
+  struct doctor_facts facts = cluster(HOSTS);
+  double part;
+  for (int h = 0; h < HOSTS; h++)
+    facts.hosts[h].interfaces[0].sent = 2000;
+  facts.subnets[0].rate[0] = 0.1;
+  cr_expect_null(doctor_carrier(&facts, 0, &part));
+  cr_expect_eq(doctor_used_subnet(&facts), -1);
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
+}
+
+Test(doctor, ranks_that_starve_each_other_are_found) {
+  struct doctor_facts facts = cluster(2);
+  facts.ranks[0].yields = facts.ranks[1].yields = 0;
+  facts.hosts[1].local_hop = 5000;
+  facts.bandwidth[1] = 0.01; /* what is measured among such ranks counts for nothing */
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->kind, DOCTOR_SPINNING);
+  cr_expect(strstr(finding->seen, "5000 us a hop"), "%s", finding->seen);
+  cr_expect_str_eq(settings(&facts, &diagnosis),
+                   "Open MPI v4.1.4\n  mpirun --mca mpi_yield_when_idle 1 ...\n"
+                   "  export OMPI_MCA_mpi_yield_when_idle=1    # the same for srun\n");
+  facts.hosts[1].local_hop = 400;
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.findings[0].kind, DOCTOR_SLOW_PAIR, "2 processors for 1 rank");
+  facts.hosts[1].ranks = 3;
+  cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SPINNING, "3 ranks on them");
+  facts.ranks[0].yields = facts.ranks[1].yields = 1;
+  facts.hosts[1].local_hop = 5000;
+  only_finding(&facts, &diagnosis);
+  cr_expect_str_eq(settings(&facts, &diagnosis), "", "it is on already");
+}
+
+Test(doctor, a_slow_network_is_no_spinning) {
+  struct doctor_facts facts = cluster(HOSTS);
+  facts.hop_two = 5000;
+  facts.hop_all = 9000;
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
+  facts.hop_two = 50;
+  facts.hop_all = 900; /* what other programs on the same processors can do */
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
+  facts.hop_all = 4000;
+  cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SPINNING);
+}
+
+Test(doctor, ranks_bound_to_one_cpu_are_found) {
+  struct doctor_facts facts = cluster(2);
+  facts.host_count = 1;
+  facts.hosts[0].ranks = 2;
+  facts.ranks[1].host = 0;
+  facts.ranks[0].cpus[0] = facts.ranks[1].cpus[0] = 2;
+  cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SAME_CPU);
+  cr_expect(strstr(settings(&facts, &diagnosis), "mpirun --bind-to core ..."));
+  facts.ranks[1].cpus[0] = 1;
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, 0);
+}
+
+Test(doctor, streams_mtu_and_link_speed) {
+  struct doctor_facts facts = cluster(HOSTS);
+  facts.subnets[0].rate[2] = 3.1;
+  cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_STREAMS_HELP);
+  cr_expect(strstr(settings(&facts, &diagnosis), "mpirun --mca btl_tcp_links 4 ..."));
+  cr_expect(strstr(settings(&facts, &diagnosis), "NCCL_SOCKET_NTHREADS=4"));
+  facts = cluster(HOSTS);
+  facts.hosts[3].interfaces[0].mtu = 9000;
+  const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
+  cr_expect_eq(finding->kind, DOCTOR_MTU);
+  cr_expect_str_eq(finding->set, "on h4: ip link set dev eth0 mtu 1500");
+  facts = cluster(HOSTS);
+  for (int h = 0; h < HOSTS; h++)
+    facts.hosts[h].interfaces[0].physical = true;
+  cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_LINK_SPEED, "0.94 of 10 Gbit/s");
+}
+
+Test(doctor, findings_beyond_room_are_counted) {
+  struct doctor_facts facts = cluster(HOSTS);
+  struct doctor_rank ranks[1] = {facts.ranks[0]};
+  struct doctor_host hosts[30];
+  double bandwidth[900] = {0}, round_trip[900] = {0};
+  for (int h = 0; h < 30; h++) {
+    hosts[h] = facts.hosts[0];
+    hosts[h].interfaces[0].address = ETH0(h);
+    hosts[h].interfaces[0].mtu = h < 2 ? 1500 : 1500 + h;
+  }
+  facts.ranks = ranks;
+  facts.hosts = hosts;
+  facts.rank_count = 1;
+  facts.host_count = 30;
+  facts.bandwidth = bandwidth;
+  facts.round_trip = round_trip;
+  doctor_find_subnets(&facts);
+  doctor_judge(&facts, &diagnosis);
+  cr_expect_eq(diagnosis.count, DOCTOR_MOST_FINDINGS);
+  cr_expect_eq(diagnosis.more, 28 - DOCTOR_MOST_FINDINGS);
+}
+
+Test(doctor, one_host_says_what_cannot_be_measured) {
+  static char text[8192];
+  struct doctor_facts facts = cluster(1);
+  FILE *file = fmemopen(text, sizeof text - 1, "w");
+  doctor_judge(&facts, &diagnosis);
+  doctor_print_facts(file, &facts);
+  doctor_print_findings(file, &diagnosis);
+  fclose(file);
+  cr_expect_eq(diagnosis.count, 0);
+  cr_expect(strstr(text, "One host: ") && strstr(text, "cannot be measured"), "%s", text);
+  cr_expect(strstr(text, "1 rank on 1 host; Open MPI v4.1.4"), "%s", text);
+  cr_expect(strstr(text, "eth1") && strstr(text, "10.88.0.1") && strstr(text, "No findings."));
+}
