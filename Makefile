@@ -147,7 +147,8 @@ $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(LIBS)
-$(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(call objects,bench/bench_*.c bench/common*.c)
+$(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: \
+  $(call objects,bench/bench_*.c bench/common*.c)
 $(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))

@@ -97,39 +97,6 @@ static double time_unit(struct bench_team *team) {
   return time / (double)units;
 }
 
-/* The time of a few rounds, of all sides by turns as later: into medians[side]. */
-enum { CALIBRATION = 5 };
-static void time_few(struct side *sides, size_t count, size_t warmups,
-                     double (*timed)(struct side *side), double *medians) {
-  struct bench_team *team = sides->test->team;
-  double times[2][CALIBRATION];
-  for (size_t i = 0; i < warmups + CALIBRATION; i++)
-    for (size_t k = 0; k < count; k++)
-      times[k][i % CALIBRATION] = timed(&sides[k]);
-  for (size_t k = 0; k < count; k++) {
-    team->kind->combine(team, times[k], CALIBRATION, false);
-    medians[k] = bench_statistics(times[k], CALIBRATION).median;
-  }
-}
-
-/* As many units as the communication alone takes: first by the length of a unit, then by what so
- * many take on the slowest rank. */
-static void calibrate(struct side *sides, size_t count) {
-  struct bench_case *test = sides->test;
-  double pure[2], compute[2], unit = time_unit(test->team);
-  time_few(sides, count, bench_case_warmups(test), time_pure, pure);
-  for (size_t k = 0; k < count; k++)
-    sides[k].overlap->units = (size_t)(pure[k] / unit) + 1;
-  time_few(sides, count, 0, time_compute, compute);
-  for (size_t k = 0; k < count; k++) {
-    struct bench_overlap *overlap = sides[k].overlap;
-    overlap->units = (size_t)((double)overlap->units * pure[k] / compute[k]) + 1;
-    overlap->tests = test->options->tests;
-    if (overlap->tests == BENCH_BY_TIME)
-      overlap->tests = (size_t)ceil(pure[k] / 200e-6);
-  }
-}
-
 double bench_overlap_percent(double overall, double compute, double pure) {
   double percent = 100 * (1 - (overall - compute) / pure);
   return percent > 0 ? percent : 0;
@@ -158,9 +125,41 @@ static void time_rounds(struct side *sides, size_t count, size_t rounds) {
     }
 }
 
+/* The first guess: as many units as fit in a call, all calls following each other. */
+static void guess_length(struct side *side, double unit) {
+  struct bench_case *test = side->test;
+  struct bench_overlap *overlap = side->overlap;
+  double time = 0;
+  for (size_t i = 0; i <= bench_case_warmups(test); i++)
+    time = time_pure(side);
+  test->team->kind->combine(test->team, &time, 1, false);
+  overlap->units = (size_t)(time / unit) + 1;
+}
+
+/* Then twice the length that the communication has in rounds such as will be timed: what a call
+ * takes depends on what went before it, and a unit takes longer where ranks share cores. */
+static void calibrate(struct side *sides, size_t count, size_t rounds) {
+  const struct bench_case *test = sides->test;
+  double unit = time_unit(test->team);
+  for (size_t k = 0; k < count; k++)
+    guess_length(&sides[k], unit);
+  for (int pass = 0; pass < 2; pass++) {
+    time_rounds(sides, count, rounds);
+    for (size_t k = 0; k < count; k++) {
+      struct bench_overlap *overlap = sides[k].overlap;
+      sum_up(&sides[k], rounds);
+      double change = overlap->pure.median / overlap->compute.median;
+      overlap->units = (size_t)((double)overlap->units * change) + 1;
+      overlap->tests = test->options->tests;
+      if (overlap->tests == BENCH_BY_TIME)
+        overlap->tests = (size_t)ceil(overlap->pure.median / 200e-6);
+    }
+  }
+}
+
 /* A failing call fails on all ranks, and the next on the same plan fails at once. */
 static int run_sides(struct bench_case *test, struct side *sides, size_t count, size_t rounds) {
-  calibrate(sides, count);
+  calibrate(sides, count, rounds < 5 ? rounds : 5);
   uint64_t before = onebit_comm_bytes_sent(test->team->comm);
   time_rounds(sides, count, rounds);
   test->ways[0].wire_bytes =
