@@ -13,6 +13,8 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
                          "OpenMP threads that compress and reduce, where a plan does not say"},
     [OB_KNOB_TUNING] = {"ONEBIT_TUNING", "onebit/tuning in $XDG_CONFIG_HOME or ~/.config, if any",
                         "file that onebit-tune wrote, by which plans choose; none: do not look"},
+    [OB_KNOB_EXPLAIN] = {"ONEBIT_EXPLAIN", "0",
+                         "1: rank 0 prints what each plan decides, and why, on standard error"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {

@@ -55,9 +55,18 @@ static onebit_status_t resolve_tuning(char *value, size_t room) {
   return ONEBIT_OK;
 }
 
+static onebit_status_t resolve_explain(char *value, size_t room) {
+  int asked;
+  onebit_status_t status = ob_knob_number(OB_KNOB_EXPLAIN, 0, 1, 0, &asked);
+  if (status == ONEBIT_OK)
+    snprintf(value, room, "%d", asked);
+  return status;
+}
+
 static resolve_knob *const resolvers[] = {[OB_KNOB_CODEC] = resolve_codec,
                                           [OB_KNOB_THREADS] = resolve_threads,
-                                          [OB_KNOB_TUNING] = resolve_tuning};
+                                          [OB_KNOB_TUNING] = resolve_tuning,
+                                          [OB_KNOB_EXPLAIN] = resolve_explain};
 _Static_assert(sizeof resolvers / sizeof resolvers[0] == OB_KNOB_COUNT,
                "every knob's value is checked here");
 

@@ -29,8 +29,62 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
   return ONEBIT_OK;
 }
 
+/* Elements of the buffer that an allreduce is about. */
+static size_t elements_of(const struct ob_plan_shape *shape) {
+  size_t elements = 0;
+  for (size_t k = 0; k < shape->pieces; k++)
+    elements += shape->counts[k];
+  return elements;
+}
+
+/* The ranks may have different numbers of threads, and must choose alike: the model counts one. */
+static struct ob_cost_task task_of(const struct onebit_plan *plan,
+                                   const struct ob_plan_shape *shape) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  const onebit_plan_options_t *options = &shape->options;
+  return (struct ob_cost_task){
+      .operation = options->operation,
+      .elements = elements_of(shape),
+      .block = options->block_size,
+      .wire = options->wire,
+      .hosts = hosts->count,
+      .ranks_per_host = hosts->each,
+      .ranks = plan->comm->size,
+      .most_ranks = hosts->most,
+      .schedule = options->schedule,
+      .chunk = options->chunk_size,
+  };
+}
+
+/* Where messages take time, the plan chooses; ranks that are threads are there to try things with,
+ * and get what they ask for. Profile deepspeed fixes the arithmetic, and so the schedule; an optimizer's momentum
+ * is what servers send, and so are the means that it streams through a window of messages. */
+static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
+                        struct ob_cost_task *task) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  bool free = plan->comm->transport->network && !shape->one_scale &&
+              shape->options.profile == ONEBIT_PROFILE_DEFAULT &&
+              shape->options.operation == ONEBIT_ALLREDUCE;
+  bool served = shape->momentum || shape->windowed;
+  if (task->schedule)
+    return;
+  if (!free)
+    task->schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  else if (served)
+    task->schedule = hosts->count > 1 && hosts->each > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL
+                                                         : ONEBIT_SCHEDULE_EXCHANGE;
+  else
+    task->dense_allowed = true;
+}
+
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   OB_TRY(check(plan, shape));
-  plan->schedule = shape->options.schedule ? shape->options.schedule : ONEBIT_SCHEDULE_EXCHANGE;
+  struct ob_cost_task task = task_of(plan, shape);
+  set_freedom(plan, shape, &task);
+  ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
+  if (task.schedule)
+    plan->choice.schedule = task.schedule; /* also where the model knows nothing of it */
+  plan->schedule = plan->choice.schedule;
+  plan->options.wire = plan->choice.wire;
   return ONEBIT_OK;
 }

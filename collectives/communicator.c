@@ -40,6 +40,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   comm->size = size;
   comm->state = state;
   comm->largest_tag = INT_MAX;
+  ob_costs_default(NULL, &comm->costs);
   pthread_mutex_init(&comm->own_engine.lock, NULL);
   comm->engine = engine ? engine : &comm->own_engine;
   comm->control_memory = ob_allocate((size_t)size, OB_AGREE_BYTES);

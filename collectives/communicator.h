@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "collectives/cost.h"
 #include "collectives/engine.h"
 #include "collectives/hosts.h"
 #include "collectives/transport.h"
@@ -19,6 +20,7 @@ struct onebit_comm {
   const struct ob_transport *transport;
   int rank, size;
   struct ob_hosts hosts;
+  struct ob_costs costs; /* by which plans choose; the same on all ranks */
   void *state;     /* the transport's */
   int largest_tag; /* tags are 0 .. largest_tag; 0 is for agreements */
   uint32_t

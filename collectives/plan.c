@@ -3,9 +3,11 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/knobs.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/schedule.h"
@@ -185,7 +187,7 @@ static void release(struct onebit_plan *plan) {
 /* What all ranks must give alike; each tells the others where its shared memory is. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                                      const struct ob_plan_shape *shape, size_t count,
-                                     uint64_t note) {
+                                     const struct onebit_plan *plan) {
   const onebit_plan_options_t *options = &shape->options;
   const struct ob_term terms[] = {
       {"count", count},
@@ -199,8 +201,11 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"no_error_feedback", (uint64_t)options->no_error_feedback},
       {"the number of pieces", shape->pieces},
       {"schedule", (uint64_t)options->schedule},
+      {"the schedule that was decided (the library's costs differ)",
+       plan ? (uint64_t)plan->schedule : 0},
   };
-  return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0], note);
+  return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0],
+                         plan ? plan->host.shared.name : 0);
 }
 
 /* A hierarchical plan's second half: all have made their memory, now they attach each other's. */
@@ -208,6 +213,14 @@ static onebit_status_t attach_host(struct onebit_plan *plan) {
   onebit_status_t status = ob_agree(plan->comm, ob_host_attach(plan), NULL, 0);
   ob_shared_hide(&plan->host.shared);
   return status;
+}
+
+/* Where the environment asks for it. */
+static void explain(const struct onebit_plan *plan) {
+  int asked = 0;
+  if (ob_knob_number(OB_KNOB_EXPLAIN, 0, 1, 0, &asked) == ONEBIT_OK && asked)
+    fprintf(stderr, "onebit: a plan of %zu elements on %d ranks\n%s", plan->count,
+            plan->comm->size, plan->choice.words);
 }
 
 onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
@@ -226,7 +239,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
       status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
     }
   }
-  status = agree_on_plan(comm, status, shape, count, plan ? plan->host.shared.name : 0);
+  status = agree_on_plan(comm, status, shape, count, plan);
   if (status == ONEBIT_OK && plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
     status = attach_host(plan);
   if (status != ONEBIT_OK) {
@@ -235,6 +248,8 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
   } else {
     plan->tag = ob_comm_tag(comm);
   }
+  if (plan && comm->rank == 0)
+    explain(plan);
   if (result)
     *result = plan;
   return status;
@@ -345,6 +360,8 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
   };
   return ONEBIT_OK;
 }
+
+const char *onebit_plan_explain(onebit_plan_t plan) { return plan ? plan->choice.words : ""; }
 
 /* Is the plan free for a look at its kept error? */
 static onebit_status_t check_idle(onebit_plan_t plan) {

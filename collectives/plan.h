@@ -90,7 +90,8 @@ struct onebit_plan {
   struct ob_work work;
   bool momentum;
   uint64_t wire_bytes, memory_bytes;
-  onebit_schedule_t schedule; /* not automatic any more */
+  struct ob_cost_choice choice; /* what was decided, and why */
+  onebit_schedule_t schedule;   /* of it: not automatic any more */
   struct ob_group group;
   struct ob_host host;
 

@@ -19,9 +19,8 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-/* Elements in a message where the plan's options do not say: 8 kB of bits, which MPI libraries send
- * eagerly over TCP, so that nobody waits for a rendezvous. With very large shares messages grow, to
- * bound their number. */
+/* Elements in a message where neither the plan's options nor the cost model say: 8 kB of bits. With
+ * very large shares messages grow, to bound their number. */
 #define CHUNK_ELEMENTS ((size_t)65536)
 #define CHUNKS_AT_MOST ((size_t)256)
 
@@ -49,9 +48,11 @@ static size_t share_word(const struct onebit_plan *plan, const struct ob_plan_sh
   return fraction(plan->layout.words, k, plan->shares);
 }
 
-static size_t chunks_for(size_t words, size_t asked) {
-  size_t elements = words * OB_LANES;
-  size_t chunk = asked ? asked : CHUNK_ELEMENTS;
+static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
+  size_t elements = words * OB_LANES, asked = plan->options.chunk_size;
+  size_t chunk = asked                             ? asked
+                 : plan->comm->transport->network ? plan->choice.chunk
+                                                   : CHUNK_ELEMENTS;
   if (!asked && divided_up(elements, chunk) > CHUNKS_AT_MOST)
     chunk = divided_up(elements, CHUNKS_AT_MOST);
   if (chunk > CHUNK_ELEMENTS_AT_MOST)
@@ -112,7 +113,7 @@ onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_s
     size_t words = share_word(plan, shape, k + 1) - share_word(plan, shape, k);
     longest = words > longest ? words : longest;
   }
-  plan->chunks = chunks_for(longest, plan->options.chunk_size);
+  plan->chunks = chunks_for(plan, longest);
   if (plan->chunks > MOST_CHUNKS)
     return plan->options.chunk_size
                ? ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu: %zu messages to a rank",

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/communicator.h"
+#include "collectives/tuning.h"
 #include "onebit/mpi.h"
 
 struct mpi_batch {
@@ -124,6 +125,7 @@ static void destroy(onebit_comm_t comm) {
 
 const struct ob_transport ob_transport_mpi = {
     .name = "mpi",
+    .network = true,
     .batch_create = batch_create,
     .batch_destroy = batch_destroy,
     .begin = begin,
@@ -189,10 +191,19 @@ static onebit_status_t agree(MPI_Comm mpi, onebit_status_t mine) {
   return mine != ONEBIT_OK ? mine : ONEBIT_OK;
 }
 
+/* All ranks choose by the costs of rank 0, so that they choose alike. */
+static onebit_status_t find_costs(MPI_Comm mpi, int rank, struct ob_costs *costs) {
+  if (rank == 0)
+    ob_tuning_find(costs);
+  MPI_TRY(MPI_Bcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, mpi));
+  return ONEBIT_OK;
+}
+
 /* Collective, whatever a rank's own lot: one without memory for the list takes part all the same.
  * */
 static onebit_status_t create(MPI_Comm mpi, bool wanted, onebit_comm_t *comm) {
   int rank, size, status = ONEBIT_OK;
+  struct ob_costs costs = {0};
   MPI_TRY(MPI_Comm_rank, (mpi, &rank));
   MPI_TRY(MPI_Comm_size, (mpi, &size));
   int *host_of = ob_allocate((size_t)size, sizeof *host_of);
@@ -202,8 +213,12 @@ static onebit_status_t create(MPI_Comm mpi, bool wanted, onebit_comm_t *comm) {
   if (status == ONEBIT_OK)
     status = find_hosts(mpi, rank, host_of);
   if (status == ONEBIT_OK)
+    status = find_costs(mpi, rank, &costs);
+  if (status == ONEBIT_OK)
     status =
         wanted ? create_local(mpi, host_of, comm) : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  if (*comm)
+    (*comm)->costs = costs;
   ob_release(host_of);
   return agree(mpi, (onebit_status_t)status);
 }

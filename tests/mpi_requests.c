@@ -50,7 +50,7 @@ static void wait_across_communicators(int world_rank) {
   CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comms[0]), ONEBIT_OK);
   check_case("across communicators");
   for (int k = 0; k < 2; k++) {
-    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
     options.chunk_size = 512;
     CHECK_STATUS(onebit_plan_create(comms[k], COUNT, &options, &plans[k]), ONEBIT_OK);
   }
@@ -66,7 +66,7 @@ static void wait_across_communicators(int world_rank) {
       CHECK_STATUS(onebit_wait(&requests[(i + world_rank) % 2]), ONEBIT_OK);
   }
   for (int k = 0; k < 2; k++) {
-    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
     struct oracle *oracle = oracle_create(onebit_comm_size(comms[k]), COUNT, &options);
     for (int turn = 0; turn < TURNS; turn++) {
       const void **inputs = all_inputs(oracle->size, COUNT, ONEBIT_FLOAT32, turn);

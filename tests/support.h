@@ -22,6 +22,10 @@ extern const size_t test_sizes_count;
 extern const size_t test_counts[];
 extern const size_t test_counts_count;
 
+/* The default options, but for the schedule, which ranks of MPI would be free to choose. */
+#define EXCHANGE_OPTIONS_INIT                                                                      \
+  { .size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE }
+
 /* ---- Checks (support.c) ---- */
 
 /* Notes a failure, with words like printf's, when the condition does not hold; gives the condition.

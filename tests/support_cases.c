@@ -40,7 +40,7 @@ static struct collective_case *add(struct table *table, onebit_operation_t opera
                                    .hosts = 1,
                                    .steps = count > 1000 ? 3 : 5,
                                    .count = count,
-                                   .options = ONEBIT_PLAN_OPTIONS_INIT};
+                                   .options = EXCHANGE_OPTIONS_INIT};
   what->options.operation = operation;
   what->options.chunk_size =
       chunk_sizes[drawn(number, 0, sizeof chunk_sizes / sizeof chunk_sizes[0])];

@@ -86,7 +86,7 @@ void wrong_buffers_on_one_rank(onebit_comm_t comm, void *context) {
     struct collective_case what = {.size = onebit_comm_size(comm),
                                    .steps = 2 * MISTAKES,
                                    .count = COUNT,
-                                   .options = ONEBIT_PLAN_OPTIONS_INIT};
+                                   .options = EXCHANGE_OPTIONS_INIT};
     what.options.operation = operations[k];
     struct collective_run run = collective_prepare(&what);
     check_mistakes(comm, culprit->rank, &run);
@@ -100,7 +100,7 @@ void wrong_operation_on_one_rank(onebit_comm_t comm, void *context) {
   float *send = allocate((size_t)size * COUNT, sizeof(float));
   float *receive = allocate((size_t)size * COUNT, sizeof(float));
   for (int k = 0; k < 3; k++) {
-    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
     onebit_plan_t plan = NULL;
     options.operation = operations[k];
     check_case("%s, rank %d calls another", operation_name(options.operation), culprit->rank);
@@ -121,7 +121,7 @@ void wrong_plan_on_one_rank(onebit_comm_t comm, void *context) {
   bool guilty = onebit_comm_rank(comm) == culprit->rank;
   for (int k = 0; k < 4; k++) {
     static const char *const names[] = {"block_size", "size", "plan", "count"};
-    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
     onebit_plan_t plan = NULL;
     check_case("rank %d gives a wrong %s", culprit->rank, names[k]);
     options.block_size = guilty && k == 0 ? 33 : 64;
@@ -216,7 +216,7 @@ void other_plan_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   bool guilty = onebit_comm_rank(comm) == culprit->rank;
   for (size_t k = 0; k < sizeof other_plans / sizeof other_plans[0]; k++) {
-    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
     onebit_plan_t plan = NULL;
     options.block_size = 64;
     check_case("rank %d has another %s", culprit->rank, other_plans[k].name);
@@ -297,7 +297,7 @@ void plan_here_and_optimizer_there(onebit_comm_t comm, void *context) {
 
 void other_threads_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
   onebit_plan_t plan = NULL;
   float send[COUNT] = {1.0f}, receive[COUNT];
   options.threads = onebit_comm_rank(comm) == culprit->rank ? 2 : 1;

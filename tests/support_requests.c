@@ -12,7 +12,7 @@ static struct collective_case flight_case(int size, int k) {
   struct collective_case what = {.size = size,
                                  .steps = FLIGHT_STEPS,
                                  .count = counts[k % 6],
-                                 .options = ONEBIT_PLAN_OPTIONS_INIT};
+                                 .options = EXCHANGE_OPTIONS_INIT};
   what.options.operation = (onebit_operation_t)(k % 3);
   what.options.dtype = (onebit_dtype_t)(k / 2 % 3);
   what.options.block_size = k % 4 == 3 ? ONEBIT_BLOCK_BUFFER : (size_t)32 << k % 4;

@@ -164,6 +164,14 @@ typedef struct onebit_plan_info {
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
 
+/* Why the plan goes about it as it does: a line for each schedule with the time that the cost model
+ * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or
+ * defaults, and then why). Local.
+ *   plan   the plan; NULL gives ""
+ * The words are the plan's and live as long. ONEBIT_EXPLAIN=1 in the environment has rank 0 print
+ * them when a plan is made. */
+const char *onebit_plan_explain(onebit_plan_t plan);
+
 /* The kept error, for checkpoints and for looking at it: export copies it out, import puts it back
  * and takes any finite values, reset sets both errors to zero. Local.
  *   plan     the plan; none of the three may run while it has a request in flight
