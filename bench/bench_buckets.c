@@ -100,7 +100,7 @@ static double overlap(double overall, double computing, double pure) {
 static void print_row(struct buckets *buckets) {
   double pure = median(buckets, PURE), computing = median(buckets, COMPUTE);
   double apart = median(buckets, APART), parts = median(buckets, PARTS);
-  printf("%-12zu%14.3f%14.3f%14.3f%14.3f%12.1f\n", buckets->bucket_size, 1e3 * apart, 1e3 * parts,
+  printf("%-12zu%14.3f%14.3f%14.3f%16.3f%12.1f\n", buckets->bucket_size, 1e3 * apart, 1e3 * parts,
          1e3 * computing, 1e3 * pure, overlap(parts, computing, pure));
   fflush(stdout);
 }
@@ -165,7 +165,7 @@ static void release(struct buckets *buckets) {
 static void print_head(const struct buckets *buckets) {
   printf("# %zu parameters in %d tensors, %zu rounds\n", TENSORS * buckets->count, (int)TENSORS,
          buckets->rounds);
-  printf("%-12s%14s%14s%14s%14s%12s\n", "# Bucket", "Apart(ms)", "Overall(ms)", "Compute(ms)",
+  printf("%-12s%14s%14s%14s%16s%12s\n", "# Bucket", "Apart(ms)", "Overall(ms)", "Compute(ms)",
          "Pure Comm.(ms)", "Overlap(%)");
 }
 
