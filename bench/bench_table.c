@@ -1,6 +1,7 @@
 /* The subcommands. */
 #include <string.h>
 
+#include "bench/bench_buckets.h"
 #include "bench/bench_collective.h"
 #include "bench/bench_passes.h"
 
@@ -22,6 +23,8 @@ const struct bench_benchmark bench_table[] = {
      128 << 20, bench_run_codec},
     {"adam", "the local work of a 1-bit Adam step, beside a fused Adam step", BENCH_ADAM, 0,
      128 << 20, bench_run_adam},
+    {"buckets", "steps of 1-bit Adam that overlap with a backward pass", BENCH_COLLECTIVES,
+     16 << 20, 16 << 20, bench_run_buckets},
     {0},
 };
 
