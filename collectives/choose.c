@@ -16,7 +16,11 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
                     "schedule is %s, which is for ONEBIT_ALLREDUCE in the default profile only",
                     names[options->schedule]);
   if (options->schedule == ONEBIT_SCHEDULE_ALLGATHER)
-    return ONEBIT_OK;
+    return shape->momentum || shape->windowed
+               ? ob_error(ONEBIT_ERROR_ARGUMENT,
+                          "schedule is %s: an optimizer's momentum is what servers send",
+                          names[options->schedule])
+               : ONEBIT_OK;
   if (shape->one_scale)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "schedule is %s, block_size is ONEBIT_BLOCK_BUFFER: a rank has a part of the "
@@ -28,6 +32,9 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
                     names[options->schedule], hosts->fewest, hosts->most);
   return ONEBIT_OK;
 }
+
+/* Up to three ranks, messages to all are no more than rounds would take. */
+#define DOUBLING_RANKS 4
 
 /* Elements of the buffer that an allreduce is about. */
 static size_t elements_of(const struct ob_plan_shape *shape) {
@@ -57,8 +64,9 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
 }
 
 /* Where messages take time, the plan chooses; ranks that are threads are there to try things with,
- * and get what they ask for. Profile deepspeed fixes the arithmetic, and so the schedule; an optimizer's momentum
- * is what servers send, and so are the means that it streams through a window of messages. */
+ * and get what they ask for. Profile deepspeed fixes the arithmetic, and so the schedule; an
+ * optimizer's momentum is what servers send, and so are the means that it streams through a window
+ * of messages. */
 static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                         struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
@@ -85,6 +93,8 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   if (task.schedule)
     plan->choice.schedule = task.schedule; /* also where the model knows nothing of it */
   plan->schedule = plan->choice.schedule;
+  plan->choice.doubling =
+      plan->schedule == ONEBIT_SCHEDULE_ALLGATHER && plan->comm->size >= DOUBLING_RANKS;
   plan->options.wire = plan->choice.wire;
   return ONEBIT_OK;
 }

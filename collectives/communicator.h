@@ -21,8 +21,8 @@ struct onebit_comm {
   int rank, size;
   struct ob_hosts hosts;
   struct ob_costs costs; /* by which plans choose; the same on all ranks */
-  void *state;     /* the transport's */
-  int largest_tag; /* tags are 0 .. largest_tag; 0 is for agreements */
+  void *state;           /* the transport's */
+  int largest_tag;       /* tags are 0 .. largest_tag; 0 is for agreements */
   uint32_t
       agreements; /* so far, failed ones too: all ranks take part in each, so all count alike */
   atomic_uint_fast64_t bytes_sent;

@@ -73,6 +73,7 @@ struct ob_cost_choice {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
   size_t chunk;
+  bool doubling; /* an allgather of one message passes on what it has, in log2(ranks) rounds */
   double seconds;
   char words[1024]; /* a line for each candidate, with the time predicted for it */
 };

@@ -219,8 +219,8 @@ static onebit_status_t attach_host(struct onebit_plan *plan) {
 static void explain(const struct onebit_plan *plan) {
   int asked = 0;
   if (ob_knob_number(OB_KNOB_EXPLAIN, 0, 1, 0, &asked) == ONEBIT_OK && asked)
-    fprintf(stderr, "onebit: a plan of %zu elements on %d ranks\n%s", plan->count,
-            plan->comm->size, plan->choice.words);
+    fprintf(stderr, "onebit: a plan of %zu elements on %d ranks\n%s", plan->count, plan->comm->size,
+            plan->choice.words);
 }
 
 onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,

@@ -41,6 +41,8 @@ enum ob_step_kind {
   OB_STEP_COLLECT,       /* until it is here */
   OB_STEP_SPREAD,        /* hierarchical: a chunk of the results to the ranks of this host */
   OB_STEP_FETCH,         /* until all of them have done that */
+  OB_STEP_PASS,          /* doubling: begin round `chunk`, passing on what is here */
+  OB_STEP_PASSED,        /* until it is over */
   OB_STEP_FORESEE,       /* is it already sure that the call will end well? */
   OB_STEP_APPLY_EARLY,   /* if so: a chunk of the result to its place */
   OB_STEP_DECIDE,        /* is every rank well? if not, this is the last step */
@@ -93,6 +95,11 @@ struct onebit_plan {
   struct ob_cost_choice choice; /* what was decided, and why */
   onebit_schedule_t schedule;   /* of it: not automatic any more */
   struct ob_group group;
+  /* Allgather in few messages: in round k every rank passes on all that it has, up to 2^k ranks'
+   * messages. With 2^n ranks it goes to the rank whose number differs in bit k, who answers with
+   * what that one has; with another number, to the rank 2^k places before, and results lie in the
+   * order of their distance. */
+  bool doubling, in_pairs;
   struct ob_host host;
 
   /* Share k is cut in `chunks` parts; part i is the blocks bounds[k * chunks + i] up to the next

@@ -50,9 +50,9 @@ static size_t share_word(const struct onebit_plan *plan, const struct ob_plan_sh
 
 static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
   size_t elements = words * OB_LANES, asked = plan->options.chunk_size;
-  size_t chunk = asked                             ? asked
+  size_t chunk = asked                            ? asked
                  : plan->comm->transport->network ? plan->choice.chunk
-                                                   : CHUNK_ELEMENTS;
+                                                  : CHUNK_ELEMENTS;
   if (!asked && divided_up(elements, chunk) > CHUNKS_AT_MOST)
     chunk = divided_up(elements, CHUNKS_AT_MOST);
   if (chunk > CHUNK_ELEMENTS_AT_MOST)
@@ -102,6 +102,12 @@ static void measure(struct onebit_plan *plan) {
   /* A cache line more: messages of all peers are read together, and at multiples of 4 kB from each
    * other they would contend for the same few lines of the first cache. */
   plan->peer_stride = plan->slots * plan->stride + OB_ALIGNMENT;
+  plan->doubling = plan->choice.doubling && plan->chunks == 1;
+  if (plan->doubling) {
+    plan->in_pairs = (plan->group.size & (plan->group.size - 1)) == 0;
+    plan->peer_stride = plan->stride;
+    plan->wire_bytes = (plan->group.size - 1) * plan->stride;
+  }
 }
 
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
@@ -216,18 +222,33 @@ static void add_window(struct onebit_plan *plan) {
   plan->decided = plan->step_count;
 }
 
+static void add_passing(struct onebit_plan *plan) {
+  add(plan, OB_STEP_COMPRESS, 0);
+  if (plan->work.one_scale)
+    add(plan, OB_STEP_FINISH_WORKER, 0);
+  for (size_t round = 0; (size_t)1 << round < plan->group.size; round++) {
+    add(plan, OB_STEP_PASS, round);
+    add(plan, OB_STEP_PASSED, round);
+  }
+}
+
 /* Everyone's whole message to everyone. The mean of dense ones is taken before it is decided
  * whether the call is well: it may overflow. */
 static void add_gathering(struct onebit_plan *plan) {
-  add_sending(plan, OB_STEP_GATHER);
-  add_all(plan, OB_STEP_COLLECT);
+  if (plan->doubling) {
+    add_passing(plan);
+  } else {
+    add_sending(plan, OB_STEP_GATHER);
+    add_all(plan, OB_STEP_COLLECT);
+  }
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
     add_all(plan, OB_STEP_REDUCE);
 }
 
 onebit_status_t ob_schedule_steps(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  /* At most thirteen steps a chunk, and five for the whole. */
-  plan->steps = ob_allocate(13 * plan->chunks + 5, sizeof *plan->steps);
+  /* At most thirteen steps a chunk, two a round of doubling, of which 2^32 ranks have 32, and five
+   * for the whole. */
+  plan->steps = ob_allocate(13 * plan->chunks + 2 * 32 + 5, sizeof *plan->steps);
   if (!plan->steps)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the steps of %zu chunks", plan->chunks);
   if (shape->windowed) {

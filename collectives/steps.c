@@ -23,6 +23,8 @@ unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t 
   int copy = next ? !plan->result_now : plan->result_now;
   unsigned char *base = plan->results[copy];
   size_t member = source;
+  if (plan->doubling && !plan->in_pairs)
+    member = (source + plan->group.size - plan->group.place) % plan->group.size;
   if (plan->host.ranks) {
     member = source % plan->group.size;
     base = plan->host.shared.base[source / plan->group.size] + plan->host.results_at[copy];
@@ -212,6 +214,40 @@ static void gather_chunk(struct onebit_plan *plan, size_t chunk) {
   begin(plan, batch);
 }
 
+/* What one round of doubling moves: so many messages from here to there, to and from these. */
+struct round {
+  size_t count, from_place, to_place; /* places among the results in memory */
+  size_t to, from;                    /* members */
+};
+
+static struct round round_of(const struct onebit_plan *plan, size_t number) {
+  size_t size = plan->group.size, place = plan->group.place, distance = (size_t)1 << number;
+  if (plan->in_pairs) { /* each of a pair has the group of `distance` ranks that it is in */
+    size_t peer = place ^ distance;
+    return (struct round){distance, place & ~(distance - 1), peer & ~(distance - 1), peer, peer};
+  }
+  return (struct round){distance < size - distance ? distance : size - distance, 0, distance,
+                        (place + size - distance) % size, (place + distance) % size};
+}
+
+static void pass(struct onebit_plan *plan, size_t number) {
+  struct ob_batch *batch = plan->gather[0];
+  struct round round = round_of(plan, number);
+  unsigned char *results = plan->results[!plan->result_now];
+  size_t bytes = round.count * plan->peer_stride;
+  if (number == 0) {
+    struct ob_message_shape mine = ob_plan_message(plan, 0, 0);
+    unsigned char *own = result_of(plan, plan->group.place, 0);
+    stamp(plan, ob_message_view(own, &mine).header, &mine, OB_MESSAGE_SERVER, plan->worker_scale);
+  }
+  batch->sends = batch->receives = 1;
+  batch->send[0] = (struct ob_endpoint){results + round.from_place * plan->peer_stride, bytes,
+                                        plan->group.ranks[round.to]};
+  batch->receive[0] = (struct ob_endpoint){results + round.to_place * plan->peer_stride, bytes,
+                                           plan->group.ranks[round.from]};
+  begin(plan, batch);
+}
+
 /* A rank that can take part must have called with the same argument. */
 static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned flags,
                                     uint32_t agreed) {
@@ -264,6 +300,35 @@ static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chu
     ob_steps_give_up(plan);
   for (size_t i = 0; status == ONEBIT_OK && i < batch->receives; i++)
     check_message(plan, &batch->receive[i], shifted(plan, i + 1), chunk, kind);
+  return true;
+}
+
+static void check_passed(struct onebit_plan *plan, size_t number) {
+  const struct ob_endpoint *in = &plan->gather[0]->receive[0];
+  struct round round = round_of(plan, number);
+  struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
+  if (in->bytes != round.count * plan->peer_stride) {
+    ob_error(ONEBIT_ERROR_MESSAGE, "message: %zu bytes, expected %zu", in->bytes,
+             round.count * plan->peer_stride);
+    refuse(plan, in->peer, ONEBIT_ERROR_MESSAGE);
+    return;
+  }
+  for (size_t k = round.to_place; k < round.to_place + round.count; k++) {
+    size_t member = plan->in_pairs ? k : (plan->group.place + k) % plan->group.size;
+    struct ob_endpoint one = {result_of(plan, member, 0), ob_message_bytes(&shape),
+                              plan->group.ranks[member]};
+    check_message(plan, &one, member, 0, OB_MESSAGE_SERVER);
+  }
+}
+
+static bool passed(struct onebit_plan *plan, size_t number, bool wait) {
+  onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait);
+  if (status == ONEBIT_IN_PROGRESS)
+    return false;
+  if (status == ONEBIT_OK)
+    check_passed(plan, number);
+  else
+    ob_steps_give_up(plan);
   return true;
 }
 
@@ -418,6 +483,11 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
     return true;
   case OB_STEP_COLLECT:
     return receive(plan, plan->gather[slot], chunk, OB_MESSAGE_SERVER, wait);
+  case OB_STEP_PASS:
+    pass(plan, chunk);
+    return true;
+  case OB_STEP_PASSED:
+    return passed(plan, chunk, wait);
   case OB_STEP_SPREAD:
     ob_host_spread(plan, chunk);
     return true;

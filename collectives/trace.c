@@ -19,6 +19,8 @@ const char *ob_step_name(unsigned kind) {
                                       [OB_STEP_CLEAR] = "clear",
                                       [OB_STEP_SPREAD] = "spread",
                                       [OB_STEP_FETCH] = "fetch",
+                                      [OB_STEP_PASS] = "pass",
+                                      [OB_STEP_PASSED] = "passed",
                                       [OB_STEP_COMPRESS] = "compress",
                                       [OB_STEP_FINISH_WORKER] = "finish worker",
                                       [OB_STEP_EXCHANGE] = "exchange",
