@@ -7,9 +7,9 @@
 #include "bench/bench_passes.h"
 #include "bench/tune_mpi.h"
 
-/* Larger than caches a core, smaller than what ranks of a full host have no memory for: eight
- * arrays of 4 MiB. */
-#define ELEMENTS ((size_t)1 << 20)
+/* Larger than caches, smaller than what the ranks of a full host have no memory for: some ten arrays
+ * of 16 MiB. */
+#define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
 #define TURNS    3
 
@@ -20,7 +20,7 @@ enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
 
 /* Means: ranks that take turns on a core have the medians of those that do not. */
 static bool time_passes(struct bench_passes *passes, bool quick, double seconds[PASSES]) {
-  const struct bench_options options = {.iterations = quick ? 3 : 9, .warmups = 1};
+  const struct bench_options options = {.iterations = quick ? 2 : 5, .warmups = 1};
   struct bench_rounds rounds = {.count = 0};
   bench_rounds_add(&rounds, &bench_compress, 0);
   bench_rounds_add(&rounds, &bench_reduce, 2);

@@ -247,6 +247,16 @@ static double scatter_bits(const struct ob_costs *costs, const struct ob_cost_ta
   return overlapped(costs, &parts);
 }
 
+/* Dense messages on the wire. What is too large to be sent eagerly fares as MPI_Allreduce's large
+ * messages do. */
+static double dense_wire(const struct ob_costs *costs, const struct ranks *ranks,
+                         const struct phase *phase) {
+  double wire = phase_wire(costs, ranks, phase, false);
+  if (phase->far == 0 || phase->bytes / phase->messages <= EAGER_BYTES)
+    return wire;
+  return wire / costs->mpi_efficiency + phase->far * phase->bytes * costs->mpi_byte * ranks->core;
+}
+
 /* Dense messages go through a window of two: a chunk's result is waited for before the next but one
  * leaves, so nothing overlaps, and every chunk pays a latency; a rendezvous is two more. */
 static double exchange_dense(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -256,8 +266,7 @@ static double exchange_dense(const struct ob_costs *costs, const struct ob_cost_
                                 pieces(share, chunk));
   double trips = phase.bytes / phase.messages > EAGER_BYTES ? 3 : 1;
   double codec = n * (costs->load + costs->convert + costs->add) * ranks->core / ranks->threads;
-  return codec + 2 * phase_wire(costs, ranks, &phase, false) +
-         2 * phase_work(costs, ranks, &phase) +
+  return codec + 2 * dense_wire(costs, ranks, &phase) + 2 * phase_work(costs, ranks, &phase) +
          (phase.messages + 1) * trips * latency(costs, ranks, &phase);
 }
 
@@ -268,7 +277,7 @@ static double allgather_dense(const struct ob_costs *costs, const struct ob_cost
       phase_of(task, ONEBIT_WIRE_DENSE, ranks->on_host - 1, ranks->away, n, pieces(n, chunk));
   double trips = phase.bytes / phase.messages > EAGER_BYTES ? 3 : 1;
   double codec = n * (costs->load + costs->convert + ranks->all * costs->add) * ranks->core;
-  return codec / ranks->threads + phase_wire(costs, ranks, &phase, false) +
+  return codec / ranks->threads + dense_wire(costs, ranks, &phase) +
          phase_work(costs, ranks, &phase) + trips * latency(costs, ranks, &phase);
 }
 
