@@ -57,7 +57,8 @@ static void take(const struct tune_cluster *cluster, const double *alone, const 
   costs->load = costs->convert = alone[COPY];
   costs->add = alone[COPY] / 2; /* reads, and hardly writes */
   costs->cores_per_host = on_host > SHARING ? cluster->most_ranks / on_host : 0;
-  costs->cores_shared = in_all > SHARING * fmax(1, on_host) ? cluster->size / in_all : 0;
+  bool hosts_share = cluster->hosts > 1 && in_all > SHARING * fmax(1, on_host);
+  costs->cores_shared = hosts_share ? cluster->size / in_all : 0;
 }
 
 bool tune_codec(const struct tune_cluster *cluster, struct ob_costs *costs, bool quick) {

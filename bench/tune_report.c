@@ -53,14 +53,16 @@ void tune_report_points(const struct tune_points *points, double residual) {
          "model", "off");
   for (size_t i = 0; i < points->count; i++) {
     const struct tune_point *point = &points->point[i];
-    char bytes[24], measured[24], predicted[24];
+    char bytes[24], measured[24], predicted[24], chunk[24] = "-";
+    if (!point->mpi)
+      snprintf(chunk, sizeof chunk, "%zu", point->task.chunk);
     tune_bytes_text(4.0 * (double)point->task.elements, bytes);
     tune_time_text(point->measured, measured);
     tune_time_text(point->predicted, predicted);
-    printf("%-12s%-16s%-10s%10zu%14s%14s%7.0f%%\n", bytes,
+    printf("%-12s%-16s%-10s%10s%14s%14s%7.0f%%\n", bytes,
            point->mpi ? "MPI_Allreduce" : ob_cost_schedule_name(point->task.schedule),
-           wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), point->task.chunk,
-           measured, predicted, 100 * (point->predicted / point->measured - 1));
+           wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), chunk, measured, predicted,
+           100 * (point->predicted / point->measured - 1));
   }
   printf("# The model is off by a factor of %.2f, root mean square.\n", exp(residual));
 }
