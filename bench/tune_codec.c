@@ -7,8 +7,8 @@
 #include "bench/bench_passes.h"
 #include "bench/tune_mpi.h"
 
-/* Larger than caches, smaller than what the ranks of a full host have no memory for: some ten arrays
- * of 16 MiB. */
+/* Larger than caches, smaller than what the ranks of a full host have no memory for: some ten
+ * arrays of 16 MiB. */
 #define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
 #define TURNS    3

@@ -3,9 +3,9 @@
 
 #include "bench/tune.h"
 
-/* A number that the fit may change, in its logarithm: how far from where it starts (measured alone,
- * or a default), in natural units, costs as much as a point that is off by a tenth. Some are part of
- * the bandwidth and have an end. */
+/* A number that the fit may change, in its logarithm, and its bounds. stiffness: how far, in that
+ * logarithm, it may go from where it starts (measured alone, or a default) at the price of a point
+ * that is off by a tenth. */
 struct knob {
   size_t offset;
   double stiffness, smallest, largest;
