@@ -94,8 +94,16 @@ static bool turn(struct ob_costs *costs, const struct ob_costs *start, double co
   return false;
 }
 
+/* In a ring one rank of a host sends to the next host, so what it shares its core with is not the
+ * ranks of its host. */
+static double flow_sharing(const struct ob_costs *costs, const struct tune_points *points) {
+  int hosts = points->count ? points->point[0].task.hosts : 1;
+  const struct ob_cost_task one_each = {.hosts = hosts, .ranks_per_host = 1};
+  return ob_cost_sharing(costs, &one_each);
+}
+
 void tune_fit(struct ob_costs *costs, struct tune_points *points) {
-  double square = 0, core = points->count ? ob_cost_sharing(costs, &points->point[0].task) : 1;
+  double square = 0, core = flow_sharing(costs, points);
   costs->oversubscribed = 100e-6; /* a turn of a scheduler, to start from */
   struct ob_costs start = *costs;
   double best = objective(costs, &start, core, points);

@@ -48,6 +48,17 @@ static const char *wire_name(onebit_wire_t wire) {
   return wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit";
 }
 
+/* Root mean square of the logarithm, of calls of a mebibyte and more. */
+static double large_residual(const struct tune_points *points) {
+  double square = 0, count = 0;
+  for (size_t i = 0; i < points->count; i++)
+    if (points->point[i].task.elements >= (1 << 18)) {
+      square += pow(log(points->point[i].predicted / points->point[i].measured), 2);
+      count++;
+    }
+  return count > 0 ? sqrt(square / count) : 0;
+}
+
 void tune_report_points(const struct tune_points *points, double residual) {
   printf("\n%-12s%-16s%-10s%10s%14s%14s%8s\n", "# bytes", "schedule", "wire", "message", "measured",
          "model", "off");
@@ -64,7 +75,9 @@ void tune_report_points(const struct tune_points *points, double residual) {
            wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), chunk, measured, predicted,
            100 * (point->predicted / point->measured - 1));
   }
-  printf("# The model is off by a factor of %.2f, root mean square.\n", exp(residual));
+  printf("# The model is off by a factor of %.2f, root mean square; from 1 MiB on, which training "
+         "waits\n# for, by %.2f.\n",
+         exp(residual), exp(large_residual(points)));
 }
 
 /* --- Decisions */

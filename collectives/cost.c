@@ -67,6 +67,7 @@ struct ranks {
   double all, on_host, away; /* ranks; on the fullest host; on other hosts than that */
   double hosts;
   double core;    /* how many times longer than alone a rank's work takes: cores are shared */
+  double flow;    /* the same of one rank that is alone on its host */
   double threads; /* how many times faster the codec is: they help where there are cores */
 };
 
@@ -92,6 +93,7 @@ static struct ranks ranks_of(const struct ob_costs *costs, const struct ob_cost_
   ranks.away = ranks.hosts > 1 ? ranks.all - ranks.on_host : 0;
   double cores = cores_of(costs, &ranks), rank_cores = cores / ranks.on_host;
   ranks.core = larger(1, 1 / rank_cores);
+  ranks.flow = larger(1, 1 / cores);
   ranks.threads = smaller(larger(1, task->threads), larger(1, rank_cores));
   return ranks;
 }
@@ -328,7 +330,7 @@ double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_ta
   double ring = steps * round + part / (ranks.away > 0 ? away : near) + add;
   if (ranks.away > 0) {
     doubling += rounds_of(ranks.hosts) * bytes * costs->mpi_byte * ranks.core;
-    ring += part * costs->mpi_byte * ranks.core;
+    ring += part * costs->mpi_byte * ranks.flow; /* one rank of a host sends to the next host */
   }
   return costs->mpi_call * ranks.core + smaller(doubling, ring);
 }
