@@ -19,7 +19,8 @@ static void print_cores(const struct ob_costs *costs) {
   else
     printf("# The ranks of a host have a core each.\n");
   if (costs->cores_shared > 0)
-    printf("# The hosts share %.2f cores with each other: one machine?\n", costs->cores_shared);
+    printf("# The hosts share %.0f cores with each other: they are one machine.\n",
+           costs->cores_shared);
 }
 
 void tune_report_links(const struct tune_cluster *cluster, const struct ob_costs *costs) {
