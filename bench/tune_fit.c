@@ -3,9 +3,9 @@
 
 #include "bench/tune.h"
 
-/* A number that the fit may change, in its logarithm: how far from where it starts (measured alone,
- * or a default), in natural units, costs as much as a point that is off by a tenth. Some are part of
- * the bandwidth and have an end. */
+/* A number that the fit may change, in its logarithm, and its bounds. stiffness: how far, in that
+ * logarithm, it may go from where it starts (measured alone, or a default) at the price of a point
+ * that is off by a tenth. */
 struct knob {
   size_t offset;
   double stiffness, smallest, largest;
@@ -94,8 +94,16 @@ static bool turn(struct ob_costs *costs, const struct ob_costs *start, double co
   return false;
 }
 
+/* In a ring one rank of a host sends to the next host, so what it shares its core with is not the
+ * ranks of its host. */
+static double flow_sharing(const struct ob_costs *costs, const struct tune_points *points) {
+  int hosts = points->count ? points->point[0].task.hosts : 1;
+  const struct ob_cost_task one_each = {.hosts = hosts, .ranks_per_host = 1};
+  return ob_cost_sharing(costs, &one_each);
+}
+
 void tune_fit(struct ob_costs *costs, struct tune_points *points) {
-  double square = 0, core = points->count ? ob_cost_sharing(costs, &points->point[0].task) : 1;
+  double square = 0, core = flow_sharing(costs, points);
   costs->oversubscribed = 100e-6; /* a turn of a scheduler, to start from */
   struct ob_costs start = *costs;
   double best = objective(costs, &start, core, points);

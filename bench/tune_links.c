@@ -9,11 +9,12 @@
 #define TAG 1
 
 /* Messages in flight, as large as a plan's: less than the queues of a switch hold, or what is
- * measured is how TCP recovers. A round of 4 MiB is well beyond the burst that an emulated link lets
- * through at once. */
+ * measured is how TCP recovers. Windows of these follow each other until a round takes long enough
+ * that a burst which the link lets through at once does not matter. */
 #define FLOW_BYTES    8192
 #define FLOW_MESSAGES 16
-#define FLOW_WINDOWS  32
+#define FLOW_WINDOWS  8
+#define ROUND_SECONDS 0.12
 
 /* Small messages in flight, whose bytes weigh nothing. */
 #define SMALL_WINDOWS 4
@@ -76,6 +77,16 @@ static double stream(const struct flow *flow, int rounds) {
   return bench_statistics(times, (size_t)rounds).minimum;
 }
 
+/* Every rank gets the same number of windows from the time of the first ones. */
+static double bandwidth(struct flow *flow, bool quick) {
+  flow->bytes = FLOW_BYTES;
+  flow->windows = FLOW_WINDOWS;
+  double first = stream(flow, 3);
+  flow->windows = (int)fmax(FLOW_WINDOWS, fmin(4096, FLOW_WINDOWS * ROUND_SECONDS / first));
+  double bytes = (double)FLOW_BYTES * FLOW_MESSAGES * flow->windows;
+  return bytes / stream(flow, quick ? 3 : 7);
+}
+
 /* The ranks of one communicator, of which every pair is alike. */
 static void measure(struct flow *flow, struct ob_link *link, double sharing, bool quick) {
   MPI_Comm_rank(flow->comm, &flow->rank);
@@ -92,11 +103,9 @@ static void measure(struct flow *flow, struct ob_link *link, double sharing, boo
   /* Each was sent, and another received, on a core that may be shared. */
   link->message = stream(flow, ROUNDS) / (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
   flow->bytes = FLOW_BYTES;
-  flow->windows = FLOW_WINDOWS;
-  double bytes = (double)FLOW_BYTES * FLOW_MESSAGES * FLOW_WINDOWS;
-  link->bandwidth = bytes / stream(flow, quick ? 3 : 9);
+  link->bandwidth = bandwidth(flow, quick);
   flow->one_way = true;
-  link->bandwidth = fmax(link->bandwidth, bytes / stream(flow, quick ? 3 : 9));
+  link->bandwidth = fmax(link->bandwidth, bandwidth(flow, quick));
   MPI_Bcast(link, sizeof *link, MPI_BYTE, 0, flow->comm);
 }
 

@@ -26,11 +26,6 @@ double tune_largest(double value) {
   return value;
 }
 
-double tune_first(double value) {
-  MPI_Bcast(&value, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
-  return value;
-}
-
 /* --- Who is where */
 
 static int combined(int value, MPI_Op op) {
@@ -123,7 +118,7 @@ static bool measure(const struct tune_cluster *cluster, const struct tune_option
   if (!tune_codec(cluster, costs, options->quick))
     return false;
   tune_links(cluster, costs, options->quick);
-  return tune_collectives(cluster, points, options->quick);
+  return cluster->size == 1 || tune_collectives(cluster, points, options->quick);
 }
 
 /* On rank 0, which alone has a file to write and a screen. */
@@ -131,17 +126,15 @@ static bool conclude(const struct tune_cluster *cluster, const struct tune_optio
                      const char *path, const char *names, struct ob_costs *costs,
                      struct tune_points *points) {
   tune_report_links(cluster, costs);
+  if (cluster->size == 1) {
+    printf("# One rank: there is nothing to exchange, so nothing to decide; no file is written.\n");
+    return true;
+  }
   tune_fit(costs, points);
   snprintf(costs->source, sizeof costs->source, "measured just now");
   tune_report_points(points, costs->residual);
-  if (cluster->size == 1)
-    printf("# One rank: there is nothing to exchange, so nothing to decide; no file is written.\n");
-  else
-    tune_report_decisions(costs, cluster);
-  fflush(stdout);
-  if (options->dry_run || cluster->size == 1)
-    return true;
-  return write_file(path, cluster, names, costs);
+  tune_report_decisions(costs, cluster);
+  return options->dry_run || write_file(path, cluster, names, costs);
 }
 
 /* Found out before anything is measured: it would be for nothing. */

@@ -14,9 +14,8 @@ struct tune_mpi {
 /* Waits for all ranks without taking a core from them, as MPI_Barrier may. */
 void tune_wait(MPI_Comm comm);
 
-/* The same on all ranks: the largest, and rank 0's. */
+/* The largest of all ranks' values. */
 double tune_largest(double value);
-double tune_first(double value);
 
 /* Latency, bandwidth and cost of a message, between hosts and inside; what cannot be measured (one
  * host, one rank a host) stays as it is. */

@@ -97,7 +97,9 @@ void tune_bytes_text(double bytes, char text[24]) {
 }
 
 void tune_time_text(double seconds, char text[24]) {
-  if (seconds < 0.9995e-3)
+  if (seconds < 9.95e-6)
+    snprintf(text, 24, "%.1f us", 1e6 * seconds);
+  else if (seconds < 0.9995e-3)
     snprintf(text, 24, "%.0f us", 1e6 * seconds);
   else if (seconds < 0.9995)
     snprintf(text, 24, "%.3g ms", 1e3 * seconds);

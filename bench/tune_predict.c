@@ -66,6 +66,9 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
     printf(" %g cores a host.\n", costs->cores_per_host);
   else
     printf(" A core a rank.\n");
+  if (costs->cores_shared > 0)
+    printf("# %.3g cores that all hosts share, as measured: one machine. --cores says otherwise.\n",
+           costs->cores_shared);
   printf("# Dense: MPI_Allreduce at %.2f of that, and %.2f ns of a core a byte; float16: half the "
          "bytes,\n#   and converting.\n",
          costs->mpi_efficiency, 1e9 * costs->mpi_byte);

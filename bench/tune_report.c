@@ -19,7 +19,8 @@ static void print_cores(const struct ob_costs *costs) {
   else
     printf("# The ranks of a host have a core each.\n");
   if (costs->cores_shared > 0)
-    printf("# The hosts share %.2f cores with each other: one machine?\n", costs->cores_shared);
+    printf("# The hosts share %.0f cores with each other: they are one machine.\n",
+           costs->cores_shared);
 }
 
 void tune_report_links(const struct tune_cluster *cluster, const struct ob_costs *costs) {
@@ -48,21 +49,36 @@ static const char *wire_name(onebit_wire_t wire) {
   return wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit";
 }
 
+/* Root mean square of the logarithm, of calls of a mebibyte and more. */
+static double large_residual(const struct tune_points *points) {
+  double square = 0, count = 0;
+  for (size_t i = 0; i < points->count; i++)
+    if (points->point[i].task.elements >= (1 << 18)) {
+      square += pow(log(points->point[i].predicted / points->point[i].measured), 2);
+      count++;
+    }
+  return count > 0 ? sqrt(square / count) : 0;
+}
+
 void tune_report_points(const struct tune_points *points, double residual) {
   printf("\n%-12s%-16s%-10s%10s%14s%14s%8s\n", "# bytes", "schedule", "wire", "message", "measured",
          "model", "off");
   for (size_t i = 0; i < points->count; i++) {
     const struct tune_point *point = &points->point[i];
-    char bytes[24], measured[24], predicted[24];
+    char bytes[24], measured[24], predicted[24], chunk[24] = "-";
+    if (!point->mpi)
+      snprintf(chunk, sizeof chunk, "%zu", point->task.chunk);
     tune_bytes_text(4.0 * (double)point->task.elements, bytes);
     tune_time_text(point->measured, measured);
     tune_time_text(point->predicted, predicted);
-    printf("%-12s%-16s%-10s%10zu%14s%14s%7.0f%%\n", bytes,
+    printf("%-12s%-16s%-10s%10s%14s%14s%7.0f%%\n", bytes,
            point->mpi ? "MPI_Allreduce" : ob_cost_schedule_name(point->task.schedule),
-           wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), point->task.chunk,
-           measured, predicted, 100 * (point->predicted / point->measured - 1));
+           wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), chunk, measured, predicted,
+           100 * (point->predicted / point->measured - 1));
   }
-  printf("# The model is off by a factor of %.2f, root mean square.\n", exp(residual));
+  printf("# The model is off by a factor of %.2f, root mean square; from 1 MiB on, which training "
+         "waits\n# for, by %.2f.\n",
+         exp(residual), exp(large_residual(points)));
 }
 
 /* --- Decisions */

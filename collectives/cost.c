@@ -67,6 +67,7 @@ struct ranks {
   double all, on_host, away; /* ranks; on the fullest host; on other hosts than that */
   double hosts;
   double core;    /* how many times longer than alone a rank's work takes: cores are shared */
+  double flow;    /* the same of one rank that is alone on its host */
   double threads; /* how many times faster the codec is: they help where there are cores */
 };
 
@@ -92,6 +93,7 @@ static struct ranks ranks_of(const struct ob_costs *costs, const struct ob_cost_
   ranks.away = ranks.hosts > 1 ? ranks.all - ranks.on_host : 0;
   double cores = cores_of(costs, &ranks), rank_cores = cores / ranks.on_host;
   ranks.core = larger(1, 1 / rank_cores);
+  ranks.flow = larger(1, 1 / cores);
   ranks.threads = smaller(larger(1, task->threads), larger(1, rank_cores));
   return ranks;
 }
@@ -247,6 +249,16 @@ static double scatter_bits(const struct ob_costs *costs, const struct ob_cost_ta
   return overlapped(costs, &parts);
 }
 
+/* Dense messages on the wire. What is too large to be sent eagerly fares as MPI_Allreduce's large
+ * messages do. */
+static double dense_wire(const struct ob_costs *costs, const struct ranks *ranks,
+                         const struct phase *phase) {
+  double wire = phase_wire(costs, ranks, phase, false);
+  if (phase->far == 0 || phase->bytes / phase->messages <= EAGER_BYTES)
+    return wire;
+  return wire / costs->mpi_efficiency + phase->far * phase->bytes * costs->mpi_byte * ranks->core;
+}
+
 /* Dense messages go through a window of two: a chunk's result is waited for before the next but one
  * leaves, so nothing overlaps, and every chunk pays a latency; a rendezvous is two more. */
 static double exchange_dense(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -256,8 +268,7 @@ static double exchange_dense(const struct ob_costs *costs, const struct ob_cost_
                                 pieces(share, chunk));
   double trips = phase.bytes / phase.messages > EAGER_BYTES ? 3 : 1;
   double codec = n * (costs->load + costs->convert + costs->add) * ranks->core / ranks->threads;
-  return codec + 2 * phase_wire(costs, ranks, &phase, false) +
-         2 * phase_work(costs, ranks, &phase) +
+  return codec + 2 * dense_wire(costs, ranks, &phase) + 2 * phase_work(costs, ranks, &phase) +
          (phase.messages + 1) * trips * latency(costs, ranks, &phase);
 }
 
@@ -268,7 +279,7 @@ static double allgather_dense(const struct ob_costs *costs, const struct ob_cost
       phase_of(task, ONEBIT_WIRE_DENSE, ranks->on_host - 1, ranks->away, n, pieces(n, chunk));
   double trips = phase.bytes / phase.messages > EAGER_BYTES ? 3 : 1;
   double codec = n * (costs->load + costs->convert + ranks->all * costs->add) * ranks->core;
-  return codec / ranks->threads + phase_wire(costs, ranks, &phase, false) +
+  return codec / ranks->threads + dense_wire(costs, ranks, &phase) +
          phase_work(costs, ranks, &phase) + trips * latency(costs, ranks, &phase);
 }
 
@@ -319,7 +330,7 @@ double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_ta
   double ring = steps * round + part / (ranks.away > 0 ? away : near) + add;
   if (ranks.away > 0) {
     doubling += rounds_of(ranks.hosts) * bytes * costs->mpi_byte * ranks.core;
-    ring += part * costs->mpi_byte * ranks.core;
+    ring += part * costs->mpi_byte * ranks.flow; /* one rank of a host sends to the next host */
   }
   return costs->mpi_call * ranks.core + smaller(doubling, ring);
 }

@@ -116,9 +116,8 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
       choice->seconds = seconds;
     }
   }
-  if (choice->chunk == 0) {
-    choice->chunk = task->chunk ? task->chunk : chunks[0];
-    choice->seconds = ob_cost_seconds(costs, task, choice->schedule, choice->wire, choice->chunk);
-  }
+  const struct row any = {choice->schedule, choice->wire};
+  if (choice->chunk == 0)
+    choice->chunk = best_chunk(costs, task, &any, &choice->seconds);
   conclude(choice, costs);
 }

@@ -1,0 +1,210 @@
+/* onebit-tune: the training model, the fit, and the program without MPI. */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench/tune.h"
+#include "bench/tune_training.h"
+#include "tests/support_program.h"
+
+static void begin(void) { setenv("ONEBIT_TUNING", "none", 1); }
+TestSuite(tune, .init = begin, .timeout = 60);
+
+static struct ob_costs some_costs(void) {
+  struct ob_costs costs;
+  ob_costs_default("avx2", &costs);
+  return costs;
+}
+
+static const struct tune_training some_training = {
+    .parameters = 3.4e8, .compute = 0.25, .steps = 100000, .hosts = 16, .ranks_per_host = 8};
+
+/* --- Training */
+
+Test(tune, break_even_is_where_both_take_as_long) {
+  struct ob_costs costs = some_costs();
+  for (int m = TUNE_HALF; m < TUNE_METHODS; m++) {
+    enum tune_method method = (enum tune_method)m;
+    double even = tune_break_even(&costs, &some_training, method);
+    struct ob_costs there = costs;
+    if (isinf(even) || even == 0)
+      continue;
+    double faster = fmax(1, even / costs.between.bandwidth);
+    there.between.bandwidth = even;
+    there.mpi_byte /= faster;
+    there.between.byte /= faster;
+    double dense = tune_step_seconds(&there, &some_training, TUNE_DENSE, false);
+    double same = tune_step_seconds(&there, &some_training, method, false);
+    cr_expect_float_eq(same / dense, 1, 1e-6, "%s: %g", tune_method_names[m], same / dense);
+  }
+  double flat = tune_break_even(&costs, &some_training, TUNE_FLAT);
+  cr_expect(isfinite(flat) && flat > costs.between.bandwidth, "%g", flat);
+}
+
+Test(tune, break_even_knows_never_and_always) {
+  struct ob_costs costs = some_costs();
+  costs.compress = 10; /* a codec slower than any link */
+  cr_expect_eq(tune_break_even(&costs, &some_training, TUNE_FLAT), 0);
+  costs = some_costs();
+  costs.compress = costs.reduce = costs.reduce_stream = costs.apply = 0;
+  costs.between.message = costs.inside.message = costs.inside.byte = costs.between.byte = 0;
+  cr_expect(isinf(tune_break_even(&costs, &some_training, TUNE_FLAT)));
+}
+
+Test(tune, overlap_never_costs_and_never_hides_all) {
+  struct ob_costs costs = some_costs();
+  for (int m = 0; m < TUNE_METHODS; m++) {
+    enum tune_method method = (enum tune_method)m;
+    double step = tune_step_seconds(&costs, &some_training, method, false);
+    double hidden = tune_step_seconds(&costs, &some_training, method, true);
+    cr_expect_lt(hidden, step);
+    cr_expect_gt(hidden, some_training.compute);
+  }
+}
+
+/* The policies of the paper, counted step by step. */
+Test(tune, policy_counts_what_the_paper_says) {
+  for (double steps = 1; steps < 1e6; steps *= 3) {
+    long exchanges = 0, dense = 0, next = 0, since = 0, variance = 0, interval = 1;
+    long frozen = (long)fmin(steps, TUNE_WARMUP_STEPS);
+    for (long step = 0; step < frozen; step++, exchanges++)
+      if (step == next) {
+        next += interval;
+        dense++;
+        if (++variance % (long)TUNE_VARIANCE_SCALE == 0)
+          interval *= 2;
+      }
+    interval = 1;
+    for (long step = frozen; step < (long)steps; step++, since++) {
+      if (since > 0 && since % (long)TUNE_LOCAL_SCALE == 0 && interval < (long)TUNE_LOCAL_CAP)
+        interval *= 2;
+      exchanges += since % interval == 0;
+    }
+    struct tune_policy policy = tune_policy(floor(steps));
+    double whole = floor(steps);
+    cr_expect_float_eq(policy.one_bit * whole, (double)exchanges, 6, "%g steps", steps);
+    cr_expect_float_eq(policy.dense * whole, (double)dense, 2, "%g steps: %g, not %ld", steps,
+                       policy.dense * whole, dense);
+  }
+}
+
+Test(tune, bytes_of_the_methods_stand_in_their_ratios) {
+  struct ob_costs costs = some_costs();
+  double dense = tune_host_bytes(&costs, &some_training, TUNE_DENSE);
+  double half = tune_host_bytes(&costs, &some_training, TUNE_HALF);
+  double levels = tune_host_bytes(&costs, &some_training, TUNE_HIERARCHICAL);
+  cr_expect_float_eq(dense / half, 2, 1e-9);
+  cr_expect_float_eq(dense / levels, 32 / (1 + 1.0 / 64) * (127.0 / 128) / (15.0 / 16), 1e-6);
+  cr_expect_lt(tune_host_bytes(&costs, &some_training, TUNE_ZERO_ONE), levels);
+}
+
+/* --- The fit: from other numbers back to those that made the measurements. */
+
+static void add_points(const struct ob_costs *truth, struct tune_points *points) {
+  for (size_t elements = 1; elements <= (size_t)1 << 24; elements *= 16)
+    for (int mpi = 0; mpi < 2; mpi++) {
+      struct tune_point point = {.mpi = mpi,
+                                 .task = {.elements = elements,
+                                          .hosts = 4,
+                                          .ranks_per_host = 1,
+                                          .ranks = 4,
+                                          .most_ranks = 1,
+                                          .chunk = 65536,
+                                          .schedule = ONEBIT_SCHEDULE_EXCHANGE}};
+      point.measured = tune_point_seconds(truth, &point);
+      points->point[points->count++] = point;
+    }
+}
+
+Test(tune, fit_finds_what_made_the_measurements) {
+  struct ob_costs truth = some_costs(), costs = some_costs();
+  struct tune_points points = {.count = 0};
+  truth.exchange_efficiency = 0.6;
+  truth.between.message = 9e-6;
+  truth.call = 90e-6;
+  truth.mpi_call = 40e-6;
+  truth.mpi_efficiency = 0.6;
+  truth.mpi_byte = (1 / 0.36 - 1 / 0.6) / truth.between.bandwidth;
+  add_points(&truth, &points);
+  tune_fit(&costs, &points);
+  cr_expect_lt(costs.residual, 0.05);
+  cr_expect_float_eq(costs.mpi_efficiency, 0.6, 0.03);
+  for (size_t i = 0; i < points.count; i++)
+    cr_expect_float_eq(points.point[i].predicted / points.point[i].measured, 1, 0.15);
+}
+
+Test(tune, fit_bears_one_wild_measurement) {
+  struct ob_costs truth = some_costs(), costs = some_costs();
+  struct tune_points points = {.count = 0};
+  add_points(&truth, &points);
+  points.point[4].measured *= 30;
+  tune_fit(&costs, &points);
+  cr_expect_float_eq(
+      points.point[points.count - 1].predicted / points.point[points.count - 1].measured, 1, 0.1);
+  cr_expect_float_eq(
+      points.point[points.count - 2].predicted / points.point[points.count - 2].measured, 1, 0.1);
+}
+
+/* --- Words and files */
+
+Test(tune, reads_quantities) {
+  double value;
+  cr_expect(tune_quantity("340M", TUNE_COUNT, &value) && value == 340e6);
+  cr_expect(tune_quantity("1.5g", TUNE_COUNT, &value) && value == 1.5e9);
+  cr_expect(tune_quantity("300mbit", TUNE_BITS_A_SECOND, &value) && value == 37.5e6);
+  cr_expect(tune_quantity("50us", TUNE_SECONDS, &value) && fabs(value - 50e-6) < 1e-12);
+  cr_expect(tune_quantity("0.250", TUNE_SECONDS, &value) && value == 0.25);
+  const char *bad[] = {"", "M", "-3", "3 M", "1e3", "3X", "1gbit", "nan", "0x10"};
+  for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++)
+    cr_expect(!tune_quantity(bad[k], TUNE_COUNT, &value), "%s", bad[k]);
+  cr_expect(!tune_quantity("1", TUNE_BITS_A_SECOND, &value), "a rate needs its unit");
+}
+
+Test(tune, writes_a_file_and_its_directories) {
+  char directory[] = "/tmp/onebit-tune-XXXXXX", path[128];
+  static const char *const hosts[] = {"node1"};
+  static const struct ob_tuning_origin origin = {"2026-11-21", "Some MPI", hosts, 1};
+  static const struct ob_tuning_here here = {"node1", "avx2"};
+  struct ob_costs costs = some_costs(), read;
+  cr_assert(mkdtemp(directory));
+  costs.hosts = 1;
+  snprintf(path, sizeof path, "%s/a/b/tuning", directory);
+  cr_expect(tune_write(path, &costs, &origin));
+  cr_expect(tune_write(path, &costs, &origin), "it replaces what is there");
+  cr_expect_eq(ob_tuning_read(path, &here, &read, NULL), OB_TUNING_READ, "%s", read.source);
+  cr_expect(!tune_write(directory, &costs, &origin), "a directory is no file");
+  cr_expect_eq(remove(path), 0);
+  for (int k = 0; k < 3; k++) { /* a/b, a, the directory, which must be empty but for these */
+    *strrchr(path, '/') = '\0';
+    cr_expect_eq(rmdir(path), 0, "%s", path);
+  }
+}
+
+#define PREDICT "onebit-tune --predict --parameters 340M --hosts 16 --ranks-per-host 8 "
+
+Test(tune, predicts) {
+  const char *said = program(0, PREDICT "--compute 0.250 --bandwidth 1gbit --latency 50us");
+  for (int m = 0; m < TUNE_METHODS; m++)
+    expect_said(said, tune_method_names[m]);
+  expect_said(said, "941 Mbit/s of payload");
+  expect_said(said, "\n1024 ");
+  expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
+}
+
+Test(tune, says_what_is_wrong_in_a_command_line) {
+  expect_said(program(0, "onebit-tune --help"), "usage: mpirun");
+  expect_said(program(2, "onebit-tune --predict"), "--predict needs --parameters");
+  expect_said(program(2, PREDICT), "--predict needs --compute");
+  expect_said(program(2, PREDICT "--compute soon"), "--compute soon: not a time such as");
+  expect_said(program(2, PREDICT "--compute 1 --bandwidth 5"), "not a rate such as");
+  expect_said(program(2, PREDICT "--compute 1 --hosts 2.5"), "--hosts 2.5: not a number");
+  expect_said(program(2, PREDICT "--compute 1 --hosts 0"), "--hosts 0: out of range");
+  expect_said(program(2, PREDICT "--compute"), "--compute: needs a value");
+  expect_said(program(2, PREDICT "--compute 1 --quick"), "leave out --output");
+  expect_said(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
+  expect_said(program(2, "onebit-tune --parameters 3M"), "are for --predict");
+}
