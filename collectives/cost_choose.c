@@ -13,6 +13,9 @@ static const size_t chunks[] = {131072, 65536, 262144, 458752};
 /* A tie of chunks goes to the first: the model does not know two per cent. */
 #define WORTH 0.98
 
+/* Bits round, float32 does not: to be chosen, bits must be this much faster. */
+#define ROUNDING_COSTS 1.03
+
 struct row {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
@@ -109,7 +112,8 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
     }
     size_t chunk = best_chunk(costs, task, &rows[k], &seconds);
     tell(choice, &rows[k], chunk, seconds);
-    if (choice->chunk == 0 || seconds < choice->seconds) {
+    bool exact = rows[k].wire == ONEBIT_WIRE_DENSE && choice->wire == ONEBIT_WIRE_BITS;
+    if (choice->chunk == 0 || seconds < (exact ? ROUNDING_COSTS : 1) * choice->seconds) {
       choice->schedule = rows[k].schedule;
       choice->wire = rows[k].wire;
       choice->chunk = chunk;
