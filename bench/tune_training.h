@@ -53,7 +53,7 @@ double tune_host_bytes(const struct ob_costs *costs, const struct tune_training 
 
 /* The bandwidth between hosts, in bytes a second, above which a dense step is as fast as the
  * method's without overlap. INFINITY: compression pays at any; 0: at none. Assumed: what moves the
- * bytes of a faster link is faster in proportion, or TCP's copies would keep dense slow for ever. */
+ * bytes of a faster link is faster in proportion, or TCP's copies would keep dense slow always. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method);
 
