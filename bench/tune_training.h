@@ -24,8 +24,8 @@ struct tune_training {
   int hosts, ranks_per_host;
 };
 
-/* 0/1 Adam's policies over a run, in the manner of arXiv 2202.06009: fraction of the steps in which the
- * ranks exchange in one bit, and in which they exchange full precision for the variance. */
+/* 0/1 Adam's policies over a run, in the manner of arXiv 2202.06009: fraction of the steps in which
+ * the ranks exchange in one bit, and in which they exchange full precision for the variance. */
 struct tune_policy {
   double one_bit, dense;
 };

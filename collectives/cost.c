@@ -18,9 +18,9 @@ struct codec_speed {
   double compress, reduce, reduce_stream, apply;
 };
 
-/* Nanoseconds an element: onebit-bench codec -m 32M on one core of an AMD EPYC, medians of 5; a line
- * through the reductions of 2 and 8 streams. neon was not measured: twice avx2's, since its vectors
- * are half as long. The last serves codecs that are not here. */
+/* Nanoseconds an element: onebit-bench codec -m 32M on one core of an AMD EPYC, medians of 5; a
+ * line through the reductions of 2 and 8 streams. neon was not measured: twice avx2's, since its
+ * vectors are half as long. The last serves codecs that are not here. */
 static const struct codec_speed speeds[] = {
     {"avx512", 0.31, 0.13, 0.038, 0.14},
     {"avx2", 0.30, 0.09, 0.058, 0.15},
@@ -54,8 +54,8 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->unhidden = 0.2;
   costs->mpi_call = 10e-6;
   costs->mpi_round = 60e-6;
-  /* Between what fits to Open MPI's ring over an emulated gigabit Ethernet gave: 0.6 to 0.8, and 1.5
-   * to 8 ns, where cores were scarce. */
+  /* Between what fits to Open MPI's ring over an emulated gigabit Ethernet gave: 0.6 to 0.8, and
+   * 1.5 to 8 ns, where cores were scarce. */
   costs->mpi_efficiency = 0.7;
   costs->mpi_byte = 2e-9;
   strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
