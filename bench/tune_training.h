@@ -24,8 +24,8 @@ struct tune_training {
   int hosts, ranks_per_host;
 };
 
-/* 0/1 Adam's policies over a run (arXiv 2202.06009, section 5): fraction of the steps in which the
- * ranks exchange in one bit, and in which they exchange full precision for the variance. */
+/* 0/1 Adam's policies over a run, in the manner of arXiv 2202.06009: fraction of the steps in which
+ * the ranks exchange in one bit, and in which they exchange full precision for the variance. */
 struct tune_policy {
   double one_bit, dense;
 };
@@ -53,7 +53,7 @@ double tune_host_bytes(const struct ob_costs *costs, const struct tune_training 
 
 /* The bandwidth between hosts, in bytes a second, above which a dense step is as fast as the
  * method's without overlap. INFINITY: compression pays at any; 0: at none. Assumed: what moves the
- * bytes of a faster link is faster in proportion, or TCP's copies would keep dense slow for ever. */
+ * bytes of a faster link is faster in proportion, or TCP's copies would keep dense slow always. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method);
 
