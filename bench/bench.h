@@ -42,6 +42,7 @@ struct bench_options {
   onebit_dtype_t dtype;
   int threads;
   int ranks;         /* threads of this process; 0: MPI */
+  const char *link;  /* NULL: do not look; the interface whose bytes are counted */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
   struct bench_variant variant;                 /* where there is nothing to compare */

@@ -5,6 +5,24 @@
 
 #include "base/memory.h"
 #include "bench/bench_collective.h"
+#include "bench/bench_link.h"
+
+/* The host's counter, when nothing of the call before is on its way any more, and nothing of this
+ * one yet. */
+static double begin_link(const struct bench_case *test) {
+  if (!test->options->link)
+    return 0;
+  test->team->kind->barrier(test->team);
+  return bench_link_sent(test->options->link);
+}
+
+/* All ranks have their results, so all messages have left; their acknowledgements soon will have. */
+static void count_link(const struct bench_case *test, struct bench_way *way, double before) {
+  if (!test->options->link)
+    return;
+  test->team->kind->barrier(test->team);
+  way->link_bytes += bench_link_sent(test->options->link) - before;
+}
 
 /* Of one call. A way that was refused costs nothing and says so. */
 static int time_way(struct bench_case *test, struct bench_way *way, double *time) {
@@ -13,6 +31,7 @@ static int time_way(struct bench_case *test, struct bench_way *way, double *time
   if (!way->plan && !way->algorithm)
     return BENCH_OK;
   uint64_t before = onebit_comm_bytes_sent(team->comm);
+  double link = begin_link(test);
   team->kind->barrier(team);
   double start = bench_now();
   if (way->algorithm)
@@ -22,6 +41,7 @@ static int time_way(struct bench_case *test, struct bench_way *way, double *time
   else
     status = test->collective->call(test->send, test->receive, way->plan);
   *time = bench_now() - start;
+  count_link(test, way, link);
   way->sent += onebit_comm_bytes_sent(team->comm) - before;
   return bench_status(status, test->collective->name);
 }
@@ -41,7 +61,9 @@ static void sum_up(struct bench_case *test, struct bench_way *way, size_t iterat
   test->team->kind->combine(test->team, way->times, iterations, false);
   way->time = bench_statistics(way->times, iterations);
   way->wire_bytes = (double)way->sent / (double)all;
+  way->link_bytes /= (double)all;
   test->team->kind->combine(test->team, &way->wire_bytes, 1, false);
+  test->team->kind->combine(test->team, &way->link_bytes, 1, false);
 }
 
 /* A call that fails does so on all ranks, so all of them leave here together. */

@@ -38,6 +38,7 @@ struct bench_way {
   struct bench_statistics time;
   uint64_t sent;     /* bytes, in all calls */
   double wire_bytes; /* of one call: the most that a rank sent */
+  double link_bytes; /* of one call, once summed up: the most that a host's interface sent */
   double error;      /* relative, of one call; not a number: nobody asked */
   bool right;
 };

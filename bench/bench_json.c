@@ -62,6 +62,7 @@ static void put_times(FILE *stream, const struct bench_row *row) {
   put_number(stream, "p99_us", 1e6 * time->percentile99);
   put_number(stream, "maximum_us", 1e6 * time->maximum);
   put_number(stream, "wire_bytes", row->way->wire_bytes);
+  put_number(stream, "link_bytes", row->test->options->link ? row->way->link_bytes : NAN);
   put_number(stream, "algbw", bench_algbw(row->test, time->median));
   put_number(stream, "busbw", bench_busbw(row->test, time->median));
   put_number(stream, "relative_error", row->way->error);

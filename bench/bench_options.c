@@ -1,9 +1,11 @@
 /* The command line: OSU's letters, and long names for what is ours. */
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "bench/bench.h"
+#include "bench/bench_link.h"
 #include "bench/bench_values.h"
 #include "compression/codec.h"
 
@@ -56,6 +58,11 @@ static bool set_check(struct bench_options *options, const char *value) {
 static bool set_timeline(struct bench_options *options, const char *value) {
   (void)value;
   return options->timeline = true;
+}
+
+static bool set_link(struct bench_options *options, const char *value) {
+  options->link = value;
+  return !isnan(bench_link_sent(value));
 }
 
 static bool set_no_dense(struct bench_options *options, const char *value) {
@@ -228,6 +235,8 @@ static const struct row rows[] = {
     {0, "json", BENCH_RANKED, set_json, NULL, "a JSON object a line, instead of the table"},
     {0, "timeline", BENCH_COLLECTIVES, set_timeline, NULL,
      "after each size, where the time of one more call goes, by rank and step"},
+    {0, "link", BENCH_COLLECTIVES, set_link, "NAME",
+     "counts the bytes that each host's network interface sends, by the kernel's counters"},
     {0, "ranks", BENCH_RANKED, set_ranks, "N",
      "ranks that are threads of this process, 1 to 4096, instead of MPI's"},
     {0, "streams", BENCH_CODEC | BENCH_ADAM, set_streams, "N,N,...",

@@ -80,7 +80,10 @@ static bool has_error(const struct bench_options *options) {
 static void print_common_head(const struct bench_case *test) {
   if (test->options->tails)
     printf("%12s%12s%12s", "P50(us)", "P90(us)", "P99(us)");
-  printf("%14s%13s%13s", "Wire(B/rank)", "algbw(GB/s)", "busbw(GB/s)");
+  printf("%14s", "Wire(B/rank)");
+  if (test->options->link)
+    printf("%14s", "Link(B/host)");
+  printf("%13s%13s", "algbw(GB/s)", "busbw(GB/s)");
   if (has_error(test->options))
     printf("%12s", "Rel. error");
 }
@@ -93,6 +96,8 @@ static void print_common(const struct bench_row *row, const struct bench_statist
     column(12, 2, 1e6 * time->percentile99);
   }
   column(14, 0, row->way->algorithm ? NAN : row->way->wire_bytes);
+  if (test->options->link)
+    column(14, 0, row->way->link_bytes);
   column(13, 3, bench_algbw(test, row->way->time.median));
   column(13, 3, bench_busbw(test, row->way->time.median));
   if (has_error(test->options))
