@@ -53,6 +53,10 @@ static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
   size_t chunk = asked                            ? asked
                  : plan->comm->transport->network ? plan->choice.chunk
                                                   : CHUNK_ELEMENTS;
+  /* A chunk of the host's inputs is as many elements of every share, which should stay in the
+   * caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
+  if (!asked && plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > CHUNK_ELEMENTS)
+    chunk = CHUNK_ELEMENTS;
   if (!asked && divided_up(elements, chunk) > CHUNKS_AT_MOST)
     chunk = divided_up(elements, CHUNKS_AT_MOST);
   if (chunk > CHUNK_ELEMENTS_AT_MOST)
