@@ -15,6 +15,9 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
                         "file that onebit-tune wrote, by which plans choose; none: do not look"},
     [OB_KNOB_EXPLAIN] = {"ONEBIT_EXPLAIN", "0",
                          "1: rank 0 prints what each plan decides, and why, on standard error"},
+    [OB_KNOB_PROGRESS] = {"ONEBIT_PROGRESS", "calls",
+                          "what moves requests in flight: calls of the library; or thread, one of "
+                          "its own, which wants a core to spare"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "collectives/progress.h"
 #include "onebit/mpi.h"
 
 static void mpi_barrier(struct bench_team *team) {
@@ -76,7 +77,11 @@ static const struct bench_team_kind mpi_kind = {
 };
 
 void bench_mpi_begin(int *argc, char ***argv, int *rank, int *size) {
-  MPI_Init(argc, argv);
+  int provided;
+  bool thread;
+  /* Locks cost a little: only for those who ask. A wrong value is the library's to complain of. */
+  (void)ob_progress_wanted(&thread);
+  MPI_Init_thread(argc, argv, thread ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, rank);
   MPI_Comm_size(MPI_COMM_WORLD, size);
 }

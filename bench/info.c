@@ -9,6 +9,7 @@
 
 #include "base/knobs.h"
 #include "collectives/plan.h"
+#include "collectives/progress.h"
 #include "collectives/tuning.h"
 #include "compression/codec.h"
 #include "onebit/onebit.h"
@@ -63,10 +64,19 @@ static onebit_status_t resolve_explain(char *value, size_t room) {
   return status;
 }
 
+static onebit_status_t resolve_progress(char *value, size_t room) {
+  bool thread;
+  onebit_status_t status = ob_progress_wanted(&thread);
+  if (status == ONEBIT_OK)
+    snprintf(value, room, "%s", thread ? "thread" : "calls");
+  return status;
+}
+
 static resolve_knob *const resolvers[] = {[OB_KNOB_CODEC] = resolve_codec,
                                           [OB_KNOB_THREADS] = resolve_threads,
                                           [OB_KNOB_TUNING] = resolve_tuning,
-                                          [OB_KNOB_EXPLAIN] = resolve_explain};
+                                          [OB_KNOB_EXPLAIN] = resolve_explain,
+                                          [OB_KNOB_PROGRESS] = resolve_progress};
 _Static_assert(sizeof resolvers / sizeof resolvers[0] == OB_KNOB_COUNT,
                "every knob's value is checked here");
 

@@ -1,11 +1,9 @@
 /* The public collectives: checks, and the ways to walk a plan's steps. */
-#define _POSIX_C_SOURCE 200809L
-#include <sched.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "base/error.h"
 #include "collectives/plan.h"
+#include "collectives/progress.h"
 #include "collectives/steps.h"
 
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
@@ -52,24 +50,13 @@ static bool move(onebit_plan_t plan, bool wait, bool *moved) {
   return done;
 }
 
-/* Nothing moved, `idle` times in a row. Yielding is quick to see a message, but where ranks
- * outnumber cores those that wait would take turns with each other; so soon they sleep, a small
- * part of what a message over a network takes. */
-static void rest(unsigned idle) {
-  static const struct timespec nap = {.tv_nsec = 20000};
-  if (idle < 100)
-    sched_yield();
-  else
-    nanosleep(&nap, NULL);
-}
-
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
   bool moved;
   for (unsigned idle = 0; !move(plan, wait, &moved); idle = moved ? 0 : idle + 1) {
     if (!wait)
       return ONEBIT_IN_PROGRESS;
     if (!moved)
-      rest(idle);
+      ob_rest(idle);
   }
   ob_engine_remove(plan->comm->engine, plan);
   plan->in_flight = false;

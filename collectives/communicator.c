@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "collectives/progress.h"
 
 struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes) {
   struct ob_batch *batch = ob_allocate(1, bytes);
@@ -28,6 +29,18 @@ void ob_batch_release(struct ob_batch *batch) {
   ob_release(batch);
 }
 
+static onebit_status_t begin_progress(onebit_comm_t comm) {
+  bool wanted;
+  OB_TRY(ob_progress_wanted(&wanted));
+  if (wanted && !comm->transport->threads())
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "ONEBIT_PROGRESS=thread: MPI was not initialised with MPI_THREAD_MULTIPLE");
+  if (wanted)
+    OB_TRY(ob_progress_begin(comm->engine));
+  comm->progress = wanted;
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
                                const int *host_of, void *state, struct ob_engine *engine,
                                onebit_comm_t *result) {
@@ -42,12 +55,18 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   comm->largest_tag = INT_MAX;
   ob_costs_default(NULL, &comm->costs);
   pthread_mutex_init(&comm->own_engine.lock, NULL);
+  pthread_cond_init(&comm->own_engine.work, NULL);
   comm->engine = engine ? engine : &comm->own_engine;
   comm->control_memory = ob_allocate((size_t)size, OB_AGREE_BYTES);
   if (!comm->control_memory || ob_hosts_create(&comm->hosts, host_of, rank, size) != ONEBIT_OK ||
       transport->batch_create(comm, (size_t)size - 1, &comm->control) != ONEBIT_OK) {
     ob_comm_release(comm);
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
+  }
+  onebit_status_t status = begin_progress(comm);
+  if (status != ONEBIT_OK) {
+    ob_comm_release(comm);
+    return status;
   }
   *result = comm;
   return ONEBIT_OK;
@@ -56,11 +75,14 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
 void ob_comm_release(onebit_comm_t comm) {
   if (!comm)
     return;
+  if (comm->progress)
+    ob_progress_end(comm->engine);
   if (comm->control)
     comm->transport->batch_destroy(comm->control);
   ob_release(comm->control_memory);
   ob_hosts_destroy(&comm->hosts);
   pthread_mutex_destroy(&comm->own_engine.lock);
+  pthread_cond_destroy(&comm->own_engine.work);
   ob_release(comm);
 }
 

@@ -28,6 +28,7 @@ struct onebit_comm {
   atomic_uint_fast64_t bytes_sent;
   struct ob_engine *engine; /* the requests that must move while one of them is waited for */
   struct ob_engine own_engine;
+  bool progress; /* a thread moves the engine's requests for it */
   /* For agreements: made with the communicator, so that they cannot run out of memory. */
   struct ob_batch *control;
   unsigned char *control_memory;

@@ -12,6 +12,7 @@ void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan) {
   plan->next = engine->first;
   plan->claimed = false;
   engine->first = plan;
+  pthread_cond_signal(&engine->work);
   pthread_mutex_unlock(&engine->lock);
 }
 
@@ -65,6 +66,30 @@ bool ob_engine_advance(struct ob_engine *engine) {
   while ((plan = claim_next(engine, plan)))
     moved |= ob_steps_walk(plan, false);
   return moved;
+}
+
+/* A plan that another thread is moving is not at its end. The lock is held. */
+static bool busy(const struct ob_engine *engine) {
+  for (const struct onebit_plan *plan = engine->first; plan; plan = plan->next)
+    if (plan->claimed || !ob_steps_done(plan))
+      return true;
+  return false;
+}
+
+bool ob_engine_busy(struct ob_engine *engine) {
+  pthread_mutex_lock(&engine->lock);
+  bool any = busy(engine);
+  pthread_mutex_unlock(&engine->lock);
+  return any;
+}
+
+bool ob_engine_await(struct ob_engine *engine) {
+  pthread_mutex_lock(&engine->lock);
+  while (!engine->stop && !busy(engine))
+    pthread_cond_wait(&engine->work, &engine->lock);
+  bool go = !engine->stop;
+  pthread_mutex_unlock(&engine->lock);
+  return go;
 }
 
 bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan) {

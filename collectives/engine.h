@@ -14,10 +14,15 @@ struct onebit_plan;
 struct ob_engine {
   pthread_mutex_t lock;
   struct onebit_plan *first; /* plans in flight, linked by their `next` */
+  /* progress.c: a thread that moves them, while `users` communicators want it. */
+  pthread_cond_t work;
+  pthread_t thread;
+  int users;
+  bool stop;
 };
 
 #define OB_ENGINE_INIT                                                                             \
-  { PTHREAD_MUTEX_INITIALIZER, NULL }
+  { .lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER }
 
 void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan);
 
@@ -26,6 +31,12 @@ void ob_engine_remove(struct ob_engine *engine, struct onebit_plan *plan);
 
 /* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
 bool ob_engine_advance(struct ob_engine *engine);
+
+/* Is any request in flight not yet at its end? */
+bool ob_engine_busy(struct ob_engine *engine);
+
+/* Waits until one is, or until the engine's thread is to stop: then false. */
+bool ob_engine_await(struct ob_engine *engine);
 
 /* Is this plan the only one in flight? */
 bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan);

@@ -140,6 +140,8 @@ static onebit_status_t test(struct ob_batch *base, bool wait) {
   return ONEBIT_OK;
 }
 
+static bool threads(void) { return true; }
+
 /* Messages are copied by whoever comes second: nothing is ever under way. */
 static void progress(onebit_comm_t comm) { (void)comm; }
 
@@ -162,6 +164,7 @@ static void destroy(onebit_comm_t comm) {
 }
 
 const struct ob_transport ob_transport_loopback = {
+    .threads = threads,
     .name = "loopback",
     .batch_create = batch_create,
     .batch_destroy = batch_destroy,

@@ -112,6 +112,11 @@ static onebit_status_t test(struct ob_batch *base, bool wait) {
   return done ? take_sizes(batch) : ONEBIT_IN_PROGRESS;
 }
 
+static bool threads(void) {
+  int provided = MPI_THREAD_SINGLE;
+  return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
+}
+
 /* Looking for a message makes the library move what it has in hand. */
 static void progress(onebit_comm_t comm) {
   int found;
@@ -124,6 +129,7 @@ static void destroy(onebit_comm_t comm) {
 }
 
 const struct ob_transport ob_transport_mpi = {
+    .threads = threads,
     .name = "mpi",
     .network = true,
     .batch_create = batch_create,

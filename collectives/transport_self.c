@@ -17,11 +17,14 @@ static onebit_status_t test(struct ob_batch *batch, bool wait) {
   return ONEBIT_OK;
 }
 
+static bool threads(void) { return true; }
+
 static void progress(onebit_comm_t comm) { (void)comm; }
 
 static void destroy(onebit_comm_t comm) { (void)comm; }
 
 const struct ob_transport ob_transport_self = {
+    .threads = threads,
     .name = "self",
     .batch_create = batch_create,
     .batch_destroy = ob_batch_release,

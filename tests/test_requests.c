@@ -1,7 +1,11 @@
 /* Nonblocking calls: any number of plans and requests in flight, finished in any order, on ranks
  * that are threads. */
+#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
+#include <stdlib.h>
+#include <time.h>
 
+#include "collectives/communicator.h"
 #include "tests/support_requests.h"
 
 TestSuite(requests, .timeout = 120);
@@ -59,4 +63,52 @@ static void meet_many_plans(onebit_comm_t comm, void *context) {
 Test(requests, old_plans_work_beside_any_number_of_new_ones, .timeout = 60) {
   if (test_stride() == 1) /* with a sanitizer it takes too long; Criterion's own skip leaks */
     on_ranks(2, meet_many_plans, NULL);
+}
+
+/* ONEBIT_PROGRESS=thread: a request comes to its end without any call. */
+static void leave_it_to_the_thread(onebit_comm_t comm, void *context) {
+  enum { COUNT = 5000 };
+  const struct timespec moment = {.tv_nsec = 1000000};
+  static float send[4][COUNT], receive[4][COUNT];
+  int rank = onebit_comm_rank(comm);
+  onebit_request_t request = NULL;
+  onebit_plan_t plan;
+  (void)context;
+  for (size_t i = 0; i < COUNT; i++)
+    send[rank][i] = input_value(i, rank, 0);
+  if (!CHECK_STATUS(onebit_plan_create(comm, COUNT, NULL, &plan), ONEBIT_OK))
+    return;
+  for (int call = 0; call < 5; call++) {
+    CHECK_STATUS(onebit_iallreduce(send[rank], receive[rank], plan, &request), ONEBIT_OK);
+    for (int waited = 0; waited < 60000 && ob_engine_busy(comm->engine); waited++)
+      nanosleep(&moment, NULL);
+    CHECK(!ob_engine_busy(comm->engine), "the request has not come to its end in a minute");
+    CHECK_STATUS(onebit_test(&request), ONEBIT_OK);
+    CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  meet(comm); /* rank 0's result is compared with */
+  CHECK_BITS("the result", receive[rank], receive[0], COUNT, ONEBIT_FLOAT32);
+  meet(comm);
+}
+
+Test(requests, a_thread_moves_them) {
+  setenv("ONEBIT_PROGRESS", "thread", 1);
+  for (int size = 1; size <= 4; size++)
+    on_ranks(size, leave_it_to_the_thread, NULL);
+}
+
+Test(requests, everything_works_with_a_thread) {
+  setenv("ONEBIT_PROGRESS", "thread", 1);
+  on_groups(waited_in_any_order, 1);
+  on_groups(started_in_any_order_and_tested, 1);
+}
+
+Test(requests, progress_is_calls_or_thread) {
+  onebit_comm_t comm = NULL;
+  setenv("ONEBIT_PROGRESS", "threads", 1);
+  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("ONEBIT_PROGRESS=threads");
+  CHECK(comm == NULL, "a communicator all the same");
+  checks_must_hold();
 }

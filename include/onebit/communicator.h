@@ -9,6 +9,12 @@
  * communicator too, when the communicator is not MPI or when MPI was initialised with
  * MPI_THREAD_MULTIPLE. Creation calls on one communicator are collective and must be made in the
  * same order on all of its ranks.
+ *
+ * Nonblocking calls move on whenever the library is called (onebit_progress). With
+ * ONEBIT_PROGRESS=thread in the environment a thread of the library's own moves them, which wants a
+ * core to spare; over MPI it needs MPI_THREAD_MULTIPLE, or creating a communicator fails with
+ * ONEBIT_ERROR_UNSUPPORTED. Any other value of it than `calls` and `thread` is an
+ * ONEBIT_ERROR_ARGUMENT.
  */
 #ifndef ONEBIT_COMMUNICATOR_H
 #define ONEBIT_COMMUNICATOR_H

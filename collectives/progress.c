@@ -1,0 +1,61 @@
+/*
+ * A thread that moves the requests in flight, where ONEBIT_PROGRESS=thread asks for it: with a core
+ * to spare, a computation then need not call the library for its communication to go on.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "collectives/progress.h"
+
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "base/knobs.h"
+#include "collectives/engine.h"
+
+void ob_rest(unsigned idle) {
+  static const struct timespec nap = {.tv_nsec = 20000};
+  if (idle < 100)
+    sched_yield();
+  else
+    nanosleep(&nap, NULL);
+}
+
+onebit_status_t ob_progress_wanted(bool *wanted) {
+  const char *text = ob_knob_text(OB_KNOB_PROGRESS);
+  *wanted = text && strcmp(text, "thread") == 0;
+  if (!text || *wanted || strcmp(text, "calls") == 0)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: neither calls nor thread",
+                  ob_knobs[OB_KNOB_PROGRESS].name, text);
+}
+
+static void *move_requests(void *argument) {
+  struct ob_engine *engine = argument;
+  for (unsigned idle = 0; ob_engine_await(engine);) {
+    idle = ob_engine_advance(engine) ? 0 : idle + 1;
+    if (idle)
+      ob_rest(idle);
+  }
+  return NULL;
+}
+
+onebit_status_t ob_progress_begin(struct ob_engine *engine) {
+  pthread_mutex_lock(&engine->lock);
+  bool first = engine->users == 0;
+  engine->stop = false;
+  int code = first ? pthread_create(&engine->thread, NULL, move_requests, engine) : 0;
+  engine->users += code == 0;
+  pthread_mutex_unlock(&engine->lock);
+  return code ? ob_error(ONEBIT_ERROR_MEMORY, "no thread for ONEBIT_PROGRESS=thread") : ONEBIT_OK;
+}
+
+void ob_progress_end(struct ob_engine *engine) {
+  pthread_mutex_lock(&engine->lock);
+  bool last = --engine->users == 0;
+  engine->stop = last;
+  pthread_cond_signal(&engine->work);
+  pthread_mutex_unlock(&engine->lock);
+  if (last)
+    pthread_join(engine->thread, NULL);
+}

@@ -1,0 +1,24 @@
+/* Who moves the requests in flight: the library's callers, or a thread of its own. */
+#ifndef OB_COLLECTIVES_PROGRESS_H
+#define OB_COLLECTIVES_PROGRESS_H
+
+#include <stdbool.h>
+
+#include "onebit/status.h"
+
+struct ob_engine;
+
+/* Does the environment ask for a thread? ONEBIT_ERROR_ARGUMENT when it makes no sense. */
+onebit_status_t ob_progress_wanted(bool *wanted);
+
+/* One more communicator wants the engine's requests to be moved by a thread; one less. The first
+ * starts it, the last ends it. ONEBIT_ERROR_MEMORY. */
+onebit_status_t ob_progress_begin(struct ob_engine *engine);
+void ob_progress_end(struct ob_engine *engine);
+
+/* Nothing moved, `idle` times in a row. Yielding is quick to see a message, but where ranks
+ * outnumber cores those that wait would take turns with each other; so soon they sleep, a small
+ * part of what a message over a network takes. */
+void ob_rest(unsigned idle);
+
+#endif
