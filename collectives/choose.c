@@ -16,7 +16,11 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
                     "schedule is %s, which is for ONEBIT_ALLREDUCE in the default profile only",
                     names[options->schedule]);
   if (options->schedule == ONEBIT_SCHEDULE_ALLGATHER)
-    return ONEBIT_OK;
+    return shape->momentum || shape->windowed
+               ? ob_error(ONEBIT_ERROR_ARGUMENT,
+                          "schedule is %s: an optimizer's momentum is what servers send",
+                          names[options->schedule])
+               : ONEBIT_OK;
   if (shape->one_scale)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "schedule is %s, block_size is ONEBIT_BLOCK_BUFFER: a rank has a part of the "

@@ -54,6 +54,7 @@ static onebit_status_t resolve_plan(const onebit_adam_options_t *options,
   plan.scale = options->scale;
   plan.block_size = options->block_size;
   plan.chunk_size = options->chunk_size;
+  plan.schedule = options->schedule;
   plan.no_error_feedback = options->no_error_feedback;
   plan.threads = options->threads;
   return ob_plan_resolve(&plan, shape);
@@ -197,6 +198,7 @@ static onebit_status_t agree(onebit_optimizer_t optimizer, onebit_comm_t comm,
       {"scale", (uint64_t)options->scale},
       {"block_size", options->block_size},
       {"chunk_size", options->chunk_size},
+      {"schedule", (uint64_t)options->schedule},
       {"no_error_feedback", (uint64_t) !!options->no_error_feedback},
       {"bucket_size", options->bucket_size},
   };

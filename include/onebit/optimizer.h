@@ -87,12 +87,15 @@ typedef struct onebit_adam_options {
    * depends on bucket_size, where the exchanges of all buckets follow the same schedule. Profile
    * deepspeed has a bucket a tensor: leave it 0. */
   size_t bucket_size;
+  /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical when there are several hosts with as many ranks
+   * each, more than one; else exchange. Not ONEBIT_SCHEDULE_ALLGATHER. */
+  onebit_schedule_t schedule;
 } onebit_adam_options_t;
 
 /* clang-format off */
 #define ONEBIT_ADAM_OPTIONS_INIT \
   { sizeof(onebit_adam_options_t), 0, 0, 0, 0, 0, 0, ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, \
-    0, 0, 0, 0, 0 }
+    0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC }
 /* clang-format on */
 
 /* Makes a 1-bit Adam optimizer of a list of tensors. Collective: all ranks give the same counts, in
