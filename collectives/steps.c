@@ -91,6 +91,8 @@ unsigned ob_steps_flags(const struct onebit_plan *plan) {
     flags |= OB_FLAG_ERROR;
   if (is_set(&plan->work.large) || (heard && plan->large_heard))
     flags |= OB_FLAG_LARGE;
+  if (plan->status == ONEBIT_ERROR_MISMATCH)
+    flags |= OB_FLAG_MISMATCH;
   return flags;
 }
 
@@ -212,14 +214,17 @@ static void gather_chunk(struct onebit_plan *plan, size_t chunk) {
   begin(plan, batch);
 }
 
-/* A rank that can take part must have called with the same argument. */
+/* A rank that can take part must have called with the same argument. In a hierarchical plan ranks
+ * of different places hear of each other's only from those in between. */
 static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned flags,
                                     uint32_t agreed) {
-  if (flags & OB_FLAG_ERROR || agreed == plan->call.agreed)
-    return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %.9g, there %.9g",
-                  plan->call.agreed_name ? plan->call.agreed_name : "an argument",
-                  (double)ob_float_of(plan->call.agreed), (double)ob_float_of(agreed));
+  const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
+  if ((flags & OB_FLAG_MISMATCH || !(flags & OB_FLAG_ERROR)) && agreed != plan->call.agreed)
+    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %.9g, there %.9g",
+                    name, (double)ob_float_of(plan->call.agreed), (double)ob_float_of(agreed));
+  if (flags & OB_FLAG_MISMATCH)
+    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks that it has heard of", name);
+  return ONEBIT_OK;
 }
 
 static void refuse(struct onebit_plan *plan, int rank, onebit_status_t status) {
@@ -349,10 +354,11 @@ static void apply_and_tell(struct onebit_plan *plan, size_t chunk) {
 }
 
 /* Every worker's message is in, so no input can spoil the call any more. What a server makes of
- * finite numbers that are not large is finite. Only a message damaged on its way is left to go
- * wrong, and that the other ranks would not learn of anyway. */
+ * finite numbers that are not large is finite; dense messages do not say whether theirs are. Only a
+ * message damaged on its way is left to go wrong, and that the other ranks would not learn of
+ * anyway. */
 static void foresee(struct onebit_plan *plan) {
-  plan->foreseen = !plan->call.hold && !(ob_steps_flags(plan) & ~(unsigned)OB_FLAG_DENSE) &&
+  plan->foreseen = !plan->call.hold && !dense(plan) && !ob_steps_flags(plan) &&
                    plan->failed_rank < 0 && plan->not_finite_rank < 0 && !plan->large_heard;
 }
 
@@ -362,11 +368,11 @@ static void decide(struct onebit_plan *plan) {
     plan->not_finite_rank = plan->comm->rank;
   if (plan->failed_rank >= 0) {
     ob_error(ONEBIT_ERROR_PEER, "rank %d%s could not take part in the call", plan->failed_rank,
-             plan->host.ranks ? " or another on its host" : "");
+             plan->host.ranks ? " or another that it has heard of" : "");
     ob_steps_fail(plan, ONEBIT_ERROR_PEER);
   } else if (plan->not_finite_rank >= 0) {
     ob_error(ONEBIT_SKIPPED, "skipped: a value on rank %d%s is not finite", plan->not_finite_rank,
-             plan->host.ranks ? " or another on its host" : "");
+             plan->host.ranks ? " or another that it has heard of" : "");
     ob_steps_fail(plan, ONEBIT_SKIPPED);
   }
   if (plan->status != ONEBIT_OK)
