@@ -9,7 +9,7 @@ TestSuite(disagreement, .timeout = 60);
 static void everyone_once(rank_body *scenario) {
   for (int size = 2; size <= 4; size++)
     for (int rank = 0; rank < size; rank++) {
-      struct culprit culprit = {rank};
+      struct culprit culprit = {.rank = rank};
       on_ranks(size, scenario, &culprit);
     }
 }
