@@ -256,7 +256,7 @@ static bool exchange_dense(const struct oracle *oracle, const float *const *inpu
       finite = finite && isfinite(inputs[r][i]);
       sum += inputs[r][i];
     }
-    if (!finite)
+    if (!finite || !isfinite(sum))
       return false;
     result[i] = sum * part;
   }
