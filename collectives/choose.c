@@ -1,4 +1,6 @@
 /* Which schedule a plan takes. */
+#include <stdio.h>
+
 #include "base/error.h"
 #include "collectives/schedule.h"
 
@@ -85,13 +87,24 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
     task->dense_allowed = true;
 }
 
+/* What was asked for is done, also where the model has no time for it (on one host, or dense) and
+ * speaks of another schedule. */
+static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *task) {
+  if (!task->schedule || choice->schedule == task->schedule)
+    return;
+  choice->schedule = task->schedule;
+  snprintf(choice->words, sizeof choice->words,
+           "chosen: %s, %s, as asked for: the cost model has no time for it here\n",
+           ob_cost_schedule_name(choice->schedule),
+           choice->wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit");
+}
+
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   OB_TRY(check(plan, shape));
   struct ob_cost_task task = task_of(plan, shape);
   set_freedom(plan, shape, &task);
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
-  if (task.schedule)
-    plan->choice.schedule = task.schedule; /* also where the model knows nothing of it */
+  insist(&plan->choice, &task);
   plan->schedule = plan->choice.schedule;
   plan->choice.doubling =
       plan->schedule == ONEBIT_SCHEDULE_ALLGATHER && plan->comm->size >= DOUBLING_RANKS;

@@ -200,11 +200,13 @@ static void add_fetching(struct onebit_plan *plan, size_t chunk) {
 }
 
 /* The results come while others are still on their way; whenever it is sure how the call will end,
- * they are applied at once. */
+ * they are applied at once. In a hierarchical plan that takes the word of the host's other ranks,
+ * who have received from other workers: they all have given it when the first chunk is fetched. */
 static void add_collecting(struct onebit_plan *plan) {
-  add(plan, OB_STEP_FORESEE, 0);
   for (size_t i = 0; i < plan->chunks; i++) {
     add_fetching(plan, i);
+    if (i == 0)
+      add(plan, OB_STEP_FORESEE, 0);
     add(plan, OB_STEP_APPLY_EARLY, i);
   }
 }

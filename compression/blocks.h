@@ -19,6 +19,12 @@
 #include "compression/layout.h"
 #include "compression/message.h"
 
+/* Below this no later step of a call can overflow. A value of a block is at most sqrt(65536) times
+ * its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the value that a server
+ * compresses, a mean of scales and its kept error, stays below 2^54, and the sum of 65536 squares
+ * below 2^124. A mean of absolute values is never squared. */
+#define OB_LARGE_SCALE 0x1p32f
+
 /* Kept values of the blocks first .. first + blocks - 1 of a layout. */
 struct ob_kept {
   size_t first, first_word, blocks, words;
@@ -33,6 +39,8 @@ onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *lay
 void ob_kept_destroy(struct ob_kept *kept);
 void ob_kept_commit(struct ob_kept *kept);
 void ob_kept_reset(struct ob_kept *kept);
+/* Is a scale from OB_LARGE_SCALE on? */
+bool ob_kept_large(const struct ob_kept *kept);
 size_t ob_kept_bytes(const struct ob_kept *kept);
 
 /* The kept error as plain floats, in the order of the elements; and back. `import` takes finite
@@ -40,12 +48,6 @@ size_t ob_kept_bytes(const struct ob_kept *kept);
 size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout);
 void ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout, float *error);
 void ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout, const float *error);
-
-/* Below this no later step of a call can overflow. A value of a block is at most sqrt(65536) times
- * its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the value that a server
- * compresses, a mean of scales and its kept error, stays below 2^54, and the sum of 65536 squares
- * below 2^124. A mean of absolute values is never squared. */
-#define OB_LARGE_SCALE 0x1p32f
 
 /* How the blocks of a plan are worked on. */
 struct ob_work {

@@ -38,6 +38,14 @@ void ob_kept_reset(struct ob_kept *kept) {
   memset(kept->scales[kept->now], 0, (kept->one_scale ? 1 : kept->blocks) * sizeof(float));
 }
 
+bool ob_kept_large(const struct ob_kept *kept) {
+  size_t scales = kept->one_scale ? 1 : kept->blocks;
+  for (size_t b = 0; b < scales; b++)
+    if (kept->scales[kept->now][b] >= OB_LARGE_SCALE)
+      return true;
+  return false;
+}
+
 size_t ob_kept_bytes(const struct ob_kept *kept) {
   size_t scales = kept->one_scale ? 1 : kept->blocks;
   return 2 * (kept->words * OB_LANES + scales) * sizeof(float);

@@ -31,7 +31,9 @@ enum ob_message_flag {
   OB_FLAG_ERROR = 2, /* the sender cannot take part in this call; the payload means nothing */
   OB_FLAG_DENSE = 4, /* the payload is float32 values */
   /* one of the sender's scales, sent or kept, is from OB_LARGE_SCALE on: sums may yet overflow */
-  OB_FLAG_LARGE = 8
+  OB_FLAG_LARGE = 8,
+  /* with OB_FLAG_ERROR: because an argument that all ranks must give alike differs between some */
+  OB_FLAG_MISMATCH = 16
 };
 
 struct ob_header {

@@ -74,7 +74,7 @@ Test(mpi_errors, reach_all_ranks) {
   check_memory(rank, size);
   for (size_t k = 0; size > 1 && k < sizeof scenarios / sizeof scenarios[0]; k++)
     for (int guilty = 0; guilty < size; guilty++) {
-      struct culprit culprit = {guilty};
+      struct culprit culprit = {.rank = guilty};
       on_mpi_ranks(MPI_COMM_WORLD, scenarios[k], &culprit);
     }
   mpi_end();

@@ -93,20 +93,20 @@ static struct oracle *create(int size, int each, const size_t *counts, size_t te
   return oracle;
 }
 
-struct oracle *oracle_create_tensors(int size, const size_t *counts, size_t tensors,
+struct oracle *oracle_create_tensors(int size, int hosts, const size_t *counts, size_t tensors,
                                      const onebit_plan_options_t *options) {
-  return create(size, 1, counts, tensors, options);
+  if (options->schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
+    return create(size, 1, counts, tensors, options);
+  return create(hosts, size / hosts, counts, tensors, options);
 }
 
 struct oracle *oracle_create_hosts(int size, int hosts, size_t count,
                                    const onebit_plan_options_t *options) {
-  if (options->schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
-    return oracle_create(size, count, options);
-  return create(hosts, size / hosts, &count, 1, options);
+  return oracle_create_tensors(size, hosts, &count, 1, options);
 }
 
 struct oracle *oracle_create(int size, size_t count, const onebit_plan_options_t *options) {
-  return oracle_create_tensors(size, &count, 1, options);
+  return oracle_create_tensors(size, 1, &count, 1, options);
 }
 
 void oracle_destroy(struct oracle *oracle) {
@@ -256,7 +256,7 @@ static bool exchange_dense(const struct oracle *oracle, const float *const *inpu
       finite = finite && isfinite(inputs[r][i]);
       sum += inputs[r][i];
     }
-    if (!finite)
+    if (!finite || !isfinite(sum))
       return false;
     result[i] = sum * part;
   }

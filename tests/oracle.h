@@ -57,7 +57,7 @@ struct oracle *oracle_create_hosts(int size, int hosts, size_t count,
 
 /* An allreduce of several tensors at once, one after the other in the send buffer; no block spans
  * two. */
-struct oracle *oracle_create_tensors(int size, const size_t *counts, size_t tensors,
+struct oracle *oracle_create_tensors(int size, int hosts, const size_t *counts, size_t tensors,
                                      const onebit_plan_options_t *options);
 void oracle_destroy(struct oracle *oracle);
 
@@ -86,12 +86,12 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
 
 struct oracle_adam {
   onebit_adam_options_t options; /* with the defaults filled in */
-  int size;
+  int size, each;                /* workers, and ranks of each, as in struct oracle */
   size_t tensors, total;
   size_t *first, *count; /* of each tensor in the arrays below */
   float *weight_decay, *factor;
   float *parameter, *momentum, *variance, *reciprocal; /* [total] */
-  float *local;                                        /* [size][total] */
+  float *means, *local; /* [size][total]: of the ranks of a worker, and its own momentum */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
@@ -105,9 +105,10 @@ struct oracle_adam {
   size_t exchange_count;
 };
 
-/* The tensors' parameters are the start; they and the gradients are not kept. */
-struct oracle_adam *oracle_adam_create(int size, const onebit_tensor_t *tensors, size_t count,
-                                       const onebit_adam_options_t *options);
+/* `size` ranks on hosts as in oracle_create_hosts. The tensors' parameters are the start; they and
+ * the gradients are not kept. */
+struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count, const onebit_adam_options_t *options);
 void oracle_adam_destroy(struct oracle_adam *adam);
 
 /* One step: gradients[r] is rank r's, all tensors one after the other. False, and nothing changed,

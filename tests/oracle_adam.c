@@ -49,13 +49,15 @@ static void make_exchanges(struct oracle_adam *adam) {
   options.scale = adam->options.scale;
   options.block_size = adam->options.block_size;
   options.no_error_feedback = adam->options.no_error_feedback;
+  options.schedule = adam->options.schedule;
+  int ranks = adam->size * adam->each;
   adam->exchanges = zeros(adam->tensors, sizeof *adam->exchanges);
   for (size_t end = adam->tensors; end > 0;) {
     struct oracle_exchange next = exchange_before(adam, end);
     const size_t *counts = adam->count + next.first;
     next.oracle = deepspeed(adam)
-                      ? oracle_create(adam->size, *counts, &options)
-                      : oracle_create_tensors(adam->size, counts, next.tensors, &options);
+                      ? oracle_create(ranks, *counts, &options)
+                      : oracle_create_tensors(ranks, adam->size, counts, next.tensors, &options);
     adam->exchanges[adam->exchange_count++] = next;
     end = next.first;
   }
@@ -82,17 +84,19 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
              tensors[k].count * sizeof(float));
 }
 
-struct oracle_adam *oracle_adam_create(int size, const onebit_tensor_t *tensors, size_t count,
-                                       const onebit_adam_options_t *options) {
+struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count, const onebit_adam_options_t *options) {
   struct oracle_adam *adam = zeros(1, sizeof *adam);
   adam->options = with_defaults(options);
-  adam->size = size;
+  adam->size = options->schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? hosts : size;
+  adam->each = size / adam->size;
   adam->tensors = count;
   copy_tensors(adam, tensors);
   adam->momentum = zeros(adam->total, sizeof(float));
   adam->variance = zeros(adam->total, sizeof(float));
   adam->reciprocal = zeros(adam->total, sizeof(float));
-  adam->local = zeros((size_t)size * adam->total, sizeof(float));
+  adam->means = zeros((size_t)adam->size * adam->total, sizeof(float));
+  adam->local = zeros((size_t)adam->size * adam->total, sizeof(float));
   make_exchanges(adam);
   return adam;
 }
@@ -103,6 +107,7 @@ void oracle_adam_destroy(struct oracle_adam *adam) {
   free(adam->exchanges);
   free(adam->norms);
   free(adam->local);
+  free(adam->means);
   free(adam->reciprocal);
   free(adam->variance);
   free(adam->momentum);
@@ -127,19 +132,31 @@ static float variance_correction(const struct oracle_adam *adam, size_t t) {
   return (float)(1.0 / sqrt(1.0 - pow(adam->options.beta2, (double)t)));
 }
 
-static bool all_finite(const struct oracle_adam *adam, const float *const *gradients) {
-  for (int r = 0; r < adam->size; r++)
-    for (size_t i = 0; i < adam->total; i++)
-      if (!isfinite(gradients[r][i]))
+/* The mean of element i over consecutive ranks or workers. */
+static float mean_of(const float *const *values, int count, size_t i) {
+  float sum = values[0][i];
+  for (int r = 1; r < count; r++)
+    sum += values[r][i];
+  return sum * (1.0f / (float)count);
+}
+
+/* What each worker puts in: a rank's gradient, or the mean of a host's. False when one of them is
+ * not finite. */
+static bool take_gradients(struct oracle_adam *adam, const float *const *gradients) {
+  for (size_t w = 0; w < (size_t)adam->size; w++)
+    for (size_t i = 0; i < adam->total; i++) {
+      float mean = mean_of(gradients + w * (size_t)adam->each, adam->each, i);
+      adam->means[w * adam->total + i] = mean;
+      if (!isfinite(mean))
         return false;
+    }
   return true;
 }
 
-static float mean_gradient(const struct oracle_adam *adam, const float *const *gradients,
-                           size_t i) {
-  float sum = gradients[0][i];
-  for (int r = 1; r < adam->size; r++)
-    sum += gradients[r][i];
+static float mean_gradient(const struct oracle_adam *adam, size_t i) {
+  float sum = adam->means[i];
+  for (size_t w = 1; w < (size_t)adam->size; w++)
+    sum += adam->means[w * adam->total + i];
   return sum * (1.0f / (float)adam->size);
 }
 
@@ -191,7 +208,7 @@ static void freeze(struct oracle_adam *adam) {
   adam->freeze_step = adam->steps;
 }
 
-static void warm_up(struct oracle_adam *adam, const float *const *gradients, float learning_rate) {
+static void warm_up(struct oracle_adam *adam, float learning_rate) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   float b2 = (float)adam->options.beta2, w2 = (float)(1.0 - adam->options.beta2);
   float epsilon = (float)adam->options.epsilon;
@@ -199,7 +216,7 @@ static void warm_up(struct oracle_adam *adam, const float *const *gradients, flo
   for (size_t k = 0; k < adam->tensors; k++) {
     float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
-      float g = mean_gradient(adam, gradients, i), *m = &adam->momentum[i];
+      float g = mean_gradient(adam, i), *m = &adam->momentum[i];
       float *v = &adam->variance[i], *p = &adam->parameter[i];
       *m = b1 * *m + w1 * g;
       *v = b2 * *v + (w2 * g) * g;
@@ -212,14 +229,15 @@ static void warm_up(struct oracle_adam *adam, const float *const *gradients, flo
     freeze(adam);
 }
 
-/* Every rank's own momentum, exchanged: the new common momentum in `momentum`. One rank of profile
- * deepspeed has nobody to exchange with and keeps its momentum exact. */
-static bool exchange_momentum(struct oracle_adam *adam, const float *const *gradients) {
+/* Every worker's own momentum, exchanged: the new common momentum in `momentum`. One rank of
+ * profile deepspeed has nobody to exchange with and keeps its momentum exact. */
+static bool exchange_momentum(struct oracle_adam *adam) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   const float **inputs = zeros((size_t)adam->size, sizeof *inputs);
   for (size_t r = 0; r < (size_t)adam->size; r++)
     for (size_t i = 0; i < adam->total; i++)
-      adam->local[r * adam->total + i] = b1 * adam->momentum[i] + w1 * gradients[r][i];
+      adam->local[r * adam->total + i] =
+          b1 * adam->momentum[i] + w1 * adam->means[r * adam->total + i];
   bool done = true;
   for (size_t k = 0; k < adam->exchange_count && done; k++) {
     const struct oracle_exchange *exchange = &adam->exchanges[k];
@@ -249,15 +267,15 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
 
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients,
                       float learning_rate) {
-  if (!all_finite(adam, gradients))
+  if (!take_gradients(adam, gradients))
     return false;
-  if (adam->compressed && !exchange_momentum(adam, gradients))
+  if (adam->compressed && !exchange_momentum(adam))
     return false; /* values that overflow: tests of these use one exchange, which then changed
                      nothing */
   adam->steps++;
   if (adam->compressed)
     compressed_update(adam, learning_rate);
   else
-    warm_up(adam, gradients, learning_rate);
+    warm_up(adam, learning_rate);
   return true;
 }

@@ -75,12 +75,13 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
                                .momentum_norm = norm_of(adam->momentum, adam->total)};
   moment.parameters = allocate(adam->total, sizeof(float));
   memcpy(moment.parameters, adam->parameter, adam->total * sizeof(float));
-  moment.error_norm = allocate((size_t)adam->size, sizeof(double));
-  for (int r = 0; r < adam->size; r++)
+  int ranks = adam->size * adam->each;
+  moment.error_norm = allocate((size_t)ranks, sizeof(double));
+  for (int r = 0; r < ranks; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
       moment.error_norm[r] =
           hypot(moment.error_norm[r], norm_of(oracle_worker_error(adam->exchanges[k].oracle, r),
-                                              adam->exchanges[k].oracle->elements));
+                                              oracle_worker_count(adam->exchanges[k].oracle, r)));
   return moment;
 }
 
@@ -88,7 +89,8 @@ struct adam_run adam_prepare(const struct adam_case *what) {
   struct learner learner = make_learner(what, NULL);
   struct adam_run run = {.what = what, .total = learner.total, .start = learner.parameters};
   struct oracle_adam *adam =
-      oracle_adam_create(what->size, learner.tensors, what->tensors->count, &what->options);
+      oracle_adam_create(what->size, what->hosts ? what->hosts : 1, learner.tensors,
+                         what->tensors->count, &what->options);
   float **gradients = allocate((size_t)what->size, sizeof *gradients);
   for (int r = 0; r < what->size; r++)
     gradients[r] = allocate(run.total, sizeof(float));
@@ -194,10 +196,11 @@ static void poisoned_step(const struct adam_run *run, struct learner *learner,
 static void tell_case(const struct adam_case *what) {
   const onebit_adam_options_t *o = &what->options;
   check_case("adam of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
-             "threads %d, chunk %zu, buckets of %zu, form %d%s",
+             "threads %d, chunk %zu, buckets of %zu, form %d, schedule %d, %d hosts%s",
              what->tensors->count, what->size, (int)o->profile, (ptrdiff_t)o->freeze_step,
              (ptrdiff_t)o->block_size, (int)o->scale, o->threads, o->chunk_size, o->bucket_size,
-             (int)what->form, what->poison != 0.0f ? ", poisoned" : "");
+             (int)what->form, (int)o->schedule, what->hosts,
+             what->poison != 0.0f ? ", poisoned" : "");
 }
 
 void adam_on_rank(onebit_comm_t comm, void *context) {

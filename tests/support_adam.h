@@ -29,6 +29,7 @@ enum adam_form { IN_ONE_CALL, BACKWARD, FORWARD, SHUFFLED, PARTLY, ADAM_FORMS };
 
 struct adam_case {
   int size, steps;
+  int hosts; /* on which the ranks are, as many on each; 0 is 1 */
   onebit_adam_options_t options;
   const struct adam_tensors *tensors;
   enum adam_form form;
@@ -47,7 +48,7 @@ struct adam_run {
     bool compressed;
     size_t freeze_step;
     double variance_ratio, momentum_norm;
-    double *error_norm; /* [size] */
+    double *error_norm; /* [size]: of what each rank keeps */
   } * moments;          /* [steps] */
   float *start;
   size_t total;

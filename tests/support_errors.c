@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define COUNT 500
 static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATHER,
@@ -17,7 +18,8 @@ void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const 
     CHECK_WORDS(name);
   } else {
     CHECK_STATUS(status, ONEBIT_ERROR_PEER);
-    CHECK_WORDS(words);
+    if (!strstr(onebit_last_error(), "or another that it has heard of"))
+      CHECK_WORDS(words);
   }
 }
 
@@ -88,6 +90,9 @@ void wrong_buffers_on_one_rank(onebit_comm_t comm, void *context) {
                                    .count = COUNT,
                                    .options = EXCHANGE_OPTIONS_INIT};
     what.options.operation = operations[k];
+    what.hosts = onebit_comm_hosts(comm);
+    if (culprit->schedule && operations[k] == ONEBIT_ALLREDUCE)
+      what.options.schedule = culprit->schedule;
     struct collective_run run = collective_prepare(&what);
     check_mistakes(comm, culprit->rank, &run);
     collective_release(&run);
@@ -162,7 +167,8 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   int rank = onebit_comm_rank(comm);
-  for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= ONEBIT_PROFILE_DEEPSPEED; profile++) {
+  bool hosts = culprit->schedule == ONEBIT_SCHEDULE_HIERARCHICAL; /* not known to deepspeed */
+  for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= !hosts; profile++) {
     float parameter[COUNT], gradient[COUNT], before[COUNT];
     onebit_tensor_t tensors[] = {{parameter, gradient, 200, 0, 0},
                                  {parameter + 200, gradient + 200, COUNT - 200, 0, 0}};
@@ -170,6 +176,7 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
     onebit_optimizer_t optimizer = NULL;
     options.freeze_step = 3;
     options.profile = (onebit_profile_t)profile;
+    options.schedule = culprit->schedule;
     check_case("rank %d gives a wrong learning rate, profile %d", culprit->rank, profile);
     fill_input(parameter, ONEBIT_FLOAT32, COUNT, 99, 0);
     CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
@@ -210,6 +217,8 @@ static const struct {
     {"block_size", COUNT, PLAN(.block_size = ONEBIT_BLOCK_BUFFER)},
     {"chunk_size", COUNT, PLAN(.block_size = 64, .chunk_size = 64)},
     {"no_error_feedback", COUNT, PLAN(.block_size = 64, .no_error_feedback = 1)},
+    {"schedule", COUNT, PLAN(.block_size = 64, .schedule = ONEBIT_SCHEDULE_ALLGATHER)},
+    {"schedule", COUNT, PLAN(.block_size = 64, .schedule = ONEBIT_SCHEDULE_HIERARCHICAL)},
 };
 
 void other_plan_on_one_rank(onebit_comm_t comm, void *context) {
@@ -252,6 +261,7 @@ static const struct {
     {"chunk_size", 2, COUNT, 0, 0, ADAM(.chunk_size = 32)},
     {"no_error_feedback", 2, COUNT, 0, 0, ADAM(.no_error_feedback = 1)},
     {"bucket_size", 2, COUNT, 0, 0, ADAM(.bucket_size = 10)},
+    {"schedule", 2, COUNT, 0, 0, ADAM(.schedule = ONEBIT_SCHEDULE_HIERARCHICAL)},
     {"profile", 2, COUNT, 0, 0, ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .no_bias_correction = 1)},
 };
 

@@ -7,12 +7,14 @@
 
 #include "tests/support_collectives.h"
 
-/* Checks what a rank gets when `culprit` has given a wrong argument that is called `name`. */
+/* Checks what a rank gets when `culprit` has given a wrong argument that is called `name`. In a
+ * hierarchical plan that may be another, who has heard of it. */
 void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name);
 
-/* Which rank is at fault. */
+/* Which rank is at fault, and the schedule of allreduces and optimizers. */
 struct culprit {
   int rank;
+  onebit_schedule_t schedule;
 };
 
 /* Each is a rank_body whose context is a struct culprit. The culprit gets ONEBIT_ERROR_ARGUMENT,

@@ -179,7 +179,7 @@ static struct oracle_adam *create_adam(int world) {
   options.freeze_step = RECORDED_WARMUP + 1;
   options.beta2 = 0.97;
   options.epsilon = 1e-6;
-  return oracle_adam_create(world, tensors, 5, &options);
+  return oracle_adam_create(world, 1, tensors, 5, &options);
 }
 
 static void record_adam_steps(const char *path, struct oracle_adam *adam, int steps, char *dense) {

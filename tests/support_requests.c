@@ -26,6 +26,28 @@ static struct collective_case flight_case(int size, int k) {
   return what;
 }
 
+/* Small messages, so that windows of a host's inputs wrap. */
+static struct collective_case schedule_case(int size, int hosts, int k) {
+  struct collective_case what = flight_case(size, k);
+  what.hosts = hosts;
+  what.options.operation = ONEBIT_ALLREDUCE;
+  what.options.profile = ONEBIT_PROFILE_DEFAULT;
+  what.options.schedule = (onebit_schedule_t)(ONEBIT_SCHEDULE_EXCHANGE + k % 3);
+  what.options.block_size = (size_t)32 << k % 4;
+  what.options.chunk_size = what.count < 20000 ? 128 : 1024;
+  return what;
+}
+
+struct flight *flight_prepare_hosts(int size, int hosts) {
+  struct flight *flight = allocate(1, sizeof *flight);
+  flight->size = size;
+  for (int k = 0; k < FLIGHT_PLANS; k++) {
+    struct collective_case what = schedule_case(size, hosts, k);
+    flight->runs[k] = collective_prepare(&what);
+  }
+  return flight;
+}
+
 struct flight *flight_prepare(int size) {
   struct flight *flight = allocate(1, sizeof *flight);
   flight->size = size;

@@ -16,6 +16,9 @@ struct flight {
   struct collective_run runs[FLIGHT_PLANS];
 };
 struct flight *flight_prepare(int size);
+
+/* The same of nothing but allreduces, in all schedules, on hosts with as many ranks each. */
+struct flight *flight_prepare_hosts(int size, int hosts);
 void flight_release(struct flight *flight);
 
 /* Each is a rank_body whose context is the struct flight. In all of them results and kept errors

@@ -145,7 +145,7 @@ Test(buckets, leave_when_they_are_ready) {
 static void everyone_once(rank_body *scenario) {
   for (int size = 1; size <= 4; size++)
     for (int rank = 0; rank < size; rank++) {
-      struct culprit culprit = {rank};
+      struct culprit culprit = {.rank = rank};
       on_ranks(size, scenario, &culprit);
     }
 }

@@ -139,6 +139,28 @@ static void walk(rank_body *body) {
   }
 }
 
+/* The parts that ranks keep in the other schedules; of 33 elements some keep none. */
+static void walk_schedules(rank_body *body) {
+  static const size_t counts[] = {33, 5000};
+  static const int splits[][2] = {{4, 2}, {6, 3}, {3, 1}};
+  for (int k = 0; k < 2 * 2 * 3; k++) {
+    struct collective_case what = {.size = splits[k % 3][0],
+                                   .hosts = splits[k % 3][1],
+                                   .steps = 6,
+                                   .count = counts[k / 3 % 2],
+                                   .options = ONEBIT_PLAN_OPTIONS_INIT};
+    what.options.schedule = k < 6 ? ONEBIT_SCHEDULE_ALLGATHER : ONEBIT_SCHEDULE_HIERARCHICAL;
+    what.options.dtype = (onebit_dtype_t)(k % 3);
+    what.options.block_size = what.options.chunk_size = 32;
+    struct collective_run run = collective_prepare(&what);
+    on_hosts(what.size, what.hosts, body, &run);
+    collective_release(&run);
+  }
+}
+
+Test(errors_kept, move_in_other_schedules) { walk_schedules(move_error); }
+Test(errors_kept, reset_in_other_schedules) { walk_schedules(reset_error); }
+
 Test(errors_kept, move_to_another_plan) { walk(move_error); }
 Test(errors_kept, reset) { walk(reset_error); }
 Test(errors_kept, parts_and_bad_values) { walk(import_parts); }

@@ -2,11 +2,16 @@
  * Out of memory at any allocation: for every n, the n-th allocation of a creation fails. All ranks
  * get ONEBIT_ERROR_MEMORY, none hangs, nothing leaks (under the address sanitizer and valgrind),
  * and the communicator works as before. And calls allocate nothing, so they cannot fail that way.
+ * What the ranks of a host share has no name any more afterwards.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "tests/support_collectives.h"
@@ -45,6 +50,19 @@ Test(memory, comm_create_loopback) {
   CHECK_STATUS(status, ONEBIT_OK);
   CHECK(n > 4, "only %ld allocations failed", n - 1);
   checks_must_hold();
+}
+
+/* Blocks of shared memory whose name begins with this process's number (collectives/shared.c). */
+static int shared_blocks(void) {
+  char mine[32];
+  int count = 0;
+  snprintf(mine, sizeof mine, "onebit-%06lx", (unsigned long)getpid() & 0xffffff);
+  DIR *directory = opendir("/dev/shm");
+  for (const struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    count += strncmp(entry->d_name, mine, strlen(mine)) == 0;
+  if (directory)
+    closedir(directory);
+  return count;
 }
 
 /* Something to create, until no allocation fails any more. */
@@ -91,9 +109,13 @@ static void create_until_it_works(onebit_comm_t comm, void *context) {
     pthread_barrier_wait(&creation->everyone);
     check_case("allocation %ld fails", ++n);
     status = creation->create(comm, creation);
+    CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY, "status %d: %s", (int)status,
+          onebit_last_error());
     pthread_barrier_wait(&creation->everyone);
-    if (first)
+    if (first) {
       ob_memory_fail_at(0);
+      CHECK(shared_blocks() == 0, "%d blocks of shared memory are left", shared_blocks());
+    }
     pthread_barrier_wait(&creation->everyone);
     meet(comm);
   }
@@ -102,13 +124,16 @@ static void create_until_it_works(onebit_comm_t comm, void *context) {
     creation->failures = n - 1;
 }
 
+static void check_creation_on(struct creation *creation, int size, int hosts) {
+  pthread_barrier_init(&creation->everyone, NULL, (unsigned)size);
+  on_hosts(size, hosts, create_until_it_works, creation);
+  pthread_barrier_destroy(&creation->everyone);
+  cr_assert_gt(creation->failures, 5 * size, "only %ld allocations failed", creation->failures);
+}
+
 static void check_creation(struct creation *creation) {
-  for (int size = 1; size <= 3; size++) {
-    pthread_barrier_init(&creation->everyone, NULL, (unsigned)size);
-    on_ranks(size, create_until_it_works, creation);
-    pthread_barrier_destroy(&creation->everyone);
-    cr_assert_gt(creation->failures, 5 * size, "only %ld allocations failed", creation->failures);
-  }
+  for (int size = 1; size <= 3; size++)
+    check_creation_on(creation, size, 1);
 }
 
 static void check_plan(onebit_operation_t operation, onebit_wire_t wire, onebit_profile_t profile,
@@ -131,6 +156,27 @@ Test(memory, plan_create) {
   check_plan(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
 }
 
+Test(memory, plan_create_in_other_schedules) {
+  for (int k = 0; k < 4; k++) {
+    struct creation creation = {.create = create_plan, .plan = ONEBIT_PLAN_OPTIONS_INIT};
+    creation.plan.schedule = k < 2 ? ONEBIT_SCHEDULE_ALLGATHER : ONEBIT_SCHEDULE_HIERARCHICAL;
+    creation.plan.wire = k % 2 ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
+    creation.plan.block_size = 256;
+    creation.plan.chunk_size = 256;
+    check_creation_on(&creation, 4, 2);
+    check_creation_on(&creation, 3, 1);
+    check_creation_on(&creation, 3, 3);
+  }
+}
+
+Test(memory, adam_create_on_several_hosts) {
+  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
+  creation.adam.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  check_creation_on(&creation, 4, 2);
+  creation.adam.bucket_size = 1;
+  check_creation_on(&creation, 4, 2);
+}
+
 Test(memory, adam_create) {
   struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
   check_creation(&creation);
@@ -141,20 +187,32 @@ Test(memory, adam_create) {
   check_creation(&creation);
 }
 
+/* Where calls are made without memory, and how. */
+struct calls {
+  pthread_barrier_t everyone;
+  onebit_schedule_t
+      schedule; /* of the allreduce and, unless it is an allgather, of the optimizer */
+};
+
 /* Every allocation would fail while these run. Two calls of each kind, so also the second of each.
  */
 static void call_without_memory(onebit_comm_t comm, void *context) {
-  pthread_barrier_t *everyone = context;
+  struct calls *calls = context;
+  pthread_barrier_t *everyone = &calls->everyone;
   bool first = onebit_comm_rank(comm) == 0;
-  float send[900] = {1.0f}, receive[900];
+  float send[1200] = {1.0f}, receive[1200]; /* of four ranks at most */
   onebit_tensor_t tensor = {receive, send, 300, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_plan_t plans[3];
   onebit_optimizer_t optimizer = NULL;
   options.freeze_step = 2;
+  if (calls->schedule != ONEBIT_SCHEDULE_ALLGATHER)
+    options.schedule = calls->schedule;
   for (int k = 0; k < 3; k++) {
     onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
     plan.operation = (onebit_operation_t)k;
+    if (k == ONEBIT_ALLREDUCE)
+      plan.schedule = calls->schedule;
     CHECK_STATUS(onebit_plan_create(comm, 300, &plan, &plans[k]), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
@@ -186,11 +244,16 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
+static void check_calls(int size, int hosts, onebit_schedule_t schedule) {
+  struct calls calls = {.schedule = schedule};
+  pthread_barrier_init(&calls.everyone, NULL, (unsigned)size);
+  on_hosts(size, hosts, call_without_memory, &calls);
+  pthread_barrier_destroy(&calls.everyone);
+}
+
 Test(memory, calls_allocate_nothing) {
-  for (int size = 1; size <= 3; size++) {
-    pthread_barrier_t everyone;
-    pthread_barrier_init(&everyone, NULL, (unsigned)size);
-    on_ranks(size, call_without_memory, &everyone);
-    pthread_barrier_destroy(&everyone);
-  }
+  for (int size = 1; size <= 3; size++)
+    check_calls(size, 1, ONEBIT_SCHEDULE_AUTOMATIC);
+  check_calls(4, 2, ONEBIT_SCHEDULE_ALLGATHER);
+  check_calls(4, 2, ONEBIT_SCHEDULE_HIERARCHICAL);
 }

@@ -13,11 +13,12 @@
 
 TestSuite(nonfinite, .timeout = 300);
 
-/* What is wrong with the input, at one place of one rank. HUGE: its square is not finite. */
+/* What is wrong with the input, at one place of one rank. HUGE: its square is not finite, nor that
+ * of the mean that it is a part of on a host. */
 enum poison { POISON_NAN, POISON_INFINITY, POISON_MINUS_INFINITY, POISON_HUGE, POISONS };
 
 static float poison_value(enum poison poison, onebit_dtype_t dtype) {
-  static const float values[POISONS] = {NAN, INFINITY, -INFINITY, -2e19f};
+  static const float values[POISONS] = {NAN, INFINITY, -INFINITY, -1e20f};
   /* float16 ends at 65504, whose square is finite */
   bool fits = poison != POISON_HUGE || dtype != ONEBIT_FLOAT16;
   return fits ? values[poison] : INFINITY;
@@ -62,10 +63,12 @@ static void poisoned_on_rank(onebit_comm_t comm, void *context) {
   size_t received = receive_count(operation, given->count, given->size);
   size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * given->count : 0;
   onebit_plan_t plan;
-  check_case("%s%s of %zu %s on %d ranks, block %zd, scale %d, poison %d on rank %d at %zu",
+  check_case("%s%s of %zu %s on %d ranks, schedule %d, block %zd, scale %d, poison %d on rank %d "
+             "at %zu",
              given->options.wire == ONEBIT_WIRE_DENSE ? "dense " : "", operation_name(operation),
-             given->count, dtype_name(dtype), given->size, (ptrdiff_t)given->options.block_size,
-             (int)given->options.scale, (int)what->poison, what->rank, what->place);
+             given->count, dtype_name(dtype), given->size, (int)given->options.schedule,
+             (ptrdiff_t)given->options.block_size, (int)given->options.scale, (int)what->poison,
+             what->rank, what->place);
   if (!CHECK_STATUS(onebit_plan_create(comm, given->count, &given->options, &plan), ONEBIT_OK))
     return;
   void *send = allocate(sent, dtype_size(dtype)), *receive = allocate(received, dtype_size(dtype));
@@ -138,6 +141,39 @@ Test(nonfinite, allgather) {
 Test(nonfinite, reduce_scatter) {
   check_operation(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT);
 }
+
+/* The other schedules: every rank in turn, at the first and the last element. Chunks are many, and
+ * with several ranks on a host one compresses what another has put in. */
+static void check_schedule(int size, int hosts, onebit_schedule_t schedule, onebit_wire_t wire) {
+  struct collective_case what = {
+      .size = size, .hosts = hosts, .steps = 2, .count = 1501, .options = ONEBIT_PLAN_OPTIONS_INIT};
+  what.options.schedule = schedule;
+  what.options.wire = wire;
+  what.options.block_size = 32;
+  what.options.chunk_size = 64;
+  struct poisoned poisoned = {.run = collective_prepare(&what)};
+  for (int k = 0; k < POISONS * size; k++) {
+    poisoned.rank = k / POISONS;
+    poisoned.poison = (enum poison)(k % POISONS);
+    if (poisoned.poison == POISON_HUGE && wire == ONEBIT_WIRE_DENSE)
+      continue;
+    for (int last = 0; last < 2; last++) {
+      poisoned.place = last ? what.count - 1 : 0;
+      on_hosts(size, hosts, poisoned_on_rank, &poisoned);
+    }
+  }
+  collective_release(&poisoned.run);
+}
+
+static void check_schedules(onebit_schedule_t schedule) {
+  static const int splits[][2] = {{4, 2}, {6, 2}, {6, 3}, {3, 3}, {4, 1}};
+  for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++)
+    for (int wire = ONEBIT_WIRE_BITS; wire <= ONEBIT_WIRE_DENSE && test_wanted(k); wire++)
+      check_schedule(splits[k][0], splits[k][1], schedule, (onebit_wire_t)wire);
+}
+
+Test(nonfinite, allreduce_by_allgather) { check_schedules(ONEBIT_SCHEDULE_ALLGATHER); }
+Test(nonfinite, allreduce_by_hosts) { check_schedules(ONEBIT_SCHEDULE_HIERARCHICAL); }
 
 /* Every codec must see it, wherever in a vector it lies: all places of a buffer with a short last
  * word. */

@@ -21,6 +21,26 @@ static void on_groups(rank_body *scenario, int smallest) {
   }
 }
 
+static void on_several_hosts(rank_body *scenario) {
+  static const int splits[][2] = {{4, 2}, {6, 3}, {6, 2}, {4, 1}, {3, 3}};
+  for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++) {
+    if (!test_wanted(k))
+      continue;
+    struct flight *flight = flight_prepare_hosts(splits[k][0], splits[k][1]);
+    on_hosts(splits[k][0], splits[k][1], scenario, flight);
+    flight_release(flight);
+  }
+}
+
+Test(requests, schedules_waited_for_in_any_order) { on_several_hosts(waited_in_any_order); }
+Test(requests, schedules_started_in_any_order) {
+  on_several_hosts(started_in_any_order_and_tested);
+}
+Test(requests, schedules_moved_by_progress) { on_several_hosts(moved_by_progress); }
+Test(requests, schedules_with_busy_plans) { on_several_hosts(busy_plans_refuse); }
+Test(requests, schedules_with_a_late_rank) { on_several_hosts(late_rank_is_waited_for); }
+Test(requests, schedules_in_several_threads) { on_several_hosts(threads_share_a_communicator); }
+
 Test(requests, waited_for_in_any_order) { on_groups(waited_in_any_order, 1); }
 Test(requests, started_in_any_order_and_tested) { on_groups(started_in_any_order_and_tested, 1); }
 Test(requests, moved_by_progress) { on_groups(moved_by_progress, 1); }

@@ -1,0 +1,139 @@
+/* What the steps compute: from inputs to messages, from messages to messages, to outputs. */
+#include <string.h>
+
+#include "collectives/step_parts.h"
+
+/* The caller's own input, or the mean of the host's. */
+static void load_message(struct onebit_plan *plan, const struct ob_message_shape *shape,
+                         struct ob_view *out, size_t share, size_t chunk) {
+  if (plan->host.ranks)
+    ob_host_mean(plan, share, chunk, shape, out);
+  else
+    ob_load_blocks(&plan->work, plan->call.source.inputs, shape, out);
+}
+
+static void compress_bits(struct onebit_plan *plan, const struct ob_message_shape *shape,
+                          struct ob_view *out, size_t share, size_t chunk) {
+  struct ob_source source = plan->call.source;
+  struct ob_view momentum = {0};
+  if (source.momentum)
+    momentum = ob_message_view(ob_plan_result(plan, false, share, chunk), shape);
+  if (plan->host.ranks) {
+    struct ob_view mean = {.values = plan->host.mean};
+    ob_host_mean(plan, share, chunk, shape, &mean);
+    source.values = mean.values;
+  }
+  ob_compress_blocks(&plan->work, &source, &plan->worker, shape, &momentum, out, plan->worker_sums);
+}
+
+static void compress_message(struct onebit_plan *plan, unsigned char *memory, size_t share,
+                             size_t chunk) {
+  struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+  struct ob_view out = ob_message_view(memory, &shape);
+  if (plan->status != ONEBIT_OK)
+    memset(memory, 0, ob_message_bytes(&shape));
+  else if (ob_is_dense(plan))
+    load_message(plan, &shape, &out, share, chunk);
+  else
+    compress_bits(plan, &shape, &out, share, chunk);
+}
+
+void ob_compress_chunk(struct onebit_plan *plan, size_t chunk) {
+  if (ob_gathers_whole(plan)) {
+    compress_message(plan, ob_result_of(plan, plan->group.place, chunk), 0, chunk);
+    return;
+  }
+  for (size_t step = 1; step <= plan->group.size; step++) {
+    size_t server = ob_shifted(plan, step);
+    compress_message(plan, ob_message_at(plan, plan->outgoing, server, chunk),
+                     ob_share_of(plan, server), chunk);
+  }
+  if (plan->host.ranks)
+    ob_host_taken(plan, chunk);
+}
+
+void ob_finish_worker(struct onebit_plan *plan) {
+  if (plan->status == ONEBIT_OK)
+    plan->worker_scale = ob_finish(&plan->work, &plan->worker, plan->worker_sums);
+}
+
+void ob_finish_server(struct onebit_plan *plan) {
+  if (plan->status == ONEBIT_OK)
+    plan->server_scale = ob_finish(&plan->work, &plan->server, plan->server_sums);
+}
+
+/* All members' messages for this rank's share, in their order. */
+static void view_workers(struct onebit_plan *plan, size_t chunk,
+                         const struct ob_message_shape *shape) {
+  for (size_t member = 0; member < plan->group.size; member++) {
+    unsigned char *base = member == plan->group.place ? plan->outgoing : plan->incoming;
+    plan->views[member] = ob_message_view(ob_message_at(plan, base, member, chunk), shape);
+  }
+}
+
+/* Everyone's message about everything. */
+static void view_results(struct onebit_plan *plan, size_t chunk,
+                         const struct ob_message_shape *shape) {
+  for (size_t member = 0; member < plan->group.size; member++)
+    plan->views[member] = ob_message_view(ob_result_of(plan, member, chunk), shape);
+}
+
+void ob_reduce_chunk(struct onebit_plan *plan, size_t chunk) {
+  bool whole = ob_gathers_whole(plan);
+  struct ob_message_shape shape = ob_plan_message(plan, ob_own_share(plan), chunk);
+  unsigned char *memory = whole ? ob_message_at(plan, plan->outgoing, 0, chunk)
+                                : ob_result_of(plan, plan->group.place, chunk);
+  struct ob_view out = ob_message_view(memory, &shape);
+  if (plan->status != ONEBIT_OK) {
+    memset(memory, 0, ob_message_bytes(&shape));
+    return;
+  }
+  if (whole)
+    view_results(plan, chunk, &shape);
+  else
+    view_workers(plan, chunk, &shape);
+  if (ob_is_dense(plan))
+    ob_mean_blocks(&plan->work, plan->views, plan->group.size, &shape, &out);
+  else
+    ob_reduce_blocks(&plan->work, plan->views, &plan->server, &shape, &out, plan->server_sums);
+}
+
+/* One message of the result. */
+static void apply_message(struct onebit_plan *plan, unsigned char *memory, size_t share,
+                          size_t chunk, void *const *outputs) {
+  struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+  struct ob_view in = ob_message_view(memory, &shape);
+  if (ob_is_dense(plan))
+    ob_convert_blocks(&plan->work, &in, &shape, outputs);
+  else if (plan->call.adam)
+    ob_adam_blocks(&plan->work, &in, &shape, plan->call.adam);
+  else
+    ob_store_blocks(&plan->work, &in, &shape, outputs);
+}
+
+/* The mean of all ranks' messages, at once. */
+static void apply_mean(struct onebit_plan *plan, size_t share, size_t chunk, bool of_results) {
+  struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+  if (of_results)
+    view_results(plan, chunk, &shape);
+  else
+    view_workers(plan, chunk, &shape);
+  ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
+}
+
+void ob_apply_chunk(struct onebit_plan *plan, size_t chunk) {
+  bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
+  if (plan->status != ONEBIT_OK)
+    return; /* in a window, or after a message that was damaged */
+  if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
+    apply_mean(plan, ob_own_share(plan), chunk, false);
+  else if (plan->schedule == ONEBIT_SCHEDULE_ALLGATHER && ob_is_dense(plan))
+    apply_message(plan, ob_message_at(plan, plan->outgoing, 0, chunk), 0, chunk,
+                  plan->call.outputs);
+  else if (plan->schedule == ONEBIT_SCHEDULE_ALLGATHER)
+    apply_mean(plan, 0, chunk, true);
+  else
+    for (size_t source = 0; source < ob_plan_sources(plan); source++)
+      apply_message(plan, ob_plan_result(plan, true, source, chunk), gathered ? 0 : source, chunk,
+                    plan->call.outputs + (gathered ? source : 0));
+}

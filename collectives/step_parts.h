@@ -1,0 +1,51 @@
+/*
+ * The steps of a plan, in parts: where messages lie, how they travel, and what is done with what is
+ * in them. steps.c puts them in order.
+ */
+#ifndef OB_COLLECTIVES_STEP_PARTS_H
+#define OB_COLLECTIVES_STEP_PARTS_H
+
+#include "collectives/plan.h"
+
+/* --- Where messages lie, and what they are about (step_messages.c) */
+
+/* Of a member of the group, in plan->outgoing or plan->incoming. */
+unsigned char *ob_message_at(const struct onebit_plan *plan, unsigned char *base, size_t member,
+                             size_t chunk);
+
+/* The result of a member of the group, in the call in flight. */
+unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_t chunk);
+
+/* Everyone's message is about everything: an allgather, or the schedule of that name. */
+bool ob_gathers_whole(const struct onebit_plan *plan);
+
+/* The share that a member of the group serves; this rank's. */
+size_t ob_share_of(const struct onebit_plan *plan, size_t member);
+size_t ob_own_share(const struct onebit_plan *plan);
+
+/* The member that is `step` places further: every rank begins with its neighbour, so that they do
+ * not all send to the same one. */
+size_t ob_shifted(const struct onebit_plan *plan, size_t step);
+
+bool ob_is_dense(const struct onebit_plan *plan);
+
+/* --- Sending and receiving (step_messages.c). What waits returns false when it is not over. */
+
+void ob_exchange_chunk(struct onebit_plan *plan, size_t chunk);
+void ob_gather_chunk(struct onebit_plan *plan, size_t chunk);
+bool ob_receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+                enum ob_message_kind kind, bool wait);
+
+/* A round of doubling. */
+void ob_pass(struct onebit_plan *plan, size_t number);
+bool ob_passed(struct onebit_plan *plan, size_t number, bool wait);
+
+/* --- Computing (step_codec.c) */
+
+void ob_compress_chunk(struct onebit_plan *plan, size_t chunk);
+void ob_finish_worker(struct onebit_plan *plan);
+void ob_reduce_chunk(struct onebit_plan *plan, size_t chunk);
+void ob_finish_server(struct onebit_plan *plan);
+void ob_apply_chunk(struct onebit_plan *plan, size_t chunk);
+
+#endif

@@ -1,0 +1,187 @@
+/* Hosts and their ranks: how they are numbered, wherever a launcher has put the ranks, and how
+ * ranks that are threads are spread over hosts that are not there. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+#include "collectives/hosts.h"
+#include "tests/support.h"
+
+TestSuite(hosts, .timeout = 60);
+
+enum { RANKS = 6 };
+
+struct placement {
+  int host_of[RANKS];
+  int count, each, fewest, most;
+  int host[RANKS], place[RANKS], here[RANKS];
+  int ranks[RANKS]; /* with `each` */
+};
+
+/* Hosts are numbered in the order of their first rank, whatever number the launcher knows them by.
+ */
+static const struct placement placements[] = {
+    {{5, 5, 5, 5, 5, 5},
+     1,
+     6,
+     6,
+     6,
+     {0, 0, 0, 0, 0, 0},
+     {0, 1, 2, 3, 4, 5},
+     {6, 6, 6, 6, 6, 6},
+     {0, 1, 2, 3, 4, 5}},
+    {{0, 0, 0, 1, 1, 1},
+     2,
+     3,
+     3,
+     3,
+     {0, 0, 0, 1, 1, 1},
+     {0, 1, 2, 0, 1, 2},
+     {3, 3, 3, 3, 3, 3},
+     {0, 1, 2, 3, 4, 5}},
+    /* taking turns */
+    {{9, 4, 9, 4, 9, 4},
+     2,
+     3,
+     3,
+     3,
+     {0, 1, 0, 1, 0, 1},
+     {0, 0, 1, 1, 2, 2},
+     {3, 3, 3, 3, 3, 3},
+     {0, 2, 4, 1, 3, 5}},
+    {{2, 0, 1, 1, 0, 2},
+     3,
+     2,
+     2,
+     2,
+     {0, 1, 2, 2, 1, 0},
+     {0, 0, 0, 1, 1, 1},
+     {2, 2, 2, 2, 2, 2},
+     {0, 5, 1, 4, 2, 3}},
+    {{-3, 7, 0, 100, 2, 1},
+     6,
+     1,
+     1,
+     1,
+     {0, 1, 2, 3, 4, 5},
+     {0, 0, 0, 0, 0, 0},
+     {1, 1, 1, 1, 1, 1},
+     {0, 1, 2, 3, 4, 5}},
+    /* not as many on each */
+    {{1, 0, 1, 1, 0, 1},
+     2,
+     0,
+     2,
+     4,
+     {0, 1, 0, 0, 1, 0},
+     {0, 0, 1, 2, 1, 3},
+     {4, 2, 4, 4, 2, 4},
+     {0}},
+    {{3, 2, 1, 3, 2, 3},
+     3,
+     0,
+     1,
+     3,
+     {0, 1, 2, 0, 1, 0},
+     {0, 0, 0, 1, 1, 2},
+     {3, 2, 1, 3, 2, 3},
+     {0}},
+};
+
+static void check_rank_of(const struct placement *wanted, const struct ob_hosts *hosts, int rank) {
+  CHECK(hosts->count == wanted->count && hosts->each == wanted->each, "%d hosts with %d ranks",
+        hosts->count, hosts->each);
+  CHECK(hosts->fewest == wanted->fewest && hosts->most == wanted->most, "%d to %d ranks",
+        hosts->fewest, hosts->most);
+  CHECK(hosts->host == wanted->host[rank] && hosts->place == wanted->place[rank],
+        "place %d of host %d", hosts->place, hosts->host);
+  CHECK(hosts->here == wanted->here[rank], "%d ranks here", hosts->here);
+  for (int k = 0; wanted->each && k < RANKS; k++)
+    CHECK(hosts->ranks[k] == wanted->ranks[k], "rank %d at %d", hosts->ranks[k], k);
+}
+
+Test(hosts, are_numbered_by_their_first_rank) {
+  for (size_t k = 0; k < sizeof placements / sizeof placements[0]; k++)
+    for (int rank = 0; rank < RANKS; rank++) {
+      struct ob_hosts hosts;
+      check_case("placement %zu, rank %d", k, rank);
+      CHECK_STATUS(ob_hosts_create(&hosts, placements[k].host_of, rank, RANKS), ONEBIT_OK);
+      check_rank_of(&placements[k], &hosts, rank);
+      ob_hosts_destroy(&hosts);
+    }
+  checks_must_hold();
+}
+
+Test(hosts, none_given_is_one) {
+  for (int rank = 0; rank < RANKS; rank++) {
+    struct ob_hosts hosts;
+    CHECK_STATUS(ob_hosts_create(&hosts, NULL, rank, RANKS), ONEBIT_OK);
+    check_rank_of(&placements[0], &hosts, rank);
+    ob_hosts_destroy(&hosts);
+  }
+  checks_must_hold();
+}
+
+Test(hosts, wrong_numbers_of_them_are_refused) {
+  onebit_comm_t comms[3], untouched = (onebit_comm_t)(void *)comms;
+  static const int wrong[][2] = {{3, 0}, {3, -1}, {3, 4}, {0, 0}, {-1, 1}, {4097, 2}, {0, 1}};
+  for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+    comms[0] = untouched;
+    CHECK_STATUS(onebit_comm_create_loopback_hosts(wrong[k][0], wrong[k][1], comms),
+                 ONEBIT_ERROR_ARGUMENT);
+    CHECK_WORDS(k < 3 ? "hosts is" : "size is");
+    CHECK(comms[0] == untouched, "comms was touched");
+  }
+  CHECK_STATUS(onebit_comm_create_loopback_hosts(3, 2, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("comms is NULL");
+  checks_must_hold();
+}
+
+static void check_split(int size, int hosts) {
+  onebit_comm_t comms[16];
+  check_case("%d ranks on %d hosts", size, hosts);
+  CHECK_STATUS(onebit_comm_create_loopback_hosts(size, hosts, comms), ONEBIT_OK);
+  for (int r = 0; r < size; r++) {
+    CHECK(onebit_comm_hosts(comms[r]) == hosts, "%d hosts", onebit_comm_hosts(comms[r]));
+    CHECK(onebit_comm_rank(comms[r]) == r && onebit_comm_size(comms[r]) == size, "rank %d of %d",
+          onebit_comm_rank(comms[r]), onebit_comm_size(comms[r]));
+    onebit_comm_destroy(comms[r]);
+  }
+}
+
+Test(hosts, any_split_can_be_had) {
+  for (int size = 1; size <= 16; size++)
+    for (int hosts = 1; hosts <= size; hosts++)
+      check_split(size, hosts);
+  onebit_comm_t self;
+  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  CHECK(onebit_comm_hosts(self) == 1, "a rank alone is on %d hosts", onebit_comm_hosts(self));
+  onebit_comm_destroy(self);
+  checks_must_hold();
+}
+
+/* Consecutive ranks share a host, and no host has two more than another: what one says of itself
+ * when it asks for as many on each. */
+static void ask_for_hierarchy(onebit_comm_t comm, void *context) {
+  const int *hosts = context;
+  int size = onebit_comm_size(comm);
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan = NULL;
+  char words[32];
+  check_case("%d ranks on %d hosts", size, *hosts);
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  snprintf(words, sizeof words, "%d to %d ranks", size / *hosts, size / *hosts + 1);
+  onebit_status_t status = onebit_plan_create(comm, 10, &options, &plan);
+  if (size % *hosts == 0) {
+    CHECK_STATUS(status, ONEBIT_OK);
+  } else {
+    CHECK_STATUS(status, ONEBIT_ERROR_UNSUPPORTED);
+    CHECK_WORDS(words);
+  }
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(hosts, ranks_are_spread_evenly) {
+  for (int size = 1; size <= 9; size++)
+    for (int hosts = 1; hosts <= size; hosts++)
+      on_hosts(size, hosts, ask_for_hierarchy, &hosts);
+}

@@ -1,0 +1,200 @@
+/* What is particular to schedules other than the exchange: many calls in a row through small
+ * windows, with bad ones in between, and what plans say of themselves. */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_collectives.h"
+
+TestSuite(schedules, .timeout = 120);
+
+enum { COUNT = 1003, CALLS = 200 };
+
+/* Every rank lags behind now and then, each in calls of its own. */
+static void lag(int rank, int step) {
+  for (int turn = (rank * 7 + step) % 11 == 0 ? 300 : 0; turn > 0; turn--)
+    sched_yield();
+}
+
+/* A call that one rank makes with a NaN, or without a buffer. */
+static void bad_call(onebit_plan_t plan, float *send, int rank, int size, int step) {
+  float receive[COUNT];
+  int culprit = step % size;
+  bool wrong = step % 2 == 0;
+  fill_pattern(receive, sizeof receive);
+  fill_input(send, ONEBIT_FLOAT32, COUNT, rank, step + 1000);
+  if (rank == culprit && !wrong)
+    send[(size_t)step * 37 % COUNT] = NAN;
+  onebit_status_t status = onebit_allreduce(rank == culprit && wrong ? NULL : send, receive, plan);
+  CHECK_STATUS(status, !wrong            ? ONEBIT_SKIPPED
+                       : rank == culprit ? ONEBIT_ERROR_ARGUMENT
+                                         : ONEBIT_ERROR_PEER);
+  CHECK(pattern_holds(receive, sizeof receive), "a bad call changed recvbuf");
+}
+
+static void many_calls(onebit_comm_t comm, void *context) {
+  const struct collective_run *run = context;
+  int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
+  float send[COUNT], receive[COUNT];
+  onebit_plan_t plan = NULL;
+  if (!CHECK_STATUS(onebit_plan_create(comm, COUNT, &run->what.options, &plan), ONEBIT_OK))
+    return;
+  for (int step = 0; step < CALLS; step++) {
+    check_case("call %d, schedule %d, wire %d, %d ranks, %d hosts", step,
+               (int)run->what.options.schedule, (int)run->what.options.wire, size, run->what.hosts);
+    if (step % 5 >= 3)
+      bad_call(plan, send, rank, size, step);
+    lag(rank, step);
+    fill_input(send, ONEBIT_FLOAT32, COUNT, rank, step);
+    CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_OK);
+    CHECK_BITS("recvbuf", receive, run->results[step], COUNT, ONEBIT_FLOAT32);
+  }
+  check_errors(plan, run->oracle, rank);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+/* chunk_size 0: one message, so that there is one slot; else more than a window has. */
+static void check_many_calls(onebit_schedule_t schedule) {
+  static const int splits[][2] = {{4, 2}, {6, 3}, {6, 2}, {3, 1}};
+  for (size_t k = 0; k < 4 * sizeof splits / sizeof splits[0]; k++) {
+    struct collective_case what = {.size = splits[k / 4][0],
+                                   .hosts = splits[k / 4][1],
+                                   .steps = CALLS,
+                                   .count = COUNT,
+                                   .options = ONEBIT_PLAN_OPTIONS_INIT};
+    what.options.schedule = schedule;
+    what.options.block_size = 32;
+    what.options.chunk_size = k % 2 ? 32 : 0;
+    what.options.wire = k % 4 < 2 ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
+    if (!test_wanted(k))
+      continue;
+    struct collective_run run = collective_prepare(&what);
+    on_hosts(what.size, what.hosts, many_calls, &run);
+    collective_release(&run);
+  }
+}
+
+Test(schedules, many_calls_by_allgather) { check_many_calls(ONEBIT_SCHEDULE_ALLGATHER); }
+Test(schedules, many_calls_by_hosts) { check_many_calls(ONEBIT_SCHEDULE_HIERARCHICAL); }
+
+/* --- What plans say of themselves --------------------------------------------------------------*/
+
+static onebit_plan_info_t info_of(onebit_plan_t plan) {
+  onebit_plan_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  return info;
+}
+
+static onebit_plan_t make(onebit_comm_t comm, onebit_schedule_t schedule, onebit_wire_t wire) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan = NULL;
+  options.schedule = schedule;
+  options.wire = wire;
+  options.block_size = 32;
+  options.chunk_size = 64;
+  check_case("schedule %d, wire %d", (int)schedule, (int)wire);
+  CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK);
+  return plan;
+}
+
+/* Where a rank of four on two hosts keeps errors: 32 words, of which a share has eight. */
+static void check_places(const onebit_plan_info_t *info, int rank) {
+  size_t place = (size_t)rank % 2, host = (size_t)rank / 2, share = 2 * place + host;
+  bool hosts = info->schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
+  bool gathers = info->schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  size_t first = hosts ? 512 * place : 0, end = hosts && place == 0 ? 512 : COUNT;
+  size_t served = 256 * (hosts ? share : (size_t)rank);
+  CHECK(info->worker_error_first == first && info->worker_error_count == end - first,
+        "worker error of %zu from %zu on", info->worker_error_count, info->worker_error_first);
+  if (gathers)
+    CHECK(info->server_error_count == 0, "server error of %zu", info->server_error_count);
+  else
+    CHECK(info->server_error_first == served &&
+              info->server_error_count == (served == 768 ? COUNT - 768 : 256),
+          "server error of %zu from %zu on", info->server_error_count, info->server_error_first);
+}
+
+/* The last line says what was chosen, also where the cost model does not know of it. */
+static void check_words_of(onebit_plan_t plan, onebit_schedule_t schedule) {
+  static const char *const names[] = {"", "exchange", "allgather", "hierarchical"};
+  const char *words = onebit_plan_explain(plan);
+  char wanted[32];
+  snprintf(wanted, sizeof wanted, "chosen: %s,", names[schedule]);
+  CHECK(strstr(words, wanted) != NULL, "the words \"%s\" do not say %s", words, wanted);
+  CHECK(words == onebit_plan_explain(plan), "the words have moved");
+}
+
+static void introduce(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  (void)context;
+  for (int k = 0; k < 6; k++) {
+    onebit_schedule_t schedule = (onebit_schedule_t)(ONEBIT_SCHEDULE_EXCHANGE + k % 3);
+    onebit_wire_t wire = k < 3 ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
+    onebit_plan_t plan = make(comm, schedule, wire);
+    onebit_plan_info_t info = info_of(plan);
+    CHECK(info.schedule == schedule && info.wire == wire, "schedule %d, wire %d",
+          (int)info.schedule, (int)info.wire);
+    CHECK(info.hosts == 2 && info.ranks_per_host == 2, "%d hosts with %d ranks", info.hosts,
+          info.ranks_per_host);
+    /* dense messages are cut as if blocks were of the default size, longer than the buffer */
+    CHECK(info.chunk_size == (wire == ONEBIT_WIRE_BITS ? 64 : 1024), "chunks of %zu",
+          info.chunk_size);
+    if (wire == ONEBIT_WIRE_BITS)
+      check_places(&info, rank);
+    else
+      CHECK(info.worker_error_count == 0 && info.server_error_count == 0, "a dense plan's errors");
+    float values[COUNT] = {0};
+    uint64_t before = onebit_comm_bytes_sent(comm);
+    CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_OK);
+    uint64_t sent = onebit_comm_bytes_sent(comm) - before;
+    CHECK(sent == info.wire_bytes, "%llu bytes sent, %llu announced", (unsigned long long)sent,
+          (unsigned long long)info.wire_bytes);
+    check_words_of(plan, schedule);
+    CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  }
+}
+
+Test(schedules, plans_tell_what_they_decided) { on_hosts(4, 2, introduce, NULL); }
+
+/* Ranks that are threads take the exchange, whatever the hosts. */
+static void choose_by_default(onebit_comm_t comm, void *context) {
+  const int *each = context;
+  onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_BITS);
+  onebit_plan_info_t info = info_of(plan);
+  CHECK(info.schedule == ONEBIT_SCHEDULE_EXCHANGE, "schedule %d", (int)info.schedule);
+  CHECK(info.wire == ONEBIT_WIRE_BITS, "wire %d", (int)info.wire);
+  CHECK(info.hosts == 2 && info.ranks_per_host == *each, "%d hosts with %d ranks", info.hosts,
+        info.ranks_per_host);
+  check_words_of(plan, ONEBIT_SCHEDULE_EXCHANGE);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+/* A hierarchy of one host, or with a rank a host, is done when it is asked for, and is told. */
+static void ask_for_flat_hierarchy(onebit_comm_t comm, void *context) {
+  const int *hosts = context;
+  onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS);
+  onebit_plan_info_t info = info_of(plan);
+  CHECK(info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && info.hosts == *hosts,
+        "schedule %d, %d hosts", (int)info.schedule, info.hosts);
+  check_words_of(plan, ONEBIT_SCHEDULE_HIERARCHICAL);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(schedules, hierarchies_of_one_level) {
+  for (int hosts = 1; hosts <= 3; hosts += 2)
+    on_hosts(3, hosts, ask_for_flat_hierarchy, &hosts);
+}
+
+Test(schedules, ranks_that_are_threads_exchange) {
+  on_hosts(4, 2, choose_by_default, &(int){2});
+  on_hosts(5, 2, choose_by_default, &(int){0});
+}
+
+Test(schedules, nothing_has_no_reasons) {
+  const char *words = onebit_plan_explain(NULL);
+  cr_assert(words != NULL && words[0] == '\0');
+}
