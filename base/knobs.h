@@ -9,7 +9,14 @@
 
 #include "onebit/status.h"
 
-enum ob_knob { OB_KNOB_CODEC, OB_KNOB_THREADS, OB_KNOB_TUNING, OB_KNOB_EXPLAIN, OB_KNOB_PROGRESS, OB_KNOB_COUNT };
+enum ob_knob {
+  OB_KNOB_CODEC,
+  OB_KNOB_THREADS,
+  OB_KNOB_TUNING,
+  OB_KNOB_EXPLAIN,
+  OB_KNOB_PROGRESS,
+  OB_KNOB_COUNT
+};
 
 struct ob_knob_row {
   const char *name;

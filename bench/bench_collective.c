@@ -16,7 +16,8 @@ static double begin_link(const struct bench_case *test) {
   return bench_link_sent(test->options->link);
 }
 
-/* All ranks have their results, so all messages have left; their acknowledgements soon will have. */
+/* All ranks have their results, so all messages have left; their acknowledgements soon will have.
+ * */
 static void count_link(const struct bench_case *test, struct bench_way *way, double before) {
   if (!test->options->link)
     return;

@@ -31,7 +31,7 @@ struct ob_batch {
 struct ob_transport {
   const char *name;
   bool (*threads)(void); /* may several threads use it at once? */
-  bool network; /* messages take time: plans choose their schedule by the cost model */
+  bool network;          /* messages take time: plans choose their schedule by the cost model */
   /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */
   onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
   /* The batch must be complete, or have failed. */
