@@ -57,7 +57,8 @@ ALL_CFLAGS = -std=c11 -I. -Iinclude $(MPI_CFLAGS) $(CPPFLAGS) $(WARNINGS) \
   -fno-semantic-interposition -pthread $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) \
   $(SAN_FLAGS)
 ALL_LDFLAGS = $(LDFLAGS) -pthread $(if $(filter 1,$(OPENMP)),-fopenmp) $(SAN_FLAGS)
-LIBS        = $(MPI_LIBS) -lm
+# Before glibc 2.34 shared memory is in a library of its own.
+LIBS        = $(MPI_LIBS) -lm -lrt
 
 # --- What is built
 
