@@ -3,7 +3,8 @@
  * plans will decide and why; or predicts what compression would bring to a training run.
  *
  * tune_links.c and tune_codec.c measure the parts, tune_collectives.c whole calls, tune_fit.c
- * brings the model near to all of them, tune_report.c prints; tune_training.c knows what a step of
+ * brings the model near to all of them, tune_corrections.c measures by how much it is off,
+ * tune_report.c prints; tune_training.c knows what a step of
  * training is, tune_predict.c prints that.
  */
 #ifndef BENCH_TUNE_H
@@ -78,7 +79,7 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
 
 void tune_report_links(const struct tune_cluster *cluster, const struct ob_costs *costs);
 void tune_report_points(const struct tune_points *points, double residual);
-/* What plans of 4 B to 256 MiB will choose, why, and where the choice changes. */
+/* What plans of 4 B to 256 MiB will choose, where that changes, and each candidate's time. */
 void tune_report_decisions(const struct ob_costs *costs, const struct tune_cluster *cluster);
 
 /* Writes the file, by way of one beside it, and makes its directory. False after complaining. */

@@ -7,10 +7,12 @@
 #include "bench/tune_mpi.h"
 #include "onebit/mpi.h"
 
-/* A point takes so many seconds, or so many calls. */
-#define POINT_SECONDS  0.6
-#define CALLS_AT_MOST  60
-#define CALLS_AT_LEAST 4
+/* A point takes so many seconds, or so many calls, in each of so many turns, for the best median:
+ * what disturbs a machine lasts for longer than the calls of a point do. */
+#define TURNS          3
+#define POINT_SECONDS  0.2
+#define CALLS_AT_MOST  30
+#define CALLS_AT_LEAST 2
 
 /* What is measured, smallest first: bytes as float32. */
 struct wanted {
@@ -50,12 +52,7 @@ static const struct wanted wants[] = {
     {16 << 20, false, false, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS, 65536},
 };
 
-struct buffers {
-  float *send, *receive;
-  onebit_comm_t comm;
-};
-
-static onebit_status_t call(const struct buffers *buffers, const struct tune_point *point,
+static onebit_status_t call(const struct tune_buffers *buffers, const struct tune_point *point,
                             onebit_plan_t plan) {
   if (!point->mpi)
     return onebit_allreduce(buffers->send, buffers->receive, plan);
@@ -64,16 +61,23 @@ static onebit_status_t call(const struct buffers *buffers, const struct tune_poi
   return ONEBIT_OK;
 }
 
-/* Seconds of a call on the slowest rank; the first calls only say how many there is time for. */
-static onebit_status_t time_point(const struct buffers *buffers, struct tune_point *point,
+onebit_status_t tune_call_seconds(const struct tune_buffers *buffers,
+                                  const struct tune_point *point, onebit_plan_t plan,
+                                  double *seconds) {
+  MPI_Barrier(MPI_COMM_WORLD);
+  double start = bench_now();
+  onebit_status_t status = call(buffers, point, plan);
+  *seconds = tune_largest(bench_now() - start);
+  return status;
+}
+
+/* The first calls only say how many there is time for. */
+static onebit_status_t time_point(const struct tune_buffers *buffers, struct tune_point *point,
                                   onebit_plan_t plan) {
-  double times[CALLS_AT_MOST];
-  int calls = CALLS_AT_MOST, warmups = 2;
+  double times[CALLS_AT_MOST], time;
+  int calls = CALLS_AT_MOST, warmups = 1;
   for (int i = -warmups; i < calls; i++) {
-    MPI_Barrier(MPI_COMM_WORLD);
-    double start = bench_now();
-    onebit_status_t status = call(buffers, point, plan);
-    double time = tune_largest(bench_now() - start);
+    onebit_status_t status = tune_call_seconds(buffers, point, plan, &time);
     if (status != ONEBIT_OK)
       return status; /* on all ranks */
     if (i >= 0)
@@ -81,12 +85,11 @@ static onebit_status_t time_point(const struct buffers *buffers, struct tune_poi
     else if (i == -1)
       calls = (int)fmin(CALLS_AT_MOST, fmax(CALLS_AT_LEAST, POINT_SECONDS / time));
   }
-  point->measured = bench_statistics(times, (size_t)calls).median;
+  point->measured = fmin(point->measured, bench_statistics(times, (size_t)calls).median);
   return ONEBIT_OK;
 }
 
-/* False when the library does not do this: then there is nothing to measure. */
-static onebit_status_t make_plan(const struct buffers *buffers, const struct tune_point *point,
+onebit_status_t tune_plan_create(const struct tune_buffers *buffers, const struct tune_point *point,
                                  bool *possible, onebit_plan_t *plan) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
@@ -116,42 +119,64 @@ static struct tune_point point_of(const struct tune_cluster *cluster, const stru
                               .most_ranks = cluster->most_ranks,
                               .schedule = want->schedule,
                               .chunk = want->chunk};
-  return (struct tune_point){.task = task, .mpi = want->mpi};
+  return (struct tune_point){.task = task, .mpi = want->mpi, .measured = INFINITY};
 }
 
-static bool measure(const struct tune_cluster *cluster, const struct buffers *buffers,
-                    const struct wanted *want, struct tune_points *points) {
-  struct tune_point point = point_of(cluster, want);
+/* *possible is false when there is nothing to measure. False after complaining. */
+static bool measure(const struct tune_cluster *cluster, const struct tune_buffers *buffers,
+                    struct tune_point *point, bool *possible) {
   onebit_plan_t plan;
-  bool possible;
-  onebit_status_t status = make_plan(buffers, &point, &possible, &plan);
-  if (status == ONEBIT_OK && possible)
-    status = time_point(buffers, &point, plan);
+  onebit_status_t status = tune_plan_create(buffers, point, possible, &plan);
+  if (status == ONEBIT_OK && *possible)
+    status = time_point(buffers, point, plan);
   onebit_plan_destroy(plan);
   if (status != ONEBIT_OK && cluster->rank == 0)
-    tune_complain("%zu bytes: %s", want->bytes, onebit_last_error());
-  if (status == ONEBIT_OK && possible)
-    points->point[points->count++] = point;
+    tune_complain("%zu elements: %s", point->task.elements, onebit_last_error());
   return status == ONEBIT_OK;
 }
 
-bool tune_collectives(const struct tune_cluster *cluster, struct tune_points *points, bool quick) {
-  struct buffers buffers = {.comm = NULL};
-  size_t largest = (size_t)(quick ? 16 : 64) << 20, count = largest / sizeof(float);
-  buffers.send = ob_allocate(count, sizeof(float));
-  buffers.receive = ob_allocate(count, sizeof(float));
-  bool well = tune_largest(buffers.send && buffers.receive ? 0 : 1) == 0;
+static bool measure_again(const struct tune_cluster *cluster, const struct tune_buffers *buffers,
+                          struct tune_points *points) {
+  bool well = true, possible;
+  for (size_t k = 0; well && k < points->count; k++)
+    well = measure(cluster, buffers, &points->point[k], &possible);
+  return well;
+}
+
+bool tune_buffers_create(const struct tune_cluster *cluster, size_t bytes,
+                         struct tune_buffers *buffers) {
+  size_t count = bytes / sizeof(float);
+  *buffers = (struct tune_buffers){.send = ob_allocate(count, sizeof(float)),
+                                   .receive = ob_allocate(count, sizeof(float))};
+  bool well = tune_largest(buffers->send && buffers->receive ? 0 : 1) == 0;
   if (!well)
-    tune_complain("no memory for buffers of %zu bytes on every rank", largest);
-  well = well && onebit_comm_create_mpi(MPI_COMM_WORLD, &buffers.comm) == ONEBIT_OK;
+    tune_complain("no memory for buffers of %zu bytes on every rank", bytes);
+  well = well && onebit_comm_create_mpi(MPI_COMM_WORLD, &buffers->comm) == ONEBIT_OK;
   if (well)
-    bench_fill(buffers.send, count, (uint64_t)cluster->rank + 1);
-  for (size_t k = 0; well && k < sizeof wants / sizeof wants[0]; k++)
-    if (!quick || !wants[k].full)
-      well = measure(cluster, &buffers, &wants[k], points);
-  onebit_comm_destroy(buffers.comm);
-  ob_release(buffers.send);
-  ob_release(buffers.receive);
+    bench_fill(buffers->send, count, (uint64_t)cluster->rank + 1);
+  return well;
+}
+
+void tune_buffers_destroy(struct tune_buffers *buffers) {
+  onebit_comm_destroy(buffers->comm);
+  ob_release(buffers->send);
+  ob_release(buffers->receive);
+}
+
+bool tune_collectives(const struct tune_cluster *cluster, struct tune_points *points, bool quick) {
+  struct tune_buffers buffers;
+  bool well = tune_buffers_create(cluster, (size_t)(quick ? 16 : 64) << 20, &buffers), possible;
+  for (size_t k = 0; well && k < sizeof wants / sizeof wants[0]; k++) {
+    struct tune_point *point = &points->point[points->count];
+    if (quick && wants[k].full)
+      continue;
+    *point = point_of(cluster, &wants[k]);
+    well = measure(cluster, &buffers, point, &possible);
+    points->count += well && possible;
+  }
+  for (int turn = 1; well && turn < TURNS; turn++)
+    well = measure_again(cluster, &buffers, points);
+  tune_buffers_destroy(&buffers);
   return well;
 }
 

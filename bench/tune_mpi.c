@@ -104,6 +104,17 @@ static bool write_file(const char *path, const struct tune_cluster *cluster, con
 
 /* --- All of it */
 
+/* The model is fitted on one rank, since all must have the same, and then corrected. */
+static bool measure_calls(const struct tune_cluster *cluster, const struct tune_options *options,
+                          struct ob_costs *costs, struct tune_points *points) {
+  if (!tune_collectives(cluster, points, options->quick))
+    return false;
+  if (cluster->rank == 0)
+    tune_fit(costs, points);
+  MPI_Bcast(costs, (int)sizeof *costs, MPI_BYTE, 0, MPI_COMM_WORLD);
+  return tune_corrections(cluster, costs, options->quick);
+}
+
 static bool measure(const struct tune_cluster *cluster, const struct tune_options *options,
                     struct ob_costs *costs, struct tune_points *points) {
   const struct ob_codec *codec;
@@ -118,19 +129,18 @@ static bool measure(const struct tune_cluster *cluster, const struct tune_option
   if (!tune_codec(cluster, costs, options->quick))
     return false;
   tune_links(cluster, costs, options->quick);
-  return cluster->size == 1 || tune_collectives(cluster, points, options->quick);
+  return cluster->size == 1 || measure_calls(cluster, options, costs, points);
 }
 
 /* On rank 0, which alone has a file to write and a screen. */
 static bool conclude(const struct tune_cluster *cluster, const struct tune_options *options,
                      const char *path, const char *names, struct ob_costs *costs,
-                     struct tune_points *points) {
+                     const struct tune_points *points) {
   tune_report_links(cluster, costs);
   if (cluster->size == 1) {
     printf("# One rank: there is nothing to exchange, so nothing to decide; no file is written.\n");
     return true;
   }
-  tune_fit(costs, points);
   snprintf(costs->source, sizeof costs->source, "measured just now");
   tune_report_points(points, costs->residual);
   tune_report_decisions(costs, cluster);

@@ -45,10 +45,6 @@ void tune_report_links(const struct tune_cluster *cluster, const struct ob_costs
   print_cores(costs);
 }
 
-static const char *wire_name(onebit_wire_t wire) {
-  return wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit";
-}
-
 /* Root mean square of the logarithm, of calls of a mebibyte and more. */
 static double large_residual(const struct tune_points *points) {
   double square = 0, count = 0;
@@ -73,8 +69,8 @@ void tune_report_points(const struct tune_points *points, double residual) {
     tune_time_text(point->predicted, predicted);
     printf("%-12s%-16s%-10s%10s%14s%14s%7.0f%%\n", bytes,
            point->mpi ? "MPI_Allreduce" : ob_cost_schedule_name(point->task.schedule),
-           wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), chunk, measured, predicted,
-           100 * (point->predicted / point->measured - 1));
+           ob_cost_wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), chunk, measured,
+           predicted, 100 * (point->predicted / point->measured - 1));
   }
   printf("# The model is off by a factor of %.2f, root mean square; from 1 MiB on, which training "
          "waits\n# for, by %.2f.\n",
@@ -82,6 +78,8 @@ void tune_report_points(const struct tune_points *points, double residual) {
 }
 
 /* --- Decisions */
+
+#define LARGEST ((size_t)256 << 20)
 
 static struct ob_cost_task task_of(const struct tune_cluster *cluster, size_t bytes) {
   return (struct ob_cost_task){.elements = bytes / sizeof(float),
@@ -116,41 +114,62 @@ static size_t threshold(const struct ob_costs *costs, const struct tune_cluster 
   return high;
 }
 
-/* The lines of candidates, indented. */
-static void print_words(const char *words) {
-  for (const char *line = words; *line;) {
-    size_t length = strcspn(line, "\n");
-    if (strncmp(line, "chosen", 6) != 0)
-      printf("    %.*s\n", (int)length, line);
-    line += length + (line[length] == '\n');
+static void print_ranges(const struct ob_costs *costs, const struct tune_cluster *cluster) {
+  size_t before = 4;
+  struct ob_cost_choice last = choice_of(costs, cluster, before);
+  printf("from 4 bytes on: %s, %s\n", ob_cost_schedule_name(last.schedule),
+         ob_cost_wire_name(last.wire));
+  for (size_t bytes = 8; bytes <= LARGEST; before = bytes, bytes *= 2) {
+    struct ob_cost_choice now = choice_of(costs, cluster, bytes);
+    if (!same(&now, &last))
+      printf("from %zu bytes on: %s, %s\n", threshold(costs, cluster, before, bytes),
+             ob_cost_schedule_name(now.schedule), ob_cost_wire_name(now.wire));
+    last = now;
   }
 }
 
-static void print_decision(const struct ob_costs *costs, const struct tune_cluster *cluster,
-                           size_t bytes) {
-  struct ob_cost_choice choice = choice_of(costs, cluster, bytes);
+/* A candidate alone; "-" where it is not possible. A star: this is the choice. */
+static void print_candidate(const struct ob_costs *costs, const struct tune_cluster *cluster,
+                            size_t bytes, size_t k) {
+  const struct ob_cost_candidate *candidate = &ob_cost_candidates[k];
+  struct ob_cost_choice choice = choice_of(costs, cluster, bytes), own;
   struct ob_cost_task task = task_of(cluster, bytes);
-  char size[24], time[24], mpi[24];
+  char time[24] = "-", marked[32];
+  bool chosen = choice.schedule == candidate->schedule && choice.wire == candidate->wire;
+  if (ob_cost_possible(&task, candidate->schedule, candidate->wire)) {
+    task.schedule = candidate->schedule;
+    task.wire = candidate->wire;
+    task.dense_allowed = false;
+    ob_cost_choose(costs, &task, &own);
+    tune_time_text(own.seconds, time);
+  }
+  snprintf(marked, sizeof marked, "%s%s", chosen ? "*" : "", time);
+  printf("%14s", marked);
+}
+
+static void print_candidates(const struct ob_costs *costs, const struct tune_cluster *cluster,
+                             size_t bytes) {
+  struct ob_cost_task task = task_of(cluster, bytes);
+  char size[24], mpi[24];
   tune_bytes_text((double)bytes, size);
-  tune_time_text(choice.seconds, time);
   tune_time_text(ob_cost_mpi_seconds(costs, &task, sizeof(float)), mpi);
-  printf("%s: %s, %s, %s; MPI_Allreduce %s\n", size, ob_cost_schedule_name(choice.schedule),
-         wire_name(choice.wire), time, mpi);
-  print_words(choice.words);
+  printf("%-10s", size);
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
+    print_candidate(costs, cluster, bytes, k);
+  printf("%15s\n", mpi);
 }
 
 void tune_report_decisions(const struct ob_costs *costs, const struct tune_cluster *cluster) {
-  printf(
-      "\n# What plans choose where their options leave it open, by the time that the model gives "
-      "each\n# candidate. Float32 only where it is faster than bits; sizes are of float32.\n");
-  size_t before = 0;
-  for (size_t bytes = 4; bytes <= (size_t)256 << 20; bytes *= 4) {
-    struct ob_cost_choice now = choice_of(costs, cluster, bytes);
-    struct ob_cost_choice last = choice_of(costs, cluster, before ? before : bytes);
-    if (!same(&now, &last))
-      printf("-- from %zu bytes on: %s, %s\n", threshold(costs, cluster, before, bytes),
-             ob_cost_schedule_name(now.schedule), wire_name(now.wire));
-    print_decision(costs, cluster, bytes);
-    before = bytes;
-  }
+  printf("\n# What plans choose where their options leave it open: float32 only where it is faster "
+         "than\n# bits; sizes are of float32.\n");
+  print_ranges(costs, cluster);
+  printf("\n%-10s", "# bytes");
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
+    printf("%14s", ob_cost_schedule_name(ob_cost_candidates[k].schedule));
+  printf("%15s\n%-10s", "MPI_Allreduce", "#");
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
+    printf("%14s", ob_cost_wire_name(ob_cost_candidates[k].wire));
+  printf("%15s\n", "float32");
+  for (size_t bytes = 4; bytes <= LARGEST; bytes *= 4)
+    print_candidates(costs, cluster, bytes);
 }

@@ -35,9 +35,6 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
   return ONEBIT_OK;
 }
 
-/* Up to three ranks, messages to all are no more than rounds would take. */
-#define DOUBLING_RANKS 4
-
 /* Elements of the buffer that an allreduce is about. */
 static size_t elements_of(const struct ob_plan_shape *shape) {
   size_t elements = 0;
@@ -107,7 +104,7 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   insist(&plan->choice, &task);
   plan->schedule = plan->choice.schedule;
   plan->choice.doubling =
-      plan->schedule == ONEBIT_SCHEDULE_ALLGATHER && plan->comm->size >= DOUBLING_RANKS;
+      plan->schedule == ONEBIT_SCHEDULE_ALLGATHER && plan->comm->size >= OB_COST_DOUBLING_RANKS;
   plan->options.wire = plan->choice.wire;
   return ONEBIT_OK;
 }

@@ -76,6 +76,13 @@ struct ranks {
 static double larger(double a, double b) { return a > b ? a : b; }
 static double smaller(double a, double b) { return a < b ? a : b; }
 
+static double rounds_of(double ranks) {
+  double rounds = 0;
+  for (double reached = 1; reached < ranks; reached *= 2)
+    rounds++;
+  return rounds;
+}
+
 static double cores_of(const struct ob_costs *costs, const struct ranks *ranks) {
   double cores = costs->cores_per_host > 0 ? costs->cores_per_host : ranks->on_host;
   if (costs->cores_shared > 0)
@@ -125,6 +132,7 @@ static double pieces(double elements, size_t chunk) {
 struct phase {
   double near, far, elements, bytes; /* bytes: to each peer */
   double messages;                   /* to each peer */
+  double near_sends, far_sends;      /* messages to all of them */
 };
 
 static double phase_wire(const struct ob_costs *costs, const struct ranks *ranks,
@@ -138,9 +146,9 @@ static double phase_wire(const struct ob_costs *costs, const struct ranks *ranks
 static double phase_work(const struct ob_costs *costs, const struct ranks *ranks,
                          const struct phase *phase) {
   const struct ob_link *between = &costs->between, *inside = &costs->inside;
-  double far = phase->messages * between->message + phase->bytes * between->byte;
-  double near = phase->messages * inside->message + phase->bytes * inside->byte;
-  return 2 * ranks->core * (phase->far * far + phase->near * near);
+  double far = phase->far_sends * between->message + phase->far * phase->bytes * between->byte;
+  double near = phase->near_sends * inside->message + phase->near * phase->bytes * inside->byte;
+  return 2 * ranks->core * (far + near);
 }
 
 /* One way; ranks that share a core wait for their turn on it besides. */
@@ -168,7 +176,43 @@ static double overlapped(const struct ob_costs *costs, const struct parts *parts
 static struct phase phase_of(const struct ob_cost_task *task, onebit_wire_t wire, double near,
                              double far, double elements, double messages) {
   double bytes = elements * element_bytes(task, wire) + messages * HEADER_BYTES;
-  return (struct phase){near, far, elements, bytes, messages};
+  return (struct phase){near, far, elements, bytes, messages, near * messages, far * messages};
+}
+
+/* --- Everyone's whole message to everyone */
+
+/* Is one message passed on in rounds, each of which doubles what a rank has? */
+static bool doubles(const struct ob_cost_task *task, const struct ranks *ranks,
+                    const struct phase *phase) {
+  return task->operation == ONEBIT_ALLREDUCE && ranks->all >= OB_COST_DOUBLING_RANKS &&
+         phase->messages <= 1;
+}
+
+static struct phase gathering(const struct ob_cost_task *task, const struct ranks *ranks,
+                              onebit_wire_t wire, size_t chunk) {
+  double n = (double)task->elements;
+  struct phase phase = phase_of(task, wire, ranks->on_host - 1, ranks->away, n, pieces(n, chunk));
+  if (doubles(task, ranks, &phase)) {
+    phase.near_sends = rounds_of(ranks->on_host);
+    phase.far_sends = rounds_of(ranks->all) - phase.near_sends;
+  }
+  return phase;
+}
+
+/* Ranks of a host are neighbours: the first rounds are theirs. A round sends all that a rank has,
+ * and what is too much to be sent eagerly takes a round trip more. */
+static double gathering_latency(const struct ob_costs *costs, const struct ob_cost_task *task,
+                                const struct ranks *ranks, const struct phase *phase) {
+  double turn = (ranks->core - 1) * costs->oversubscribed, seconds = 0;
+  bool dense = phase->bytes > 2 * phase->elements;
+  if (!doubles(task, ranks, phase))
+    return (dense && phase->bytes / phase->messages > EAGER_BYTES ? 3 : 1) *
+           latency(costs, ranks, phase);
+  for (double had = 1; had < ranks->all; had *= 2) {
+    double trip = had < ranks->on_host ? costs->inside.latency : costs->between.latency;
+    seconds += (had * phase->bytes > EAGER_BYTES ? 3 : 1) * (trip + turn);
+  }
+  return seconds;
 }
 
 /* --- The schedules */
@@ -222,15 +266,14 @@ static double hierarchical(const struct ob_costs *costs, const struct ob_cost_ta
 static double allgather_bits(const struct ob_costs *costs, const struct ob_cost_task *task,
                              const struct ranks *ranks, size_t chunk) {
   double n = (double)task->elements, codec = costs->codec_factor * ranks->core / ranks->threads;
-  struct phase phase =
-      phase_of(task, ONEBIT_WIRE_BITS, ranks->on_host - 1, ranks->away, n, pieces(n, chunk));
+  struct phase phase = gathering(task, ranks, ONEBIT_WIRE_BITS, chunk);
   bool apart = task->operation == ONEBIT_ALLGATHER;
   double decode =
       apart ? ranks->all * costs->apply : costs->apply + ranks->all * costs->reduce_stream;
   struct parts parts = {
       .wire = phase_wire(costs, ranks, &phase, true),
       .cores = codec * n * costs->compress + phase_work(costs, ranks, &phase),
-      .after = codec * n * decode + latency(costs, ranks, &phase),
+      .after = codec * n * decode + gathering_latency(costs, task, ranks, &phase),
       .pieces = task->block == ONEBIT_BLOCK_BUFFER ? 1 : phase.messages,
   };
   return overlapped(costs, &parts);
@@ -277,12 +320,10 @@ static double exchange_dense(const struct ob_costs *costs, const struct ob_cost_
 static double allgather_dense(const struct ob_costs *costs, const struct ob_cost_task *task,
                               const struct ranks *ranks, size_t chunk) {
   double n = (double)task->elements;
-  struct phase phase =
-      phase_of(task, ONEBIT_WIRE_DENSE, ranks->on_host - 1, ranks->away, n, pieces(n, chunk));
-  double trips = phase.bytes / phase.messages > EAGER_BYTES ? 3 : 1;
+  struct phase phase = gathering(task, ranks, ONEBIT_WIRE_DENSE, chunk);
   double codec = n * (costs->load + costs->convert + ranks->all * costs->add) * ranks->core;
   return codec / ranks->threads + dense_wire(costs, ranks, &phase) +
-         phase_work(costs, ranks, &phase) + trips * latency(costs, ranks, &phase);
+         phase_work(costs, ranks, &phase) + gathering_latency(costs, task, ranks, &phase);
 }
 
 static double schedule_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -307,13 +348,6 @@ double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *
 }
 
 /* --- MPI_Allreduce, and bytes */
-
-static double rounds_of(double ranks) {
-  double rounds = 0;
-  for (double reached = 1; reached < ranks; reached *= 2)
-    rounds++;
-  return rounds;
-}
 
 /* The better of recursive doubling, which sends everything in each of few rounds, and a ring, which
  * sends a share in each of many and has one rank of a host send to the next host. */

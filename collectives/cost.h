@@ -11,6 +11,9 @@
  * wire: bytes that leave the busiest host, at the bandwidth both ways; cores: compressing, reducing
  * and messages, on a core that as many ranks share as there are too many of them. Only + - * / on
  * doubles, so that all ranks that have the same costs come to the same choice.
+ *
+ * Where whole calls were measured on as many hosts and ranks, the choice corrects the model: its
+ * times are multiplied by measured/model of the sizes around.
  */
 #ifndef OB_COLLECTIVES_COST_H
 #define OB_COLLECTIVES_COST_H
@@ -29,6 +32,32 @@ struct ob_link {
 
 #define OB_COST_CODEC_ROOM  16
 #define OB_COST_SOURCE_ROOM 256
+
+/* What may be chosen, in the order in which it is tried. */
+struct ob_cost_candidate {
+  onebit_schedule_t schedule;
+  onebit_wire_t wire;
+};
+enum { OB_COST_CANDIDATES = 5, OB_COST_POINTS = 16 };
+extern const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES];
+
+/* Of allreduces whose buffers have so many bytes as float32, ascending: a factor, measured/model,
+ * or the elements of the messages that were fastest. */
+struct ob_cost_curve {
+  double count; /* of points */
+  struct {
+    double bytes, value;
+  } point[OB_COST_POINTS];
+};
+
+#define OB_COST_FACTOR_LEAST 0.05
+#define OB_COST_FACTOR_MOST  20.0
+
+/* Of the hosts and ranks on each that were measured, and no others. */
+struct ob_cost_measured {
+  struct ob_cost_curve factor[OB_COST_CANDIDATES];
+  struct ob_cost_curve chunk; /* of exchange, in bits */
+};
 
 /* Plain bytes: rank 0 may send them to the others as they are. Seconds of one core where a core is
  * not shared. */
@@ -51,6 +80,7 @@ struct ob_costs {
   double cores_shared;   /* cores that all hosts share, as emulated hosts do; 0: each has its own */
   double hosts, ranks_per_host; /* what was measured; 0: nothing was */
   double residual; /* of the fit: root mean square of log(predicted/measured); 0: none */
+  struct ob_cost_measured measured;
   char codec[OB_COST_CODEC_ROOM];
   char source[OB_COST_SOURCE_ROOM]; /* where they come from, in words */
 };
@@ -68,6 +98,9 @@ struct ob_cost_task {
   bool dense_allowed;         /* wire is bits, but dense may be chosen where it is faster */
   size_t chunk;               /* elements in a message; 0: any */
 };
+
+/* Up to three ranks, an allgather's messages to all are no more than rounds would take. */
+#define OB_COST_DOUBLING_RANKS 4
 
 struct ob_cost_choice {
   onebit_schedule_t schedule;
@@ -89,7 +122,7 @@ double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire);
 
-/* Seconds of one call, on the slowest rank. */
+/* Seconds of one call, on the slowest rank, by the model alone. */
 double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                        onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk);
 
@@ -101,10 +134,25 @@ double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_ta
 double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t schedule,
                           onebit_wire_t wire);
 
+/* What the model's time of a candidate is to be multiplied by: measured/model of the sizes around,
+ * in between linear in the logarithm of the size; 1 where nothing of the kind was measured. */
+double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *task,
+                      size_t candidate, bool *measured);
+
+/* Elements of the messages that were fastest at the nearest size; 0: none was measured. */
+size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost_task *task,
+                              size_t candidate);
+
+/* Adds a point to a curve. False when the curve is full, or the size does not ascend. */
+bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value);
+
 /* The best of all that is possible. */
 void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
                     struct ob_cost_choice *choice);
 
 const char *ob_cost_schedule_name(onebit_schedule_t schedule);
+
+/* As people read it: "one bit", "float32". */
+const char *ob_cost_wire_name(onebit_wire_t wire);
 
 #endif

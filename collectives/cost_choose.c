@@ -16,12 +16,7 @@ static const size_t chunks[] = {131072, 65536, 262144, 458752};
 /* Bits round, float32 does not: to be chosen, bits must be this much faster. */
 #define ROUNDING_COSTS 1.03
 
-struct row {
-  onebit_schedule_t schedule;
-  onebit_wire_t wire;
-};
-
-static const struct row rows[] = {
+const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES] = {
     {ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS},     {ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS},
     {ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS}, {ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_DENSE},
     {ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_DENSE},
@@ -32,7 +27,7 @@ const char *ob_cost_schedule_name(onebit_schedule_t schedule) {
   return (unsigned)schedule < sizeof names / sizeof names[0] ? names[schedule] : "unknown";
 }
 
-static const char *wire_name(onebit_wire_t wire) {
+const char *ob_cost_wire_name(onebit_wire_t wire) {
   return wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit";
 }
 
@@ -46,23 +41,36 @@ bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedul
   return schedule == ONEBIT_SCHEDULE_EXCHANGE && wire == ONEBIT_WIRE_BITS;
 }
 
-static bool wanted(const struct ob_cost_task *task, const struct row *row) {
+static bool wanted(const struct ob_cost_task *task, const struct ob_cost_candidate *row) {
   if (task->schedule != ONEBIT_SCHEDULE_AUTOMATIC && task->schedule != row->schedule)
     return false;
   return task->wire == row->wire || (task->dense_allowed && row->wire == ONEBIT_WIRE_DENSE);
 }
 
-static size_t best_chunk(const struct ob_costs *costs, const struct ob_cost_task *task,
-                         const struct row *row, double *seconds) {
-  size_t best = task->chunk ? task->chunk : chunks[0];
-  *seconds = ob_cost_seconds(costs, task, row->schedule, row->wire, best);
-  for (size_t k = 1; !task->chunk && k < sizeof chunks / sizeof chunks[0]; k++) {
-    double other = ob_cost_seconds(costs, task, row->schedule, row->wire, chunks[k]);
-    if (other < WORTH * *seconds) {
-      *seconds = other;
-      best = chunks[k];
-    }
+/* A candidate's time, with the chunk that suits it. */
+struct estimate {
+  size_t chunk;
+  double seconds;
+  bool measured;
+};
+
+static struct estimate by_model(const struct ob_costs *costs, const struct ob_cost_task *task,
+                                const struct ob_cost_candidate *row, size_t chunk) {
+  return (struct estimate){
+      .chunk = chunk, .seconds = ob_cost_seconds(costs, task, row->schedule, row->wire, chunk)};
+}
+
+static struct estimate estimate(const struct ob_costs *costs, const struct ob_cost_task *task,
+                                size_t k) {
+  const struct ob_cost_candidate *row = &ob_cost_candidates[k];
+  size_t given = task->chunk ? task->chunk : ob_cost_measured_chunk(costs, task, k);
+  struct estimate best = by_model(costs, task, row, given ? given : chunks[0]);
+  for (size_t i = 1; !given && i < sizeof chunks / sizeof chunks[0]; i++) {
+    struct estimate other = by_model(costs, task, row, chunks[i]);
+    if (other.seconds < WORTH * best.seconds)
+      best = other;
   }
+  best.seconds *= ob_cost_factor(costs, task, k, &best.measured);
   return best;
 }
 
@@ -71,16 +79,17 @@ static void append(struct ob_cost_choice *choice, const char *line) {
   snprintf(choice->words + length, sizeof choice->words - length, "%s", line);
 }
 
-static void tell(struct ob_cost_choice *choice, const struct row *row, size_t chunk,
-                 double seconds) {
-  char line[128];
-  snprintf(line, sizeof line, "%s, %s, messages of %zu elements: %.0f us\n",
-           ob_cost_schedule_name(row->schedule), wire_name(row->wire), chunk, 1e6 * seconds);
+static void tell(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
+                 const struct estimate *estimate) {
+  char line[160];
+  snprintf(line, sizeof line, "%s, %s, messages of %zu elements: %.0f us, %s\n",
+           ob_cost_schedule_name(row->schedule), ob_cost_wire_name(row->wire), estimate->chunk,
+           1e6 * estimate->seconds, estimate->measured ? "as measured" : "by the model");
   append(choice, line);
 }
 
 static void tell_impossible(struct ob_cost_choice *choice, const struct ob_cost_task *task,
-                            const struct row *row) {
+                            const struct ob_cost_candidate *row) {
   if (row->schedule != ONEBIT_SCHEDULE_HIERARCHICAL || task->operation != ONEBIT_ALLREDUCE)
     return;
   append(choice, task->hosts < 2             ? "hierarchical: not with one host\n"
@@ -92,36 +101,49 @@ static void tell_impossible(struct ob_cost_choice *choice, const struct ob_cost_
 static void conclude(struct ob_cost_choice *choice, const struct ob_costs *costs) {
   char line[OB_COST_SOURCE_ROOM + 128];
   snprintf(line, sizeof line, "chosen: %s, %s, messages of %zu elements (costs: %s)\n",
-           ob_cost_schedule_name(choice->schedule), wire_name(choice->wire), choice->chunk,
+           ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire), choice->chunk,
            costs->source);
   append(choice, line);
 }
 
+static void take(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
+                 const struct estimate *estimate) {
+  choice->schedule = row->schedule;
+  choice->wire = row->wire;
+  choice->chunk = estimate->chunk;
+  choice->seconds = estimate->seconds;
+}
+
 /* With a schedule that these ranks cannot do, and nothing else allowed: exchange, which every
  * group can. */
+static void fall_back(const struct ob_costs *costs, const struct ob_cost_task *task,
+                      struct ob_cost_choice *choice) {
+  size_t k = 0;
+  while (ob_cost_candidates[k].schedule != ONEBIT_SCHEDULE_EXCHANGE ||
+         ob_cost_candidates[k].wire != task->wire)
+    k++;
+  struct estimate only = estimate(costs, task, k);
+  take(choice, &ob_cost_candidates[k], &only);
+}
+
 void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
                     struct ob_cost_choice *choice) {
   *choice = (struct ob_cost_choice){.schedule = ONEBIT_SCHEDULE_EXCHANGE, .wire = task->wire};
-  for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
-    double seconds;
-    if (!wanted(task, &rows[k]))
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++) {
+    const struct ob_cost_candidate *row = &ob_cost_candidates[k];
+    if (!wanted(task, row))
       continue;
-    if (!ob_cost_possible(task, rows[k].schedule, rows[k].wire)) {
-      tell_impossible(choice, task, &rows[k]);
+    if (!ob_cost_possible(task, row->schedule, row->wire)) {
+      tell_impossible(choice, task, row);
       continue;
     }
-    size_t chunk = best_chunk(costs, task, &rows[k], &seconds);
-    tell(choice, &rows[k], chunk, seconds);
-    bool exact = rows[k].wire == ONEBIT_WIRE_DENSE && choice->wire == ONEBIT_WIRE_BITS;
-    if (choice->chunk == 0 || seconds < (exact ? ROUNDING_COSTS : 1) * choice->seconds) {
-      choice->schedule = rows[k].schedule;
-      choice->wire = rows[k].wire;
-      choice->chunk = chunk;
-      choice->seconds = seconds;
-    }
+    struct estimate now = estimate(costs, task, k);
+    tell(choice, row, &now);
+    bool exact = row->wire == ONEBIT_WIRE_DENSE && choice->wire == ONEBIT_WIRE_BITS;
+    if (choice->chunk == 0 || now.seconds < (exact ? ROUNDING_COSTS : 1) * choice->seconds)
+      take(choice, row, &now);
   }
-  const struct row any = {choice->schedule, choice->wire};
   if (choice->chunk == 0)
-    choice->chunk = best_chunk(costs, task, &any, &choice->seconds);
+    fall_back(costs, task, choice);
   conclude(choice, costs);
 }

@@ -9,6 +9,7 @@
 
 #include "base/knobs.h"
 #include "collectives/tuning_keys.h"
+#include "collectives/tuning_points.h"
 #include "compression/codec.h"
 
 /* A line is a key and a host's name at most; a file has a line a host and some more. */
@@ -84,7 +85,7 @@ struct reader {
   bool seen[OB_TUNING_KEYS];
   size_t hosts, line;
   bool here_listed;
-  char wrong[160]; /* what is, or "" */
+  char wrong[OB_TUNING_WRONG_ROOM]; /* what is, or "" */
 };
 
 /* Reads a line without its end. False at the end of the file; a line that is too long, or holds a
@@ -147,6 +148,10 @@ static void take(struct reader *reader, const char *key, char *value) {
     take_text(reader, reader->origin.mpi, key, value);
   else if (strcmp(key, "codec") == 0)
     take_text(reader, reader->codec, key, value);
+  else if (strcmp(key, "correction") == 0)
+    ob_tuning_take_correction(&reader->costs.measured, value, reader->wrong);
+  else if (strcmp(key, "chunk") == 0)
+    ob_tuning_take_chunk(&reader->costs.measured, value, reader->wrong);
   else {
     size_t k = 0;
     while (k < OB_TUNING_KEYS && strcmp(key, ob_tuning_keys[k].name) != 0)

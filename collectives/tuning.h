@@ -6,9 +6,13 @@
  *   date 2026-11-21        and the other words: mpi, codec
  *   host node17            one line a host
  *   between.latency 5.3e-05
+ *   correction exchange bits 262144 1.23     a call of so many bytes of float32 takes 1.23 times as
+ *                                            long as the model says
+ *   chunk 16777216 262144                    messages of so many elements are the fastest for that
  *
- * Every key is there once (host: once a host), in any order. Reading never fails: what cannot be
- * used leaves the defaults, with words that say why.
+ * Every key is there once (host: once a host), in any order; corrections and chunks, of which there
+ * may be none, in the order of their sizes. Reading never fails: what cannot be used leaves the
+ * defaults, with words that say why.
  */
 #ifndef OB_COLLECTIVES_TUNING_H
 #define OB_COLLECTIVES_TUNING_H

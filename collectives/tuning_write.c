@@ -3,6 +3,7 @@
 
 #include "collectives/tuning.h"
 #include "collectives/tuning_keys.h"
+#include "collectives/tuning_points.h"
 
 /* With a point, whatever the locale puts there, which may be several bytes: 1<point>234567e-05. */
 static void print_number(FILE *file, const char *name, double value, const char *meaning) {
@@ -24,5 +25,6 @@ bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
     memcpy(&value, (const char *)costs + ob_tuning_keys[k].offset, sizeof value);
     print_number(file, ob_tuning_keys[k].name, value, ob_tuning_keys[k].meaning);
   }
+  ob_tuning_write_points(file, &costs->measured);
   return fflush(file) == 0 && !ferror(file);
 }

@@ -77,7 +77,8 @@ static void check_choice(const struct ob_costs *costs, struct ob_cost_task task,
   cr_assert(ob_cost_possible(&task, choice.schedule, choice.wire));
   cr_assert_eq(choice.seconds,
                ob_cost_seconds(costs, &task, choice.schedule, choice.wire, choice.chunk));
-  cr_assert_leq(choice.seconds, ob_cost_seconds(costs, &task, schedule, wire, 65536),
+  /* But for two per cent, within which a chunk is as good as another. */
+  cr_assert_leq(0.98 * choice.seconds, ob_cost_seconds(costs, &task, schedule, wire, 65536),
                 "%s is better than what was chosen:\n%s", ob_cost_schedule_name(schedule),
                 choice.words);
   cr_assert(strstr(choice.words, ob_cost_schedule_name(schedule)), "%s", choice.words);
@@ -152,6 +153,127 @@ Test(cost, one_scale_costs_the_overlap) {
   cr_expect_gt(
       ob_cost_seconds(&costs, &buffer, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536),
       1.1 * ob_cost_seconds(&costs, &blocks, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536));
+}
+
+/* --- What was measured */
+
+enum { EXCHANGE_BITS = 0, ALLGATHER_BITS = 1 };
+
+static struct ob_costs corrected_costs(void) {
+  struct ob_costs costs = some_costs();
+  costs.hosts = 4;
+  costs.ranks_per_host = 2;
+  ob_cost_add_point(&costs.measured.factor[EXCHANGE_BITS], 1024, 1);
+  ob_cost_add_point(&costs.measured.factor[EXCHANGE_BITS], 4096, 3);
+  ob_cost_add_point(&costs.measured.factor[EXCHANGE_BITS], 65536, 0.5);
+  ob_cost_add_point(&costs.measured.chunk, 4194304, 65536);
+  ob_cost_add_point(&costs.measured.chunk, 67108864, 262144);
+  return costs;
+}
+
+Test(cost, factors_are_linear_in_the_logarithm_of_the_size) {
+  static const struct {
+    size_t bytes;
+    double factor;
+  } cases[] = {{4, 1},        {1024, 1},     {2048, 2},    {1536, 1.5},
+               {4096, 3},     {16384, 1.75}, {65536, 0.5}, {(size_t)1 << 40, 0.5},
+               {8192, 2.375}, {0, 1}};
+  struct ob_costs costs = corrected_costs();
+  bool measured;
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    struct ob_cost_task task = some_task(cases[k].bytes / 4, 4, 2);
+    double factor = ob_cost_factor(&costs, &task, EXCHANGE_BITS, &measured);
+    cr_expect(measured);
+    cr_expect_eq(factor, cases[k].factor, "%zu bytes: %g", cases[k].bytes, factor);
+    cr_expect_eq(ob_cost_factor(&costs, &task, ALLGATHER_BITS, &measured), 1);
+    cr_expect(!measured);
+  }
+}
+
+Test(cost, the_choice_follows_what_was_measured) {
+  struct ob_costs costs = corrected_costs();
+  struct ob_cost_task task = some_task(1024, 4, 2);
+  struct ob_cost_choice choice;
+  task.schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  double model = ob_cost_seconds(&costs, &task, task.schedule, ONEBIT_WIRE_BITS, 131072);
+  ob_cost_choose(&costs, &task, &choice);
+  cr_expect_float_eq(choice.seconds / model, 3, 1e-12, "%s", choice.words);
+  cr_expect(strstr(choice.words, "us, as measured\n"), "%s", choice.words);
+  cr_expect(!strstr(choice.words, "by the model"), "%s", choice.words);
+  task.schedule = ONEBIT_SCHEDULE_AUTOMATIC;
+  for (size_t k = 1; k < OB_COST_CANDIDATES; k++)
+    ob_cost_add_point(&costs.measured.factor[k], 4096, 20);
+  costs.measured.factor[EXCHANGE_BITS].point[1].value = 0.05;
+  ob_cost_choose(&costs, &task, &choice);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.words);
+  costs.measured.factor[EXCHANGE_BITS].point[1].value = 20;
+  costs.measured.factor[ALLGATHER_BITS].point[0].value = 0.05;
+  ob_cost_choose(&costs, &task, &choice);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.words);
+}
+
+/* Other hosts, other ranks on them, uneven ones, one scale, another operation: the model's. */
+Test(cost, measured_is_of_the_same_hosts_and_calls_only) {
+  struct ob_costs costs = corrected_costs();
+  struct ob_cost_task others[] = {some_task(1 << 24, 2, 4), some_task(1 << 24, 4, 1),
+                                  some_task(1 << 24, 4, 0), some_task(1 << 24, 4, 2),
+                                  some_task(1 << 24, 4, 2)};
+  others[2].ranks = 8;
+  others[3].block = ONEBIT_BLOCK_BUFFER;
+  others[4].operation = ONEBIT_ALLGATHER;
+  for (size_t k = 0; k < sizeof others / sizeof others[0]; k++) {
+    bool measured;
+    struct ob_cost_choice choice;
+    cr_expect_eq(ob_cost_factor(&costs, &others[k], EXCHANGE_BITS, &measured), 1, "case %zu", k);
+    cr_expect(!measured, "case %zu", k);
+    cr_expect_eq(ob_cost_measured_chunk(&costs, &others[k], EXCHANGE_BITS), 0, "case %zu", k);
+    ob_cost_choose(&costs, &others[k], &choice);
+    cr_expect(!strstr(choice.words, "as measured"), "%s", choice.words);
+  }
+}
+
+Test(cost, messages_are_those_of_the_nearest_size) {
+  struct ob_costs costs = corrected_costs();
+  struct ob_cost_task task = some_task((size_t)1 << 20, 4, 2);
+  struct ob_cost_choice choice;
+  task.schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  cr_expect_eq(ob_cost_measured_chunk(&costs, &task, ALLGATHER_BITS), 0);
+  static const size_t mebi[] = {1, 2, 4, 15, 16, 64, 4096}, chunk[] = {0, 1, 1, 1, 4, 4, 4};
+  for (size_t k = 0; k < sizeof mebi / sizeof mebi[0]; k++) {
+    task.elements = mebi[k] << 18;
+    cr_expect_eq(ob_cost_measured_chunk(&costs, &task, EXCHANGE_BITS), chunk[k] * 65536, "%zu MiB",
+                 mebi[k]);
+    ob_cost_choose(&costs, &task, &choice);
+    cr_expect(chunk[k] == 0 || choice.chunk == chunk[k] * 65536, "%s", choice.words);
+  }
+  task.chunk = 4096;
+  ob_cost_choose(&costs, &task, &choice);
+  cr_expect_eq(choice.chunk, 4096, "what is asked for goes first");
+}
+
+Test(cost, curves_ascend_and_are_bounded) {
+  struct ob_cost_curve curve = {.count = 0};
+  for (int k = 0; k < OB_COST_POINTS; k++) {
+    cr_expect(ob_cost_add_point(&curve, 4 + k, 1));
+    cr_expect(!ob_cost_add_point(&curve, 4 + k, 1));
+  }
+  cr_expect(!ob_cost_add_point(&curve, 1e6, 1));
+}
+
+/* Rounds: the latency of two instead of one, and two messages of work instead of three. */
+Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
+  struct ob_costs costs = some_costs();
+  struct ob_cost_task task = some_task(1024, 4, 1), gather = task;
+  gather.operation = ONEBIT_ALLGATHER;
+  costs.between.message = costs.compress = costs.apply = costs.reduce_stream = 0;
+  double rounds =
+      ob_cost_seconds(&costs, &task, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS, 65536);
+  double once = ob_cost_seconds(&costs, &gather, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536);
+  cr_expect_float_eq(rounds - once, costs.between.latency, 1e-9);
+  costs.between.message = 1;
+  rounds = ob_cost_seconds(&costs, &task, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS, 65536);
+  once = ob_cost_seconds(&costs, &gather, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536);
+  cr_expect_float_eq(once - rounds, 2 * (3 - 2), 1e-3);
 }
 
 Test(cost, defaults_are_for_every_codec) {

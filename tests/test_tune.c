@@ -195,6 +195,25 @@ Test(tune, predicts) {
   expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
 }
 
+/* The same hosts, ranks and link: even so a prediction is the model's. */
+Test(tune, predicts_without_corrections) {
+  char path[] = "/tmp/onebit-tune-XXXXXX", command[256], plain[4096];
+  static const char *const hosts[] = {"node1"};
+  static const struct ob_tuning_origin origin = {"2026-11-21", "Some MPI", hosts, 1};
+  struct ob_costs costs = some_costs();
+  close(mkstemp(path));
+  costs.hosts = 16;
+  costs.ranks_per_host = 8;
+  snprintf(command, sizeof command, PREDICT "--compute 1 --json --tuning %s", path);
+  cr_assert(tune_write(path, &costs, &origin));
+  snprintf(plain, sizeof plain, "%s", program(0, command));
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
+    ob_cost_add_point(&costs.measured.factor[k], 1e6, 7);
+  cr_assert(tune_write(path, &costs, &origin));
+  cr_expect_str_eq(program(0, command), plain);
+  remove(path);
+}
+
 Test(tune, says_what_is_wrong_in_a_command_line) {
   expect_said(program(0, "onebit-tune --help"), "usage: mpirun");
   expect_said(program(2, "onebit-tune --predict"), "--predict needs --parameters");

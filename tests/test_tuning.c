@@ -23,6 +23,13 @@ static struct ob_costs odd_costs(void) {
     memcpy((char *)&costs + key->offset, &value, sizeof value);
   }
   costs.hosts = 3;
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
+    for (size_t i = 0; i < (k == 1 ? OB_COST_POINTS : k); i++) {
+      size_t bytes = (size_t)1024 << i;
+      ob_cost_add_point(&costs.measured.factor[k], (double)bytes, 0.75 + (double)i);
+    }
+  ob_cost_add_point(&costs.measured.chunk, 4194304, 131072);
+  ob_cost_add_point(&costs.measured.chunk, 16777216, 262144);
   return costs;
 }
 
@@ -84,6 +91,9 @@ Test(tuning, reads_what_it_wrote) {
   cr_assert_eq(parse(text, strlen(text), &here, &costs), OB_TUNING_READ, "%s", costs.source);
   expect_same_numbers(&costs, &wanted);
   cr_expect_str_eq(costs.codec, "avx2");
+  cr_expect(memcmp(&costs.measured, &wanted.measured, sizeof costs.measured) == 0);
+  cr_expect(strstr(text, "\ncorrection allgather bits 1024 0.750\n"), "%s", text);
+  cr_expect(strstr(text, "\nchunk 16777216 262144\n"), "%s", text);
   cr_expect(strstr(costs.source, "a file of 2026-11-21"), "%s", costs.source);
   free(text);
 }
@@ -123,6 +133,25 @@ Test(tuning, names_the_damaged_line) {
       {"between.bandwidth ", "between.bandwidth 0\n#", "between.bandwidth is 0, not 1 to"},
       {"compress ", "#", "compress is missing"},
       {"compress ", "compress 0\ncompress ", "gives compress again"},
+      {"correction allgather bits 1024 0.750", "correction allgather bits 1024",
+       "line 39 is not 'correction SCHEDULE WIRE BYTES FACTOR'"},
+      {"correction allgather bits 1024 0.750", "correction allgather bits 1024 1 1",
+       "line 39 is not 'correction SCHEDULE WIRE BYTES FACTOR'"},
+      {"correction allgather bits 1024", "correction ring bits 1024",
+       "line 39 corrects 'ring bits', which does not exist"},
+      {"correction allgather bits 1024", "correction hierarchical float32 1024",
+       "corrects 'hierarchical float32', which does not exist"},
+      {"bits 1024 0.750", "bits 1024 0.04", "line 39 factor is 0.04, not 0.05 to 20"},
+      {"bits 1024 0.750", "bits 1024 20.1", "line 39 factor is 20.1, not 0.05 to 20"},
+      {"bits 1024 0.750", "bits 1024 nan", "line 39 factor is 'nan', not a number"},
+      {"bits 1024 0.750", "bits 3 0.750", "line 39 size is 3, not 4 to 1e+15"},
+      {"bits 1024 0.750", "bits 2048 0.750",
+       "line 40 is of 2048 bytes, no more than the one before"},
+      {"correction hierarchical", "correction allgather bits 1e9 1\ncorrection hierarchical",
+       "line 55 is one too many: 16 are read"},
+      {"chunk 4194304 131072", "chunk 4194304", "is not 'chunk BYTES ELEMENTS'"},
+      {"chunk 4194304 131072", "chunk 4194304 31", "chunk is 31, not 32 to"},
+      {"chunk 4194304", "chunk 16777216", "is of 16777216 bytes, no more than the one before"},
   };
   struct ob_costs costs;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -138,6 +167,16 @@ Test(tuning, takes_comments_and_spaces) {
   cr_expect_eq(damaged("hosts 3.0", "hosts 3#\n# 3.0", &costs), OB_TUNING_READ, "%s", costs.source);
   cr_expect_eq(damaged("codec avx2\n", "codec avx2 \r\n", &costs), OB_TUNING_READ, "%s",
                costs.source);
+}
+
+Test(tuning, needs_no_corrections) {
+  struct ob_costs costs;
+  cr_expect_eq(damaged("chunk 4194304 131072\nchunk 16777216 262144\n", "", &costs), OB_TUNING_READ,
+               "%s", costs.source);
+  cr_expect_eq(costs.measured.chunk.count, 0);
+  cr_expect_eq(damaged("bits 1024 0.750", "\tbits  1024 0.5 # note", &costs), OB_TUNING_READ, "%s",
+               costs.source);
+  cr_expect_eq(costs.measured.factor[1].point[0].value, 0.5);
 }
 
 Test(tuning, leaves_a_newer_version_alone) {

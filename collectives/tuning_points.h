@@ -1,0 +1,19 @@
+/* The lines of a tuning file that are of whole calls: correction and chunk. */
+#ifndef OB_COLLECTIVES_TUNING_POINTS_H
+#define OB_COLLECTIVES_TUNING_POINTS_H
+
+#include <stdio.h>
+
+#include "collectives/cost.h"
+
+#define OB_TUNING_WRONG_ROOM 160
+
+/* Take what follows the key, which they change; say in `wrong` what is. */
+void ob_tuning_take_correction(struct ob_cost_measured *measured, char *text,
+                               char wrong[OB_TUNING_WRONG_ROOM]);
+void ob_tuning_take_chunk(struct ob_cost_measured *measured, char *text,
+                          char wrong[OB_TUNING_WRONG_ROOM]);
+
+void ob_tuning_write_points(FILE *file, const struct ob_cost_measured *measured);
+
+#endif
