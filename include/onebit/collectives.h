@@ -16,6 +16,9 @@
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
  *    ever, and no recvbuf and no kept error is changed.
+ *  - A damaged message (ONEBIT_ERROR_MESSAGE) and a failed transport are no errors to go on after:
+ *    results are applied as they come, so recvbuf may hold part of one, and other ranks may have
+ *    ended the call well.
  *
  * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (NULL plan, NULL or misaligned
  * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in
@@ -35,7 +38,7 @@ typedef struct onebit_request *onebit_request_t;
 
 /* recvbuf[i] = mean over the ranks of sendbuf[i], compressed: sent as signs of (sendbuf + kept
  * error), averaged by the rank that serves element i, sent back as signs of (average + kept server
- * error). Source: Tang et al., "1-bit Adam", arXiv 2102.02888, section 4, with a scale a block.
+ * error); what another schedule does is in onebit_schedule_t. Source: Tang et al., "1-bit Adam", arXiv 2102.02888, section 4, with a scale a block.
  * Collective.
  *   sendbuf   count elements
  *   recvbuf   out: count elements

@@ -118,9 +118,10 @@ onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *te
  *   optimizer       the optimizer
  *   learning_rate   of this step, the same on all ranks, finite and not negative; in a step that
  *                   onebit_optimizer_begin opened, the one given there
- * ONEBIT_SKIPPED (some rank's gradient was not finite) and all errors leave parameters, moments,
- * kept errors and the step count as they were, on every rank; then the caller may go on with the
- * next gradients.
+ * ONEBIT_SKIPPED (some rank's gradient was not finite) and all errors but two leave parameters,
+ * moments, kept errors and the step count as they were, on every rank; then the caller may go on
+ * with the next gradients. After ONEBIT_ERROR_MESSAGE (a message was damaged on its way) and
+ * ONEBIT_ERROR_TRANSPORT a part of the parameters may be updated: go back to a checkpoint.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
  * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks),
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. */
