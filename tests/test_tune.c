@@ -206,11 +206,11 @@ Test(tune, predicts_without_corrections) {
   costs.ranks_per_host = 8;
   snprintf(command, sizeof command, PREDICT "--compute 1 --json --tuning %s", path);
   cr_assert(tune_write(path, &costs, &origin));
-  snprintf(plain, sizeof plain, "%s", program(0, command));
+  snprintf(plain, sizeof plain, "%s", program(0, "%s", command));
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
     ob_cost_add_point(&costs.measured.factor[k], 1e6, 7);
   cr_assert(tune_write(path, &costs, &origin));
-  cr_expect_str_eq(program(0, command), plain);
+  cr_expect_str_eq(program(0, "%s", command), plain);
   remove(path);
 }
 
