@@ -6,8 +6,9 @@
  *   reduce-scatter   y = mean(x + e_old - e_new)
  *   allgather        y = x + e_old - e_new, of each rank in its place
  *
- * with e the worker's error and d that of the server of the element. Every rank adds its terms of
- * the right-hand side, in double, to what is summed over the ranks, some elements at a time.
+ * with e the worker's error and d that of the server of the element; in the hierarchical schedule e
+ * is a host's, kept by one of its ranks, and its mean is over the hosts. Every rank adds its terms
+ * of the right-hand side, in double, to what is summed over the ranks, some elements at a time.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -46,18 +47,20 @@ static void destroy_errors(struct errors *errors) {
 /* Where the parts of this rank lie in the result of all: what it sent, what it received. */
 struct place {
   size_t total, sent_first, received_first;
-  double weight;
+  double weight, kept_weight; /* of an input in the result, and of a kept error */
 };
 
-static struct place place_of(const struct bench_case *test) {
+static struct place place_of(const struct bench_case *test, const struct errors *errors) {
   size_t rank = (size_t)test->team->rank, ranks = (size_t)test->team->size;
   const struct bench_collective *collective = test->collective;
   bool parts = collective->gathers || collective->scatters;
+  bool hosts = errors->info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   return (struct place){
       .total = test->count * (parts ? ranks : 1),
       .sent_first = collective->gathers ? rank * test->count : 0,
       .received_first = collective->scatters ? rank * test->count : 0,
       .weight = collective->gathers ? 1 : 1.0 / (double)ranks,
+      .kept_weight = collective->gathers ? 1 : 1.0 / (hosts ? errors->info.hosts : (double)ranks),
   };
 }
 
@@ -74,13 +77,14 @@ static void add_terms(const struct bench_case *test, const struct errors *errors
   for (size_t i = 0; i < count; i++) {
     size_t sent = first + i - place->sent_first;
     size_t served = first + i - errors->info.server_error_first;
+    size_t kept = sent - errors->info.worker_error_first; /* beyond the count, when before it */
     values[i] = sizes[i] = 0;
     if (first + i >= place->sent_first && sent < test->send_count) {
       double x = (double)ob_load(test->send, sent, test->options->dtype);
       values[i] = place->weight * x;
       sizes[i] = fabs(place->weight * x);
-      if (sent < errors->info.worker_error_count) /* a dense wire keeps none */
-        add_change(place->weight, errors->worker[0][sent], errors->worker[1][sent], &values[i],
+      if (kept < errors->info.worker_error_count) /* a dense wire keeps none */
+        add_change(place->kept_weight, errors->worker[0][kept], errors->worker[1][kept], &values[i],
                    &sizes[i]);
     }
     if (first + i >= errors->info.server_error_first && served < errors->info.server_error_count)
@@ -114,7 +118,7 @@ static bool compare(const struct bench_case *test, const struct place *place, si
 
 /* `scratch` has room for two parts. */
 static bool invariant_holds(struct bench_case *test, const struct errors *errors, double *scratch) {
-  struct place place = place_of(test);
+  struct place place = place_of(test, errors);
   bool right = true;
   for (size_t first = 0; first < place.total; first += PART) {
     size_t count = place.total - first < PART ? place.total - first : PART;

@@ -177,14 +177,15 @@ const char *onebit_plan_explain(onebit_plan_t plan);
  *   plan     the plan; none of the three may run while it has a request in flight
  *   worker   array of worker_error_count floats (onebit_plan_get_info), owned by the caller: this
  *            rank's error, one float for each element of its send buffer, in its order (in profile
- *            deepspeed, of the padded buffer); NULL leaves that part out
+ *            deepspeed, of the padded buffer), or in the hierarchical schedule of the part from
+ *            worker_error_first on that it compresses for its host; NULL leaves that part out
  *   server   array of server_error_count floats, owned by the caller: the error of the share that
  *            this rank serves, elements server_error_first onwards; empty unless the operation is
  *            allreduce; NULL leaves that part out
  * The kept error is what the invariant speaks of: element by element
  *   result = mean over ranks (input) + mean over ranks (worker before - worker after)
  *            + server before - server after
- * holds to rounding.
+ * holds to rounding. In the hierarchical schedule the second mean is over the hosts.
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL, a value to import is not finite: nothing is
  * changed), ONEBIT_ERROR_BUSY (the plan has a request in flight). */
 onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server);
