@@ -66,8 +66,7 @@ static onebit_status_t take_messages(struct onebit_plan *plan, size_t count,
 
 static onebit_status_t allocate_messages(struct onebit_plan *plan) {
   size_t members = plan->group.size;
-  bool whole =
-      plan->options.operation == ONEBIT_ALLGATHER || plan->schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  bool whole = ob_gathers_whole(plan);
   bool mean = whole && plan->options.wire == ONEBIT_WIRE_DENSE;
   bool gathers = plan->options.operation != ONEBIT_REDUCE_SCATTER;
   OB_TRY(take_messages(plan, whole ? mean : members, &plan->outgoing));

@@ -183,6 +183,9 @@ unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t 
 /* The blocks first .. end - 1 that this rank compresses. */
 void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
 
+/* Everyone's message is about everything: an allgather, or the schedule of that name. */
+bool ob_gathers_whole(const struct onebit_plan *plan);
+
 /* How many results there are. */
 size_t ob_plan_sources(const struct onebit_plan *plan);
 

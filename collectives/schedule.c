@@ -4,15 +4,19 @@
  * Allreduce, for chunks 0 .. n-1 (C compress, E exchange, r receive, R reduce, G gather, c collect,
  * A apply):
  *
- *   bits          C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | c0 c1 ... decide A0 A1 ... commit
- *   one scale     C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | c0 c1 ... decide
- *                 A0 ... commit
+ *   bits          C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | foresee c0 A0 c1 A1 ... | decide commit
+ *   one scale     C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | foresee ...
  *   dense window  C0 E0 | C1 E1 r0 R0 G0 c0 A0 | C2 E2 r1 R1 G1 c1 A1 | ... decide
+ *   allgather     C0 G0 C1 G1 ... | c0 c1 ... | decide A0 A1 ... commit; one small message: C0,
+ *                 then round after round of passing on
+ *   hierarchical  as bits or dense window: before C the ranks of a host share and meet, before R
+ *                 they clear, after c they spread and fetch (host.h)
  *
  * While a rank compresses chunk i + 1, chunk i travels; while it reduces chunk i, the next ones
- * arrive and results leave. Results are decoded only after every rank's word is in, so that a call
- * that is skipped or fails changes no buffer. Reduce-scatter ends after r with a sum into the
- * caller's buffer, allgather is C G c A.
+ * arrive and results leave. Results are decoded as they come when every worker's word is in and
+ * none can spoil the call any more (steps.c, foresee); otherwise after the decision, so that a call
+ * that is skipped changes no buffer. Reduce-scatter ends after r with a sum into the caller's
+ * buffer.
  */
 #include "collectives/schedule.h"
 
@@ -115,8 +119,7 @@ static void measure(struct onebit_plan *plan) {
 }
 
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  bool whole =
-      plan->options.operation == ONEBIT_ALLGATHER || plan->schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  bool whole = ob_gathers_whole(plan);
   plan->shares = whole ? 1 : (size_t)plan->comm->size;
   size_t longest = 0;
   for (size_t k = 0; k < plan->shares; k++) {

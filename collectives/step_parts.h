@@ -16,9 +16,6 @@ unsigned char *ob_message_at(const struct onebit_plan *plan, unsigned char *base
 /* The result of a member of the group, in the call in flight. */
 unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_t chunk);
 
-/* Everyone's message is about everything: an allgather, or the schedule of that name. */
-bool ob_gathers_whole(const struct onebit_plan *plan);
-
 /* The share that a member of the group serves; this rank's. */
 size_t ob_share_of(const struct onebit_plan *plan, size_t member);
 size_t ob_own_share(const struct onebit_plan *plan);
