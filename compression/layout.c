@@ -31,37 +31,6 @@ void ob_layout_destroy(struct ob_layout *layout) {
   layout->piece = NULL;
 }
 
-/* The last piece that begins at this block or before it and is not empty. */
-static size_t find_piece(const struct ob_layout *layout, size_t block) {
-  size_t low = 0, high = layout->pieces;
-  while (high - low > 1) {
-    size_t middle = low + (high - low) / 2;
-    if (layout->piece[middle].first_block <= block)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block, size_t *piece) {
-  const struct ob_piece *at = &layout->piece[*piece];
-  if (block < at[0].first_block || block >= at[1].first_block) {
-    *piece = find_piece(layout, block);
-    at = &layout->piece[*piece];
-  }
-  size_t offset = (block - at->first_block) * layout->block;
-  size_t real = at->valid > offset ? at->valid - offset : 0;
-  size_t count = smaller(layout->block, at->count - offset);
-  return (struct ob_block){.piece = *piece,
-                           .offset = offset,
-                           .count = count,
-                           .valid = smaller(real, count),
-                           .word = at->first_word + offset / OB_LANES};
-}
-
 size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
   if (block >= layout->blocks)
     return layout->words;

@@ -13,6 +13,10 @@
 
 #include "compression/numerics.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct ob_piece {
   size_t count; /* elements */
   /* of them in the caller's buffer; the rest is padding, which is compressed as zeros */
@@ -40,9 +44,38 @@ onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t 
                                  const size_t *counts, const size_t *valid);
 void ob_layout_destroy(struct ob_layout *layout);
 
+/* The last piece that begins at this block or before it and is not empty. */
+OB_INLINE size_t ob_layout_piece(const struct ob_layout *layout, size_t block) {
+  size_t low = 0, high = layout->pieces;
+  while (high - low > 1) {
+    size_t middle = low + (high - low) / 2;
+    if (layout->piece[middle].first_block <= block)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 /* Looks block number `block` up. *piece is where to start searching, and is moved there: start at
- * 0, keep it between neighbours. */
-struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block, size_t *piece);
+ * 0, keep it between neighbours. Here, since device code looks blocks up too. */
+OB_INLINE struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block,
+                                          size_t *piece) {
+  const struct ob_piece *at = &layout->piece[*piece];
+  if (block < at[0].first_block || block >= at[1].first_block) {
+    *piece = ob_layout_piece(layout, block);
+    at = &layout->piece[*piece];
+  }
+  struct ob_block found;
+  found.piece = *piece;
+  found.offset = (block - at->first_block) * layout->block;
+  size_t left = at->count - found.offset;
+  size_t real = at->valid > found.offset ? at->valid - found.offset : 0;
+  found.count = left < layout->block ? left : layout->block;
+  found.valid = real < found.count ? real : found.count;
+  found.word = at->first_word + found.offset / OB_LANES;
+  return found;
+}
 
 /* The first word of a block; block == blocks gives the number of words. */
 size_t ob_layout_word(const struct ob_layout *layout, size_t block);
@@ -53,4 +86,7 @@ size_t ob_layout_element(const struct ob_layout *layout, size_t block);
 /* The first block that begins at this word or after it. */
 size_t ob_layout_block_from(const struct ob_layout *layout, size_t word);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -4,27 +4,8 @@
 #include <inttypes.h>
 
 #include "base/error.h"
-#include "compression/numerics.h"
 
 _Static_assert(sizeof(struct ob_header) == 40, "the header is 40 bytes on the wire");
-
-static size_t scale_count(const struct ob_message_shape *shape) {
-  return shape->dense || shape->one_scale ? 0 : shape->blocks;
-}
-
-size_t ob_message_bytes(const struct ob_message_shape *shape) {
-  size_t word = shape->dense ? OB_LANES * sizeof(float) : sizeof(uint32_t);
-  return sizeof(struct ob_header) + scale_count(shape) * sizeof(float) + shape->words * word;
-}
-
-struct ob_view ob_message_view(void *memory, const struct ob_message_shape *shape) {
-  struct ob_header *header = memory;
-  float *body = (float *)(header + 1);
-  return (struct ob_view){.header = header,
-                          .scales = body,
-                          .words = (uint32_t *)(void *)(body + scale_count(shape)),
-                          .values = body};
-}
 
 static bool is_scale(float scale) { return ob_is_finite(scale) && scale >= 0; }
 
@@ -62,7 +43,7 @@ onebit_status_t ob_message_check(const void *memory, size_t bytes,
   if (!is_scale(header->scale))
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: scale %g", (double)header->scale);
   const float *scales = (const float *)(header + 1);
-  for (size_t i = 0; i < scale_count(shape); i++)
+  for (size_t i = 0; i < ob_message_scales(shape); i++)
     if (!is_scale(scales[i]))
       return ob_error(ONEBIT_ERROR_MESSAGE, "message: scale %g of block %zu", (double)scales[i],
                       shape->first + i);

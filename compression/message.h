@@ -14,10 +14,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "compression/numerics.h"
 #include "onebit/status.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "messages are little-endian and are used in place: this processor is not"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
 #endif
 
 #define OB_MESSAGE_MAGIC   0x3142314fu /* the bytes "O1B1" */
@@ -63,8 +68,24 @@ struct ob_view {
   float *values;
 };
 
-size_t ob_message_bytes(const struct ob_message_shape *shape);
-struct ob_view ob_message_view(void *memory, const struct ob_message_shape *shape);
+/* These three are here, since device code asks them too. */
+OB_INLINE size_t ob_message_scales(const struct ob_message_shape *shape) {
+  return shape->dense || shape->one_scale ? 0 : shape->blocks;
+}
+
+OB_INLINE size_t ob_message_bytes(const struct ob_message_shape *shape) {
+  size_t word = shape->dense ? OB_LANES * sizeof(float) : sizeof(uint32_t);
+  return sizeof(struct ob_header) + ob_message_scales(shape) * sizeof(float) + shape->words * word;
+}
+
+OB_INLINE struct ob_view ob_message_view(void *memory, const struct ob_message_shape *shape) {
+  struct ob_view view;
+  view.header = (struct ob_header *)memory;
+  view.scales = (float *)(void *)(view.header + 1);
+  view.words = (uint32_t *)(void *)(view.scales + ob_message_scales(shape));
+  view.values = view.scales;
+  return view;
+}
 
 /* What the receiver waits for. */
 struct ob_message_expected {
@@ -79,4 +100,7 @@ onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
                                  const struct ob_message_expected *expected);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

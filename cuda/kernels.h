@@ -1,0 +1,167 @@
+/*
+ * The kernels: what they are told, and the functions that launch them. Here C and CUDA C++ meet.
+ *
+ * A launch does one step of a collective for one chunk, for all peers at once; it is put on a
+ * stream and returns. The arithmetic is compression/numerics.h's, compiled with -fmad=false, so
+ * results equal those of the codecs of the processor in every bit. Nothing here allocates or waits.
+ *
+ * All pointers lead to memory of the device. The structs are passed by value, so that what a graph
+ * captured does not depend on the caller's stack.
+ */
+#ifndef OB_CUDA_KERNELS_H
+#define OB_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "compression/layout.h"
+#include "compression/message.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What changes from call to call, in memory of the device: a call that is put on a stream knows
+ * nothing else of the calls before it. */
+struct ob_cuda_state {
+  uint32_t now;          /* which copy of kept values and results is the current one */
+  uint32_t flags;        /* what this call's kernels met: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
+  uint32_t server_flags; /* OB_FLAG_LARGE, where a scale of the server's new kept values is */
+  uint32_t stop;         /* the call does not end well: nothing is applied */
+  float worker_scale, server_scale; /* of this call, where there is one scale */
+  /* What follows is for calls that no host looks after (headers.cu). */
+  uint32_t sequence;
+  int32_t failed_rank, not_finite_rank; /* the first that said so, or -1 */
+  uint32_t large_heard;
+  int32_t status;  /* onebit_status_t: why the call does not end well */
+  int32_t witness; /* the rank that the status is about */
+  uint32_t agreed; /* its number, where that differs */
+};
+
+/* As struct ob_kept, whose blocks they are: two copies, the current one being state->now. */
+struct ob_cuda_kept {
+  size_t first, first_word, blocks, elements;
+  float *values[2];
+  float *scales[2]; /* one a block, or one in all */
+  double *sums;     /* one a block, where there is one scale */
+};
+
+/* A plan, as struct onebit_plan has it. Message i of member m is at
+ * base + m * peer_stride + i % slots * stride. */
+struct ob_cuda_plan {
+  struct ob_layout layout;
+  const size_t *bounds; /* shares * chunks + 1 */
+  size_t shares, chunks, slots, stride, peer_stride;
+  size_t most_blocks; /* in a message */
+  size_t members, place, first_share;
+  bool whole; /* everyone's message is about everything: one share, sent as a result */
+  bool
+      rotated; /* result of member m lies at (m - place) mod members: as rounds of passing on leave them */
+  bool gathered; /* and applied as ranks' results next to each other: an allgather */
+  bool one_scale, dense;
+  onebit_scale_t rule;
+  onebit_dtype_t dtype;
+  struct ob_cuda_kept worker, server;
+  unsigned char *outgoing, *incoming, *results[2];
+  struct ob_cuda_state *state;
+};
+
+/* Where the pieces of a buffer lie: each[k]; or where `each` is NULL, base + k * step. */
+struct ob_cuda_pieces {
+  void *const *each;
+  char *base;
+  size_t step; /* bytes */
+};
+
+/* As struct ob_source. `values`: instead of the pieces, float32 in the words of the layout. */
+struct ob_cuda_source {
+  struct ob_cuda_pieces inputs;
+  const float *values;
+  bool momentum;
+  float beta1, one_minus_beta1;
+};
+
+/* As struct ob_adam_sink. Rates and decays are one a piece; the step's rate times a piece's
+ * factor is the piece's rate. */
+struct ob_cuda_adam {
+  float *const *parameters;
+  const float *factors, *weight_decays;
+  float learning_rate;
+  float *variance;    /* or, once frozen, the reciprocals; it lies as the kept values do */
+  double *block_sums; /* of a step's variances, one a block */
+  struct ob_adam_factors adam;
+  bool keep_zero; /* an element without variance does not move */
+};
+
+/* --- Bits. `chunk` is of all peers' messages. */
+
+/* Every share's input to its message in outgoing, or with plan.whole to this rank's result. Notes
+ * flags in the state. With one scale the sums go to worker.sums, for ob_cuda_finish. */
+cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
+                             cudaStream_t stream);
+
+/* The members' messages about this rank's share (its own from outgoing, the others from incoming)
+ * and the kept values, to this rank's result. */
+cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
+
+/* The one scale, from the sums: into the kept values and state->worker_scale or server_scale. */
+cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t stream);
+
+/* The results of the call in flight to the outputs. These three do nothing when state->stop. */
+cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
+                          cudaStream_t stream);
+
+/* The mean of the members' messages: of their results about everything (plan.whole), or about this
+ * rank's share. */
+cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
+                        cudaStream_t stream);
+
+/* The results as momentum, to the parameters. */
+cudaError_t ob_cuda_adam_apply(struct ob_cuda_plan plan, struct ob_cuda_adam adam, size_t chunk,
+                               cudaStream_t stream);
+
+/* --- Dense messages */
+
+/* The inputs as float32 to the messages, zeros in what is left of their last words. */
+cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs, size_t chunk,
+                         cudaStream_t stream);
+
+/* The mean of the members' messages about this rank's share to its result, or with plan.whole that
+ * of their results to the first message of outgoing. */
+cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
+
+/* The results, or with plan.whole the first message of outgoing, to the outputs. */
+cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
+                            cudaStream_t stream);
+
+/* --- The optimizer's local passes. The momentum is the current copy of worker.values, the mean
+ * gradient the other; the momentum of a rank that does not compress is stored times beta1 once
+ * frozen. */
+
+/* A whole Adam step; block_sums[b] = the sum of block b's variances. */
+cudaError_t ob_cuda_adam_step(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
+                              cudaStream_t stream);
+
+/* momentum *= beta1, variance = 1 / denominator. */
+cudaError_t ob_cuda_adam_freeze(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
+                                cudaStream_t stream);
+
+/* The frozen step of a rank that does not compress. */
+cudaError_t ob_cuda_adam_frozen(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
+                                cudaStream_t stream);
+
+/* *total = the block sums, added in their order; for one thread. */
+cudaError_t ob_cuda_adam_norm(struct ob_cuda_plan plan, struct ob_cuda_adam adam, double *total,
+                              cudaStream_t stream);
+
+/* --- The state */
+
+/* The new kept values become the current ones, unless state->stop. */
+cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
