@@ -233,7 +233,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
     return result(found ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
   if (captured_implicitly(*found))
     return result(cudaErrorStreamCaptureImplicit);
-  *pCaptureStatus = !found->capturing          ? cudaStreamCaptureStatusNone
+  *pCaptureStatus = !found->capturing           ? cudaStreamCaptureStatusNone
                     : found->capturing->invalid ? cudaStreamCaptureStatusInvalidated
                                                 : cudaStreamCaptureStatusActive;
   return cudaSuccess;

@@ -99,8 +99,9 @@ void discard(const allocation &block) {
 }
 
 unsigned char *obtain(const allocation &block) {
+  void *exact;
   if (!ZONE)
-    return static_cast<unsigned char *>(aligned_alloc(256, (block.size + 255) / 256 * 256));
+    return posix_memalign(&exact, 256, block.size) ? nullptr : static_cast<unsigned char *>(exact);
   void *pages = mmap(nullptr, block.extent(), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return pages == MAP_FAILED ? nullptr : static_cast<unsigned char *>(pages);
@@ -329,9 +330,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaM
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream) {
-  return result(copy_rows({static_cast<char *>(dst), static_cast<const char *>(src), dpitch,
-                           spitch, width, height},
-                          kind, stream, false));
+  return result(copy_rows(
+      {static_cast<char *>(dst), static_cast<const char *>(src), dpitch, spitch, width, height},
+      kind, stream, false));
 }
 cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
   return result(fill(devPtr, value, count, nullptr));

@@ -229,13 +229,11 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return add(comm, stream,
-             {transfer::send, sendbuff, nullptr, count, datatype, ncclSum, peer});
+  return add(comm, stream, {transfer::send, sendbuff, nullptr, count, datatype, ncclSum, peer});
 }
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return add(comm, stream,
-             {transfer::receive, nullptr, recvbuff, count, datatype, ncclSum, peer});
+  return add(comm, stream, {transfer::receive, nullptr, recvbuff, count, datatype, ncclSum, peer});
 }
 ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
                            ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {

@@ -26,10 +26,14 @@ template <onebit_dtype_t dtype> struct narrow {
 
 template <typename T> T combine(T a, T b, ncclRedOp_t reduction) {
   switch (reduction) {
-  case ncclProd: return static_cast<T>(a * b);
-  case ncclMax: return std::max(a, b);
-  case ncclMin: return std::min(a, b);
-  default: return static_cast<T>(a + b);
+  case ncclProd:
+    return static_cast<T>(a * b);
+  case ncclMax:
+    return std::max(a, b);
+  case ncclMin:
+    return std::min(a, b);
+  default:
+    return static_cast<T>(a + b);
   }
 }
 
@@ -52,29 +56,43 @@ void reduce_as(void *to, const std::vector<const void *> &from, size_t count,
 size_t size_of(ncclDataType_t type) {
   switch (type) {
   case ncclInt8:
-  case ncclUint8: return 1;
+  case ncclUint8:
+    return 1;
   case ncclFloat16:
-  case ncclBfloat16: return 2;
+  case ncclBfloat16:
+    return 2;
   case ncclInt32:
   case ncclUint32:
-  case ncclFloat32: return 4;
-  default: return 8;
+  case ncclFloat32:
+    return 4;
+  default:
+    return 8;
   }
 }
 
 void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclDataType_t type,
             ncclRedOp_t reduction) {
   switch (type) {
-  case ncclInt8: return reduce_as<element<int8_t>>(to, from, count, reduction);
-  case ncclUint8: return reduce_as<element<uint8_t>>(to, from, count, reduction);
-  case ncclInt32: return reduce_as<element<int32_t>>(to, from, count, reduction);
-  case ncclUint32: return reduce_as<element<uint32_t>>(to, from, count, reduction);
-  case ncclInt64: return reduce_as<element<int64_t>>(to, from, count, reduction);
-  case ncclUint64: return reduce_as<element<uint64_t>>(to, from, count, reduction);
-  case ncclFloat16: return reduce_as<narrow<ONEBIT_FLOAT16>>(to, from, count, reduction);
-  case ncclBfloat16: return reduce_as<narrow<ONEBIT_BFLOAT16>>(to, from, count, reduction);
-  case ncclFloat32: return reduce_as<element<float>>(to, from, count, reduction);
-  case ncclFloat64: return reduce_as<element<double>>(to, from, count, reduction);
+  case ncclInt8:
+    return reduce_as<element<int8_t>>(to, from, count, reduction);
+  case ncclUint8:
+    return reduce_as<element<uint8_t>>(to, from, count, reduction);
+  case ncclInt32:
+    return reduce_as<element<int32_t>>(to, from, count, reduction);
+  case ncclUint32:
+    return reduce_as<element<uint32_t>>(to, from, count, reduction);
+  case ncclInt64:
+    return reduce_as<element<int64_t>>(to, from, count, reduction);
+  case ncclUint64:
+    return reduce_as<element<uint64_t>>(to, from, count, reduction);
+  case ncclFloat16:
+    return reduce_as<narrow<ONEBIT_FLOAT16>>(to, from, count, reduction);
+  case ncclBfloat16:
+    return reduce_as<narrow<ONEBIT_BFLOAT16>>(to, from, count, reduction);
+  case ncclFloat32:
+    return reduce_as<element<float>>(to, from, count, reduction);
+  case ncclFloat64:
+    return reduce_as<element<double>>(to, from, count, reduction);
   }
 }
 

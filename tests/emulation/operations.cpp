@@ -108,6 +108,7 @@ void finish(const operation_ptr &begun) {
   begun->after.clear();
   if (begun->stream)
     begun->stream->queue.pop_front();
+  begun->stream = nullptr; /* whose last operation this may be: no cycle */
   begun->what = {};
   wake_others();
 }

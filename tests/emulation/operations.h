@@ -37,7 +37,7 @@ work plain(std::function<void()> function);
 
 struct operation {
   work what;
-  stream_ptr stream; /* none: a node of a graph that was launched */
+  stream_ptr stream; /* none: it is done, or a node of a graph that was launched */
   std::vector<operation_ptr> after;
   enum { queued, running, done } state = queued;
   std::chrono::steady_clock::time_point ended;

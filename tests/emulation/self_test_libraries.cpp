@@ -127,8 +127,8 @@ void crossed_streams(rank &self) {
   self.memory[0] = self.memory[1] = 1;
   EXPECT(ncclAllReduce(self.memory, self.memory + 8, 1, ncclInt32, ncclSum, self.comm,
                        self.stream) == ncclSuccess);
-  EXPECT(ncclAllReduce(self.memory + 1, self.memory + 9, 1, ncclInt32, ncclSum, self.comm,
-                       other) == ncclSuccess);
+  EXPECT(ncclAllReduce(self.memory + 1, self.memory + 9, 1, ncclInt32, ncclSum, self.comm, other) ==
+         ncclSuccess);
   EXPECT(cudaStreamSynchronize(self.number ? other : self.stream) == cudaSuccess);
   EXPECT(cudaStreamSynchronize(self.number ? self.stream : other) == cudaSuccess);
   EXPECT(self.memory[8] == RANKS && self.memory[9] == RANKS);
@@ -170,8 +170,7 @@ void abort_one(rank &self) {
 void wrong_calls(rank &self) {
   int local = 0;
   EXPECT(ncclSend(&local, 1, ncclInt32, 0, self.comm, self.stream) == ncclInvalidArgument);
-  EXPECT(ncclSend(self.memory, 1, ncclInt32, RANKS, self.comm, self.stream) ==
-         ncclInvalidArgument);
+  EXPECT(ncclSend(self.memory, 1, ncclInt32, RANKS, self.comm, self.stream) == ncclInvalidArgument);
   EXPECT(ncclGroupStart() == ncclSuccess);
   EXPECT(ncclRecv(self.memory, 17, ncclInt32, 0, self.comm, self.stream) == ncclInvalidArgument);
   EXPECT(ncclGroupEnd() == ncclInvalidArgument && ncclGroupEnd() == ncclInvalidUsage);

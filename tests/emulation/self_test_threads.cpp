@@ -230,7 +230,8 @@ void test_misuse() {
   EXPECT(aborts_with(run<foreign_mask>, "is not in its own mask"));
   EXPECT(aborts_with(run<absent_lane>, "deadlock"));
   EXPECT(aborts_with(run_on_memory<misaligned>, "misaligned"));
-  EXPECT(aborts_with(run_on_memory<beyond>, EMULATION_ASAN ? "heap-buffer-overflow" : "out of bounds"));
+  EXPECT(aborts_with(run_on_memory<beyond>,
+                     EMULATION_ASAN ? "heap-buffer-overflow" : "out of bounds"));
 }
 
 void test_speed() {

@@ -111,7 +111,9 @@ typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef void (*cudaHostFn_t)(void *userData);
-typedef struct cudaUUID_t { char bytes[16]; } cudaUUID_t;
+typedef struct cudaUUID_t {
+  char bytes[16];
+} cudaUUID_t;
 
 /* Attributes of a launch are accepted and have no effect. */
 typedef struct cudaLaunchAttribute_st cudaLaunchAttribute;

@@ -19,7 +19,9 @@ extern "C" {
 
 typedef struct ncclComm *ncclComm_t;
 #define NCCL_COMM_NULL NULL
-typedef struct { char internal[NCCL_UNIQUE_ID_BYTES]; } ncclUniqueId;
+typedef struct {
+  char internal[NCCL_UNIQUE_ID_BYTES];
+} ncclUniqueId;
 
 typedef enum {
   ncclSuccess = 0,
