@@ -7,6 +7,7 @@
  * A process that is one rank of a test (harness_ranks.c) is told so by --rank, --size, --group and
  * --test.
  */
+#define _DEFAULT_SOURCE
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
