@@ -36,7 +36,7 @@ static const size_t chunks[] = {1, 1, 2, 3, 5};
 
 #define COUNT(list)   (sizeof(list) / sizeof(list)[0])
 #define ONE_SCALE     4 /* of the blocks: what is summed in turn where one scale serves all */
-#define ROUNDS        3 /* of the product, each with other options */
+#define ROUNDS        4 /* of the product, each with other options */
 #define LONG_ELEMENTS 10000
 
 size_t kernel_cases_count(void) { return COUNT(layouts) * COUNT(blocks) * COUNT(members) * ROUNDS; }

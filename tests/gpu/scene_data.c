@@ -70,15 +70,21 @@ static void fill_kept(const struct scene *scene, struct ob_kept *kept, uint32_t 
   }
   for (size_t b = 0; b < (kept->one_scale ? 1 : kept->blocks); b++)
     kept->scales[kept->now][b] = scale_at(scene, b, salt);
+  if (kept->one_scale && !kept->blocks)
+    kept->scales[!kept->now][0] = 0;
 }
 
-/* Of the state, what must stay as it is; of the flags, one that is none of the kernels'. */
+/* Of the state, what must stay as it is; of the flags, some that are none of the kernels'. A scale
+ * of nothing is zero from the beginning. */
 static void fill_state(struct scene *scene) {
+  const struct onebit_plan *plan = &scene->host;
   *scene->state = (struct ob_cuda_state){.now = scene->what->now,
                                          .flags = OB_FLAG_DENSE,
+                                         .server_flags = OB_FLAG_MISMATCH,
+                                         .kept_flags = OB_FLAG_ERROR,
                                          .stop = scene->what->stop,
-                                         .worker_scale = 17,
-                                         .server_scale = 19,
+                                         .worker_scale = plan->worker.blocks ? 17 : 0,
+                                         .server_scale = plan->server.blocks ? 19 : 0,
                                          .sequence = 5,
                                          .failed_rank = -1,
                                          .not_finite_rank = -1};

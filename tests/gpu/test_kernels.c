@@ -245,7 +245,8 @@ static cudaError_t convert_on_device(struct scene *scene, size_t chunk) {
 static void convert(void) {
   static const struct kernel_test test = {
       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
-                .dense = true},
+                .dense = true,
+                .stop = true},
       .host = apply_on_host,
       .device = convert_on_device,
   };
@@ -254,10 +255,35 @@ static void convert(void) {
 
 /* --- The state */
 
+static void begin_on_host(struct scene *scene, size_t chunk) {
+  struct ob_cuda_state *state = scene->state;
+  (void)chunk;
+  state->flags = state->kept_flags;
+  state->server_flags = state->stop = 0;
+  state->worker_scale = state->server_scale = 0;
+}
+
+static cudaError_t begin_on_device(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  return ob_cuda_begin(scene->device, 0);
+}
+
+static void begin(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE), .stop = true},
+      .once = true,
+      .host = begin_on_host,
+      .device = begin_on_device,
+  };
+  kernel_walk(&test);
+}
+
 static void commit_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
-  if (!scene->what->stop)
-    scene->state->now = !scene->what->now;
+  if (scene->what->stop)
+    return;
+  scene->state->now = !scene->what->now;
+  scene->state->kept_flags = scene->state->server_flags;
 }
 
 static cudaError_t commit_on_device(struct scene *scene, size_t chunk) {
@@ -313,6 +339,7 @@ static const struct gpu_test tests[] = {
     {"load", load, false},
     {"mean", mean, false},
     {"convert", convert, false},
+    {"begin", begin, false},
     {"commit", commit, false},
     {"commit and forget", forget, false},
 };

@@ -29,7 +29,7 @@ static struct block_view block_of(const struct scene *scene, size_t number, size
 static void for_blocks(struct scene *scene,
                        void (*body)(struct scene *scene, const struct block_view *block)) {
   size_t piece = 0;
-  for (size_t b = 0; b < scene->host.layout.blocks; b++) {
+  for (size_t b = 0; !scene->what->stop && b < scene->host.layout.blocks; b++) {
     struct block_view block = block_of(scene, b, &piece);
     body(scene, &block);
   }
@@ -61,7 +61,9 @@ static cudaError_t step_on_device(struct scene *scene, size_t chunk) {
 
 static void adam_step(void) {
   static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED), .one_scale = true},
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED),
+                .one_scale = true,
+                .stop = true},
       .once = true,
       .host = step_on_host,
       .device = step_on_device,
@@ -92,7 +94,9 @@ static cudaError_t freeze_on_device(struct scene *scene, size_t chunk) {
 
 static void adam_freeze(void) {
   static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED), .one_scale = true},
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED),
+                .one_scale = true,
+                .stop = true},
       .once = true,
       .host = freeze_on_host,
       .device = freeze_on_device,
@@ -124,7 +128,9 @@ static cudaError_t frozen_on_device(struct scene *scene, size_t chunk) {
 
 static void adam_frozen(void) {
   static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED), .one_scale = true},
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED),
+                .one_scale = true,
+                .stop = true},
       .once = true,
       .host = frozen_on_host,
       .device = frozen_on_device,
