@@ -147,6 +147,18 @@ OB_INLINE float ob_adam_denominator(float variance, const struct ob_adam_factors
   return sqrtf(variance) * f->variance_factor + f->epsilon;
 }
 
+/* What is left of the variance once it is frozen: 1 / denominator. With `keep_zero` an element
+ * without variance does not move. */
+OB_INLINE float ob_adam_reciprocal(float variance, int keep_zero, const struct ob_adam_factors *f) {
+  return keep_zero && variance == 0 ? 0 : 1 / ob_adam_denominator(variance, f);
+}
+
+/* The momentum of a frozen step, from the last one's times beta1, as it is stored from then on. */
+OB_INLINE float ob_adam_frozen_momentum(float stored, float gradient,
+                                        const struct ob_adam_factors *f) {
+  return stored + f->one_minus_beta1 * gradient;
+}
+
 /* The new parameter, from the step m^ / denominator. */
 OB_INLINE float ob_adam_parameter(float parameter, float step, float learning_rate,
                                   float weight_decay) {

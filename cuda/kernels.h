@@ -29,6 +29,7 @@ struct ob_cuda_state {
   uint32_t now;          /* which copy of kept values and results is the current one */
   uint32_t flags;        /* what this call's kernels met: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
   uint32_t server_flags; /* OB_FLAG_LARGE, where a scale of the server's new kept values is */
+  uint32_t kept_flags;   /* likewise of its current ones: what a call's flags begin with */
   uint32_t stop;         /* the call does not end well: nothing is applied */
   float worker_scale, server_scale; /* of this call, where there is one scale */
   /* What follows is for calls that no host looks after (headers.cu). */
@@ -109,7 +110,8 @@ cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t 
 /* The one scale, from the sums: into the kept values and state->worker_scale or server_scale. */
 cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t stream);
 
-/* The results of the call in flight to the outputs. These three do nothing when state->stop. */
+/* The results of the call in flight to the outputs. What applies results, ob_cuda_convert and the
+ * optimizer's passes too, does nothing when state->stop. */
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream);
 
@@ -157,6 +159,9 @@ cudaError_t ob_cuda_adam_norm(struct ob_cuda_plan plan, struct ob_cuda_adam adam
                               cudaStream_t stream);
 
 /* --- The state */
+
+/* A call begins: what is above of the last one's is forgotten. */
+cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 
 /* The new kept values become the current ones, unless state->stop. */
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream);

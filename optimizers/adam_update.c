@@ -69,9 +69,8 @@ static void freeze_body(void *context, size_t first, size_t end, int thread) {
     float *momentum = momentum_of(unit) + block.word * OB_LANES;
     float *variance = unit->variance + block.word * OB_LANES;
     for (size_t i = 0; i < block.count; i++) {
-      bool still = pass->keep_zero && variance[i] == 0;
       momentum[i] = pass->factors.beta1 * momentum[i];
-      variance[i] = still ? 0 : 1 / ob_adam_denominator(variance[i], &pass->factors);
+      variance[i] = ob_adam_reciprocal(variance[i], pass->keep_zero, &pass->factors);
     }
   }
 }
@@ -92,7 +91,7 @@ static void frozen_body(void *context, size_t first, size_t end, int thread) {
     const float *reciprocal = unit->variance + block.word * OB_LANES;
     float *parameter = unit->parameters[block.piece] + block.offset;
     for (size_t i = 0; i < block.valid; i++) {
-      float m = momentum[i] + pass->factors.one_minus_beta1 * mean[i];
+      float m = ob_adam_frozen_momentum(momentum[i], mean[i], &pass->factors);
       parameter[i] =
           ob_adam_parameter(parameter[i], m * reciprocal[i], unit->learning_rates[block.piece],
                             unit->weight_decays[block.piece]);

@@ -1,0 +1,156 @@
+/*
+ * Dense messages: inputs to float32, the mean of messages, and back.
+ *
+ * Bytes an element: load 4 read and 4 written (16 bits: 2 and 4), convert 4 read and 4 written (4
+ * and 2), mean of N members 4 N read and 4 written. Values lie behind a header of 40 bytes, so they
+ * are aligned to 8 bytes only, and accesses are of 8; those of the mean of 4, as its sum wants the
+ * lanes' order and a warp's 128 bytes fill a line of the cache.
+ */
+#include "cuda/place.cuh"
+
+constexpr unsigned pairs_a_tile = 8; /* that a lane has */
+
+/* Where in a tile the lane's pair number k begins. */
+static __device__ inline unsigned pair_at(unsigned k) { return (k * OB_LANES + lane_number()) * 2; }
+
+/* --- Load */
+
+/* Returns whether what the lane has of the tile is finite. */
+template <onebit_dtype_t dtype>
+static __device__ inline bool load_tile(const void *input, const struct ob_block &block,
+                                        bool aligned, unsigned first, float *values) {
+  const unsigned valid = (unsigned)block.valid, end = whole_words((unsigned)block.count);
+  float pair[pairs_a_tile][2];
+  bool finite = true;
+  OB_UNROLL
+  for (unsigned k = 0; k < pairs_a_tile; k++)
+    load_some<dtype, false>(input, first + pair_at(k), valid, aligned, pair[k]);
+  OB_UNROLL
+  for (unsigned k = 0; k < pairs_a_tile; k++) {
+    finite = finite && ob_is_finite(pair[k][0]) && ob_is_finite(pair[k][1]);
+    store_some<ONEBIT_FLOAT32, false>(values, first + pair_at(k), end, true, pair[k]);
+  }
+  return finite;
+}
+
+/* grid.y is the member that the message is for. */
+template <onebit_dtype_t dtype>
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+    load_kernel(const __grid_constant__ struct ob_cuda_plan plan,
+                const __grid_constant__ struct ob_cuda_pieces inputs) {
+  struct place place;
+  if (!find_place(plan, share_of(plan, blockIdx.y), &place))
+    return;
+  const struct ob_view out = view_of(sent_to(plan, plan.state->now, blockIdx.y), place);
+  const void *input = piece_of(inputs, 0, place.block, size_of<dtype>);
+  const bool aligned = is_aligned(input, 2 * size_of<dtype>);
+  float *values = out.values + place.word * OB_LANES;
+  bool finite = true;
+  for (unsigned first = 0; first < place.block.count; first += tile_elements)
+    finite = load_tile<dtype>(input, place.block, aligned, first, values) && finite;
+  if (!finite)
+    note(plan.state, OB_FLAG_NOT_FINITE);
+}
+
+cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs, size_t chunk,
+                         cudaStream_t stream) {
+  return launch(KERNEL_OF(plan.dtype, load_kernel), plan.most_blocks,
+                plan.whole ? 1 : plan.members, stream, of_chunk(plan, chunk), inputs);
+}
+
+/* --- Mean */
+
+constexpr unsigned words_at_once = 4;
+
+/* The mean of the lane's elements of four words of the block. Words past its end are those of the
+ * block's last again: what is loaded is not used, and no branch keeps a load waiting. */
+static __device__ inline void mean_words(const struct ob_cuda_plan &plan, uint32_t now,
+                                         const struct place &place, unsigned word, unsigned words,
+                                         float (&mean)[words_at_once]) {
+  OB_UNROLL
+  for (unsigned w = 0; w < words_at_once; w++)
+    mean[w] = -0.0f; /* what leaves the first term as it is, be it -0 */
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+  for (size_t member = 0; member < plan.members; member++) {
+    const float *values = view_of(sent_by(plan, now, member), place).values;
+    OB_UNROLL
+    for (unsigned w = 0; w < words_at_once; w++) {
+      const unsigned at = word + w < words ? word + w : words - 1;
+      mean[w] += __ldcs(&values[(place.word + at) * OB_LANES + lane_number()]);
+    }
+  }
+}
+
+/* A block's sum of squares says whether its values are finite, and the squares that an optimizer
+ * makes of them. */
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+    mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
+  struct place place;
+  if (!find_place(plan, share_of(plan, plan.place), &place))
+    return;
+  const uint32_t now = plan.state->now;
+  unsigned char *message = plan.whole ? plan.outgoing : result_of(plan, !now, plan.place);
+  float *out = view_of(message, place).values + place.word * OB_LANES + lane_number();
+  const unsigned words = whole_words((unsigned)place.block.count) / OB_LANES;
+  float lane = 0;
+  for (unsigned word = 0; word < words; word += words_at_once) {
+    float mean[words_at_once];
+    mean_words(plan, now, place, word, words, mean);
+    OB_UNROLL
+    for (unsigned w = 0; w < words_at_once && word + w < words; w++) {
+      mean[w] *= share;
+      lane += mean[w] * mean[w];
+      __stcs(&out[(word + w) * OB_LANES], mean[w]);
+    }
+  }
+  const float sum = sum_lanes(lane);
+  if (lane_number() == 0 && !ob_is_finite(sum))
+    note(plan.state, OB_FLAG_NOT_FINITE);
+}
+
+cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
+  return launch(mean_kernel, plan.most_blocks, 1, stream, of_chunk(plan, chunk),
+                (float)(1.0 / (double)plan.members));
+}
+
+/* --- Convert */
+
+/* One message to all, or one from each member. */
+static bool is_mean_of_all(const struct ob_cuda_plan &plan) {
+  return plan.whole && !plan.gathered;
+}
+
+/* grid.y is the member whose result it is. What is past `valid` has no place in the caller's
+ * buffer. */
+template <onebit_dtype_t dtype>
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+    convert_kernel(const __grid_constant__ struct ob_cuda_plan plan,
+                   const __grid_constant__ struct ob_cuda_pieces outputs, bool mean_of_all) {
+  struct place place;
+  if (plan.state->stop || !find_place(plan, share_of(plan, blockIdx.y), &place))
+    return;
+  unsigned char *message =
+      mean_of_all ? plan.outgoing : result_of(plan, !plan.state->now, blockIdx.y);
+  const float *values = view_of(message, place).values + place.word * OB_LANES;
+  const unsigned valid = (unsigned)place.block.valid;
+  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, place.block, size_of<dtype>);
+  const bool aligned = is_aligned(output, 2 * size_of<dtype>);
+  for (unsigned first = 0; first < valid; first += tile_elements) {
+    float pair[pairs_a_tile][2];
+    OB_UNROLL
+    for (unsigned k = 0; k < pairs_a_tile; k++)
+      load_some<ONEBIT_FLOAT32, false>(values, first + pair_at(k), valid, true, pair[k]);
+    OB_UNROLL
+    for (unsigned k = 0; k < pairs_a_tile; k++)
+      store_some<dtype, false>(output, first + pair_at(k), valid, aligned, pair[k]);
+  }
+}
+
+cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
+                            cudaStream_t stream) {
+  return launch(KERNEL_OF(plan.dtype, convert_kernel), plan.most_blocks,
+                is_mean_of_all(plan) ? 1 : plan.members, stream, of_chunk(plan, chunk), outputs,
+                is_mean_of_all(plan));
+}

@@ -1,0 +1,251 @@
+/*
+ * How a warp works on a block: what the kernels share.
+ *
+ * One warp takes one block: lane l adds the elements l, l + 32, ... in their order, and the lanes
+ * are then halved, which is the sum that numerics.h defines. (CUB's block sum would do as well but
+ * for its order, which nobody promises; float atomics have none at all.)
+ *
+ * A tile is 512 elements, of which lane l has the fours that begin at 4 l, 128 + 4 l, 256 + 4 l and
+ * 384 + 4 l: accesses of 16 bytes, and with all loads of a tile before the first use 4 KiB in flight
+ * a warp from two float32 arrays. An H200 needs about 25 KiB in flight on each multiprocessor (4.8
+ * TB/s times 0.7 us, over 132); 24 resident warps may have 96. For the sum, values pass through a
+ * tile in shared memory, the warp's own, and there a word's 32 elements meet the 32 lanes.
+ *
+ * What is read or written once in a call is marked as such for the caches (__ldcs, __stcs).
+ */
+#ifndef OB_CUDA_DEVICE_CUH
+#define OB_CUDA_DEVICE_CUH
+
+#include <cuda_runtime.h>
+
+#include <climits>
+
+#include "compression/codec.h"
+#include "cuda/kernels.h"
+
+/* Arrays in registers need every index known when compiling. */
+#ifdef __CUDACC__
+#define OB_UNROLL _Pragma("unroll")
+#else
+#define OB_UNROLL
+#endif
+
+constexpr unsigned warps_a_block = 4, threads_a_block = warps_a_block * OB_LANES;
+/* Blocks on a multiprocessor at once, so 80 registers a thread: enough for all loads of a tile, and
+ * 24 warps. */
+constexpr unsigned blocks_at_once = 6;
+constexpr unsigned fours_a_tile = 4; /* that a lane has */
+constexpr unsigned tile_elements = fours_a_tile * 4 * OB_LANES, tile_words = 16;
+constexpr unsigned all_lanes = 0xffffffffu;
+
+/* --- Launching */
+
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t launch_grid(void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
+                               cudaStream_t stream, const Arguments &...arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = blocks;
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t launch_one_warp(void (*kernel)(Parameters...), cudaStream_t stream,
+                                          const Arguments &...arguments) {
+  return launch_grid(kernel, dim3(1), OB_LANES, stream, arguments...);
+}
+
+/* One warp for each of `count` things, and that `messages` times. cudaLaunchKernelEx, and not the
+ * three brackets: what launches a kernel is then a function like any other. */
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t launch(void (*kernel)(Parameters...), size_t count, size_t messages,
+                          cudaStream_t stream, const Arguments &...arguments) {
+  const size_t blocks = (count + warps_a_block - 1) / warps_a_block;
+  if (blocks == 0 || messages == 0)
+    return cudaSuccess;
+  if (blocks > INT_MAX || messages > USHRT_MAX) /* what a grid may have */
+    return cudaErrorInvalidConfiguration;
+  return launch_grid(kernel, dim3((unsigned)blocks, (unsigned)messages), threads_a_block, stream,
+                     arguments...);
+}
+
+/* The kernel of a dtype, among those of a template. */
+#define KERNEL_OF(dtype, kernel)                                                                   \
+  ((dtype) == ONEBIT_FLOAT32    ? kernel<ONEBIT_FLOAT32>                                            \
+   : (dtype) == ONEBIT_BFLOAT16 ? kernel<ONEBIT_BFLOAT16>                                           \
+                                : kernel<ONEBIT_FLOAT16>)
+
+static __device__ inline unsigned lane_number() { return threadIdx.x % OB_LANES; }
+
+static __device__ inline size_t warp_number() {
+  return (size_t)blockIdx.x * warps_a_block + threadIdx.x / OB_LANES;
+}
+
+/* --- Elements */
+
+/* Where in a tile the lane's four number k begins. */
+static __device__ inline unsigned four_at(unsigned k) { return (k * OB_LANES + lane_number()) * 4; }
+
+static __device__ inline unsigned whole_words(unsigned count) {
+  return (count + OB_LANES - 1) / OB_LANES * OB_LANES;
+}
+
+static __device__ inline bool is_aligned(const void *buffer, size_t bytes) {
+  return (uintptr_t)buffer % bytes == 0;
+}
+
+static __device__ inline void load_raw(const void *from, uint32_t (&raw)[4]) {
+  const uint4 all = __ldcs((const uint4 *)from);
+  raw[0] = all.x, raw[1] = all.y, raw[2] = all.z, raw[3] = all.w;
+}
+
+static __device__ inline void load_raw(const void *from, uint32_t (&raw)[2]) {
+  const uint2 both = __ldcs((const uint2 *)from);
+  raw[0] = both.x, raw[1] = both.y;
+}
+
+static __device__ inline void load_raw(const void *from, uint32_t (&raw)[1]) {
+  raw[0] = __ldcs((const uint32_t *)from);
+}
+
+static __device__ inline void store_raw(void *to, const uint32_t (&raw)[4]) {
+  __stcs((uint4 *)to, make_uint4(raw[0], raw[1], raw[2], raw[3]));
+}
+
+static __device__ inline void store_raw(void *to, const uint32_t (&raw)[2]) {
+  __stcs((uint2 *)to, make_uint2(raw[0], raw[1]));
+}
+
+static __device__ inline void store_raw(void *to, const uint32_t (&raw)[1]) {
+  __stcs((uint32_t *)to, raw[0]);
+}
+
+template <onebit_dtype_t dtype> constexpr unsigned size_of = dtype == ONEBIT_FLOAT32 ? 4 : 2;
+
+/* Element i of what was loaded at once: the types of 16 bits lie two in a word. */
+template <onebit_dtype_t dtype>
+static __device__ inline float unpacked(const uint32_t *raw, unsigned i) {
+  if (dtype == ONEBIT_FLOAT32)
+    return ob_float_of(raw[i]);
+  const uint16_t value = (uint16_t)(raw[i / 2] >> i % 2 * 16);
+  return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : ob_from_float16(value);
+}
+
+/* Puts element i into a word that has been zero, or has its neighbour. */
+template <onebit_dtype_t dtype>
+static __device__ inline void pack(uint32_t *raw, unsigned i, float value) {
+  if (dtype == ONEBIT_FLOAT32)
+    raw[i] = ob_bits_of(value);
+  else
+    raw[i / 2] |= (uint32_t)(dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value))
+                  << i % 2 * 16;
+}
+
+/* `width` elements from `first` on; those from `end` on are zeros. They are loaded at once where the
+ * buffer is aligned to that; `whole`: it is, and they end before. */
+template <onebit_dtype_t dtype, bool whole, unsigned width>
+static __device__ inline void load_some(const void *buffer, unsigned first, unsigned end, bool aligned,
+                                        float (&some)[width]) {
+  uint32_t raw[width * size_of<dtype> / 4] = {};
+  if (whole || (aligned && first + width <= end)) {
+    load_raw((const char *)buffer + first * size_of<dtype>, raw);
+    OB_UNROLL
+    for (unsigned j = 0; j < width; j++)
+      some[j] = unpacked<dtype>(raw, j);
+  } else {
+    OB_UNROLL
+    for (unsigned j = 0; j < width; j++)
+      some[j] = first + j < end ? ob_load(buffer, first + j, dtype) : 0;
+  }
+}
+
+template <onebit_dtype_t dtype, bool whole, unsigned width>
+static __device__ inline void store_some(void *buffer, unsigned first, unsigned end, bool aligned,
+                                         const float (&some)[width]) {
+  uint32_t raw[width * size_of<dtype> / 4] = {};
+  if (whole || (aligned && first + width <= end)) {
+    OB_UNROLL
+    for (unsigned j = 0; j < width; j++)
+      pack<dtype>(raw, j, some[j]);
+    store_raw((char *)buffer + first * size_of<dtype>, raw);
+  } else {
+    OB_UNROLL
+    for (unsigned j = 0; j < width; j++)
+      if (first + j < end)
+        ob_store(buffer, first + j, dtype, some[j]);
+  }
+}
+
+/* --- Signs */
+
+/* Lane l has word l mod 16 of the tile that begins at element `first` of the block, or 0 where the
+ * block has ended. */
+static __device__ inline uint32_t load_signs(const uint32_t *words, unsigned first, unsigned count) {
+  const unsigned word = first / OB_LANES + lane_number() % tile_words;
+  return word * OB_LANES < count ? words[word] : 0;
+}
+
+static __device__ inline void store_signs(uint32_t *words, unsigned first, unsigned count,
+                                          uint32_t signs) {
+  const unsigned word = first / OB_LANES + lane_number();
+  if (lane_number() < tile_words && word * OB_LANES < count)
+    words[word] = signs;
+}
+
+/* Of the lane's four number k, element j in bit j; the tile's words are with the lanes from `base`
+ * on. Bits above are others'. */
+static __device__ inline uint32_t four_signs(uint32_t signs, unsigned k, unsigned base) {
+  const unsigned word = four_at(k) / OB_LANES, bit = four_at(k) % OB_LANES;
+  return __shfl_sync(all_lanes, signs, (int)(base + word)) >> bit;
+}
+
+/* --- Lanes */
+
+/* Adds the magnitudes of a tile to the lanes. Lane l < 16 is given word l of its signs. */
+static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t rule, float *lane) {
+  uint32_t mine = 0;
+  __syncwarp();
+  OB_UNROLL
+  for (unsigned w = 0; w < tile_words; w++) {
+    const float value = ((const float *)tile)[w * OB_LANES + lane_number()];
+    *lane += ob_magnitude(value, rule);
+    const uint32_t signs = __ballot_sync(all_lanes, (int)(ob_bits_of(value) >> 31));
+    if (w == lane_number())
+      mine = signs;
+  }
+  __syncwarp(); /* the next tile comes into the same place */
+  return mine;
+}
+
+/* The sum of the lanes, for lane 0: as ob_sum_lanes. */
+static __device__ inline float sum_lanes(float lane) {
+  for (unsigned width = OB_LANES / 2; width > 0; width /= 2)
+    lane += __shfl_down_sync(all_lanes, lane, width);
+  return lane;
+}
+
+/* The sum of doubles in their order, by one warp. Only the additions wait for each other: the lanes
+ * have loaded the next 128 before the present ones are added, which takes longer than a load. */
+static __device__ inline double sum_in_order(const double *values, size_t count) {
+  double sum = 0, next[4];
+  const auto load = [&](size_t first) {
+    OB_UNROLL
+    for (unsigned k = 0; k < 4; k++) {
+      const size_t i = first + k * OB_LANES + lane_number();
+      next[k] = i < count ? values[i] : 0; /* adding zero to what is not negative is no rounding */
+    }
+  };
+  load(0);
+  for (size_t first = 0; first < count; first += 4 * OB_LANES) {
+    const double present[4] = {next[0], next[1], next[2], next[3]};
+    load(first + 4 * OB_LANES);
+    OB_UNROLL
+    for (unsigned k = 0; k < 4; k++)
+      for (unsigned l = 0; l < OB_LANES; l++)
+        sum += __shfl_sync(all_lanes, present[k], (int)l);
+  }
+  return sum;
+}
+
+#endif

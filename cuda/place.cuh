@@ -1,0 +1,146 @@
+/*
+ * Where things are: the block that a warp works on, the messages and their parts, the pieces of the
+ * caller's buffers; and what becomes of a block's sum. As blocks.c and step_messages.c have it.
+ */
+#ifndef OB_CUDA_PLACE_CUH
+#define OB_CUDA_PLACE_CUH
+
+#include "cuda/device.cuh"
+
+/* The plan as the launch of one chunk sees it: bounds and messages begin at this chunk's, so that
+ * no thread divides by the number of slots. */
+static inline struct ob_cuda_plan of_chunk(struct ob_cuda_plan plan, size_t chunk) {
+  const size_t slot = chunk % plan.slots * plan.stride;
+  plan.bounds += chunk;
+  for (unsigned char **base :
+       {&plan.outgoing, &plan.incoming, &plan.results[0], &plan.results[1]})
+    *base = *base ? *base + slot : NULL;
+  return plan;
+}
+
+/* What a warp works on: a block of a message. */
+struct place {
+  struct ob_message_shape shape; /* of the message, but for its number of words */
+  struct ob_block block;
+  size_t number, index; /* of the block, in the layout and in the message */
+  size_t word;          /* where the message has its signs */
+};
+
+/* False when the message has no such block. */
+static __device__ inline bool find_place(const struct ob_cuda_plan &plan, size_t share,
+                                         struct place *place) {
+  const size_t *bounds = plan.bounds + share * plan.chunks;
+  const size_t first = bounds[0], end = bounds[1];
+  place->index = warp_number();
+  place->number = first + place->index;
+  if (place->number >= end)
+    return false;
+  place->shape.first = first;
+  place->shape.blocks = end - first;
+  place->shape.one_scale = plan.one_scale;
+  place->shape.dense = plan.dense;
+  size_t piece = 0;
+  const size_t first_word = ob_layout_block(&plan.layout, first, &piece).word;
+  place->block = ob_layout_block(&plan.layout, place->number, &piece);
+  place->word = place->block.word - first_word;
+  return true;
+}
+
+static __device__ inline size_t share_of(const struct ob_cuda_plan &plan, size_t member) {
+  return plan.whole ? 0 : plan.first_share + member;
+}
+
+/* --- Messages */
+
+static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &plan, uint32_t copy,
+                                                  size_t member) {
+  const size_t behind = member < plan.place ? plan.members : 0;
+  const size_t at = plan.rotated ? member + behind - plan.place : member;
+  return plan.results[copy] + at * plan.peer_stride;
+}
+
+/* What this rank sends to a member; or in one message to all. */
+static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan, uint32_t now,
+                                                size_t member) {
+  return plan.whole ? result_of(plan, !now, plan.place)
+                    : plan.outgoing + member * plan.peer_stride;
+}
+
+/* What a member sent to this rank; or to all. */
+static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan, uint32_t now,
+                                                size_t member) {
+  if (plan.whole)
+    return result_of(plan, !now, member);
+  return (member == plan.place ? plan.outgoing : plan.incoming) + member * plan.peer_stride;
+}
+
+static __device__ inline struct ob_view view_of(unsigned char *message, const struct place &place) {
+  return ob_message_view(message, &place.shape);
+}
+
+/* What the sign bits stand for in this block. */
+static __device__ inline float scale_of(const struct ob_view &view, const struct place &place) {
+  return place.shape.one_scale ? view.header->scale : view.scales[place.index];
+}
+
+/* --- Kept values */
+
+static __device__ inline float *values_of(const struct ob_cuda_kept &kept, uint32_t copy,
+                                          const struct ob_block &block) {
+  return kept.values[copy] + (block.word - kept.first_word) * OB_LANES;
+}
+
+static __device__ inline float kept_scale(const struct ob_cuda_kept &kept, uint32_t now,
+                                          const struct place &place) {
+  return kept.scales[now][place.shape.one_scale ? 0 : place.number - kept.first];
+}
+
+/* --- The caller's buffers */
+
+/* Where the block begins in its piece. A piece without elements need not lie anywhere. */
+static __device__ inline char *piece_of(const struct ob_cuda_pieces &pieces, size_t first_piece,
+                                        const struct ob_block &block, size_t element) {
+  const size_t piece = first_piece + block.piece;
+  char *base = pieces.each ? (char *)pieces.each[piece] : pieces.base + piece * pieces.step;
+  return base ? base + block.offset * element : NULL;
+}
+
+/* --- Scales */
+
+static __device__ inline void note(struct ob_cuda_state *state, uint32_t flags) {
+  if (flags)
+    atomicOr(&state->flags, flags);
+}
+
+/* A scale that is not finite never leaves: the flag does. */
+static __device__ inline float checked_scale(struct ob_cuda_state *state, float scale,
+                                             bool server) {
+  if (!ob_is_finite(scale)) {
+    note(state, OB_FLAG_NOT_FINITE);
+    return 0;
+  }
+  if (scale >= OB_LARGE_SCALE) {
+    note(state, OB_FLAG_LARGE);
+    if (server)
+      atomicOr(&state->server_flags, (uint32_t)OB_FLAG_LARGE);
+  }
+  return scale;
+}
+
+/* The sum of a block's magnitudes becomes its scale, in the message and with the kept values, or
+ * waits for ob_cuda_finish. For one lane. */
+static __device__ inline void settle(const struct ob_cuda_plan &plan, uint32_t now, bool server,
+                                     const struct place &place, const struct ob_view &out,
+                                     float sum) {
+  const struct ob_cuda_kept &kept = server ? plan.server : plan.worker;
+  if (place.shape.one_scale) {
+    kept.sums[place.number - kept.first] = (double)sum;
+    return;
+  }
+  const float scale = checked_scale(
+      plan.state, ob_scale((double)sum, place.block.count, plan.rule), server);
+  kept.scales[!now][place.number - kept.first] = scale;
+  out.scales[place.index] = scale;
+}
+
+#endif
