@@ -3,6 +3,7 @@
  *
  *   --list             their names
  *   --filter PATTERN   those whose name contains PATTERN, or matches it as a file name would
+ *   --device           facts about the device, instead of tests; fails where there is none
  *
  * A process that is one rank of a test (harness_ranks.c) is told so by --rank, --size, --group and
  * --test.
@@ -44,7 +45,7 @@ void *gpu_allocate(size_t count, size_t size) {
 
 struct options {
   const char *program, *filter, *rank, *size, *group, *test;
-  bool list;
+  bool list, device;
 };
 
 static struct tally { size_t passed, failed, skipped; } tally;
@@ -113,12 +114,34 @@ static bool read_options(int count, char **arguments, struct options *options) {
       k++;
     if (strcmp(arguments[i], "--list") == 0)
       options->list = true;
+    else if (strcmp(arguments[i], "--device") == 0)
+      options->device = true;
     else if (table[k].name && i + 1 < count)
       *table[k].value = arguments[++i];
     else
       return false;
   }
   return true;
+}
+
+/* As "name: value", a line each. */
+static int describe_device(void) {
+  struct cudaDeviceProp device;
+  int driver = 0, runtime = 0, count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess)
+    error = cudaGetDeviceProperties(&device, 0);
+  if (error != cudaSuccess) {
+    fprintf(stderr, "no CUDA device: %s\n", cudaGetErrorString(error));
+    return 1;
+  }
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  printf("card: %s\ncards: %d\ncompute capability: %d.%d\nmemory: %zu MiB\n", device.name, count,
+         device.major, device.minor, device.totalGlobalMem >> 20);
+  printf("CUDA of the driver: %d.%d\nCUDA of the runtime: %d.%d\n", driver / 1000,
+         driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+  return 0;
 }
 
 static int sum_up(void) {
@@ -135,10 +158,12 @@ static int sum_up(void) {
 int main(int count, char **arguments) {
   struct options options = {.program = arguments[0]};
   if (!read_options(count, arguments, &options)) {
-    fprintf(stderr, "usage: gpu_tests [--list] [--filter PATTERN]\n");
+    fprintf(stderr, "usage: gpu_tests [--list | --device] [--filter PATTERN]\n");
     return 2;
   }
   setvbuf(stdout, NULL, _IOLBF, 0);
+  if (options.device)
+    return describe_device();
   if (options.rank && !gpu_seat_take(options.rank, options.size, options.group))
     return 2;
   walk(&options);

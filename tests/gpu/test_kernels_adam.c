@@ -76,9 +76,8 @@ static void adam_step(void) {
 static void freeze_block(struct scene *scene, const struct block_view *block) {
   const struct ob_adam_factors *factors = &scene->adam.adam;
   for (size_t i = 0; i < block->count; i++) {
-    bool still = scene->adam.keep_zero && block->variance[i] == 0;
     block->momentum[i] = factors->beta1 * block->momentum[i];
-    block->variance[i] = still ? 0 : 1 / ob_adam_denominator(block->variance[i], factors);
+    block->variance[i] = ob_adam_reciprocal(block->variance[i], scene->adam.keep_zero, factors);
   }
 }
 
@@ -109,7 +108,7 @@ static void adam_freeze(void) {
 static void frozen_block(struct scene *scene, const struct block_view *block) {
   const struct ob_adam_factors *factors = &scene->adam.adam;
   for (size_t i = 0; i < block->valid; i++) {
-    float m = block->momentum[i] + factors->one_minus_beta1 * block->mean[i];
+    float m = ob_adam_frozen_momentum(block->momentum[i], block->mean[i], factors);
     block->parameter[i] =
         ob_adam_parameter(block->parameter[i], m * block->variance[i], block->rate, block->decay);
     block->momentum[i] = factors->beta1 * m;
