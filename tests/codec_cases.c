@@ -14,7 +14,7 @@
 static const size_t counts[] = {0,    1,    31,   32,   33,   63,   64,    65,
                                 2047, 2048, 2049, 4095, 4096, 4097, 65536, 100003};
 static const char *const dtypes[] = {"float32", "bfloat16", "float16"};
-static const char *const values[] = {"gradients", "edges", "overflow", "nan"};
+static const char *const values[] = {"gradients", "edges", "overflow", "nan", "large"};
 
 enum {
   count_count = 16,

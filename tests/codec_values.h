@@ -7,7 +7,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum codec_values { VALUES_GRADIENTS, VALUES_EDGES, VALUES_OVERFLOW, VALUES_NAN, VALUES_KINDS };
+enum codec_values {
+  VALUES_GRADIENTS,
+  VALUES_EDGES,
+  VALUES_OVERFLOW, /* squares are infinite */
+  VALUES_NAN,
+  VALUES_LARGE, /* squares are finite, and the sum of many is not */
+  VALUES_KINDS
+};
 
 static inline uint32_t scramble(uint32_t x) {
   x ^= x >> 16;
@@ -30,6 +37,8 @@ static inline float value_at(size_t i, uint32_t salt, enum codec_values kind) {
                  : edge_values[random % (sizeof edge_values / sizeof edge_values[0])];
   if (kind == VALUES_OVERFLOW)
     return gradient * 1e30f;
+  if (kind == VALUES_LARGE)
+    return gradient * 1e18f;
   if (kind == VALUES_NAN && i % 97 == 5)
     return i % 2 ? NAN : -INFINITY;
   return gradient;
