@@ -73,7 +73,7 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
 }
 
 /* What the mode makes of it: a piece a member, rounds that pass on single messages, a momentum that
- * only an allreduce by exchange knows. */
+ * only an allreduce by exchange knows, padded or not. */
 static void fit_mode(struct scene_case *what) {
   if (what->mode == SCENE_PADDED || what->mode == SCENE_SCATTER) {
     what->pieces = what->members;
@@ -86,7 +86,7 @@ static void fit_mode(struct scene_case *what) {
     what->pieces = 1;
   if (what->mode == SCENE_ROTATED || what->mode == SCENE_GATHERED_ROTATED)
     what->chunks = what->slots = 1;
-  if (what->mode != SCENE_EXCHANGE)
+  if (what->mode != SCENE_EXCHANGE && what->mode != SCENE_PADDED)
     what->momentum = false;
   if (what->mode != SCENE_EXCHANGE && what->mode != SCENE_SHIFTED)
     what->from_values = false;

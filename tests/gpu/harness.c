@@ -5,7 +5,7 @@
  *   --filter PATTERN   those whose name contains PATTERN, or matches it as a file name would
  *   --device           facts about the device, instead of tests; fails where there is none
  *
- * A process that is one rank of a test (harness_ranks.c) is told so by --rank, --size, --group and
+ * A process that is one rank of a test (harness_processes.c) is told so by --rank, --size, --group and
  * --test.
  */
 #define _DEFAULT_SOURCE
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "tests/gpu/harness.h"
+#include "tests/gpu/harness_inside.h"
 
 static struct gpu_suite *suites;
 
@@ -167,7 +167,7 @@ int main(int count, char **arguments) {
   if (options.rank && !gpu_seat_take(options.rank, options.size, options.group))
     return 2;
   walk(&options);
-  if (gpu_seated()) {
+  if (gpu_seat.taken) {
     puts("the test has ended before the call that wants this rank");
     return 1;
   }

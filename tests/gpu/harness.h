@@ -71,12 +71,7 @@ void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
   } while (0)
 void check_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* For the harness itself: of the test that runs. The words of a skip, or NULL. */
-void checks_begin(void);
-size_t checks_failed(void);
-const char *checks_skipped(void);
-
-/* ---- Ranks (harness_ranks.c) ---- */
+/* ---- Ranks (harness_ranks.c, harness_processes.c) ---- */
 
 struct gpu_rank {
   int rank, size;
@@ -102,11 +97,5 @@ void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size);
 
 /* Zeroed memory that a test shares with the ranks it starts next, until the test ends. */
 void *gpu_area(size_t bytes);
-
-/* For the harness itself. A seat is what a process that is one rank is told. */
-bool gpu_seat_take(const char *rank, const char *size, const char *group);
-bool gpu_seated(void);
-void gpu_ranks_begin(const char *program, const char *test);
-void gpu_ranks_end(void);
 
 #endif

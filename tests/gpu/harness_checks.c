@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "tests/gpu/harness.h"
+#include "tests/gpu/harness_inside.h"
 
 /* After so many failures of a test only their number grows. */
 #define FAILURES_TOLD 10
