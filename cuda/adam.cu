@@ -83,8 +83,8 @@ static __device__ inline void step_fours(const struct arrays &arrays,
       f.variance[k][j] = ob_adam_variance(f.variance[k][j], gradient, &factors);
       const float step = f.momentum[k][j] * factors.momentum_factor /
                          ob_adam_denominator(f.variance[k][j], &factors);
-      f.parameter[k][j] = ob_adam_parameter(f.parameter[k][j], step, arrays.learning_rate,
-                                            arrays.weight_decay);
+      f.parameter[k][j] =
+          ob_adam_parameter(f.parameter[k][j], step, arrays.learning_rate, arrays.weight_decay);
     }
     store_some<ONEBIT_FLOAT32, whole>(arrays.momentum, at, arrays.valid, true, f.momentum[k]);
     store_some<ONEBIT_FLOAT32, whole>(arrays.variance, at, arrays.valid, true, f.variance[k]);

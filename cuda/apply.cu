@@ -72,19 +72,15 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
 
 /* --- Adam */
 
-template <bool whole>
-static __device__ inline void apply_tile(const struct ob_adam_apply_run &run, unsigned first,
-                                         bool aligned) {
+/* A tile whose elements are all there and aligned. */
+static __device__ inline void apply_tile(const struct ob_adam_apply_run &run, unsigned first) {
   const unsigned count = (unsigned)run.count;
   float reciprocal[fours_a_tile][4], parameter[fours_a_tile][4];
   OB_UNROLL
-  for (unsigned k = 0; k < fours_a_tile; k++)
-    load_some<ONEBIT_FLOAT32, whole>(run.reciprocal, first + four_at(k), count, true,
-                                     reciprocal[k]);
-  OB_UNROLL
-  for (unsigned k = 0; k < fours_a_tile; k++)
-    load_some<ONEBIT_FLOAT32, whole>(run.parameter, first + four_at(k), count, aligned,
-                                     parameter[k]);
+  for (unsigned k = 0; k < fours_a_tile; k++) {
+    load_some<ONEBIT_FLOAT32, true>(run.reciprocal, first + four_at(k), count, true, reciprocal[k]);
+    load_some<ONEBIT_FLOAT32, true>(run.parameter, first + four_at(k), count, true, parameter[k]);
+  }
   const uint32_t signs = load_signs(run.bits, first, count);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
@@ -95,8 +91,28 @@ static __device__ inline void apply_tile(const struct ob_adam_apply_run &run, un
       parameter[k][j] =
           ob_adam_parameter(parameter[k][j], step, run.learning_rate, run.weight_decay);
     }
-    store_some<ONEBIT_FLOAT32, whole>(run.parameter, first + four_at(k), count, aligned,
-                                      parameter[k]);
+    store_some<ONEBIT_FLOAT32, true>(run.parameter, first + four_at(k), count, true, parameter[k]);
+  }
+}
+
+/* Any other tile, an element a lane: a tensor may begin anywhere in a buffer of many. */
+static __device__ inline void apply_words(const struct ob_adam_apply_run &run, unsigned first) {
+  const unsigned count = (unsigned)run.count, at = first + lane_number();
+  float reciprocal[tile_words], parameter[tile_words];
+  OB_UNROLL
+  for (unsigned w = 0; w < tile_words; w++) {
+    const bool here = at + w * OB_LANES < count;
+    reciprocal[w] = here ? __ldcs(&run.reciprocal[at + w * OB_LANES]) : 0;
+    parameter[w] = here ? __ldcs(&run.parameter[at + w * OB_LANES]) : 0;
+  }
+  const uint32_t signs = load_signs(run.bits, first, count);
+  OB_UNROLL
+  for (unsigned w = 0; w < tile_words; w++) {
+    const uint32_t sign = __shfl_sync(all_lanes, signs, (int)w) >> lane_number() & 1;
+    const float step = ob_decode(sign, run.scale) * reciprocal[w];
+    if (at + w * OB_LANES < count)
+      __stcs(&run.parameter[at + w * OB_LANES],
+             ob_adam_parameter(parameter[w], step, run.learning_rate, run.weight_decay));
   }
 }
 
@@ -121,9 +137,9 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   const unsigned count = (unsigned)run.count;
   for (unsigned first = 0; first < count; first += tile_elements)
     if (aligned && first + tile_elements <= count)
-      apply_tile<true>(run, first, aligned);
+      apply_tile(run, first);
     else
-      apply_tile<false>(run, first, aligned);
+      apply_words(run, first);
 }
 
 cudaError_t ob_cuda_adam_apply(struct ob_cuda_plan plan, struct ob_cuda_adam adam, size_t chunk,

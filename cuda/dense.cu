@@ -54,8 +54,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 
 cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs, size_t chunk,
                          cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.dtype, load_kernel), plan.most_blocks,
-                plan.whole ? 1 : plan.members, stream, of_chunk(plan, chunk), inputs);
+  return launch(KERNEL_OF(plan.dtype, load_kernel), plan.most_blocks, plan.whole ? 1 : plan.members,
+                stream, of_chunk(plan, chunk), inputs);
 }
 
 /* --- Mean */
@@ -118,9 +118,7 @@ cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t st
 /* --- Convert */
 
 /* One message to all, or one from each member. */
-static bool is_mean_of_all(const struct ob_cuda_plan &plan) {
-  return plan.whole && !plan.gathered;
-}
+static bool is_mean_of_all(const struct ob_cuda_plan &plan) { return plan.whole && !plan.gathered; }
 
 /* grid.y is the member whose result it is. What is past `valid` has no place in the caller's
  * buffer. */

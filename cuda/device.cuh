@@ -42,7 +42,7 @@ constexpr unsigned all_lanes = 0xffffffffu;
 
 template <typename... Parameters, typename... Arguments>
 static inline cudaError_t launch_grid(void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
-                               cudaStream_t stream, const Arguments &...arguments) {
+                                      cudaStream_t stream, const Arguments &...arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
   config.blockDim = dim3(threads);
@@ -60,7 +60,7 @@ static inline cudaError_t launch_one_warp(void (*kernel)(Parameters...), cudaStr
  * three brackets: what launches a kernel is then a function like any other. */
 template <typename... Parameters, typename... Arguments>
 static inline cudaError_t launch(void (*kernel)(Parameters...), size_t count, size_t messages,
-                          cudaStream_t stream, const Arguments &...arguments) {
+                                 cudaStream_t stream, const Arguments &...arguments) {
   const size_t blocks = (count + warps_a_block - 1) / warps_a_block;
   if (blocks == 0 || messages == 0)
     return cudaSuccess;
@@ -72,8 +72,8 @@ static inline cudaError_t launch(void (*kernel)(Parameters...), size_t count, si
 
 /* The kernel of a dtype, among those of a template. */
 #define KERNEL_OF(dtype, kernel)                                                                   \
-  ((dtype) == ONEBIT_FLOAT32    ? kernel<ONEBIT_FLOAT32>                                            \
-   : (dtype) == ONEBIT_BFLOAT16 ? kernel<ONEBIT_BFLOAT16>                                           \
+  ((dtype) == ONEBIT_FLOAT32    ? kernel<ONEBIT_FLOAT32>                                           \
+   : (dtype) == ONEBIT_BFLOAT16 ? kernel<ONEBIT_BFLOAT16>                                          \
                                 : kernel<ONEBIT_FLOAT16>)
 
 static __device__ inline unsigned lane_number() { return threadIdx.x % OB_LANES; }
@@ -138,15 +138,16 @@ static __device__ inline void pack(uint32_t *raw, unsigned i, float value) {
   if (dtype == ONEBIT_FLOAT32)
     raw[i] = ob_bits_of(value);
   else
-    raw[i / 2] |= (uint32_t)(dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value))
-                  << i % 2 * 16;
+    raw[i / 2] |=
+        (uint32_t)(dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value))
+        << i % 2 * 16;
 }
 
 /* `width` elements from `first` on; those from `end` on are zeros. They are loaded at once where the
  * buffer is aligned to that; `whole`: it is, and they end before. */
 template <onebit_dtype_t dtype, bool whole, unsigned width>
-static __device__ inline void load_some(const void *buffer, unsigned first, unsigned end, bool aligned,
-                                        float (&some)[width]) {
+static __device__ inline void load_some(const void *buffer, unsigned first, unsigned end,
+                                        bool aligned, float (&some)[width]) {
   uint32_t raw[width * size_of<dtype> / 4] = {};
   if (whole || (aligned && first + width <= end)) {
     load_raw((const char *)buffer + first * size_of<dtype>, raw);
@@ -181,7 +182,8 @@ static __device__ inline void store_some(void *buffer, unsigned first, unsigned 
 
 /* Lane l has word l mod 16 of the tile that begins at element `first` of the block, or 0 where the
  * block has ended. */
-static __device__ inline uint32_t load_signs(const uint32_t *words, unsigned first, unsigned count) {
+static __device__ inline uint32_t load_signs(const uint32_t *words, unsigned first,
+                                             unsigned count) {
   const unsigned word = first / OB_LANES + lane_number() % tile_words;
   return word * OB_LANES < count ? words[word] : 0;
 }

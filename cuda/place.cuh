@@ -12,8 +12,7 @@
 static inline struct ob_cuda_plan of_chunk(struct ob_cuda_plan plan, size_t chunk) {
   const size_t slot = chunk % plan.slots * plan.stride;
   plan.bounds += chunk;
-  for (unsigned char **base :
-       {&plan.outgoing, &plan.incoming, &plan.results[0], &plan.results[1]})
+  for (unsigned char **base : {&plan.outgoing, &plan.incoming, &plan.results[0], &plan.results[1]})
     *base = *base ? *base + slot : NULL;
   return plan;
 }
@@ -62,8 +61,7 @@ static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &pla
 /* What this rank sends to a member; or in one message to all. */
 static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan, uint32_t now,
                                                 size_t member) {
-  return plan.whole ? result_of(plan, !now, plan.place)
-                    : plan.outgoing + member * plan.peer_stride;
+  return plan.whole ? result_of(plan, !now, plan.place) : plan.outgoing + member * plan.peer_stride;
 }
 
 /* What a member sent to this rank; or to all. */
@@ -137,8 +135,8 @@ static __device__ inline void settle(const struct ob_cuda_plan &plan, uint32_t n
     kept.sums[place.number - kept.first] = (double)sum;
     return;
   }
-  const float scale = checked_scale(
-      plan.state, ob_scale((double)sum, place.block.count, plan.rule), server);
+  const float scale =
+      checked_scale(plan.state, ob_scale((double)sum, place.block.count, plan.rule), server);
   kept.scales[!now][place.number - kept.first] = scale;
   out.scales[place.index] = scale;
 }

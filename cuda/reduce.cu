@@ -65,25 +65,26 @@ static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, uint32_t
 
 /* The sum and the kept error of the elements from `first` on, to the kept values and to the tile in
  * shared memory. */
-template <bool whole>
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
                                           const struct ob_cuda_plan &plan, uint32_t now,
                                           const struct place &place, unsigned first, float share,
                                           float4 *tile) {
   const unsigned count = (unsigned)run.count, end = whole_words(count);
-  float kept[fours_a_tile][4], total[fours_a_tile][4];
+  float kept[fours_a_tile][4] = {}, total[fours_a_tile][4];
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
-    load_some<ONEBIT_FLOAT32, whole>(run.kept, first + four_at(k), end, true, kept[k]);
+    if (first + four_at(k) < end) /* a four lies in one word: it is all there, or not at all */
+      load_some<ONEBIT_FLOAT32, true>(run.kept, first + four_at(k), end, true, kept[k]);
   sum_tile(plan, now, place, first, share, total);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
       const float value = ob_kept_error(kept[k][j], run.kept_scale) + total[k][j];
-      total[k][j] = whole || first + four_at(k) + j < count ? value : 0;
+      total[k][j] = first + four_at(k) + j < count ? value : 0;
     }
-    store_some<ONEBIT_FLOAT32, whole>(run.kept_out, first + four_at(k), end, true, total[k]);
+    if (first + four_at(k) < end)
+      store_some<ONEBIT_FLOAT32, true>(run.kept_out, first + four_at(k), end, true, total[k]);
     tile[four_at(k) / 4] = make_float4(total[k][0], total[k][1], total[k][2], total[k][3]);
   }
 }
@@ -95,10 +96,7 @@ static __device__ inline float reduce(const struct ob_reduce_run &run,
   const unsigned count = (unsigned)run.count;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    if (first + tile_elements <= count)
-      reduce_tile<true>(run, plan, now, place, first, share, tile);
-    else
-      reduce_tile<false>(run, plan, now, place, first, share, tile);
+    reduce_tile(run, plan, now, place, first, share, tile);
     store_signs(run.out, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);

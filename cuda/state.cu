@@ -29,8 +29,7 @@ static __global__ void __launch_bounds__(OB_LANES)
   const double sum = sum_in_order(kept.sums, kept.blocks);
   if (lane_number() != 0)
     return;
-  const float scale =
-      checked_scale(plan.state, ob_scale(sum, kept.elements, plan.rule), server);
+  const float scale = checked_scale(plan.state, ob_scale(sum, kept.elements, plan.rule), server);
   kept.scales[!plan.state->now][0] = scale;
   (server ? plan.state->server_scale : plan.state->worker_scale) = scale;
 }
@@ -58,8 +57,7 @@ static __global__ void __launch_bounds__(threads_a_block)
   if (plan.state->stop || warp_number() >= kept.blocks)
     return;
   size_t piece = 0;
-  const struct ob_block block =
-      ob_layout_block(&plan.layout, kept.first + warp_number(), &piece);
+  const struct ob_block block = ob_layout_block(&plan.layout, kept.first + warp_number(), &piece);
   float *values = values_of(kept, plan.state->now, block);
   const unsigned end = whole_words((unsigned)block.count);
   for (unsigned i = lane_number(); i < end; i += OB_LANES)
