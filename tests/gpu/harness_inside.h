@@ -1,0 +1,57 @@
+/* What the parts of the harness know of each other. */
+#ifndef ONEBIT_TESTS_GPU_HARNESS_INSIDE_H
+#define ONEBIT_TESTS_GPU_HARNESS_INSIDE_H
+
+#include "tests/gpu/harness.h"
+
+/* ---- Checks, of the test that runs ---- */
+
+void checks_begin(void);
+size_t checks_failed(void);
+const char *checks_skipped(void); /* the words of a skip, or NULL */
+
+/* ---- Ranks ---- */
+
+#define MOST_RANKS 64
+#define MOST_AREAS 16
+
+/* What a process that is one rank is told: which call of gpu_ranks wants it, and its files. */
+struct seat {
+  bool taken;
+  int rank, size;
+  unsigned call;
+  int pipes[MOST_RANKS];
+  int areas[MOST_AREAS];
+  size_t area_count;
+};
+extern struct seat gpu_seat;
+
+/* Takes the seat that the command line names; false when it makes no sense. */
+bool gpu_seat_take(const char *rank, const char *size, const char *group);
+
+/* The test that runs, and the program. */
+struct running {
+  const char *program, *test;
+  unsigned calls; /* of gpu_ranks, so far */
+};
+extern struct running gpu_running;
+
+void gpu_ranks_begin(const char *program, const char *test);
+void gpu_ranks_end(void);
+
+/* The files of the areas that the test has taken so far. */
+size_t gpu_area_files(int files[MOST_AREAS]);
+
+/* Ranks that wait for each other for ever must not keep the tests from ending: so long they may
+ * take, in seconds. */
+int gpu_limit(void);
+
+bool gpu_size_is_usable(int size);
+void gpu_give_up(const char *what) __attribute__((noreturn));
+void gpu_open_pipes(int size, int read_ends[], int write_ends[]);
+void gpu_close_pipes(int size, const int read_ends[], const int write_ends[]);
+
+/* Ranks as threads; comms NULL: without communicators. */
+bool gpu_run_threads(int size, const onebit_comm_t *comms, gpu_rank_body *body, void *context);
+
+#endif

@@ -1,0 +1,250 @@
+/*
+ * Ranks that are processes.
+ *
+ * NCCL refuses two ranks of one host on one GPU, but lets a process say which host it is on. So
+ * each rank is a process that says it is alone on its host, and they talk over sockets. The
+ * processes execute the program anew: one that was only forked could not use CUDA where its parent
+ * has. The emulated device has one process, and the ranks are threads there.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/gpu/harness_inside.h"
+
+#ifdef ONEBIT_EMULATED_CUDA
+
+bool gpu_seat_take(const char *rank, const char *size, const char *group) {
+  fprintf(stderr, "rank %s of %s (%s): on the emulated device ranks are threads\n", rank, size,
+          group);
+  return false;
+}
+
+bool gpu_ranks(int size, gpu_rank_body *body, void *context) {
+  return gpu_size_is_usable(size) && gpu_run_threads(size, NULL, body, context);
+}
+
+#else
+
+/* The exit status of a rank that was skipped. */
+#define SKIPPED 77
+
+extern char **environ;
+
+struct rank_process {
+  pid_t pid;
+  FILE *words; /* its output, shown when it fails */
+  bool ended;
+  int status;
+};
+
+/* CALL:PIPE,PIPE,...:AREA,AREA,... Numbers of files, which are inherited. */
+static void tell_group(char *text, size_t room, int rank, int size, const int *read_ends,
+                       const int *write_ends) {
+  size_t at = (size_t)snprintf(text, room, "%u:", gpu_running.calls);
+  for (int r = 1; r < size; r++)
+    if (rank == 0 || r == rank)
+      at += (size_t)snprintf(text + at, room - at, "%d,", rank == 0 ? write_ends[r] : read_ends[r]);
+  at += (size_t)snprintf(text + at, room - at, ":");
+  int areas[MOST_AREAS];
+  size_t count = gpu_area_files(areas);
+  for (size_t i = 0; i < count; i++)
+    at += (size_t)snprintf(text + at, room - at, "%d,", areas[i]);
+}
+
+static size_t read_numbers(const char **text, int *numbers, size_t most) {
+  size_t count = 0;
+  while (count < most && **text >= '0' && **text <= '9') {
+    char *end;
+    numbers[count++] = (int)strtol(*text, &end, 10);
+    *text = *end == ',' ? end + 1 : end;
+  }
+  return count;
+}
+
+/* A rank must not outlive the test that waits for it. */
+bool gpu_seat_take(const char *rank, const char *size, const char *group) {
+  char *rest;
+  if (!size || !group)
+    return false;
+  gpu_seat.taken = true;
+  gpu_seat.rank = (int)strtol(rank, NULL, 10);
+  gpu_seat.size = (int)strtol(size, NULL, 10);
+  gpu_seat.call = (unsigned)strtoul(group, &rest, 10);
+  const char *at = rest + (*rest == ':');
+  int first =
+      gpu_seat.rank == 0 ? 1 : 0; /* rank r's pipe of rank 0 is pipes[r], of itself pipes[0] */
+  read_numbers(&at, gpu_seat.pipes + first, MOST_RANKS - 1);
+  at += *at == ':';
+  gpu_seat.area_count = read_numbers(&at, gpu_seat.areas, MOST_AREAS);
+  signal(SIGPIPE, SIG_IGN);
+  return gpu_size_is_usable(gpu_seat.size) && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+}
+
+/* In the process that is this rank: does what it is for. */
+static void sit(gpu_rank_body *body, void *context) {
+  struct gpu_rank self = {gpu_seat.rank, gpu_seat.size, NULL, gpu_seat.pipes[0], gpu_seat.pipes};
+  check_case("rank %d of %d", self.rank, self.size);
+  body(&self, context);
+  if (checks_skipped())
+    puts(checks_skipped());
+  exit(checks_failed() ? 1 : checks_skipped() ? SKIPPED : 0);
+}
+
+/* The environment of one rank: alone on its host, over sockets. */
+static char **rank_environment(int rank) {
+  static char host[32];
+  static char *given[] = {host, "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_NET=Socket"};
+  size_t count = sizeof given / sizeof given[0];
+  snprintf(host, sizeof host, "NCCL_HOSTID=rank%d", rank);
+  for (char **variable = environ; *variable; variable++)
+    count++;
+  char **environment = gpu_allocate(count + 1, sizeof *environment), **at = environment;
+  for (size_t i = 0; i < sizeof given / sizeof given[0]; i++)
+    *at++ = given[i];
+  for (char **variable = environ; *variable; variable++)
+    if (strncmp(*variable, "NCCL_HOSTID=", 12) && strncmp(*variable, "NCCL_SOCKET_IFNAME=", 19) &&
+        strncmp(*variable, "NCCL_IB_DISABLE=", 16) && strncmp(*variable, "NCCL_NET=", 9))
+      *at++ = *variable;
+  return environment;
+}
+
+/* To duplicate a file onto itself lets the new process inherit it. */
+static void inherit(posix_spawn_file_actions_t *actions, int rank, int size, const int *read_ends,
+                    const int *write_ends, int words) {
+  posix_spawn_file_actions_adddup2(actions, words, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(actions, words, STDERR_FILENO);
+  for (int r = 1; r < size; r++)
+    if (rank == 0 || r == rank) {
+      int end = rank == 0 ? write_ends[r] : read_ends[r];
+      posix_spawn_file_actions_adddup2(actions, end, end);
+    }
+  int areas[MOST_AREAS];
+  size_t count = gpu_area_files(areas);
+  for (size_t i = 0; i < count; i++)
+    posix_spawn_file_actions_adddup2(actions, areas[i], areas[i]);
+}
+
+static void start_process(struct rank_process *process, int rank, int size, const int *read_ends,
+                          const int *write_ends) {
+  char group[1024], rank_text[16], size_text[16];
+  posix_spawn_file_actions_t actions;
+  *process = (struct rank_process){.words = tmpfile()};
+  if (!process->words || posix_spawn_file_actions_init(&actions))
+    gpu_give_up("process");
+  fcntl(fileno(process->words), F_SETFD, FD_CLOEXEC);
+  inherit(&actions, rank, size, read_ends, write_ends, fileno(process->words));
+  tell_group(group, sizeof group, rank, size, read_ends, write_ends);
+  snprintf(rank_text, sizeof rank_text, "%d", rank);
+  snprintf(size_text, sizeof size_text, "%d", size);
+  char *arguments[] = {(char *)gpu_running.program,
+                       "--rank",
+                       rank_text,
+                       "--size",
+                       size_text,
+                       "--group",
+                       group,
+                       "--test",
+                       (char *)gpu_running.test,
+                       NULL};
+  char **environment = rank_environment(rank);
+  errno = posix_spawn(&process->pid, "/proc/self/exe", &actions, NULL, arguments, environment);
+  if (errno)
+    gpu_give_up("process");
+  free(environment);
+  posix_spawn_file_actions_destroy(&actions);
+}
+
+static void end_process(struct rank_process *process) {
+  if (!process->ended)
+    kill(process->pid, SIGKILL);
+  while (!process->ended && waitpid(process->pid, &process->status, 0) < 0 && errno == EINTR)
+    continue;
+  process->ended = true;
+}
+
+static bool went_well(const struct rank_process *process) {
+  return WIFEXITED(process->status) &&
+         (WEXITSTATUS(process->status) == 0 || WEXITSTATUS(process->status) == SKIPPED);
+}
+
+/* Until all have ended; when one has failed, the others get a few seconds to notice. */
+static void await(struct rank_process *processes, int size) {
+  long left = gpu_limit() * 100L;
+  for (int running = size; running > 0 && left > 0; left--) {
+    running = 0;
+    for (int r = 0; r < size; r++) {
+      struct rank_process *process = &processes[r];
+      if (!process->ended && waitpid(process->pid, &process->status, WNOHANG) == process->pid) {
+        process->ended = true;
+        if (!went_well(process) && left > 500)
+          left = 500;
+      }
+      running += !process->ended;
+    }
+    nanosleep(&(struct timespec){0, 10000000}, NULL);
+  }
+}
+
+static void show_words(const struct rank_process *process, int rank) {
+  char line[1024];
+  rewind(process->words);
+  while (fgets(line, sizeof line, process->words))
+    printf("  [rank %d] %s%s", rank, line, strchr(line, '\n') ? "" : "\n");
+}
+
+static bool judge(struct rank_process *process, int rank, int size) {
+  bool in_time = process->ended;
+  end_process(process);
+  bool well = in_time && went_well(process);
+  if (!well)
+    show_words(process, rank);
+  if (!in_time)
+    CHECK(false, "rank %d of %d had to be ended", rank, size);
+  else if (WIFSIGNALED(process->status))
+    CHECK(false, "rank %d of %d: %s", rank, size, strsignal(WTERMSIG(process->status)));
+  else if (!well)
+    CHECK(false, "rank %d of %d exited with %d", rank, size, WEXITSTATUS(process->status));
+  else if (WEXITSTATUS(process->status) == SKIPPED) {
+    char words[256] = "";
+    rewind(process->words);
+    while (fgets(words, sizeof words, process->words))
+      words[strcspn(words, "\n")] = 0;
+    check_skip("%s", words);
+    well = false;
+  }
+  fclose(process->words);
+  return well;
+}
+
+bool gpu_ranks(int size, gpu_rank_body *body, void *context) {
+  struct rank_process processes[MOST_RANKS];
+  int read_ends[MOST_RANKS] = {0}, write_ends[MOST_RANKS] = {0};
+  gpu_running.calls++;
+  if (gpu_seat.taken && gpu_running.calls == gpu_seat.call)
+    sit(body, context);
+  if (gpu_seat.taken)
+    return true; /* it is wanted further on */
+  if (!gpu_size_is_usable(size))
+    return false;
+  gpu_open_pipes(size, read_ends, write_ends);
+  for (int r = 0; r < size; r++)
+    start_process(&processes[r], r, size, read_ends, write_ends);
+  gpu_close_pipes(size, read_ends, write_ends);
+  await(processes, size);
+  bool well = true;
+  for (int r = 0; r < size; r++)
+    well &= judge(&processes[r], r, size);
+  return well;
+}
+
+#endif

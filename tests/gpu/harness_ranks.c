@@ -1,0 +1,170 @@
+/* What ranks share, and ranks that are threads. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/gpu/harness_inside.h"
+
+struct seat gpu_seat;
+struct running gpu_running;
+
+static struct {
+  int file;
+  void *memory;
+  size_t bytes;
+} areas[MOST_AREAS];
+static size_t area_count;
+
+int gpu_limit(void) {
+  const char *text = getenv("ONEBIT_TEST_LIMIT");
+  long seconds = text ? strtol(text, NULL, 10) : 0;
+  return seconds > 0 ? (int)seconds : 120;
+}
+
+void gpu_ranks_begin(const char *program, const char *test) {
+  gpu_running = (struct running){program, test, 0};
+}
+
+void gpu_ranks_end(void) {
+  for (size_t i = 0; i < area_count; i++) {
+    munmap(areas[i].memory, areas[i].bytes);
+    close(areas[i].file);
+  }
+  area_count = 0;
+}
+
+/* --- What they share */
+
+void gpu_give_up(const char *what) {
+  perror(what);
+  exit(2);
+}
+
+void *gpu_area(size_t bytes) {
+  if (area_count == MOST_AREAS || (gpu_seat.taken && area_count == gpu_seat.area_count)) {
+    fprintf(stderr, "%s: an area more than there can be\n", gpu_running.test);
+    exit(2);
+  }
+  int file = gpu_seat.taken ? gpu_seat.areas[area_count] : memfd_create("ranks", MFD_CLOEXEC);
+  bytes = bytes ? bytes : 1;
+  if (file < 0 || (!gpu_seat.taken && ftruncate(file, (off_t)bytes)))
+    gpu_give_up("shared memory");
+  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (memory == MAP_FAILED)
+    gpu_give_up("shared memory");
+  areas[area_count].file = file;
+  areas[area_count].bytes = bytes;
+  areas[area_count++].memory = memory;
+  return memory;
+}
+
+size_t gpu_area_files(int files[MOST_AREAS]) {
+  for (size_t i = 0; i < area_count; i++)
+    files[i] = areas[i].file;
+  return area_count;
+}
+
+static bool move_bytes(int file, char *data, size_t size, bool out) {
+  while (size) {
+    ssize_t moved = out ? write(file, data, size) : read(file, data, size);
+    if (moved < 0 && errno == EINTR)
+      continue;
+    if (moved <= 0)
+      return false;
+    data += moved;
+    size -= (size_t)moved;
+  }
+  return true;
+}
+
+void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size) {
+  if (self->rank > 0)
+    CHECK(move_bytes(self->from_first, data, size, false), "rank %d hears nothing from rank 0",
+          self->rank);
+  for (int r = 1; self->rank == 0 && r < self->size; r++)
+    CHECK(move_bytes(self->to_others[r], data, size, true), "rank 0 cannot reach rank %d", r);
+}
+
+/* --- Threads */
+
+struct rank_thread {
+  struct gpu_rank self;
+  gpu_rank_body *body;
+  void *context;
+  pthread_t thread;
+};
+
+static void *thread_main(void *argument) {
+  struct rank_thread *thread = argument;
+  check_case("rank %d of %d", thread->self.rank, thread->self.size);
+  thread->body(&thread->self, thread->context);
+  onebit_comm_destroy(thread->self.comm);
+  return NULL;
+}
+
+void gpu_open_pipes(int size, int read_ends[], int write_ends[]) {
+  for (int r = 1; r < size; r++) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC))
+      gpu_give_up("pipe");
+    read_ends[r] = ends[0];
+    write_ends[r] = ends[1];
+  }
+}
+
+void gpu_close_pipes(int size, const int read_ends[], const int write_ends[]) {
+  for (int r = 1; r < size; r++) {
+    close(read_ends[r]);
+    close(write_ends[r]);
+  }
+}
+
+/* A thread that does not end can only be left behind with the whole program. */
+static void join(const struct rank_thread *thread, const struct timespec *until) {
+  if (pthread_timedjoin_np(thread->thread, NULL, until) == 0)
+    return;
+  printf("FAILED   %s: rank %d of %d has not ended after %d s\n\n0 passed, 1 failed\n",
+         gpu_running.test, thread->self.rank, thread->self.size, gpu_limit());
+  fflush(stdout);
+  _exit(1);
+}
+
+bool gpu_run_threads(int size, const onebit_comm_t *comms, gpu_rank_body *body, void *context) {
+  struct rank_thread threads[MOST_RANKS];
+  int read_ends[MOST_RANKS] = {0}, write_ends[MOST_RANKS] = {0};
+  struct timespec until;
+  size_t failed = checks_failed();
+  gpu_open_pipes(size, read_ends, write_ends);
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += gpu_limit();
+  for (int r = 0; r < size; r++) {
+    threads[r] = (struct rank_thread){
+        {r, size, comms ? comms[r] : NULL, read_ends[r], write_ends}, body, context, 0};
+    if (pthread_create(&threads[r].thread, NULL, thread_main, &threads[r]))
+      gpu_give_up("thread");
+  }
+  for (int r = 0; r < size; r++)
+    join(&threads[r], &until);
+  gpu_close_pipes(size, read_ends, write_ends);
+  return checks_failed() == failed && !checks_skipped();
+}
+
+bool gpu_size_is_usable(int size) {
+  return CHECK(size > 0 && size <= MOST_RANKS, "a group of %d ranks", size);
+}
+
+bool gpu_threads(int size, gpu_rank_body *body, void *context) {
+  onebit_comm_t comms[MOST_RANKS];
+  if (gpu_seat.taken)
+    return true; /* this process is wanted further on */
+  if (!gpu_size_is_usable(size) ||
+      !CHECK_STATUS(onebit_comm_create_loopback(size, comms), ONEBIT_OK))
+    return false;
+  return gpu_run_threads(size, comms, body, context);
+}

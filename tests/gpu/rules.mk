@@ -1,0 +1,14 @@
+# The tests that want a GPU, or the emulated device: included by the Makefile where CUDA is not 0.
+# Needs STATIC with the kernels in it, `objects`, `link`, CUDA_CFLAGS (where cuda_runtime_api.h is)
+# and CUDA_LIBS.
+
+GPU_TESTS_PROGRAM := $(BUILD)/tests/gpu/gpu_tests
+GPU_TESTS_OBJECTS := $(call objects,tests/gpu/*.c)
+
+.PHONY: gpu-tests
+gpu-tests: $(GPU_TESTS_PROGRAM)
+
+$(GPU_TESTS_OBJECTS): ISA = $(CUDA_CFLAGS)
+$(GPU_TESTS_PROGRAM): $(GPU_TESTS_OBJECTS) $(STATIC)
+	$(call say,LD)
+	$(link) $(CUDA_LIBS) $(LIBS)
