@@ -17,13 +17,21 @@
 MPI      ?= 1
 MPICC    ?= mpicc
 MPIRUN   ?= $(subst mpicc,mpirun,$(MPICC))
+# CUDA=1: with the GPU code, for these architectures and the PTX of the last; where nvcc is found
+# that is the default. CUDA=0: without. CUDA=emulated: the GPU code too is compiled for this
+# processor, where tests/emulation runs it thread by thread. NCCL=0: without NCCL.
+NVCC     ?= nvcc
+CUDA     ?= $(if $(shell command -v $(NVCC)),1,0)
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
+CUDA_ARCHS ?= 80 90
+NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(CUDA_HOME)/include/nccl.h \
+              /usr/include/nccl.h),$(filter-out 0,$(CUDA)),0))
 # Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
 SAN      ?=
 OPENMP   ?= $(if $(findstring thread,$(SAN)),0,1)
 WERROR   ?= 0
 V        ?= 0
 CFLAGS   ?= -O3 -g
-NVCC     ?= nvcc
 CROSS    ?= aarch64-linux-gnu-
 BUILD    ?= build
 PREFIX   ?= /usr/local
@@ -48,26 +56,50 @@ MPI_SHOW   = $(shell $(MPICC) -show)
 MPI_CFLAGS = -DONEBIT_HAVE_MPI=1 $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
 MPI_LIBS   = $(filter -L% -l% -Wl$(comma)%,$(MPI_SHOW))
 endif
+ifneq ($(CUDA),0)
+CUDA_CFLAGS = -DONEBIT_HAVE_CUDA=1 $(if $(filter 1,$(NCCL)),-DONEBIT_HAVE_NCCL=1) \
+  -isystem $(if $(filter 1,$(CUDA)),$(CUDA_HOME)/include,tests/emulation/include)
+endif
+# Device code has no contraction either. A program needs only those of the libraries that it uses.
+ifeq ($(CUDA),1)
+CUDA_LAST = $(lastword $(CUDA_ARCHS))
+CUDA_CODE = $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+  -gencode arch=compute_$(CUDA_LAST),code=compute_$(CUDA_LAST)
+COMPILE_CU = $(NVCC) -std=c++17 -O3 -fmad=false $(CUDA_CODE) -I. -Iinclude $(CPPFLAGS) \
+  -Xcompiler=-Wall,-Wextra,-fPIC,-ffp-contract=off $(if $(filter 1,$(WERROR)),-Werror=all-warnings)
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--as-needed -lcudart -lcublas \
+  $(if $(filter 1,$(NCCL)),-lnccl) -lstdc++ -ldl -Wl,--no-as-needed
+endif
 SAN_FLAGS  = $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
 # Equal bits on every machine are part of what the library means: no contraction and no fast-math,
 # whatever CFLAGS says.
-ALL_CFLAGS = -std=c11 -I. -Iinclude $(MPI_CFLAGS) $(CPPFLAGS) $(WARNINGS) \
+ALL_CFLAGS = -std=c11 -I. -Iinclude $(MPI_CFLAGS) $(CUDA_CFLAGS) $(CPPFLAGS) $(WARNINGS) \
   $(if $(filter 1,$(WERROR)),-Werror) $(CFLAGS) -fno-fast-math -ffp-contract=off -fPIC \
   -fno-semantic-interposition -pthread $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) \
   $(SAN_FLAGS)
+ifeq ($(CUDA),emulated)
+COMPILE_CU = $(CXX) -x c++ -std=c++17 -I. -Iinclude $(CUDA_CFLAGS) $(CPPFLAGS) -Wall -Wextra \
+  -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $(CFLAGS) -fno-fast-math -ffp-contract=off -fPIC \
+  -pthread $(SAN_FLAGS)
+CUDA_LIBS = $(EMULATION_ARCHIVE)
+endif
 ALL_LDFLAGS = $(LDFLAGS) -pthread $(if $(filter 1,$(OPENMP)),-fopenmp) $(SAN_FLAGS)
 # Before glibc 2.34 shared memory is in a library of its own.
-LIBS        = $(MPI_LIBS) -lm -lrt
+LIBS        = $(CUDA_LIBS) $(MPI_LIBS) -lm -lrt
 
 # --- What is built
 
 objects   = $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard $(1))))
+objects_cu = $(patsubst %.cu,$(BUILD)/%.cu.o,$(sort $(wildcard $(1))))
 main_of   = $(notdir $(basename $(wildcard $(1))))
 only_mpi := $(if $(filter 1,$(MPI)),,%_mpi.o)
 
-LIBRARY  := $(filter-out $(only_mpi),\
-              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c))
+only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
+
+LIBRARY  := $(filter-out $(only_mpi) $(only_nccl),\
+              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c) \
+              $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
 PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c \
@@ -81,8 +113,14 @@ DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h),$(wildcard include/onebit/*.h))
-ROOMS    := include/onebit base compression collectives optimizers bench examples tests
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
+              $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
+ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests
+
+ifeq ($(CUDA),emulated)
+include tests/emulation/rules.mk
+CUDA_LIBS += $(EMULATION_LIBS)
+endif
 
 .PHONY: all tests deps demo check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
@@ -96,7 +134,7 @@ $(BUILD)/flags: FORCE | $(filter deps,$(MAKECMDGOALS))
 	  { echo "$(CC): not found; 'make deps' installs a compiler" >&2; exit 1; }
 	@[ "$(MPI)" = 0 ] || command -v $(MPICC) >/dev/null || \
 	  { echo "$(MPICC): not found; 'make deps' installs MPI, MPI=0 goes without" >&2; exit 1; }
-	@mkdir -p $(@D); echo '$(CC) $(ALL_CFLAGS) : $(ALL_LDFLAGS) $(LIBS)' >$@.new; \
+	@mkdir -p $(@D); echo '$(CC) $(ALL_CFLAGS) : $(COMPILE_CU) : $(ALL_LDFLAGS) $(LIBS)' >$@.new; \
 	  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 # A codec a file, each with the instructions it is written for; compression/codec.c chooses one.
@@ -111,6 +149,9 @@ $(BUILD)/examples/transformer_math.o: ISA = -fno-math-errno
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC)
 	$(Q)mkdir -p $(@D); $(CC) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+	$(call say,CU)
+	$(Q)mkdir -p $(@D); $(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $<
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 $(STATIC): $(LIBRARY)
@@ -125,6 +166,7 @@ $(SHARED): $(LIBRARY) onebit.map
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
 # A program: its own objects and the static library.
+$(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED) $(SHARED): $(EMULATION_ARCHIVE)
 link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
@@ -161,7 +203,7 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 
 # --- What can be done with it
 
-export BUILD CC CXX MPI MPIRUN NVCC SAN VERSION
+export BUILD CC CXX MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
 	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)

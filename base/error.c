@@ -35,6 +35,7 @@ const char *onebit_status_string(onebit_status_t status) {
       {ONEBIT_ERROR_PEER, "ONEBIT_ERROR_PEER"},
       {ONEBIT_ERROR_TRANSPORT, "ONEBIT_ERROR_TRANSPORT"},
       {ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_ERROR_UNSUPPORTED"},
+      {ONEBIT_ERROR_DEVICE, "ONEBIT_ERROR_DEVICE"},
   };
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (names[i].status == status)

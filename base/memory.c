@@ -15,7 +15,7 @@ static atomic_long countdown;
 
 void ob_memory_fail_at(long n) { atomic_store(&countdown, n > 0 ? n : 0); }
 
-static int must_fail(void) {
+int ob_memory_must_fail(void) {
   if (atomic_load_explicit(&countdown, memory_order_relaxed) <= 0)
     return 0;
   return atomic_fetch_sub(&countdown, 1) == 1;
@@ -26,7 +26,7 @@ static size_t rounded_up(size_t bytes, size_t multiple) {
 }
 
 void *ob_allocate(size_t count, size_t size) {
-  if (must_fail() || (size != 0 && count > (SIZE_MAX - HUGE_PAGE) / size))
+  if (ob_memory_must_fail() || (size != 0 && count > (SIZE_MAX - HUGE_PAGE) / size))
     return NULL;
   size_t bytes = count * size;
   int large = bytes >= 2 * HUGE_PAGE;
@@ -44,3 +44,17 @@ void *ob_allocate(size_t count, size_t size) {
 }
 
 void ob_release(void *memory) { free(memory); }
+
+static onebit_status_t copy(void *to, const void *from, size_t bytes) {
+  if (bytes)
+    memcpy(to, from, bytes);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t clear(void *memory, size_t bytes) {
+  if (bytes)
+    memset(memory, 0, bytes);
+  return ONEBIT_OK;
+}
+
+const struct ob_memory ob_memory_host = {ob_allocate, ob_release, copy, clear};

@@ -6,6 +6,8 @@
 
 #include <stddef.h>
 
+#include "onebit/status.h"
+
 /* Vector loads, non-temporal stores and cache lines all want this much. */
 #define OB_ALIGNMENT 64
 
@@ -16,6 +18,20 @@ void *ob_allocate(size_t count, size_t size);
 
 /* Gives it back. NULL is fine. */
 void ob_release(void *memory);
+
+/* A kind of memory: how arrays are taken from it (zeroed; NULL when there is none) and given back
+ * (NULL is fine), and how they are looked at from the host: `copy` has one end there. */
+struct ob_memory {
+  void *(*allocate)(size_t count, size_t size);
+  void (*release)(void *memory);
+  onebit_status_t (*copy)(void *to, const void *from, size_t bytes);
+  onebit_status_t (*clear)(void *memory, size_t bytes);
+};
+
+extern const struct ob_memory ob_memory_host;
+
+/* Must this allocation fail, for a test? For other kinds of memory. */
+int ob_memory_must_fail(void);
 
 /* For tests: from now on the n-th allocation of the process fails, once; n <= 0 switches it off. */
 void ob_memory_fail_at(long n);

@@ -23,6 +23,10 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
                           "schedule is %s: an optimizer's momentum is what servers send",
                           names[options->schedule])
                : ONEBIT_OK;
+  if (!plan->place->hierarchical)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "schedule is %s, which this plan's device and transport do not have",
+                    names[options->schedule]);
   if (shape->one_scale)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "schedule is %s, block_size is ONEBIT_BLOCK_BUFFER: a rank has a part of the "
@@ -54,7 +58,7 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
       .block = options->block_size,
       .wire = options->wire,
       .hosts = hosts->count,
-      .ranks_per_host = hosts->each,
+      .ranks_per_host = plan->place->hierarchical || hosts->each == 1 ? hosts->each : 0,
       .ranks = plan->comm->size,
       .most_ranks = hosts->most,
       .schedule = options->schedule,
@@ -78,8 +82,8 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
   if (!free)
     task->schedule = ONEBIT_SCHEDULE_EXCHANGE;
   else if (served)
-    task->schedule = hosts->count > 1 && hosts->each > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL
-                                                         : ONEBIT_SCHEDULE_EXCHANGE;
+    task->schedule = hosts->count > 1 && task->ranks_per_host > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL
+                                                                  : ONEBIT_SCHEDULE_EXCHANGE;
   else
     task->dense_allowed = true;
 }
@@ -103,8 +107,9 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
   insist(&plan->choice, &task);
   plan->schedule = plan->choice.schedule;
-  plan->choice.doubling =
-      plan->schedule == ONEBIT_SCHEDULE_ALLGATHER && plan->comm->size >= OB_COST_DOUBLING_RANKS;
+  plan->choice.doubling = plan->schedule == ONEBIT_SCHEDULE_ALLGATHER &&
+                          plan->comm->size >= OB_COST_DOUBLING_RANKS &&
+                          plan->comm->transport->host_messages;
   plan->options.wire = plan->choice.wire;
   return ONEBIT_OK;
 }

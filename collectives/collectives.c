@@ -1,5 +1,6 @@
 /* The public collectives: checks, and the ways to walk a plan's steps. */
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "collectives/plan.h"
@@ -28,6 +29,9 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
     ob_steps_fail(plan, status);
   if (plan->host.ranks)
     ob_host_begin(plan);
+  onebit_status_t begun = plan->place->begin(plan);
+  if (begun != ONEBIT_OK)
+    ob_steps_fail(plan, begun);
   plan->in_flight = true;
   ob_engine_add(plan->comm->engine, plan);
   return ONEBIT_OK;
@@ -50,26 +54,75 @@ static bool move(onebit_plan_t plan, bool wait, bool *moved) {
   return done;
 }
 
-onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
+/* Walks to the end of the list, or with `wait` false as far as it goes. */
+static bool walked(onebit_plan_t plan, bool wait) {
   bool moved;
   for (unsigned idle = 0; !move(plan, wait, &moved); idle = moved ? 0 : idle + 1) {
     if (!wait)
-      return ONEBIT_IN_PROGRESS;
+      return false;
     if (!moved)
       ob_rest(idle);
   }
+  return true;
+}
+
+/* A held call that ended well is still to be applied. */
+static bool to_be_applied(const struct onebit_plan *plan) {
+  return plan->call.hold && plan->status == ONEBIT_OK;
+}
+
+static void end_call(onebit_plan_t plan) {
+  if (plan->host.ranks)
+    ob_host_end(plan);
+  plan->place->end(plan);
+}
+
+static onebit_status_t leave(onebit_plan_t plan) {
   ob_engine_remove(plan->comm->engine, plan);
   plan->in_flight = false;
-  if (plan->host.ranks && !(plan->call.hold && plan->status == ONEBIT_OK))
-    ob_host_end(plan); /* a held call is still to be applied */
+  if (!to_be_applied(plan))
+    end_call(plan);
   if (plan->status == ONEBIT_OK)
     return ONEBIT_OK;
   return ob_error(plan->status, "%s", plan->words);
 }
 
+void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
+  bool worse = plan->outcome == ONEBIT_OK || plan->outcome == ONEBIT_SKIPPED;
+  if (status == ONEBIT_OK || !worse || status == plan->outcome)
+    return;
+  plan->outcome = status;
+  snprintf(plan->outcome_words, sizeof plan->outcome_words, "%s", onebit_last_error());
+}
+
+static onebit_status_t take_outcome(onebit_plan_t plan) {
+  onebit_status_t status = plan->outcome;
+  plan->outcome = ONEBIT_OK;
+  return status == ONEBIT_OK ? ONEBIT_OK : ob_error(status, "%s", plan->outcome_words);
+}
+
+onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
+  if (!walked(plan, wait) || !plan->place->settled(plan, wait))
+    return ONEBIT_IN_PROGRESS;
+  return leave(plan);
+}
+
+onebit_status_t ob_plan_put(onebit_plan_t plan) {
+  walked(plan, true);
+  onebit_status_t status = leave(plan);
+  ob_plan_note(plan, status);
+  return status;
+}
+
+onebit_status_t ob_plan_settle(onebit_plan_t plan) {
+  plan->place->settled(plan, true);
+  return take_outcome(plan);
+}
+
 void ob_plan_apply(onebit_plan_t plan) {
   plan->stop = plan->step_count;
   ob_steps_walk(plan, true);
+  end_call(plan);
 }
 
 /* Elements in the send and the receive buffer. */
@@ -114,6 +167,8 @@ static onebit_status_t check_buffers(const struct onebit_plan *plan, const void 
   size_t alignment = ob_dtype_size(plan->options.dtype);
   OB_TRY(check_pointer("sendbuf", sendbuf, alignment));
   OB_TRY(check_pointer("recvbuf", recvbuf, alignment));
+  OB_TRY(plan->place->check(plan, "sendbuf", sendbuf));
+  OB_TRY(plan->place->check(plan, "recvbuf", recvbuf));
   return check_overlap(plan, sendbuf, recvbuf);
 }
 
@@ -151,8 +206,10 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
   return check_buffers(plan, sendbuf, recvbuf);
 }
 
+/* A call without a stream, or on the one that `call` names. */
 static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
-                             onebit_operation_t operation, onebit_request_t *request) {
+                             onebit_operation_t operation, onebit_request_t *request,
+                             struct ob_call call) {
   if (!plan)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
   if (plan->in_flight)
@@ -160,22 +217,34 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request);
   if (status == ONEBIT_OK)
     place(plan, sendbuf, recvbuf);
-  struct ob_call call = {.source = {.inputs = plan->inputs}, .outputs = plan->outputs};
+  call.source = (struct ob_source){.inputs = plan->inputs};
+  call.outputs = plan->outputs;
   return ob_plan_start(plan, status, &call);
 }
 
 static onebit_status_t run(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                            onebit_operation_t operation) {
   onebit_request_t request;
-  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request));
+  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request, (struct ob_call){0}));
   return ob_plan_test(plan, true);
+}
+
+onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                  onebit_operation_t operation, void *stream) {
+  onebit_request_t request;
+  struct ob_call call = {.on_stream = true, .stream = stream};
+  if (plan && plan->options.device == ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "plan is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
+  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request, call));
+  return ob_plan_put(plan);
 }
 
 static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                              onebit_operation_t operation, onebit_request_t *request) {
   if (request)
     *request = NULL;
-  OB_TRY(start(sendbuf, recvbuf, plan, operation, request));
+  OB_TRY(start(sendbuf, recvbuf, plan, operation, request, (struct ob_call){0}));
   if (!request) /* nobody could wait for it: tell the others now, and end */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);

@@ -46,6 +46,9 @@ int ob_comm_tag(onebit_comm_t comm);
 /* Begins a batch and counts its bytes. */
 onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag);
 
+/* The same on a stream of a device (transport.h, put). */
+onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream);
+
 /* Gives back what ob_comm_create made, without the transport's state. */
 void ob_comm_release(onebit_comm_t comm);
 

@@ -20,9 +20,14 @@ static onebit_status_t out_of_memory(const struct onebit_plan *plan) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan of %zu elements", plan->count);
 }
 
-static void *take(struct onebit_plan *plan, size_t count, size_t size) {
+static void *take_from(struct onebit_plan *plan, const struct ob_memory *memory, size_t count,
+                       size_t size) {
   plan->memory_bytes += count * size;
-  return ob_allocate(count, size);
+  return memory->allocate(count, size);
+}
+
+static void *take(struct onebit_plan *plan, size_t count, size_t size) {
+  return take_from(plan, &ob_memory_host, count, size);
 }
 
 /* A rank of several on a host compresses its part of the elements only. */
@@ -40,18 +45,19 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan) {
     first = 0;
     end = plan->layout.blocks;
   }
-  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, first, end, work->one_scale));
+  const struct ob_memory *memory = plan->place->kept;
+  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, first, end, work->one_scale, memory));
   bool serves =
       plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER;
   const size_t *own = plan->bounds + (plan->first_share + plan->group.place) * plan->chunks;
   first = serves ? own[0] : 0;
   end = serves ? own[plan->chunks] : 0;
-  OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale));
+  OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale, memory));
   plan->memory_bytes += ob_kept_bytes(&plan->worker) + ob_kept_bytes(&plan->server);
   if (!work->one_scale)
     return ONEBIT_OK;
-  plan->worker_sums = take(plan, plan->worker.blocks, sizeof(double));
-  plan->server_sums = take(plan, plan->server.blocks, sizeof(double));
+  plan->worker_sums = take_from(plan, memory, plan->worker.blocks, sizeof(double));
+  plan->server_sums = take_from(plan, memory, plan->server.blocks, sizeof(double));
   return plan->worker_sums && plan->server_sums ? ONEBIT_OK : out_of_memory(plan);
 }
 
@@ -60,7 +66,7 @@ static onebit_status_t take_messages(struct onebit_plan *plan, size_t count,
                                      unsigned char **memory) {
   if (!count)
     return ONEBIT_OK;
-  *memory = take(plan, count, plan->peer_stride);
+  *memory = take_from(plan, plan->place->messages, count, plan->peer_stride);
   return *memory ? ONEBIT_OK : out_of_memory(plan);
 }
 
@@ -133,6 +139,7 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
 static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   plan->options = shape->options;
   plan->momentum = shape->momentum;
+  OB_TRY(ob_place_choose(plan));
   OB_TRY(ob_layout_create(&plan->layout, shape->block, shape->pieces, shape->counts, shape->valid));
   OB_TRY(ob_schedule_choose(plan, shape));
   OB_TRY(set_up_group(plan));
@@ -145,7 +152,8 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
     OB_TRY(allocate_kept(plan));
   OB_TRY(allocate_messages(plan));
   OB_TRY(allocate_batches(plan));
-  return allocate_lists(plan);
+  OB_TRY(allocate_lists(plan));
+  return plan->place->create(plan);
 }
 
 static void destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
@@ -154,27 +162,35 @@ static void destroy_batches(struct onebit_plan *plan, struct ob_batch **batches)
   ob_release(batches);
 }
 
+static void release_messages(struct onebit_plan *plan) {
+  if (!plan->place)
+    return;
+  if (!plan->host.ranks) {
+    if (plan->results[1] != plan->results[0])
+      plan->place->messages->release(plan->results[1]);
+    plan->place->messages->release(plan->results[0]);
+  }
+  plan->place->messages->release(plan->outgoing);
+  plan->place->messages->release(plan->incoming);
+  plan->place->kept->release(plan->worker_sums);
+  plan->place->kept->release(plan->server_sums);
+}
+
 /* Also of a plan that was only built in part. */
 static void release(struct onebit_plan *plan) {
   if (!plan)
     return;
+  if (plan->place)
+    plan->place->destroy(plan);
   ob_kept_destroy(&plan->worker);
   ob_kept_destroy(&plan->server);
   ob_work_destroy(&plan->work);
   ob_layout_destroy(&plan->layout);
   destroy_batches(plan, plan->exchange);
   destroy_batches(plan, plan->gather);
-  if (!plan->host.ranks) {
-    if (plan->results[1] != plan->results[0])
-      ob_release(plan->results[1]);
-    ob_release(plan->results[0]);
-  }
+  release_messages(plan);
   ob_host_destroy(&plan->host);
   ob_release(plan->group.ranks);
-  ob_release(plan->outgoing);
-  ob_release(plan->incoming);
-  ob_release(plan->worker_sums);
-  ob_release(plan->server_sums);
   ob_release(plan->bounds);
   ob_release(plan->steps);
   ob_release(plan->views);
@@ -349,7 +365,7 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .chunks = plan->chunks,
       .wire_bytes = plan->wire_bytes,
       .memory_bytes = plan->memory_bytes,
-      .codec = plan->work.codec->name,
+      .codec = plan->place->codec ? plan->place->codec : plan->work.codec->name,
       .transport = plan->comm->transport->name,
       .schedule = plan->schedule,
       .wire = plan->options.wire,
@@ -362,21 +378,26 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
 
 const char *onebit_plan_explain(onebit_plan_t plan) { return plan ? plan->choice.words : ""; }
 
-/* Is the plan free for a look at its kept error? */
+/* Is the plan free for a look at its kept error? What is on a stream is waited for. */
 static onebit_status_t check_idle(onebit_plan_t plan) {
   if (!plan)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  plan->place->settled(plan, true);
   return ONEBIT_OK;
+}
+
+static onebit_status_t tell_place(onebit_plan_t plan) {
+  return plan->place->imported ? plan->place->imported(plan) : ONEBIT_OK;
 }
 
 onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server) {
   OB_TRY(check_idle(plan));
   if (worker)
-    ob_kept_export(&plan->worker, &plan->layout, worker);
+    OB_TRY(ob_kept_export(&plan->worker, &plan->layout, worker));
   if (server)
-    ob_kept_export(&plan->server, &plan->layout, server);
+    OB_TRY(ob_kept_export(&plan->server, &plan->layout, server));
   return ONEBIT_OK;
 }
 
@@ -401,20 +422,20 @@ onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker
   OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->layout)));
   OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->layout)));
   if (worker)
-    ob_kept_import(&plan->worker, &plan->layout, worker);
+    OB_TRY(ob_kept_import(&plan->worker, &plan->layout, worker));
   if (server) {
-    ob_kept_import(&plan->server, &plan->layout, server);
+    OB_TRY(ob_kept_import(&plan->server, &plan->layout, server));
     plan->server_large = any_large(server, ob_kept_elements(&plan->server, &plan->layout));
   }
-  return ONEBIT_OK;
+  return tell_place(plan);
 }
 
 onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
   OB_TRY(check_idle(plan));
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
     return ONEBIT_OK;
-  ob_kept_reset(&plan->worker);
-  ob_kept_reset(&plan->server);
+  OB_TRY(ob_kept_reset(&plan->worker));
+  OB_TRY(ob_kept_reset(&plan->server));
   plan->server_large = false;
-  return ONEBIT_OK;
+  return tell_place(plan);
 }

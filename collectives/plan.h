@@ -10,6 +10,7 @@
 
 #include "collectives/communicator.h"
 #include "collectives/host.h"
+#include "collectives/place.h"
 #include "collectives/trace.h"
 #include "compression/blocks.h"
 #include "onebit/collectives.h"
@@ -63,6 +64,13 @@ struct ob_call {
   /* The bits of a float32 argument that must be the same on all ranks, and its name. */
   uint32_t agreed;
   const char *agreed_name;
+  /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
+   * outputs are parts of one buffer. And the sink, as kernels are told of it. */
+  void *const *device_inputs, *const *device_outputs;
+  const struct ob_cuda_adam *device_adam;
+  /* On which stream of the device, where the plan is on one: NULL is a stream too. */
+  bool on_stream;
+  void *stream;
   /* Stop when decided: the caller has several plans to apply all or none of (ob_plan_apply). */
   bool hold;
 };
@@ -90,6 +98,8 @@ struct onebit_plan {
   size_t count; /* as the caller gave it */
   struct ob_layout layout;
   struct ob_work work;
+  const struct ob_place *place;
+  struct ob_device *device; /* the place's own, where it is a device */
   bool momentum;
   uint64_t wire_bytes, memory_bytes;
   struct ob_cost_choice choice; /* what was decided, and why */
@@ -141,6 +151,10 @@ struct onebit_plan {
 
   struct ob_trace trace;
 
+  /* Of calls on streams, until ob_plan_settle: the first that did not end well. */
+  onebit_status_t outcome;
+  char outcome_words[256];
+
   bool in_flight, broken; /* broken: the transport failed, nothing can follow */
   struct onebit_request request;
   struct onebit_plan *next; /* in the engine's list */
@@ -170,6 +184,22 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
 /* Ends a call that ob_plan_start began: its status, or ONEBIT_IN_PROGRESS if `wait` is false and it
  * is not done. */
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait);
+
+/* A collective of a plan on a device, on this stream of it; the errors are the collectives', and
+ * what is not known yet when it returns comes from ob_plan_settle. */
+onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                  onebit_operation_t operation, void *stream);
+
+/* Ends a call that ob_plan_start began on a stream as soon as all of it is there: its status as far
+ * as that is known. */
+onebit_status_t ob_plan_put(onebit_plan_t plan);
+
+/* Waits for what is on streams. The status of the first call since the last time that did not end
+ * well, an error counting more than a skip. */
+onebit_status_t ob_plan_settle(onebit_plan_t plan);
+
+/* Keeps the status of a call on a stream for ob_plan_settle, with the latest words. */
+void ob_plan_note(onebit_plan_t plan, onebit_status_t status);
 
 /* After a held call ended well: applies and commits it. */
 void ob_plan_apply(onebit_plan_t plan);

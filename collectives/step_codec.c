@@ -1,7 +1,9 @@
-/* What the steps compute: from inputs to messages, from messages to messages, to outputs. */
+/* What the steps compute on the host: from inputs to messages, from messages to messages, to
+ * outputs. */
 #include <string.h>
 
 #include "collectives/step_parts.h"
+#include "collectives/steps.h"
 
 /* The caller's own input, or the mean of the host's. */
 static void load_message(struct onebit_plan *plan, const struct ob_message_shape *shape,
@@ -38,7 +40,7 @@ static void compress_message(struct onebit_plan *plan, unsigned char *memory, si
     compress_bits(plan, &shape, &out, share, chunk);
 }
 
-void ob_compress_chunk(struct onebit_plan *plan, size_t chunk) {
+static void compress_chunk(struct onebit_plan *plan, size_t chunk) {
   if (ob_gathers_whole(plan)) {
     compress_message(plan, ob_result_of(plan, plan->group.place, chunk), 0, chunk);
     return;
@@ -52,12 +54,12 @@ void ob_compress_chunk(struct onebit_plan *plan, size_t chunk) {
     ob_host_taken(plan, chunk);
 }
 
-void ob_finish_worker(struct onebit_plan *plan) {
+static void finish_worker(struct onebit_plan *plan) {
   if (plan->status == ONEBIT_OK)
     plan->worker_scale = ob_finish(&plan->work, &plan->worker, plan->worker_sums);
 }
 
-void ob_finish_server(struct onebit_plan *plan) {
+static void finish_server(struct onebit_plan *plan) {
   if (plan->status == ONEBIT_OK)
     plan->server_scale = ob_finish(&plan->work, &plan->server, plan->server_sums);
 }
@@ -78,7 +80,7 @@ static void view_results(struct onebit_plan *plan, size_t chunk,
     plan->views[member] = ob_message_view(ob_result_of(plan, member, chunk), shape);
 }
 
-void ob_reduce_chunk(struct onebit_plan *plan, size_t chunk) {
+static void reduce_chunk(struct onebit_plan *plan, size_t chunk) {
   bool whole = ob_gathers_whole(plan);
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_share(plan), chunk);
   unsigned char *memory = whole ? ob_message_at(plan, plan->outgoing, 0, chunk)
@@ -121,7 +123,7 @@ static void apply_mean(struct onebit_plan *plan, size_t share, size_t chunk, boo
   ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
 }
 
-void ob_apply_chunk(struct onebit_plan *plan, size_t chunk) {
+static void apply_chunk(struct onebit_plan *plan, size_t chunk) {
   bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
   if (plan->status != ONEBIT_OK)
     return; /* in a window, or after a message that was damaged */
@@ -137,3 +139,51 @@ void ob_apply_chunk(struct onebit_plan *plan, size_t chunk) {
       apply_message(plan, ob_plan_result(plan, true, source, chunk), gathered ? 0 : source, chunk,
                     plan->call.outputs + (gathered ? source : 0));
 }
+
+static void commit(struct onebit_plan *plan) {
+  ob_kept_commit(&plan->worker);
+  ob_kept_commit(&plan->server);
+  plan->server_large = ob_kept_large(&plan->server);
+  if (plan->options.no_error_feedback) {
+    ob_kept_reset(&plan->worker); /* which cannot fail in memory of the host */
+    ob_kept_reset(&plan->server);
+  }
+}
+
+static onebit_status_t nothing_to_do(struct onebit_plan *plan) {
+  (void)plan;
+  return ONEBIT_OK;
+}
+
+static void nothing(struct onebit_plan *plan) { (void)plan; }
+
+static bool ready(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)plan, (void)chunk, (void)wait;
+  return true;
+}
+
+static bool all_ready(struct onebit_plan *plan, bool wait) {
+  (void)plan, (void)wait;
+  return true;
+}
+
+const struct ob_place ob_place_host = {
+    .kept = &ob_memory_host,
+    .messages = &ob_memory_host,
+    .hierarchical = true,
+    .create = nothing_to_do,
+    .destroy = nothing,
+    .check = ob_place_check_host,
+    .begin = nothing_to_do,
+    .end = nothing,
+    .take = ob_steps_take,
+    .settled = all_ready,
+    .compress = compress_chunk,
+    .finish_worker = finish_worker,
+    .reduce = reduce_chunk,
+    .finish_server = finish_server,
+    .apply = apply_chunk,
+    .commit = commit,
+    .ready = ready,
+    .all_ready = all_ready,
+};

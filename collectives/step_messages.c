@@ -73,28 +73,24 @@ static void add_endpoints(struct onebit_plan *plan, struct ob_batch *batch, size
   batch->receive[batch->receives++] = (struct ob_endpoint){in, in_bytes, rank};
 }
 
-void ob_exchange_chunk(struct onebit_plan *plan, size_t chunk) {
+struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk) {
   struct ob_batch *batch = plan->exchange[chunk % plan->slots];
   struct ob_message_shape mine = ob_plan_message(plan, ob_own_share(plan), chunk);
   batch->sends = batch->receives = 0;
-  for (size_t step = 1; step <= plan->group.size; step++) {
+  for (size_t step = 1; step < plan->group.size; step++) {
     size_t member = ob_shifted(plan, step);
     struct ob_message_shape shape = ob_plan_message(plan, ob_share_of(plan, member), chunk);
-    unsigned char *out = ob_message_at(plan, plan->outgoing, member, chunk);
-    stamp(plan, ob_message_view(out, &shape).header, &shape, OB_MESSAGE_WORKER, plan->worker_scale);
-    if (member != plan->group.place)
-      add_endpoints(plan, batch, member, out, ob_message_bytes(&shape),
-                    ob_message_at(plan, plan->incoming, member, chunk), ob_message_bytes(&mine));
+    add_endpoints(plan, batch, member, ob_message_at(plan, plan->outgoing, member, chunk),
+                  ob_message_bytes(&shape), ob_message_at(plan, plan->incoming, member, chunk),
+                  ob_message_bytes(&mine));
   }
-  begin(plan, batch);
+  return batch;
 }
 
-void ob_gather_chunk(struct onebit_plan *plan, size_t chunk) {
+struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk) {
   struct ob_batch *batch = plan->gather[chunk % plan->slots];
   struct ob_message_shape mine = ob_plan_message(plan, ob_own_share(plan), chunk);
   unsigned char *out = ob_result_of(plan, plan->group.place, chunk);
-  stamp(plan, ob_message_view(out, &mine).header, &mine, OB_MESSAGE_SERVER,
-        ob_gathers_whole(plan) ? plan->worker_scale : plan->server_scale);
   batch->sends = batch->receives = 0;
   for (size_t step = 1; step < plan->group.size; step++) {
     size_t member = ob_shifted(plan, step);
@@ -102,7 +98,24 @@ void ob_gather_chunk(struct onebit_plan *plan, size_t chunk) {
     add_endpoints(plan, batch, member, out, ob_message_bytes(&mine),
                   ob_result_of(plan, member, chunk), ob_message_bytes(&shape));
   }
-  begin(plan, batch);
+  return batch;
+}
+
+void ob_exchange_chunk(struct onebit_plan *plan, size_t chunk) {
+  for (size_t member = 0; member < plan->group.size; member++) {
+    struct ob_message_shape shape = ob_plan_message(plan, ob_share_of(plan, member), chunk);
+    unsigned char *out = ob_message_at(plan, plan->outgoing, member, chunk);
+    stamp(plan, ob_message_view(out, &shape).header, &shape, OB_MESSAGE_WORKER, plan->worker_scale);
+  }
+  begin(plan, ob_exchange_batch(plan, chunk));
+}
+
+void ob_gather_chunk(struct onebit_plan *plan, size_t chunk) {
+  struct ob_message_shape mine = ob_plan_message(plan, ob_own_share(plan), chunk);
+  unsigned char *out = ob_result_of(plan, plan->group.place, chunk);
+  stamp(plan, ob_message_view(out, &mine).header, &mine, OB_MESSAGE_SERVER,
+        ob_gathers_whole(plan) ? plan->worker_scale : plan->server_scale);
+  begin(plan, ob_gather_batch(plan, chunk));
 }
 
 /* What one round of doubling moves: so many messages from here to there, to and from these. */

@@ -28,6 +28,10 @@ bool ob_is_dense(const struct onebit_plan *plan);
 
 /* --- Sending and receiving (step_messages.c). What waits returns false when it is not over. */
 
+/* The endpoints of a chunk's messages, for whoever has stamped them. */
+struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk);
+struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk);
+
 void ob_exchange_chunk(struct onebit_plan *plan, size_t chunk);
 void ob_gather_chunk(struct onebit_plan *plan, size_t chunk);
 bool ob_receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
@@ -36,13 +40,5 @@ bool ob_receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
 /* A round of doubling. */
 void ob_pass(struct onebit_plan *plan, size_t number);
 bool ob_passed(struct onebit_plan *plan, size_t number, bool wait);
-
-/* --- Computing (step_codec.c) */
-
-void ob_compress_chunk(struct onebit_plan *plan, size_t chunk);
-void ob_finish_worker(struct onebit_plan *plan);
-void ob_reduce_chunk(struct onebit_plan *plan, size_t chunk);
-void ob_finish_server(struct onebit_plan *plan);
-void ob_apply_chunk(struct onebit_plan *plan, size_t chunk);
 
 #endif

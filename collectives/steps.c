@@ -48,7 +48,7 @@ unsigned ob_steps_flags(const struct onebit_plan *plan) {
 }
 
 static void apply_and_tell(struct onebit_plan *plan, size_t chunk) {
-  ob_apply_chunk(plan, chunk);
+  plan->place->apply(plan, chunk);
   if (plan->host.ranks)
     ob_host_applied(plan, chunk);
 }
@@ -79,21 +79,8 @@ static void decide(struct onebit_plan *plan) {
     plan->step = plan->stop;
 }
 
-static void commit(struct onebit_plan *plan) {
-  if (ob_is_dense(plan))
-    return;
-  ob_kept_commit(&plan->worker);
-  ob_kept_commit(&plan->server);
-  plan->result_now = !plan->result_now;
-  plan->server_large = ob_kept_large(&plan->server);
-  if (plan->options.no_error_feedback) {
-    ob_kept_reset(&plan->worker);
-    ob_kept_reset(&plan->server);
-  }
-}
-
-/* False when the step has to wait for a message. plan->step already points to the step after. */
-static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  const struct ob_place *place = plan->place;
   const size_t chunk = step->chunk, slot = chunk % plan->slots;
   switch (step->kind) {
   case OB_STEP_SHARE:
@@ -101,12 +88,14 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
   case OB_STEP_MEET:
     return ob_host_meet(plan, chunk);
   case OB_STEP_COMPRESS:
-    ob_compress_chunk(plan, chunk);
+    place->compress(plan, chunk);
     return true;
   case OB_STEP_FINISH_WORKER:
-    ob_finish_worker(plan);
+    place->finish_worker(plan);
     return true;
   case OB_STEP_EXCHANGE:
+    if (!place->ready(plan, chunk, wait))
+      return false;
     ob_exchange_chunk(plan, chunk);
     return true;
   case OB_STEP_RECEIVE:
@@ -114,17 +103,21 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
   case OB_STEP_CLEAR:
     return ob_host_clear(plan, chunk);
   case OB_STEP_REDUCE:
-    ob_reduce_chunk(plan, chunk);
+    place->reduce(plan, chunk);
     return true;
   case OB_STEP_FINISH_SERVER:
-    ob_finish_server(plan);
+    place->finish_server(plan);
     return true;
   case OB_STEP_GATHER:
+    if (!place->ready(plan, chunk, wait))
+      return false;
     ob_gather_chunk(plan, chunk);
     return true;
   case OB_STEP_COLLECT:
     return ob_receive(plan, plan->gather[slot], chunk, OB_MESSAGE_SERVER, wait);
   case OB_STEP_PASS:
+    if (!place->ready(plan, 0, wait))
+      return false;
     ob_pass(plan, chunk);
     return true;
   case OB_STEP_PASSED:
@@ -142,6 +135,8 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
       apply_and_tell(plan, chunk);
     return true;
   case OB_STEP_DECIDE:
+    if (!place->all_ready(plan, wait))
+      return false;
     decide(plan);
     return true;
   case OB_STEP_APPLY:
@@ -149,7 +144,10 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
       apply_and_tell(plan, chunk);
     return true;
   case OB_STEP_COMMIT:
-    commit(plan);
+    if (!ob_is_dense(plan)) {
+      place->commit(plan);
+      plan->result_now = !plan->result_now;
+    }
     return true;
   }
   return true;
@@ -163,7 +161,7 @@ bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
     const struct ob_step *step = &plan->steps[plan->step++];
     if (plan->trace.room)
       ob_trace_begin(plan, step);
-    if (!take(plan, step, wait)) {
+    if (!plan->place->take(plan, step, wait)) {
       plan->step--;
       break;
     }

@@ -12,6 +12,10 @@ bool ob_steps_walk(struct onebit_plan *plan, bool wait);
 void ob_trace_begin(struct onebit_plan *plan, const struct ob_step *step);
 void ob_trace_end(struct onebit_plan *plan);
 
+/* The step of a host that walks. False when it has to wait; plan->step already points to the step
+ * after. */
+bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wait);
+
 /* Has the list ended? */
 bool ob_steps_done(const struct onebit_plan *plan);
 

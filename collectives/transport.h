@@ -31,6 +31,7 @@ struct ob_batch {
 struct ob_transport {
   const char *name;
   bool (*threads)(void); /* may several threads use it at once? */
+  bool host_messages;    /* can it move messages that are in memory of the host? */
   bool network;          /* messages take time: plans choose their schedule by the cost model */
   /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */
   onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
@@ -40,12 +41,21 @@ struct ob_transport {
   /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when not and `wait` is
    * false. */
   onebit_status_t (*test)(struct ob_batch *batch, bool wait);
+  /* For messages in memory of a device: puts the batch on a stream, where it is complete when what
+   * is put there next begins. NULL: the transport moves messages of the host only. */
+  onebit_status_t (*put)(struct ob_batch *batch, void *stream);
+  /* Has it found since that what was put cannot end? NULL: it finds out at once. */
+  onebit_status_t (*health)(onebit_comm_t comm);
   /* Gives the transport a chance to move what has begun, while the caller waits for something
    * else. */
   void (*progress)(onebit_comm_t comm);
   /* Gives comm->state back. */
   void (*destroy)(onebit_comm_t comm);
 };
+
+#ifdef ONEBIT_HAVE_NCCL
+extern const struct ob_transport ob_transport_nccl;
+#endif
 
 extern const struct ob_transport ob_transport_self, ob_transport_loopback, ob_transport_mpi;
 

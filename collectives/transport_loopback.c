@@ -166,6 +166,7 @@ static void destroy(onebit_comm_t comm) {
 const struct ob_transport ob_transport_loopback = {
     .threads = threads,
     .name = "loopback",
+    .host_messages = true,
     .batch_create = batch_create,
     .batch_destroy = batch_destroy,
     .begin = begin,

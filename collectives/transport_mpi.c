@@ -131,6 +131,7 @@ static void destroy(onebit_comm_t comm) {
 const struct ob_transport ob_transport_mpi = {
     .threads = threads,
     .name = "mpi",
+    .host_messages = true,
     .network = true,
     .batch_create = batch_create,
     .batch_destroy = batch_destroy,

@@ -17,6 +17,11 @@ static onebit_status_t test(struct ob_batch *batch, bool wait) {
   return ONEBIT_OK;
 }
 
+static onebit_status_t put(struct ob_batch *batch, void *stream) {
+  (void)batch, (void)stream;
+  return ONEBIT_OK;
+}
+
 static bool threads(void) { return true; }
 
 static void progress(onebit_comm_t comm) { (void)comm; }
@@ -26,10 +31,12 @@ static void destroy(onebit_comm_t comm) { (void)comm; }
 const struct ob_transport ob_transport_self = {
     .threads = threads,
     .name = "self",
+    .host_messages = true,
     .batch_create = batch_create,
     .batch_destroy = ob_batch_release,
     .begin = begin,
     .test = test,
+    .put = put,
     .progress = progress,
     .destroy = destroy,
 };

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/memory.h"
 #include "compression/codec.h"
 #include "compression/layout.h"
 #include "compression/message.h"
@@ -23,25 +24,27 @@
 struct ob_kept {
   size_t first, first_word, blocks, words;
   bool one_scale;
-  int now; /* which copy is the current one */
+  const struct ob_memory *memory; /* where the arrays are */
+  int now;                        /* which copy is the current one */
   float *values[2];
   float *scales[2]; /* one a block, or one in all */
 };
 
 onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *layout, size_t first,
-                               size_t end, bool one_scale);
+                               size_t end, bool one_scale, const struct ob_memory *memory);
 void ob_kept_destroy(struct ob_kept *kept);
 void ob_kept_commit(struct ob_kept *kept);
-void ob_kept_reset(struct ob_kept *kept);
-/* Is a scale from OB_LARGE_SCALE on? */
+/* Errors: those of the memory, which the host's has not. */
+onebit_status_t ob_kept_reset(struct ob_kept *kept);
+/* Is a scale from OB_LARGE_SCALE on? In memory of the host. */
 bool ob_kept_large(const struct ob_kept *kept);
 size_t ob_kept_bytes(const struct ob_kept *kept);
 
 /* The kept error as plain floats, in the order of the elements; and back. `import` takes finite
- * values. */
+ * values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the host's. */
 size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout);
-void ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout, float *error);
-void ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout, const float *error);
+onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout, float *error);
+onebit_status_t ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout, const float *error);
 
 /* How the blocks of a plan are worked on. */
 struct ob_work {

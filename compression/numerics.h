@@ -126,6 +126,25 @@ OB_INLINE void ob_store(void *buffer, size_t index, onebit_dtype_t dtype, float 
         dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value);
 }
 
+/* base^exponent, by squaring: the same multiplications everywhere, which a library's pow does not
+ * promise. */
+OB_INLINE double ob_power(double base, uint64_t exponent) {
+  double power = 1;
+  for (; exponent; exponent >>= 1, base *= base)
+    if (exponent & 1)
+      power *= base;
+  return power;
+}
+
+/* The bias corrections of step number `step`, the first being 1. */
+OB_INLINE float ob_adam_momentum_factor(double beta1, uint64_t step) {
+  return (float)(1 / (1 - ob_power(beta1, step)));
+}
+
+OB_INLINE float ob_adam_variance_factor(double beta2, uint64_t step) {
+  return (float)(1 / sqrt(1 - ob_power(beta2, step)));
+}
+
 /* The factors of Adam that are the same for all elements of a step. */
 struct ob_adam_factors {
   float beta1, beta2;

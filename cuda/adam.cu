@@ -104,12 +104,17 @@ static __global__ void __launch_bounds__(threads_a_block)
   if (!find_block(plan, &block))
     return;
   const struct arrays arrays = arrays_of(plan, adam, block);
+  struct ob_adam_factors factors = adam.adam;
+  if (adam.counted) {
+    factors.momentum_factor = plan.state->momentum_factor;
+    factors.variance_factor = plan.state->variance_factor;
+  }
   float lane = 0;
   for (unsigned first = 0; first < arrays.valid; first += elements_at_once) {
     if (arrays.aligned && first + elements_at_once <= arrays.valid)
-      step_fours<true>(arrays, adam.adam, first, tile);
+      step_fours<true>(arrays, factors, first, tile);
     else /* elements past the end are zeros, and so are their variances */
-      step_fours<false>(arrays, adam.adam, first, tile);
+      step_fours<false>(arrays, factors, first, tile);
     __syncwarp();
     OB_UNROLL
     for (unsigned i = 0; i < elements_at_once; i += OB_LANES)

@@ -23,6 +23,13 @@
 extern "C" {
 #endif
 
+/* How calls ended that no host looked after. */
+struct ob_cuda_outcome {
+  int32_t status, witness; /* of the first that did not end well, errors before skips */
+  uint32_t agreed;
+  uint32_t calls, skipped; /* that ended well; that were skipped */
+};
+
 /* What changes from call to call, in memory of the device: a call that is put on a stream knows
  * nothing else of the calls before it. */
 struct ob_cuda_state {
@@ -34,11 +41,12 @@ struct ob_cuda_state {
   float worker_scale, server_scale; /* of this call, where there is one scale */
   /* What follows is for calls that no host looks after (headers.cu). */
   uint32_t sequence;
-  int32_t failed_rank, not_finite_rank; /* the first that said so, or -1 */
-  uint32_t large_heard;
-  int32_t status;  /* onebit_status_t: why the call does not end well */
-  int32_t witness; /* the rank that the status is about */
-  uint32_t agreed; /* its number, where that differs */
+  int32_t status;                         /* onebit_status_t: why the call does not end well */
+  int32_t witness;                        /* the member that the status is about */
+  int32_t failed, not_finite;             /* the first member that said so, or -1 */
+  uint32_t agreed;                        /* the witness's number, where that is the matter */
+  float momentum_factor, variance_factor; /* of this step */
+  struct ob_cuda_outcome outcome;
 };
 
 /* As struct ob_kept, whose blocks they are: two copies, the current one being state->now. */
@@ -57,9 +65,11 @@ struct ob_cuda_plan {
   size_t shares, chunks, slots, stride, peer_stride;
   size_t most_blocks; /* in a message */
   size_t members, place, first_share;
-  bool whole; /* everyone's message is about everything: one share, sent as a result */
-  /* Result of member m lies at (m - place) mod members: as rounds of passing on leave them. */
-  bool rotated;
+  bool whole;   /* everyone's message is about everything: one share, sent as a result */
+  bool rotated; /* result of member m lies at (m - place) mod members, as doubling has it */
+  /* The results in flight always come to results[1]; ob_cuda_commit copies them to results[0], where
+   * those of the last call are. Else it is the state that says which is which. */
+  bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
   bool one_scale, dense;
   onebit_scale_t rule;
@@ -93,6 +103,7 @@ struct ob_cuda_adam {
   float *variance;    /* or, once frozen, the reciprocals; it lies as the kept values do */
   double *block_sums; /* of a step's variances, one a block */
   struct ob_adam_factors adam;
+  bool counted;   /* the momentum's factor is state->momentum_factor instead */
   bool keep_zero; /* an element without variance does not move */
 };
 
@@ -158,9 +169,42 @@ cudaError_t ob_cuda_adam_frozen(struct ob_cuda_plan plan, struct ob_cuda_adam ad
 cudaError_t ob_cuda_adam_norm(struct ob_cuda_plan plan, struct ob_cuda_adam adam, double *total,
                               cudaStream_t stream);
 
+/* --- Calls that no host looks after (headers.cu). These set, read and judge headers as
+ * collectives/step_messages.c and steps.c do. */
+
+/* What a header says of a call. */
+struct ob_cuda_stamp {
+  enum ob_message_kind kind;
+  uint32_t agreed;
+  bool failed; /* this rank cannot take part */
+};
+
+/* Stamps the messages of a chunk that are about to leave. */
+cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
+                         cudaStream_t stream);
+
+/* Looks at the others' messages of a chunk and takes note of what they say. */
+cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
+                         cudaStream_t stream);
+
+/* Is every rank well? If not, state->stop. */
+cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
+                           cudaStream_t stream);
+
+/* Adds how the call ended to state->outcome: the last kernel but ob_cuda_commit. */
+cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
+                             cudaStream_t stream);
+
+/* If one of `count` calls stops, all do. `states`: an array on the device. */
+cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cudaStream_t stream);
+
+/* The state's factors of step number `before` + the calls that ended well + 1. */
+cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
+                               uint64_t before, cudaStream_t stream);
+
 /* --- The state */
 
-/* A call begins: what is above of the last one's is forgotten. */
+/* A call begins: what is of the call is set back. */
 cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 
 /* The new kept values become the current ones, unless state->stop. */

@@ -53,6 +53,8 @@ static __device__ inline size_t share_of(const struct ob_cuda_plan &plan, size_t
 
 static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &plan, uint32_t copy,
                                                   size_t member) {
+  if (plan.results_stay) /* where they come to is not for the device to choose */
+    copy = copy != plan.state->now;
   const size_t behind = member < plan.place ? plan.members : 0;
   const size_t at = plan.rotated ? member + behind - plan.place : member;
   return plan.results[copy] + at * plan.peer_stride;

@@ -15,6 +15,9 @@ static __global__ void __launch_bounds__(OB_LANES) begin_kernel(struct ob_cuda_s
   state->server_flags = 0;
   state->stop = 0;
   state->worker_scale = state->server_scale = 0;
+  state->sequence++;
+  state->status = ONEBIT_OK;
+  state->failed = state->not_finite = -1;
 }
 
 cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream) {
@@ -66,8 +69,26 @@ static __global__ void __launch_bounds__(threads_a_block)
     kept.scales[plan.state->now][plan.one_scale ? 0 : warp_number()] = 0;
 }
 
+/* The results of this call become the last ones, where they do not change places. All messages are
+ * multiples of 16 bytes apart. */
+static __global__ void __launch_bounds__(threads_a_block)
+    keep_results_kernel(const __grid_constant__ struct ob_cuda_plan plan, size_t count) {
+  const size_t i = (size_t)blockIdx.x * threads_a_block + threadIdx.x;
+  if (!plan.state->stop && i < count)
+    ((uint4 *)plan.results[0])[i] = ((const uint4 *)plan.results[1])[i];
+}
+
+static cudaError_t keep_results(const struct ob_cuda_plan &plan, cudaStream_t stream) {
+  const size_t count = plan.members * plan.peer_stride / sizeof(uint4);
+  if (!plan.results_stay || plan.results[0] == plan.results[1])
+    return cudaSuccess;
+  return launch(keep_results_kernel, (count + OB_LANES - 1) / OB_LANES, 1, stream, plan, count);
+}
+
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream) {
   cudaError_t error = launch_one_warp(commit_kernel, stream, plan.state);
+  if (error == cudaSuccess)
+    error = keep_results(plan, stream);
   if (error == cudaSuccess && forget)
     error = launch(forget_kernel, plan.worker.blocks, 1, stream, plan, false);
   if (error == cudaSuccess && forget)

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,6 +58,7 @@ static onebit_status_t resolve_plan(const onebit_adam_options_t *options,
   plan.schedule = options->schedule;
   plan.no_error_feedback = options->no_error_feedback;
   plan.threads = options->threads;
+  plan.device = options->device;
   return ob_plan_resolve(&plan, shape);
 }
 
@@ -67,13 +69,16 @@ static onebit_status_t check_number(const char *name, size_t tensor, float value
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_array(const char *name, size_t tensor, const void *array) {
+static onebit_status_t check_array(const struct ob_adam_place *place, const char *name,
+                                   size_t tensor, const void *array) {
+  char full[64];
   if (!array)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is NULL", tensor, name);
   if ((uintptr_t)array % sizeof(float))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is %p, not aligned to float", tensor,
                     name, array);
-  return ONEBIT_OK;
+  snprintf(full, sizeof full, "tensors[%zu].%s", tensor, name);
+  return place->check(full, array);
 }
 
 struct extent {
@@ -115,7 +120,8 @@ static onebit_status_t check_apart(const onebit_tensor_t *tensors, size_t count)
   return status;
 }
 
-static onebit_status_t check_tensors(const onebit_tensor_t *tensors, size_t count) {
+static onebit_status_t check_tensors(const struct ob_adam_place *place,
+                                     const onebit_tensor_t *tensors, size_t count) {
   if (count && !tensors)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors is NULL");
   size_t total = 0;
@@ -125,8 +131,8 @@ static onebit_status_t check_tensors(const onebit_tensor_t *tensors, size_t coun
                       tensors[k].count);
     total += tensors[k].count;
     if (tensors[k].count) {
-      OB_TRY(check_array("parameter", k, tensors[k].parameter));
-      OB_TRY(check_array("gradient", k, tensors[k].gradient));
+      OB_TRY(check_array(place, "parameter", k, tensors[k].parameter));
+      OB_TRY(check_array(place, "gradient", k, tensors[k].gradient));
     }
     OB_TRY(check_number("weight_decay", k, tensors[k].weight_decay));
     OB_TRY(check_number("learning_rate_factor", k, tensors[k].learning_rate_factor));
@@ -205,6 +211,20 @@ static onebit_status_t agree(onebit_optimizer_t optimizer, onebit_comm_t comm,
   return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
 }
 
+static onebit_status_t choose_place(onebit_optimizer_t optimizer) {
+  optimizer->place = &ob_adam_place_host;
+  if (optimizer->options.device == ONEBIT_DEVICE_HOST)
+    return ONEBIT_OK;
+#ifdef ONEBIT_HAVE_CUDA
+  optimizer->place = &ob_adam_place_cuda;
+  optimizer->deferred = optimizer->comm->transport->put != NULL;
+  return ONEBIT_OK;
+#else
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
+#endif
+}
+
 /* Checks and allocates what this rank can alone. */
 static onebit_status_t prepare(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
                                size_t ntensors, const onebit_adam_options_t *options,
@@ -212,7 +232,8 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const onebit_tensor
   size_t ranks = (size_t)optimizer->comm->size;
   OB_TRY(resolve(options, &optimizer->options));
   OB_TRY(resolve_plan(&optimizer->options, shape));
-  OB_TRY(check_tensors(tensors, ntensors));
+  OB_TRY(choose_place(optimizer));
+  OB_TRY(check_tensors(optimizer->place, tensors, ntensors));
   OB_TRY(allocate_norms(optimizer));
   OB_TRY(ob_adam_group(optimizer, tensors, ntensors));
   *counts = ob_allocate(ntensors > 2 * ranks ? ntensors : 2 * ranks, sizeof **counts);

@@ -11,15 +11,33 @@
 #include "base/error.h"
 #include "optimizers/adam.h"
 
-/* The step's status from now on, with the latest error's words. An error counts more than a skip,
- * and what came first more than what followed: with the same statuses of the units, all ranks come
- * to the same one. */
-static onebit_status_t note(struct ob_adam_step *step, onebit_status_t status) {
-  bool worse = step->status == ONEBIT_OK || step->status == ONEBIT_SKIPPED;
-  if (status != ONEBIT_OK && worse && status != step->status) {
-    step->status = status;
-    snprintf(step->words, sizeof step->words, "%s", onebit_last_error());
+/* The status from now on, with the latest error's words. An error counts more than a skip, and what
+ * came first more than what followed: with the same statuses of the units, all ranks come to the
+ * same one. */
+static onebit_status_t add(struct ob_adam_outcome *outcome, onebit_status_t status) {
+  bool worse = outcome->status == ONEBIT_OK || outcome->status == ONEBIT_SKIPPED;
+  if (status != ONEBIT_OK && worse && status != outcome->status) {
+    outcome->status = status;
+    snprintf(outcome->words, sizeof outcome->words, "%s", onebit_last_error());
   }
+  return status;
+}
+
+static onebit_status_t note(struct ob_adam_step *step, onebit_status_t status) {
+  return add(&step->outcome, status);
+}
+
+onebit_status_t ob_adam_note(onebit_optimizer_t optimizer, onebit_status_t status) {
+  return add(&optimizer->outcome, status);
+}
+
+static onebit_status_t tell(const struct ob_adam_outcome *outcome) {
+  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->words);
+}
+
+onebit_status_t ob_adam_take_outcome(onebit_optimizer_t optimizer) {
+  onebit_status_t status = tell(&optimizer->outcome);
+  optimizer->outcome.status = ONEBIT_OK;
   return status;
 }
 
@@ -28,7 +46,10 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
   return (struct ob_call){.source = {.inputs = unit->gradients},
                           .outputs = unit->means,
                           .agreed = ob_bits_of(optimizer->step.learning_rate),
-                          .agreed_name = "learning_rate"};
+                          .agreed_name = "learning_rate",
+                          .on_stream = optimizer->step.on_stream,
+                          .stream = optimizer->step.stream,
+                          .hold = optimizer->unit_count > 1 && optimizer->deferred};
 }
 
 /* When there are several units nothing is applied until all are known to be well. */
@@ -58,9 +79,9 @@ static void start(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit)
   struct ob_adam_step *step = &optimizer->step;
   bool bits = sends_bits(optimizer);
   struct ob_call call = bits ? momentum_call(optimizer, unit) : dense_call(optimizer, unit);
-  if (step->status != ONEBIT_OK) /* the plan tells of it in these words */
-    ob_error(step->status, "%s", step->words);
-  onebit_status_t status = ob_plan_start(bits ? unit->bits : unit->dense, step->status, &call);
+  note(step, optimizer->place->prepare(optimizer, unit, &call));
+  onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
+  onebit_status_t status = ob_plan_start(bits ? unit->bits : unit->dense, so_far, &call);
   unit->started = status == ONEBIT_OK;
   note(step, status);
   step->started++;
@@ -75,11 +96,12 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
       start(optimizer, &optimizer->units[u]);
   for (size_t u = optimizer->unit_count; u-- > 0;) {
     struct ob_adam_unit *unit = &optimizer->units[u];
+    onebit_plan_t plan = bits ? unit->bits : unit->dense;
     if (unit->started)
-      note(step, ob_plan_test(bits ? unit->bits : unit->dense, true));
+      note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
   }
   step->open = false;
-  return step->status == ONEBIT_OK ? ONEBIT_OK : ob_error(step->status, "%s", step->words);
+  return tell(&step->outcome);
 }
 
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
@@ -92,7 +114,7 @@ static void set_learning_rates(struct onebit_optimizer *optimizer, float learnin
 
 /* A new step, of which nothing is ready. */
 static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
-  optimizer->step = (struct ob_adam_step){.learning_rate = learning_rate, .status = ONEBIT_OK};
+  optimizer->step = (struct ob_adam_step){.learning_rate = learning_rate};
   set_learning_rates(optimizer, learning_rate);
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;
@@ -117,6 +139,8 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
                 ob_error(ONEBIT_ERROR_ARGUMENT,
                          "a step is open, with learning_rate %g: onebit_optimizer_step ends it",
                          (double)optimizer->step.learning_rate));
+  if (optimizer->options.device != ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "optimizer is on a device: make its steps in one go");
   OB_TRY(check_rate(learning_rate));
   begin(optimizer, learning_rate);
   optimizer->step.open = true;
@@ -159,21 +183,64 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
                   (double)begun);
 }
 
-onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+/* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
+ * this step may be beyond it. */
+static bool must_catch_up(const struct onebit_optimizer *optimizer) {
+  return optimizer->unknown && !optimizer->frozen_at &&
+         (optimizer->options.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
+          optimizer->steps >= ob_adam_last_of_warmup(optimizer));
+}
+
+/* Afterwards `steps` is what was made, and no guess. */
+static onebit_status_t learn(onebit_optimizer_t optimizer) {
+  uint64_t known = optimizer->steps - optimizer->unknown;
+  optimizer->place->counts(optimizer, &optimizer->steps, &optimizer->skipped);
+  optimizer->unknown = 0;
+  optimizer->step.on_stream = false; /* the step is over, and its stream perhaps gone */
+  if (optimizer->steps == known)
+    return ONEBIT_OK;
+  OB_TRY(ob_adam_freeze(optimizer));
+  return optimizer->place->finish(optimizer);
+}
+
+/* A replayed graph makes steps that no call told of. */
+onebit_status_t ob_adam_catch_up(onebit_optimizer_t optimizer) {
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    onebit_plan_t plans[] = {optimizer->units[u].dense, optimizer->units[u].bits};
+    for (size_t k = 0; k < 2; k++) {
+      onebit_status_t status = ob_adam_note(optimizer, ob_plan_settle(plans[k]));
+      if (plans[k]->broken)
+        return status;
+    }
+  }
+  return optimizer->deferred && optimizer->unit_count ? learn(optimizer) : ONEBIT_OK;
+}
+
+onebit_status_t ob_adam_step_on(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
+                                void *stream) {
+  if (must_catch_up(optimizer))
+    OB_TRY(ob_adam_catch_up(optimizer));
   if (optimizer->step.open) {
     note(&optimizer->step, check_same_rate(optimizer, learning_rate));
   } else {
     begin(optimizer, learning_rate);
     note(&optimizer->step, check_rate(learning_rate));
   }
+  optimizer->step.on_stream = on_stream;
+  optimizer->step.stream = stream;
   onebit_status_t status = exchange(optimizer);
-  if (status == ONEBIT_OK)
-    ob_adam_update(optimizer);
-  optimizer->steps += status == ONEBIT_OK;
   optimizer->skipped += status == ONEBIT_SKIPPED;
-  return status;
+  return status == ONEBIT_OK ? ob_adam_update(optimizer) : status;
+}
+
+onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  if (!optimizer->deferred)
+    return ob_adam_step_on(optimizer, learning_rate, false, NULL);
+  OB_TRY(ob_adam_step_on(optimizer, learning_rate, true, NULL));
+  OB_TRY(ob_adam_catch_up(optimizer));
+  return ob_adam_take_outcome(optimizer);
 }
 
 void ob_adam_abandon(onebit_optimizer_t optimizer) {

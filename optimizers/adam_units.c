@@ -45,11 +45,18 @@ onebit_status_t ob_adam_group(onebit_optimizer_t optimizer, const onebit_tensor_
   return ONEBIT_OK;
 }
 
+static void *take_from(onebit_optimizer_t optimizer, const struct ob_memory *memory, size_t count,
+                       size_t size) {
+  optimizer->own_bytes += count * size;
+  return memory->allocate(count, size);
+}
+
 /* Everything of a unit but its plans. */
 static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_adam_unit *unit,
                                      size_t pieces, size_t words, size_t blocks) {
-  unit->variance = ob_adam_take(optimizer, words, OB_LANES * sizeof(float));
-  unit->block_sums = ob_adam_take(optimizer, blocks, sizeof(double));
+  const struct ob_memory *memory = unit->bits->place->kept;
+  unit->variance = take_from(optimizer, memory, words, OB_LANES * sizeof(float));
+  unit->block_sums = take_from(optimizer, memory, blocks, sizeof(double));
   unit->parameters = ob_adam_take(optimizer, pieces, sizeof *unit->parameters);
   unit->gradients = ob_adam_take(optimizer, pieces, sizeof *unit->gradients);
   unit->means = ob_adam_take(optimizer, pieces, sizeof *unit->means);
@@ -93,6 +100,11 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_adam
   return ob_agree(optimizer->comm, status, NULL, 0);
 }
 
+/* What the place needs to know of the unit, now that its pieces are placed: collective. */
+static onebit_status_t complete(onebit_optimizer_t optimizer, struct ob_adam_unit *unit) {
+  return ob_agree(optimizer->comm, optimizer->place->create(optimizer, unit), NULL, 0);
+}
+
 /* A bucket: the tensors from *first on, which is moved behind them. */
 static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t unit,
                                      const onebit_tensor_t *tensors, size_t *first,
@@ -106,7 +118,7 @@ static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t unit,
   for (size_t k = 0; k < pieces; k++)
     place_piece(&optimizer->units[unit], k, &tensors[*first + k], 0);
   *first += pieces;
-  return ONEBIT_OK;
+  return complete(optimizer, &optimizer->units[unit]);
 }
 
 /* A tensor, padded and cut as profile deepspeed has it. */
@@ -118,7 +130,7 @@ static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t unit,
   OB_TRY(create_plans(optimizer, &optimizer->units[unit], shape, tensor->count));
   for (size_t k = 0; k < shape->pieces; k++)
     place_piece(&optimizer->units[unit], k, tensor, k * counts[0]);
-  return ONEBIT_OK;
+  return complete(optimizer, &optimizer->units[unit]);
 }
 
 onebit_status_t ob_adam_create_units(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
@@ -132,11 +144,15 @@ onebit_status_t ob_adam_create_units(onebit_optimizer_t optimizer, const onebit_
   return ONEBIT_OK;
 }
 
-static void destroy_unit(struct ob_adam_unit *unit) {
-  onebit_plan_destroy(unit->bits);
+static void destroy_unit(const struct ob_adam_place *place, struct ob_adam_unit *unit) {
+  if (place)
+    place->destroy(unit);
+  if (unit->bits) {
+    unit->bits->place->kept->release(unit->variance);
+    unit->bits->place->kept->release(unit->block_sums);
+  }
   onebit_plan_destroy(unit->dense);
-  ob_release(unit->variance);
-  ob_release(unit->block_sums);
+  onebit_plan_destroy(unit->bits);
   ob_release(unit->parameters);
   ob_release((void *)unit->gradients);
   ob_release(unit->means);
@@ -147,7 +163,7 @@ static void destroy_unit(struct ob_adam_unit *unit) {
 
 void ob_adam_destroy_units(onebit_optimizer_t optimizer) {
   for (size_t u = 0; u < optimizer->unit_count; u++)
-    destroy_unit(&optimizer->units[u]);
+    destroy_unit(optimizer->place, &optimizer->units[u]);
   ob_release(optimizer->units);
   ob_release(optimizer->tensors);
 }

@@ -16,8 +16,8 @@ struct ob_adam_factors ob_adam_factors_of(const struct onebit_optimizer *optimiz
       .epsilon = (float)options->epsilon,
   };
   if (!options->no_bias_correction) {
-    factors.momentum_factor = (float)(1 / (1 - pow(options->beta1, (double)step)));
-    factors.variance_factor = (float)(1 / sqrt(1 - pow(options->beta2, (double)step)));
+    factors.momentum_factor = ob_adam_momentum_factor(options->beta1, step);
+    factors.variance_factor = ob_adam_variance_factor(options->beta2, step);
   }
   return factors;
 }
@@ -100,58 +100,137 @@ static void frozen_body(void *context, size_t first, size_t end, int thread) {
   }
 }
 
-static void run_pass(struct onebit_optimizer *optimizer, uint64_t step,
-                     void (*body)(void *context, size_t first, size_t end, int thread)) {
+static onebit_status_t pass_on_host(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                                    enum ob_adam_pass kind, uint64_t step) {
+  static void (*const bodies[])(void *, size_t, size_t, int) = {
+      [OB_ADAM_STEP] = adam_body, [OB_ADAM_FREEZE] = freeze_body, [OB_ADAM_FROZEN] = frozen_body};
+  struct pass pass = {unit, ob_adam_factors_of(optimizer, step),
+                      optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED};
+  ob_parallel(unit->bits->work.threads, 0, unit->bits->layout.blocks, bodies[kind], &pass);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t norm_on_host(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                                    double *norm) {
+  (void)optimizer;
+  *norm = 0;
+  for (size_t b = 0; b < unit->bits->layout.blocks; b++)
+    *norm += unit->block_sums[b];
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_on_host(const char *name, const void *array) {
+  return ob_place_check_host(NULL, name, array);
+}
+
+static onebit_status_t no_unit(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+  (void)optimizer, (void)unit;
+  return ONEBIT_OK;
+}
+
+static void nothing(struct ob_adam_unit *unit) { (void)unit; }
+
+static onebit_status_t no_call(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                               struct ob_call *call) {
+  (void)optimizer, (void)unit, (void)call;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t no_join(struct onebit_optimizer *optimizer, bool bits) {
+  (void)optimizer, (void)bits;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t no_finish(struct onebit_optimizer *optimizer) {
+  (void)optimizer;
+  return ONEBIT_OK;
+}
+
+const struct ob_adam_place ob_adam_place_host = {.check = check_on_host,
+                                                 .create = no_unit,
+                                                 .destroy = nothing,
+                                                 .prepare = no_call,
+                                                 .join = no_join,
+                                                 .pass = pass_on_host,
+                                                 .norm = norm_on_host,
+                                                 .finish = no_finish};
+
+static onebit_status_t run_pass(struct onebit_optimizer *optimizer, enum ob_adam_pass kind,
+                                uint64_t step) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    OB_TRY(optimizer->place->pass(optimizer, &optimizer->units[u], kind, step));
+  return ONEBIT_OK;
+}
+
+/* The variance's norm after the latest step, with its bias correction. */
+static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double *norm) {
+  double of_unit, root = (double)ob_adam_factors_of(optimizer, optimizer->steps).variance_factor;
+  *norm = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_adam_unit *unit = &optimizer->units[u];
-    struct pass pass = {unit, ob_adam_factors_of(optimizer, step),
-                        optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED};
-    ob_parallel(unit->bits->work.threads, 0, unit->bits->layout.blocks, body, &pass);
+    OB_TRY(optimizer->place->norm(optimizer, &optimizer->units[u], &of_unit));
+    *norm += of_unit;
   }
+  *norm *= root * root;
+  return ONEBIT_OK;
 }
 
 /* Remembers the variance's norm, and says whether it has settled: whether it changed by less than
  * the threshold in the last `window` steps. */
-static bool settled(struct onebit_optimizer *optimizer, uint64_t step) {
-  double norm = 0, root = (double)ob_adam_factors_of(optimizer, step).variance_factor;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    for (size_t b = 0; b < optimizer->units[u].bits->layout.blocks; b++)
-      norm += optimizer->units[u].block_sums[b];
-  norm *= root * root; /* the bias correction of the variance */
-  double *slot = &optimizer->norms[step % optimizer->window], before = *slot;
+static onebit_status_t settled(struct onebit_optimizer *optimizer, bool *yes) {
+  double norm, threshold = optimizer->options.freeze_threshold;
+  OB_TRY(variance_norm(optimizer, &norm));
+  double *slot = &optimizer->norms[optimizer->steps % optimizer->window], before = *slot;
   *slot = norm;
-  if (step <= optimizer->window)
-    return false;
-  double threshold = optimizer->options.freeze_threshold;
+  *yes = false;
+  if (optimizer->steps <= optimizer->window)
+    return ONEBIT_OK;
   optimizer->variance_ratio = norm > 0 ? before / norm : 0;
-  return optimizer->variance_ratio >= threshold && optimizer->variance_ratio <= 1 / threshold;
+  *yes = optimizer->variance_ratio >= threshold && optimizer->variance_ratio <= 1 / threshold;
+  return ONEBIT_OK;
 }
 
-static bool freezes_after(struct onebit_optimizer *optimizer, uint64_t step) {
+/* DeepSpeed counts a first call that makes no step. */
+size_t ob_adam_last_of_warmup(const struct onebit_optimizer *optimizer) {
   size_t wanted = optimizer->options.freeze_step;
-  if (wanted == ONEBIT_FREEZE_AUTOMATIC)
-    return settled(optimizer, step);
   if (optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && wanted != ONEBIT_FREEZE_NEVER)
     wanted = wanted > 2 ? wanted - 1 : 1;
-  return step == wanted;
+  return wanted;
 }
 
-static void apply_momentum(struct onebit_optimizer *optimizer) {
-  for (size_t u = 0; optimizer->unit_count > 1 && u < optimizer->unit_count; u++)
-    ob_plan_apply(optimizer->units[u].bits); /* of one unit the exchange was not held */
+onebit_status_t ob_adam_freeze(struct onebit_optimizer *optimizer) {
+  bool now = optimizer->steps == ob_adam_last_of_warmup(optimizer);
+  if (optimizer->frozen_at)
+    return ONEBIT_OK;
+  if (optimizer->options.freeze_step == ONEBIT_FREEZE_AUTOMATIC)
+    OB_TRY(settled(optimizer, &now));
+  if (!now)
+    return ONEBIT_OK;
+  OB_TRY(run_pass(optimizer, OB_ADAM_FREEZE, optimizer->steps));
+  optimizer->frozen_at = optimizer->steps;
+  return ONEBIT_OK;
 }
 
-void ob_adam_update(struct onebit_optimizer *optimizer) {
-  uint64_t step = optimizer->steps + 1;
-  if (optimizer->frozen_at && ob_adam_compresses(optimizer)) {
-    apply_momentum(optimizer);
-  } else if (optimizer->frozen_at) {
-    run_pass(optimizer, step, frozen_body);
-  } else {
-    run_pass(optimizer, step, adam_body);
-    if (freezes_after(optimizer, step)) {
-      run_pass(optimizer, step, freeze_body);
-      optimizer->frozen_at = step;
-    }
+/* Exchanges that were held: of one unit they were not, where the host knows how they ended. */
+static onebit_status_t apply(struct onebit_optimizer *optimizer, bool bits) {
+  OB_TRY(optimizer->place->join(optimizer, bits));
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    onebit_plan_t plan = bits ? optimizer->units[u].bits : optimizer->units[u].dense;
+    if (plan->call.hold)
+      ob_plan_apply(plan);
   }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_adam_update(struct onebit_optimizer *optimizer) {
+  uint64_t step = optimizer->steps + 1;
+  bool bits = optimizer->frozen_at && ob_adam_compresses(optimizer);
+  OB_TRY(apply(optimizer, bits));
+  if (!bits)
+    OB_TRY(run_pass(optimizer, optimizer->frozen_at ? OB_ADAM_FROZEN : OB_ADAM_STEP, step));
+  optimizer->steps = step;
+  if (optimizer->deferred)
+    optimizer->unknown++;
+  else
+    OB_TRY(ob_adam_freeze(optimizer));
+  return optimizer->step.on_stream ? ONEBIT_OK : optimizer->place->finish(optimizer);
 }

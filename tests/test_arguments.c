@@ -53,6 +53,7 @@ Test(arguments, statuses_have_names) {
       {ONEBIT_ERROR_PEER, "ONEBIT_ERROR_PEER"},
       {ONEBIT_ERROR_TRANSPORT, "ONEBIT_ERROR_TRANSPORT"},
       {ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_ERROR_UNSUPPORTED"},
+      {ONEBIT_ERROR_DEVICE, "ONEBIT_ERROR_DEVICE"},
       {(onebit_status_t)2, "unknown status"},
       {(onebit_status_t)-10, "unknown status"},
   };

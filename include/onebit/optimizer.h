@@ -90,12 +90,14 @@ typedef struct onebit_adam_options {
   /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical when there are several hosts with as many ranks
    * each, more than one; else exchange. Not ONEBIT_SCHEDULE_ALLGATHER. */
   onebit_schedule_t schedule;
+  /* Where parameters and gradients are, as in onebit_plan_options_t. All ranks need not agree. */
+  onebit_device_t device;
 } onebit_adam_options_t;
 
 /* clang-format off */
 #define ONEBIT_ADAM_OPTIONS_INIT \
   { sizeof(onebit_adam_options_t), 0, 0, 0, 0, 0, 0, ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, \
-    0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC }
+    0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_DEVICE_HOST }
 /* clang-format on */
 
 /* Makes a 1-bit Adam optimizer of a list of tensors. Collective: all ranks give the same counts, in

@@ -80,13 +80,21 @@ typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
 } onebit_schedule_t;
 
+/* Where buffers and kept values are, and who computes. No bit of any result depends on it, and the
+ * ranks of a job need not agree. */
+typedef enum onebit_device {
+  ONEBIT_DEVICE_HOST = 0, /* the processor's memory */
+  /* The memory of the CUDA device that is current when the plan is made: onebit/cuda.h. */
+  ONEBIT_DEVICE_CUDA = 1
+} onebit_device_t;
+
 /* block_size: one scale for a whole worker buffer and one for a whole server share. Costs the
  * overlap of compressing and sending, since no message can leave before the last element is
  * read. */
 #define ONEBIT_BLOCK_BUFFER ((size_t)-1)
 
 /* Start from ONEBIT_PLAN_OPTIONS_INIT. In every field zero means the default. All ranks must give
- * the same options, except `threads`. */
+ * the same options, except `threads` and `device`. */
 typedef struct onebit_plan_options {
   size_t size;                  /* sizeof(onebit_plan_options_t): lets the struct grow */
   onebit_operation_t operation; /* default ONEBIT_ALLREDUCE */
@@ -106,12 +114,14 @@ typedef struct onebit_plan_options {
    * depends on it. */
   int threads;
   onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
+  onebit_device_t device;     /* default ONEBIT_DEVICE_HOST */
 } onebit_plan_options_t;
 
 /* clang-format off */
 #define ONEBIT_PLAN_OPTIONS_INIT \
   { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, \
-    ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC }
+    ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
+    ONEBIT_DEVICE_HOST }
 /* clang-format on */
 
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
@@ -150,8 +160,8 @@ typedef struct onebit_plan_info {
   size_t chunks;              /* messages that one rank sends another in a phase */
   uint64_t wire_bytes;        /* bytes that one call hands to the transport on this rank */
   uint64_t memory_bytes;      /* bytes allocated for the plan on this rank */
-  const char *codec;          /* "scalar", "avx2", "avx512" or "neon" */
-  const char *transport;      /* "self", "loopback" or "mpi" */
+  const char *codec;          /* "scalar", "avx2", "avx512", "neon" or "cuda" */
+  const char *transport;      /* "self", "loopback", "mpi" or "nccl" */
   onebit_schedule_t schedule; /* what was decided */
   onebit_wire_t wire;        /* what travels: ONEBIT_WIRE_DENSE also where a plan found that best */
   size_t chunk_size;         /* elements in a message, at most */

@@ -32,7 +32,8 @@ typedef enum onebit_status {
   ONEBIT_ERROR_PEER = -7,
   /* MPI, or another transport, failed; the words are the transport's */
   ONEBIT_ERROR_TRANSPORT = -8,
-  ONEBIT_ERROR_UNSUPPORTED = -9 /* this build or this machine cannot do that */
+  ONEBIT_ERROR_UNSUPPORTED = -9, /* this build or this machine cannot do that */
+  ONEBIT_ERROR_DEVICE = -10      /* CUDA failed; the words are CUDA's */
 } onebit_status_t;
 
 /* The name of a status, "ONEBIT_OK" for example. Local.

@@ -37,8 +37,6 @@ constexpr size_t STACK = 128 << 10;
 extern "C" void emulation_switch(void **save, void *load);
 asm(R"(
 .text
-.globl emulation_switch
-.hidden emulation_switch
 .type emulation_switch, @function
 emulation_switch:
   pushq %rbp
@@ -57,8 +55,6 @@ emulation_switch:
   popq %rbp
   ret
 .size emulation_switch, .-emulation_switch
-.globl emulation_enter
-.hidden emulation_enter
 .type emulation_enter, @function
 emulation_enter:
   movq %r12, %rdi
@@ -87,8 +83,6 @@ static void swap(context &from, context &to) {
 extern "C" void emulation_switch(void **save, void *load);
 asm(R"(
 .text
-.globl emulation_switch
-.hidden emulation_switch
 .type emulation_switch, %function
 emulation_switch:
   sub sp, sp, #160
@@ -118,8 +112,6 @@ emulation_switch:
   add sp, sp, #160
   ret
 .size emulation_switch, .-emulation_switch
-.globl emulation_enter
-.hidden emulation_enter
 .type emulation_enter, %function
 emulation_enter:
   mov x0, x20

@@ -1,0 +1,80 @@
+/*
+ * The table of places: where a plan's buffers and kept values are, and who computes on them. Any
+ * row works with any transport that can take messages from where the row puts them.
+ */
+#ifndef OB_COLLECTIVES_PLACE_H
+#define OB_COLLECTIVES_PLACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/memory.h"
+#include "onebit/plan.h"
+
+struct onebit_plan;
+struct ob_step;
+
+struct ob_place {
+  const char *codec;                /* the name of what computes; NULL: the plan's codec does */
+  const struct ob_memory *kept;     /* where kept values and sums of runs are */
+  const struct ob_memory *messages; /* where messages are, for the transport */
+  bool hierarchical;                /* can it be the place of a hierarchical plan? */
+
+  /* First of all: is there such a place here? NULL: always. */
+  onebit_status_t (*open)(struct onebit_plan *plan);
+
+  /* What else it needs, once the plan is built; and gives that back. */
+  onebit_status_t (*create)(struct onebit_plan *plan);
+  void (*destroy)(struct onebit_plan *plan);
+
+  /* Can it work on this buffer? The words name the argument. */
+  onebit_status_t (*check)(const struct onebit_plan *plan, const char *name, const void *buffer);
+
+  /* The host has changed the kept values, and server_large. NULL: nothing else knows of them. */
+  onebit_status_t (*imported)(struct onebit_plan *plan);
+
+  /* At the beginning and at the end of every call. */
+  onebit_status_t (*begin)(struct onebit_plan *plan);
+  void (*end)(struct onebit_plan *plan);
+
+  /* Takes one step of the call. False: it has to wait for something. */
+  bool (*take)(struct onebit_plan *plan, const struct ob_step *step, bool wait);
+
+  /* After the last step: is the call through, and its status known? Also before anything else
+   * looks at what the plan keeps. */
+  bool (*settled)(struct onebit_plan *plan, bool wait);
+
+  /* What ob_steps_take asks for, where the host walks the steps (step_codec.c). */
+  void (*compress)(struct onebit_plan *plan, size_t chunk);
+  void (*finish_worker)(struct onebit_plan *plan);
+  void (*reduce)(struct onebit_plan *plan, size_t chunk);
+  void (*finish_server)(struct onebit_plan *plan);
+  void (*apply)(struct onebit_plan *plan, size_t chunk);
+  void (*commit)(struct onebit_plan *plan);
+  /* Has what was computed last for a chunk, or for the whole call, arrived among the messages, and
+   * do the plan's flags know of it? */
+  bool (*ready)(struct onebit_plan *plan, size_t chunk, bool wait);
+  bool (*all_ready)(struct onebit_plan *plan, bool wait);
+};
+
+/* Memory of the processor, and its codecs. */
+extern const struct ob_place ob_place_host;
+
+#ifdef ONEBIT_HAVE_CUDA
+/* Memory of a GPU, with kernels that work there: messages go through pinned memory of the host,
+ * which walks the steps; or all steps are put on a stream, and nobody waits. */
+extern const struct ob_place ob_place_staged, ob_place_stream;
+
+/* Is this memory that only a device can use, and of which? Sets nothing of CUDA up. */
+bool ob_cuda_owns(const void *memory, int *device);
+#endif
+
+/* Is this memory that the processor can use? ONEBIT_ERROR_ARGUMENT for memory of a device. */
+onebit_status_t ob_place_check_host(const struct onebit_plan *plan, const char *name,
+                                    const void *buffer);
+
+/* Sets the plan's place, from its options and its communicator's transport.
+ * ONEBIT_ERROR_UNSUPPORTED: this build or this machine has none. */
+onebit_status_t ob_place_choose(struct onebit_plan *plan);
+
+#endif

@@ -1,0 +1,286 @@
+/* 1-bit Adam on a device: what its kernels are told, and its passes on the step's stream. */
+#include "optimizers/adam.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/device.h"
+#include "onebit/cuda.h"
+
+struct ob_adam_device {
+  int number;
+  struct ob_cuda_adam kernel; /* but for what changes with the step */
+  /* By piece, in memory of the device. */
+  float **parameters;
+  void **gradients, **means;
+  float *factors, *weight_decays;
+  double *norm; /* one, for the norm of the variance */
+  /* All units' states, the first unit has them: dense plans', then those of bits. */
+  struct ob_cuda_state **states;
+  cudaStream_t own; /* for steps without a stream */
+};
+
+/* --- Made and given back -----------------------------------------------------------------------*/
+
+static onebit_status_t out_of_memory(const struct ob_adam_device *device) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an optimizer",
+                  device->number);
+}
+
+/* A copy on the device. */
+static void *copied(struct onebit_optimizer *optimizer, const void *values, size_t count,
+                    size_t size) {
+  void *memory = ob_memory_cuda.allocate(count, size);
+  optimizer->own_bytes += count * size;
+  if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
+    return memory;
+  ob_memory_cuda.release(memory);
+  return NULL;
+}
+
+static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+  struct ob_adam_device *device = unit->device;
+  size_t pieces = unit->bits->layout.pieces;
+  device->parameters = copied(optimizer, unit->parameters, pieces, sizeof *device->parameters);
+  device->gradients = copied(optimizer, unit->gradients, pieces, sizeof *device->gradients);
+  device->means = copied(optimizer, unit->means, pieces, sizeof *device->means);
+  device->factors = copied(optimizer, unit->factors, pieces, sizeof(float));
+  device->weight_decays = copied(optimizer, unit->weight_decays, pieces, sizeof(float));
+  device->norm = ob_memory_cuda.allocate(1, sizeof *device->norm);
+  return device->parameters && device->gradients && device->means && device->factors &&
+                 device->weight_decays && device->norm
+             ? ONEBIT_OK
+             : out_of_memory(device);
+}
+
+static struct ob_cuda_adam describe(const struct onebit_optimizer *optimizer,
+                                    const struct ob_adam_unit *unit) {
+  return (struct ob_cuda_adam){
+      .parameters = unit->device->parameters,
+      .factors = unit->device->factors,
+      .weight_decays = unit->device->weight_decays,
+      .variance = unit->variance,
+      .block_sums = unit->block_sums,
+      .keep_zero = optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED,
+  };
+}
+
+static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+  OB_TRY(copy_pieces(optimizer, unit));
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&unit->device->own, cudaStreamNonBlocking));
+  unit->device->kernel = describe(optimizer, unit);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+  unit->device = ob_allocate(1, sizeof *unit->device);
+  if (!unit->device)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+  unit->device->number = unit->bits->device->number;
+  int before = ob_cuda_enter(unit->device->number);
+  onebit_status_t status = create_here(optimizer, unit);
+  ob_cuda_leave(before);
+  return status;
+}
+
+/* Steps may still be on a stream that use what is given back: cudaFree waits for them. */
+static void destroy(struct ob_adam_unit *unit) {
+  struct ob_adam_device *device = unit->device;
+  if (!device)
+    return;
+  int before = ob_cuda_enter(device->number);
+  if (device->own)
+    cudaStreamDestroy(device->own);
+  ob_memory_cuda.release(device->parameters);
+  ob_memory_cuda.release(device->gradients);
+  ob_memory_cuda.release(device->means);
+  ob_memory_cuda.release(device->factors);
+  ob_memory_cuda.release(device->weight_decays);
+  ob_memory_cuda.release(device->norm);
+  ob_memory_cuda.release(device->states);
+  ob_release(device);
+  unit->device = NULL;
+  ob_cuda_leave(before);
+}
+
+static onebit_status_t check(const char *name, const void *array) {
+  int number;
+  OB_TRY(ob_cuda_current(&number));
+  return ob_cuda_check(number, name, array);
+}
+
+/* --- A step ------------------------------------------------------------------------------------*/
+
+static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
+                              const struct ob_adam_unit *unit) {
+  return optimizer->step.on_stream ? optimizer->step.stream : unit->device->own;
+}
+
+static bool compresses(const struct onebit_optimizer *optimizer) {
+  return optimizer->frozen_at && ob_adam_compresses(optimizer);
+}
+
+/* Where the host does not know how many steps were made, the device counts: those of this stage
+ * are calls of one plan, and before it came those of the other. */
+static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+  const onebit_adam_options_t *options = &optimizer->options;
+  bool bits = compresses(optimizer);
+  const struct onebit_plan *plan = bits ? unit->bits : unit->dense;
+  bool counted = optimizer->deferred && !options->no_bias_correction;
+  unit->device->kernel.counted = counted;
+  if (counted)
+    OB_TRY_CUDA(ob_cuda_adam_count(plan->device->kernel, options->beta1, options->beta2,
+                                   bits ? optimizer->frozen_at : 0, stream_of(optimizer, unit)));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                               struct ob_call *call) {
+  struct ob_adam_device *device = unit->device;
+  call->device_inputs = device->gradients;
+  call->device_outputs = call->outputs ? device->means : NULL;
+  device->kernel.learning_rate = optimizer->step.learning_rate;
+  device->kernel.adam = ob_adam_factors_of(optimizer, optimizer->steps + 1);
+  if (call->adam)
+    call->device_adam = &device->kernel;
+  int before = ob_cuda_enter(device->number);
+  onebit_status_t status = count_step(optimizer, unit);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t list_states(struct onebit_optimizer *optimizer) {
+  struct ob_adam_device *first = optimizer->units[0].device;
+  size_t count = optimizer->unit_count;
+  struct ob_cuda_state **states = ob_allocate(2 * count, sizeof *states);
+  for (size_t u = 0; states && u < count; u++) {
+    states[u] = optimizer->units[u].dense->device->kernel.state;
+    states[count + u] = optimizer->units[u].bits->device->kernel.state;
+  }
+  if (states)
+    first->states = copied(optimizer, states, 2 * count, sizeof *states);
+  ob_release(states);
+  return first->states ? ONEBIT_OK : out_of_memory(first);
+}
+
+/* Nothing is applied in any unit unless all are well: where the host does not know, the device sees
+ * to that. The list is made in the first step, which is one of the warm-up and so in no graph. */
+static onebit_status_t join(struct onebit_optimizer *optimizer, bool bits) {
+  struct ob_adam_unit *first = optimizer->units;
+  if (!optimizer->deferred || optimizer->unit_count < 2)
+    return ONEBIT_OK;
+  if (!first->device->states)
+    OB_TRY(list_states(optimizer));
+  OB_TRY_CUDA(ob_cuda_join(first->device->states + (bits ? optimizer->unit_count : 0),
+                           optimizer->unit_count, stream_of(optimizer, first)));
+  return ONEBIT_OK;
+}
+
+/* In the warm-up it is the dense exchange that may have been stopped. */
+static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                              enum ob_adam_pass kind, uint64_t step) {
+  struct ob_cuda_plan plan = unit->bits->device->kernel;
+  struct ob_cuda_adam adam = unit->device->kernel;
+  cudaStream_t stream = stream_of(optimizer, unit);
+  adam.adam = ob_adam_factors_of(optimizer, step);
+  if (kind != OB_ADAM_FREEZE)
+    plan.state = unit->dense->device->kernel.state;
+  if (kind == OB_ADAM_STEP)
+    OB_TRY_CUDA(ob_cuda_adam_step(plan, adam, stream));
+  else if (kind == OB_ADAM_FREEZE)
+    OB_TRY_CUDA(ob_cuda_adam_freeze(plan, adam, stream));
+  else
+    OB_TRY_CUDA(ob_cuda_adam_frozen(plan, adam, stream));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                            enum ob_adam_pass kind, uint64_t step) {
+  int before = ob_cuda_enter(unit->device->number);
+  onebit_status_t status = launch(optimizer, unit, kind, step);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t add_up(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                              double *norm) {
+  cudaStream_t stream = stream_of(optimizer, unit);
+  OB_TRY_CUDA(ob_cuda_adam_norm(unit->bits->device->kernel, unit->device->kernel,
+                                unit->device->norm, stream));
+  OB_TRY_CUDA(
+      cudaMemcpyAsync(norm, unit->device->norm, sizeof *norm, cudaMemcpyDeviceToHost, stream));
+  OB_TRY_CUDA(cudaStreamSynchronize(stream));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t norm(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+                            double *value) {
+  int before = ob_cuda_enter(unit->device->number);
+  onebit_status_t status = add_up(optimizer, unit, value);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t finish(struct onebit_optimizer *optimizer) {
+  cudaError_t error = cudaSuccess;
+  for (size_t u = 0; error == cudaSuccess && u < optimizer->unit_count; u++) {
+    struct ob_adam_unit *unit = &optimizer->units[u];
+    int before = ob_cuda_enter(unit->device->number);
+    unit->bits->place->settled(unit->bits, true); /* a held call was applied after it ended */
+    error = cudaStreamSynchronize(unit->device->own);
+    ob_cuda_leave(before);
+  }
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "waiting for a step");
+}
+
+/* Steps are those that any unit's exchanges ended well in. */
+static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
+  const struct ob_adam_unit *unit = &optimizer->units[0];
+  const struct ob_cuda_outcome *dense = &unit->dense->device->seen->outcome;
+  const struct ob_cuda_outcome *bits = &unit->bits->device->seen->outcome;
+  *steps = (uint64_t)dense->calls + bits->calls;
+  *skipped = (uint64_t)dense->skipped + bits->skipped;
+}
+
+const struct ob_adam_place ob_adam_place_cuda = {.check = check,
+                                                 .create = create,
+                                                 .destroy = destroy,
+                                                 .prepare = prepare,
+                                                 .join = join,
+                                                 .pass = pass,
+                                                 .norm = norm,
+                                                 .counts = counts,
+                                                 .finish = finish};
+
+/* --- The public calls --------------------------------------------------------------------------*/
+
+/* What is captured must not depend on what the host has yet to learn. */
+static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
+                                     cudaStream_t stream) {
+  enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess)
+    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
+  if (capture != cudaStreamCaptureStatusNone && !optimizer->frozen_at)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and the warm-up is not known to be over: "
+                    "onebit_optimizer_synchronize tells after its last step");
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
+                                             cudaStream_t stream) {
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  if (optimizer->options.device == ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "optimizer is for memory of the host: its device option is "
+                    "ONEBIT_DEVICE_HOST");
+  OB_TRY(check_capture(optimizer, stream));
+  return ob_adam_note(optimizer, ob_adam_step_on(optimizer, learning_rate, true, stream));
+}
+
+onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_adam_catch_up(optimizer));
+  return ob_adam_take_outcome(optimizer);
+}

@@ -1,0 +1,27 @@
+/* The public calls on streams. */
+#include "base/error.h"
+#include "collectives/plan.h"
+#include "onebit/cuda.h"
+
+onebit_status_t onebit_allreduce_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                        cudaStream_t stream) {
+  return ob_collective_put(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE, stream);
+}
+
+onebit_status_t onebit_allgather_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                        cudaStream_t stream) {
+  return ob_collective_put(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER, stream);
+}
+
+onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                             cudaStream_t stream) {
+  return ob_collective_put(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER, stream);
+}
+
+onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
+  if (!plan)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  if (plan->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  return ob_plan_settle(plan);
+}

@@ -1,0 +1,210 @@
+/* A plan's part on a device: made, given back, and what its kernels are told. */
+#include "cuda/device.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/step_parts.h"
+
+onebit_status_t ob_device_open(struct onebit_plan *plan) {
+  int number;
+  OB_TRY(ob_cuda_current(&number));
+  plan->device = ob_allocate(1, sizeof *plan->device);
+  if (!plan->device)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
+  plan->device->number = number;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t out_of_memory(const struct onebit_plan *plan) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for a plan of %zu elements",
+                  plan->device->number, plan->count);
+}
+
+/* An array on the device, with a copy of what the host has; NULL when there is none. */
+static void *copied(struct onebit_plan *plan, const void *values, size_t count, size_t size) {
+  void *memory = ob_memory_cuda.allocate(count, size);
+  plan->memory_bytes += count * size;
+  if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
+    return memory;
+  ob_memory_cuda.release(memory);
+  return NULL;
+}
+
+static struct ob_cuda_kept kept_of(const struct ob_kept *kept, const struct ob_layout *layout,
+                                   double *sums) {
+  return (struct ob_cuda_kept){.first = kept->first,
+                               .first_word = kept->first_word,
+                               .blocks = kept->blocks,
+                               .elements = ob_kept_elements(kept, layout),
+                               .values = {kept->values[0], kept->values[1]},
+                               .scales = {kept->scales[0], kept->scales[1]},
+                               .sums = sums};
+}
+
+static size_t most_blocks(const struct onebit_plan *plan) {
+  size_t most = 0;
+  for (size_t i = 0; i < plan->shares * plan->chunks; i++)
+    if (plan->bounds[i + 1] - plan->bounds[i] > most)
+      most = plan->bounds[i + 1] - plan->bounds[i];
+  return most;
+}
+
+static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
+  const struct ob_device *device = plan->device;
+  struct ob_cuda_plan kernel = {
+      .layout = plan->layout,
+      .bounds = device->bounds,
+      .shares = plan->shares,
+      .chunks = plan->chunks,
+      .slots = plan->slots,
+      .stride = plan->stride,
+      .peer_stride = plan->peer_stride,
+      .most_blocks = most_blocks(plan),
+      .members = plan->group.size,
+      .place = plan->group.place,
+      .first_share = plan->first_share,
+      .whole = ob_gathers_whole(plan),
+      .rotated = plan->doubling && !plan->in_pairs,
+      .gathered = plan->options.operation == ONEBIT_ALLGATHER,
+      .one_scale = plan->work.one_scale,
+      .dense = ob_is_dense(plan),
+      .rule = plan->work.rule,
+      .dtype = plan->work.dtype,
+      .worker = kept_of(&plan->worker, &plan->layout, plan->worker_sums),
+      .server = kept_of(&plan->server, &plan->layout, plan->server_sums),
+      .outgoing = plan->outgoing,
+      .incoming = plan->incoming,
+      .results = {plan->results[0], plan->results[1]},
+  };
+  kernel.layout.piece = device->pieces;
+  return kernel;
+}
+
+static onebit_status_t mirror(struct onebit_plan *plan, const unsigned char *of,
+                              unsigned char **memory) {
+  *memory = NULL;
+  if (!of)
+    return ONEBIT_OK;
+  size_t count = of == plan->outgoing && ob_gathers_whole(plan) ? 1 : plan->group.size;
+  plan->memory_bytes += count * plan->peer_stride;
+  *memory = ob_memory_cuda.allocate(count, plan->peer_stride);
+  return *memory ? ONEBIT_OK : out_of_memory(plan);
+}
+
+static onebit_status_t mirror_messages(struct onebit_plan *plan) {
+  struct ob_cuda_plan *kernel = &plan->device->kernel;
+  kernel->outgoing = kernel->incoming = kernel->results[0] = kernel->results[1] = NULL;
+  OB_TRY(mirror(plan, plan->outgoing, &kernel->outgoing));
+  OB_TRY(mirror(plan, plan->incoming, &kernel->incoming));
+  OB_TRY(mirror(plan, plan->results[0], &kernel->results[0]));
+  if (plan->results[1] != plan->results[0])
+    return mirror(plan, plan->results[1], &kernel->results[1]);
+  kernel->results[1] = kernel->results[0];
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors) {
+  struct ob_device *device = plan->device;
+  device->pieces =
+      copied(plan, plan->layout.piece, plan->layout.pieces + 1, sizeof *device->pieces);
+  device->bounds =
+      copied(plan, plan->bounds, plan->shares * plan->chunks + 1, sizeof *device->bounds);
+  if (!device->pieces || !device->bounds)
+    return out_of_memory(plan);
+  device->kernel = describe(plan);
+  device->kernel.state = ob_memory_cuda.allocate(1, sizeof *device->kernel.state);
+  if (!device->kernel.state)
+    return out_of_memory(plan);
+  return mirrors ? mirror_messages(plan) : ONEBIT_OK;
+}
+
+void ob_device_destroy(struct onebit_plan *plan, bool mirrors) {
+  struct ob_device *device = plan->device;
+  struct ob_cuda_plan *kernel = &device->kernel;
+  ob_memory_cuda.release(device->pieces);
+  ob_memory_cuda.release(device->bounds);
+  ob_memory_cuda.release(kernel->state);
+  if (mirrors && kernel->state) { /* before there is a state they are the plan's own */
+    ob_memory_cuda.release(kernel->outgoing);
+    ob_memory_cuda.release(kernel->incoming);
+    if (kernel->results[1] != kernel->results[0])
+      ob_memory_cuda.release(kernel->results[1]);
+    ob_memory_cuda.release(kernel->results[0]);
+  }
+  ob_release(device);
+  plan->device = NULL;
+}
+
+onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
+                                const void *buffer) {
+  return ob_cuda_check(plan->device->number, name, buffer);
+}
+
+onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream) {
+  cudaError_t error = cudaEventRecord(plan->device->begun, stream);
+  if (error == cudaErrorInvalidResourceHandle)
+    return cudaGetLastError(),
+           ob_error(ONEBIT_ERROR_ARGUMENT, "stream is %p, not a stream of CUDA device %d",
+                    (void *)stream, plan->device->number);
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "stream");
+}
+
+/* Parts of one buffer, all of the same size: from the first that there is. */
+static struct ob_cuda_pieces parts(const void *const *each, size_t count, size_t step) {
+  for (size_t k = 0; k < count; k++)
+    if (each[k])
+      return (struct ob_cuda_pieces){.base = (char *)(uintptr_t)each[k] - k * step, .step = step};
+  return (struct ob_cuda_pieces){.step = step};
+}
+
+struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
+  const struct ob_call *call = &plan->call;
+  size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->options.dtype);
+  struct ob_cuda_source source = {.momentum = call->source.momentum,
+                                  .beta1 = call->source.beta1,
+                                  .one_minus_beta1 = call->source.one_minus_beta1};
+  if (call->device_inputs)
+    source.inputs.each = call->device_inputs;
+  else
+    source.inputs = parts(call->source.inputs, plan->layout.pieces, step);
+  return source;
+}
+
+struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan) {
+  const struct ob_call *call = &plan->call;
+  bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
+  size_t count = gathered ? plan->group.size : plan->layout.pieces;
+  size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->options.dtype);
+  if (call->device_outputs)
+    return (struct ob_cuda_pieces){.each = call->device_outputs};
+  if (plan->options.operation == ONEBIT_REDUCE_SCATTER) /* a rank has a place for its own share */
+    return (struct ob_cuda_pieces){.base = call->outputs[plan->comm->rank]};
+  return parts((const void *const *)call->outputs, count, step);
+}
+
+cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
+  struct ob_cuda_source source = ob_device_source(plan);
+  if (ob_is_dense(plan))
+    return ob_cuda_load(plan->device->kernel, source.inputs, chunk, stream);
+  return ob_cuda_compress(plan->device->kernel, source, chunk, stream);
+}
+
+cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
+  if (ob_is_dense(plan))
+    return ob_cuda_mean(plan->device->kernel, chunk, stream);
+  return ob_cuda_reduce(plan->device->kernel, chunk, stream);
+}
+
+/* In all but two cases a result is a server's message. */
+cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
+  const struct ob_cuda_plan *kernel = &plan->device->kernel;
+  if (plan->call.device_adam)
+    return ob_cuda_adam_apply(*kernel, *plan->call.device_adam, chunk, stream);
+  struct ob_cuda_pieces outputs = ob_device_outputs(plan);
+  if (ob_is_dense(plan))
+    return ob_cuda_convert(*kernel, outputs, chunk, stream);
+  if (plan->options.operation == ONEBIT_REDUCE_SCATTER ||
+      plan->schedule == ONEBIT_SCHEDULE_ALLGATHER)
+    return ob_cuda_sum(*kernel, outputs, chunk, stream);
+  return ob_cuda_store(*kernel, outputs, chunk, stream);
+}

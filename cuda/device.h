@@ -1,0 +1,79 @@
+/*
+ * A plan's part on a CUDA device, and the host code that all of it shares. The functions here
+ * return ONEBIT_ERROR_DEVICE with CUDA's words.
+ */
+#ifndef OB_CUDA_DEVICE_H
+#define OB_CUDA_DEVICE_H
+
+#include "collectives/plan.h"
+#include "cuda/kernels.h"
+
+/* What is known of the host's copies of the state: one a slot of messages, and one of what was
+ * computed for the whole call. */
+struct ob_staging {
+  cudaStream_t compute, out, in; /* kernels; copies to the host; copies from it */
+  cudaEvent_t computed, copied_in;
+  cudaEvent_t *ready;         /* one a slot, and one */
+  struct ob_cuda_state *seen; /* pinned; as many */
+};
+
+struct ob_device {
+  int number;                 /* of the CUDA device */
+  struct ob_cuda_plan kernel; /* what kernels are told */
+  struct ob_piece *pieces;
+  size_t *bounds;
+  cudaEvent_t begun;         /* what was on the caller's stream before a call */
+  struct ob_staging staging; /* staged.c */
+  /* stream.c */
+  cudaStream_t own;           /* for calls without one */
+  cudaStream_t stream;        /* of the call in flight; */
+  bool capturing;             /* it is in a graph */
+  cudaEvent_t last;           /* the end of the latest call on any stream */
+  struct ob_cuda_state *seen; /* pinned: how the calls ended */
+};
+
+extern const struct ob_memory ob_memory_cuda, ob_memory_pinned;
+
+#define OB_TRY_CUDA(call)                                                                          \
+  do {                                                                                             \
+    cudaError_t ob_try_error = (call);                                                             \
+    if (ob_try_error != cudaSuccess)                                                               \
+      return ob_cuda_error(ob_try_error, #call);                                                   \
+  } while (0)
+
+onebit_status_t ob_cuda_error(cudaError_t error, const char *call);
+
+/* Makes a device current for this thread, and gives the one before. */
+int ob_cuda_enter(int number);
+void ob_cuda_leave(int before);
+
+/* The current device, if the kernels can run there. ONEBIT_ERROR_UNSUPPORTED: it is too old, or
+ * there is none. */
+onebit_status_t ob_cuda_current(int *number);
+
+/* plan->device, on the current device. */
+onebit_status_t ob_device_open(struct onebit_plan *plan);
+
+/* What kernels are told. `mirrors`: messages are in memory of the host, and the device gets memory
+ * of its own for them. `destroy` gives plan->device back too. */
+onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors);
+void ob_device_destroy(struct onebit_plan *plan, bool mirrors);
+
+/* ob_place's check: is the buffer memory of the plan's device? */
+onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
+                                const void *buffer);
+onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
+
+/* Is this a stream that the plan's device can be given work on? */
+onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
+
+/* The buffers of the call in flight. */
+struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);
+struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan);
+
+/* The kernels of a step, on a stream. */
+cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
+cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
+cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
+
+#endif

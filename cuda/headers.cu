@@ -1,0 +1,238 @@
+/*
+ * Headers, where no host looks after a call: stamped, judged and added up on the device, with the
+ * same ends as in collectives/step_messages.c and steps.c.
+ *
+ * A header is 40 bytes a message, so one warp does all of them: lane l has the member that is
+ * l + 1 places further, and l + 33, ... What came first counts, and that is the lowest lane.
+ */
+#include "cuda/place.cuh"
+
+static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &plan, size_t member) {
+  const size_t *bounds = plan.bounds + share_of(plan, member) * plan.chunks;
+  struct ob_message_shape shape = {};
+  shape.first = bounds[0];
+  shape.blocks = bounds[1] - bounds[0];
+  shape.one_scale = plan.one_scale;
+  shape.dense = plan.dense;
+  return shape;
+}
+
+static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
+  const struct ob_cuda_state *state = plan.state;
+  uint32_t flags = state->flags | (plan.dense ? OB_FLAG_DENSE : 0);
+  if (failed || state->status != ONEBIT_OK)
+    flags |= OB_FLAG_ERROR;
+  if (state->status == ONEBIT_ERROR_MISMATCH)
+    flags |= OB_FLAG_MISMATCH;
+  return (uint16_t)flags;
+}
+
+static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
+  const uint32_t now = plan.state->now;
+  const bool server = stamp.kind == OB_MESSAGE_SERVER;
+  const size_t count = server ? 1 : plan.members;
+  for (size_t i = lane_number(); i < count; i += OB_LANES) {
+    const size_t member = server ? plan.place : i;
+    unsigned char *message = server ? result_of(plan, !now, member) : sent_to(plan, now, member);
+    struct ob_header header = {};
+    header.magic = OB_MESSAGE_MAGIC;
+    header.version = OB_MESSAGE_VERSION;
+    header.kind = (uint8_t)stamp.kind;
+    header.flags = flags_of(plan, stamp.failed);
+    header.sequence = plan.state->sequence;
+    header.scale = server && !plan.whole ? plan.state->server_scale : plan.state->worker_scale;
+    header.elements = plan.layout.elements;
+    header.block = shape_of(plan, member).first;
+    header.agreed = stamp.agreed;
+    *(struct ob_header *)message = header;
+  }
+}
+
+static __device__ bool is_scale(float scale) { return ob_is_finite(scale) && scale >= 0; }
+
+/* As ob_message_check, but for its length, which the transport has matched. */
+static __device__ bool is_sound(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp,
+                                const struct ob_header &header,
+                                const struct ob_message_shape &shape) {
+  return header.magic == OB_MESSAGE_MAGIC && header.version == OB_MESSAGE_VERSION &&
+         header.kind == stamp.kind && !(header.flags & OB_FLAG_DENSE) == !plan.dense &&
+         header.sequence == plan.state->sequence && header.elements == plan.layout.elements &&
+         header.block == shape.first && is_scale(header.scale);
+}
+
+/* What is wrong with a message, beside what it says of its sender. */
+static __device__ onebit_status_t judge(const struct ob_cuda_plan &plan,
+                                        const struct ob_cuda_stamp &stamp,
+                                        const struct ob_header &header,
+                                        const struct ob_message_shape &shape) {
+  if (!is_sound(plan, stamp, header, shape))
+    return ONEBIT_ERROR_MESSAGE;
+  const bool speaks = header.flags & OB_FLAG_MISMATCH || !(header.flags & OB_FLAG_ERROR);
+  if ((speaks && header.agreed != stamp.agreed) || header.flags & OB_FLAG_MISMATCH)
+    return ONEBIT_ERROR_MISMATCH;
+  return ONEBIT_OK;
+}
+
+/* The lowest lane that says so, or -1. */
+static __device__ int first_lane(bool says) {
+  return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
+}
+
+/* The member `places` further on. */
+static __device__ size_t shifted(const struct ob_cuda_plan &plan, size_t places) {
+  return (plan.place + places) % plan.members;
+}
+
+/* The members from `places` on, one a lane. All lanes take part. */
+static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp,
+                            size_t places) {
+  struct ob_cuda_state *state = plan.state;
+  const bool there = places + lane_number() < plan.members;
+  const size_t member = shifted(plan, places + lane_number());
+  const bool server = stamp.kind == OB_MESSAGE_SERVER;
+  struct ob_header header = {};
+  onebit_status_t status = ONEBIT_OK;
+  if (there) {
+    const unsigned char *message =
+        server ? result_of(plan, !state->now, member) : sent_by(plan, state->now, member);
+    const struct ob_message_shape shape = shape_of(plan, server ? member : plan.place);
+    header = *(const struct ob_header *)message;
+    status = judge(plan, stamp, header, shape);
+  }
+  const bool heard = there && status == ONEBIT_OK;
+  const int lane = (int)lane_number();
+  const int bad = first_lane(there && !heard);
+  const int failed = first_lane(heard && header.flags & OB_FLAG_ERROR);
+  const int not_finite = first_lane(heard && header.flags & OB_FLAG_NOT_FINITE);
+  if (lane == bad && atomicCAS(&state->status, (int)ONEBIT_OK, (int)status) == ONEBIT_OK) {
+    state->witness = (int32_t)member;
+    state->agreed = header.agreed;
+  }
+  if (lane == failed && state->failed < 0)
+    state->failed = (int32_t)member;
+  if (lane == not_finite && state->not_finite < 0)
+    state->not_finite = (int32_t)member;
+}
+
+/* Are the scales of a member's message sound? By one warp; where they are not, header and all. */
+static __device__ void check_scales(const struct ob_cuda_plan &plan,
+                                    const struct ob_cuda_stamp &stamp, size_t member) {
+  const bool server = stamp.kind == OB_MESSAGE_SERVER;
+  const uint32_t now = plan.state->now;
+  unsigned char *message = server ? result_of(plan, !now, member) : sent_by(plan, now, member);
+  const struct ob_message_shape shape = shape_of(plan, server ? member : plan.place);
+  const float *scales = ob_message_view(message, &shape).scales;
+  bool bad = false;
+  for (size_t i = lane_number(); i < ob_message_scales(&shape); i += OB_LANES)
+    bad |= !is_scale(scales[i]);
+  if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
+      atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK)
+    plan.state->witness = (int32_t)member;
+}
+
+/* The first warp reads the headers; number w the scales of the member w places further. */
+static __global__ void open_messages(const struct ob_cuda_plan plan,
+                                     const struct ob_cuda_stamp stamp) {
+  const size_t warp = warp_number();
+  if (warp >= plan.members)
+    return;
+  if (warp > 0)
+    check_scales(plan, stamp, shifted(plan, warp));
+  else
+    for (size_t places = 1; places < plan.members; places += OB_LANES)
+      hear(plan, stamp, places);
+}
+
+static __device__ bool is_worse(int32_t status, int32_t than) {
+  return status != ONEBIT_OK && status != than && (than == ONEBIT_OK || than == ONEBIT_SKIPPED);
+}
+
+/* As steps.c decides. A rank that could not take part has said so to its caller. */
+static __global__ void decide(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
+  struct ob_cuda_state *state = plan.state;
+  if (lane_number() != 0)
+    return;
+  if (state->flags & OB_FLAG_NOT_FINITE)
+    state->not_finite = (int32_t)plan.place;
+  if (state->status == ONEBIT_OK && state->failed >= 0) {
+    state->status = ONEBIT_ERROR_PEER;
+    state->witness = state->failed;
+  } else if (state->status == ONEBIT_OK && state->not_finite >= 0) {
+    state->status = ONEBIT_SKIPPED;
+    state->witness = state->not_finite;
+  }
+  state->stop = stamp.failed || state->status != ONEBIT_OK;
+}
+
+/* How the call ended, for whoever asks later; after all that could change it. */
+static __global__ void conclude(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
+  const struct ob_cuda_state *state = plan.state;
+  struct ob_cuda_outcome *outcome = &plan.state->outcome;
+  if (lane_number() != 0)
+    return;
+  outcome->calls += !state->stop;
+  outcome->skipped += state->stop && !stamp.failed && state->status == ONEBIT_SKIPPED;
+  if (stamp.failed || !is_worse(state->status, outcome->status))
+    return;
+  outcome->status = state->status;
+  outcome->witness = state->witness;
+  outcome->agreed = state->agreed;
+}
+
+/* A call that would have ended well, but for another: its status is that one's. */
+static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
+  const struct ob_cuda_state *first = NULL;
+  if (lane_number() != 0)
+    return;
+  for (size_t i = 0; i < count; i++)
+    if (states[i]->stop && (!first || is_worse(states[i]->status, first->status)))
+      first = states[i];
+  for (size_t i = 0; first && i < count; i++) {
+    states[i]->stop = 1;
+    states[i]->status = first->status;
+    states[i]->witness = first->witness;
+    states[i]->agreed = first->agreed;
+  }
+}
+
+static __global__ void adam_count(struct ob_cuda_state *state, double beta1, double beta2,
+                                  uint64_t before) {
+  if (lane_number() != 0)
+    return;
+  const uint64_t step = before + state->outcome.calls + 1;
+  state->momentum_factor = ob_adam_momentum_factor(beta1, step);
+  state->variance_factor = ob_adam_variance_factor(beta2, step);
+}
+
+/* --- Launching */
+
+cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
+                         cudaStream_t stream) {
+  return launch_one_warp(seal, stream, of_chunk(plan, chunk), stamp);
+}
+
+cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
+                         cudaStream_t stream) {
+  return plan.members == 1
+             ? cudaSuccess
+             : launch(open_messages, plan.members, 1, stream, of_chunk(plan, chunk), stamp);
+}
+
+cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
+                           cudaStream_t stream) {
+  return launch_one_warp(decide, stream, plan, stamp);
+}
+
+cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
+                             cudaStream_t stream) {
+  return launch_one_warp(conclude, stream, plan, stamp);
+}
+
+cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cudaStream_t stream) {
+  return launch_one_warp(join, stream, states, count);
+}
+
+cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
+                               uint64_t before, cudaStream_t stream) {
+  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2, before);
+}

@@ -1,0 +1,166 @@
+/* Memory of a device and pinned memory of the host, and whose memory a pointer leads to. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/device.h"
+
+onebit_status_t ob_cuda_error(cudaError_t error, const char *call) {
+  cudaGetLastError(); /* it is told here, so the next call need not find it */
+  onebit_status_t status =
+      error == cudaErrorMemoryAllocation ? ONEBIT_ERROR_MEMORY : ONEBIT_ERROR_DEVICE;
+  return ob_error(status, "CUDA: %s (%s)", cudaGetErrorString(error), call);
+}
+
+/* count * size, or at least one byte, as ob_allocate has it; 0 when it overflows. */
+static size_t bytes_of(size_t count, size_t size) {
+  if (size && count > ((size_t)-1 >> 1) / size)
+    return 0;
+  return count && size ? count * size : 1;
+}
+
+/* A failure is the caller's to tell of: CUDA's next call must not find it. */
+static void *forget_error(void) {
+  cudaGetLastError();
+  return NULL;
+}
+
+static void *allocate_cuda(size_t count, size_t size) {
+  size_t bytes = bytes_of(count, size);
+  void *memory = NULL;
+  if (ob_memory_must_fail() || !bytes || cudaMalloc(&memory, bytes) != cudaSuccess)
+    return forget_error();
+  if (cudaMemset(memory, 0, bytes) == cudaSuccess && cudaStreamSynchronize(NULL) == cudaSuccess)
+    return memory;
+  cudaFree(memory);
+  return forget_error();
+}
+
+static void release_cuda(void *memory) {
+  if (memory)
+    cudaFree(memory);
+}
+
+static onebit_status_t copy(void *to, const void *from, size_t bytes) {
+  OB_TRY_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t clear_cuda(void *memory, size_t bytes) {
+  OB_TRY_CUDA(cudaMemset(memory, 0, bytes));
+  OB_TRY_CUDA(cudaStreamSynchronize(NULL));
+  return ONEBIT_OK;
+}
+
+const struct ob_memory ob_memory_cuda = {allocate_cuda, release_cuda, copy, clear_cuda};
+
+static void *allocate_pinned(size_t count, size_t size) {
+  size_t bytes = bytes_of(count, size);
+  void *memory = NULL;
+  if (ob_memory_must_fail() || !bytes ||
+      cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) != cudaSuccess)
+    return forget_error();
+  return memset(memory, 0, bytes);
+}
+
+static void release_pinned(void *memory) {
+  if (memory)
+    cudaFreeHost(memory);
+}
+
+static onebit_status_t clear_pinned(void *memory, size_t bytes) {
+  memset(memory, 0, bytes);
+  return ONEBIT_OK;
+}
+
+const struct ob_memory ob_memory_pinned = {allocate_pinned, release_pinned, copy, clear_pinned};
+
+int ob_cuda_enter(int number) {
+  int before = number;
+  if (cudaGetDevice(&before) == cudaSuccess && before != number)
+    cudaSetDevice(number);
+  return before;
+}
+
+void ob_cuda_leave(int before) {
+  int now = before;
+  if (cudaGetDevice(&now) == cudaSuccess && now != before)
+    cudaSetDevice(before);
+}
+
+/* The kernels are compiled for Ampere and newer. */
+#define OLDEST_CAPABILITY 8
+
+onebit_status_t ob_cuda_current(int *number) {
+  int major = 0;
+  cudaError_t error = cudaGetDevice(number);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, *number);
+  if (error != cudaSuccess)
+    return cudaGetLastError(),
+           ob_error(ONEBIT_ERROR_UNSUPPORTED, "device is ONEBIT_DEVICE_CUDA: CUDA: %s",
+                    cudaGetErrorString(error));
+  if (major < OLDEST_CAPABILITY)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "CUDA device %d has compute capability %d.x: %d.0 or newer is needed", *number,
+                    major, OLDEST_CAPABILITY);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer) {
+  struct cudaPointerAttributes attributes;
+  cudaError_t error = cudaPointerGetAttributes(&attributes, buffer);
+  if (error != cudaSuccess)
+    return ob_cuda_error(error, name);
+  if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "%s is %p, memory of the host, and the device option is ONEBIT_DEVICE_CUDA",
+                    name, buffer);
+  if (attributes.type == cudaMemoryTypeDevice && attributes.device != number)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %p, memory of CUDA device %d, not of device %d",
+                    name, buffer, attributes.device, number);
+  return ONEBIT_OK;
+}
+
+#ifdef ONEBIT_EMULATED_CUDA
+
+bool ob_cuda_owns(const void *memory, int *device) {
+  struct cudaPointerAttributes attributes;
+  if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess)
+    return false;
+  *device = attributes.device;
+  return attributes.type == cudaMemoryTypeDevice;
+}
+
+#else
+
+/* The numbers of the driver's interface that are asked for here: CUpointer_attribute, CUmemorytype.
+ */
+#define ATTRIBUTE_MEMORY_TYPE    2
+#define ATTRIBUTE_IS_MANAGED     8
+#define ATTRIBUTE_DEVICE_ORDINAL 9
+#define MEMORY_TYPE_DEVICE       2
+
+/* The runtime's own question would make a context on the device, for a program that may have no
+ * business there. The driver is asked only if the program has loaded it already, and answers no
+ * before it is initialised: then nothing is a device's memory. */
+bool ob_cuda_owns(const void *memory, int *device) {
+  typedef int question(void *answer, int attribute, unsigned long long pointer);
+  void *driver = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+  if (!driver)
+    return false;
+  question *ask;
+  void *symbol = dlsym(driver, "cuPointerGetAttribute");
+  memcpy(&ask, &symbol, sizeof ask); /* C has no cast from one kind of pointer to the other */
+  unsigned type = 0, managed = 0;
+  unsigned long long pointer = (uintptr_t)memory;
+  bool owns = symbol && ask(&type, ATTRIBUTE_MEMORY_TYPE, pointer) == 0 &&
+              type == MEMORY_TYPE_DEVICE && ask(&managed, ATTRIBUTE_IS_MANAGED, pointer) == 0 &&
+              !(managed & 1) && ask(device, ATTRIBUTE_DEVICE_ORDINAL, pointer) == 0;
+  dlclose(driver);
+  return owns;
+}
+
+#endif

@@ -1,0 +1,439 @@
+/*
+ * A plan on a device over a transport of the host. The host walks the steps (collectives/steps.c);
+ * kernels read and write messages in memory of the device, and what travels is a copy in pinned
+ * memory, where the host stamps and checks headers.
+ *
+ *   stream out       .        copy 0   copy 1 ...                        result 0
+ *   stream compute   kernel 0 kernel 1 kernel 2 ...   .         reduce 0 .       ... apply 0 ...
+ *   stream in        .                                incoming 0                     results 0
+ *
+ * Copies go on streams of their own, so that they overlap with kernels, and both with the network.
+ * A message may leave when the event of its slot has come; with it comes the state of the device,
+ * whose flags then become the plan's.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/step_parts.h"
+#include "collectives/steps.h"
+#include "cuda/device.h"
+
+/* The bytes of one slot for all members lie peer_stride apart. */
+static unsigned char *slot_of(const struct onebit_plan *plan, unsigned char *base, size_t chunk) {
+  return base + chunk % plan->slots * plan->stride;
+}
+
+/* --- Made and given back -----------------------------------------------------------------------*/
+
+static onebit_status_t create_streams(struct ob_staging *staging) {
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->compute, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->out, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->in, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->computed, cudaEventDisableTiming));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->copied_in, cudaEventDisableTiming));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t create_ready(struct onebit_plan *plan) {
+  struct ob_staging *staging = &plan->device->staging;
+  staging->ready = ob_allocate(plan->slots + 1, sizeof *staging->ready);
+  staging->seen = ob_memory_pinned.allocate(plan->slots + 1, sizeof *staging->seen);
+  if (!staging->ready || !staging->seen)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way", plan->slots);
+  for (size_t i = 0; i <= plan->slots; i++)
+    OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->ready[i], cudaEventDisableTiming));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t create(struct onebit_plan *plan) {
+  OB_TRY(ob_device_create(plan, true));
+  OB_TRY(create_streams(&plan->device->staging));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->begun, cudaEventDisableTiming));
+  return create_ready(plan);
+}
+
+static void destroy_event(cudaEvent_t event) {
+  if (event)
+    cudaEventDestroy(event);
+}
+
+static void destroy_stream(cudaStream_t stream) {
+  if (!stream)
+    return;
+  cudaStreamSynchronize(stream); /* what it works on is given back next */
+  cudaStreamDestroy(stream);
+}
+
+static void destroy(struct onebit_plan *plan) {
+  struct ob_staging *staging = &plan->device->staging;
+  destroy_stream(staging->out);
+  destroy_stream(staging->in);
+  destroy_stream(staging->compute);
+  for (size_t i = 0; staging->ready && i <= plan->slots; i++)
+    destroy_event(staging->ready[i]);
+  destroy_event(plan->device->begun);
+  destroy_event(staging->computed);
+  destroy_event(staging->copied_in);
+  ob_release(staging->ready);
+  ob_memory_pinned.release(staging->seen);
+  ob_device_destroy(plan, true);
+}
+
+/* --- Around a call -----------------------------------------------------------------------------*/
+
+/* From here on this rank only tells the others that it cannot take part. */
+static void fail(struct onebit_plan *plan, onebit_status_t status) {
+  if (status != ONEBIT_OK)
+    ob_steps_fail(plan, status);
+}
+
+static onebit_status_t follow(struct onebit_plan *plan) {
+  struct ob_staging *staging = &plan->device->staging;
+  cudaStream_t stream = plan->call.stream;
+  enum cudaStreamCaptureStatus capture;
+  OB_TRY_CUDA(cudaStreamIsCapturing(stream, &capture));
+  if (capture != cudaStreamCaptureStatusNone)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and over %s the host takes part in a call",
+                    plan->comm->transport->name);
+  OB_TRY(ob_device_check_stream(plan, stream));
+  OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, plan->device->begun, 0));
+  return ONEBIT_OK;
+}
+
+/* The call before may have left copies on their way from messages that now are received anew. */
+static onebit_status_t begin_call(struct onebit_plan *plan) {
+  struct ob_staging *staging = &plan->device->staging;
+  memset(staging->seen, 0, (plan->slots + 1) * sizeof *staging->seen);
+  OB_TRY_CUDA(cudaEventSynchronize(staging->copied_in));
+  if (plan->call.on_stream)
+    OB_TRY(follow(plan));
+  OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, staging->compute));
+  OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
+  OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
+  OB_TRY_CUDA(cudaStreamWaitEvent(staging->out, staging->computed, 0));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t begin(struct onebit_plan *plan) {
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = begin_call(plan);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t lead(struct onebit_plan *plan) {
+  struct ob_staging *staging = &plan->device->staging;
+  OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
+  OB_TRY_CUDA(cudaStreamWaitEvent(plan->call.stream, staging->computed, 0));
+  return ONEBIT_OK;
+}
+
+static void end(struct onebit_plan *plan) {
+  if (!plan->call.on_stream || plan->status != ONEBIT_OK)
+    return;
+  int before = ob_cuda_enter(plan->device->number);
+  fail(plan, lead(plan));
+  ob_cuda_leave(before);
+}
+
+/* A query or a wait: is it over? An error ends the waiting too, and is told of. */
+static bool over(struct onebit_plan *plan, cudaError_t error) {
+  if (error == cudaErrorNotReady)
+    return cudaGetLastError(), false;
+  if (error != cudaSuccess)
+    fail(plan, ob_cuda_error(error, "waiting for the device"));
+  return true;
+}
+
+static bool settled(struct onebit_plan *plan, bool wait) {
+  cudaStream_t stream = plan->device->staging.compute;
+  int before = ob_cuda_enter(plan->device->number);
+  bool yes = over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
+  ob_cuda_leave(before);
+  return yes;
+}
+
+/* --- What the host learns ----------------------------------------------------------------------*/
+
+/* What the device had met when it sent this. */
+static void hear(struct onebit_plan *plan, const struct ob_cuda_state *seen) {
+  if (seen->flags & OB_FLAG_NOT_FINITE)
+    atomic_store_explicit(&plan->work.not_finite, true, memory_order_relaxed);
+  if (seen->flags & OB_FLAG_LARGE)
+    atomic_store_explicit(&plan->work.large, true, memory_order_relaxed);
+}
+
+static bool arrived(struct onebit_plan *plan, size_t index, bool wait) {
+  struct ob_staging *staging = &plan->device->staging;
+  cudaEvent_t event = staging->ready[index];
+  if (!over(plan, wait ? cudaEventSynchronize(event) : cudaEventQuery(event)))
+    return false;
+  hear(plan, &staging->seen[index]);
+  return true;
+}
+
+static bool arrived_with_scale(struct onebit_plan *plan, size_t slot, bool wait) {
+  const struct ob_cuda_state *last = &plan->device->staging.seen[plan->slots];
+  if (!arrived(plan, slot, wait))
+    return false;
+  if (!plan->work.one_scale || plan->status != ONEBIT_OK)
+    return true;
+  if (!arrived(plan, plan->slots, wait))
+    return false;
+  plan->worker_scale = last->worker_scale;
+  plan->server_scale = last->server_scale;
+  return true;
+}
+
+static bool ready(struct onebit_plan *plan, size_t chunk, bool wait) {
+  int before = ob_cuda_enter(plan->device->number);
+  bool yes = arrived_with_scale(plan, chunk % plan->slots, wait);
+  ob_cuda_leave(before);
+  return yes;
+}
+
+static bool all_ready(struct onebit_plan *plan, bool wait) {
+  for (size_t slot = 0; slot < plan->slots; slot++)
+    if (!ready(plan, slot, wait))
+      return false;
+  return true;
+}
+
+/* --- Steps -------------------------------------------------------------------------------------*/
+
+/* Sends the state after what was computed last, and has the event of `index` come after both. */
+static onebit_status_t send_state(struct onebit_plan *plan, size_t index) {
+  struct ob_staging *staging = &plan->device->staging;
+  OB_TRY_CUDA(cudaMemcpyAsync(&staging->seen[index], plan->device->kernel.state,
+                              sizeof *staging->seen, cudaMemcpyDeviceToHost, staging->out));
+  OB_TRY_CUDA(cudaEventRecord(staging->ready[index], staging->out));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t out_follows(struct ob_staging *staging) {
+  OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
+  OB_TRY_CUDA(cudaStreamWaitEvent(staging->out, staging->computed, 0));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t compute_follows(struct ob_staging *staging) {
+  OB_TRY_CUDA(cudaEventRecord(staging->copied_in, staging->in));
+  OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, staging->copied_in, 0));
+  return ONEBIT_OK;
+}
+
+/* In a window the slot may still be read by kernels of two chunks ago. */
+static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
+  if (plan->slots == plan->chunks)
+    return ONEBIT_OK;
+  OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
+  OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
+  return ONEBIT_OK;
+}
+
+/* One slot of all members, between the host's messages and the device's. */
+static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
+                              unsigned char *from, size_t chunk, enum cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  return cudaMemcpy2DAsync(slot_of(plan, to, chunk), plan->peer_stride, slot_of(plan, from, chunk),
+                           plan->peer_stride, plan->stride, plan->group.size, kind, stream);
+}
+
+/* One message, or the beginning of it. */
+static cudaError_t copy_message(const struct onebit_plan *plan, unsigned char *to,
+                                unsigned char *from, size_t bytes, bool down) {
+  const struct ob_staging *staging = &plan->device->staging;
+  return cudaMemcpyAsync(to, from, bytes, down ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                         down ? staging->in : staging->out);
+}
+
+static unsigned char *own_result(const struct onebit_plan *plan, unsigned char *const results[2],
+                                 size_t chunk) {
+  size_t member = plan->doubling && !plan->in_pairs ? 0 : plan->group.place;
+  return ob_message_at(plan, results[!plan->result_now], member, chunk);
+}
+
+static onebit_status_t send_own_result(struct onebit_plan *plan, size_t chunk) {
+  OB_TRY_CUDA(copy_message(plan, own_result(plan, plan->results, chunk),
+                           own_result(plan, plan->device->kernel.results, chunk), plan->stride,
+                           false));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t compress_chunk(struct onebit_plan *plan, size_t chunk) {
+  struct ob_staging *staging = &plan->device->staging;
+  OB_TRY_CUDA(ob_device_compress(plan, chunk, staging->compute));
+  OB_TRY(out_follows(staging));
+  if (ob_gathers_whole(plan))
+    OB_TRY(send_own_result(plan, chunk));
+  else
+    OB_TRY_CUDA(copy_slots(plan, plan->outgoing, plan->device->kernel.outgoing, chunk,
+                           cudaMemcpyDeviceToHost, staging->out));
+  return send_state(plan, chunk % plan->slots);
+}
+
+/* What a rank sends that cannot take part: nothing of an earlier call. */
+static void clear_outgoing(struct onebit_plan *plan, size_t chunk) {
+  if (ob_gathers_whole(plan))
+    memset(own_result(plan, plan->results, chunk), 0, plan->stride);
+  else
+    for (size_t member = 0; member < plan->group.size; member++)
+      memset(ob_message_at(plan, plan->outgoing, member, chunk), 0, plan->stride);
+}
+
+static void compress(struct onebit_plan *plan, size_t chunk) {
+  int before = ob_cuda_enter(plan->device->number);
+  if (plan->status == ONEBIT_OK)
+    fail(plan, compress_chunk(plan, chunk));
+  if (plan->status != ONEBIT_OK) {
+    over(plan, cudaStreamSynchronize(plan->device->staging.out)); /* what began may still write */
+    clear_outgoing(plan, chunk);
+  }
+  ob_cuda_leave(before);
+}
+
+static onebit_status_t finish(struct onebit_plan *plan, bool server) {
+  struct ob_staging *staging = &plan->device->staging;
+  OB_TRY_CUDA(ob_cuda_finish(plan->device->kernel, server, staging->compute));
+  OB_TRY(out_follows(staging));
+  return send_state(plan, plan->slots);
+}
+
+static void finish_on(struct onebit_plan *plan, bool server) {
+  int before = ob_cuda_enter(plan->device->number);
+  if (plan->status == ONEBIT_OK)
+    fail(plan, finish(plan, server));
+  ob_cuda_leave(before);
+}
+
+static void finish_worker(struct onebit_plan *plan) { finish_on(plan, false); }
+
+static void finish_server(struct onebit_plan *plan) { finish_on(plan, true); }
+
+static onebit_status_t bring_results(struct onebit_plan *plan, size_t chunk) {
+  struct ob_staging *staging = &plan->device->staging;
+  int next = !plan->result_now;
+  OB_TRY(in_follows(plan, staging));
+  OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.results[next], plan->results[next], chunk,
+                         cudaMemcpyHostToDevice, staging->in));
+  return compute_follows(staging);
+}
+
+/* The workers' messages; this rank's own never left the device, but with one scale its header, where
+ * that scale is, was stamped here. */
+static onebit_status_t bring_incoming(struct onebit_plan *plan, size_t chunk) {
+  struct ob_staging *staging = &plan->device->staging;
+  struct ob_cuda_plan *kernel = &plan->device->kernel;
+  OB_TRY(in_follows(plan, staging));
+  OB_TRY_CUDA(copy_slots(plan, kernel->incoming, plan->incoming, chunk, cudaMemcpyHostToDevice,
+                         staging->in));
+  if (plan->work.one_scale)
+    OB_TRY_CUDA(copy_message(plan, ob_message_at(plan, kernel->outgoing, plan->group.place, chunk),
+                             ob_message_at(plan, plan->outgoing, plan->group.place, chunk),
+                             sizeof(struct ob_header), true));
+  return compute_follows(staging);
+}
+
+static onebit_status_t reduce_chunk(struct onebit_plan *plan, size_t chunk) {
+  struct ob_staging *staging = &plan->device->staging;
+  bool whole = ob_gathers_whole(plan);
+  OB_TRY(whole ? bring_results(plan, chunk) : bring_incoming(plan, chunk));
+  OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
+  OB_TRY(out_follows(staging));
+  if (!whole) /* of a mean of results nobody else hears */
+    OB_TRY(send_own_result(plan, chunk));
+  return send_state(plan, chunk % plan->slots);
+}
+
+static void reduce(struct onebit_plan *plan, size_t chunk) {
+  int before = ob_cuda_enter(plan->device->number);
+  if (plan->status == ONEBIT_OK)
+    fail(plan, reduce_chunk(plan, chunk));
+  if (plan->status != ONEBIT_OK && !ob_gathers_whole(plan)) {
+    over(plan, cudaStreamSynchronize(plan->device->staging.out));
+    memset(own_result(plan, plan->results, chunk), 0, plan->stride);
+  }
+  ob_cuda_leave(before);
+}
+
+static onebit_status_t apply_chunk(struct onebit_plan *plan, size_t chunk) {
+  bool averaged = ob_is_dense(plan) && ob_gathers_whole(plan); /* and so here already */
+  if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
+    OB_TRY(bring_incoming(plan, chunk));
+  else if (!averaged)
+    OB_TRY(bring_results(plan, chunk));
+  OB_TRY_CUDA(ob_device_apply(plan, chunk, plan->device->staging.compute));
+  return ONEBIT_OK;
+}
+
+static void apply(struct onebit_plan *plan, size_t chunk) {
+  int before = ob_cuda_enter(plan->device->number);
+  if (plan->status == ONEBIT_OK)
+    fail(plan, apply_chunk(plan, chunk));
+  ob_cuda_leave(before);
+}
+
+static onebit_status_t commit_kept(struct onebit_plan *plan) {
+  bool forget = plan->options.no_error_feedback;
+  OB_TRY_CUDA(ob_cuda_commit(plan->device->kernel, forget, plan->device->staging.compute));
+  return ONEBIT_OK;
+}
+
+/* The last state that came has what all of the server's kernels met. */
+static bool server_is_large(const struct onebit_plan *plan) {
+  for (size_t slot = 0; slot <= plan->slots; slot++)
+    if (plan->device->staging.seen[slot].server_flags & OB_FLAG_LARGE)
+      return true;
+  return false;
+}
+
+static void commit(struct onebit_plan *plan) {
+  int before = ob_cuda_enter(plan->device->number);
+  fail(plan, commit_kept(plan));
+  ob_kept_commit(&plan->worker);
+  ob_kept_commit(&plan->server);
+  plan->server_large = server_is_large(plan);
+  ob_cuda_leave(before);
+}
+
+/* --- The row -----------------------------------------------------------------------------------*/
+
+static onebit_status_t create_here(struct onebit_plan *plan) {
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = create(plan);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static void destroy_there(struct onebit_plan *plan) {
+  if (!plan->device)
+    return;
+  int before = ob_cuda_enter(plan->device->number);
+  destroy(plan);
+  ob_cuda_leave(before);
+}
+
+const struct ob_place ob_place_staged = {
+    .codec = "cuda",
+    .kept = &ob_memory_cuda,
+    .messages = &ob_memory_pinned,
+    .hierarchical = false,
+    .open = ob_device_open,
+    .create = create_here,
+    .destroy = destroy_there,
+    .check = ob_device_check,
+    .begin = begin,
+    .end = end,
+    .take = ob_steps_take,
+    .settled = settled,
+    .compress = compress,
+    .finish_worker = finish_worker,
+    .reduce = reduce,
+    .finish_server = finish_server,
+    .apply = apply,
+    .commit = commit,
+    .ready = ready,
+    .all_ready = all_ready,
+};

@@ -1,0 +1,314 @@
+/*
+ * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
+ * stream, kernels and messages, in the order of the plan's list, and no host takes part: headers are
+ * stamped and judged on the device (headers.cu), which also decides whether the call ends well. So
+ * the host learns only afterwards, from the last copy of the state.
+ *
+ * A rank that cannot take part puts the same messages on the stream, stamped so. Where it is the
+ * stream that is wrong, a stream of the plan's own serves.
+ */
+#include <inttypes.h>
+#include <sched.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/step_parts.h"
+#include "collectives/steps.h"
+#include "cuda/device.h"
+
+/* --- Made and given back -----------------------------------------------------------------------*/
+
+static onebit_status_t create(struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  OB_TRY(ob_device_create(plan, false));
+  device->kernel.results_stay = true; /* the host does not know which copy is the current one */
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&device->begun, cudaEventDisableTiming));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&device->last, cudaEventDisableTiming));
+  device->seen = ob_memory_pinned.allocate(1, sizeof *device->seen);
+  return device->seen ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
+}
+
+static onebit_status_t create_here(struct onebit_plan *plan) {
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = create(plan);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static bool settled(struct onebit_plan *plan, bool wait);
+
+static void destroy(struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  if (!device)
+    return;
+  int before = ob_cuda_enter(device->number);
+  if (device->last)
+    settled(plan, true);
+  if (device->last)
+    cudaEventDestroy(device->last);
+  if (device->begun)
+    cudaEventDestroy(device->begun);
+  if (device->own)
+    cudaStreamDestroy(device->own);
+  ob_memory_pinned.release(device->seen);
+  ob_device_destroy(plan, false);
+  ob_cuda_leave(before);
+}
+
+/* --- Around a call -----------------------------------------------------------------------------*/
+
+static bool is_capturing(cudaStream_t stream) {
+  enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  if (error != cudaSuccess)
+    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
+  return error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
+}
+
+static cudaStream_t stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
+
+/* Calls on two streams follow each other. What is captured has no place in time yet. */
+static onebit_status_t follow(struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  cudaStream_t stream = plan->call.on_stream ? plan->call.stream : device->own;
+  device->stream = device->own; /* until the other is known to be sound */
+  device->capturing = is_capturing(stream);
+  if (!device->capturing) {
+    OB_TRY(ob_device_check_stream(plan, stream));
+    OB_TRY_CUDA(cudaStreamWaitEvent(stream, device->last, 0));
+  }
+  device->stream = stream;
+  return ONEBIT_OK;
+}
+
+/* The status of a call without a stream is its own: how those before it ended is looked at now. */
+static onebit_status_t begin_call(struct onebit_plan *plan) {
+  if (!plan->call.on_stream)
+    settled(plan, true);
+  onebit_status_t status = follow(plan);
+  OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, stream_of(plan)));
+  if (status == ONEBIT_OK && plan->comm->transport->health)
+    status = plan->comm->transport->health(plan->comm);
+  return status;
+}
+
+static onebit_status_t begin(struct onebit_plan *plan) {
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = begin_call(plan);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t publish(struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  OB_TRY_CUDA(cudaMemcpyAsync(device->seen, device->kernel.state, sizeof *device->seen,
+                              cudaMemcpyDeviceToHost, stream_of(plan)));
+  if (!device->capturing)
+    OB_TRY_CUDA(cudaEventRecord(device->last, stream_of(plan)));
+  return ONEBIT_OK;
+}
+
+/* --- Steps -------------------------------------------------------------------------------------*/
+
+static struct ob_cuda_stamp stamp_of(const struct onebit_plan *plan, enum ob_message_kind kind) {
+  return (struct ob_cuda_stamp){
+      .kind = kind, .agreed = plan->call.agreed, .failed = plan->status != ONEBIT_OK};
+}
+
+static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
+  cudaStream_t stream = stream_of(plan);
+  struct ob_batch *batch =
+      kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk) : ob_gather_batch(plan, chunk);
+  OB_TRY_CUDA(ob_cuda_seal(plan->device->kernel, stamp_of(plan, kind), chunk, stream));
+  return ob_comm_put(batch, stream);
+}
+
+static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
+  OB_TRY_CUDA(ob_cuda_open(plan->device->kernel, stamp_of(plan, kind), chunk, stream_of(plan)));
+  return ONEBIT_OK;
+}
+
+/* What this rank computes, if it takes part. */
+static onebit_status_t launched(const struct onebit_plan *plan, cudaError_t error) {
+  (void)plan;
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
+}
+
+static onebit_status_t compute(struct onebit_plan *plan, const struct ob_step *step) {
+  cudaStream_t stream = stream_of(plan);
+  if (plan->status != ONEBIT_OK)
+    return ONEBIT_OK;
+  switch (step->kind) {
+  case OB_STEP_COMPRESS:
+    return launched(plan, ob_device_compress(plan, step->chunk, stream));
+  case OB_STEP_FINISH_WORKER:
+    return launched(plan, ob_cuda_finish(plan->device->kernel, false, stream));
+  case OB_STEP_REDUCE:
+    return launched(plan, ob_device_reduce(plan, step->chunk, stream));
+  case OB_STEP_FINISH_SERVER:
+    return launched(plan, ob_cuda_finish(plan->device->kernel, true, stream));
+  case OB_STEP_APPLY:
+    return launched(plan, ob_device_apply(plan, step->chunk, stream));
+  default:
+    return ONEBIT_OK;
+  }
+}
+
+static onebit_status_t decide(struct onebit_plan *plan) {
+  struct ob_cuda_stamp stamp = stamp_of(plan, OB_MESSAGE_SERVER);
+  OB_TRY_CUDA(ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
+  return ONEBIT_OK;
+}
+
+/* The last part of a call. A windowed one is applied before it is decided, and has nothing kept. */
+static onebit_status_t conclude(struct onebit_plan *plan) {
+  const struct ob_cuda_plan *kernel = &plan->device->kernel;
+  struct ob_cuda_stamp stamp = stamp_of(plan, OB_MESSAGE_SERVER);
+  OB_TRY_CUDA(ob_cuda_conclude(*kernel, stamp, stream_of(plan)));
+  if (!ob_is_dense(plan))
+    OB_TRY_CUDA(ob_cuda_commit(*kernel, plan->options.no_error_feedback, stream_of(plan)));
+  return publish(plan);
+}
+
+/* A held call is concluded when all that it is held with have been decided. */
+static void end(struct onebit_plan *plan) {
+  if (!plan->call.hold || plan->broken)
+    return;
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = conclude(plan);
+  if (status != ONEBIT_OK)
+    ob_plan_note(plan, status);
+  ob_cuda_leave(before);
+}
+
+static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step) {
+  switch (step->kind) {
+  case OB_STEP_EXCHANGE:
+    return send(plan, step->chunk, OB_MESSAGE_WORKER);
+  case OB_STEP_RECEIVE:
+    return judge(plan, step->chunk, OB_MESSAGE_WORKER);
+  case OB_STEP_GATHER:
+    return send(plan, step->chunk, OB_MESSAGE_SERVER);
+  case OB_STEP_COLLECT:
+    return judge(plan, step->chunk, OB_MESSAGE_SERVER);
+  case OB_STEP_DECIDE:
+    return decide(plan);
+  default:
+    return compute(plan, step);
+  }
+}
+
+/* A transport that fails is the end of the plan: what else would be put waits for ever. */
+static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  (void)wait;
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = put(plan, step);
+  bool last = plan->step == plan->step_count && !plan->call.hold;
+  if (status == ONEBIT_OK && last)
+    status = conclude(plan);
+  if (status == ONEBIT_ERROR_TRANSPORT)
+    ob_steps_give_up(plan);
+  else if (status != ONEBIT_OK)
+    ob_steps_fail(plan, status);
+  ob_cuda_leave(before);
+  return true;
+}
+
+/* --- How it ended ------------------------------------------------------------------------------*/
+
+static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
+  onebit_status_t status = (onebit_status_t)outcome->status;
+  int rank = plan->group.ranks[outcome->witness];
+  const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
+  if (status == ONEBIT_SKIPPED)
+    ob_error(status, "skipped: a value on rank %d is not finite", rank);
+  else if (status == ONEBIT_ERROR_PEER)
+    ob_error(status, "rank %d could not take part in the call", rank);
+  else if (status == ONEBIT_ERROR_MISMATCH)
+    ob_error(status, "from rank %d: %s differs between ranks: there it is %.9g", rank, name,
+             (double)ob_float_of(outcome->agreed));
+  else
+    ob_error(status, "from rank %d: a damaged or foreign message", rank);
+  if (plan->in_flight && !plan->call.on_stream)
+    ob_steps_fail(plan, status);
+  else
+    ob_plan_note(plan, status);
+}
+
+static onebit_status_t forget_outcome(struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  plan->device->seen->outcome.status = ONEBIT_OK;
+  return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
+}
+
+/* The stream has come to the end, so the host can look, and its view of the plan is the device's. */
+static void look(struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  onebit_status_t status = ONEBIT_OK;
+  plan->worker.now = plan->server.now = (int)device->seen->now;
+  if (device->seen->outcome.status == ONEBIT_OK)
+    return;
+  note_outcome(plan, &device->seen->outcome);
+  status = forget_outcome(plan);
+  if (status != ONEBIT_OK)
+    ob_plan_note(plan, status);
+}
+
+static void give_up(struct onebit_plan *plan, onebit_status_t status) {
+  plan->broken = true;
+  ob_plan_note(plan, status);
+}
+
+/* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
+static bool settled(struct onebit_plan *plan, bool wait) {
+  const struct ob_transport *transport = plan->comm->transport;
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = ONEBIT_OK;
+  cudaError_t error = cudaErrorNotReady;
+  while (!plan->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
+    error = cudaEventQuery(plan->device->last);
+    if (error == cudaErrorNotReady && transport->health)
+      status = transport->health(plan->comm);
+    if (!wait)
+      break;
+    if (error == cudaErrorNotReady)
+      sched_yield();
+  }
+  if (error == cudaErrorNotReady)
+    cudaGetLastError();
+  else if (error != cudaSuccess)
+    status = ob_cuda_error(error, "waiting for the device");
+  if (status != ONEBIT_OK)
+    give_up(plan, status);
+  else if (error == cudaSuccess)
+    look(plan);
+  ob_cuda_leave(before);
+  return error != cudaErrorNotReady || plan->broken;
+}
+
+/* The host has changed what is kept, and may have found values that are large. */
+static onebit_status_t imported(struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  uint32_t flags = plan->server_large ? OB_FLAG_LARGE : 0;
+  return ob_memory_cuda.copy(&state->kept_flags, &flags, sizeof flags);
+}
+
+/* In a graph the event is not recorded: what is replayed is the caller's to wait for, and shows in
+ * the state itself. */
+const struct ob_place ob_place_stream = {
+    .codec = "cuda",
+    .kept = &ob_memory_cuda,
+    .messages = &ob_memory_cuda,
+    .hierarchical = false,
+    .open = ob_device_open,
+    .create = create_here,
+    .destroy = destroy,
+    .check = ob_device_check,
+    .imported = imported,
+    .begin = begin,
+    .end = end,
+    .take = take,
+    .settled = settled,
+};

@@ -1,0 +1,326 @@
+/*
+ * The transport over NCCL. Plans put their messages on streams, as one group of sends and receives a
+ * batch. Messages of the host travel too, through memory of the device, but only while something is
+ * made: that is how the ranks agree.
+ *
+ * NCCL calls of one communicator must not be made by two threads at once: a lock keeps them apart.
+ */
+#define _DEFAULT_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "collectives/communicator.h"
+#include "cuda/device.h"
+#include "onebit/nccl.h"
+
+struct nccl_state {
+  ncclComm_t comm;
+  int device;
+  cudaStream_t stream; /* for messages of the host */
+  pthread_mutex_t lock;
+  atomic_bool aborted;
+};
+
+/* Messages of the host: sent from `memory`, and received behind that. */
+struct nccl_batch {
+  struct ob_batch batch;
+  unsigned char *memory;
+  size_t room;
+};
+
+static struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
+
+static onebit_status_t nccl_error(const struct nccl_state *state, ncclResult_t result,
+                                  const char *call) {
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: %s (%s): %.150s", ncclGetErrorString(result), call,
+                  state->aborted ? "" : ncclGetLastError(state->comm));
+}
+
+#define NCCL_TRY(state, call)                                                                      \
+  do {                                                                                             \
+    ncclResult_t try_result = (call);                                                              \
+    if (try_result != ncclSuccess && try_result != ncclInProgress)                                 \
+      return nccl_error(state, try_result, #call);                                                 \
+  } while (0)
+
+static onebit_status_t aborted(void) {
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: the communicator was aborted");
+}
+
+/* --- Batches -----------------------------------------------------------------------------------*/
+
+static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
+  *batch = ob_batch_allocate(comm, capacity, sizeof(struct nccl_batch));
+  return *batch ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch");
+}
+
+static void batch_destroy(struct ob_batch *batch) {
+  if (batch)
+    ob_memory_cuda.release(((struct nccl_batch *)batch)->memory);
+  ob_batch_release(batch);
+}
+
+static onebit_status_t add_to_group(struct nccl_state *state, const struct ob_batch *batch,
+                                    cudaStream_t stream) {
+  for (size_t i = 0; i < batch->sends; i++)
+    NCCL_TRY(state, ncclSend(batch->send[i].data, batch->send[i].bytes, ncclUint8,
+                             batch->send[i].peer, state->comm, stream));
+  for (size_t i = 0; i < batch->receives; i++)
+    NCCL_TRY(state, ncclRecv(batch->receive[i].data, batch->receive[i].bytes, ncclUint8,
+                             batch->receive[i].peer, state->comm, stream));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch *batch,
+                                 cudaStream_t stream) {
+  NCCL_TRY(state, ncclGroupStart());
+  onebit_status_t status = add_to_group(state, batch, stream);
+  ncclResult_t ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
+  OB_TRY(status);
+  NCCL_TRY(state, ended);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t put(struct ob_batch *batch, void *stream) {
+  struct nccl_state *state = state_of(batch->comm);
+  if (batch->sends + batch->receives == 0)
+    return ONEBIT_OK;
+  pthread_mutex_lock(&state->lock);
+  onebit_status_t status = state->aborted ? aborted() : put_group(state, batch, stream);
+  pthread_mutex_unlock(&state->lock);
+  return status;
+}
+
+static onebit_status_t check_health(struct nccl_state *state) {
+  ncclResult_t found = ncclSuccess;
+  if (state->aborted)
+    return aborted();
+  NCCL_TRY(state, ncclCommGetAsyncError(state->comm, &found));
+  NCCL_TRY(state, found);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t health(onebit_comm_t comm) {
+  struct nccl_state *state = state_of(comm);
+  pthread_mutex_lock(&state->lock);
+  onebit_status_t status = check_health(state);
+  pthread_mutex_unlock(&state->lock);
+  return status;
+}
+
+/* --- Messages of the host ----------------------------------------------------------------------*/
+
+static size_t bytes_of(const struct ob_endpoint *endpoints, size_t count) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < count; i++)
+    bytes += endpoints[i].bytes;
+  return bytes;
+}
+
+static onebit_status_t make_room(struct nccl_batch *own, size_t bytes) {
+  if (bytes <= own->room)
+    return ONEBIT_OK;
+  ob_memory_cuda.release(own->memory);
+  own->memory = ob_memory_cuda.allocate(1, bytes);
+  own->room = own->memory ? bytes : 0;
+  return own->memory ? ONEBIT_OK
+                     : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message on the device");
+}
+
+/* Copies between endpoints and the batch's memory, from *at on. */
+static onebit_status_t stage(struct nccl_batch *own, const struct ob_endpoint *endpoints,
+                             size_t count, unsigned char **at, bool down) {
+  cudaStream_t stream = state_of(own->batch.comm)->stream;
+  for (size_t i = 0; i < count; i++) {
+    void *host = endpoints[i].data;
+    OB_TRY_CUDA(cudaMemcpyAsync(down ? (void *)*at : host, down ? host : (void *)*at,
+                                endpoints[i].bytes, cudaMemcpyDefault, stream));
+    *at += endpoints[i].bytes;
+  }
+  return ONEBIT_OK;
+}
+
+/* The endpoints of what lies on the device instead. */
+static void place(struct ob_endpoint *endpoints, size_t count, unsigned char **at) {
+  for (size_t i = 0; i < count; i++) {
+    endpoints[i].data = *at;
+    *at += endpoints[i].bytes;
+  }
+}
+
+static onebit_status_t exchange(struct nccl_batch *own) {
+  struct ob_batch *batch = &own->batch;
+  struct nccl_state *state = state_of(batch->comm);
+  size_t sent = bytes_of(batch->send, batch->sends);
+  unsigned char *at;
+  OB_TRY(make_room(own, sent + bytes_of(batch->receive, batch->receives)));
+  at = own->memory;
+  OB_TRY(stage(own, batch->send, batch->sends, &at, true));
+  struct ob_batch there = *batch;
+  struct ob_endpoint *moved = ob_allocate(2 * batch->capacity, sizeof *moved);
+  if (!moved)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message");
+  memcpy(moved, batch->send, batch->sends * sizeof *moved);
+  memcpy(moved + batch->capacity, batch->receive, batch->receives * sizeof *moved);
+  there.send = moved;
+  there.receive = moved + batch->capacity;
+  at = own->memory;
+  place(there.send, there.sends, &at);
+  place(there.receive, there.receives, &at);
+  onebit_status_t status = put(&there, state->stream);
+  ob_release(moved);
+  OB_TRY(status);
+  at = own->memory + sent;
+  return stage(own, batch->receive, batch->receives, &at, false);
+}
+
+static onebit_status_t begin(struct ob_batch *batch, int tag) {
+  (void)tag; /* NCCL matches in order, and agreements are in the same order on all ranks */
+  int before = ob_cuda_enter(state_of(batch->comm)->device);
+  onebit_status_t status = exchange((struct nccl_batch *)batch);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t test(struct ob_batch *batch, bool wait) {
+  struct nccl_state *state = state_of(batch->comm);
+  int before = ob_cuda_enter(state->device);
+  onebit_status_t status = ONEBIT_OK;
+  cudaError_t error;
+  while ((error = cudaStreamQuery(state->stream)) == cudaErrorNotReady &&
+         (status = health(batch->comm)) == ONEBIT_OK && wait)
+    sched_yield();
+  if (error == cudaErrorNotReady)
+    cudaGetLastError();
+  if (status == ONEBIT_OK && error == cudaErrorNotReady)
+    status = ONEBIT_IN_PROGRESS;
+  else if (status == ONEBIT_OK && error != cudaSuccess)
+    status = ob_cuda_error(error, "waiting for NCCL");
+  ob_cuda_leave(before);
+  return status;
+}
+
+/* --- A communicator ----------------------------------------------------------------------------*/
+
+static bool threads(void) { return true; }
+
+static void progress(onebit_comm_t comm) { (void)comm; }
+
+static void release_state(struct nccl_state *state) {
+  int before = ob_cuda_enter(state->device);
+  if (state->stream)
+    cudaStreamDestroy(state->stream);
+  ob_cuda_leave(before);
+  pthread_mutex_destroy(&state->lock);
+  ob_release(state);
+}
+
+/* The control batch goes with the communicator, and its memory with that. */
+static void destroy(onebit_comm_t comm) { release_state(state_of(comm)); }
+
+const struct ob_transport ob_transport_nccl = {
+    .name = "nccl",
+    .threads = threads,
+    .batch_create = batch_create,
+    .batch_destroy = batch_destroy,
+    .begin = begin,
+    .test = test,
+    .put = put,
+    .health = health,
+    .progress = progress,
+    .destroy = destroy,
+};
+
+/* A host's name as a number (64-bit FNV-1a): what NCCL too goes by, NCCL_HOSTID before all. */
+static uint64_t host_number(void) {
+  char name[256] = "";
+  const char *given = getenv("NCCL_HOSTID");
+  gethostname(name, sizeof name - 1);
+  uint64_t number = 0xcbf29ce484222325u;
+  for (const char *c = given && *given ? given : name; *c; c++)
+    number = (number ^ (unsigned char)*c) * 0x100000001b3u;
+  return number;
+}
+
+/* Each tells the others where it is: the first rank of the same host stands for it. */
+static onebit_status_t find_hosts(onebit_comm_t comm) {
+  OB_TRY(ob_agree_noting(comm, ONEBIT_OK, NULL, 0, host_number()));
+  int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
+  if (!host_of)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
+  for (int r = 0; r < comm->size; r++) {
+    host_of[r] = 0;
+    while (ob_agree_note(comm, host_of[r]) != ob_agree_note(comm, r))
+      host_of[r]++;
+  }
+  ob_hosts_destroy(&comm->hosts);
+  onebit_status_t status = ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size);
+  ob_release(host_of);
+  return status;
+}
+
+static onebit_status_t check_device(const struct nccl_state *state) {
+  int current;
+  OB_TRY(ob_cuda_current(&current));
+  if (current != state->device)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "nccl_comm is of CUDA device %d, and device %d is current", state->device,
+                    current);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size) {
+  NCCL_TRY(state, ncclCommUserRank(state->comm, rank));
+  NCCL_TRY(state, ncclCommCount(state->comm, size));
+  NCCL_TRY(state, ncclCommCuDevice(state->comm, &state->device));
+  OB_TRY(check_device(state));
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *result) {
+  int rank, size;
+  if (result)
+    *result = NULL;
+  if (!nccl_comm || !result)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", nccl_comm ? "comm" : "nccl_comm");
+  struct nccl_state *state = ob_allocate(1, sizeof *state);
+  if (!state)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+  state->comm = nccl_comm;
+  pthread_mutex_init(&state->lock, NULL);
+  onebit_comm_t comm = NULL;
+  onebit_status_t status = open_state(state, &rank, &size);
+  if (status == ONEBIT_OK)
+    status = ob_comm_create(&ob_transport_nccl, rank, size, NULL, state, NULL, &comm);
+  if (status != ONEBIT_OK) {
+    release_state(state);
+    return status;
+  }
+  status = find_hosts(comm);
+  if (status != ONEBIT_OK)
+    onebit_comm_destroy(comm);
+  else
+    *result = comm;
+  return status;
+}
+
+onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
+  if (!comm)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  if (comm->transport != &ob_transport_nccl)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is over %s, not over NCCL", comm->transport->name);
+  /* Without the lock: a thread may have it that waits in NCCL for the rank that is gone. */
+  struct nccl_state *state = state_of(comm);
+  if (atomic_exchange(&state->aborted, true))
+    return ONEBIT_OK;
+  ncclResult_t result = ncclCommAbort(state->comm);
+  return result == ncclSuccess ? ONEBIT_OK : nccl_error(state, result, "ncclCommAbort");
+}

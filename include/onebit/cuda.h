@@ -1,0 +1,78 @@
+/*
+ * Collectives and optimizers on NVIDIA GPUs. In a header of its own so that code without CUDA can
+ * include the others; not available, and not linked, in a library built without CUDA.
+ *
+ * A plan or an optimizer whose options say ONEBIT_DEVICE_CUDA belongs to the device that is current
+ * when it is made: compute capability 8.0 or newer. Its buffers are memory of that device
+ * (cudaMalloc), and results have the same bits as on a processor, so ranks with a GPU and ranks
+ * without can share a job over MPI. The calls without a stream (onebit/collectives.h) work on such
+ * plans too: what they read must be complete, and they return when the result is.
+ *
+ * The calls here are ordered with the work of a stream: they begin when what was put on it before
+ * is complete, and what is put on it next finds the result.
+ *
+ *   over NCCL, and with one rank   They return at once, do not allocate, and no host waits for
+ *                                  anything: the stream may be capturing a graph. Calls on one plan
+ *                                  from two streams are put in order, but not those in graphs.
+ *   over MPI and loopback          The host stages messages through pinned memory and drives the
+ *                                  network, so they return when the last part is on the stream. A
+ *                                  stream that is capturing is an ONEBIT_ERROR_UNSUPPORTED.
+ *
+ * Not known when they return: whether a call over NCCL ended well (ONEBIT_SKIPPED, an error of
+ * another rank). That is what the two synchronize calls are for. The rules of
+ * onebit/collectives.h hold: on such a call nothing is changed, on any rank.
+ *
+ * Errors of all of them: those of the call without a stream; ONEBIT_ERROR_ARGUMENT for memory of
+ * the host or of another device, for a plan or an optimizer on the host, and for a stream of
+ * another device; ONEBIT_ERROR_DEVICE when CUDA fails. The device that is current is not changed.
+ */
+#ifndef ONEBIT_CUDA_H
+#define ONEBIT_CUDA_H
+
+#include <cuda_runtime_api.h>
+
+#include "onebit/collectives.h"
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* onebit_allreduce, onebit_allgather and onebit_reduce_scatter on a stream. Collective.
+ *   sendbuf, recvbuf, plan   as there, in memory of the plan's device
+ *   stream                   a stream of the plan's device; NULL is its default stream
+ * Errors: above. */
+onebit_status_t onebit_allreduce_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                        cudaStream_t stream);
+onebit_status_t onebit_allgather_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                        cudaStream_t stream);
+onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                             cudaStream_t stream);
+
+/* Waits until the calls that were put on streams are through, and says how they ended: the status
+ * of the first since the last time that did not end well, where an error counts more than a skip.
+ * Local.
+ *   plan   the plan; not while a stream captures a call on it
+ * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL), ONEBIT_ERROR_BUSY (a request is in flight), those
+ * of the calls. */
+onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
+
+/* onebit_optimizer_step on a stream. Collective.
+ *   optimizer       made for memory of a device
+ *   learning_rate   as there; a graph keeps the one that it was captured with
+ *   stream          a stream of the optimizer's device
+ * Over NCCL a step of the compressed stage can be captured; in the warm-up that is an
+ * ONEBIT_ERROR_UNSUPPORTED, since the host has to know when it ends: it waits for the steps before,
+ * once, in the step that may be the first of the compressed stage (with ONEBIT_FREEZE_AUTOMATIC in
+ * every step of the warm-up).
+ * Errors: above. */
+onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
+                                             cudaStream_t stream);
+
+/* As onebit_plan_synchronize, for the steps of an optimizer. */
+onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,38 @@
+/*
+ * Communicators over NCCL (2.18 or newer): GPUs talk to each other and no host is in between. In a
+ * header of its own; not available, and not linked, in a library built without NCCL.
+ */
+#ifndef ONEBIT_NCCL_H
+#define ONEBIT_NCCL_H
+
+#include <nccl.h>
+
+#include "onebit/communicator.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Makes a communicator of the ranks of an NCCL communicator. Collective over nccl_comm.
+ *   nccl_comm   borrowed: it must outlive the communicator, and operations of the program on it
+ *               must not be in flight on other streams at the same time as the library's (NCCL's
+ *               own rule for one communicator on several streams)
+ *   comm        out: the communicator; NULL when the call fails
+ * Plans and optimizers on it are for ONEBIT_DEVICE_CUDA, and for the device of nccl_comm. An error
+ * that NCCL finds later (another rank died, a network failed) is an ONEBIT_ERROR_TRANSPORT of the
+ * next call or of the call that waits.
+ * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, another device than nccl_comm's is current),
+ * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE, ONEBIT_ERROR_TRANSPORT (NCCL's own error). */
+onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *comm);
+
+/* Gives up: aborts the NCCL communicator (ncclCommAbort), so that what waits for a dead rank ends.
+ * Every later call on comm is an ONEBIT_ERROR_TRANSPORT; destroying is still to be done, and
+ * nccl_comm is gone. Local; any thread may call it.
+ *   comm   a communicator over NCCL
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or not over NCCL). */
+onebit_status_t onebit_comm_abort(onebit_comm_t comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
