@@ -144,7 +144,10 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers) {
   return {[comm, transfers = std::move(transfers)](const operation_ptr &self) {
             return start(*comm, transfers, self);
           },
-          [comm](const operation_ptr &self) { comm->queued.push_back(self); },
+          [comm](const operation_ptr &self) {
+            comm->queued.push_back(self);
+            wake_others(); /* a rank that waits for it can run it */
+          },
           [comm](const operation &self) { return needs(*comm->ranks, self); }};
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -135,6 +136,18 @@ void crossed_streams(rank &self) {
   EXPECT(cudaStreamDestroy(other) == cudaSuccess);
 }
 
+/* The device moves on while a rank's host does something else. */
+void one_rank_waits(rank &self) {
+  static std::atomic<bool> arrived{false};
+  fill(self);
+  EXPECT(enqueue_all_to_all(self) == ncclSuccess);
+  while (self.number && !arrived)
+    std::this_thread::yield();
+  EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+  EXPECT(has_arrived(self));
+  arrived = true;
+}
+
 void mismatch(rank &self) {
   if (self.number == 0)
     EXPECT(ncclSend(self.memory, 2, ncclInt32, 1, self.comm, self.stream) == ncclSuccess);
@@ -190,8 +203,8 @@ void receive_from_nobody() {
 } // namespace
 
 void test_nccl() {
-  for (const auto &body : {all_to_all, in_a_graph, collectives, crossed_streams, mismatch,
-                           broken_link, abort_one, wrong_calls})
+  for (const auto &body : {all_to_all, in_a_graph, collectives, crossed_streams, one_rank_waits,
+                           mismatch, broken_link, abort_one, wrong_calls})
     on_ranks(body);
   EXPECT(aborts_with(receive_from_nobody, "nothing has moved"));
 }
