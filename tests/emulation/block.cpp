@@ -30,8 +30,8 @@ constexpr unsigned LANES = 32, MAX_THREADS = 1024;
 constexpr uint64_t NOBODY = 0xfffdeadbfffdeadb;
 
 const char *name(collective kind) {
-  static const char *const names[] = {"__syncwarp",      "__ballot_sync",    "__any_sync",
-                                      "__all_sync",      "a shuffle",        "__reduce_add_sync",
+  static const char *const names[] = {"__syncwarp",       "__ballot_sync",     "__any_sync",
+                                      "__all_sync",       "a shuffle",         "__reduce_add_sync",
                                       "__reduce_or_sync", "__reduce_and_sync", "__reduce_max_sync",
                                       "__reduce_min_sync"};
   return names[static_cast<int>(kind)];
@@ -251,15 +251,24 @@ uint64_t processor::result(const meeting &group, const cuda_thread *lanes, unsig
     least = std::min(least, value);
   }
   switch (group.kind) {
-  case collective::ballot: return ballot;
-  case collective::any: return ballot != 0;
-  case collective::all: return ballot == group.arrived;
-  case collective::add: return sum;
-  case collective::bit_or: return any;
-  case collective::bit_and: return all;
-  case collective::maximum: return greatest;
-  case collective::minimum: return least;
-  default: return 0;
+  case collective::ballot:
+    return ballot;
+  case collective::any:
+    return ballot != 0;
+  case collective::all:
+    return ballot == group.arrived;
+  case collective::add:
+    return sum;
+  case collective::bit_or:
+    return any;
+  case collective::bit_and:
+    return all;
+  case collective::maximum:
+    return greatest;
+  case collective::minimum:
+    return least;
+  default:
+    return 0;
   }
 }
 
@@ -340,10 +349,11 @@ void processor::exit_thread() {
 void processor::explain_deadlock() const {
   for (size_t i = 0; i < warps_.size(); i++)
     for (const meeting &group : warps_[i].meetings)
-      fatal("deadlock: in warp %zu of the CTA lanes %08x wait in %s with mask %08x, whose lanes %08x "
-            "do not arrive; %u threads wait in a barrier",
-            i, group.arrived, name(group.kind), group.mask,
-            group.mask & warps_[i].alive & ~group.arrived, barrier_arrived_);
+      fatal(
+          "deadlock: in warp %zu of the CTA lanes %08x wait in %s with mask %08x, whose lanes %08x "
+          "do not arrive; %u threads wait in a barrier",
+          i, group.arrived, name(group.kind), group.mask,
+          group.mask & warps_[i].alive & ~group.arrived, barrier_arrived_);
   fatal("deadlock: %u of %u threads wait in %s", barrier_arrived_, alive_, name(barrier_kind_));
 }
 

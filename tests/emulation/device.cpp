@@ -88,7 +88,8 @@ const error_text TEXTS[] = {
     {cudaErrorIllegalState, "cudaErrorIllegalState",
      "the operation cannot be performed in the present state"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress",
+     "an illegal memory access was encountered"},
     {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
      "too many resources requested for launch"},
     {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
@@ -248,24 +249,40 @@ static int attribute(enum cudaDeviceAttr attr) {
   switch (attr) {
   case cudaDevAttrMaxThreadsPerBlock:
   case cudaDevAttrMaxBlockDimX:
-  case cudaDevAttrMaxBlockDimY: return 1024;
-  case cudaDevAttrMaxBlockDimZ: return 64;
-  case cudaDevAttrMaxGridDimX: return 0x7fffffff;
+  case cudaDevAttrMaxBlockDimY:
+    return 1024;
+  case cudaDevAttrMaxBlockDimZ:
+    return 64;
+  case cudaDevAttrMaxGridDimX:
+    return 0x7fffffff;
   case cudaDevAttrMaxGridDimY:
-  case cudaDevAttrMaxGridDimZ: return 65535;
-  case cudaDevAttrMaxSharedMemoryPerBlock: return 48 << 10;
-  case cudaDevAttrWarpSize: return 32;
-  case cudaDevAttrClockRate: return 1980000;
-  case cudaDevAttrMultiProcessorCount: return PROCESSORS;
-  case cudaDevAttrIntegrated: return 0;
+  case cudaDevAttrMaxGridDimZ:
+    return 65535;
+  case cudaDevAttrMaxSharedMemoryPerBlock:
+    return 48 << 10;
+  case cudaDevAttrWarpSize:
+    return 32;
+  case cudaDevAttrClockRate:
+    return 1980000;
+  case cudaDevAttrMultiProcessorCount:
+    return PROCESSORS;
+  case cudaDevAttrIntegrated:
+    return 0;
   case cudaDevAttrConcurrentKernels:
-  case cudaDevAttrUnifiedAddressing: return 1;
-  case cudaDevAttrMemoryClockRate: return 2619000;
-  case cudaDevAttrGlobalMemoryBusWidth: return 5120;
-  case cudaDevAttrL2CacheSize: return 4 << 20;
-  case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
-  case cudaDevAttrComputeCapabilityMajor: return capability() / 10;
-  case cudaDevAttrComputeCapabilityMinor: return capability() % 10;
+  case cudaDevAttrUnifiedAddressing:
+    return 1;
+  case cudaDevAttrMemoryClockRate:
+    return 2619000;
+  case cudaDevAttrGlobalMemoryBusWidth:
+    return 5120;
+  case cudaDevAttrL2CacheSize:
+    return 4 << 20;
+  case cudaDevAttrMaxThreadsPerMultiProcessor:
+    return 2048;
+  case cudaDevAttrComputeCapabilityMajor:
+    return capability() / 10;
+  case cudaDevAttrComputeCapabilityMinor:
+    return capability() % 10;
   }
   return -1;
 }

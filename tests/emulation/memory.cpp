@@ -16,21 +16,14 @@
 #include "capture.h"
 #include "device.h"
 #include "emulation_device.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#define EMULATION_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMULATION_ASAN 1
-#endif
-#endif
+#include "sanitizers.h"
 
 namespace emulation {
 
 namespace {
 
 /* cudaMalloc's alignment, too. A page where EMULATED_PROTECT closes whole pages. */
-#ifdef EMULATION_ASAN
+#if EMULATION_ASAN
 constexpr size_t ZONE = 0;
 #else
 constexpr size_t ZONE = 4096;
@@ -106,8 +99,9 @@ void discard(const allocation &block) {
 }
 
 unsigned char *obtain(const allocation &block) {
+  void *exact;
   if (!ZONE)
-    return static_cast<unsigned char *>(aligned_alloc(256, (block.size + 255) / 256 * 256));
+    return posix_memalign(&exact, 256, block.size) ? nullptr : static_cast<unsigned char *>(exact);
   void *pages = mmap(nullptr, block.extent(), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return pages == MAP_FAILED ? nullptr : static_cast<unsigned char *>(pages);
@@ -242,23 +236,12 @@ cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle
   return cudaSuccess;
 }
 
-cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t handle) {
-  lock held(guard());
-  stream_ptr stream = find_stream(handle);
-  if (!stream)
-    return cudaErrorInvalidResourceHandle;
-  if (!size)
-    return cudaSuccess;
-  place actual = where(pointer, size);
-  if (actual != place::device && actual != place::pinned)
-    return cudaErrorInvalidValue;
-  return submit(held, stream, plain([=] {
-                  count(counted::memsets);
-                  memset(pointer, value, size);
-                }));
-}
-
 } // namespace
+
+bool device_can_touch(const void *pointer, size_t size) {
+  place actual = where(pointer, size);
+  return actual == place::device || actual == place::pinned;
+}
 
 void check_memory() {
   device_access open;
@@ -278,6 +261,21 @@ device_access::~device_access() {
 } // namespace emulation
 
 using namespace emulation;
+
+static cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (!size)
+    return cudaSuccess;
+  if (!device_can_touch(pointer, size))
+    return cudaErrorInvalidValue;
+  return submit(held, stream, plain([=] {
+                  count(counted::memsets);
+                  memset(pointer, value, size);
+                }));
+}
 
 cudaError_t cudaMalloc(void **devPtr, size_t size) {
   lock held(guard());
@@ -332,9 +330,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaM
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream) {
-  return result(copy_rows({static_cast<char *>(dst), static_cast<const char *>(src), dpitch,
-                           spitch, width, height},
-                          kind, stream, false));
+  return result(copy_rows(
+      {static_cast<char *>(dst), static_cast<const char *>(src), dpitch, spitch, width, height},
+      kind, stream, false));
 }
 cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
   return result(fill(devPtr, value, count, nullptr));

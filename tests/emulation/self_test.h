@@ -37,6 +37,7 @@ void test_order();
 void test_misuse();
 void test_speed();
 void test_streams();
+void test_eager();
 void test_memory();
 void test_capture();
 void test_nccl();

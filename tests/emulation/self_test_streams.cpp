@@ -1,12 +1,15 @@
 /*
  * Streams, events, capture, memory: the rules of CUDA, and that work is late.
  */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <atomic>
 #include <thread>
 
 #include "emulation.h"
+#include "sanitizers.h"
 #include "self_test.h"
 
 namespace {
@@ -217,6 +220,17 @@ void test_capture_errors(cudaStream_t first, cudaStream_t second, int *memory) {
   EXPECT(cudaEventDestroy(event) == cudaSuccess);
 }
 
+/* EMULATED_PROTECT: a fault, though what the device does passes. */
+void touch_from_host() {
+  setenv("EMULATED_PROTECT", "1", 1);
+  int *device;
+  EXPECT(cudaMalloc(&device, 4) == cudaSuccess);
+  EXPECT(launch(nullptr, 1, 1, set, device, 1) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  fputs("until now ", stderr);
+  *static_cast<volatile int *>(device) = 1;
+}
+
 } // namespace
 
 void test_streams() {
@@ -235,6 +249,14 @@ void test_streams() {
   EXPECT(cudaFree(device) == cudaSuccess && cudaFreeHost(seen) == cudaSuccess);
 }
 
+void test_eager() {
+  int *seen = pinned<int>(1);
+  setenv("EMULATED_STREAMS", "eager", 1);
+  EXPECT(launch(nullptr, 1, 1, set, seen, 1) == cudaSuccess && *seen == 1);
+  unsetenv("EMULATED_STREAMS");
+  EXPECT(cudaFreeHost(seen) == cudaSuccess);
+}
+
 void test_memory() {
   int *host = pinned<int>(4);
   void *device;
@@ -242,6 +264,9 @@ void test_memory() {
   test_attributes(device, host);
   test_copies(device, host);
   test_allocation();
+  if (!EMULATION_ASAN && !EMULATION_TSAN) {
+    EXPECT(aborts_with(touch_from_host, "until now the end"));
+  }
   EXPECT(cudaFree(device) == cudaSuccess && cudaFreeHost(host) == cudaSuccess);
 }
 

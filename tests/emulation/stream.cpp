@@ -139,8 +139,8 @@ cudaError_t use_event(cudaEvent_t handle, bool wait) {
 cudaError_t elapsed(float *milliseconds, cudaEvent_t first, cudaEvent_t second) {
   lock held(guard());
   CUevent_st *start = find_event(first), *end = find_event(second);
-  if (!start || !end || (start->flags | end->flags) & cudaEventDisableTiming ||
-      !start->recorded || !end->recorded)
+  if (!start || !end || (start->flags | end->flags) & cudaEventDisableTiming || !start->recorded ||
+      !end->recorded)
     return cudaErrorInvalidResourceHandle;
   if (!is_done(start->recorded) || !is_done(end->recorded))
     return cudaErrorNotReady;

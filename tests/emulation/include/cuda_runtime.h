@@ -35,8 +35,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
 template <typename T> cudaError_t cudaMalloc(T **devPtr, size_t size) {
   return cudaMalloc(reinterpret_cast<void **>(devPtr), size);
 }
-template <typename T>
-cudaError_t cudaHostAlloc(T **pHost, size_t size, unsigned int flags) {
+template <typename T> cudaError_t cudaHostAlloc(T **pHost, size_t size, unsigned int flags) {
   return cudaHostAlloc(reinterpret_cast<void **>(pHost), size, flags);
 }
 template <typename T>

@@ -21,7 +21,7 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__  __inline__ __attribute__((always_inline))
 /* The threads of a CTA are fibers of one OS thread, and another OS thread runs another CTA. */
-#define __shared__       static thread_local
+#define __shared__ static thread_local
 
 extern __thread uint3 threadIdx, blockIdx;
 extern __thread dim3 blockDim, gridDim;
@@ -164,9 +164,9 @@ template <typename T> T atomicMin(T *address, emulation::same<T> value) {
 template <typename T> T atomicExch(T *address, emulation::same<T> value) {
   return emulation::exchange(address, [value](T) { return value; });
 }
-template <typename T> T atomicCAS(T *address, emulation::same<T> expected, emulation::same<T> value) {
-  return emulation::exchange(address,
-                             [=](T old) { return old == expected ? value : old; });
+template <typename T>
+T atomicCAS(T *address, emulation::same<T> expected, emulation::same<T> value) {
+  return emulation::exchange(address, [=](T old) { return old == expected ? value : old; });
 }
 
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
