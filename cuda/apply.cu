@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(threads_a_block)
     OB_UNROLL
     for (unsigned k = 0; k < fours_a_tile; k++) {
       const unsigned at = first + four_at(k);
-      const uint32_t four = four_signs(signs, k, 0);
+      const uint32_t four = four_signs(signs, k);
       if (aligned && at + 4 <= valid)
         store_four<dtype>(output, at, four, word);
       else
@@ -84,7 +84,7 @@ static __device__ inline void apply_tile(const struct ob_adam_apply_run &run, un
   const uint32_t signs = load_signs(run.bits, first, count);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
-    const uint32_t four = four_signs(signs, k, 0);
+    const uint32_t four = four_signs(signs, k);
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
       const float step = ob_decode(four >> j & 1, run.scale) * reciprocal[k][j];

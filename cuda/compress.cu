@@ -33,7 +33,7 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run, u
   const uint32_t signs = momentum ? load_signs(run.momentum_bits, first, count) : 0;
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
-    const uint32_t four = momentum ? four_signs(signs, k, 0) : 0;
+    const uint32_t four = momentum ? four_signs(signs, k) : 0;
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
       const unsigned i = first + four_at(k) + j;
@@ -80,10 +80,10 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const __grid_constant__ struct ob_cuda_source source) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
+  const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct place place;
   if (!find_place(plan, share_of(plan, blockIdx.y), &place))
     return;
-  const uint32_t now = plan.state->now;
   const struct ob_view out = view_of(sent_to(plan, now, blockIdx.y), place);
   struct ob_compress_run run = {};
   run.count = place.block.count;

@@ -87,10 +87,10 @@ static __device__ inline void mean_words(const struct ob_cuda_plan &plan, uint32
  * makes of them. */
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
+  const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct place place;
   if (!find_place(plan, share_of(plan, plan.place), &place))
     return;
-  const uint32_t now = plan.state->now;
   unsigned char *message = plan.whole ? plan.outgoing : result_of(plan, !now, plan.place);
   float *out = view_of(message, place).values + place.word * OB_LANES + lane_number();
   const unsigned words = whole_words((unsigned)place.block.count) / OB_LANES;

@@ -58,8 +58,8 @@ struct ob_cuda_plan {
   size_t most_blocks; /* in a message */
   size_t members, place, first_share;
   bool whole; /* everyone's message is about everything: one share, sent as a result */
-  bool
-      rotated; /* result of member m lies at (m - place) mod members: as rounds of passing on leave them */
+  /* Result of member m lies at (m - place) mod members: as rounds of passing on leave them. */
+  bool rotated;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
   bool one_scale, dense;
   onebit_scale_t rule;
