@@ -31,12 +31,13 @@ static const struct {
     {8, {64, 0, 31, 0, 0, 4096, 2047, 1}},
 };
 static const size_t blocks[] = {32, 64, 2048, 65536, 2048};
-static const size_t members[] = {1, 2, 3, 4, 7, 8};
+/* 33: more than a warp has lanes. */
+static const size_t members[] = {1, 2, 3, 4, 7, 8, 33};
 static const size_t chunks[] = {1, 1, 2, 3, 5};
 
 #define COUNT(list)   (sizeof(list) / sizeof(list)[0])
 #define ONE_SCALE     4 /* of the blocks: what is summed in turn where one scale serves all */
-#define ROUNDS        4 /* of the product, each with other options */
+#define ROUNDS        3 /* of the product, each with other options */
 #define LONG_ELEMENTS 10000
 
 size_t kernel_cases_count(void) { return COUNT(layouts) * COUNT(blocks) * COUNT(members) * ROUNDS; }

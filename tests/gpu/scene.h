@@ -26,7 +26,7 @@ enum scene_mode {
   SCENE_MODES
 };
 
-#define SCENE_PIECES 8
+#define SCENE_PIECES 33
 
 struct scene_case {
   enum scene_mode mode;

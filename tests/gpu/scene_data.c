@@ -90,6 +90,11 @@ static void fill_state(struct scene *scene) {
                                          .not_finite_rank = -1};
 }
 
+/* Sums so far apart that adding them rounds: then their order shows. */
+static double sum_at(const struct scene *scene, size_t block, uint32_t salt) {
+  return ldexp(fabs((double)value_at(block, salt, scene->what->values)), -(int)(block % 41));
+}
+
 void scene_fill_plan(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   plan->status = scene->what->stop ? ONEBIT_SKIPPED : ONEBIT_OK;
@@ -98,9 +103,9 @@ void scene_fill_plan(struct scene *scene) {
   fill_kept(scene, &plan->worker, 1);
   fill_kept(scene, &plan->server, 2);
   for (size_t b = 0; b < plan->worker.blocks; b++)
-    plan->worker_sums[b] = (double)fabsf(value_at(b, 3, scene->what->values));
+    plan->worker_sums[b] = sum_at(scene, b, 3);
   for (size_t b = 0; b < plan->server.blocks; b++)
-    plan->server_sums[b] = (double)fabsf(value_at(b, 4, scene->what->values));
+    plan->server_sums[b] = sum_at(scene, b, 4);
   fill_state(scene);
 }
 
@@ -241,7 +246,7 @@ void scene_fill_adam(struct scene *scene) {
   scene->block_sums =
       twin_take(scene->twin, "block sums", blocks * sizeof(double), TWIN_FLOAT64, 0);
   for (size_t b = 0; b < blocks; b++)
-    scene->block_sums[b] = (double)fabsf(value_at(b, 95, finite_values(scene)));
+    scene->block_sums[b] = sum_at(scene, b, 95);
   scene->total = twin_take(scene->twin, "total", sizeof(double), TWIN_FLOAT64, 0);
   scene->sink.reciprocals = scene->variance;
   scene->sink.momentum_factor = 1.7f;
