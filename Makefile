@@ -79,10 +79,9 @@ ALL_CFLAGS = -std=c11 -I. -Iinclude $(MPI_CFLAGS) $(CUDA_CFLAGS) $(CPPFLAGS) $(W
   -fno-semantic-interposition -pthread $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) \
   $(SAN_FLAGS)
 ifeq ($(CUDA),emulated)
-COMPILE_CU = $(CXX) -x c++ -std=c++17 -I. -Iinclude $(CUDA_CFLAGS) $(CPPFLAGS) -Wall -Wextra \
-  -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $(CFLAGS) -fno-fast-math -ffp-contract=off -fPIC \
-  -pthread $(SAN_FLAGS)
-CUDA_LIBS = $(EMULATION_ARCHIVE)
+include tests/emulation/rules.mk
+COMPILE_CU = $(CXX) $(EMULATION_CUFLAGS) $(CUDA_CFLAGS) $(CPPFLAGS) $(SAN_FLAGS)
+CUDA_LIBS = $(EMULATION_ARCHIVE) $(EMULATION_LIBS)
 endif
 ALL_LDFLAGS = $(LDFLAGS) -pthread $(if $(filter 1,$(OPENMP)),-fopenmp) $(SAN_FLAGS)
 # Before glibc 2.34 shared memory is in a library of its own.
@@ -117,11 +116,6 @@ HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUD
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests
 
-ifeq ($(CUDA),emulated)
-include tests/emulation/rules.mk
-CUDA_LIBS += $(EMULATION_LIBS)
-endif
-
 .PHONY: all tests deps demo check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
@@ -154,7 +148,7 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	$(Q)mkdir -p $(@D); $(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $<
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
-$(STATIC): $(LIBRARY)
+$(STATIC): $(LIBRARY) | $(EMULATION_ARCHIVE)
 	$(call say,AR)
 	$(Q)rm -f $@; $(AR) rcs $@ $^
 
@@ -166,7 +160,6 @@ $(SHARED): $(LIBRARY) onebit.map
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
 # A program: its own objects and the static library.
-$(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED) $(SHARED): $(EMULATION_ARCHIVE)
 link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
@@ -196,6 +189,10 @@ $(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
+
+ifneq ($(CUDA),0)
+include tests/gpu/rules.mk
+endif
 
 $(FUZZER): $(FUZZER).o $(STATIC)
 	$(call say,LD)

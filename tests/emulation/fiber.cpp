@@ -37,6 +37,8 @@ constexpr size_t STACK = 128 << 10;
 extern "C" void emulation_switch(void **save, void *load);
 asm(R"(
 .text
+.globl emulation_switch
+.hidden emulation_switch
 .type emulation_switch, @function
 emulation_switch:
   pushq %rbp
@@ -55,6 +57,8 @@ emulation_switch:
   popq %rbp
   ret
 .size emulation_switch, .-emulation_switch
+.globl emulation_enter
+.hidden emulation_enter
 .type emulation_enter, @function
 emulation_enter:
   movq %r12, %rdi
@@ -83,6 +87,8 @@ static void swap(context &from, context &to) {
 extern "C" void emulation_switch(void **save, void *load);
 asm(R"(
 .text
+.globl emulation_switch
+.hidden emulation_switch
 .type emulation_switch, %function
 emulation_switch:
   sub sp, sp, #160
@@ -112,6 +118,8 @@ emulation_switch:
   add sp, sp, #160
   ret
 .size emulation_switch, .-emulation_switch
+.globl emulation_enter
+.hidden emulation_enter
 .type emulation_enter, %function
 emulation_enter:
   mov x0, x20

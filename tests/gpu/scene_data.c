@@ -86,8 +86,8 @@ static void fill_state(struct scene *scene) {
                                          .worker_scale = plan->worker.blocks ? 17 : 0,
                                          .server_scale = plan->server.blocks ? 19 : 0,
                                          .sequence = 5,
-                                         .failed_rank = -1,
-                                         .not_finite_rank = -1};
+                                         .failed = -1,
+                                         .not_finite = -1};
 }
 
 /* Sums so far apart that adding them rounds: then their order shows. */

@@ -105,12 +105,16 @@ enum cudaDeviceAttr {
 #define cudaEventWaitDefault       0x00
 #define cudaStreamLegacy           ((cudaStream_t)0x1)
 
+/* Calling conventions, of other systems. */
+#define CUDART_CB
+#define CUDARTAPI
+
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
-typedef void (*cudaHostFn_t)(void *userData);
+typedef void(CUDART_CB *cudaHostFn_t)(void *userData);
 typedef struct cudaUUID_t {
   char bytes[16];
 } cudaUUID_t;

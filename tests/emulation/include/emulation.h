@@ -17,8 +17,11 @@
  *   EMULATED_PROTECT=0             1: the host touching device memory is a segmentation fault; for
  *                                  programs of one thread
  *
- * Compile with -fsanitize=alignment to have misaligned vector accesses found too: plain
- * dereferences are the compiler's, only the loads and stores by name (__ldg, ...) are checked here.
+ * Limits. A CUDA thread that spins on memory which another is to write never gives way: CTAs are
+ * not resident together. A lane that has exited is not waited for by its warp (the hardware's
+ * rule), a thread that has exited is missed at __syncthreads. Shuffles read a NaN from lanes that
+ * do not take part. Copies from or to memory that is not pinned make the host wait. Plain
+ * misaligned dereferences are the compiler's to find: -fsanitize=alignment.
  */
 #ifndef EMULATION_H
 #define EMULATION_H
