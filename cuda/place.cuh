@@ -64,12 +64,27 @@ static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan,
   return plan.whole ? result_of(plan, !now, plan.place) : plan.outgoing + member * plan.peer_stride;
 }
 
-/* What a member sent to this rank; or to all. */
-static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan, uint32_t now,
-                                                size_t member) {
-  if (plan.whole)
-    return result_of(plan, !now, member);
-  return (member == plan.place ? plan.outgoing : plan.incoming) + member * plan.peer_stride;
+/* What the members sent to this rank; or to all. The message of member m is m strides after its
+ * base, one for this rank's own and one each for the members before and after it. */
+struct senders {
+  unsigned char *own, *before, *after;
+};
+
+static __device__ inline struct senders senders_of(const struct ob_cuda_plan &plan, uint32_t now) {
+  if (!plan.whole)
+    return {plan.outgoing, plan.incoming, plan.incoming};
+  unsigned char *results = plan.results[!now];
+  if (!plan.rotated)
+    return {results, results, results};
+  unsigned char *own = results - plan.place * plan.peer_stride;
+  return {own, own + plan.members * plan.peer_stride, own};
+}
+
+static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan,
+                                                const struct senders &senders, unsigned member) {
+  const unsigned own = (unsigned)plan.place;
+  unsigned char *base = member == own ? senders.own : member < own ? senders.before : senders.after;
+  return base + member * plan.peer_stride;
 }
 
 static __device__ inline struct ob_view view_of(unsigned char *message, const struct place &place) {

@@ -7,7 +7,7 @@
  * signs read and 4 written as float32: 5.02 for 8.
  *
  * Additions have an order, so a member costs an instruction for each of a lane's elements, and two
- * to make the term: compiled for sm_90 a tile takes 295 instructions and 86 more a member. At 4.3
+ * to make the term: compiled for sm_90 a tile takes 330 instructions and 80 more a member. At 4.3
  * TB/s and 1.75 GHz a multiprocessor of an H200 could issue 1010 in the time that the memory takes
  * for 8 members; so up to 8 the memory is the ceiling, and from there on the instructions are. A
  * share is then so small a part of the elements that compressing takes most of the time anyway.
@@ -17,48 +17,41 @@
 /* Members whose words are loaded before the first is used. */
 constexpr unsigned members_at_once = 4;
 
-/* Where a lane finds the members' messages about its block: that of member m is m strides after its
- * base, one for this rank's own and one each for the members before and after it. */
-struct senders {
-  const unsigned char *own, *before, *after;
-  size_t scale, words; /* in a message: bytes to the block's scale, and to the lane's first word */
+/* Where a lane finds what it needs of the members' messages: its first word, as if a message began
+ * there, and so many bytes before it the block's scale. */
+struct parts {
+  struct senders words;
+  size_t scale;
 };
 
-static __device__ inline struct senders senders_of(const struct ob_cuda_plan &plan, uint32_t now,
-                                                   const struct place &place) {
-  unsigned char *results = plan.results[!now];
-  struct senders senders = {plan.outgoing, plan.incoming, plan.incoming, 0, 0};
-  if (plan.whole)
-    senders.own = senders.before = senders.after = results;
-  if (plan.whole && plan.rotated) {
-    senders.before = results + (plan.members - plan.place) * plan.peer_stride;
-    senders.own = senders.after = results - plan.place * plan.peer_stride;
-  }
-  unsigned char *some = plan.whole ? results : plan.incoming;
-  const struct ob_view view = view_of(some, place);
+static __device__ inline struct parts parts_of(const struct ob_cuda_plan &plan, uint32_t now,
+                                               const struct place &place) {
+  struct parts parts = {senders_of(plan, now), 0};
+  unsigned char *own = sent_by(plan, parts.words, (unsigned)plan.place);
+  const struct ob_view view = view_of(own, place);
   const float *scale = place.shape.one_scale ? &view.header->scale : &view.scales[place.index];
   const uint32_t *words = view.words + place.word + four_at(0) / OB_LANES;
-  senders.scale = (size_t)((const unsigned char *)scale - some);
-  senders.words = (size_t)((const unsigned char *)words - some);
-  return senders;
+  const size_t offset = (size_t)((const unsigned char *)words - own);
+  parts.words.own += offset;
+  parts.words.before += offset;
+  parts.words.after += offset;
+  parts.scale = (size_t)((const unsigned char *)words - (const unsigned char *)scale);
+  return parts;
 }
 
 /* The member's scale, and of each of the lane's fours the word that has its signs: eight lanes read
- * the same one, and none has to be passed on. */
+ * the same one, and none has to be passed on. `whole`: the tile is, and no load has a condition. */
+template <bool whole>
 static __device__ inline float load_member(const struct ob_cuda_plan &plan,
-                                           const struct senders &senders, unsigned first,
+                                           const struct parts &parts, unsigned first,
                                            unsigned count, unsigned member,
                                            uint32_t (&signs)[fours_a_tile]) {
-  const unsigned own = (unsigned)plan.place;
-  const unsigned char *base = member == own  ? senders.own
-                              : member < own ? senders.before
-                                             : senders.after;
-  base += member * plan.peer_stride;
-  const uint32_t *words = (const uint32_t *)(base + senders.words) + first / OB_LANES;
+  const unsigned char *at = sent_by(plan, parts.words, member);
+  const uint32_t *words = (const uint32_t *)at + first / OB_LANES;
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
-    signs[k] = first + four_at(k) < count ? words[4 * k] : 0;
-  return *(const float *)(base + senders.scale);
+    signs[k] = whole || first + four_at(k) < count ? __ldg(&words[4 * k]) : 0;
+  return __ldg((const float *)(at - parts.scale));
 }
 
 static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], float scale,
@@ -74,9 +67,9 @@ static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], 
 
 /* The sum of the members' values, for the tile from `first` on. Past the last member it is loaded
  * again, which costs less than to ask. */
-static __device__ inline void sum_tile(const struct ob_cuda_plan &plan,
-                                       const struct senders &senders, unsigned first,
-                                       unsigned count, float share,
+template <bool whole>
+static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, const struct parts &parts,
+                                       unsigned first, unsigned count, float share,
                                        float (&total)[fours_a_tile][4]) {
   const unsigned members = (unsigned)plan.members;
   OB_UNROLL
@@ -87,7 +80,8 @@ static __device__ inline void sum_tile(const struct ob_cuda_plan &plan,
     float scale[members_at_once];
     OB_UNROLL
     for (unsigned s = 0; s < members_at_once; s++)
-      scale[s] = load_member(plan, senders, first, count, min(member + s, members - 1), signs[s]);
+      scale[s] =
+          load_member<whole>(plan, parts, first, count, min(member + s, members - 1), signs[s]);
     OB_UNROLL
     for (unsigned s = 0; s < members_at_once; s++)
       if (member + s < members)
@@ -108,15 +102,18 @@ static __device__ inline void cut_tile(float (&value)[fours_a_tile][4], unsigned
  * shared memory. A four lies in one word, so it is all there or not at all. */
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
                                           const struct ob_cuda_plan &plan,
-                                          const struct senders &senders, unsigned first,
-                                          float share, float4 *tile) {
+                                          const struct parts &parts, unsigned first, float share,
+                                          float4 *tile) {
   const unsigned count = (unsigned)run.count, end = whole_words(count);
   float kept[fours_a_tile][4] = {}, total[fours_a_tile][4];
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
     if (first + four_at(k) < end)
       load_some<ONEBIT_FLOAT32, true>(run.kept, first + four_at(k), end, true, kept[k]);
-  sum_tile(plan, senders, first, count, share, total);
+  if (first + tile_elements <= count)
+    sum_tile<true>(plan, parts, first, count, share, total);
+  else
+    sum_tile<false>(plan, parts, first, count, share, total);
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     total[i / 4][i % 4] = ob_kept_error(kept[i / 4][i % 4], run.kept_scale) + total[i / 4][i % 4];
@@ -132,12 +129,12 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
 
 /* As a codec's reduce; the sum is lane 0's. */
 static __device__ inline float reduce(const struct ob_reduce_run &run,
-                                      const struct ob_cuda_plan &plan,
-                                      const struct senders &senders, float share, float4 *tile) {
+                                      const struct ob_cuda_plan &plan, const struct parts &parts,
+                                      float share, float4 *tile) {
   const unsigned count = (unsigned)run.count;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    reduce_tile(run, plan, senders, first, share, tile);
+    reduce_tile(run, plan, parts, first, share, tile);
     store_signs(run.out, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
@@ -160,7 +157,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1)
   run.kept_out = values_of(plan.server, !now, place.block);
   run.out = out.words + place.word;
   const float sum =
-      reduce(run, plan, senders_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
+      reduce(run, plan, parts_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)
     settle(plan, now, true, place, out, sum);
 }
@@ -173,13 +170,16 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   struct place place;
   if (plan.state->stop || !find_place(plan, share_of(plan, plan.place), &place))
     return;
-  const struct senders senders = senders_of(plan, plan.state->now, place);
+  const struct parts parts = parts_of(plan, plan.state->now, place);
   const unsigned valid = (unsigned)place.block.valid;
   void *output = piece_of(outputs, 0, place.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float total[fours_a_tile][4];
-    sum_tile(plan, senders, first, valid, share, total);
+    if (first + tile_elements <= valid)
+      sum_tile<true>(plan, parts, first, valid, share, total);
+    else
+      sum_tile<false>(plan, parts, first, valid, share, total);
     OB_UNROLL
     for (unsigned k = 0; k < fours_a_tile; k++)
       store_some<dtype, false>(output, first + four_at(k), valid, aligned, total[k]);
