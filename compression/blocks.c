@@ -314,14 +314,20 @@ void ob_load_blocks(struct ob_work *work, const void *const *inputs,
   run_step(&step, load_body);
 }
 
-/* Blocks follow each other in whole words, so the message is one array. */
+/* A block at a time, so that what counts as not finite does not depend on how messages are cut. */
 void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
                     const struct ob_message_shape *shape, struct ob_view *out) {
-  for (size_t s = 0; s < streams; s++)
-    work->values[s] = in[s].values;
-  if (!work->codec->mean(work->values, streams, (float)(1.0 / (double)streams),
-                         shape->words * OB_LANES, out->values))
-    atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
+  const float share = (float)(1.0 / (double)streams);
+  size_t first_word = ob_layout_word(work->layout, shape->first), piece = 0;
+  for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    size_t at = (block.word - first_word) * OB_LANES;
+    size_t elements = (block.count + OB_LANES - 1) / OB_LANES * OB_LANES;
+    for (size_t s = 0; s < streams; s++)
+      work->values[s] = in[s].values + at;
+    if (!work->codec->mean(work->values, streams, share, elements, out->values + at))
+      atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
+  }
 }
 
 static void convert_body(void *context, size_t first, size_t end, int thread) {

@@ -42,7 +42,8 @@ static __global__ void __launch_bounds__(threads_a_block)
   struct place place;
   if (plan.state->stop || !find_place(plan, share_of(plan, blockIdx.y), &place))
     return;
-  const struct ob_view in = view_of(result_of(plan, !plan.state->now, blockIdx.y), place);
+  const struct ob_view in =
+      view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), place);
   const uint32_t *words = in.words + place.word;
   const float scale = scale_of(in, place);
   const uint32_t word = unsigned_word<dtype>(scale);
@@ -124,7 +125,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   if (plan.state->stop || !find_place(plan, share_of(plan, blockIdx.y), &place))
     return;
   const struct ob_block &block = place.block;
-  const struct ob_view in = view_of(result_of(plan, !plan.state->now, blockIdx.y), place);
+  const struct ob_view in =
+      view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), place);
   struct ob_adam_apply_run run = {};
   run.count = block.valid;
   run.bits = in.words + place.word;

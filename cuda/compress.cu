@@ -67,7 +67,7 @@ static __device__ inline float compress(const struct ob_compress_run &run, float
 static __device__ inline void add_momentum(const struct ob_cuda_plan &plan, uint32_t now,
                                            const struct ob_cuda_source &source,
                                            const struct place &place, struct ob_compress_run *run) {
-  const struct ob_view last = view_of(result_of(plan, now, blockIdx.y), place);
+  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
   run->momentum_bits = last.words + place.word;
   run->momentum_scale = scale_of(last, place);
   run->beta1 = source.beta1;

@@ -60,26 +60,38 @@ cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs,
 
 /* --- Mean */
 
-constexpr unsigned words_at_once = 4;
+constexpr unsigned words_at_once = 4, members_at_once = 4;
 
-/* The mean of the lane's elements of four words of the block. Words past its end are those of the
- * block's last again: what is loaded is not used, and no branch keeps a load waiting. */
-static __device__ inline void mean_words(const struct ob_cuda_plan &plan, uint32_t now,
-                                         const struct place &place, unsigned word, unsigned words,
-                                         float (&mean)[words_at_once]) {
+/* The lane's elements of a member's message, four words of the block from `word` on. Past the last
+ * word, as past the last member, what was there is loaded again: that costs less than to ask. */
+static __device__ inline void load_words(const float *values, unsigned word, unsigned words,
+                                         float (&value)[words_at_once]) {
   OB_UNROLL
   for (unsigned w = 0; w < words_at_once; w++)
-    mean[w] = -0.0f; /* what leaves the first term as it is, be it -0 */
-#ifdef __CUDACC__
-#pragma unroll 4
-#endif
-  for (size_t member = 0; member < plan.members; member++) {
-    const float *values = view_of(sent_by(plan, now, member), place).values;
+    value[w] = __ldcs(&values[min(word + w, words - 1) * OB_LANES]);
+}
+
+/* The sum of the members' values. */
+static __device__ inline void sum_words(const struct ob_cuda_plan &plan,
+                                        const struct senders &senders, const struct place &place,
+                                        unsigned word, unsigned words,
+                                        float (&total)[words_at_once]) {
+  const unsigned members = (unsigned)plan.members;
+  const size_t at = place.word * OB_LANES + lane_number();
+  OB_UNROLL
+  for (unsigned w = 0; w < words_at_once; w++)
+    total[w] = -0.0f; /* what leaves the first term as it is, be it -0 */
+  for (unsigned member = 0; member < members; member += members_at_once) {
+    float term[members_at_once][words_at_once];
     OB_UNROLL
-    for (unsigned w = 0; w < words_at_once; w++) {
-      const unsigned at = word + w < words ? word + w : words - 1;
-      mean[w] += __ldcs(&values[(place.word + at) * OB_LANES + lane_number()]);
+    for (unsigned s = 0; s < members_at_once; s++) {
+      unsigned char *message = sent_by(plan, senders, min(member + s, members - 1));
+      load_words(view_of(message, place).values + at, word, words, term[s]);
     }
+    OB_UNROLL
+    for (unsigned i = 0; i < members_at_once * words_at_once; i++)
+      if (member + i / words_at_once < members)
+        total[i % words_at_once] += term[i / words_at_once][i % words_at_once];
   }
 }
 
@@ -87,17 +99,19 @@ static __device__ inline void mean_words(const struct ob_cuda_plan &plan, uint32
  * makes of them. */
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
+  const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct place place;
   if (!find_place(plan, share_of(plan, plan.place), &place))
     return;
-  const uint32_t now = plan.state->now;
-  unsigned char *message = plan.whole ? plan.outgoing : result_of(plan, !now, plan.place);
+  const struct senders senders = senders_of(plan, now);
+  unsigned char *message =
+      plan.whole ? plan.outgoing : result_of(plan, next_of(plan, now), plan.place);
   float *out = view_of(message, place).values + place.word * OB_LANES + lane_number();
   const unsigned words = whole_words((unsigned)place.block.count) / OB_LANES;
   float lane = 0;
   for (unsigned word = 0; word < words; word += words_at_once) {
     float mean[words_at_once];
-    mean_words(plan, now, place, word, words, mean);
+    sum_words(plan, senders, place, word, words, mean);
     OB_UNROLL
     for (unsigned w = 0; w < words_at_once && word + w < words; w++) {
       mean[w] *= share;
@@ -130,7 +144,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   if (plan.state->stop || !find_place(plan, share_of(plan, blockIdx.y), &place))
     return;
   unsigned char *message =
-      mean_of_all ? plan.outgoing : result_of(plan, !plan.state->now, blockIdx.y);
+      mean_of_all ? plan.outgoing : result_of(plan, next_of(plan, plan.state->now), blockIdx.y);
   const float *values = view_of(message, place).values + place.word * OB_LANES;
   const unsigned valid = (unsigned)place.block.valid;
   void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, place.block, size_of<dtype>);

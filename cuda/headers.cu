@@ -33,7 +33,8 @@ static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda
   const size_t count = server ? 1 : plan.members;
   for (size_t i = lane_number(); i < count; i += OB_LANES) {
     const size_t member = server ? plan.place : i;
-    unsigned char *message = server ? result_of(plan, !now, member) : sent_to(plan, now, member);
+    unsigned char *message =
+        server ? result_of(plan, next_of(plan, now), member) : sent_to(plan, now, member);
     struct ob_header header = {};
     header.magic = OB_MESSAGE_MAGIC;
     header.version = OB_MESSAGE_VERSION;
@@ -94,7 +95,8 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
   onebit_status_t status = ONEBIT_OK;
   if (there) {
     const unsigned char *message =
-        server ? result_of(plan, !state->now, member) : sent_by(plan, state->now, member);
+        server ? result_of(plan, next_of(plan, state->now), member)
+               : sent_by(plan, senders_of(plan, state->now), (unsigned)member);
     const struct ob_message_shape shape = shape_of(plan, server ? member : plan.place);
     header = *(const struct ob_header *)message;
     status = judge(plan, stamp, header, shape);
@@ -119,7 +121,8 @@ static __device__ void check_scales(const struct ob_cuda_plan &plan,
                                     const struct ob_cuda_stamp &stamp, size_t member) {
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
   const uint32_t now = plan.state->now;
-  unsigned char *message = server ? result_of(plan, !now, member) : sent_by(plan, now, member);
+  unsigned char *message = server ? result_of(plan, next_of(plan, now), member)
+                                  : sent_by(plan, senders_of(plan, now), (unsigned)member);
   const struct ob_message_shape shape = shape_of(plan, server ? member : plan.place);
   const float *scales = ob_message_view(message, &shape).scales;
   bool bad = false;

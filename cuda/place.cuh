@@ -51,10 +51,17 @@ static __device__ inline size_t share_of(const struct ob_cuda_plan &plan, size_t
 
 /* --- Messages */
 
+/* Which copy of the results is the last call's, and which the next. */
+static __device__ inline uint32_t last_of(const struct ob_cuda_plan &plan, uint32_t now) {
+  return plan.results_stay ? 0 : now;
+}
+
+static __device__ inline uint32_t next_of(const struct ob_cuda_plan &plan, uint32_t now) {
+  return !last_of(plan, now);
+}
+
 static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &plan, uint32_t copy,
                                                   size_t member) {
-  if (plan.results_stay) /* where they come to is not for the device to choose */
-    copy = copy != plan.state->now;
   const size_t behind = member < plan.place ? plan.members : 0;
   const size_t at = plan.rotated ? member + behind - plan.place : member;
   return plan.results[copy] + at * plan.peer_stride;
@@ -63,15 +70,31 @@ static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &pla
 /* What this rank sends to a member; or in one message to all. */
 static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan, uint32_t now,
                                                 size_t member) {
-  return plan.whole ? result_of(plan, !now, plan.place) : plan.outgoing + member * plan.peer_stride;
+  return plan.whole ? result_of(plan, next_of(plan, now), plan.place)
+                    : plan.outgoing + member * plan.peer_stride;
 }
 
-/* What a member sent to this rank; or to all. */
-static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan, uint32_t now,
-                                                size_t member) {
-  if (plan.whole)
-    return result_of(plan, !now, member);
-  return (member == plan.place ? plan.outgoing : plan.incoming) + member * plan.peer_stride;
+/* What the members sent to this rank; or to all. The message of member m is m strides after its
+ * base, one for this rank's own and one each for the members before and after it. */
+struct senders {
+  unsigned char *own, *before, *after;
+};
+
+static __device__ inline struct senders senders_of(const struct ob_cuda_plan &plan, uint32_t now) {
+  if (!plan.whole)
+    return {plan.outgoing, plan.incoming, plan.incoming};
+  unsigned char *results = plan.results[next_of(plan, now)];
+  if (!plan.rotated)
+    return {results, results, results};
+  unsigned char *own = results - plan.place * plan.peer_stride;
+  return {own, own + plan.members * plan.peer_stride, own};
+}
+
+static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan,
+                                                const struct senders &senders, unsigned member) {
+  const unsigned own = (unsigned)plan.place;
+  unsigned char *base = member == own ? senders.own : member < own ? senders.before : senders.after;
+  return base + member * plan.peer_stride;
 }
 
 static __device__ inline struct ob_view view_of(unsigned char *message, const struct place &place) {

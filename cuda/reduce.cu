@@ -3,86 +3,124 @@
  * the outputs.
  *
  * Bytes an element of the share, N members, 2048 elements a block. Reduce: 4 kept read, 4 kept
- * written, N/8 signs read, 1/8 written, and 4 (N + 3)/2048 scales: 9.2 for 8 members. Sum: N/8 read
- * and 4 written as float32. From about 24 members on the additions take longer than the memory, two
- * integer operations and one addition an element and member; a share is then so small a part of the
- * elements that compressing takes most of the time anyway.
+ * written, N/8 signs read, 1/8 written, and 4 (N + 3)/2048 scales: 9.15 for 8 members. Sum: N/8
+ * signs read and 4 written as float32: 5.02 for 8.
+ *
+ * Additions have an order, so a member costs an instruction for each of a lane's elements, and two
+ * to make the term: compiled for sm_90 a tile takes 330 instructions and 80 more a member. At 4.3
+ * TB/s and 1.75 GHz a multiprocessor of an H200 could issue 1010 in the time that the memory takes
+ * for 8 members; so up to 8 the memory is the ceiling, and from there on the instructions are. A
+ * share is then so small a part of the elements that compressing takes most of the time anyway.
  */
 #include "cuda/place.cuh"
 
-/* Members whose scales the lanes hold, and whose words are loaded before the first is used. */
-constexpr unsigned members_at_once = 8;
+/* Members whose words are loaded before the first is used. */
+constexpr unsigned members_at_once = 4;
 
-/* Adds the values of one member to a lane's fours; its words are with the lanes from `base` on. */
-static __device__ inline void add_member(uint32_t signs, unsigned base, float scale,
+/* Where a lane finds what it needs of the members' messages: its first word, as if a message began
+ * there, and so many bytes before it the block's scale. */
+struct parts {
+  struct senders words;
+  size_t scale;
+};
+
+static __device__ inline struct parts parts_of(const struct ob_cuda_plan &plan, uint32_t now,
+                                               const struct place &place) {
+  struct parts parts = {senders_of(plan, now), 0};
+  unsigned char *own = sent_by(plan, parts.words, (unsigned)plan.place);
+  const struct ob_view view = view_of(own, place);
+  const float *scale = place.shape.one_scale ? &view.header->scale : &view.scales[place.index];
+  const uint32_t *words = view.words + place.word + four_at(0) / OB_LANES;
+  const size_t offset = (size_t)((const unsigned char *)words - own);
+  parts.words.own += offset;
+  parts.words.before += offset;
+  parts.words.after += offset;
+  parts.scale = (size_t)((const unsigned char *)words - (const unsigned char *)scale);
+  return parts;
+}
+
+/* The member's scale, and of each of the lane's fours the word that has its signs: eight lanes read
+ * the same one, and none has to be passed on. `whole`: the tile is, and no load has a condition. */
+template <bool whole>
+static __device__ inline float load_member(const struct ob_cuda_plan &plan,
+                                           const struct parts &parts, unsigned first,
+                                           unsigned count, unsigned member,
+                                           uint32_t (&signs)[fours_a_tile]) {
+  const unsigned char *at = sent_by(plan, parts.words, member);
+  const uint32_t *words = (const uint32_t *)at + first / OB_LANES;
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++)
+    signs[k] = whole || first + four_at(k) < count ? __ldg(&words[4 * k]) : 0;
+  return __ldg((const float *)(at - parts.scale));
+}
+
+static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], float scale,
                                          float (&total)[fours_a_tile][4]) {
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
-    const uint32_t four = four_signs(signs, k, base);
+    const uint32_t four = signs[k] >> four_at(k) % OB_LANES;
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++)
       total[k][j] += ob_decode(four >> j & 1, scale);
   }
 }
 
-/* The scale of the member whose number in the group of 32 is the lane's, with its share of the
- * mean. */
-static __device__ inline float member_scale(const struct ob_cuda_plan &plan, uint32_t now,
-                                            const struct place &place, size_t member, float share) {
-  if (member >= plan.members)
-    return 0;
-  return scale_of(view_of(sent_by(plan, now, member), place), place) * share;
-}
-
-/* The sum of the members' values, for the tile from `first` on. Half a warp loads a member's sixteen
- * words, so a load serves two members. */
-static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, uint32_t now,
-                                       const struct place &place, unsigned first, float share,
+/* The sum of the members' values, for the tile from `first` on. Past the last member it is loaded
+ * again, which costs less than to ask. */
+template <bool whole>
+static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, const struct parts &parts,
+                                       unsigned first, unsigned count, float share,
                                        float (&total)[fours_a_tile][4]) {
+  const unsigned members = (unsigned)plan.members;
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     total[i / 4][i % 4] = -0.0f; /* what leaves the first term as it is, be it -0 */
-  float scales = 0;
-  for (size_t member = 0; member < plan.members; member += members_at_once) {
-    if (member % OB_LANES == 0)
-      scales = member_scale(plan, now, place, member + lane_number(), share);
-    uint32_t signs[members_at_once / 2];
-    OB_UNROLL
-    for (unsigned pair = 0; pair < members_at_once / 2; pair++) {
-      const size_t mine = member + 2 * pair + lane_number() / tile_words;
-      signs[pair] = mine < plan.members
-                        ? load_signs(view_of(sent_by(plan, now, mine), place).words + place.word,
-                                     first, (unsigned)place.block.count)
-                        : 0;
-    }
+  for (unsigned member = 0; member < members; member += members_at_once) {
+    uint32_t signs[members_at_once][fours_a_tile];
+    float scale[members_at_once];
     OB_UNROLL
     for (unsigned s = 0; s < members_at_once; s++)
-      if (member + s < plan.members)
-        add_member(signs[s / 2], s % 2 * tile_words,
-                   __shfl_sync(all_lanes, scales, (int)((member + s) % OB_LANES)), total);
+      scale[s] =
+          load_member<whole>(plan, parts, first, count, min(member + s, members - 1), signs[s]);
+    OB_UNROLL
+    for (unsigned s = 0; s < members_at_once; s++)
+      if (member + s < members)
+        add_member(signs[s], scale[s] * share, total);
   }
 }
 
+/* Lanes past the end are zeros. */
+static __device__ inline void cut_tile(float (&value)[fours_a_tile][4], unsigned first,
+                                       unsigned count) {
+  OB_UNROLL
+  for (unsigned i = 0; i < fours_a_tile * 4; i++)
+    if (first + four_at(i / 4) + i % 4 >= count)
+      value[i / 4][i % 4] = 0;
+}
+
 /* The sum and the kept error of the elements from `first` on, to the kept values and to the tile in
- * shared memory. */
+ * shared memory. A four lies in one word, so it is all there or not at all. */
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
-                                          const struct ob_cuda_plan &plan, uint32_t now,
-                                          const struct place &place, unsigned first, float share,
+                                          const struct ob_cuda_plan &plan,
+                                          const struct parts &parts, unsigned first, float share,
                                           float4 *tile) {
   const unsigned count = (unsigned)run.count, end = whole_words(count);
   float kept[fours_a_tile][4] = {}, total[fours_a_tile][4];
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
-    if (first + four_at(k) < end) /* a four lies in one word: it is all there, or not at all */
+    if (first + four_at(k) < end)
       load_some<ONEBIT_FLOAT32, true>(run.kept, first + four_at(k), end, true, kept[k]);
-  sum_tile(plan, now, place, first, share, total);
+  if (first + tile_elements <= count)
+    sum_tile<true>(plan, parts, first, count, share, total);
+  else
+    sum_tile<false>(plan, parts, first, count, share, total);
+  OB_UNROLL
+  for (unsigned i = 0; i < fours_a_tile * 4; i++)
+    total[i / 4][i % 4] = ob_kept_error(kept[i / 4][i % 4], run.kept_scale) + total[i / 4][i % 4];
+  if (first + tile_elements > count)
+    cut_tile(total, first, count);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
-    OB_UNROLL
-    for (unsigned j = 0; j < 4; j++) {
-      const float value = ob_kept_error(kept[k][j], run.kept_scale) + total[k][j];
-      total[k][j] = first + four_at(k) + j < count ? value : 0;
-    }
     if (first + four_at(k) < end)
       store_some<ONEBIT_FLOAT32, true>(run.kept_out, first + four_at(k), end, true, total[k]);
     tile[four_at(k) / 4] = make_float4(total[k][0], total[k][1], total[k][2], total[k][3]);
@@ -91,25 +129,26 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
 
 /* As a codec's reduce; the sum is lane 0's. */
 static __device__ inline float reduce(const struct ob_reduce_run &run,
-                                      const struct ob_cuda_plan &plan, uint32_t now,
-                                      const struct place &place, float share, float4 *tile) {
+                                      const struct ob_cuda_plan &plan, const struct parts &parts,
+                                      float share, float4 *tile) {
   const unsigned count = (unsigned)run.count;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    reduce_tile(run, plan, now, place, first, share, tile);
+    reduce_tile(run, plan, parts, first, share, tile);
     store_signs(run.out, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
 }
 
-static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+/* A block less at once: members' words take registers too. */
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1)
     reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
+  const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct place place;
   if (!find_place(plan, share_of(plan, plan.place), &place))
     return;
-  const uint32_t now = plan.state->now;
-  const struct ob_view out = view_of(result_of(plan, !now, plan.place), place);
+  const struct ob_view out = view_of(result_of(plan, next_of(plan, now), plan.place), place);
   struct ob_reduce_run run = {};
   run.count = place.block.count;
   run.rule = plan.rule;
@@ -117,7 +156,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   run.kept_scale = kept_scale(plan.server, now, place);
   run.kept_out = values_of(plan.server, !now, place.block);
   run.out = out.words + place.word;
-  const float sum = reduce(run, plan, now, place, share, tiles[threadIdx.x / OB_LANES]);
+  const float sum =
+      reduce(run, plan, parts_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)
     settle(plan, now, true, place, out, sum);
 }
@@ -130,13 +170,16 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   struct place place;
   if (plan.state->stop || !find_place(plan, share_of(plan, plan.place), &place))
     return;
-  const uint32_t now = plan.state->now;
+  const struct parts parts = parts_of(plan, plan.state->now, place);
   const unsigned valid = (unsigned)place.block.valid;
   void *output = piece_of(outputs, 0, place.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float total[fours_a_tile][4];
-    sum_tile(plan, now, place, first, share, total);
+    if (first + tile_elements <= valid)
+      sum_tile<true>(plan, parts, first, valid, share, total);
+    else
+      sum_tile<false>(plan, parts, first, valid, share, total);
     OB_UNROLL
     for (unsigned k = 0; k < fours_a_tile; k++)
       store_some<dtype, false>(output, first + four_at(k), valid, aligned, total[k]);

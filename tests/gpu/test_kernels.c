@@ -24,7 +24,7 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
   if (scene->input_words)
     compress_words(scene, chunk);
   else
-    ob_compress_chunk(&scene->host, chunk);
+    ob_place_host.compress(&scene->host, chunk);
   kernel_expect_flags(scene, false);
 }
 
@@ -77,7 +77,7 @@ static void compress(void) {
 /* --- Reduce, and the one scale */
 
 static void reduce_on_host(struct scene *scene, size_t chunk) {
-  ob_reduce_chunk(&scene->host, chunk);
+  ob_place_host.reduce(&scene->host, chunk);
   kernel_expect_flags(scene, true);
 }
 
@@ -98,7 +98,7 @@ static void reduce(void) {
 
 static void finish_worker_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
-  ob_finish_worker(&scene->host);
+  ob_place_host.finish_worker(&scene->host);
   scene->state->worker_scale = scene->host.worker_scale;
   kernel_expect_flags(scene, false);
 }
@@ -110,7 +110,7 @@ static cudaError_t finish_worker_on_device(struct scene *scene, size_t chunk) {
 
 static void finish_server_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
-  ob_finish_server(&scene->host);
+  ob_place_host.finish_server(&scene->host);
   scene->state->server_scale = scene->host.server_scale;
   kernel_expect_flags(scene, true);
 }
@@ -144,7 +144,7 @@ static void finish_server(void) {
 /* --- Results to outputs */
 
 static void apply_on_host(struct scene *scene, size_t chunk) {
-  ob_apply_chunk(&scene->host, chunk);
+  ob_place_host.apply(&scene->host, chunk);
 }
 
 static cudaError_t store_on_device(struct scene *scene, size_t chunk) {
@@ -181,7 +181,7 @@ static void sum(void) {
 
 static void adam_apply_on_host(struct scene *scene, size_t chunk) {
   scene->host.call.adam = &scene->sink;
-  ob_apply_chunk(&scene->host, chunk);
+  ob_place_host.apply(&scene->host, chunk);
 }
 
 static cudaError_t adam_apply_on_device(struct scene *scene, size_t chunk) {
@@ -200,7 +200,7 @@ static void adam_apply(void) {
 /* --- Dense messages */
 
 static void load_on_host(struct scene *scene, size_t chunk) {
-  ob_compress_chunk(&scene->host, chunk);
+  ob_place_host.compress(&scene->host, chunk);
   kernel_expect_flags(scene, false);
 }
 
@@ -224,7 +224,7 @@ static cudaError_t mean_on_device(struct scene *scene, size_t chunk) {
 }
 
 static void mean_on_host(struct scene *scene, size_t chunk) {
-  ob_reduce_chunk(&scene->host, chunk);
+  ob_place_host.reduce(&scene->host, chunk);
   kernel_expect_flags(scene, false);
 }
 
@@ -261,6 +261,9 @@ static void begin_on_host(struct scene *scene, size_t chunk) {
   state->flags = state->kept_flags;
   state->server_flags = state->stop = 0;
   state->worker_scale = state->server_scale = 0;
+  state->sequence++;
+  state->status = ONEBIT_OK;
+  state->failed = state->not_finite = -1;
 }
 
 static cudaError_t begin_on_device(struct scene *scene, size_t chunk) {
