@@ -129,7 +129,7 @@ private:
   }
 
   /* Adds to d_stream, from d_normed; narrow becomes d_stream rounded. */
-  void normalise_backward(tensor_t gain, const float *x, const float *inverse_rms, size_t rows) {
+  void normalise_backward(tensor_t gain, const float *x, const float *inverse, size_t rows) {
     const size_t width = shape.width;
     device.launch_rows(on_device::normalise_backward<Number>, rows, d_stream, narrow, d_normed, x,
                        inverse_rms, gain->value, rows, width);
