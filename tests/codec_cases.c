@@ -9,17 +9,25 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/codec_values.h"
+
 static const size_t counts[] = {0,    1,    31,   32,   33,   63,   64,    65,
                                 2047, 2048, 2049, 4095, 4096, 4097, 65536, 100003};
 static const char *const dtypes[] = {"float32", "bfloat16", "float16"};
 static const char *const values[] = {"gradients", "edges", "overflow", "nan"};
 
-enum { count_count = 16, dtype_count = 3, value_count = 4, stream_count = 3, kernel_count = 9 };
+enum {
+  count_count = 16,
+  dtype_count = 3,
+  value_count = VALUES_KINDS,
+  stream_count = 3,
+  kernel_count = 9
+};
 
 struct codec_case {
   size_t count;
   onebit_dtype_t dtype;
-  int values;
+  enum codec_values values;
 };
 
 /* Memory that ends at an inaccessible page. */
@@ -40,31 +48,6 @@ static struct guarded_array array_create(size_t bytes) {
 
 static void array_destroy(struct guarded_array *array) { munmap(array->mapping, array->mapped); }
 
-static uint32_t scramble(uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  return x ^ x >> 16;
-}
-
-static const float edges[] = {
-    0.0f,     -0.0f,      0x1p-149f,     -0x1p-149f,      0x1p-126f, -0x1.fffffep-127f,
-    1.0f,     -1.0f,      0x1p-24f,      65504.0f,        65520.0f,  -65519.996f,
-    0x1p-25f, 0x1.8p-25f, 3.3895314e38f, 0x1.fffffep-15f, 0.1f};
-
-static float value_at(size_t i, uint32_t salt, int kind) {
-  uint32_t random = scramble((uint32_t)i * 2654435761u + salt);
-  float gradient = ((float)(random >> 8) * 0x1p-24f - 0.5f) * (float)(1 + i / 512 % 7);
-  if (kind == 1)
-    return i % 3 ? gradient * 1e-3f : edges[random % (sizeof edges / sizeof edges[0])];
-  if (kind == 2)
-    return gradient * 1e30f;
-  if (kind == 3 && i % 97 == 5)
-    return i % 2 ? NAN : -INFINITY;
-  return gradient;
-}
-
 static struct guarded_array input_create(const struct codec_case *c, uint32_t salt) {
   struct guarded_array array = array_create(c->count * ob_dtype_size(c->dtype));
   for (size_t i = 0; i < c->count; i++)
@@ -78,7 +61,7 @@ static size_t words_of(size_t count) { return (count + OB_LANES - 1) / OB_LANES;
 static struct guarded_array words_create(size_t count, uint32_t salt) {
   struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(float));
   for (size_t i = 0; i < count; i++)
-    ((float *)array.data)[i] = value_at(i, salt, 0);
+    ((float *)array.data)[i] = value_at(i, salt, VALUES_GRADIENTS);
   return array;
 }
 
@@ -130,7 +113,7 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
                        last = bits_create(c->count, 5);
   struct ob_compress_run run = {
       .count = c->count,
-      .valid = c->values == 0 && stream ? c->count - c->count / 3 : c->count,
+      .valid = c->values == VALUES_GRADIENTS && stream ? c->count - c->count / 3 : c->count,
       .input = input.data,
       .dtype = c->dtype,
       .rule = rule,
@@ -145,7 +128,7 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
       .bits = bits.data,
   };
   keep_sum(result, codec->compress(&run));
-  bool finite = c->values != 3;
+  bool finite = c->values != VALUES_NAN;
   keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
   keep_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
   array_destroy(&input);
@@ -164,14 +147,15 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
   for (size_t s = 0; s < count; s++) {
     bits[s] = bits_create(c->count, 100 + (uint32_t)s);
     pointers[s] = bits[s].data;
-    scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == 2 ? 1e30f : 1);
+    scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == VALUES_OVERFLOW ? 1e30f : 1);
   }
   struct ob_reduce_run reduce = {c->count,
                                  count,
                                  pointers,
                                  scales,
-                                 c->values == 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_RMS,
-                                 c->values == 0,
+                                 c->values == VALUES_EDGES ? ONEBIT_SCALE_MEAN_ABSOLUTE
+                                                           : ONEBIT_SCALE_RMS,
+                                 c->values == VALUES_GRADIENTS,
                                  kept.data,
                                  0.3f,
                                  out.data,
@@ -192,8 +176,9 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
 static void run_store(const struct codec_case *c, const struct ob_codec *codec,
                       struct result *result) {
   struct guarded_array bits = bits_create(c->count, 7), out = input_create(c, 8);
-  struct ob_store_run run = {
-      c->count, c->values != 0, bits.data, c->values == 2 ? 70000.0f : 0.123f, out.data, c->dtype};
+  struct ob_store_run run = {c->count,  c->values != VALUES_GRADIENTS,
+                             bits.data, c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
+                             out.data,  c->dtype};
   codec->store(&run);
   keep_array(result, &out, c->count * ob_dtype_size(c->dtype));
   array_destroy(&bits);
@@ -201,7 +186,8 @@ static void run_store(const struct codec_case *c, const struct ob_codec *codec,
 
 /* Plain arrays of float32, `count` long, not in whole words. */
 static struct guarded_array floats_create(const struct codec_case *c, uint32_t salt) {
-  struct codec_case plain = {c->count, ONEBIT_FLOAT32, c->values == 3 ? 0 : c->values};
+  struct codec_case plain = {c->count, ONEBIT_FLOAT32,
+                             c->values == VALUES_NAN ? VALUES_GRADIENTS : c->values};
   return input_create(&plain, salt);
 }
 
@@ -216,7 +202,7 @@ static void run_adam(const struct codec_case *c, const struct ob_codec *codec,
   codec->adam_apply(&apply);
   struct ob_adam_factors factors = {0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f};
   struct ob_adam_run run = {c->count, g.data,  m.data, v.data,
-                            p.data,   factors, 1e-2f,  c->values == 1 ? 0.1f : 0};
+                            p.data,   factors, 1e-2f,  c->values == VALUES_EDGES ? 0.1f : 0};
   keep_sum(result, codec->adam(&run));
   keep_numbers(result, &m, c->count);
   keep_numbers(result, &v, c->count);
@@ -293,7 +279,7 @@ static struct codec_case case_at(size_t index, size_t *kernel) {
   struct codec_case c = {.count = counts[index % count_count]};
   index /= count_count;
   c.dtype = (onebit_dtype_t)(index % dtype_count);
-  c.values = (int)(index / dtype_count);
+  c.values = (enum codec_values)(index / dtype_count);
   return c;
 }
 

@@ -1,0 +1,364 @@
+/*
+ * The threads of a CTA, as fibers, and where they wait for each other: barriers and warp
+ * collectives. The last one to arrive works out everybody's result.
+ */
+#include "block.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "emulation_device.h"
+#include "fiber.h"
+
+__thread uint3 threadIdx, blockIdx;
+__thread dim3 blockDim, gridDim;
+
+namespace emulation {
+
+namespace {
+
+constexpr unsigned LANES = 32, MAX_THREADS = 1024;
+
+/* What a shuffle reads from a lane that does not take part: undefined in CUDA, here a NaN as a
+ * float and as a double, so that it is seen if it is used. */
+constexpr uint64_t NOBODY = 0xfffdeadbfffdeadb;
+
+const char *name(collective kind) {
+  static const char *const names[] = {"__syncwarp",      "__ballot_sync",    "__any_sync",
+                                      "__all_sync",      "a shuffle",        "__reduce_add_sync",
+                                      "__reduce_or_sync", "__reduce_and_sync", "__reduce_max_sync",
+                                      "__reduce_min_sync"};
+  return names[static_cast<int>(kind)];
+}
+
+const char *name(barrier kind) {
+  static const char *const names[] = {"__syncthreads", "__syncthreads_or", "__syncthreads_and",
+                                      "__syncthreads_count"};
+  return names[static_cast<int>(kind)];
+}
+
+struct cuda_thread {
+  std::unique_ptr<fiber> stack;
+  uint3 index;
+  unsigned number; /* in the block */
+  uint64_t value, result;
+  unsigned source;
+};
+
+/* Lanes that wait for the rest of their mask. */
+struct meeting {
+  collective kind;
+  unsigned mask, arrived;
+};
+
+struct warp {
+  unsigned alive;
+  std::vector<meeting> meetings;
+};
+
+/* Chooses the next of several that may run. */
+class order {
+public:
+  order() {
+    const char *text = getenv("EMULATED_ORDER"), *seed = getenv("EMULATED_SEED");
+    if (text && !strcmp(text, "forward"))
+      kind_ = forward;
+    else if (text && !strcmp(text, "backward"))
+      kind_ = backward;
+    else if (text && *text && strcmp(text, "shuffle"))
+      fatal("EMULATED_ORDER is '%s': not forward, backward or shuffle", text);
+    random_.seed(seed ? static_cast<unsigned>(atol(seed)) : 1);
+  }
+
+  size_t choose(size_t count) {
+    return kind_ == forward ? 0 : kind_ == backward ? count - 1 : random_() % count;
+  }
+
+  std::vector<size_t> arrange(size_t count) {
+    std::vector<size_t> all(count);
+    std::iota(all.begin(), all.end(), size_t{0});
+    if (kind_ == backward)
+      std::reverse(all.begin(), all.end());
+    if (kind_ == shuffle)
+      std::shuffle(all.begin(), all.end(), random_);
+    return all;
+  }
+
+private:
+  enum { forward, backward, shuffle } kind_ = shuffle;
+  std::minstd_rand random_;
+};
+
+/* Which threads may run: a bit each. */
+class ready_set {
+public:
+  void insert(unsigned number) {
+    words_[number / 64] |= uint64_t{1} << number % 64;
+    count_++;
+  }
+  size_t count() const { return count_; }
+
+  /* Takes out the n-th. */
+  unsigned take(size_t n) {
+    unsigned word = 0;
+    for (size_t here; n >= (here = static_cast<size_t>(__builtin_popcountll(words_[word]))); word++)
+      n -= here;
+    uint64_t rest = words_[word];
+    for (; n; n--)
+      rest &= rest - 1;
+    words_[word] &= ~(rest & -rest);
+    count_--;
+    return word * 64 + static_cast<unsigned>(__builtin_ctzll(rest));
+  }
+
+private:
+  uint64_t words_[MAX_THREADS / 64] = {};
+  size_t count_ = 0;
+};
+
+/* The OS thread's fibers, kept from block to block, and the block that they run. */
+class processor {
+public:
+  void run(dim3 grid, dim3 block, const std::function<void()> &thread);
+  uint64_t meet(collective kind, unsigned mask, uint64_t value, unsigned source);
+  int meet(barrier kind, int predicate);
+  unsigned current() const { return current_->number; }
+  bool inside() const { return current_; }
+
+private:
+  static void live(void *self);
+  void prepare(dim3 block);
+  void run_block(order &by);
+  void wait() { switch_context(*current_->stack, scheduler_); }
+  meeting &join(warp &of, collective kind, unsigned mask, unsigned lane);
+  void finish_if_complete(unsigned warp_number, meeting &group);
+  uint64_t result(const meeting &group, const cuda_thread *lanes, unsigned lane) const;
+  void exit_thread();
+  void check_barrier() const;
+  [[noreturn]] void explain_deadlock() const;
+
+  context scheduler_;
+  std::vector<cuda_thread> threads_;
+  std::vector<warp> warps_;
+  ready_set ready_;
+  unsigned alive_ = 0, exited_ = 0;
+  cuda_thread *current_ = nullptr;
+  const std::function<void()> *kernel_ = nullptr;
+
+  barrier barrier_kind_ = barrier::plain;
+  unsigned barrier_arrived_ = 0, barrier_true_ = 0;
+  std::vector<unsigned> barrier_waiting_;
+};
+
+thread_local processor here;
+
+/* A fiber's life: one CUDA thread after the other. */
+void processor::live(void *self) {
+  auto *me = static_cast<processor *>(self);
+  me->current_->stack->begin(me->scheduler_);
+  for (;;) {
+    (*me->kernel_)();
+    me->exit_thread();
+    me->wait();
+  }
+}
+
+void processor::prepare(dim3 block) {
+  size_t count = size_t{block.x} * block.y * block.z;
+  while (threads_.size() < count) {
+    threads_.emplace_back();
+    threads_.back().stack = std::make_unique<fiber>(live, this);
+    threads_.back().number = static_cast<unsigned>(threads_.size() - 1);
+  }
+  for (unsigned i = 0; i < count; i++)
+    threads_[i].index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+  warps_.resize((count + LANES - 1) / LANES);
+}
+
+void processor::run(dim3 grid, dim3 block, const std::function<void()> &thread) {
+  if (inside())
+    fatal("a kernel was launched from inside a kernel");
+  adopt_thread(scheduler_);
+  prepare(block);
+  kernel_ = &thread;
+  gridDim = grid;
+  blockDim = block;
+  order by;
+  for (size_t i : by.arrange(size_t{grid.x} * grid.y * grid.z)) {
+    blockIdx = {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
+                static_cast<unsigned>(i / grid.x / grid.y)};
+    run_block(by);
+  }
+}
+
+void processor::run_block(order &by) {
+  alive_ = blockDim.x * blockDim.y * blockDim.z;
+  exited_ = 0;
+  for (unsigned i = 0; i < alive_; i++)
+    ready_.insert(i);
+  for (size_t i = 0; i < warps_.size(); i++) {
+    unsigned lanes = std::min<unsigned>(LANES, alive_ - static_cast<unsigned>(i) * LANES);
+    warps_[i].alive = lanes == LANES ? ~0u : (1u << lanes) - 1;
+  }
+  while (alive_) {
+    if (!ready_.count())
+      explain_deadlock();
+    current_ = &threads_[ready_.take(by.choose(ready_.count()))];
+    threadIdx = current_->index;
+    switch_context(scheduler_, *current_->stack);
+    current_ = nullptr;
+  }
+}
+
+/* The group of waiting lanes that `lane` belongs to. Lanes of one mask must all come to the same
+ * collective with the same mask; lanes of disjoint masks may be in different ones. */
+meeting &processor::join(warp &of, collective kind, unsigned mask, unsigned lane) {
+  if (!(mask >> lane & 1))
+    fatal("%s: lane %u is not in its own mask %08x", name(kind), lane, mask);
+  for (meeting &group : of.meetings) {
+    if (!(group.mask & mask))
+      continue;
+    if (group.mask != mask || group.kind != kind)
+      fatal("divergent warp: lane %u is in %s with mask %08x, while lanes %08x are in %s with "
+            "mask %08x",
+            lane, name(kind), mask, group.arrived, name(group.kind), group.mask);
+    return group;
+  }
+  of.meetings.push_back({kind, mask, 0});
+  return of.meetings.back();
+}
+
+uint64_t processor::result(const meeting &group, const cuda_thread *lanes, unsigned lane) const {
+  if (group.kind == collective::shuffle) {
+    unsigned source = lanes[lane].source;
+    return source < LANES && group.arrived >> source & 1 ? lanes[source].value : NOBODY;
+  }
+  uint64_t ballot = 0, sum = 0, any = 0, all = ~uint64_t{0}, greatest = 0, least = all;
+  for (unsigned rest = group.arrived; rest; rest &= rest - 1) {
+    unsigned i = static_cast<unsigned>(__builtin_ctz(rest));
+    uint64_t value = lanes[i].value;
+    ballot |= (value & 1) << i;
+    sum += value;
+    any |= value;
+    all &= value;
+    greatest = std::max(greatest, value);
+    least = std::min(least, value);
+  }
+  switch (group.kind) {
+  case collective::ballot: return ballot;
+  case collective::any: return ballot != 0;
+  case collective::all: return ballot == group.arrived;
+  case collective::add: return sum;
+  case collective::bit_or: return any;
+  case collective::bit_and: return all;
+  case collective::maximum: return greatest;
+  case collective::minimum: return least;
+  default: return 0;
+  }
+}
+
+/* Lanes that have exited are not waited for, as on the hardware. */
+void processor::finish_if_complete(unsigned warp_number, meeting &group) {
+  warp &of = warps_[warp_number];
+  if (group.arrived != (group.mask & of.alive))
+    return;
+  cuda_thread *lanes = &threads_[size_t{warp_number} * LANES];
+  uint64_t common = 0;
+  if (group.kind != collective::shuffle)
+    common = result(group, lanes, 0);
+  for (unsigned rest = group.arrived; rest; rest &= rest - 1) {
+    unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
+    lanes[lane].result = group.kind == collective::shuffle ? result(group, lanes, lane) : common;
+    ready_.insert(lanes[lane].number);
+  }
+  of.meetings.erase(of.meetings.begin() + (&group - of.meetings.data()));
+}
+
+uint64_t processor::meet(collective kind, unsigned mask, uint64_t value, unsigned source) {
+  unsigned lane = current_->number % LANES, warp_number = current_->number / LANES;
+  current_->value = value;
+  current_->source = source;
+  meeting &group = join(warps_[warp_number], kind, mask, lane);
+  group.arrived |= 1u << lane;
+  cuda_thread *me = current_;
+  finish_if_complete(warp_number, group);
+  wait();
+  return me->result;
+}
+
+void processor::check_barrier() const {
+  if (barrier_arrived_ && exited_)
+    fatal("%s was reached by only part of the CTA: %u of its threads wait there, %u have exited",
+          name(barrier_kind_), barrier_arrived_, exited_);
+}
+
+int processor::meet(barrier kind, int predicate) {
+  if (barrier_arrived_ && kind != barrier_kind_)
+    fatal("divergent CTA: thread %u is in %s, while %u threads are in %s", current_->number,
+          name(kind), barrier_arrived_, name(barrier_kind_));
+  barrier_kind_ = kind;
+  barrier_arrived_++;
+  barrier_true_ += predicate != 0;
+  check_barrier();
+  barrier_waiting_.push_back(current_->number);
+  cuda_thread *me = current_;
+  if (barrier_arrived_ == alive_) {
+    unsigned result = kind == barrier::any   ? barrier_true_ != 0
+                      : kind == barrier::all ? barrier_true_ == alive_
+                                             : barrier_true_;
+    for (unsigned number : barrier_waiting_) {
+      threads_[number].result = result;
+      ready_.insert(number);
+    }
+    barrier_waiting_.clear();
+    barrier_arrived_ = barrier_true_ = 0;
+  }
+  wait();
+  return static_cast<int>(me->result);
+}
+
+void processor::exit_thread() {
+  unsigned lane = current_->number % LANES, warp_number = current_->number / LANES;
+  alive_--;
+  exited_++;
+  check_barrier();
+  warp &of = warps_[warp_number];
+  of.alive &= ~(1u << lane);
+  for (meeting &group : of.meetings)
+    if (group.mask >> lane & 1) {
+      finish_if_complete(warp_number, group);
+      break;
+    }
+}
+
+void processor::explain_deadlock() const {
+  for (size_t i = 0; i < warps_.size(); i++)
+    for (const meeting &group : warps_[i].meetings)
+      fatal("deadlock: in warp %zu of the CTA lanes %08x wait in %s with mask %08x, whose lanes %08x "
+            "do not arrive; %u threads wait in a barrier",
+            i, group.arrived, name(group.kind), group.mask,
+            group.mask & warps_[i].alive & ~group.arrived, barrier_arrived_);
+  fatal("deadlock: %u of %u threads wait in %s", barrier_arrived_, alive_, name(barrier_kind_));
+}
+
+} // namespace
+
+uint64_t meet_warp(collective kind, unsigned mask, uint64_t value, unsigned source) {
+  return here.meet(kind, mask, value, source);
+}
+
+int meet_block(barrier kind, int predicate) { return here.meet(kind, predicate); }
+
+unsigned lane() { return here.current() % LANES; }
+
+void run_grid(dim3 grid, dim3 block, const std::function<void()> &thread) {
+  here.run(grid, block, thread);
+}
+
+} // namespace emulation

@@ -1,0 +1,270 @@
+/*
+ * Capture: work on a stream becomes nodes of a graph instead; events carry it to other streams and
+ * back. A launched graph's nodes are operations that only their own order binds.
+ */
+#include "capture.h"
+
+#include <algorithm>
+
+#include "device.h"
+
+struct CUgraph_st {
+  std::vector<emulation::graph_node> nodes;
+};
+
+struct CUgraphExec_st {
+  std::vector<emulation::graph_node> nodes;
+  emulation::operation_ptr last; /* of the launch before: the same graph does not overlap itself */
+};
+
+namespace emulation {
+
+namespace {
+
+std::vector<std::shared_ptr<capture>> &captures() {
+  static std::vector<std::shared_ptr<capture>> active;
+  return active;
+}
+
+void join(const stream_ptr &stream, const std::shared_ptr<capture> &into) {
+  if (stream->capturing)
+    return;
+  stream->capturing = into;
+  stream->capture_tail.clear();
+  into->streams.push_back(stream);
+}
+
+void add(std::vector<size_t> &to, const std::vector<size_t> &more) {
+  for (size_t node : more)
+    if (std::find(to.begin(), to.end(), node) == to.end())
+      to.push_back(node);
+}
+
+/* The default stream would wait for what is only captured. */
+bool captured_implicitly(const CUstream_st &stream) {
+  if (!stream.is_default)
+    return false;
+  for (const stream_ptr &other : streams_of(stream.device))
+    if (other->blocking && other->capturing)
+      return other->capturing->invalid = true;
+  return false;
+}
+
+/* Whether every node that nothing comes after is among the origin's last. */
+bool is_joined(const capture &all) {
+  std::vector<bool> followed(all.nodes.size());
+  for (const graph_node &node : all.nodes)
+    for (size_t before : node.after)
+      followed[before] = true;
+  for (size_t node : all.origin->capture_tail)
+    followed[node] = true;
+  return std::find(followed.begin(), followed.end(), false) == followed.end();
+}
+
+cudaError_t begin_capture(cudaStream_t handle, cudaStreamCaptureMode mode) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (stream->is_default)
+    return cudaErrorStreamCaptureUnsupported;
+  if (stream->capturing)
+    return cudaErrorIllegalState;
+  auto begun = std::make_shared<capture>();
+  begun->origin = stream;
+  begun->mode = mode;
+  begun->owner = std::this_thread::get_id();
+  join(stream, begun);
+  captures().push_back(begun);
+  return cudaSuccess;
+}
+
+cudaError_t end_capture(cudaStream_t handle, cudaGraph_t *graph) {
+  lock held(guard());
+  *graph = nullptr;
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  std::shared_ptr<capture> ended = stream->capturing;
+  if (!ended)
+    return cudaErrorIllegalState;
+  if (ended->mode != cudaStreamCaptureModeRelaxed && ended->owner != std::this_thread::get_id())
+    return cudaErrorStreamCaptureWrongThread;
+  if (ended->origin != stream)
+    return ended->invalid = true, cudaErrorStreamCaptureUnmatched;
+  cudaError_t error = ended->invalid      ? cudaErrorStreamCaptureInvalidated
+                      : is_joined(*ended) ? cudaSuccess
+                                          : cudaErrorStreamCaptureUnjoined;
+  for (const stream_ptr &member : ended->streams)
+    member->capturing = nullptr;
+  ended->streams.clear();
+  captures().erase(std::find(captures().begin(), captures().end(), ended));
+  if (!error)
+    *graph = new CUgraph_st{ended->nodes};
+  return error;
+}
+
+/* Appends a graph to a capture, between what the stream has and what it will have. */
+void inline_graph(CUstream_st &stream, const std::vector<graph_node> &nodes) {
+  std::vector<graph_node> &all = stream.capturing->nodes;
+  size_t offset = all.size();
+  std::vector<size_t> tail;
+  for (graph_node node : nodes) {
+    for (size_t &before : node.after)
+      before += offset;
+    add(node.after, stream.capture_tail);
+    tail.push_back(all.size());
+    all.push_back(std::move(node));
+  }
+  if (!tail.empty())
+    stream.capture_tail = tail;
+}
+
+cudaError_t launch_graph(CUgraphExec_st &graph, cudaStream_t handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (stream->capturing) {
+    inline_graph(*stream, graph.nodes);
+    return cudaSuccess;
+  }
+  if (captured_implicitly(*stream))
+    return cudaErrorStreamCaptureImplicit;
+  operation_ptr entry = enqueue(held, stream, plain([] {}), {graph.last});
+  std::vector<operation_ptr> made;
+  for (const graph_node &node : graph.nodes) {
+    std::vector<operation_ptr> after{entry};
+    for (size_t before : node.after)
+      after.push_back(made[before]);
+    made.push_back(add_node(node.what, std::move(after)));
+  }
+  graph.last = enqueue(held, stream, plain([] {}), std::move(made));
+  return cudaSuccess;
+}
+
+} // namespace
+
+cudaError_t submit(lock &held, const stream_ptr &stream, work what, operation_ptr *submitted) {
+  if (captured_implicitly(*stream))
+    return cudaErrorStreamCaptureImplicit;
+  if (!stream->capturing) {
+    operation_ptr added = enqueue(held, stream, std::move(what));
+    if (submitted)
+      *submitted = added;
+    return cudaSuccess;
+  }
+  if (stream->capturing->invalid)
+    return cudaErrorStreamCaptureInvalidated;
+  std::vector<graph_node> &nodes = stream->capturing->nodes;
+  nodes.push_back({std::move(what), stream->capture_tail});
+  stream->capture_tail = {nodes.size() - 1};
+  return cudaSuccess;
+}
+
+cudaError_t refuse_capturing(CUstream_st &stream) {
+  if (captured_implicitly(stream))
+    return cudaErrorStreamCaptureImplicit;
+  if (!stream.capturing)
+    return cudaSuccess;
+  stream.capturing->invalid = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
+cudaError_t refuse_in_capture() {
+  cudaError_t error = cudaSuccess;
+  for (const auto &active : captures())
+    if (active->mode == cudaStreamCaptureModeGlobal ||
+        (active->mode == cudaStreamCaptureModeThreadLocal &&
+         active->owner == std::this_thread::get_id())) {
+      active->invalid = true;
+      error = cudaErrorStreamCaptureUnsupported;
+    }
+  return error;
+}
+
+cudaError_t record_in_capture(CUevent_st &event, const stream_ptr &stream) {
+  if (stream->capturing->invalid)
+    return cudaErrorStreamCaptureInvalidated;
+  event.captured = stream->capturing;
+  event.capture_nodes = stream->capture_tail;
+  return cudaSuccess;
+}
+
+cudaError_t wait_in_capture(const stream_ptr &stream, const CUevent_st &event) {
+  if (!event.captured) {
+    if (!event.recorded)
+      return cudaSuccess;
+    stream->capturing->invalid = true;
+    return cudaErrorStreamCaptureIsolation;
+  }
+  if (std::find(captures().begin(), captures().end(), event.captured) == captures().end())
+    return cudaErrorCapturedEvent;
+  if (event.captured->invalid)
+    return cudaErrorStreamCaptureInvalidated;
+  if (stream->is_default)
+    return event.captured->invalid = true, cudaErrorStreamCaptureImplicit;
+  if (stream->capturing && stream->capturing != event.captured) {
+    stream->capturing->invalid = event.captured->invalid = true;
+    return cudaErrorStreamCaptureMerge;
+  }
+  join(stream, event.captured);
+  add(stream->capture_tail, event.capture_nodes);
+  return cudaSuccess;
+}
+
+} // namespace emulation
+
+using namespace emulation;
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+  return result(begin_capture(stream, mode));
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *pGraph) {
+  return result(pGraph ? end_capture(stream, pGraph) : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
+                                  enum cudaStreamCaptureStatus *pCaptureStatus) {
+  lock held(guard());
+  stream_ptr found = find_stream(stream);
+  if (!found || !pCaptureStatus)
+    return result(found ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
+  if (captured_implicitly(*found))
+    return result(cudaErrorStreamCaptureImplicit);
+  *pCaptureStatus = !found->capturing          ? cudaStreamCaptureStatusNone
+                    : found->capturing->invalid ? cudaStreamCaptureStatusInvalidated
+                                                : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t graph,
+                                 unsigned long long) {
+  if (!pGraphExec || !graph)
+    return result(cudaErrorInvalidValue);
+  *pGraphExec = new CUgraphExec_st{graph->nodes, nullptr};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream) {
+  return result(graphExec ? launch_graph(*graphExec, stream) : cudaErrorInvalidValue);
+}
+
+/* The nodes themselves cannot be looked into: only their number is told. */
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *numNodes) {
+  if (!graph || !numNodes)
+    return result(cudaErrorInvalidValue);
+  if (nodes)
+    return result(cudaErrorNotSupported);
+  *numNodes = graph->nodes.size();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graphExec) {
+  delete graphExec;
+  return cudaSuccess;
+}

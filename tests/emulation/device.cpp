@@ -1,0 +1,298 @@
+/*
+ * Devices, errors, counters, and failures on demand.
+ */
+#include "device.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "block.h"
+#include "capture.h"
+#include "cuda_runtime.h"
+#include "memory.h"
+#include "operations.h"
+
+namespace emulation {
+
+namespace {
+
+thread_local int device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+std::atomic<long> counters[5];
+std::atomic<long> allocations_left, launches_left;
+
+constexpr int PROCESSORS = 4;
+
+/* "9.0" as 90. */
+int capability() {
+  const char *text = getenv("EMULATED_CAPABILITY");
+  int major = 9, minor = 0;
+  if (text && *text && sscanf(text, "%d.%d", &major, &minor) != 2)
+    fatal("EMULATED_CAPABILITY is '%s': not of the form 9.0", text);
+  return major * 10 + minor;
+}
+
+int device_count() {
+  long count = setting("EMULATED_DEVICES", 2);
+  if (count < 0 || count > MAX_DEVICES)
+    fatal("EMULATED_DEVICES is %ld: from 0 to %d", count, MAX_DEVICES);
+  return static_cast<int>(count);
+}
+
+bool valid(int number) { return number >= 0 && number < device_count(); }
+
+/* Counts down to the one call that fails. */
+bool falls_due(std::atomic<long> &left) {
+  long seen = left.load();
+  while (seen > 0)
+    if (left.compare_exchange_weak(seen, seen - 1))
+      return seen == 1;
+  return false;
+}
+
+bool valid(const cudaLaunchConfig_t &config) {
+  dim3 grid = config.gridDim, block = config.blockDim;
+  return grid.x && grid.y && grid.z && block.x && block.y && block.z && grid.x <= 0x7fffffffu &&
+         grid.y <= 65535 && grid.z <= 65535 && block.x <= 1024 && block.y <= 1024 &&
+         block.z <= 64 && size_t{block.x} * block.y * block.z <= 1024 && !config.dynamicSmemBytes;
+}
+
+struct error_text {
+  cudaError_t error;
+  const char *name, *words;
+};
+
+const error_text TEXTS[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
+     "invalid configuration argument"},
+    {cudaErrorInvalidPitchValue, "cudaErrorInvalidPitchValue", "invalid pitch argument"},
+    {cudaErrorInvalidDevicePointer, "cudaErrorInvalidDevicePointer", "invalid device pointer"},
+    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection",
+     "invalid copy direction for memcpy"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+     "no kernel image is available for execution on the device"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState",
+     "the operation cannot be performed in the present state"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
+     "too many resources requested for launch"},
+    {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
+    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge",
+     "operation would result in a merge of separate capture sequences"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+     "capture was not ended in the same stream as it began"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined",
+     "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
+    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+};
+
+const error_text *text_of(cudaError_t error) {
+  for (const error_text &text : TEXTS)
+    if (text.error == error)
+      return &text;
+  return nullptr;
+}
+
+} // namespace
+
+void fatal(const char *words, ...) {
+  va_list arguments;
+  va_start(arguments, words);
+  fputs("emulated CUDA: ", stderr);
+  vfprintf(stderr, words, arguments);
+  fputc('\n', stderr);
+  va_end(arguments);
+  abort();
+}
+
+int current_device() { return device; }
+
+cudaError_t result(cudaError_t error) {
+  if (error)
+    last_error = error;
+  return error;
+}
+
+void count(counted what) { counters[static_cast<int>(what)]++; }
+bool allocation_fails() { return falls_due(allocations_left); }
+bool launch_fails() { return falls_due(launches_left); }
+
+cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
+                   std::function<void()> thread) {
+  if (!kernel)
+    return result(cudaErrorInvalidDeviceFunction);
+  if (!valid(config))
+    return result(cudaErrorInvalidConfiguration);
+  if (launch_fails())
+    return result(cudaErrorLaunchOutOfResources);
+  lock held(guard());
+  stream_ptr stream = find_stream(config.stream);
+  if (!stream || stream->device != device)
+    return result(cudaErrorInvalidResourceHandle);
+  return result(submit(held, stream, plain([=, grid = config.gridDim, block = config.blockDim] {
+                         count(counted::kernels);
+                         run_grid(grid, block, thread);
+                       })));
+}
+
+} // namespace emulation
+
+using namespace emulation;
+
+struct emulation_counters emulation_counts(void) {
+  return {counters[0], counters[1], counters[2], counters[3], counters[4]};
+}
+void emulation_reset_counts(void) {
+  for (std::atomic<long> &counter : counters)
+    counter = 0;
+}
+void emulation_fail_allocation(long n) { allocations_left = n; }
+void emulation_fail_launch(long n) { launches_left = n; }
+
+cudaError_t cudaGetLastError(void) {
+  cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+
+const char *cudaGetErrorName(cudaError_t error) {
+  const error_text *text = text_of(error);
+  return text ? text->name : "unrecognized error code";
+}
+const char *cudaGetErrorString(cudaError_t error) {
+  const error_text *text = text_of(error);
+  return text ? text->words : "unrecognized error code";
+}
+
+cudaError_t cudaDriverGetVersion(int *driverVersion) {
+  *driverVersion = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *runtimeVersion) {
+  *runtimeVersion = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *number) {
+  *number = device_count();
+  return result(*number ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaGetDevice(int *number) {
+  *number = device;
+  return result(device_count() ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaSetDevice(int number) {
+  if (!valid(number))
+    return result(device_count() ? cudaErrorInvalidDevice : cudaErrorNoDevice);
+  device = number;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int number) {
+  if (!valid(number))
+    return result(cudaErrorInvalidDevice);
+  *prop = {};
+  snprintf(prop->name, sizeof prop->name, "Emulated device %d", number);
+  prop->uuid.bytes[15] = static_cast<char>(number + 1);
+  prop->totalGlobalMem = DEVICE_MEMORY;
+  prop->sharedMemPerBlock = 48 << 10;
+  prop->regsPerBlock = 64 << 10;
+  prop->warpSize = 32;
+  prop->maxThreadsPerBlock = 1024;
+  const int block[] = {1024, 1024, 64}, grid[] = {0x7fffffff, 65535, 65535};
+  memcpy(prop->maxThreadsDim, block, sizeof block);
+  memcpy(prop->maxGridSize, grid, sizeof grid);
+  prop->major = capability() / 10;
+  prop->minor = capability() % 10;
+  prop->multiProcessorCount = PROCESSORS;
+  prop->canMapHostMemory = prop->concurrentKernels = prop->unifiedAddressing = 1;
+  prop->pciBusID = number + 1;
+  prop->asyncEngineCount = 2;
+  prop->memoryBusWidth = 5120;
+  prop->l2CacheSize = 4 << 20;
+  prop->maxThreadsPerMultiProcessor = 2048;
+  return cudaSuccess;
+}
+
+static int attribute(enum cudaDeviceAttr attr) {
+  switch (attr) {
+  case cudaDevAttrMaxThreadsPerBlock:
+  case cudaDevAttrMaxBlockDimX:
+  case cudaDevAttrMaxBlockDimY: return 1024;
+  case cudaDevAttrMaxBlockDimZ: return 64;
+  case cudaDevAttrMaxGridDimX: return 0x7fffffff;
+  case cudaDevAttrMaxGridDimY:
+  case cudaDevAttrMaxGridDimZ: return 65535;
+  case cudaDevAttrMaxSharedMemoryPerBlock: return 48 << 10;
+  case cudaDevAttrWarpSize: return 32;
+  case cudaDevAttrClockRate: return 1980000;
+  case cudaDevAttrMultiProcessorCount: return PROCESSORS;
+  case cudaDevAttrIntegrated: return 0;
+  case cudaDevAttrConcurrentKernels:
+  case cudaDevAttrUnifiedAddressing: return 1;
+  case cudaDevAttrMemoryClockRate: return 2619000;
+  case cudaDevAttrGlobalMemoryBusWidth: return 5120;
+  case cudaDevAttrL2CacheSize: return 4 << 20;
+  case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
+  case cudaDevAttrComputeCapabilityMajor: return capability() / 10;
+  case cudaDevAttrComputeCapabilityMinor: return capability() % 10;
+  }
+  return -1;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int number) {
+  if (!valid(number))
+    return result(cudaErrorInvalidDevice);
+  *value = attribute(attr);
+  return result(*value < 0 ? cudaErrorInvalidValue : cudaSuccess);
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attr, const void *func) {
+  if (!func)
+    return result(cudaErrorInvalidDeviceFunction);
+  *attr = {};
+  attr->maxThreadsPerBlock = 1024;
+  attr->numRegs = 32;
+  attr->ptxVersion = attr->binaryVersion = capability();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+  lock held(guard());
+  if (cudaError_t refused = refuse_in_capture())
+    return result(refused);
+  count(counted::synchronisations);
+  synchronise_device(held, device);
+  check_memory();
+  return cudaSuccess;
+}

@@ -1,0 +1,31 @@
+/*
+ * Devices, errors and counters.
+ */
+#ifndef EMULATION_DEVICE_STATE_H
+#define EMULATION_DEVICE_STATE_H
+
+#include "emulation.h"
+
+namespace emulation {
+
+constexpr int MAX_DEVICES = 16;
+
+int current_device();
+
+/* Remembers an error for cudaGetLastError and gives it back; success passes. */
+cudaError_t result(cudaError_t error);
+
+enum class counted { kernels, copies, memsets, synchronisations, allocations };
+void count(counted what);
+
+/* Whether this allocation (launch) is the one that a test makes fail. */
+bool allocation_fails();
+bool launch_fails();
+
+/* Calls that would wait for, or change, what a capture must not see: an error, and the end of that
+ * capture. With the lock. */
+cudaError_t refuse_in_capture();
+
+} // namespace emulation
+
+#endif

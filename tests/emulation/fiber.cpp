@@ -1,0 +1,229 @@
+/*
+ * Fibers. The switch is written by hand for x86-64 and 64-bit ARM: swapcontext() enters the kernel
+ * for the signal mask, which would cost more than all else that the emulation does.
+ */
+#include "fiber.h"
+
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "emulation_device.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMULATION_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMULATION_ASAN 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define EMULATION_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define EMULATION_TSAN 1
+#endif
+#endif
+
+#ifdef EMULATION_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef EMULATION_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace emulation {
+
+namespace {
+
+/* The sanitizers' frames are several times larger. */
+#if defined(EMULATION_ASAN) || defined(EMULATION_TSAN)
+constexpr size_t STACK = 512 << 10;
+#else
+constexpr size_t STACK = 128 << 10;
+#endif
+
+} // namespace
+
+#if defined(__x86_64__)
+
+/* Saves what a call must keep, and the stack pointer; loads the other's. */
+extern "C" void emulation_switch(void **save, void *load);
+asm(R"(
+.text
+.type emulation_switch, @function
+emulation_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size emulation_switch, .-emulation_switch
+.type emulation_enter, @function
+emulation_enter:
+  movq %r12, %rdi
+  xorl %ebp, %ebp
+  call *%rbx
+  ud2
+.size emulation_enter, .-emulation_enter
+)");
+extern "C" void emulation_enter();
+
+/* As emulation_switch leaves a stack: r15, r14, r13, r12, rbx, rbp, the return address. */
+static void prepare(context &fresh, void *top, void (*entry)(void *), void *argument) {
+  void **frame = static_cast<void **>(top) - 9; /* a call finds the stack aligned to 16 */
+  frame[3] = argument;
+  frame[4] = reinterpret_cast<void *>(entry);
+  frame[6] = reinterpret_cast<void *>(emulation_enter);
+  fresh.stack_pointer = frame;
+}
+
+static void swap(context &from, context &to) {
+  emulation_switch(&from.stack_pointer, to.stack_pointer);
+}
+
+#elif defined(__aarch64__)
+
+extern "C" void emulation_switch(void **save, void *load);
+asm(R"(
+.text
+.type emulation_switch, %function
+emulation_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size emulation_switch, .-emulation_switch
+.type emulation_enter, %function
+emulation_enter:
+  mov x0, x20
+  blr x19
+  brk #0
+.size emulation_enter, .-emulation_enter
+)");
+extern "C" void emulation_enter();
+
+/* As emulation_switch leaves a stack: x19, x20, ..., x29, x30 at 88, then d8 to d15. */
+static void prepare(context &fresh, void *top, void (*entry)(void *), void *argument) {
+  void **frame = static_cast<void **>(top) - 20;
+  frame[0] = reinterpret_cast<void *>(entry);
+  frame[1] = argument;
+  frame[11] = reinterpret_cast<void *>(emulation_enter);
+  fresh.stack_pointer = frame;
+}
+
+static void swap(context &from, context &to) {
+  emulation_switch(&from.stack_pointer, to.stack_pointer);
+}
+
+#else
+
+/* makecontext() passes ints: an address goes as two. */
+static void enter(unsigned entry_high, unsigned entry_low, unsigned high, unsigned low) {
+  auto address = [](unsigned upper, unsigned lower) {
+    return static_cast<uintptr_t>(static_cast<uint64_t>(upper) << 32 | lower);
+  };
+  reinterpret_cast<void (*)(void *)>(address(entry_high, entry_low))(
+      reinterpret_cast<void *>(address(high, low)));
+}
+
+static void prepare(context &fresh, void *, void (*entry)(void *), void *argument) {
+  uint64_t code = reinterpret_cast<uintptr_t>(entry);
+  uint64_t data = reinterpret_cast<uintptr_t>(argument);
+  getcontext(&fresh.registers);
+  fresh.registers.uc_stack.ss_sp = const_cast<void *>(fresh.bottom);
+  fresh.registers.uc_stack.ss_size = fresh.size;
+  fresh.registers.uc_link = nullptr;
+  makecontext(&fresh.registers, reinterpret_cast<void (*)()>(enter), 4,
+              static_cast<unsigned>(code >> 32), static_cast<unsigned>(code),
+              static_cast<unsigned>(data >> 32), static_cast<unsigned>(data));
+}
+
+static void swap(context &from, context &to) { swapcontext(&from.registers, &to.registers); }
+
+#endif
+
+/* A page that nobody may touch lies below the stack: an overflow is a fault, not a wrong result. */
+fiber::fiber(void (*entry)(void *), void *argument) {
+  size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  mapping_ = mmap(nullptr, STACK + page, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping_ == MAP_FAILED || mprotect(mapping_, page, PROT_NONE))
+    fatal("no memory for the stack of a CUDA thread");
+  bottom = static_cast<char *>(mapping_) + page;
+  size = STACK;
+#ifdef EMULATION_TSAN
+  thread_state = __tsan_create_fiber(0);
+#endif
+  prepare(*this, static_cast<char *>(mapping_) + page + STACK, entry, argument);
+}
+
+fiber::~fiber() {
+#ifdef EMULATION_TSAN
+  __tsan_destroy_fiber(thread_state);
+#endif
+  munmap(mapping_, STACK + static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+}
+
+void fiber::begin(context &caller) {
+#ifdef EMULATION_ASAN
+  __sanitizer_finish_switch_fiber(nullptr, &caller.bottom, &caller.size);
+#else
+  static_cast<void>(caller);
+#endif
+}
+
+void adopt_thread(context &own) {
+#ifdef EMULATION_TSAN
+  own.thread_state = __tsan_get_current_fiber();
+#else
+  static_cast<void>(own);
+#endif
+}
+
+void switch_context(context &from, context &to) {
+#ifdef EMULATION_ASAN
+  __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
+#endif
+#ifdef EMULATION_TSAN
+  __tsan_switch_to_fiber(to.thread_state, 0);
+#endif
+  swap(from, to);
+#ifdef EMULATION_ASAN
+  __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
+#endif
+}
+
+} // namespace emulation

@@ -1,0 +1,51 @@
+/*
+ * An emulated CUDA device, for machines without a GPU: the project's .cu files are compiled as C++
+ * against the headers here and run thread by thread. C99 and C++.
+ *
+ * Each CUDA thread of a CTA is a fiber; CTAs run one after the other on the OS thread that waits
+ * for them. Work on streams runs as late as CUDA allows, so that a dependency that was forgotten
+ * shows. What CUDA leaves undefined ends the process with words: a barrier that part of a CTA
+ * reaches, lanes of one mask in different collectives, a deadlock, a write past an allocation.
+ *
+ * The environment, read when it matters:
+ *   EMULATED_DEVICES=2             how many devices there are
+ *   EMULATED_CAPABILITY=9.0        their compute capability
+ *   EMULATED_ORDER=shuffle         the order of threads and CTAs: forward, backward, or shuffled
+ *   EMULATED_SEED=1                of the shuffle
+ *   EMULATED_STREAMS=deferred      or eager: work runs when it is enqueued
+ *   EMULATED_TIMEOUT=60            seconds until ranks that do not meet end the process
+ *   EMULATED_PROTECT=0             1: the host touching device memory is a segmentation fault; for
+ *                                  programs of one thread
+ *
+ * Compile with -fsanitize=alignment to have misaligned vector accesses found too: plain
+ * dereferences are the compiler's, only the loads and stores by name (__ldg, ...) are checked here.
+ */
+#ifndef EMULATION_H
+#define EMULATION_H
+
+#include "cuda_runtime_api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What has run, and what was called, since the last reset. */
+struct emulation_counters {
+  long kernels;
+  long copies;
+  long memsets;
+  long synchronisations; /* calls in which the host waited for the device */
+  long allocations;      /* of device memory and of pinned memory */
+};
+struct emulation_counters emulation_counts(void);
+void emulation_reset_counts(void);
+
+/* The n-th allocation (launch) from now fails, once; n <= 0 switches it off. */
+void emulation_fail_allocation(long n);
+void emulation_fail_launch(long n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

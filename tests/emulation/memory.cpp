@@ -1,0 +1,344 @@
+/*
+ * Allocations have guard zones, and what was freed is kept a while full of a pattern: a write past
+ * the end, or after the end, is noticed. Under AddressSanitizer, which does it better, malloc and
+ * free are left to it.
+ */
+#include "memory.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <deque>
+#include <map>
+
+#include "capture.h"
+#include "device.h"
+#include "emulation_device.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMULATION_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMULATION_ASAN 1
+#endif
+#endif
+
+namespace emulation {
+
+namespace {
+
+/* cudaMalloc's alignment, too. A page where EMULATED_PROTECT closes whole pages. */
+#ifdef EMULATION_ASAN
+constexpr size_t ZONE = 0;
+#else
+constexpr size_t ZONE = 4096;
+#endif
+constexpr size_t ALIGNMENT = 4096, KEPT = size_t{32} << 20;
+/* Of a zone, at each synchronisation. */
+constexpr size_t CHECKED = 512;
+/* Each a NaN, as floats. */
+constexpr unsigned char FRESH = 0xff, FREED = 0xfe, GUARD = 0xfd;
+
+struct allocation {
+  unsigned char *whole;
+  size_t size;
+  int device;
+  bool pinned;
+
+  unsigned char *start() const { return whole + ZONE; }
+  size_t room() const { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT; }
+  size_t extent() const { return ZONE + room() + ZONE; }
+};
+
+std::map<uintptr_t, allocation> &allocations() {
+  static std::map<uintptr_t, allocation> all;
+  return all;
+}
+std::deque<allocation> freed;
+size_t freed_bytes, used[MAX_DEVICES];
+int accesses;
+
+bool is_filled(const unsigned char *bytes, size_t size, unsigned char with) {
+  return !size || (*bytes == with && !memcmp(bytes, bytes + 1, size - 1));
+}
+
+uintptr_t address_of(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+/* The allocation that holds this address. */
+const allocation *find(const void *pointer) {
+  auto next = allocations().upper_bound(address_of(pointer));
+  if (next == allocations().begin())
+    return nullptr;
+  const allocation &candidate = std::prev(next)->second;
+  size_t offset = address_of(pointer) - address_of(candidate.start());
+  return offset < candidate.size ? &candidate : nullptr;
+}
+
+void check(const allocation &block) {
+  if (ZONE && !(is_filled(block.start() - CHECKED, CHECKED, GUARD) &&
+                is_filled(block.start() + block.size, CHECKED, GUARD)))
+    fatal("out of bounds: something was written just outside of the %zu bytes that were "
+          "allocated at %p",
+          block.size, static_cast<void *>(block.start()));
+}
+
+/* Gives the oldest back to the system. */
+void forget_oldest() {
+  allocation block = freed.front();
+  freed.pop_front();
+  freed_bytes -= block.extent();
+  if (!is_filled(block.whole, block.extent(), FREED))
+    fatal("use after free: something was written into the %zu bytes that were allocated at %p",
+          block.size, static_cast<void *>(block.start()));
+  munmap(block.whole, block.extent());
+}
+
+void discard(const allocation &block) {
+  if (!ZONE)
+    return free(block.whole);
+  memset(block.whole, FREED, block.extent());
+  freed.push_back(block);
+  freed_bytes += block.extent();
+  while (freed_bytes > KEPT)
+    forget_oldest();
+}
+
+unsigned char *obtain(const allocation &block) {
+  if (!ZONE)
+    return static_cast<unsigned char *>(aligned_alloc(256, (block.size + 255) / 256 * 256));
+  void *pages = mmap(nullptr, block.extent(), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return pages == MAP_FAILED ? nullptr : static_cast<unsigned char *>(pages);
+}
+
+bool protecting() { return ZONE && setting("EMULATED_PROTECT", 0); }
+
+void protect(int rights) {
+  if (protecting())
+    for (auto &[start, block] : allocations())
+      if (!block.pinned)
+        mprotect(block.whole, block.extent(), rights);
+}
+
+/* With the lock, and device memory open. */
+cudaError_t allocate(void **pointer, size_t size, bool pinned) {
+  if (!pointer)
+    return cudaErrorInvalidValue;
+  *pointer = nullptr;
+  if (cudaError_t refused = refuse_in_capture())
+    return refused;
+  count(counted::allocations);
+  int device = current_device();
+  if (allocation_fails() || (!pinned && size > DEVICE_MEMORY - used[device]))
+    return cudaErrorMemoryAllocation;
+  if (!size)
+    return cudaSuccess;
+  allocation block{nullptr, size, device, pinned};
+  if (!(block.whole = obtain(block)))
+    return cudaErrorMemoryAllocation;
+  if (ZONE)
+    memset(block.whole, GUARD, block.extent());
+  memset(block.start(), FRESH, size);
+  if (!pinned)
+    used[device] += size;
+  allocations().emplace(address_of(block.start()), block);
+  *pointer = block.start();
+  return cudaSuccess;
+}
+
+/* With the lock. Both kinds wait for the device: nothing may still be using the memory. */
+cudaError_t release(lock &held, void *pointer, bool pinned) {
+  if (!pointer)
+    return cudaSuccess;
+  auto place = allocations().find(address_of(pointer));
+  if (place == allocations().end() || place->second.pinned != pinned)
+    return cudaErrorInvalidValue;
+  if (cudaError_t refused = refuse_in_capture())
+    return refused;
+  allocation block = place->second;
+  count(counted::synchronisations);
+  synchronise_device(held, block.device);
+  device_access open;
+  check(block);
+  if (!pinned)
+    used[block.device] -= block.size;
+  allocations().erase(address_of(pointer));
+  discard(block);
+  return cudaSuccess;
+}
+
+enum class place { pageable, pinned, device, broken };
+
+/* Where these bytes are; broken if they end beyond their allocation. */
+place where(const void *pointer, size_t size) {
+  const allocation *block = find(pointer);
+  if (!block)
+    return place::pageable;
+  if (address_of(pointer) - address_of(block->start()) + size > block->size)
+    return place::broken;
+  return block->pinned ? place::pinned : place::device;
+}
+
+bool matches(place actual, bool says_device) {
+  return says_device ? actual == place::device
+                     : actual == place::pageable || actual == place::pinned;
+}
+
+/* Whether the kind says the truth about both sides. */
+bool truthful(cudaMemcpyKind kind, place to, place from) {
+  if (to == place::broken || from == place::broken)
+    return false;
+  if (kind == cudaMemcpyDefault)
+    return true;
+  return matches(to, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
+         matches(from, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice);
+}
+
+struct rows {
+  char *to;
+  const char *from;
+  size_t to_pitch, from_pitch, width, height;
+};
+
+size_t span(size_t pitch, const rows &copy) { return pitch * (copy.height - 1) + copy.width; }
+
+/* Copies from or to pageable memory make the host wait, as the real ones may. `wait`: copies
+ * between devices do not even then. */
+cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle, bool wait) {
+  if (copy.width > copy.to_pitch || copy.width > copy.from_pitch)
+    return cudaErrorInvalidPitchValue;
+  if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault)
+    return cudaErrorInvalidMemcpyDirection;
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (!copy.width || !copy.height)
+    return cudaSuccess;
+  place to = where(copy.to, span(copy.to_pitch, copy));
+  place from = where(copy.from, span(copy.from_pitch, copy));
+  if (!copy.to || !copy.from || !truthful(kind, to, from))
+    return cudaErrorInvalidValue;
+  if (wait)
+    if (cudaError_t refused = refuse_in_capture())
+      return refused;
+  bool host_waits = to == place::pageable || from == place::pageable ||
+                    (wait && !(to == place::device && from == place::device));
+  bool captured = stream->capturing != nullptr;
+  operation_ptr done;
+  cudaError_t error = submit(held, stream, plain([copy] {
+                               count(counted::copies);
+                               for (size_t row = 0; row < copy.height; row++)
+                                 memmove(copy.to + row * copy.to_pitch,
+                                         copy.from + row * copy.from_pitch, copy.width);
+                             }),
+                             &done);
+  if (error || captured || !host_waits)
+    return error;
+  count(counted::synchronisations);
+  complete(held, done);
+  return cudaSuccess;
+}
+
+cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (!size)
+    return cudaSuccess;
+  place actual = where(pointer, size);
+  if (actual != place::device && actual != place::pinned)
+    return cudaErrorInvalidValue;
+  return submit(held, stream, plain([=] {
+                  count(counted::memsets);
+                  memset(pointer, value, size);
+                }));
+}
+
+} // namespace
+
+void check_memory() {
+  device_access open;
+  for (const auto &[start, block] : allocations())
+    check(block);
+}
+
+device_access::device_access() {
+  if (__atomic_fetch_add(&accesses, 1, __ATOMIC_RELAXED) == 0)
+    protect(PROT_READ | PROT_WRITE);
+}
+device_access::~device_access() {
+  if (__atomic_fetch_sub(&accesses, 1, __ATOMIC_RELAXED) == 1)
+    protect(PROT_NONE);
+}
+
+} // namespace emulation
+
+using namespace emulation;
+
+cudaError_t cudaMalloc(void **devPtr, size_t size) {
+  lock held(guard());
+  device_access open;
+  return result(allocate(devPtr, size, false));
+}
+cudaError_t cudaFree(void *devPtr) {
+  lock held(guard());
+  return result(release(held, devPtr, false));
+}
+cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int) {
+  lock held(guard());
+  return result(allocate(pHost, size, true));
+}
+cudaError_t cudaMallocHost(void **ptr, size_t size) { return cudaHostAlloc(ptr, size, 0); }
+cudaError_t cudaFreeHost(void *ptr) {
+  lock held(guard());
+  return result(release(held, ptr, true));
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+  lock held(guard());
+  *total = DEVICE_MEMORY;
+  *available = DEVICE_MEMORY - used[current_device()];
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr) {
+  lock held(guard());
+  const allocation *block = find(ptr);
+  void *address = const_cast<void *>(ptr);
+  if (!block)
+    *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, address};
+  else if (block->pinned)
+    *attributes = {cudaMemoryTypeHost, block->device, address, address};
+  else
+    *attributes = {cudaMemoryTypeDevice, block->device, address, nullptr};
+  return cudaSuccess;
+}
+
+static rows one_row(void *dst, const void *src, size_t count) {
+  return {static_cast<char *>(dst), static_cast<const char *>(src), count, count, count, 1};
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t count, enum cudaMemcpyKind kind) {
+  return result(copy_rows(one_row(dst, src, count), kind, nullptr, true));
+}
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  return result(copy_rows(one_row(dst, src, count), kind, stream, false));
+}
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  return result(copy_rows({static_cast<char *>(dst), static_cast<const char *>(src), dpitch,
+                           spitch, width, height},
+                          kind, stream, false));
+}
+cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
+  return result(fill(devPtr, value, count, nullptr));
+}
+cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream) {
+  return result(fill(devPtr, value, count, stream));
+}

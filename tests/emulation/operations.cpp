@@ -1,0 +1,155 @@
+/*
+ * The queues of streams, and who runs what is in them.
+ */
+#include "operations.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <condition_variable>
+
+#include "emulation_device.h"
+#include "memory.h"
+
+namespace emulation {
+
+namespace {
+
+std::condition_variable &ended() {
+  static std::condition_variable condition;
+  return condition;
+}
+
+bool eager() {
+  const char *text = getenv("EMULATED_STREAMS");
+  if (!text || !*text || !strcmp(text, "deferred"))
+    return false;
+  if (strcmp(text, "eager"))
+    fatal("EMULATED_STREAMS is '%s': not deferred or eager", text);
+  return true;
+}
+
+/* CUDA's rule: the default stream waits for all blocking streams of its device, and they for it. */
+void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &after) {
+  if (!stream.blocking)
+    return;
+  for (const stream_ptr &other : streams_of(stream.device))
+    if (other.get() != &stream && other->blocking && (stream.is_default || other->is_default) &&
+        other->last)
+      after.push_back(other->last);
+}
+
+/* What to run, or wait for, next on the way to `wanted`: the first of its stream, else the first
+ * that it comes after; beyond one that waits for another rank, what that rank has to run. */
+operation_ptr frontier(operation_ptr wanted) {
+  std::vector<operation *> begun;
+  for (;;) {
+    if (wanted->stream)
+      wanted = wanted->stream->queue.front();
+    operation_ptr next;
+    if (wanted->state == operation::running) {
+      bool again = std::find(begun.begin(), begun.end(), wanted.get()) != begun.end();
+      begun.push_back(wanted.get());
+      next = again || !wanted->what.needs ? nullptr : wanted->what.needs(*wanted);
+    } else {
+      for (const operation_ptr &other : wanted->after)
+        if (!is_done(other))
+          next = other;
+    }
+    if (!next)
+      return wanted;
+    wanted = next;
+  }
+}
+
+bool begin(const operation_ptr &next) {
+  device_access open;
+  return next->what.start(next);
+}
+
+} // namespace
+
+long setting(const char *name, long otherwise) {
+  const char *text = getenv(name);
+  return text && *text ? atol(text) : otherwise;
+}
+
+std::mutex &guard() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+work plain(std::function<void()> function) {
+  return {[function = std::move(function)](const operation_ptr &) {
+            function();
+            return true;
+          },
+          nullptr, nullptr};
+}
+
+bool is_done(const operation_ptr &wanted) { return !wanted || wanted->state == operation::done; }
+
+void finish(const operation_ptr &begun) {
+  begun->state = operation::done;
+  begun->ended = std::chrono::steady_clock::now();
+  begun->after.clear();
+  if (begun->stream)
+    begun->stream->queue.pop_front();
+  begun->what = {};
+  ended().notify_all();
+}
+
+bool advance(lock &held, const operation_ptr &wanted) {
+  operation_ptr next = frontier(wanted);
+  if (next->state == operation::running)
+    return false;
+  next->state = operation::running;
+  held.unlock();
+  bool over = begin(next);
+  held.lock();
+  if (over)
+    finish(next);
+  return true;
+}
+
+void wait_for_others(lock &held, const char *whom) {
+  long seconds = setting("EMULATED_TIMEOUT", 60);
+  if (ended().wait_for(held, std::chrono::seconds(seconds)) == std::cv_status::timeout)
+    fatal("nothing has moved for %ld seconds while waiting for %s", seconds, whom);
+}
+
+void complete(lock &held, const operation_ptr &wanted) {
+  while (!is_done(wanted))
+    if (!advance(held, wanted))
+      wait_for_others(held, "an operation of another thread or rank");
+}
+
+operation_ptr add_node(work what, std::vector<operation_ptr> after) {
+  auto added = std::make_shared<operation>();
+  added->what = std::move(what);
+  added->after = std::move(after);
+  if (added->what.enqueued)
+    added->what.enqueued(added);
+  return added;
+}
+
+operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
+                      std::vector<operation_ptr> after) {
+  order_with_default(*stream, after);
+  operation_ptr added = add_node(std::move(what), std::move(after));
+  added->stream = stream;
+  stream->queue.push_back(added);
+  stream->last = added;
+  if (eager())
+    while (!is_done(added) && advance(held, added)) {
+    }
+  return added;
+}
+
+void synchronise_device(lock &held, int device) {
+  for (const stream_ptr &stream : streams_of(device))
+    complete(held, stream->last);
+}
+
+} // namespace emulation

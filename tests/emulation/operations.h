@@ -1,0 +1,99 @@
+/*
+ * Work on streams, as a graph of operations that is run as late as possible: when the host waits.
+ * One mutex guards all of it; it is not held while an operation runs.
+ */
+#ifndef EMULATION_OPERATIONS_H
+#define EMULATION_OPERATIONS_H
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda_runtime_api.h"
+
+namespace emulation {
+
+struct operation;
+struct capture;
+using operation_ptr = std::shared_ptr<operation>;
+using stream_ptr = std::shared_ptr<CUstream_st>;
+using lock = std::unique_lock<std::mutex>;
+
+/* What an operation does. A graph keeps it to do it again. */
+struct work {
+  /* Called without the lock. False: it has begun, and finish() will be called for it. */
+  std::function<bool(const operation_ptr &)> start;
+  /* Called with the lock: when it enters a queue; and for what another rank must run before this,
+   * begun, can end, where that is known. */
+  std::function<void(const operation_ptr &)> enqueued;
+  std::function<operation_ptr(const operation &)> needs;
+};
+
+/* The common kind: done when the function returns. */
+work plain(std::function<void()> function);
+
+struct operation {
+  work what;
+  stream_ptr stream; /* none: a node of a graph that was launched */
+  std::vector<operation_ptr> after;
+  enum { queued, running, done } state = queued;
+  std::chrono::steady_clock::time_point ended;
+};
+
+} // namespace emulation
+
+struct CUstream_st {
+  CUstream_st(int on, bool blocks, bool as_default = false)
+      : device(on), blocking(blocks), is_default(as_default) {}
+
+  const int device;
+  const bool blocking; /* orders itself with the device's default stream */
+  const bool is_default;
+  std::deque<emulation::operation_ptr> queue;
+  emulation::operation_ptr last;
+  std::shared_ptr<emulation::capture> capturing;
+  std::vector<size_t> capture_tail; /* the nodes that the next one comes after */
+};
+
+struct CUevent_st {
+  int device;
+  unsigned flags;
+  emulation::operation_ptr recorded;
+  std::shared_ptr<emulation::capture> captured; /* recorded in this capture, at these nodes */
+  std::vector<size_t> capture_nodes;
+};
+
+namespace emulation {
+
+std::mutex &guard();
+
+/* Enqueues behind everything that the stream's kind says, and `after`. */
+operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
+                      std::vector<operation_ptr> after = {});
+/* Without a stream, for graphs. */
+operation_ptr add_node(work what, std::vector<operation_ptr> after);
+
+/* Runs what it takes to have the operation done. NULL is done. */
+void complete(lock &held, const operation_ptr &wanted);
+/* Runs one operation on the way there, if one can run. */
+bool advance(lock &held, const operation_ptr &wanted);
+bool is_done(const operation_ptr &wanted);
+/* For what start() said is not over yet. */
+void finish(const operation_ptr &begun);
+/* Sleeps until some operation has ended. Ends the process after EMULATED_TIMEOUT. */
+void wait_for_others(lock &held, const char *whom);
+
+/* The stream behind a handle, or none. */
+stream_ptr find_stream(cudaStream_t handle);
+std::vector<stream_ptr> streams_of(int device);
+void synchronise_device(lock &held, int device);
+
+/* What the environment says. */
+long setting(const char *name, long otherwise);
+
+} // namespace emulation
+
+#endif

@@ -1,0 +1,45 @@
+/*
+ * What the parts of the emulated device's own test share.
+ */
+#ifndef EMULATION_SELF_TEST_H
+#define EMULATION_SELF_TEST_H
+
+#include "cuda_runtime.h"
+
+void expect(bool holds, const char *what, const char *file, int line);
+#define EXPECT(condition) expect(condition, #condition, __FILE__, __LINE__)
+
+/* Whether a child process that calls the function aborts and says these words. */
+bool aborts_with(void (*function)(), const char *words);
+
+/* One grid on the stream. */
+template <typename... Expected, typename... Actual>
+cudaError_t launch(cudaStream_t stream, unsigned grid, unsigned block, void (*kernel)(Expected...),
+                   Actual... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/* Pinned, so that the host and kernels both see it. */
+template <typename T> T *pinned(size_t count) {
+  T *memory = nullptr;
+  EXPECT(cudaMallocHost(&memory, count * sizeof(T)) == cudaSuccess);
+  for (size_t i = 0; i < count; i++)
+    memory[i] = T{};
+  return memory;
+}
+
+void test_threads();
+void test_order();
+void test_misuse();
+void test_speed();
+void test_streams();
+void test_memory();
+void test_capture();
+void test_nccl();
+void test_cublas();
+
+#endif

@@ -1,0 +1,249 @@
+/*
+ * Threads of a CTA: barriers, warp collectives, orders, and misuse, which must abort.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <chrono>
+
+#include "emulation.h"
+#include "self_test.h"
+
+namespace {
+
+/* Sums over the CTA, and reverses through shared memory. */
+__global__ void reverse(unsigned *out, unsigned *sums) {
+  __shared__ unsigned values[128];
+  unsigned i = threadIdx.x;
+  values[i] = i * i + blockIdx.x;
+  __syncthreads();
+  out[blockIdx.x * blockDim.x + i] = values[blockDim.x - 1 - i];
+  int odd = __syncthreads_count(i & 1);
+  if (!i)
+    sums[blockIdx.x] = (unsigned)odd * 100 + (unsigned)__syncthreads_or(i == 5) * 10 +
+                       (unsigned)__syncthreads_and(i < 128);
+  else
+    (void)__syncthreads_or(i == 5), (void)__syncthreads_and(i < 128);
+}
+
+void test_barriers() {
+  unsigned *out = pinned<unsigned>(256), *sums = pinned<unsigned>(2);
+  EXPECT(launch(nullptr, 2, 128, reverse, out, sums) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  bool right = true;
+  for (unsigned i = 0; i < 256; i++)
+    right &= out[i] == (127 - i % 128) * (127 - i % 128) + i / 128;
+  EXPECT(right);
+  EXPECT(sums[0] == 6411 && sums[1] == 6411);
+  EXPECT(cudaFreeHost(out) == cudaSuccess && cudaFreeHost(sums) == cudaSuccess);
+}
+
+struct answers {
+  unsigned ballot, half_ballot, sum, either, active;
+  int any, all;
+  float down, up, across, from, narrow;
+  double wide;
+};
+
+__global__ void ask(answers *out) {
+  unsigned lane = threadIdx.x;
+  answers mine = {};
+  float value = (float)lane;
+  mine.ballot = __ballot_sync(~0u, lane % 3 == 0);
+  mine.any = __any_sync(~0u, lane == 7);
+  mine.all = __all_sync(~0u, lane < 31);
+  mine.down = __shfl_down_sync(~0u, value, 4);
+  mine.up = __shfl_up_sync(~0u, value, 4);
+  mine.across = __shfl_xor_sync(~0u, value, 1);
+  mine.from = __shfl_sync(~0u, value, 33);
+  mine.narrow = __shfl_sync(~0u, value, 2, 8);
+  mine.wide = __shfl_xor_sync(~0u, (double)lane + 0.25, 16);
+  mine.sum = __reduce_add_sync(~0u, lane);
+  mine.either = __reduce_or_sync(~0u, 1u << (lane & 3));
+  mine.active = __activemask() >> lane & 1;
+  if (lane < 16)
+    mine.half_ballot = __ballot_sync(0xffffu, lane & 1);
+  else
+    mine.half_ballot = (unsigned)(int)__shfl_sync(0xffff0000u, value, 20);
+  out[lane] = mine;
+}
+
+void test_collectives() {
+  answers *out = pinned<answers>(32);
+  EXPECT(launch(nullptr, 1, 32, ask, out) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  bool right = true;
+  for (unsigned i = 0; i < 32; i++) {
+    const answers &a = out[i];
+    right &= a.ballot == 0x49249249u && a.any == 1 && a.all == 0 && a.sum == 496 && a.either == 15;
+    right &= a.down == (float)(i < 28 ? i + 4 : i) && a.up == (float)(i < 4 ? i : i - 4);
+    right &= a.across == (float)(i ^ 1) && a.from == 1 && a.narrow == (float)(i / 8 * 8 + 2);
+    right &= a.wide == (i ^ 16) + 0.25 && a.active == 1;
+    right &= a.half_ballot == (i < 16 ? 0xaaaau : 20u);
+  }
+  EXPECT(right);
+  EXPECT(cudaFreeHost(out) == cudaSuccess);
+}
+
+/* Lanes that have returned are not waited for; what is read from them is no number. */
+__global__ void return_early(unsigned *ballots, float *values) {
+  unsigned lane = threadIdx.x;
+  if (lane >= 20)
+    return;
+  ballots[lane] = __ballot_sync(~0u, 1);
+  values[lane] = __shfl_down_sync(~0u, 1.0f, 16);
+}
+
+void test_exited_lanes() {
+  unsigned *ballots = pinned<unsigned>(32);
+  float *values = pinned<float>(32);
+  EXPECT(launch(nullptr, 1, 32, return_early, ballots, values) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  EXPECT(ballots[0] == 0xfffffu && ballots[19] == 0xfffffu && ballots[20] == 0);
+  EXPECT(values[3] == 1 && values[4] != values[4]);
+  EXPECT(cudaFreeHost(ballots) == cudaSuccess && cudaFreeHost(values) == cudaSuccess);
+}
+
+__global__ void count_up(unsigned *sum, unsigned long long *wide, int *greatest, unsigned *bits) {
+  int number = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  atomicAdd(sum, 1);
+  atomicAdd(wide, 1ull << 32);
+  atomicMax(greatest, number);
+  atomicOr(bits, 1u << threadIdx.x % 32);
+}
+
+void test_atomics() {
+  unsigned *sum = pinned<unsigned>(2);
+  unsigned long long *wide = pinned<unsigned long long>(1);
+  int *greatest = pinned<int>(1);
+  EXPECT(launch(nullptr, 3, 100, count_up, sum, wide, greatest, sum + 1) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  EXPECT(sum[0] == 300 && sum[1] == ~0u && *wide == 300ull << 32 && *greatest == 299);
+  EXPECT(cudaFreeHost(sum) == cudaSuccess && cudaFreeHost(wide) == cudaSuccess &&
+         cudaFreeHost(greatest) == cudaSuccess);
+}
+
+/* Reads what its neighbour may not have written yet. */
+__global__ void race(unsigned *stale) {
+  __shared__ unsigned values[64];
+  values[threadIdx.x] = 0;
+  __syncthreads();
+  values[threadIdx.x] = 1;
+  if (!values[63 - threadIdx.x])
+    atomicAdd(stale, 1);
+}
+
+__global__ void note_order(unsigned *out, unsigned *next) {
+  out[atomicAdd(next, 1)] = blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+void note(const char *order, unsigned *out) {
+  unsigned *next = pinned<unsigned>(1);
+  setenv("EMULATED_ORDER", order, 1);
+  EXPECT(launch(nullptr, 2, 64, note_order, out, next) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  EXPECT(cudaFreeHost(next) == cudaSuccess);
+  unsetenv("EMULATED_ORDER");
+}
+
+__global__ void some_threads_at_barrier() {
+  if (threadIdx.x < 40)
+    __syncthreads();
+}
+__global__ void two_barriers() {
+  if (threadIdx.x < 40)
+    __syncthreads();
+  else
+    __syncthreads_or(1);
+}
+__global__ void two_collectives() {
+  if (threadIdx.x < 4)
+    __syncwarp();
+  else
+    __ballot_sync(~0u, 1);
+}
+__global__ void two_masks() { __syncwarp(threadIdx.x < 4 ? 0xfu : ~0u); }
+__global__ void foreign_mask() { __syncwarp(0xfu); }
+__global__ void absent_lane() {
+  if (threadIdx.x < 4)
+    __syncwarp(0x1fu);
+  else
+    __syncthreads();
+}
+__global__ void misaligned(float *memory) { __ldg((const float4 *)(void *)(memory + 1)); }
+__global__ void beyond(float *memory) { memory[16] = 1; }
+
+template <void (*kernel)()> void run() {
+  launch(nullptr, 1, 64, kernel);
+  cudaDeviceSynchronize();
+}
+
+template <void (*kernel)(float *)> void run_on_memory() {
+  float *memory;
+  cudaMalloc(&memory, 64);
+  launch(nullptr, 1, 1, kernel, memory);
+  cudaDeviceSynchronize();
+}
+
+__global__ void many_collectives(unsigned *out) {
+  unsigned value = threadIdx.x;
+  for (int i = 0; i < 50; i++)
+    value += __shfl_xor_sync(~0u, value, 1);
+  out[threadIdx.x] = value;
+}
+
+} // namespace
+
+void test_threads() {
+  test_barriers();
+  test_collectives();
+  test_exited_lanes();
+  test_atomics();
+}
+
+void test_order() {
+  unsigned *forward = pinned<unsigned>(128), *backward = pinned<unsigned>(128),
+           *shuffled = pinned<unsigned>(128), *again = pinned<unsigned>(128),
+           *stale = pinned<unsigned>(1);
+  note("forward", forward);
+  note("backward", backward);
+  note("shuffle", shuffled);
+  note("shuffle", again);
+  bool right = true, differs = false;
+  for (unsigned i = 0; i < 128; i++) {
+    right &= forward[i] == i && backward[i] == 127 - i && shuffled[i] == again[i];
+    differs |= shuffled[i] != i;
+  }
+  EXPECT(right && differs);
+  EXPECT(launch(nullptr, 1, 64, race, stale) == cudaSuccess);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess && *stale > 0);
+  for (unsigned *memory : {forward, backward, shuffled, again, stale})
+    EXPECT(cudaFreeHost(memory) == cudaSuccess);
+}
+
+void test_misuse() {
+  EXPECT(aborts_with(run<some_threads_at_barrier>, "reached by only part of the CTA"));
+  EXPECT(aborts_with(run<two_barriers>, "divergent CTA"));
+  EXPECT(aborts_with(run<two_collectives>, "divergent warp"));
+  EXPECT(aborts_with(run<two_masks>, "divergent warp"));
+  EXPECT(aborts_with(run<foreign_mask>, "is not in its own mask"));
+  EXPECT(aborts_with(run<absent_lane>, "deadlock"));
+  EXPECT(aborts_with(run_on_memory<misaligned>, "misaligned"));
+#ifndef __SANITIZE_ADDRESS__
+  EXPECT(aborts_with(run_on_memory<beyond>, "out of bounds"));
+#endif
+}
+
+void test_speed() {
+  unsigned *out = pinned<unsigned>(128);
+  auto best = std::chrono::microseconds::max();
+  for (int i = 0; i < 20; i++) {
+    auto start = std::chrono::steady_clock::now();
+    launch(nullptr, 1, 128, many_collectives, out);
+    cudaDeviceSynchronize();
+    best = std::min(best, std::chrono::duration_cast<std::chrono::microseconds>(
+                              std::chrono::steady_clock::now() - start));
+  }
+  printf("128 threads and 50 collectives: %ld us\n", (long)best.count());
+  EXPECT(cudaFreeHost(out) == cudaSuccess);
+}

@@ -1,0 +1,21 @@
+/* The table of cases that every kernel is held to: the product of layouts, blocks and sizes of
+ * group, the other options spread over it. */
+#ifndef ONEBIT_TESTS_GPU_CASES_H
+#define ONEBIT_TESTS_GPU_CASES_H
+
+#include "tests/gpu/scene.h"
+
+/* What a kernel is for. */
+struct kernel_cases {
+  unsigned modes; /* a bit a scene_mode */
+  bool dense, one_scale, only_one_scale, momentum, stop, from_values;
+};
+
+#define MODE(mode) (1u << (mode))
+
+size_t kernel_cases_count(void);
+
+/* Case number `index`; false where the kernel has no such case. */
+bool kernel_case(const struct kernel_cases *of, size_t index, struct scene_case *what);
+
+#endif

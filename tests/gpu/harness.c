@@ -1,0 +1,150 @@
+/*
+ * gpu_tests: runs the tests, each with its outcome and time, and sums up.
+ *
+ *   --list             their names
+ *   --filter PATTERN   those whose name contains PATTERN, or matches it as a file name would
+ *
+ * A process that is one rank of a test (harness_ranks.c) is told so by --rank, --size, --group and
+ * --test.
+ */
+#define _DEFAULT_SOURCE
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/gpu/harness.h"
+
+static struct gpu_suite *suites;
+
+/* In the order of their names, whatever the linker's was. */
+void gpu_suite_add(struct gpu_suite *suite) {
+  struct gpu_suite **at = &suites;
+  while (*at && strcmp((*at)->name, suite->name) < 0)
+    at = &(*at)->next;
+  suite->next = *at;
+  *at = suite;
+}
+
+size_t gpu_stride(void) {
+  const char *text = getenv("ONEBIT_TEST_STRIDE");
+  long stride = text ? strtol(text, NULL, 10) : 1;
+  return stride > 0 ? (size_t)stride : 1;
+}
+
+void *gpu_allocate(size_t count, size_t size) {
+  void *memory = calloc(count ? count : 1, size);
+  if (!memory) {
+    fprintf(stderr, "no memory for %zu elements of %zu bytes\n", count, size);
+    exit(2);
+  }
+  return memory;
+}
+
+struct options {
+  const char *program, *filter, *rank, *size, *group, *test;
+  bool list;
+};
+
+static struct tally { size_t passed, failed, skipped; } tally;
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static bool is_wanted(const char *name, const struct options *options) {
+  if (options->test)
+    return strcmp(name, options->test) == 0;
+  return !options->filter || strstr(name, options->filter) ||
+         fnmatch(options->filter, name, 0) == 0;
+}
+
+static bool device_is_here(void) {
+  int devices = 0;
+  cudaError_t error = cudaGetDeviceCount(&devices);
+  return CHECK(error == cudaSuccess && devices > 0, "no CUDA device: %s",
+               error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
+}
+
+static void run_test(const struct gpu_test *test, const char *name, const char *program) {
+  double start = seconds();
+  checks_begin();
+  gpu_ranks_begin(program, name);
+  if (test->without_device || device_is_here())
+    test->run();
+  gpu_ranks_end();
+  const char *outcome = "passed";
+  if (checks_failed())
+    tally.failed++, outcome = "FAILED";
+  else if (checks_skipped())
+    tally.skipped++, outcome = "skipped";
+  else
+    tally.passed++;
+  printf("%-8s %-50s %8.2f s%s%s\n", outcome, name, seconds() - start, checks_skipped() ? "  " : "",
+         checks_skipped() ? checks_skipped() : "");
+}
+
+static void walk(const struct options *options) {
+  for (const struct gpu_suite *suite = suites; suite; suite = suite->next)
+    for (size_t i = 0; i < suite->count; i++) {
+      char name[128];
+      snprintf(name, sizeof name, "%s/%s", suite->name, suite->tests[i].name);
+      if (!is_wanted(name, options))
+        continue;
+      if (options->list)
+        puts(name);
+      else
+        run_test(&suite->tests[i], name, options->program);
+    }
+}
+
+static bool read_options(int count, char **arguments, struct options *options) {
+  const struct {
+    const char *name, **value;
+  } table[] = {{"--filter", &options->filter}, {"--rank", &options->rank},
+               {"--size", &options->size},     {"--group", &options->group},
+               {"--test", &options->test},     {NULL, NULL}};
+  for (int i = 1; i < count; i++) {
+    size_t k = 0;
+    while (table[k].name && strcmp(table[k].name, arguments[i]) != 0)
+      k++;
+    if (strcmp(arguments[i], "--list") == 0)
+      options->list = true;
+    else if (table[k].name && i + 1 < count)
+      *table[k].value = arguments[++i];
+    else
+      return false;
+  }
+  return true;
+}
+
+static int sum_up(void) {
+  size_t walked = tally.passed + tally.failed + tally.skipped;
+  if (!walked)
+    puts("no test has such a name");
+  printf("\n%zu passed, %zu failed", tally.passed, tally.failed);
+  if (tally.skipped)
+    printf(", %zu skipped", tally.skipped);
+  puts("");
+  return tally.failed || !walked;
+}
+
+int main(int count, char **arguments) {
+  struct options options = {.program = arguments[0]};
+  if (!read_options(count, arguments, &options)) {
+    fprintf(stderr, "usage: gpu_tests [--list] [--filter PATTERN]\n");
+    return 2;
+  }
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  if (options.rank && !gpu_seat_take(options.rank, options.size, options.group))
+    return 2;
+  walk(&options);
+  if (gpu_seated()) {
+    puts("the test has ended before the call that wants this rank");
+    return 1;
+  }
+  return options.list ? 0 : sum_up();
+}

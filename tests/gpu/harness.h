@@ -1,0 +1,112 @@
+/*
+ * A small harness for the tests that want a GPU: machines that have one often have neither
+ * Criterion nor MPI. One program, gpu_tests, holds all of them; it also runs on the emulated device
+ * (tests/emulation).
+ *
+ * A file of tests ends with a table of them:
+ *
+ *   static const struct gpu_test tests[] = {{"adds up", adds_up}, {"stops", stops}};
+ *   GPU_SUITE("sums", tests)
+ *
+ * A check that fails is noted and the test goes on, as in tests/support.h.
+ */
+#ifndef ONEBIT_TESTS_GPU_HARNESS_H
+#define ONEBIT_TESTS_GPU_HARNESS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "onebit/onebit.h"
+
+/* ---- Tests (harness.c) ---- */
+
+struct gpu_test {
+  const char *name;
+  void (*run)(void);
+  bool without_device; /* it runs where there is none */
+};
+
+struct gpu_suite {
+  const char *name;
+  const struct gpu_test *tests;
+  size_t count;
+  struct gpu_suite *next;
+};
+
+#define GPU_SUITE(name, tests)                                                                     \
+  static struct gpu_suite gpu_suite = {name, tests, sizeof(tests) / sizeof(tests)[0], NULL};       \
+  __attribute__((constructor)) static void gpu_suite_enter(void) { gpu_suite_add(&gpu_suite); }
+void gpu_suite_add(struct gpu_suite *suite);
+
+/* Every how many cases of a long table to walk: ONEBIT_TEST_STRIDE, or 1. */
+size_t gpu_stride(void);
+
+/* calloc that ends the program when there is no memory. */
+void *gpu_allocate(size_t count, size_t size);
+
+/* ---- Checks (harness_checks.c); from any thread ---- */
+
+/* Notes a failure, with words like printf's, when the condition does not hold; gives the condition.
+ */
+#define CHECK(condition, ...) check_note((condition), __FILE__, __LINE__, __VA_ARGS__)
+bool check_note(bool holds, const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* Checks that a call of CUDA's went well; and that one of the library's returned `wanted`. */
+#define CHECK_CUDA(call) check_cuda((call), #call, __FILE__, __LINE__)
+bool check_cuda(cudaError_t got, const char *call, const char *file, int line);
+#define CHECK_STATUS(call, wanted) check_status((call), (wanted), #call, __FILE__, __LINE__)
+bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call, const char *file,
+                  int line);
+
+/* What this thread's next failures should be told with. */
+void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Leaves a test, or the body of a rank, that cannot run here; says why. */
+#define SKIP(...)                                                                                  \
+  do {                                                                                             \
+    check_skip(__VA_ARGS__);                                                                       \
+    return;                                                                                        \
+  } while (0)
+void check_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* For the harness itself: of the test that runs. The words of a skip, or NULL. */
+void checks_begin(void);
+size_t checks_failed(void);
+const char *checks_skipped(void);
+
+/* ---- Ranks (harness_ranks.c) ---- */
+
+struct gpu_rank {
+  int rank, size;
+  onebit_comm_t comm;         /* gpu_threads: of this rank, over loopback; else NULL */
+  int from_first, *to_others; /* pipes: rank 0 writes to_others[r], rank r reads from_first */
+};
+
+typedef void gpu_rank_body(const struct gpu_rank *self, void *context);
+
+/* Runs the body on `size` ranks that are processes of their own, each a host to NCCL, so that many
+ * can share one GPU; on the emulated device they are threads. False when a rank failed or was
+ * skipped, which is noted.
+ *
+ * Such a process is this program anew, which runs the test from its start up to this call: what a
+ * test does before it must be the same each time, and quick. `context` is rebuilt that way. */
+bool gpu_ranks(int size, gpu_rank_body *body, void *context);
+
+/* Runs it on ranks that are threads of this process, with communicators over loopback. */
+bool gpu_threads(int size, gpu_rank_body *body, void *context);
+
+/* Rank 0's bytes to all: for what NCCL wants to be told by other means, such as its unique id. */
+void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size);
+
+/* Zeroed memory that a test shares with the ranks it starts next, until the test ends. */
+void *gpu_area(size_t bytes);
+
+/* For the harness itself. A seat is what a process that is one rank is told. */
+bool gpu_seat_take(const char *rank, const char *size, const char *group);
+bool gpu_seated(void);
+void gpu_ranks_begin(const char *program, const char *test);
+void gpu_ranks_end(void);
+
+#endif

@@ -1,0 +1,256 @@
+/* A scene's plan, on both sides. */
+#include "tests/gpu/scene.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "collectives/step_parts.h"
+#include "tests/gpu/harness.h"
+
+static const char *const mode_names[SCENE_MODES] = {
+    "exchange", "shifted", "padded", "scatter", "whole", "rotated", "gathered", "gathered rotated"};
+
+void scene_describe(const struct scene_case *what, char *words, size_t room) {
+  size_t at = (size_t)snprintf(
+      words, room,
+      "%s of %zu, place %zu, block %zu%s, chunks %zu/%zu, dtype %d rule %d values %d%s%s",
+      mode_names[what->mode], what->members, what->place, what->block,
+      what->one_scale ? " one scale" : "", what->chunks, what->slots, (int)what->dtype,
+      (int)what->rule, (int)what->values, what->momentum ? " momentum" : "",
+      what->from_values ? " from values" : "");
+  at += (size_t)snprintf(words + at, room - at, ", skew %zu%s, now %u%s, elements", what->skew,
+                         what->each ? " each" : "", what->now, what->stop ? " stop" : "");
+  for (size_t k = 0; k < what->pieces && at < room; k++)
+    at += (size_t)snprintf(words + at, room - at, " %zu", what->counts[k]);
+}
+
+static bool is_whole(const struct scene_case *what) { return what->mode >= SCENE_WHOLE; }
+
+static bool is_rotated(const struct scene_case *what) {
+  return what->mode == SCENE_ROTATED || what->mode == SCENE_GATHERED_ROTATED;
+}
+
+static bool is_gathered(const struct scene_case *what) { return what->mode >= SCENE_GATHERED; }
+
+/* Of a padded buffer two thirds are real. */
+static size_t valid_of(const struct scene_case *what, size_t piece) {
+  if (what->mode != SCENE_PADDED)
+    return what->counts[piece];
+  size_t total = what->pieces * what->counts[0], real = total - total / 3;
+  size_t before = piece * what->counts[0];
+  size_t left = real > before ? real - before : 0;
+  return left < what->counts[piece] ? left : what->counts[piece];
+}
+
+static void set_up_layout(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  size_t valid[SCENE_PIECES];
+  for (size_t k = 0; k < what->pieces; k++)
+    valid[k] = valid_of(what, k);
+  if (ob_layout_create(&scene->host.layout, what->block, what->pieces, what->counts, valid))
+    abort();
+}
+
+/* What the plan was decided to be. */
+static void set_up_decisions(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  struct onebit_plan *plan = &scene->host;
+  plan->options.operation = is_gathered(what)             ? ONEBIT_ALLGATHER
+                            : what->mode == SCENE_SCATTER ? ONEBIT_REDUCE_SCATTER
+                                                          : ONEBIT_ALLREDUCE;
+  plan->schedule = is_whole(what) ? ONEBIT_SCHEDULE_ALLGATHER : ONEBIT_SCHEDULE_EXCHANGE;
+  if (is_gathered(what))
+    plan->schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  plan->options.wire = what->dense ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
+  plan->options.dtype = what->dtype;
+  plan->doubling = is_rotated(what);
+  plan->group.size = what->members;
+  plan->group.place = what->place;
+  plan->momentum = what->momentum;
+  plan->first_share = what->mode == SCENE_SHIFTED ? what->members : 0;
+  plan->shares = is_whole(what)                ? 1
+                 : what->mode == SCENE_SHIFTED ? 3 * what->members
+                                               : what->members;
+  plan->chunks = what->chunks;
+  plan->slots = what->slots;
+  plan->result_now = (int)what->now;
+}
+
+static void set_up_work(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  plan->work.layout = &plan->layout;
+  plan->work.rule = scene->what->rule;
+  plan->work.dtype = scene->what->dtype;
+  plan->work.one_scale = scene->what->one_scale;
+  plan->work.threads = 1;
+  if (ob_codec_choose(&plan->work.codec) ||
+      ob_work_create(&plan->work, scene->what->members, scene->what->members))
+    abort();
+  plan->views = gpu_allocate(scene->what->members, sizeof *plan->views);
+}
+
+static size_t first_word_of(const struct scene *scene, size_t share) {
+  const struct onebit_plan *plan = &scene->host;
+  if (scene->what->mode == SCENE_PADDED || scene->what->mode == SCENE_SCATTER)
+    return plan->layout.piece[share].first_word;
+  return plan->layout.words * share / plan->shares;
+}
+
+static void cut(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  plan->bounds = twin_take(scene->twin, "bounds",
+                           (plan->shares * plan->chunks + 1) * sizeof *plan->bounds, TWIN_BYTES, 0);
+  for (size_t share = 0; share < plan->shares; share++) {
+    size_t first = first_word_of(scene, share), end = first_word_of(scene, share + 1);
+    for (size_t i = 0; i < plan->chunks; i++)
+      plan->bounds[share * plan->chunks + i] =
+          ob_layout_block_from(&plan->layout, first + (end - first) * i / plan->chunks);
+  }
+  plan->bounds[plan->shares * plan->chunks] = plan->layout.blocks;
+}
+
+static void measure(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  for (size_t share = 0; share < plan->shares; share++)
+    for (size_t i = 0; i < plan->chunks; i++) {
+      struct ob_message_shape shape = ob_plan_message(plan, share, i);
+      size_t bytes = (ob_message_bytes(&shape) + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
+      plan->stride = bytes > plan->stride ? bytes : plan->stride;
+      if (shape.blocks > scene->device.most_blocks)
+        scene->device.most_blocks = shape.blocks;
+    }
+  plan->peer_stride =
+      is_rotated(scene->what) ? plan->stride : plan->slots * plan->stride + OB_ALIGNMENT;
+}
+
+static void *take(struct scene *scene, const char *name, size_t count, size_t size,
+                  enum twin_content content) {
+  return twin_take(scene->twin, name, count * size, content, 0);
+}
+
+static void take_messages(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  bool whole = ob_gathers_whole(plan), dense = scene->what->dense;
+  enum twin_content content = dense ? TWIN_FLOAT32 : TWIN_BYTES;
+  size_t members = plan->group.size, each = plan->peer_stride;
+  plan->outgoing = take(scene, "outgoing", whole ? dense : members, each, content);
+  plan->incoming = take(scene, "incoming", whole ? 0 : members, each, content);
+  plan->results[0] = plan->results[1] = take(scene, "results", members, each, content);
+  if (plan->momentum)
+    plan->results[1] = take(scene, "results[1]", members, each, content);
+}
+
+static void take_kept(struct scene *scene, struct ob_kept *kept, size_t first, size_t end) {
+  const struct ob_layout *layout = &scene->host.layout;
+  size_t word = ob_layout_word(layout, first);
+  *kept = (struct ob_kept){.first = first,
+                           .first_word = word,
+                           .blocks = end - first,
+                           .words = ob_layout_word(layout, end) - word,
+                           .one_scale = scene->what->one_scale,
+                           .now = (int)scene->what->now};
+  for (int copy = 0; copy < 2; copy++) {
+    kept->values[copy] = take(scene, copy ? "kept values[1]" : "kept values[0]", kept->words,
+                              OB_LANES * sizeof(float), TWIN_FLOAT32);
+    kept->scales[copy] = take(scene, copy ? "kept scales[1]" : "kept scales[0]",
+                              kept->one_scale ? 1 : kept->blocks, sizeof(float), TWIN_FLOAT32);
+  }
+}
+
+static void take_all_kept(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  const size_t *own = plan->bounds + plan->first_share * plan->chunks;
+  bool shifted = scene->what->mode == SCENE_SHIFTED;
+  take_kept(scene, &plan->worker, shifted ? own[0] : 0,
+            shifted ? own[plan->group.size * plan->chunks] : plan->layout.blocks);
+  own += plan->group.place * plan->chunks;
+  bool serves = !ob_gathers_whole(plan);
+  take_kept(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->chunks] : 0);
+  plan->worker_sums = take(scene, "worker sums", plan->worker.blocks, sizeof(double), TWIN_FLOAT64);
+  plan->server_sums = take(scene, "server sums", plan->server.blocks, sizeof(double), TWIN_FLOAT64);
+}
+
+static struct ob_cuda_kept kept_on_device(const struct scene *scene, const struct ob_kept *kept,
+                                          const double *sums) {
+  struct ob_cuda_kept device = {.first = kept->first,
+                                .first_word = kept->first_word,
+                                .blocks = kept->blocks,
+                                .elements = ob_kept_elements(kept, &scene->host.layout),
+                                .sums = ON_DEVICE(scene, sums)};
+  for (int copy = 0; copy < 2; copy++) {
+    device.values[copy] = ON_DEVICE(scene, kept->values[copy]);
+    device.scales[copy] = ON_DEVICE(scene, kept->scales[copy]);
+  }
+  return device;
+}
+
+static struct ob_layout layout_on_device(struct scene *scene) {
+  struct ob_layout layout = scene->host.layout;
+  size_t bytes = (layout.pieces + 1) * sizeof *layout.piece;
+  void *pieces = twin_take(scene->twin, "pieces", bytes, TWIN_BYTES, 0);
+  memcpy(pieces, layout.piece, bytes);
+  layout.piece = ON_DEVICE(scene, pieces);
+  return layout;
+}
+
+/* The plan again, in the kernels' words. */
+static void tell_device(struct scene *scene) {
+  const struct onebit_plan *plan = &scene->host;
+  scene->device = (struct ob_cuda_plan){
+      .layout = layout_on_device(scene),
+      .bounds = ON_DEVICE(scene, plan->bounds),
+      .shares = plan->shares,
+      .chunks = plan->chunks,
+      .slots = plan->slots,
+      .stride = plan->stride,
+      .peer_stride = plan->peer_stride,
+      .most_blocks = scene->device.most_blocks,
+      .members = plan->group.size,
+      .place = plan->group.place,
+      .first_share = plan->first_share,
+      .whole = is_whole(scene->what),
+      .rotated = is_rotated(scene->what),
+      .gathered = is_gathered(scene->what),
+      .one_scale = scene->what->one_scale,
+      .dense = scene->what->dense,
+      .rule = scene->what->rule,
+      .dtype = scene->what->dtype,
+      .worker = kept_on_device(scene, &plan->worker, plan->worker_sums),
+      .server = kept_on_device(scene, &plan->server, plan->server_sums),
+      .outgoing = ON_DEVICE(scene, plan->outgoing),
+      .incoming = ON_DEVICE(scene, plan->incoming),
+      .results = {ON_DEVICE(scene, plan->results[0]), ON_DEVICE(scene, plan->results[1])},
+      .state = ON_DEVICE(scene, scene->state),
+  };
+}
+
+void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what) {
+  *scene = (struct scene){.what = what, .twin = twin};
+  twin_clear(twin);
+  set_up_layout(scene);
+  set_up_decisions(scene);
+  set_up_work(scene);
+  cut(scene);
+  measure(scene);
+  take_messages(scene);
+  take_all_kept(scene);
+  scene->state = take(scene, "state", 1, sizeof *scene->state, TWIN_BYTES);
+  tell_device(scene);
+  bool all = what->slots == what->chunks;
+  scene->first_chunk = all ? 0 : what->chunks / 2;
+  scene->end_chunk = all ? what->chunks : scene->first_chunk + 1;
+  scene_fill_plan(scene);
+  scene_fill_buffers(scene);
+  scene_fill_adam(scene);
+}
+
+void scene_destroy(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  ob_work_destroy(&plan->work);
+  ob_layout_destroy(&plan->layout);
+  free(plan->views);
+  free((void *)plan->inputs);
+  free(plan->outputs);
+}

@@ -1,0 +1,77 @@
+/*
+ * A scene: one case of the kernels' tests, as the processor's codec sees it and as the device does.
+ *
+ * The host's side is a plan of the library, made by hand, in the memory of a twin; so what a kernel
+ * is held to is what the library's own steps do with that plan. The device's side says the same in
+ * the kernels' words.
+ */
+#ifndef ONEBIT_TESTS_GPU_SCENE_H
+#define ONEBIT_TESTS_GPU_SCENE_H
+
+#include "collectives/plan.h"
+#include "cuda/kernels.h"
+#include "tests/codec_values.h"
+#include "tests/gpu/twin.h"
+
+/* Who serves what, in the library's words. */
+enum scene_mode {
+  SCENE_EXCHANGE, /* an allreduce, of which each member serves a share */
+  SCENE_SHIFTED,  /* the same for a part of the shares, as in a hierarchical plan */
+  SCENE_PADDED,   /* a share a piece, the last ones padding: profile deepspeed */
+  SCENE_SCATTER,  /* reduce-scatter: a share a piece */
+  SCENE_WHOLE,    /* an allreduce by everyone's message to everyone */
+  SCENE_ROTATED,  /* the same, results as rounds of passing on leave them */
+  SCENE_GATHERED, /* an allgather */
+  SCENE_GATHERED_ROTATED,
+  SCENE_MODES
+};
+
+#define SCENE_PIECES 8
+
+struct scene_case {
+  enum scene_mode mode;
+  size_t pieces, counts[SCENE_PIECES];
+  size_t block, members, place, chunks, slots;
+  size_t skew; /* elements that buffers are away from any alignment */
+  enum codec_values values;
+  onebit_dtype_t dtype;
+  onebit_scale_t rule;
+  bool one_scale, dense, momentum;
+  bool each;        /* pieces lie anywhere, not one step after another */
+  bool from_values; /* the input is float32 in the words of the layout */
+  bool keep_zero;   /* of Adam: an element without variance does not move */
+  uint32_t now, stop;
+};
+
+struct scene {
+  const struct scene_case *what;
+  struct twin *twin;
+  struct onebit_plan host;
+  struct ob_cuda_plan device;
+  struct ob_cuda_state *state; /* the host's */
+  /* The chunks that messages were made for: all, or where there are fewer slots, one. */
+  size_t first_chunk, end_chunk;
+  struct ob_cuda_source source;
+  struct ob_cuda_pieces outputs;
+  const float *input_words;
+  struct ob_adam_sink sink; /* the host's, and the device's */
+  struct ob_cuda_adam adam;
+  double *block_sums, *total; /* the host's */
+  float *variance, *parameters[SCENE_PIECES];
+};
+
+/* Fills everything in; the device's memory is still to be sent. */
+void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
+void scene_destroy(struct scene *scene);
+
+/* The two halves of making one (scene_data.c): what is worked on, once the plan is there. */
+void scene_fill_plan(struct scene *scene);
+void scene_fill_buffers(struct scene *scene);
+void scene_fill_adam(struct scene *scene);
+
+/* The device's address of something of the host's. */
+#define ON_DEVICE(scene, pointer) ((void *)twin_on_device((scene)->twin, (pointer)))
+
+void scene_describe(const struct scene_case *what, char *words, size_t room);
+
+#endif

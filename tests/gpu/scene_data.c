@@ -1,0 +1,246 @@
+/* What is worked on in a scene: messages, kept values, the caller's buffers. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "collectives/step_parts.h"
+#include "tests/gpu/harness.h"
+#include "tests/gpu/scene.h"
+
+/* Kept values and messages are finite whatever the case's values are. */
+static enum codec_values finite_values(const struct scene *scene) {
+  return scene->what->values == VALUES_NAN ? VALUES_GRADIENTS : scene->what->values;
+}
+
+static float scale_at(const struct scene *scene, size_t i, uint32_t salt) {
+  if (i % 5 == 3)
+    return 0;
+  float scale = 0.01f + fabsf(value_at(i, salt, VALUES_GRADIENTS));
+  return scene->what->values == VALUES_OVERFLOW ? scale * 1e30f : scale;
+}
+
+/* As an earlier message has left it, so that a kernel that forgets something shows. */
+static void fill_message(const struct scene *scene, unsigned char *memory, size_t share,
+                         size_t chunk, uint32_t salt) {
+  struct ob_message_shape shape = ob_plan_message(&scene->host, share, chunk);
+  struct ob_view view = ob_message_view(memory, &shape);
+  salt += (uint32_t)chunk * 31;
+  view.header->scale = shape.one_scale ? scale_at(scene, salt, salt) : 0;
+  if (shape.dense) {
+    for (size_t i = 0; i < shape.words * OB_LANES; i++)
+      view.values[i] = value_at(i, salt, finite_values(scene));
+    return;
+  }
+  for (size_t b = 0; b < ob_message_scales(&shape); b++)
+    view.scales[b] = scale_at(scene, b, salt);
+  for (size_t w = 0; w < shape.words; w++)
+    view.words[w] = scramble((uint32_t)w + salt);
+}
+
+static void fill_chunk(struct scene *scene, size_t chunk) {
+  struct onebit_plan *plan = &scene->host;
+  bool whole = ob_gathers_whole(plan);
+  if (whole && scene->what->dense)
+    fill_message(scene, ob_message_at(plan, plan->outgoing, 0, chunk), 0, chunk, 900);
+  for (size_t m = 0; m < plan->group.size; m++) {
+    uint32_t salt = 1000 * (uint32_t)(m + 1);
+    if (!whole) {
+      fill_message(scene, ob_message_at(plan, plan->outgoing, m, chunk), ob_share_of(plan, m),
+                   chunk, salt);
+      fill_message(scene, ob_message_at(plan, plan->incoming, m, chunk), ob_own_share(plan), chunk,
+                   salt + 100);
+    }
+    size_t share = ob_share_of(plan, m);
+    fill_message(scene, ob_message_at(plan, plan->results[0], m, chunk), share, chunk, salt + 200);
+    if (plan->results[1] != plan->results[0])
+      fill_message(scene, ob_message_at(plan, plan->results[1], m, chunk), share, chunk,
+                   salt + 300);
+  }
+}
+
+static void fill_kept(const struct scene *scene, struct ob_kept *kept, uint32_t salt) {
+  const struct ob_layout *layout = &scene->host.layout;
+  float *values = kept->values[kept->now];
+  size_t piece = 0;
+  memset(values, 0, kept->words * OB_LANES * sizeof(float));
+  for (size_t b = kept->first; b < kept->first + kept->blocks; b++) {
+    struct ob_block block = ob_layout_block(layout, b, &piece);
+    size_t first = (block.word - kept->first_word) * OB_LANES;
+    for (size_t i = first; i < first + block.count; i++)
+      values[i] = value_at(i, salt, finite_values(scene));
+  }
+  for (size_t b = 0; b < (kept->one_scale ? 1 : kept->blocks); b++)
+    kept->scales[kept->now][b] = scale_at(scene, b, salt);
+}
+
+/* Of the state, what must stay as it is; of the flags, one that is none of the kernels'. */
+static void fill_state(struct scene *scene) {
+  *scene->state = (struct ob_cuda_state){.now = scene->what->now,
+                                         .flags = OB_FLAG_DENSE,
+                                         .stop = scene->what->stop,
+                                         .worker_scale = 17,
+                                         .server_scale = 19,
+                                         .sequence = 5,
+                                         .failed_rank = -1,
+                                         .not_finite_rank = -1};
+}
+
+void scene_fill_plan(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  plan->status = scene->what->stop ? ONEBIT_SKIPPED : ONEBIT_OK;
+  for (size_t chunk = scene->first_chunk; chunk < scene->end_chunk; chunk++)
+    fill_chunk(scene, chunk);
+  fill_kept(scene, &plan->worker, 1);
+  fill_kept(scene, &plan->server, 2);
+  for (size_t b = 0; b < plan->worker.blocks; b++)
+    plan->worker_sums[b] = (double)fabsf(value_at(b, 3, scene->what->values));
+  for (size_t b = 0; b < plan->server.blocks; b++)
+    plan->server_sums[b] = (double)fabsf(value_at(b, 4, scene->what->values));
+  fill_state(scene);
+}
+
+/* --- The caller's buffers */
+
+/* The pieces of a buffer, `each` anywhere or one `step` after another. Empty ones are NULL where
+ * they can be. */
+static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, void **host,
+                                         size_t pieces, size_t step) {
+  const struct scene_case *what = scene->what;
+  const struct ob_layout *layout = &scene->host.layout;
+  size_t size = ob_dtype_size(what->dtype);
+  enum twin_content content = what->dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
+                              : what->dtype == ONEBIT_BFLOAT16 ? TWIN_BFLOAT16
+                                                               : TWIN_FLOAT16;
+  if (!what->each) {
+    size_t last = pieces == layout->pieces ? layout->piece[pieces - 1].valid : step;
+    char *base = twin_take(scene->twin, name, (step ? (pieces - 1) * step + last : last) * size,
+                           content, what->skew * size);
+    for (size_t k = 0; k < pieces; k++)
+      host[k] = base + k * step * size;
+    return (struct ob_cuda_pieces){NULL, ON_DEVICE(scene, base), step * size};
+  }
+  void **table = twin_take(scene->twin, "pointers", pieces * sizeof *table, TWIN_BYTES, 0);
+  for (size_t k = 0; k < pieces; k++) {
+    size_t valid = layout->piece[pieces == layout->pieces ? k : 0].valid;
+    host[k] = valid
+                  ? twin_take(scene->twin, name, valid * size, content, (what->skew + k) % 4 * size)
+                  : NULL;
+    table[k] = ON_DEVICE(scene, host[k]);
+  }
+  return (struct ob_cuda_pieces){ON_DEVICE(scene, table), NULL, 0};
+}
+
+static size_t longest_piece(const struct scene *scene) {
+  size_t longest = 0;
+  for (size_t k = 0; k < scene->what->pieces; k++)
+    longest = scene->what->counts[k] > longest ? scene->what->counts[k] : longest;
+  return longest;
+}
+
+static void fill_inputs(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  const struct ob_layout *layout = &scene->host.layout;
+  void **inputs = gpu_allocate(what->pieces, sizeof *inputs);
+  scene->host.inputs = (const void **)inputs;
+  scene->source.inputs = take_pieces(scene, "input", inputs, what->pieces, longest_piece(scene));
+  for (size_t k = 0; k < what->pieces; k++)
+    for (size_t i = 0; i < layout->piece[k].valid; i++)
+      ob_store(inputs[k], i, what->dtype, value_at(i, 50 + (uint32_t)k, what->values));
+  if (!what->from_values)
+    return;
+  size_t elements = layout->words * OB_LANES;
+  float *words = twin_take(scene->twin, "values", elements * sizeof *words, TWIN_FLOAT32, 0);
+  for (size_t i = 0; i < elements; i++)
+    words[i] = value_at(i, 70, what->values);
+  scene->input_words = words;
+  scene->source.values = ON_DEVICE(scene, words);
+}
+
+static void take_outputs(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  bool gathered = what->mode >= SCENE_GATHERED;
+  size_t count = gathered ? what->members : what->pieces;
+  scene->host.outputs = gpu_allocate(count, sizeof *scene->host.outputs);
+  /* Of a reduce-scatter every piece's output would be the same buffer. */
+  scene->outputs = take_pieces(scene, "output", scene->host.outputs, count,
+                               what->mode == SCENE_SCATTER ? 0 : longest_piece(scene));
+}
+
+void scene_fill_buffers(struct scene *scene) {
+  fill_inputs(scene);
+  take_outputs(scene);
+  struct ob_source *source = &scene->host.call.source;
+  source->inputs = scene->host.inputs;
+  source->momentum = scene->source.momentum = scene->what->momentum;
+  source->beta1 = scene->source.beta1 = 0.9f;
+  source->one_minus_beta1 = scene->source.one_minus_beta1 = 0.1f;
+  scene->host.call.outputs = scene->host.outputs;
+}
+
+/* --- Adam's */
+
+static float *take_floats(struct scene *scene, const char *name, size_t count, size_t skew,
+                          uint32_t salt) {
+  float *floats =
+      twin_take(scene->twin, name, count * sizeof *floats, TWIN_FLOAT32, skew * sizeof *floats);
+  for (size_t i = 0; i < count; i++)
+    floats[i] = value_at(i, salt, finite_values(scene));
+  return floats;
+}
+
+static void take_parameters(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  float **table = twin_take(scene->twin, "pointers", what->pieces * sizeof *table, TWIN_BYTES, 0);
+  for (size_t k = 0; k < what->pieces; k++) {
+    scene->parameters[k] = what->counts[k] ? take_floats(scene, "parameters", what->counts[k],
+                                                         (what->skew + k) % 4, 80 + (uint32_t)k)
+                                           : NULL;
+    table[k] = ON_DEVICE(scene, scene->parameters[k]);
+  }
+  scene->sink.parameters = scene->parameters;
+  scene->adam.parameters = ON_DEVICE(scene, table);
+}
+
+/* Every piece has a rate and a decay of its own. The host is given the rates, already times the
+ * step's. */
+static void take_rates(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  float *factors = take_floats(scene, "factors", what->pieces, 0, 90);
+  float *decays = take_floats(scene, "weight decays", what->pieces, 0, 91);
+  float *rates = take_floats(scene, "rates", what->pieces, 0, 92);
+  scene->adam.learning_rate = 0.013f;
+  for (size_t k = 0; k < what->pieces; k++) {
+    factors[k] = 0.5f + 0.3f * (float)k;
+    decays[k] = k % 2 ? 0 : 0.07f / (float)(k + 1);
+    rates[k] = scene->adam.learning_rate * factors[k];
+  }
+  scene->sink.learning_rates = rates;
+  scene->sink.weight_decays = decays;
+  scene->adam.factors = ON_DEVICE(scene, factors);
+  scene->adam.weight_decays = ON_DEVICE(scene, decays);
+}
+
+/* The variance of some elements is zero. The mean gradient is where the other copy of the kept
+ * values would be. */
+void scene_fill_adam(struct scene *scene) {
+  struct onebit_plan *plan = &scene->host;
+  size_t elements = plan->layout.words * OB_LANES;
+  take_parameters(scene);
+  take_rates(scene);
+  scene->variance = take_floats(scene, "variance", elements, 0, 93);
+  for (size_t i = 0; i < elements; i++)
+    scene->variance[i] = i % 11 == 4 ? 0 : fabsf(scene->variance[i]);
+  for (size_t i = 0; i < plan->worker.words * OB_LANES; i++)
+    plan->worker.values[!plan->worker.now][i] = value_at(i, 94, finite_values(scene));
+  size_t blocks = plan->layout.blocks;
+  scene->block_sums =
+      twin_take(scene->twin, "block sums", blocks * sizeof(double), TWIN_FLOAT64, 0);
+  for (size_t b = 0; b < blocks; b++)
+    scene->block_sums[b] = (double)fabsf(value_at(b, 95, finite_values(scene)));
+  scene->total = twin_take(scene->twin, "total", sizeof(double), TWIN_FLOAT64, 0);
+  scene->sink.reciprocals = scene->variance;
+  scene->sink.momentum_factor = 1.7f;
+  scene->adam.variance = ON_DEVICE(scene, scene->variance);
+  scene->adam.block_sums = ON_DEVICE(scene, scene->block_sums);
+  scene->adam.keep_zero = scene->what->keep_zero;
+  scene->adam.adam = (struct ob_adam_factors){0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f};
+}

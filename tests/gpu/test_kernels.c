@@ -1,0 +1,319 @@
+/* The kernels against the codec: the same plan on both sides, and afterwards the same bytes. */
+#include "collectives/step_parts.h"
+#include "tests/gpu/harness.h"
+#include "tests/gpu/kernel_test.h"
+
+/* --- Compress */
+
+static void compress_words(struct scene *scene, size_t chunk) {
+  struct onebit_plan *plan = &scene->host;
+  for (size_t m = 0; m < plan->group.size; m++) {
+    size_t share = ob_share_of(plan, m);
+    struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+    struct ob_view out = ob_message_view(ob_message_at(plan, plan->outgoing, m, chunk), &shape);
+    struct ob_source source = plan->call.source;
+    source.values = scene->input_words + ob_layout_word(&plan->layout, shape.first) * OB_LANES;
+    struct ob_view last = {0};
+    if (source.momentum)
+      last = ob_message_view(ob_plan_result(plan, false, share, chunk), &shape);
+    ob_compress_blocks(&plan->work, &source, &plan->worker, &shape, &last, &out, plan->worker_sums);
+  }
+}
+
+static void compress_on_host(struct scene *scene, size_t chunk) {
+  if (scene->input_words)
+    compress_words(scene, chunk);
+  else
+    ob_compress_chunk(&scene->host, chunk);
+  kernel_expect_flags(scene, false);
+}
+
+static cudaError_t compress_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_compress(scene->device, scene->source, chunk, 0);
+}
+
+/* Where the new kept value of an element is NaN, its bit is that NaN's sign, which is not defined.
+ * The message is not applied. */
+static void forget_bits(struct scene *scene, unsigned char *message, size_t share, size_t chunk) {
+  const struct onebit_plan *plan = &scene->host;
+  const struct ob_kept *kept = &plan->worker;
+  struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
+  struct ob_view host = ob_message_view(message, &shape);
+  struct ob_view device = ob_message_view(twin_in_back(scene->twin, message), &shape);
+  size_t first = (ob_layout_word(&plan->layout, shape.first) - kept->first_word) * OB_LANES;
+  for (size_t i = 0; i < shape.words * OB_LANES; i++)
+    if (isnan(kept->values[!kept->now][first + i])) {
+      host.words[i / OB_LANES] &= ~(1u << i % OB_LANES);
+      device.words[i / OB_LANES] &= ~(1u << i % OB_LANES);
+    }
+}
+
+static void even_out_compress(struct scene *scene) {
+  const struct onebit_plan *plan = &scene->host;
+  if (scene->what->values != VALUES_NAN)
+    return;
+  for (size_t chunk = scene->first_chunk; chunk < scene->end_chunk; chunk++) {
+    if (ob_gathers_whole(plan))
+      forget_bits(scene, ob_result_of(plan, plan->group.place, chunk), 0, chunk);
+    for (size_t m = 0; !ob_gathers_whole(plan) && m < plan->group.size; m++)
+      forget_bits(scene, ob_message_at(plan, plan->outgoing, m, chunk), ob_share_of(plan, m),
+                  chunk);
+  }
+}
+
+static void compress(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = (1u << SCENE_MODES) - 1,
+                .one_scale = true,
+                .momentum = true,
+                .from_values = true},
+      .host = compress_on_host,
+      .device = compress_on_device,
+      .even_out = even_out_compress,
+  };
+  kernel_walk(&test);
+}
+
+/* --- Reduce, and the one scale */
+
+static void reduce_on_host(struct scene *scene, size_t chunk) {
+  ob_reduce_chunk(&scene->host, chunk);
+  kernel_expect_flags(scene, true);
+}
+
+static cudaError_t reduce_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_reduce(scene->device, chunk, 0);
+}
+
+static void reduce(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED),
+                .one_scale = true,
+                .momentum = true},
+      .host = reduce_on_host,
+      .device = reduce_on_device,
+  };
+  kernel_walk(&test);
+}
+
+static void finish_worker_on_host(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  ob_finish_worker(&scene->host);
+  scene->state->worker_scale = scene->host.worker_scale;
+  kernel_expect_flags(scene, false);
+}
+
+static cudaError_t finish_worker_on_device(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  return ob_cuda_finish(scene->device, false, 0);
+}
+
+static void finish_server_on_host(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  ob_finish_server(&scene->host);
+  scene->state->server_scale = scene->host.server_scale;
+  kernel_expect_flags(scene, true);
+}
+
+static cudaError_t finish_server_on_device(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  return ob_cuda_finish(scene->device, true, 0);
+}
+
+static void finish_worker(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED) | MODE(SCENE_WHOLE),
+                .only_one_scale = true},
+      .once = true,
+      .host = finish_worker_on_host,
+      .device = finish_worker_on_device,
+  };
+  kernel_walk(&test);
+}
+
+static void finish_server(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED), .only_one_scale = true},
+      .once = true,
+      .host = finish_server_on_host,
+      .device = finish_server_on_device,
+  };
+  kernel_walk(&test);
+}
+
+/* --- Results to outputs */
+
+static void apply_on_host(struct scene *scene, size_t chunk) {
+  ob_apply_chunk(&scene->host, chunk);
+}
+
+static cudaError_t store_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_store(scene->device, scene->outputs, chunk, 0);
+}
+
+static void store(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED) | MODE(SCENE_GATHERED) |
+                         MODE(SCENE_GATHERED_ROTATED),
+                .one_scale = true,
+                .momentum = true,
+                .stop = true},
+      .host = apply_on_host,
+      .device = store_on_device,
+  };
+  kernel_walk(&test);
+}
+
+static cudaError_t sum_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_sum(scene->device, scene->outputs, chunk, 0);
+}
+
+static void sum(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_SCATTER) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
+                .one_scale = true,
+                .stop = true},
+      .host = apply_on_host,
+      .device = sum_on_device,
+  };
+  kernel_walk(&test);
+}
+
+static void adam_apply_on_host(struct scene *scene, size_t chunk) {
+  scene->host.call.adam = &scene->sink;
+  ob_apply_chunk(&scene->host, chunk);
+}
+
+static cudaError_t adam_apply_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_adam_apply(scene->device, scene->adam, chunk, 0);
+}
+
+static void adam_apply(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE), .one_scale = true, .momentum = true, .stop = true},
+      .host = adam_apply_on_host,
+      .device = adam_apply_on_device,
+  };
+  kernel_walk(&test);
+}
+
+/* --- Dense messages */
+
+static void load_on_host(struct scene *scene, size_t chunk) {
+  ob_compress_chunk(&scene->host, chunk);
+  kernel_expect_flags(scene, false);
+}
+
+static cudaError_t load_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_load(scene->device, scene->source.inputs, chunk, 0);
+}
+
+static void load(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_SHIFTED) | MODE(SCENE_WHOLE) |
+                         MODE(SCENE_ROTATED),
+                .dense = true},
+      .host = load_on_host,
+      .device = load_on_device,
+  };
+  kernel_walk(&test);
+}
+
+static cudaError_t mean_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_mean(scene->device, chunk, 0);
+}
+
+static void mean_on_host(struct scene *scene, size_t chunk) {
+  ob_reduce_chunk(&scene->host, chunk);
+  kernel_expect_flags(scene, false);
+}
+
+static void mean(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
+                .dense = true},
+      .host = mean_on_host,
+      .device = mean_on_device,
+  };
+  kernel_walk(&test);
+}
+
+static cudaError_t convert_on_device(struct scene *scene, size_t chunk) {
+  return ob_cuda_convert(scene->device, scene->outputs, chunk, 0);
+}
+
+static void convert(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
+                .dense = true},
+      .host = apply_on_host,
+      .device = convert_on_device,
+  };
+  kernel_walk(&test);
+}
+
+/* --- The state */
+
+static void commit_on_host(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  if (!scene->what->stop)
+    scene->state->now = !scene->what->now;
+}
+
+static cudaError_t commit_on_device(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  return ob_cuda_commit(scene->device, false, 0);
+}
+
+static void commit(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE), .one_scale = true, .stop = true},
+      .once = true,
+      .host = commit_on_host,
+      .device = commit_on_device,
+  };
+  kernel_walk(&test);
+}
+
+/* Without error feedback what was kept is forgotten. */
+static void forget_on_host(struct scene *scene, size_t chunk) {
+  commit_on_host(scene, chunk);
+  if (scene->what->stop)
+    return;
+  for (int side = 0; side < 2; side++) {
+    struct ob_kept *kept = side ? &scene->host.server : &scene->host.worker;
+    ob_kept_commit(kept);
+    ob_kept_reset(kept);
+  }
+}
+
+static cudaError_t forget_on_device(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  return ob_cuda_commit(scene->device, true, 0);
+}
+
+static void forget(void) {
+  static const struct kernel_test test = {
+      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE), .one_scale = true, .stop = true},
+      .once = true,
+      .host = forget_on_host,
+      .device = forget_on_device,
+  };
+  kernel_walk(&test);
+}
+
+static const struct gpu_test tests[] = {
+    {"compress", compress, false},
+    {"reduce", reduce, false},
+    {"finish worker", finish_worker, false},
+    {"finish server", finish_server, false},
+    {"store", store, false},
+    {"sum", sum, false},
+    {"adam apply", adam_apply, false},
+    {"load", load, false},
+    {"mean", mean, false},
+    {"convert", convert, false},
+    {"commit", commit, false},
+    {"commit and forget", forget, false},
+};
+GPU_SUITE("kernels", tests)
