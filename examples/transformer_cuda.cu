@@ -74,9 +74,9 @@ public:
                        tensors[POSITION_EMBEDDING].value, tokens, rows, context, width);
     for (size_t l = 0; l < shape.layers; l++)
       block_forward(layers[l], l + 1 < shape.layers ? layers[l + 1].input : last, rows);
-    device.launch_rows(normalise<Number>, rows, normed, inverse_rms, last, final_gain()->value,
-                       rows, width);
-    linear(next, normed, head(), rows, width, vocabulary);
+    device.launch_rows(normalise<Number>, rows, last_normed, last_inverse_rms, last,
+                       final_gain()->value, rows, width);
+    linear(next, last_normed, head(), rows, width, vocabulary);
     device.launch_rows(predict, rows, next, row_losses, tokens, rows, context, vocabulary);
   }
 
@@ -84,9 +84,9 @@ public:
     const size_t width = shape.width, vocabulary = shape.vocabulary;
     device.launch_rows(predict_backward<Number>, rows, d_logits, next, tokens, rows, shape.context,
                        vocabulary);
-    linear_backward(d_normed, d_logits, normed, head(), rows, width, vocabulary);
+    linear_backward(d_normed, d_logits, last_normed, head(), rows, width, vocabulary);
     device.clear(d_stream, rows * width);
-    normalise_backward(final_gain(), last, inverse_rms, rows);
+    normalise_backward(final_gain(), last, last_inverse_rms, rows);
     for (size_t l = shape.layers; l-- > 0;)
       block_backward(layers[l], rows);
     embed_backward(rows);
@@ -97,8 +97,9 @@ private:
   size_t parameters = 0;     /* with the gaps between tensors */
   float *values, *gradients; /* of all tensors, one after the other */
   Number *rounded;           /* the values as the products read them */
-  float *last, *inverse_rms; /* what the last block hands to the head; of its normalisation */
-  Number *normed;
+  /* What the last block hands to the head, and its normalisation. */
+  float *last, *last_inverse_rms;
+  Number *last_normed;
   /* Of what passes from kernel to kernel; d_ is a gradient. */
   Number *d_logits;                /* [row][token] */
   float *d_stream, *d_normed;      /* [row][width] */
@@ -129,7 +130,7 @@ private:
   }
 
   /* Adds to d_stream, from d_normed; narrow becomes d_stream rounded. */
-  void normalise_backward(tensor_t gain, const float *x, const float *inverse, size_t rows) {
+  void normalise_backward(tensor_t gain, const float *x, const float *inverse_rms, size_t rows) {
     const size_t width = shape.width;
     device.launch_rows(on_device::normalise_backward<Number>, rows, d_stream, narrow, d_normed, x,
                        inverse_rms, gain->value, rows, width);
@@ -275,8 +276,8 @@ private:
 
   void create_buffers(size_t rows, size_t width) {
     last = device.allocate<float>(rows * width);
-    inverse_rms = device.allocate<float>(rows);
-    normed = device.allocate<Number>(rows * width);
+    last_inverse_rms = device.allocate<float>(rows);
+    last_normed = device.allocate<Number>(rows * width);
     d_logits = device.allocate<Number>(rows * shape.vocabulary);
     d_stream = device.allocate<float>(rows * width);
     d_normed = device.allocate<float>(rows * width);
