@@ -243,8 +243,9 @@ private:
     tensors.assign(host->tensors, host->tensors + host->ntensors);
     size_t at = 0;
     for (transformer_tensor_t &tensor : tensors) {
-      if (!device.error())
-        device.transfer(values + at, tensor.value, tensor.count, cudaMemcpyHostToDevice);
+      if (device.error())
+        return;
+      device.transfer(values + at, tensor.value, tensor.count, cudaMemcpyHostToDevice);
       tensor.value = values + at;
       tensor.gradient = gradients + at;
       at += whole_lines(tensor.count);

@@ -36,8 +36,8 @@ cudaStream_t transformer_cuda_stream(const transformer_cuda_t *model);
 /* Values and gradients become the host's. Waits, as all do that bring something to the host. */
 void transformer_cuda_store(transformer_cuda_t *model, const transformer_t *host);
 
-/* As their namesakes; `tokens` is the host's, and stays with the model until the next forward pass.
- * The loss may be asked for before the backward pass or after it. */
+/* As their namesakes; a forward pass copies the tokens, which are the host's, for the others to
+ * use. The loss may be asked for before the backward pass or after it. */
 void transformer_cuda_forward(transformer_cuda_t *model, const unsigned char *tokens,
                               size_t sequences);
 void transformer_cuda_backward(transformer_cuda_t *model, size_t sequences);

@@ -11,6 +11,10 @@
 #include "examples/transformer_cuda.h"
 #include "tests/gpu/harness.h"
 
+#ifdef ONEBIT_EMULATED_CUDA
+#include <emulation.h>
+#endif
+
 /* Sizes that no tile and no warp divides; fewer rows than the slices of a gain's gradient, and
  * more; a row shorter than a warp, and longer. */
 static const transformer_shape_t shapes[] = {
@@ -129,9 +133,31 @@ static void the_same_bits_every_time(void) {
   destroy(&a);
 }
 
+/* Each allocation fails in its turn, until none is left that could. */
+static void no_memory_gives_words(void) {
+#ifdef ONEBIT_EMULATED_CUDA
+  transformer_t *host = transformer_create(&shapes[0]);
+  transformer_cuda_t *device = NULL;
+  const char *words = NULL;
+  for (long n = 1; !device; n++) {
+    emulation_fail_allocation(n);
+    device = transformer_cuda_create(host, shapes[0].sequences, PRODUCTS_BFLOAT16, &words);
+    emulation_fail_allocation(0);
+    if (!CHECK(n < 1000 && (device ? !words : words && strstr(words, "memory")),
+               "allocation %ld fails: %s", n, words))
+      break;
+  }
+  transformer_cuda_destroy(device);
+  transformer_destroy(host);
+#else
+  SKIP("no allocation of a real device fails when it is told to");
+#endif
+}
+
 static const struct gpu_test tests[] = {
     {"float32 products agree", float32_products_agree, false},
     {"bfloat16 products agree", bfloat16_products_agree, false},
     {"the same bits every time", the_same_bits_every_time, false},
+    {"no memory gives words", no_memory_gives_words, false},
 };
 GPU_SUITE("transformer", tests)
