@@ -145,11 +145,12 @@ cudaError_t launch_graph(CUgraphExec_st &graph, cudaStream_t handle) {
 
 } // namespace
 
-cudaError_t submit(lock &held, const stream_ptr &stream, work what, operation_ptr *submitted) {
+cudaError_t submit(lock &held, const stream_ptr &stream, work what, operation_ptr *submitted,
+                   const operation_ptr &after) {
   if (captured_implicitly(*stream))
     return cudaErrorStreamCaptureImplicit;
   if (!stream->capturing) {
-    operation_ptr added = enqueue(held, stream, std::move(what));
+    operation_ptr added = enqueue(held, stream, std::move(what), {after});
     if (submitted)
       *submitted = added;
     return cudaSuccess;

@@ -24,10 +24,10 @@ struct capture {
   bool invalid = false;
 };
 
-/* Enqueues, or adds a node to the stream's capture. All work on streams passes here. With the
- * lock. */
+/* Enqueues, behind `after` too, or adds a node to the stream's capture. All work on streams passes
+ * here. With the lock. */
 cudaError_t submit(lock &held, const stream_ptr &stream, work what,
-                   operation_ptr *submitted = nullptr);
+                   operation_ptr *submitted = nullptr, const operation_ptr &after = nullptr);
 
 /* For calls that wait on a stream: an error, and the end of its capture. */
 cudaError_t refuse_capturing(CUstream_st &stream);

@@ -9,26 +9,12 @@
 #include <unistd.h>
 
 #include "emulation_device.h"
+#include "sanitizers.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define EMULATION_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMULATION_ASAN 1
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define EMULATION_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define EMULATION_TSAN 1
-#endif
-#endif
-
-#ifdef EMULATION_ASAN
+#if EMULATION_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
-#ifdef EMULATION_TSAN
+#if EMULATION_TSAN
 #include <sanitizer/tsan_interface.h>
 #endif
 
@@ -37,7 +23,7 @@ namespace emulation {
 namespace {
 
 /* The sanitizers' frames are several times larger. */
-#if defined(EMULATION_ASAN) || defined(EMULATION_TSAN)
+#if EMULATION_ASAN || EMULATION_TSAN
 constexpr size_t STACK = 512 << 10;
 #else
 constexpr size_t STACK = 128 << 10;
@@ -184,21 +170,21 @@ fiber::fiber(void (*entry)(void *), void *argument) {
     fatal("no memory for the stack of a CUDA thread");
   bottom = static_cast<char *>(mapping_) + page;
   size = STACK;
-#ifdef EMULATION_TSAN
+#if EMULATION_TSAN
   thread_state = __tsan_create_fiber(0);
 #endif
   prepare(*this, static_cast<char *>(mapping_) + page + STACK, entry, argument);
 }
 
 fiber::~fiber() {
-#ifdef EMULATION_TSAN
+#if EMULATION_TSAN
   __tsan_destroy_fiber(thread_state);
 #endif
   munmap(mapping_, STACK + static_cast<size_t>(sysconf(_SC_PAGESIZE)));
 }
 
 void fiber::begin(context &caller) {
-#ifdef EMULATION_ASAN
+#if EMULATION_ASAN
   __sanitizer_finish_switch_fiber(nullptr, &caller.bottom, &caller.size);
 #else
   static_cast<void>(caller);
@@ -206,7 +192,7 @@ void fiber::begin(context &caller) {
 }
 
 void adopt_thread(context &own) {
-#ifdef EMULATION_TSAN
+#if EMULATION_TSAN
   own.thread_state = __tsan_get_current_fiber();
 #else
   static_cast<void>(own);
@@ -214,14 +200,14 @@ void adopt_thread(context &own) {
 }
 
 void switch_context(context &from, context &to) {
-#ifdef EMULATION_ASAN
+#if EMULATION_ASAN
   __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
 #endif
-#ifdef EMULATION_TSAN
+#if EMULATION_TSAN
   __tsan_switch_to_fiber(to.thread_state, 0);
 #endif
   swap(from, to);
-#ifdef EMULATION_ASAN
+#if EMULATION_ASAN
   __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
 #endif
 }

@@ -16,21 +16,14 @@
 #include "capture.h"
 #include "device.h"
 #include "emulation_device.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#define EMULATION_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMULATION_ASAN 1
-#endif
-#endif
+#include "sanitizers.h"
 
 namespace emulation {
 
 namespace {
 
 /* cudaMalloc's alignment, too. A page where EMULATED_PROTECT closes whole pages. */
-#ifdef EMULATION_ASAN
+#if EMULATION_ASAN
 constexpr size_t ZONE = 0;
 #else
 constexpr size_t ZONE = 4096;
@@ -242,23 +235,12 @@ cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle
   return cudaSuccess;
 }
 
-cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t handle) {
-  lock held(guard());
-  stream_ptr stream = find_stream(handle);
-  if (!stream)
-    return cudaErrorInvalidResourceHandle;
-  if (!size)
-    return cudaSuccess;
-  place actual = where(pointer, size);
-  if (actual != place::device && actual != place::pinned)
-    return cudaErrorInvalidValue;
-  return submit(held, stream, plain([=] {
-                  count(counted::memsets);
-                  memset(pointer, value, size);
-                }));
-}
-
 } // namespace
+
+bool device_can_touch(const void *pointer, size_t size) {
+  place actual = where(pointer, size);
+  return actual == place::device || actual == place::pinned;
+}
 
 void check_memory() {
   device_access open;
@@ -278,6 +260,21 @@ device_access::~device_access() {
 } // namespace emulation
 
 using namespace emulation;
+
+static cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (!size)
+    return cudaSuccess;
+  if (!device_can_touch(pointer, size))
+    return cudaErrorInvalidValue;
+  return submit(held, stream, plain([=] {
+                  count(counted::memsets);
+                  memset(pointer, value, size);
+                }));
+}
 
 cudaError_t cudaMalloc(void **devPtr, size_t size) {
   lock held(guard());

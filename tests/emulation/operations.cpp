@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <algorithm>
 #include <condition_variable>
+#include <unordered_set>
 
 #include "emulation_device.h"
 #include "memory.h"
@@ -40,32 +40,42 @@ void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &a
       after.push_back(other->last);
 }
 
-/* What to run, or wait for, next on the way to `wanted`: the first of its stream, else the first
- * that it comes after; beyond one that waits for another rank, what that rank has to run. */
-operation_ptr frontier(operation_ptr wanted) {
-  std::vector<operation *> begun;
-  for (;;) {
-    if (wanted->stream)
-      wanted = wanted->stream->queue.front();
-    operation_ptr next;
-    if (wanted->state == operation::running) {
-      bool again = std::find(begun.begin(), begun.end(), wanted.get()) != begun.end();
-      begun.push_back(wanted.get());
-      next = again || !wanted->what.needs ? nullptr : wanted->what.needs(*wanted);
-    } else {
-      for (const operation_ptr &other : wanted->after)
-        if (!is_done(other))
-          next = other;
-    }
-    if (!next)
-      return wanted;
-    wanted = next;
-  }
+/* What an operation waits for: the first of its stream, and those that it comes after; or, begun,
+ * what other ranks have to run. */
+std::vector<operation_ptr> obstacles(const operation_ptr &wanted) {
+  if (wanted->state == operation::running)
+    return wanted->what.needs ? wanted->what.needs(*wanted) : std::vector<operation_ptr>();
+  std::vector<operation_ptr> found;
+  if (wanted->stream && wanted->stream->queue.front() != wanted)
+    found.push_back(wanted->stream->queue.front());
+  for (const operation_ptr &other : wanted->after)
+    if (!is_done(other))
+      found.push_back(other);
+  return found;
 }
 
+/* An operation on the way to `wanted` that nothing is in the way of, or none. */
+operation_ptr find_runnable(const operation_ptr &wanted) {
+  std::vector<operation_ptr> open{wanted};
+  std::unordered_set<operation *> seen;
+  while (!open.empty()) {
+    operation_ptr next = open.back();
+    open.pop_back();
+    if (!seen.insert(next.get()).second)
+      continue;
+    std::vector<operation_ptr> before = obstacles(next);
+    if (before.empty() && next->state == operation::queued)
+      return next;
+    open.insert(open.end(), before.begin(), before.end());
+  }
+  return nullptr;
+}
+
+/* The function is taken out: another thread may finish the operation before it returns here. */
 bool begin(const operation_ptr &next) {
   device_access open;
-  return next->what.start(next);
+  auto start = std::move(next->what.start);
+  return start(next);
 }
 
 } // namespace
@@ -90,6 +100,8 @@ work plain(std::function<void()> function) {
 
 bool is_done(const operation_ptr &wanted) { return !wanted || wanted->state == operation::done; }
 
+void wake_others() { ended().notify_all(); }
+
 void finish(const operation_ptr &begun) {
   begun->state = operation::done;
   begun->ended = std::chrono::steady_clock::now();
@@ -97,12 +109,12 @@ void finish(const operation_ptr &begun) {
   if (begun->stream)
     begun->stream->queue.pop_front();
   begun->what = {};
-  ended().notify_all();
+  wake_others();
 }
 
 bool advance(lock &held, const operation_ptr &wanted) {
-  operation_ptr next = frontier(wanted);
-  if (next->state == operation::running)
+  operation_ptr next = find_runnable(wanted);
+  if (!next)
     return false;
   next->state = operation::running;
   held.unlock();

@@ -29,7 +29,7 @@ struct work {
   /* Called with the lock: when it enters a queue; and for what another rank must run before this,
    * begun, can end, where that is known. */
   std::function<void(const operation_ptr &)> enqueued;
-  std::function<operation_ptr(const operation &)> needs;
+  std::function<std::vector<operation_ptr>(const operation &)> needs;
 };
 
 /* The common kind: done when the function returns. */
@@ -83,6 +83,8 @@ bool advance(lock &held, const operation_ptr &wanted);
 bool is_done(const operation_ptr &wanted);
 /* For what start() said is not over yet. */
 void finish(const operation_ptr &begun);
+/* Wakes all that sleep in wait_for_others(). */
+void wake_others();
 /* Sleeps until some operation has ended. Ends the process after EMULATED_TIMEOUT. */
 void wait_for_others(lock &held, const char *whom);
 

@@ -9,7 +9,7 @@ EMULATION_OBJECTS  := $(patsubst %.cpp,$(BUILD)/%.o,$(EMULATION_SOURCES))
 EMULATION_ARCHIVE  := $(BUILD)/tests/emulation/libemulation.a
 EMULATION_SELFTEST := $(BUILD)/tests/emulation/self_test
 EMULATION_INCLUDES := -Itests/emulation/include
-EMULATION_CXXFLAGS  = -std=c++17 $(EMULATION_INCLUDES) -Wall -Wextra -Wshadow -Werror -O2 -g -fPIC \
+EMULATION_CXXFLAGS  = -std=c++17 $(EMULATION_INCLUDES) -I. -Iinclude -Wall -Wextra -Wshadow -Werror -O2 -g -fPIC \
   -ffp-contract=off -pthread $(SAN_FLAGS)
 EMULATION_LIBS     := -lstdc++ -lm -pthread
 

@@ -1,0 +1,278 @@
+/*
+ * NCCL's interface: communicators, groups, and calls that become operations on streams.
+ */
+#include "nccl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "capture.h"
+#include "device.h"
+#include "memory.h"
+#include "nccl_meeting.h"
+
+namespace emulation {
+
+namespace {
+
+/* A call, until its group ends. */
+struct call {
+  comm_ptr comm;
+  stream_ptr stream;
+  transfer what;
+};
+
+thread_local int group_depth = 0;
+thread_local ncclResult_t group_error = ncclSuccess;
+thread_local std::vector<call> group;
+thread_local std::string last_words;
+
+std::vector<comm_ptr> &comms() {
+  static std::vector<comm_ptr> all;
+  return all;
+}
+
+/* Communicators that not all ranks have joined yet. */
+std::map<std::string, std::shared_ptr<clique>> &forming() {
+  static std::map<std::string, std::shared_ptr<clique>> all;
+  return all;
+}
+
+comm_ptr find_comm(ncclComm_t handle) {
+  for (const comm_ptr &comm : comms())
+    if (comm.get() == handle)
+      return comm;
+  return nullptr;
+}
+
+/* Inside a group an error comes back from its end too. */
+ncclResult_t refuse(ncclResult_t code, const char *words) {
+  last_words = words;
+  if (group_depth)
+    group_error = code;
+  return code;
+}
+
+ncclResult_t flush() {
+  std::vector<call> calls = std::exchange(group, {});
+  lock held(guard());
+  while (!calls.empty()) {
+    call first = calls.front();
+    auto other = std::stable_partition(calls.begin(), calls.end(), [&](const call &one) {
+      return one.comm == first.comm && one.stream == first.stream;
+    });
+    std::vector<transfer> transfers;
+    std::for_each(calls.begin(), other, [&](const call &one) { transfers.push_back(one.what); });
+    calls.erase(calls.begin(), other);
+    work what = nccl_work(first.comm, std::move(transfers));
+    if (result(submit(held, first.stream, std::move(what), &first.comm->last, first.comm->last)))
+      return refuse(ncclUnhandledCudaError, "the stream takes no operation");
+  }
+  return ncclSuccess;
+}
+
+/* How many times `count` elements a call reads and writes. */
+size_t times_read(const transfer &what, size_t ranks) {
+  return what.kind == transfer::receive ? 0 : what.kind == transfer::reduce_scatter ? ranks : 1;
+}
+size_t times_written(const transfer &what, size_t ranks) {
+  return what.kind == transfer::send ? 0 : what.kind == transfer::all_gather ? ranks : 1;
+}
+
+bool memory_is_right(const transfer &what, size_t ranks) {
+  size_t bytes = what.count * size_of(what.type);
+  size_t read = bytes * times_read(what, ranks), written = bytes * times_written(what, ranks);
+  return (!read || device_can_touch(what.from, read)) &&
+         (!written || device_can_touch(what.to, written));
+}
+
+ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &what) {
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  stream_ptr stream = find_stream(stream_handle);
+  if (!comm || !stream)
+    return refuse(ncclInvalidArgument, "no such communicator or stream");
+  if (comm->error)
+    return refuse(comm->error, "the communicator has failed before");
+  size_t ranks = comm->ranks->ranks.size();
+  if (stream->device != comm->device)
+    return refuse(ncclInvalidArgument, "the stream belongs to another device");
+  if (what.peer < 0 || static_cast<size_t>(what.peer) >= ranks)
+    return refuse(ncclInvalidArgument, "no such peer");
+  if (what.type < ncclInt8 || what.type > ncclBfloat16 || what.reduction > ncclAvg)
+    return refuse(ncclInvalidArgument, "no such data type or reduction");
+  if (!memory_is_right(what, ranks))
+    return refuse(ncclInvalidArgument, "a buffer is not memory of a device, or too small");
+  group.push_back({comm, stream, what});
+  held.unlock();
+  return group_depth ? ncclSuccess : flush();
+}
+
+/* The communicator of this id; made by the first rank that comes. */
+ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
+  std::shared_ptr<clique> &all = forming()[id];
+  if (!all)
+    all = std::make_shared<clique>();
+  if (all->ranks.empty())
+    all->ranks.resize(static_cast<size_t>(ranks));
+  if (all->ranks.size() != static_cast<size_t>(ranks))
+    return refuse(ncclInvalidArgument, "the ranks differ in the number of ranks");
+  if (!all->ranks[static_cast<size_t>(comm->rank)].expired())
+    return refuse(ncclInvalidUsage, "a rank is there twice");
+  all->ranks[static_cast<size_t>(comm->rank)] = comm;
+  all->joined++;
+  comm->ranks = all;
+  return ncclSuccess;
+}
+
+ncclResult_t init(ncclComm_t *handle, int ranks, const std::string &id, int rank) {
+  if (!handle || ranks < 1 || rank < 0 || rank >= ranks)
+    return refuse(ncclInvalidArgument, "no such rank");
+  if (group_depth)
+    return refuse(ncclInvalidUsage, "emulated ranks are threads: none is made in a group");
+  lock held(guard());
+  auto comm = std::make_shared<ncclComm>();
+  comm->rank = rank;
+  comm->device = current_device();
+  if (ncclResult_t error = join(comm, ranks, id))
+    return error;
+  while (comm->ranks->joined < ranks)
+    wait_for_others(held, "the other ranks in ncclCommInitRank");
+  forming().erase(id);
+  wake_others();
+  comms().push_back(comm);
+  *handle = comm.get();
+  return ncclSuccess;
+}
+
+ncclResult_t forget(ncclComm_t handle, bool abort) {
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm)
+    return refuse(ncclInvalidArgument, "no such communicator");
+  if (abort)
+    fail(*comm->ranks, nullptr, ncclRemoteError);
+  while (!abort && !comm->queued.empty())
+    complete(held, operation_ptr(comm->queued.front()));
+  comms().erase(std::find(comms().begin(), comms().end(), comm));
+  return ncclSuccess;
+}
+
+ncclResult_t tell(ncclComm_t handle, int *answer, int (*what)(const ncclComm &)) {
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm || !answer)
+    return refuse(ncclInvalidArgument, "no such communicator, or nowhere to answer to");
+  *answer = what(*comm);
+  return ncclSuccess;
+}
+
+} // namespace
+
+} // namespace emulation
+
+using namespace emulation;
+
+ncclResult_t ncclGetVersion(int *version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t code) {
+  static const char *const words[] = {"no error",
+                                      "unhandled cuda error",
+                                      "unhandled system error",
+                                      "internal error",
+                                      "invalid argument",
+                                      "invalid usage",
+                                      "remote process exited or there was a network error",
+                                      "NCCL operation in progress"};
+  return code >= 0 && code < ncclNumResults ? words[code] : "unknown result code";
+}
+
+const char *ncclGetLastError(ncclComm_t) { return last_words.c_str(); }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
+  static long number;
+  lock held(guard());
+  *uniqueId = {};
+  snprintf(uniqueId->internal, sizeof uniqueId->internal, "emulated %ld", ++number);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
+  return init(comm, nranks, std::string(commId.internal, sizeof commId.internal), rank);
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return forget(comm, false); }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return forget(comm, true); }
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
+  int answer = ncclSuccess;
+  ncclResult_t code = tell(comm, &answer, [](const ncclComm &of) -> int { return of.error; });
+  *asyncError = static_cast<ncclResult_t>(answer);
+  return code;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+  return tell(comm, count,
+              [](const ncclComm &of) { return static_cast<int>(of.ranks->ranks.size()); });
+}
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
+  return tell(comm, device, [](const ncclComm &of) { return of.device; });
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+  return tell(comm, rank, [](const ncclComm &of) { return of.rank; });
+}
+
+ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, stream,
+             {transfer::send, sendbuff, nullptr, count, datatype, ncclSum, peer});
+}
+ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, stream,
+             {transfer::receive, nullptr, recvbuff, count, datatype, ncclSum, peer});
+}
+ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
+                           ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
+  return add(comm, stream,
+             {transfer::all_gather, sendbuff, recvbuff, sendcount, datatype, ncclSum, 0});
+}
+ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
+                           ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return add(comm, stream, {transfer::all_reduce, sendbuff, recvbuff, count, datatype, op, 0});
+}
+ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
+  return add(comm, stream,
+             {transfer::reduce_scatter, sendbuff, recvbuff, recvcount, datatype, op, 0});
+}
+
+ncclResult_t ncclGroupStart(void) {
+  group_depth++;
+  return ncclSuccess;
+}
+
+/* A group with a wrong call in it does nothing. */
+ncclResult_t ncclGroupEnd(void) {
+  if (!group_depth)
+    return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+  if (--group_depth)
+    return ncclSuccess;
+  ncclResult_t error = std::exchange(group_error, ncclSuccess);
+  if (error)
+    group.clear();
+  return error ? error : flush();
+}
+
+void emulation_nccl_break(ncclComm_t comm) {
+  lock held(guard());
+  if (comm_ptr found = find_comm(comm))
+    found->breaks = true;
+}

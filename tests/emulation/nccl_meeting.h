@@ -1,0 +1,78 @@
+/*
+ * Where the ranks of a communicator meet: sends with receives, and collectives with each other.
+ */
+#ifndef EMULATION_NCCL_MEETING_H
+#define EMULATION_NCCL_MEETING_H
+
+#include <deque>
+#include <map>
+#include <string>
+
+#include "nccl.h"
+#include "operations.h"
+
+namespace emulation {
+
+struct clique;
+using comm_ptr = std::shared_ptr<ncclComm>;
+
+/* One call's share of an operation. */
+struct transfer {
+  enum { send, receive, all_gather, all_reduce, reduce_scatter } kind;
+  const void *from;
+  void *to;
+  size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t reduction;
+  int peer; /* of a send or receive */
+};
+
+/* The calls of a group on one communicator and stream: one operation. */
+work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers);
+
+/* All ranks get an error, `code` or that of another rank for the rest; whoever waits is released.
+ * With the lock. */
+void fail(clique &ranks, ncclComm *culprit, ncclResult_t code);
+
+size_t size_of(ncclDataType_t type);
+
+/* Element by element over the ranks' buffers, in the order of the ranks. */
+void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclDataType_t type,
+            ncclRedOp_t reduction);
+
+/* An operation that has begun, until all of its transfers have met. */
+struct begun {
+  operation_ptr self;
+  size_t transfers;
+  std::vector<int> awaited; /* transfers that wait for each rank */
+};
+
+struct posted {
+  transfer what;
+  int rank;
+  std::shared_ptr<begun> by;
+};
+
+/* The ranks of a communicator. */
+struct clique {
+  std::vector<std::weak_ptr<ncclComm>> ranks;
+  int joined = 0;
+  bool failed = false;
+  std::map<std::pair<int, int>, std::deque<posted>> sends, receives; /* by sender and receiver */
+  std::map<long, std::vector<posted>> collectives;                   /* by their number */
+  std::vector<std::shared_ptr<begun>> waiting;
+};
+
+} // namespace emulation
+
+struct ncclComm {
+  std::shared_ptr<emulation::clique> ranks;
+  int rank, device;
+  ncclResult_t error = ncclSuccess;
+  bool breaks = false;
+  long collectives = 0;
+  std::deque<emulation::operation_ptr> queued; /* enqueued and not begun */
+  emulation::operation_ptr last; /* NCCL orders a communicator's operations across streams */
+};
+
+#endif

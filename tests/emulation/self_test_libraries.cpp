@@ -1,0 +1,227 @@
+/*
+ * NCCL between threads, and cuBLAS.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "cublas_v2.h"
+#include "emulation.h"
+#include "nccl.h"
+#include "self_test.h"
+
+namespace {
+
+constexpr int RANKS = 3;
+
+struct rank {
+  int number;
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int *memory; /* 16 numbers */
+};
+
+void expect_error(const rank &of, ncclResult_t expected) {
+  ncclResult_t error;
+  EXPECT(ncclCommGetAsyncError(of.comm, &error) == ncclSuccess);
+  EXPECT(error == expected);
+}
+
+void live(int number, ncclUniqueId id, const std::function<void(rank &)> &body) {
+  rank self = {number, nullptr, nullptr, nullptr};
+  EXPECT(cudaSetDevice(number % 2) == cudaSuccess);
+  EXPECT(cudaStreamCreateWithFlags(&self.stream, cudaStreamNonBlocking) == cudaSuccess);
+  self.memory = pinned<int>(16);
+  EXPECT(ncclCommInitRank(&self.comm, RANKS, id, number) == ncclSuccess);
+  body(self);
+  EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+  EXPECT(ncclCommDestroy(self.comm) == ncclSuccess);
+  EXPECT(cudaStreamDestroy(self.stream) == cudaSuccess);
+  EXPECT(cudaFreeHost(self.memory) == cudaSuccess);
+}
+
+/* The body as each rank, on a thread each. */
+void on_ranks(const std::function<void(rank &)> &body) {
+  ncclUniqueId id;
+  EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
+  std::vector<std::thread> threads;
+  for (int number = 0; number < RANKS; number++)
+    threads.emplace_back(live, number, id, body);
+  for (std::thread &thread : threads)
+    thread.join();
+}
+
+/* Rank r sends 10 r + p to rank p. */
+ncclResult_t enqueue_all_to_all(const rank &self) {
+  EXPECT(ncclGroupStart() == ncclSuccess);
+  for (int peer = 0; peer < RANKS; peer++) {
+    ncclSend(self.memory + peer, 1, ncclInt32, peer, self.comm, self.stream);
+    ncclRecv(self.memory + 8 + peer, 1, ncclInt32, peer, self.comm, self.stream);
+  }
+  return ncclGroupEnd();
+}
+
+bool has_arrived(const rank &self) {
+  bool right = true;
+  for (int peer = 0; peer < RANKS; peer++)
+    right &= self.memory[8 + peer] == 10 * peer + self.number;
+  return right;
+}
+
+void fill(const rank &self) {
+  memset(self.memory, 0, 16 * sizeof(int));
+  for (int peer = 0; peer < RANKS; peer++)
+    self.memory[peer] = 10 * self.number + peer;
+}
+
+void all_to_all(rank &self) {
+  int count, device, number;
+  EXPECT(ncclCommCount(self.comm, &count) == ncclSuccess && count == RANKS);
+  EXPECT(ncclCommUserRank(self.comm, &number) == ncclSuccess && number == self.number);
+  EXPECT(ncclCommCuDevice(self.comm, &device) == ncclSuccess && device == self.number % 2);
+  for (int round = 0; round < 20; round++) {
+    fill(self);
+    EXPECT(enqueue_all_to_all(self) == ncclSuccess);
+    EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+    EXPECT(has_arrived(self));
+  }
+  expect_error(self, ncclSuccess);
+}
+
+void in_a_graph(rank &self) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  EXPECT(cudaStreamBeginCapture(self.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  EXPECT(enqueue_all_to_all(self) == ncclSuccess);
+  EXPECT(cudaStreamEndCapture(self.stream, &graph) == cudaSuccess);
+  EXPECT(cudaGraphInstantiate(&executable, graph) == cudaSuccess);
+  for (int round = 0; round < 5; round++) {
+    fill(self);
+    EXPECT(cudaGraphLaunch(executable, self.stream) == cudaSuccess);
+    EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+    EXPECT(has_arrived(self));
+  }
+  EXPECT(cudaGraphDestroy(graph) == cudaSuccess && cudaGraphExecDestroy(executable) == cudaSuccess);
+}
+
+void collectives(rank &self) {
+  int *in = self.memory, *out = self.memory + 8, me = self.number;
+  for (int i = 0; i < RANKS; i++)
+    in[i] = (me + 1) * (i + 1);
+  EXPECT(ncclAllGather(in, out, 1, ncclInt32, self.comm, self.stream) == ncclSuccess);
+  EXPECT(ncclReduceScatter(in, in + 6, 1, ncclInt32, ncclSum, self.comm, self.stream) ==
+         ncclSuccess);
+  EXPECT(ncclAllReduce(in, in, 2, ncclInt32, ncclMax, self.comm, self.stream) == ncclSuccess);
+  EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+  EXPECT(out[0] == 1 && out[1] == 2 && out[2] == 3);
+  EXPECT(in[6] == 6 * (me + 1) && in[0] == 3 && in[1] == 6);
+}
+
+/* Two streams of a rank, which the ranks wait for in different orders. */
+void crossed_streams(rank &self) {
+  cudaStream_t other;
+  EXPECT(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
+  self.memory[0] = self.memory[1] = 1;
+  EXPECT(ncclAllReduce(self.memory, self.memory + 8, 1, ncclInt32, ncclSum, self.comm,
+                       self.stream) == ncclSuccess);
+  EXPECT(ncclAllReduce(self.memory + 1, self.memory + 9, 1, ncclInt32, ncclSum, self.comm,
+                       other) == ncclSuccess);
+  EXPECT(cudaStreamSynchronize(self.number ? other : self.stream) == cudaSuccess);
+  EXPECT(cudaStreamSynchronize(self.number ? self.stream : other) == cudaSuccess);
+  EXPECT(self.memory[8] == RANKS && self.memory[9] == RANKS);
+  EXPECT(cudaStreamDestroy(other) == cudaSuccess);
+}
+
+void mismatch(rank &self) {
+  if (self.number == 0)
+    EXPECT(ncclSend(self.memory, 2, ncclInt32, 1, self.comm, self.stream) == ncclSuccess);
+  else /* refused where the error was faster */
+    ncclRecv(self.memory, 1, ncclInt32, self.number == 1 ? 0 : 1, self.comm, self.stream);
+  EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+  expect_error(self, self.number < 2 ? ncclInvalidArgument : ncclRemoteError);
+  EXPECT(ncclSend(self.memory, 1, ncclInt32, 0, self.comm, self.stream) != ncclSuccess);
+}
+
+void broken_link(rank &self) {
+  if (self.number == 2)
+    emulation_nccl_break(self.comm);
+  enqueue_all_to_all(self); /* refused where the error was faster */
+  EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+  expect_error(self, ncclRemoteError);
+}
+
+/* A rank that gives up releases the others. */
+void abort_one(rank &self) {
+  if (self.number) {
+    enqueue_all_to_all(self); /* refused where the error was faster */
+    EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
+    expect_error(self, ncclRemoteError);
+    return;
+  }
+  ncclUniqueId id;
+  EXPECT(ncclCommAbort(self.comm) == ncclSuccess);
+  EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
+  EXPECT(ncclCommInitRank(&self.comm, 1, id, 0) == ncclSuccess);
+}
+
+void wrong_calls(rank &self) {
+  int local = 0;
+  EXPECT(ncclSend(&local, 1, ncclInt32, 0, self.comm, self.stream) == ncclInvalidArgument);
+  EXPECT(ncclSend(self.memory, 1, ncclInt32, RANKS, self.comm, self.stream) ==
+         ncclInvalidArgument);
+  EXPECT(ncclGroupStart() == ncclSuccess);
+  EXPECT(ncclRecv(self.memory, 17, ncclInt32, 0, self.comm, self.stream) == ncclInvalidArgument);
+  EXPECT(ncclGroupEnd() == ncclInvalidArgument && ncclGroupEnd() == ncclInvalidUsage);
+}
+
+void receive_from_nobody() {
+  setenv("EMULATED_TIMEOUT", "1", 1);
+  ncclUniqueId id;
+  ncclComm_t comm;
+  int *memory = pinned<int>(1);
+  ncclGetUniqueId(&id);
+  ncclCommInitRank(&comm, 1, id, 0);
+  ncclRecv(memory, 1, ncclInt32, 0, comm, nullptr);
+  cudaStreamSynchronize(nullptr);
+}
+
+} // namespace
+
+void test_nccl() {
+  for (const auto &body : {all_to_all, in_a_graph, collectives, crossed_streams, mismatch,
+                           broken_link, abort_one, wrong_calls})
+    on_ranks(body);
+  EXPECT(aborts_with(receive_from_nobody, "nothing has moved"));
+}
+
+/* C = 2 A^T B + C, with A of 3 rows and 2 columns, once in float32 and once in bfloat16. */
+void test_cublas() {
+  float *memory = pinned<float>(16), alpha = 2, beta = 1;
+  unsigned short *half = reinterpret_cast<unsigned short *>(memory + 12);
+  const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, 2};
+  for (size_t i = 0; i < 6; i++)
+    memory[i] = a[i];
+  for (size_t i = 0; i < 3; i++)
+    memory[6 + i] = b[i];
+  cublasHandle_t handle;
+  EXPECT(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+  memory[9] = 100;
+  EXPECT(cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, 2, 1, 3, &alpha, memory, CUDA_R_32F, 3,
+                      memory + 6, CUDA_R_32F, 3, &beta, memory + 9, CUDA_R_32F, 2,
+                      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+  EXPECT(memory[9] == 100);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  EXPECT(memory[9] == 114 && memory[10] == 32);
+  /* Two products of 1 x 1: 2 * 1.5 * 1 and 2 * 3 * 1.5. */
+  half[0] = half[3] = 0x3fc0, half[1] = 0x4040, half[2] = 0x3f80, half[4] = 0x7fc0, beta = 0;
+  EXPECT(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &alpha, half,
+                                    CUDA_R_16BF, 1, 1, half + 2, CUDA_R_16BF, 1, 1, &beta, half + 4,
+                                    CUDA_R_16BF, 1, 1, 2, CUBLAS_COMPUTE_32F,
+                                    CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
+  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
+  EXPECT(half[4] == 0x4040 && half[5] == 0x4110);
+  EXPECT(cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS && cudaFreeHost(memory) == cudaSuccess);
+}
