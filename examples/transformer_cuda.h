@@ -5,7 +5,7 @@
  * The same input gives the same bits every time: no sum depends on which thread comes first.
  *
  * A model belongs to the device that was current when it was made, which is current in each call,
- * and works on a stream of its own: forward and backward only enqueue.
+ * and works on a stream of its own: forward and backward return before the device is done.
  */
 #ifndef EXAMPLES_TRANSFORMER_CUDA_H
 #define EXAMPLES_TRANSFORMER_CUDA_H

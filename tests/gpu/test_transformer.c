@@ -154,10 +154,25 @@ static void no_memory_gives_words(void) {
 #endif
 }
 
+/* A device that fails says so, and does not stop. */
+static void a_failed_launch_is_kept(void) {
+#ifdef ONEBIT_EMULATED_CUDA
+  struct pair pair = create(&shapes[0], PRODUCTS_BFLOAT16);
+  emulation_fail_launch(5);
+  run(&pair);
+  transformer_cuda_loss(pair.device, shapes[0].sequences);
+  CHECK(transformer_cuda_error(pair.device), "a launch has failed, and the model says nothing");
+  destroy(&pair);
+#else
+  SKIP("no launch on a real device fails when it is told to");
+#endif
+}
+
 static const struct gpu_test tests[] = {
     {"float32 products agree", float32_products_agree, false},
     {"bfloat16 products agree", bfloat16_products_agree, false},
     {"the same bits every time", the_same_bits_every_time, false},
     {"no memory gives words", no_memory_gives_words, false},
+    {"a failed launch is kept", a_failed_launch_is_kept, false},
 };
 GPU_SUITE("transformer", tests)
