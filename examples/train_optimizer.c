@@ -4,7 +4,8 @@
 #include <stdlib.h>
 
 static onebit_status_t create_onebit(train_optimizer_t *optimizer, const train_options_t *options) {
-  const transformer_t *model = optimizer->model;
+  const train_model_t *model = optimizer->model;
+  const size_t ntensors = model->host->ntensors;
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
   adam.freeze_step = optimizer->kind == ADAM ? ONEBIT_FREEZE_NEVER : options->freeze;
@@ -12,16 +13,17 @@ static onebit_status_t create_onebit(train_optimizer_t *optimizer, const train_o
   adam.block_size = options->block_size;
   adam.bucket_size = options->bucket_size;
   adam.no_error_feedback = options->no_error_feedback;
-  onebit_tensor_t *tensors = calloc(model->ntensors, sizeof *tensors);
-  for (size_t t = 0; tensors && t < model->ntensors; t++)
+  adam.device = model->device->memory;
+  onebit_tensor_t *tensors = calloc(ntensors, sizeof *tensors);
+  for (size_t t = 0; tensors && t < ntensors; t++)
     tensors[t] = (onebit_tensor_t){
         .parameter = model->tensors[t].value,
         .gradient = model->tensors[t].gradient,
         .count = model->tensors[t].count,
         .weight_decay = model->tensors[t].is_gain ? 0.0f : options->weight_decay,
     };
-  const onebit_status_t status = onebit_adam_create(optimizer->team->comm, tensors, model->ntensors,
-                                                    &adam, &optimizer->onebit);
+  const onebit_status_t status =
+      onebit_adam_create(optimizer->team->gradients, tensors, ntensors, &adam, &optimizer->onebit);
   free(tensors);
   return status;
 }
@@ -35,18 +37,18 @@ static void tell(void *context, size_t tensor) {
 }
 
 int train_optimizer_create(train_optimizer_t *optimizer, int kind, const team_t *team,
-                           const train_options_t *options, transformer_t *model) {
+                           const train_options_t *options, train_model_t *model) {
   *optimizer = (train_optimizer_t){.kind = kind, .team = team, .model = model};
   if (kind == DENSE_MPI) {
-    optimizer->dense = train_dense_create(team, options, model);
+    optimizer->dense = train_dense_create(team, options, model->host);
     return agree(team, optimizer->dense != NULL, "out of memory for dense Adam");
   }
   if (check(team, create_onebit(optimizer, options), "optimizer") != 0)
     return -1;
   optimizer->in_parts = options->bucket_size > 0;
   if (optimizer->in_parts) {
-    model->ready = tell;
-    model->ready_context = optimizer;
+    model->host->ready = tell;
+    model->host->ready_context = optimizer;
   }
   return 0;
 }
@@ -66,7 +68,8 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
     train_dense_step(optimizer->dense, learning_rate);
     return ONEBIT_OK;
   }
-  const onebit_status_t status = onebit_optimizer_step(optimizer->onebit, learning_rate);
+  train_model_t *model = optimizer->model;
+  const onebit_status_t status = model->device->step(model, optimizer->onebit, learning_rate);
   return optimizer->status != ONEBIT_OK ? optimizer->status : status;
 }
 
@@ -80,5 +83,5 @@ onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer)
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer) {
   if (optimizer->dense)
     return optimizer->dense->steps * train_dense_bytes(optimizer->dense);
-  return onebit_comm_bytes_sent(optimizer->team->comm);
+  return onebit_comm_bytes_sent(optimizer->team->gradients);
 }

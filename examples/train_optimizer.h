@@ -6,11 +6,12 @@
 #define EXAMPLES_TRAIN_OPTIMIZER_H
 
 #include "examples/train_dense.h"
+#include "examples/train_device.h"
 
 typedef struct train_optimizer {
   int kind; /* ADAM, ONEBIT_ADAM or DENSE_MPI */
   const team_t *team;
-  transformer_t *model;
+  train_model_t *model;
   onebit_optimizer_t onebit; /* NULL for DENSE_MPI, which has the other one */
   train_dense_t *dense;
   int in_parts;           /* gradients are told of as they become final */
@@ -19,7 +20,7 @@ typedef struct train_optimizer {
 
 /* 0, or -1 after saying why. The optimizer stays where it is: the model calls it back. */
 int train_optimizer_create(train_optimizer_t *optimizer, int kind, const team_t *team,
-                           const train_options_t *options, transformer_t *model);
+                           const train_options_t *options, train_model_t *model);
 void train_optimizer_destroy(train_optimizer_t *optimizer);
 
 /* Before the backward pass, and after it: the same learning rate. */

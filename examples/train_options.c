@@ -73,6 +73,13 @@ static const option_t table[] = {
     {"sample", COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
     {"ranks", COUNT, AT(ranks), 1, 1024, NULL, 0,
      "ranks as threads of this process, instead of MPI's processes"},
+    {"device", CHOICE, AT(device), 0, 0, "host|cuda", 0,
+     "where to compute: the processor, default, or a GPU; the ranks of a host take its GPUs in "
+     "turn"},
+    {"transport", CHOICE, AT(transport), 0, 0, "staged|nccl", 0,
+     "how gradients leave a GPU: by way of the host, default, or over NCCL"},
+    {"products", CHOICE, AT(products), 0, 0, "bfloat16|float32", 0,
+     "what a GPU's matrix products multiply; default bfloat16"},
     {"help", FLAG, AT(help), 0, 0, NULL, 0, "print this and stop"},
 };
 
@@ -207,6 +214,15 @@ static int check(const train_options_t *options, char *words) {
              options->width);
   else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
     snprintf(words, OPTION_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
+  else if (options->device == ON_HOST && options->transport == OVER_NCCL)
+    snprintf(words, OPTION_WORDS, "--transport nccl: is between GPUs; wants --device cuda");
+  else if (options->device == ON_CUDA && options->optimizer == DENSE_MPI && !options->compare)
+    snprintf(words, OPTION_WORDS, "--optimizer dense-mpi: not with --device cuda");
+  else if (options->device == ON_CUDA && options->bucket_size > 0)
+    snprintf(words, OPTION_WORDS,
+             "--bucket-size %zu: not with --device cuda, where gradients are exchanged after the "
+             "backward pass",
+             options->bucket_size);
   else
     return 0;
   return -1;

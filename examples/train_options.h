@@ -7,6 +7,8 @@
 #include <stddef.h>
 
 enum { ADAM = 0, ONEBIT_ADAM = 1, DENSE_MPI = 2 }; /* --optimizer */
+enum { ON_HOST = 0, ON_CUDA = 1 };                 /* --device */
+enum { STAGED = 0, OVER_NCCL = 1 };                /* --transport */
 enum { MOST_PATHS = 64, OPTION_WORDS = 512 };
 #define FREEZE_DEFAULT ((size_t)-1) /* --freeze not given */
 
@@ -32,6 +34,8 @@ typedef struct train_options {
   const char *log;       /* a file; NULL: none */
   size_t sample;         /* bytes of text to generate at the end */
   size_t ranks;          /* threads of this process; 0: MPI's processes */
+  int device, transport;
+  int products; /* a transformer_products_t */
   int help;
 } train_options_t;
 

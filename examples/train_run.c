@@ -29,25 +29,19 @@ static float learning_rate(const train_options_t *options, size_t step) {
 
 static int create(training_t *training) {
   const train_options_t *options = training->options;
-  const transformer_shape_t shape = {training->text->vocabulary,
-                                     options->context,
-                                     options->width,
-                                     options->heads,
-                                     options->layers,
-                                     options->batch};
-  training->model = transformer_create(&shape);
+  const team_t *team = training->team;
   training->tokens = malloc(options->batch * (options->context + 1));
-  if (agree(training->team, training->model && training->tokens,
-            "out of memory for the model; a smaller --batch, --context or --width needs less") != 0)
+  if (agree(team, training->tokens != NULL, "out of memory for a batch") != 0 ||
+      train_model_create(&training->model, training->device, team, options,
+                         training->text->vocabulary) != 0)
     return -1;
-  transformer_initialise(training->model, options->seed);
-  return train_optimizer_create(&training->optimizer, training->optimizer_kind, training->team,
-                                options, training->model);
+  return train_optimizer_create(&training->optimizer, training->optimizer_kind, team, options,
+                                &training->model);
 }
 
 static void destroy(training_t *training) {
   train_optimizer_destroy(&training->optimizer);
-  transformer_destroy(training->model);
+  train_model_destroy(&training->model);
   free(training->tokens);
   if (training->log)
     fclose(training->log);
@@ -58,10 +52,7 @@ static double compute_gradient(training_t *training, size_t step) {
   const train_options_t *options = training->options;
   uint64_t random = random_stream(options->seed, 1 + training->team->rank, step);
   text_sample(training->text, options->batch, options->context + 1, &random, training->tokens);
-  transformer_forward(training->model, training->tokens, options->batch);
-  const double loss = transformer_loss(training->model, training->tokens, options->batch);
-  transformer_backward(training->model, training->tokens, options->batch);
-  return loss;
+  return training->device->gradient(&training->model, training->tokens, options->batch);
 }
 
 /* The optimizer's time includes waiting for a slower rank. */
@@ -107,8 +98,7 @@ static int validate(training_t *training) {
     for (; filled < options->batch && window < windows; filled++, window += team->size)
       text_held_out_window(training->text, context, window,
                            training->tokens + filled * (context + 1));
-    transformer_forward(training->model, training->tokens, filled);
-    sum += (double)filled * transformer_loss(training->model, training->tokens, filled);
+    sum += (double)filled * training->device->loss(&training->model, training->tokens, filled);
     count += (double)filled;
   }
   float numbers[NUMBERS] = {(float)sum, (float)count};
@@ -162,8 +152,8 @@ static int take_steps(training_t *training) {
   say(training->team,
       "\n%s, %zu parameters in %zu tensors\n"
       "  step  stage          loss  learning rate  tokens/s  sent/rank/step\n",
-      optimizer_names[training->optimizer_kind], training->model->parameters,
-      training->model->ntensors);
+      optimizer_names[training->optimizer_kind], training->model.host->parameters,
+      training->model.host->ntensors);
   for (size_t step = 1; step <= training->options->steps; step++) {
     if (take_step(training, step - 1, &one) != 0)
       return -1;
@@ -188,9 +178,10 @@ uint64_t hash(uint64_t start, const void *data, size_t size) {
   return h;
 }
 
-static int check_parameters(const training_t *training) {
-  const transformer_t *model = training->model;
+static int check_parameters(training_t *training) {
+  const transformer_t *model = training->model.host;
   uint64_t sum = 0;
+  training->device->fetch(&training->model);
   for (size_t t = 0; t < model->ntensors; t++)
     sum = hash(sum, model->tensors[t].value, model->tensors[t].count * sizeof(float));
   const int equal = same(training->team, sum);
@@ -213,7 +204,7 @@ static size_t draw_token(const float *probabilities, size_t vocabulary, uint64_t
 static void print_byte(unsigned char byte) { putchar(byte < ' ' && byte != '\n' ? '?' : byte); }
 
 /* Goes on from the first held-out window, byte by byte. */
-static void generate(const training_t *training) {
+static void generate(training_t *training) {
   if (training->options->sample == 0)
     return;
   const text_t *text = training->text;
@@ -226,8 +217,8 @@ static void generate(const training_t *training) {
     print_byte(text->bytes[tokens[i]]);
   printf(" >>> ");
   for (size_t i = 0; i < training->options->sample; i++) {
-    transformer_forward(training->model, tokens, 1);
-    const float *next = training->model->next + (context - 1) * text->vocabulary;
+    training->device->predict(&training->model, tokens);
+    const float *next = training->model.host->next + (context - 1) * text->vocabulary;
     const size_t token = draw_token(next, text->vocabulary, &random);
     print_byte(text->bytes[token]);
     memmove(tokens, tokens + 1, context);

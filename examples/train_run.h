@@ -20,7 +20,8 @@ typedef struct training {
   const text_t *text;
   const team_t *team;
   int optimizer_kind;
-  transformer_t *model;
+  const train_device_t *device;
+  train_model_t model;
   train_optimizer_t optimizer;
   unsigned char *tokens; /* [batch][context + 1] */
   tally_t tally[2];      /* of each onebit_stage_t */

@@ -27,12 +27,13 @@ int check(const team_t *team, onebit_status_t status, const char *what) {
   return -1;
 }
 
-static int team_create(team_t *team, onebit_comm_t comm, int has_mpi) {
+static int team_create(team_t *team, onebit_comm_t comm, size_t local_rank, int has_mpi) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.wire = ONEBIT_WIRE_DENSE;
   *team = (team_t){.comm = comm,
                    .rank = (size_t)onebit_comm_rank(comm),
                    .size = (size_t)onebit_comm_size(comm),
+                   .local_rank = local_rank,
                    .has_mpi = has_mpi};
   return check(team, onebit_plan_create(comm, NUMBERS, &options, &team->plan), "plan");
 }
@@ -63,12 +64,19 @@ int same(const team_t *team, uint64_t bits) {
   return unanimous;
 }
 
-static int run_body(onebit_comm_t comm, int has_mpi, rank_body_t *body, const void *context) {
+static int run_body(onebit_comm_t comm, size_t local_rank, int has_mpi, rank_body_t *body,
+                    const void *context) {
   team_t team;
-  const int status = team_create(&team, comm, has_mpi) == 0 ? body(&team, context) : EXIT_FAILURE;
+  const int created = team_create(&team, comm, local_rank, has_mpi);
+  const int status = created == 0 ? body(&team, context) : EXIT_FAILURE;
   onebit_plan_destroy(team.plan);
   onebit_comm_destroy(comm);
   return status;
+}
+
+void give_up(const char *what, const char *why) {
+  fprintf(stderr, "train_text: %s: %s\n", what, why);
+  exit(EXIT_FAILURE);
 }
 
 /* --- Ranks as threads --------------------------------------------------------------------------*/
@@ -83,14 +91,9 @@ typedef struct rank_thread {
 
 static void *run_thread(void *argument) {
   rank_thread_t *rank = argument;
-  rank->status = run_body(rank->comm, 0, rank->body, rank->context);
+  const size_t local_rank = (size_t)onebit_comm_rank(rank->comm);
+  rank->status = run_body(rank->comm, local_rank, 0, rank->body, rank->context);
   return NULL;
-}
-
-/* Ends the process: ranks that have started may be waiting for one that never will. */
-static void give_up(const char *what, const char *why) {
-  fprintf(stderr, "train_text: %s: %s\n", what, why);
-  exit(EXIT_FAILURE);
 }
 
 static int run_threads(size_t size, rank_body_t *body, const void *context) {
@@ -118,12 +121,21 @@ static int run_threads(size_t size, rank_body_t *body, const void *context) {
 /* --- Ranks as processes ------------------------------------------------------------------------*/
 
 #ifdef ONEBIT_HAVE_MPI
+static size_t local_rank(void) {
+  MPI_Comm host;
+  int rank;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  MPI_Comm_rank(host, &rank);
+  MPI_Comm_free(&host);
+  return (size_t)rank;
+}
+
 static int run_process(rank_body_t *body, const void *context) {
   onebit_comm_t comm;
   int status = EXIT_FAILURE;
   MPI_Init(NULL, NULL);
   if (onebit_comm_create_mpi(MPI_COMM_WORLD, &comm) == ONEBIT_OK)
-    status = run_body(comm, 1, body, context);
+    status = run_body(comm, local_rank(), 1, body, context);
   else
     fprintf(stderr, "train_text: MPI: %s\n", onebit_last_error());
   MPI_Finalize();

@@ -14,13 +14,16 @@ enum { NUMBERS = 64 };
 
 typedef struct team {
   onebit_comm_t comm;
+  onebit_comm_t gradients; /* what they travel over: comm or, between devices, NCCL's */
+  void *nccl;              /* gradients' ncclComm_t; NULL: none */
   size_t rank, size;
+  size_t local_rank;  /* among those of this host */
   onebit_plan_t plan; /* dense allreduce of NUMBERS floats */
   int has_mpi;        /* the ranks are MPI's processes */
 } team_t;
 
 /* What each rank does; returns its exit status. */
-typedef int rank_body_t(const team_t *team, const void *context);
+typedef int rank_body_t(team_t *team, const void *context);
 
 /* Runs the body on every rank: threads of this process as many as asked for, or, for 0, the
  * processes that MPI started; in a build without MPI one rank. Returns the exit status. */
@@ -33,6 +36,10 @@ void complain(const team_t *team, const char *words);
 
 /* 0, or -1 after saying what the library says. */
 int check(const team_t *team, onebit_status_t status, const char *what);
+
+/* Says why and ends the process: for what cannot be agreed on, because other ranks may be waiting
+ * for this one. */
+void give_up(const char *what, const char *why);
 
 /* Each number becomes its mean over the ranks. 0, or -1 after saying why. */
 int mean(const team_t *team, float numbers[NUMBERS], const char *what);

@@ -2,6 +2,7 @@
  * train_text: data-parallel training of a character-level transformer with dense or 1-bit Adam.
  *
  *   mpirun -n 4 train_text --data /usr/share/common-licenses --compare
+ *   mpirun -n 8 train_text --data /usr/share/common-licenses --compare --device cuda
  *
  * Each rank draws its own sequences and computes its own gradients; onebit_optimizer_step exchanges
  * them and updates the parameters, which stay equal on all ranks to the last bit. Dense Adam is the
@@ -56,12 +57,13 @@ static int check_text(const team_t *team, const train_options_t *options, const 
                "--data: the ranks read different texts");
 }
 
-static int train_all(const team_t *team, const train_options_t *options, const text_t *text) {
+static int train_all(const team_t *team, const train_device_t *device,
+                     const train_options_t *options, const text_t *text) {
   training_t trainings[3];
   for (int kind = ADAM; kind <= DENSE_MPI; kind++) {
     const int wanted = options->compare ? kind <= ONEBIT_ADAM : kind == options->optimizer;
-    trainings[kind] =
-        (training_t){.options = options, .text = text, .team = team, .optimizer_kind = kind};
+    trainings[kind] = (training_t){
+        .options = options, .text = text, .team = team, .device = device, .optimizer_kind = kind};
     if (wanted && train(&trainings[kind]) != 0)
       return FAILED;
   }
@@ -70,17 +72,27 @@ static int train_all(const team_t *team, const train_options_t *options, const t
   return DONE;
 }
 
-static int load_and_train(const team_t *team, const train_options_t *options) {
+static int train_on_device(team_t *team, const train_device_t *device,
+                           const train_options_t *options, const text_t *text) {
+  const int opened = device->open(team, options);
+  const int result = opened == 0 ? train_all(team, device, options, text) : FAILED;
+  device->close(team);
+  return result;
+}
+
+static int load_and_train(team_t *team, const train_options_t *options) {
   text_t text;
   char words[TEXT_WORDS];
   const int loaded = text_load(&text, options->data, options->ndata, words);
+  const train_device_t *device = train_device(options);
   int result = WRONG_USE;
   const int well = options->optimizer != DENSE_MPI || options->compare || team->has_mpi;
   if (agree(team, well, "--optimizer dense-mpi: wants ranks that are MPI's processes") == 0 &&
+      agree(team, device != NULL, "--device cuda: this program was built without CUDA") == 0 &&
       agree(team, loaded == 0, words) == 0 && check_text(team, options, &text) == 0) {
     say(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size,
         text.length, text.files, text.vocabulary);
-    result = train_all(team, options, &text);
+    result = train_on_device(team, device, options, &text);
   }
   text_free(&text);
   return result;
@@ -93,7 +105,7 @@ typedef struct command {
   char words[OPTION_WORDS];
 } command_t;
 
-static int run_rank(const team_t *team, const void *context) {
+static int run_rank(team_t *team, const void *context) {
   const command_t *command = context;
   if (command->wrong)
     complain(team, command->words);
