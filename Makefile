@@ -94,6 +94,7 @@ objects_cu = $(patsubst %.cu,$(BUILD)/%.cu.o,$(sort $(wildcard $(1))))
 main_of   = $(notdir $(basename $(wildcard $(1))))
 only_mpi := $(if $(filter 1,$(MPI)),,%_mpi.o)
 
+only_cuda := $(if $(filter 0,$(CUDA)),%_cuda.o)
 only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 
 LIBRARY  := $(filter-out $(only_mpi) $(only_nccl),\
@@ -176,7 +177,8 @@ $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 $(EXAMPLES) $(DIGEST): $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)
-$(BUILD)/examples/train_text: $(call objects,examples/t*.c)
+$(BUILD)/examples/train_text: $(filter-out $(only_cuda) $(only_nccl),$(call objects,examples/t*.c)) \
+  $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 

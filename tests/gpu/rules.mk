@@ -4,11 +4,12 @@
 
 GPU_TESTS_PROGRAM := $(BUILD)/tests/gpu/gpu_tests
 GPU_TESTS_OBJECTS := $(call objects,tests/gpu/*.c)
+GPU_TESTS_MODEL   := $(call objects,examples/transformer*.c) $(call objects_cu,examples/*.cu)
 
 .PHONY: gpu-tests
 gpu-tests: $(GPU_TESTS_PROGRAM)
 
 $(GPU_TESTS_OBJECTS): ISA = $(CUDA_CFLAGS)
-$(GPU_TESTS_PROGRAM): $(GPU_TESTS_OBJECTS) $(STATIC)
+$(GPU_TESTS_PROGRAM): $(GPU_TESTS_OBJECTS) $(GPU_TESTS_MODEL) $(STATIC)
 	$(call say,LD)
 	$(link) $(CUDA_LIBS) $(LIBS)
