@@ -150,6 +150,7 @@ static void take_kept(struct scene *scene, struct ob_kept *kept, size_t first, s
                            .blocks = end - first,
                            .words = ob_layout_word(layout, end) - word,
                            .one_scale = scene->what->one_scale,
+                           .memory = &ob_memory_host,
                            .now = (int)scene->what->now};
   for (int copy = 0; copy < 2; copy++) {
     kept->values[copy] = take(scene, copy ? "kept values[1]" : "kept values[0]", kept->words,
