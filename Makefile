@@ -66,7 +66,7 @@ CUDA_LAST = $(lastword $(CUDA_ARCHS))
 CUDA_CODE = $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
   -gencode arch=compute_$(CUDA_LAST),code=compute_$(CUDA_LAST)
 COMPILE_CU = $(NVCC) -std=c++17 -O3 -fmad=false $(CUDA_CODE) -I. -Iinclude $(CPPFLAGS) \
-  -Xcompiler=-Wall,-Wextra,-fPIC,-ffp-contract=off $(if $(filter 1,$(WERROR)),-Werror=all-warnings)
+  -Xcompiler=-Wall,-Wextra,-fPIC,-fno-exceptions,-ffp-contract=off $(if $(filter 1,$(WERROR)),-Werror=all-warnings)
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--as-needed -lcudart -lcublas \
   $(if $(filter 1,$(NCCL)),-lnccl) -lstdc++ -ldl -Wl,--no-as-needed
 endif

@@ -432,8 +432,6 @@ onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker
 
 onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
   OB_TRY(check_idle(plan));
-  if (plan->options.wire == ONEBIT_WIRE_DENSE)
-    return ONEBIT_OK;
   OB_TRY(ob_kept_reset(&plan->worker));
   OB_TRY(ob_kept_reset(&plan->server));
   plan->server_large = false;
