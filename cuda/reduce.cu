@@ -159,7 +159,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1)
   const float sum =
       reduce(run, plan, parts_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)
-    settle(plan, now, true, place, out, sum);
+    settle(plan, plan.state->now, true, place, out,
+           sum); /* `now`, kept, would be one register more */
 }
 
 /* What is past `valid` has no place in the caller's buffer. */
