@@ -83,6 +83,11 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
   NCCL_TRY(state, ncclGroupStart());
   onebit_status_t status = add_to_group(state, batch, stream);
   ncclResult_t ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
+  /* A communicator that does not block may still be putting it on the stream, where kernels are to
+   * follow. */
+  while (ended == ncclInProgress && !state->aborted &&
+         ncclCommGetAsyncError(state->comm, &ended) == ncclSuccess && ended == ncclInProgress)
+    sched_yield();
   OB_TRY(status);
   NCCL_TRY(state, ended);
   return ONEBIT_OK;
