@@ -213,6 +213,7 @@ onebit_status_t ob_adam_catch_up(onebit_optimizer_t optimizer) {
         return status;
     }
   }
+  OB_TRY(ob_adam_note(optimizer, optimizer->place->wait(optimizer)));
   return optimizer->deferred && optimizer->unit_count ? learn(optimizer) : ONEBIT_OK;
 }
 
