@@ -27,7 +27,7 @@ static float drawn(uint32_t a, uint32_t b, uint32_t c) {
   x = (x ^ x >> 15) * 2246822519u;
   x ^= x >> 13;
   float value = (float)(x >> 8) * 0x1p-23f - 1.0f;
-  return x % 37 == 0 ? 0.0f : value * (c / 1000 % 3 == 1 ? 1e-3f : 1.0f);
+  return x % 43 == 0 ? 0.0f : value * (c / 1000 % 3 == 1 ? 1e-3f : 1.0f);
 }
 
 float adam_rate(int attempt) { return 1e-3f * (float)(1 + attempt % 3); }
