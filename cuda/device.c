@@ -140,6 +140,14 @@ onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name
   return ob_cuda_check(plan->device->number, name, buffer);
 }
 
+bool ob_cuda_is_capturing(cudaStream_t stream) {
+  enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  if (error != cudaSuccess)
+    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
+  return error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
+}
+
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream) {
   cudaError_t error = cudaEventRecord(plan->device->begun, stream);
   if (error == cudaErrorInvalidResourceHandle)

@@ -64,6 +64,8 @@ onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name
                                 const void *buffer);
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
 
+bool ob_cuda_is_capturing(cudaStream_t stream);
+
 /* Is this a stream that the plan's device can be given work on? */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
 

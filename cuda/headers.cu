@@ -17,12 +17,13 @@ static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &pl
   return shape;
 }
 
+/* A rank that cannot take part has its own trouble to tell of, and not what it hears of others. */
 static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
   uint32_t flags = state->flags | (plan.dense ? OB_FLAG_DENSE : 0);
   if (failed || state->status != ONEBIT_OK)
     flags |= OB_FLAG_ERROR;
-  if (state->status == ONEBIT_ERROR_MISMATCH)
+  if (!failed && state->status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
   return (uint16_t)flags;
 }

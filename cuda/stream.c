@@ -59,14 +59,6 @@ static void destroy(struct onebit_plan *plan) {
 
 /* --- Around a call -----------------------------------------------------------------------------*/
 
-static bool is_capturing(cudaStream_t stream) {
-  enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
-  if (error != cudaSuccess)
-    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
-  return error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
-}
-
 static cudaStream_t stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
 
 /* Calls on two streams follow each other. What is captured has no place in time yet. */
@@ -74,7 +66,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   cudaStream_t stream = plan->call.on_stream ? plan->call.stream : device->own;
   device->stream = device->own; /* until the other is known to be sound */
-  device->capturing = is_capturing(stream);
+  device->capturing = ob_cuda_is_capturing(stream);
   if (!device->capturing) {
     OB_TRY(ob_device_check_stream(plan, stream));
     OB_TRY_CUDA(cudaStreamWaitEvent(stream, device->last, 0));
