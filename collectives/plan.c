@@ -393,8 +393,15 @@ static onebit_status_t tell_place(onebit_plan_t plan) {
   return plan->place->imported ? plan->place->imported(plan) : ONEBIT_OK;
 }
 
+/* A dense plan has no error, and no memory for one. */
+static bool keeps_nothing(const struct onebit_plan *plan) {
+  return plan->options.wire == ONEBIT_WIRE_DENSE;
+}
+
 onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server) {
   OB_TRY(check_idle(plan));
+  if (keeps_nothing(plan))
+    return ONEBIT_OK;
   if (worker)
     OB_TRY(ob_kept_export(&plan->worker, &plan->layout, worker));
   if (server)
@@ -420,6 +427,8 @@ static bool any_large(const float *values, size_t count) {
 onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
                                          const float *server) {
   OB_TRY(check_idle(plan));
+  if (keeps_nothing(plan))
+    return ONEBIT_OK;
   OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->layout)));
   OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->layout)));
   if (worker)
@@ -433,7 +442,7 @@ onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker
 
 onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
   OB_TRY(check_idle(plan));
-  if (plan->options.wire == ONEBIT_WIRE_DENSE)
+  if (keeps_nothing(plan))
     return ONEBIT_OK;
   OB_TRY(ob_kept_reset(&plan->worker));
   OB_TRY(ob_kept_reset(&plan->server));
