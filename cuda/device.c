@@ -75,7 +75,6 @@ static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
       .server = kept_of(&plan->server, &plan->layout, plan->server_sums),
       .outgoing = plan->outgoing,
       .incoming = plan->incoming,
-      .hierarchical = plan->host.ranks > 0,
       .witness = plan->first_share,
       .witness_step = 1,
   };

@@ -20,10 +20,8 @@ static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &pl
 static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
   uint32_t flags = state->flags | (plan.dense ? OB_FLAG_DENSE : 0);
-  if (failed || state->status != ONEBIT_OK || (plan.hierarchical && state->failed >= 0))
+  if (failed || state->status != ONEBIT_OK)
     flags |= OB_FLAG_ERROR;
-  if (plan.hierarchical && state->not_finite >= 0)
-    flags |= OB_FLAG_NOT_FINITE;
   if (state->status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
   return (uint16_t)flags;

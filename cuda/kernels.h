@@ -71,7 +71,6 @@ struct ob_cuda_plan {
    * those of the last call are. Else it is the state that says which is which. */
   bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
-  bool hierarchical; /* what this rank hears from its host it tells the others, and the reverse */
   /* Member m is told of as witness + m * witness_step, which the host makes a rank of. */
   size_t witness, witness_step;
   bool one_scale, dense;

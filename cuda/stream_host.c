@@ -5,11 +5,11 @@
  * The inputs travel as dense messages, each share's to the rank that will send it on: what a
  * reduce-scatter moves. They are added up here and not by ncclReduceScatter, whose order is its own:
  * in the order of the ranks the bits are those of every other hierarchical plan. Results travel as
- * they came from their servers, headers and all, so every rank hears every server itself; of what
- * the others on the host know it has heard with their inputs, and they speak of it to other hosts.
+ * they came from their servers, headers and all. Every rank is a server, so each hears every other's
+ * word itself, and all come to the same end; nobody speaks for its host.
  *
- * A rank's messages are all sealed at once, so the first of a neighbour's inputs says all that they
- * say. Steps follow each other on the stream: nobody waits until memory is free.
+ * A chunk of a neighbour's inputs is sealed at once, so its first message says all that they say.
+ * Steps follow each other on the stream: nobody waits until memory is free.
  */
 #include "base/error.h"
 #include "base/memory.h"

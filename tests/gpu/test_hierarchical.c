@@ -4,6 +4,7 @@
  * ranks, with nothing changed.
  */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -158,6 +159,18 @@ static void check_info(const onebit_plan_info_t *got, const onebit_plan_info_t *
         "%llu bytes in %zu chunks", (unsigned long long)got->wire_bytes, got->chunks);
 }
 
+/* The words name the rank that is in trouble, wherever it is. Where values themselves travel, all
+ * ranks are who add it up. */
+static void check_words(const struct part *part, int number) {
+  char wanted[64] = "";
+  if (part->what->count && part->what->options.wire == ONEBIT_WIRE_BITS && number == SPOILT)
+    snprintf(wanted, sizeof wanted, "a value on rank %d is not finite", part->size - 1);
+  if (part->what->count && number == REFUSED)
+    snprintf(wanted, sizeof wanted, part->rank ? "rank 0 could not" : "sendbuf is NULL");
+  CHECK(strstr(onebit_last_error(), wanted), "call %d: not '%s' but '%s'", number, wanted,
+        onebit_last_error());
+}
+
 /* Notes what the call came to, or compares it. */
 static void after_call(struct part *part, int number, onebit_status_t status,
                        struct record *record) {
@@ -170,6 +183,7 @@ static void after_call(struct part *part, int number, onebit_status_t status,
     memcpy(record->results[number], part->received, part->bytes);
     return;
   }
+  check_words(part, number);
   CHECK(status == record->status[number], "call %d: status %d, not %d (%s)", number, (int)status,
         (int)record->status[number], onebit_last_error());
   CHECK(!memcmp(part->received, record->results[number], part->bytes),
