@@ -27,7 +27,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
-  if (plan->host.ranks)
+  if (ob_host_shares(plan))
     ob_host_begin(plan);
   onebit_status_t begun = plan->place->begin(plan);
   if (begun != ONEBIT_OK)
@@ -72,7 +72,7 @@ static bool to_be_applied(const struct onebit_plan *plan) {
 }
 
 static void end_call(onebit_plan_t plan) {
-  if (plan->host.ranks)
+  if (ob_host_shares(plan))
     ob_host_end(plan);
   plan->place->end(plan);
 }

@@ -45,8 +45,6 @@ static size_t scale_bytes(const struct ob_kept *kept) {
 }
 
 onebit_status_t ob_kept_reset(struct ob_kept *kept) {
-  if (!kept->memory) /* a dense plan keeps nothing */
-    return ONEBIT_OK;
   OB_TRY(kept->memory->clear(kept->values[kept->now], value_bytes(kept)));
   return kept->memory->clear(kept->scales[kept->now], scale_bytes(kept));
 }
@@ -70,15 +68,10 @@ size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layo
   return elements;
 }
 
-/* Can the host use the arrays, or are there none? */
-static bool is_here(const struct ob_kept *kept) {
-  return !kept->memory || kept->memory == &ob_memory_host;
-}
-
 onebit_status_t ob_kept_view(const struct ob_kept *kept, float **values, float **scales) {
   *values = kept->values[kept->now];
   *scales = kept->scales[kept->now];
-  if (is_here(kept))
+  if (kept->memory == &ob_memory_host)
     return ONEBIT_OK;
   *values = ob_allocate(1, value_bytes(kept));
   *scales = ob_allocate(1, scale_bytes(kept));
@@ -89,7 +82,7 @@ onebit_status_t ob_kept_view(const struct ob_kept *kept, float **values, float *
 }
 
 void ob_kept_end_view(const struct ob_kept *kept, float *values, float *scales) {
-  if (is_here(kept))
+  if (kept->memory == &ob_memory_host)
     return;
   ob_release(values);
   ob_release(scales);
@@ -126,7 +119,7 @@ onebit_status_t ob_kept_import(struct ob_kept *kept, const struct ob_layout *lay
     memcpy(values_of(kept, values, &block), error, block.count * sizeof *error);
     error += block.count;
   }
-  if (status == ONEBIT_OK && !is_here(kept))
+  if (status == ONEBIT_OK && kept->memory != &ob_memory_host)
     status = kept->memory->copy(kept->values[kept->now], values, value_bytes(kept));
   ob_kept_end_view(kept, values, scales);
   return status;

@@ -28,6 +28,10 @@ static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed
   return (uint16_t)flags;
 }
 
+static __device__ int32_t witness_of(const struct ob_cuda_plan &plan, size_t member) {
+  return (int32_t)(plan.witness + member * plan.witness_step);
+}
+
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
   const uint32_t now = plan.state->now;
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
@@ -108,13 +112,13 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
   const int failed = first_lane(heard && header.flags & OB_FLAG_ERROR);
   const int not_finite = first_lane(heard && header.flags & OB_FLAG_NOT_FINITE);
   if (lane == bad && atomicCAS(&state->status, (int)ONEBIT_OK, (int)status) == ONEBIT_OK) {
-    state->witness = (int32_t)member;
+    state->witness = witness_of(plan, member);
     state->agreed = header.agreed;
   }
   if (lane == failed && state->failed < 0)
-    state->failed = (int32_t)member;
+    state->failed = witness_of(plan, member);
   if (lane == not_finite && state->not_finite < 0)
-    state->not_finite = (int32_t)member;
+    state->not_finite = witness_of(plan, member);
 }
 
 /* Are the scales of a member's message sound? By one warp; where they are not, header and all. */
@@ -131,7 +135,7 @@ static __device__ void check_scales(const struct ob_cuda_plan &plan,
     bad |= !is_scale(scales[i]);
   if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
       atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK)
-    plan.state->witness = (int32_t)member;
+    plan.state->witness = witness_of(plan, member);
 }
 
 /* The first warp reads the headers; number w the scales of the member w places further. */
@@ -157,7 +161,7 @@ static __global__ void decide(const struct ob_cuda_plan plan, const struct ob_cu
   if (lane_number() != 0)
     return;
   if (state->flags & OB_FLAG_NOT_FINITE)
-    state->not_finite = (int32_t)plan.place;
+    state->not_finite = witness_of(plan, plan.place);
   if (state->status == ONEBIT_OK && state->failed >= 0) {
     state->status = ONEBIT_ERROR_PEER;
     state->witness = state->failed;

@@ -15,7 +15,7 @@
 #include "base/memory.h"
 #include "collectives/step_parts.h"
 #include "collectives/steps.h"
-#include "cuda/device.h"
+#include "cuda/stream.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
@@ -23,6 +23,7 @@ static onebit_status_t create(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   OB_TRY(ob_device_create(plan, false));
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
+  OB_TRY(ob_stream_host_create(plan));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->begun, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->last, cudaEventDisableTiming));
@@ -53,6 +54,7 @@ static void destroy(struct onebit_plan *plan) {
   if (device->own)
     cudaStreamDestroy(device->own);
   ob_memory_pinned.release(device->seen);
+  ob_stream_host_destroy(plan);
   ob_device_destroy(plan, false);
   ob_cuda_leave(before);
 }
@@ -104,7 +106,7 @@ static onebit_status_t publish(struct onebit_plan *plan) {
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-static struct ob_cuda_stamp stamp_of(const struct onebit_plan *plan, enum ob_message_kind kind) {
+struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind) {
   return (struct ob_cuda_stamp){
       .kind = kind, .agreed = plan->call.agreed, .failed = plan->status != ONEBIT_OK};
 }
@@ -113,12 +115,12 @@ static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_mess
   cudaStream_t stream = stream_of(plan);
   struct ob_batch *batch =
       kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk) : ob_gather_batch(plan, chunk);
-  OB_TRY_CUDA(ob_cuda_seal(plan->device->kernel, stamp_of(plan, kind), chunk, stream));
+  OB_TRY_CUDA(ob_cuda_seal(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream));
   return ob_comm_put(batch, stream);
 }
 
 static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  OB_TRY_CUDA(ob_cuda_open(plan->device->kernel, stamp_of(plan, kind), chunk, stream_of(plan)));
+  OB_TRY_CUDA(ob_cuda_open(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan)));
   return ONEBIT_OK;
 }
 
@@ -149,15 +151,15 @@ static onebit_status_t compute(struct onebit_plan *plan, const struct ob_step *s
 }
 
 static onebit_status_t decide(struct onebit_plan *plan) {
-  struct ob_cuda_stamp stamp = stamp_of(plan, OB_MESSAGE_SERVER);
+  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   OB_TRY_CUDA(ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
   return ONEBIT_OK;
 }
 
 /* The last part of a call. A windowed one is applied before it is decided, and has nothing kept. */
 static onebit_status_t conclude(struct onebit_plan *plan) {
-  const struct ob_cuda_plan *kernel = &plan->device->kernel;
-  struct ob_cuda_stamp stamp = stamp_of(plan, OB_MESSAGE_SERVER);
+  const struct ob_cuda_plan *kernel = ob_device_results(plan);
+  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   OB_TRY_CUDA(ob_cuda_conclude(*kernel, stamp, stream_of(plan)));
   if (!ob_is_dense(plan))
     OB_TRY_CUDA(ob_cuda_commit(*kernel, plan->options.no_error_feedback, stream_of(plan)));
@@ -177,6 +179,10 @@ static void end(struct onebit_plan *plan) {
 
 static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step) {
   switch (step->kind) {
+  case OB_STEP_SHARE:
+    return ob_stream_host_share(plan, step->chunk);
+  case OB_STEP_MEET:
+    return ob_stream_host_meet(plan, step->chunk);
   case OB_STEP_EXCHANGE:
     return send(plan, step->chunk, OB_MESSAGE_WORKER);
   case OB_STEP_RECEIVE:
@@ -185,6 +191,10 @@ static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step)
     return send(plan, step->chunk, OB_MESSAGE_SERVER);
   case OB_STEP_COLLECT:
     return judge(plan, step->chunk, OB_MESSAGE_SERVER);
+  case OB_STEP_SPREAD:
+    return ob_stream_host_spread(plan, step->chunk);
+  case OB_STEP_FETCH:
+    return ob_stream_host_fetch(plan, step->chunk);
   case OB_STEP_DECIDE:
     return decide(plan);
   default:
@@ -212,7 +222,7 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
 
 static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
   onebit_status_t status = (onebit_status_t)outcome->status;
-  int rank = plan->group.ranks[outcome->witness];
+  int rank = ob_stream_witness(plan, outcome->witness);
   const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
   if (status == ONEBIT_SKIPPED)
     ob_error(status, "skipped: a value on rank %d is not finite", rank);
@@ -293,7 +303,7 @@ const struct ob_place ob_place_stream = {
     .codec = "cuda",
     .kept = &ob_memory_cuda,
     .messages = &ob_memory_cuda,
-    .hierarchical = false,
+    .hierarchical = true,
     .open = ob_device_open,
     .create = create_here,
     .destroy = destroy,
