@@ -171,8 +171,10 @@ link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)
-$(BUILD)/onebit-bench: $(call objects,bench/bench*.c bench/common*.c)
-$(BUILD)/onebit-info: $(call objects,bench/info*.c bench/common*.c)
+BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c)) \
+             $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
+$(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
+$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,bench/info*.c))
 # Its codec's speeds are those of onebit-bench's passes.
 TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
            $(call objects,bench/tune_*.c bench/common*.c bench/bench_measure.c \
@@ -191,8 +193,7 @@ $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(LIBS)
-$(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: \
-  $(call objects,bench/bench_*.c bench/common*.c)
+$(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))

@@ -6,6 +6,9 @@
 
 #include "base/knobs.h"
 #include "bench/bench.h"
+#ifdef ONEBIT_HAVE_CUDA
+#include <cuda_runtime_api.h> /* says whether the device is emulated */
+#endif
 
 /* Ranks in a build without MPI, when nobody says how many. */
 #define DEFAULT_THREAD_RANKS 2
@@ -17,7 +20,7 @@ struct job {
 
 static int run_job(struct bench_team *team, const void *context) {
   const struct job *job = context;
-  return job->benchmark->run(job->benchmark, &job->options, team);
+  return bench_run_on(job->benchmark, &job->options, team);
 }
 
 static void print_usage(FILE *stream) {
@@ -45,6 +48,27 @@ static bool prepare(int argc, char **argv, struct job *job, bool speak, int *sta
   if (job->options.codec)
     setenv(ob_knobs[OB_KNOB_CODEC].name, job->options.codec, 1);
   return !help;
+}
+
+/* Ranks that this process starts, without MPI: on the emulated device, which NCCL's ranks share
+ * within a process, they are threads. */
+static int run_processes(int argc, char **argv, struct job *job) {
+  int status;
+  if (!prepare(argc, argv, job, true, &status))
+    return status;
+#ifdef ONEBIT_EMULATED_CUDA
+  return bench_team_run_threads(job->options.nccl_ranks, run_job, job);
+#else
+  return bench_team_run_processes(job->options.nccl_ranks, run_job, job);
+#endif
+}
+
+/* MPI must not be begun before processes are started. */
+static bool wants_processes(int argc, char **argv) {
+  for (int i = 2; i < argc; i++)
+    if (strncmp(argv[i], "--nccl-ranks", strlen("--nccl-ranks")) == 0)
+      return true;
+  return false;
 }
 
 /* Benchmarks that have ranks: under MPI unless --ranks asks for threads. */
@@ -93,7 +117,8 @@ int main(int argc, char **argv) {
     return BENCH_USAGE;
   }
   if (job.benchmark->kind & BENCH_RANKED)
-    return run_ranks(argc, argv, &job);
+    return wants_processes(argc, argv) ? run_processes(argc, argv, &job)
+                                       : run_ranks(argc, argv, &job);
   int status;
   return prepare(argc, argv, &job, true, &status) ? run_job(NULL, &job) : status;
 }

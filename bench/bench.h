@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "onebit/onebit.h"
 
@@ -45,7 +46,11 @@ struct bench_options {
   const char *link;  /* NULL: do not look; the interface whose bytes are counted */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
-  struct bench_variant variant;                 /* where there is nothing to compare */
+  bool sized;                   /* -m was given */
+  onebit_device_t device;       /* where the buffers are */
+  bool nccl;                    /* the ranks talk over NCCL */
+  int nccl_ranks;               /* processes, to be started; 0: the ranks are there */
+  struct bench_variant variant; /* where there is nothing to compare */
   struct bench_variant compare[BENCH_VARIANTS]; /* compare_count of them */
   size_t compare_count;
   bool all_algorithms; /* of the MPI library's; none: only its own choice */
@@ -65,18 +70,23 @@ enum {
   BENCH_ALL = 15
 };
 
+struct bench_benchmark;
+
+/* Returns an exit status, the same on all ranks. team is NULL for the kinds that have no ranks. */
+typedef int bench_run(const struct bench_benchmark *benchmark, const struct bench_options *options,
+                      struct bench_team *team);
+
 struct bench_benchmark {
   const char *name, *summary;
   unsigned kind;
   size_t smallest, largest; /* when -m does not say; smallest 0: only the largest */
-  /* Returns an exit status, the same on all ranks. team is NULL for the kinds that have no ranks.
-   */
-  int (*run)(const struct bench_benchmark *benchmark, const struct bench_options *options,
-             struct bench_team *team);
+  bench_run *run;
+  bench_run *run_cuda; /* with buffers on a device; NULL: there is no such thing here */
 };
 
 extern const struct bench_benchmark bench_table[];
 const struct bench_benchmark *bench_find(const char *name); /* NULL: there is none */
+bench_run bench_run_on;                                     /* on the options' device */
 
 /* Reads argv[2..]. False with words in `error` when they make no sense; *help when help is asked
  * for. */
@@ -128,6 +138,10 @@ bool bench_team_agree(struct bench_team *team, bool well);
  */
 int bench_team_run_threads(int ranks, bench_body *body, const void *context);
 
+/* The same on processes that this one starts and waits for. Their communicators are their own, with
+ * one rank. Nothing of CUDA may have been called before. */
+int bench_team_run_processes(int ranks, bench_body *body, const void *context);
+
 #ifdef ONEBIT_HAVE_MPI
 /* Before MPI_Init: lets algorithms be chosen, in libraries that want to be told so. */
 void bench_mpi_allow_algorithms(void);
@@ -165,6 +179,11 @@ void bench_complain(const char *format, ...) __attribute__((format(printf, 1, 2)
 
 /* Prints what failed and the library's words; the exit status that goes with it. */
 int bench_status(onebit_status_t status, const char *what);
+
+/* A field of a JSON object, behind others. NULL, and what is no finite number, is null. */
+void bench_json_text(FILE *stream, const char *name, const char *text);
+void bench_json_number(FILE *stream, const char *name, double number);
+void bench_json_whole(FILE *stream, const char *name, size_t number);
 
 const char *bench_dtype_name(onebit_dtype_t dtype);
 const char *bench_scale_name(onebit_scale_t scale);

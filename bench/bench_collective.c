@@ -144,7 +144,7 @@ static int measure(struct bench_case *test, bool first) {
   return status;
 }
 
-static const struct bench_collective *find_collective(const char *name) {
+const struct bench_collective *bench_find_collective(const char *name) {
   const struct bench_collective *row = bench_collectives;
   while (strcmp(row->name, name) != 0 && strcmp(row->nonblocking_name, name) != 0)
     row++;
@@ -184,7 +184,7 @@ static int run_size(struct bench_team *team, const struct bench_options *options
 
 int bench_run_sizes(const struct bench_benchmark *benchmark, const struct bench_options *options,
                     struct bench_team *team, bench_measure *run) {
-  const struct bench_collective *collective = find_collective(benchmark->name);
+  const struct bench_collective *collective = bench_find_collective(benchmark->name);
   int worst = BENCH_OK;
   bool first = true;
   if (team->kind->choose && !options->no_dense)

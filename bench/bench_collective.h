@@ -26,7 +26,8 @@ struct bench_collective {
                            onebit_request_t *request);
 };
 
-extern const struct bench_collective bench_collectives[]; /* by onebit_operation_t */
+extern const struct bench_collective bench_collectives[];               /* by onebit_operation_t */
+const struct bench_collective *bench_find_collective(const char *name); /* of a subcommand */
 
 /* One of the things that take turns: a plan, or a dense algorithm. */
 struct bench_way {

@@ -22,6 +22,9 @@ struct row {
 /* 64 bytes an element, and more ranks than a machine has, still fit in a size_t. */
 #define BYTES_AT_MOST (SIZE_MAX >> 20)
 
+/* On a device where -m does not say: several times what a GPU's caches have. */
+#define CUDA_BYTES ((size_t)256 << 20)
+
 static bool set_sizes(struct bench_options *options, const char *value) {
   size_t first, last;
   const char *end = bench_read_number(value, true, &first);
@@ -31,6 +34,7 @@ static bool set_sizes(struct bench_options *options, const char *value) {
     end = bench_read_number(end + 1, true, &last);
   if (!end || *end || first < sizeof(float) || last < first || last > BYTES_AT_MOST)
     return false;
+  options->sized = true;
   options->largest = last;
   if (range || options->smallest > last)
     options->smallest = first;
@@ -204,6 +208,23 @@ static bool set_streams(struct bench_options *options, const char *value) {
   return true;
 }
 
+static bool set_device(struct bench_options *options, const char *value) {
+  static const char *const names[] = {"host", "cuda", NULL};
+  int found = bench_among(value, strlen(value), names);
+  options->device = (onebit_device_t)found;
+  return found >= 0;
+}
+
+static bool set_transport(struct bench_options *options, const char *value) {
+  options->nccl = true;
+  return strcmp(value, "nccl") == 0;
+}
+
+static bool set_nccl_ranks(struct bench_options *options, const char *value) {
+  options->nccl = true;
+  return bench_whole_int(value, 1, 1024, &options->nccl_ranks);
+}
+
 static const struct row rows[] = {
     {'m', NULL, BENCH_ALL, set_sizes, "[MIN:]MAX",
      "sizes, doubling: bytes of float32 elements, at least 4, with K, M or G"},
@@ -215,6 +236,8 @@ static const struct row rows[] = {
     {'c', NULL, BENCH_RANKED, set_check, NULL, "check the results; exit status 1 if one is wrong"},
     {'t', NULL, BENCH_NONBLOCKING, set_tests, "N",
      "test calls in the computation, 0: none; default: one for each 200 us of it"},
+    {'d', "device", BENCH_ALL, set_device, "NAME",
+     "where the buffers are, and who computes: host or cuda"},
     {0, "block-size", BENCH_ALL, set_block_size, "N",
      "elements that share a scale, or 'buffer' for all of them"},
     {0, "scale", BENCH_ALL, set_scale, "NAME", "rms or mean-absolute"},
@@ -232,13 +255,18 @@ static const struct row rows[] = {
     {0, "mpi-algorithms", BENCH_COLLECTIVES, set_algorithms, "LIST",
      "default, all or N,N,...: the dense collective is the best of them"},
     {0, "no-dense", BENCH_RANKED, set_no_dense, NULL, "leave out the dense collective"},
-    {0, "json", BENCH_RANKED, set_json, NULL, "a JSON object a line, instead of the table"},
+    {0, "json", BENCH_RANKED | BENCH_CODEC | BENCH_ADAM, set_json, NULL,
+     "a JSON object a line, instead of the table"},
     {0, "timeline", BENCH_COLLECTIVES, set_timeline, NULL,
      "after each size, where the time of one more call goes, by rank and step"},
     {0, "link", BENCH_COLLECTIVES, set_link, "NAME",
      "counts the bytes that each host's network interface sends, by the kernel's counters"},
     {0, "ranks", BENCH_RANKED, set_ranks, "N",
      "ranks that are threads of this process, 1 to 4096, instead of MPI's"},
+    {0, "transport", BENCH_COLLECTIVES, set_transport, "nccl",
+     "with -d cuda: the ranks talk over NCCL, not by way of the host"},
+    {0, "nccl-ranks", BENCH_COLLECTIVES, set_nccl_ranks, "N",
+     "the same, with N ranks that are processes which this one starts, 1 to 1024"},
     {0, "streams", BENCH_CODEC | BENCH_ADAM, set_streams, "N,N,...",
      "ranks whose messages are reduced, each 1 to 1024, at most 16 of them"},
     {'h', "help", BENCH_ALL, NULL, NULL, "this text"},
@@ -273,13 +301,53 @@ static void set_defaults(const struct bench_benchmark *benchmark, struct bench_o
       .warmups = BENCH_BY_SIZE,
       .checked_warmups = BENCH_BY_SIZE,
       .tests = BENCH_BY_TIME,
-      .threads = 0,
-      .streams = {2, 4, 8},
-      .stream_count = 3,
   };
-  if (benchmark->kind == BENCH_ADAM)
-    for (size_t k = 0; k < options->stream_count; k++)
-      options->streams[k] *= 2; /* 4, 8 and 16: where the step is of interest */
+}
+
+/* 4, 8 and 16 streams are where the step is of interest. On a device sizes are such that no cache
+ * has them. */
+static void fill_in_defaults(const struct bench_benchmark *benchmark,
+                             struct bench_options *options) {
+  bool cuda = options->device == ONEBIT_DEVICE_CUDA;
+  size_t first = benchmark->kind & BENCH_ADAM ? 4 : 2;
+  size_t last = cuda || benchmark->kind & BENCH_ADAM ? 16 : 8;
+  if (!options->stream_count)
+    for (size_t streams = first; streams <= last; streams *= 2)
+      options->streams[options->stream_count++] = streams;
+  if (cuda && !options->sized) {
+    options->largest = CUDA_BYTES;
+    options->smallest = benchmark->smallest ? CUDA_BYTES >> 8 : 0;
+  }
+  if (!options->smallest)
+    options->smallest = options->largest;
+}
+
+/* What an option is alone says nothing of whether it makes sense beside the others. */
+static bool make_sense(const struct bench_benchmark *benchmark, const struct bench_options *options,
+                       char error[256]) {
+  bool cuda = options->device == ONEBIT_DEVICE_CUDA, ranked = benchmark->kind & BENCH_RANKED;
+  error[0] = '\0';
+#ifndef ONEBIT_HAVE_CUDA
+  if (cuda)
+    snprintf(error, 256, "-d cuda: this onebit-bench was built without CUDA");
+#else
+  if (cuda && !benchmark->run_cuda)
+    snprintf(error, 256, "-d cuda: %s is of the host only", benchmark->name);
+#endif
+  else if (!cuda && options->json && !ranked)
+    snprintf(error, 256, "--json: of %s only with -d cuda", benchmark->name);
+  else if (!cuda && options->nccl)
+    snprintf(error, 256, "--%s: wants -d cuda",
+             options->nccl_ranks ? "nccl-ranks" : "transport nccl");
+#ifndef ONEBIT_HAVE_NCCL
+  else if (options->nccl)
+    snprintf(error, 256, "--transport nccl: this onebit-bench was built without NCCL");
+#endif
+  else if (options->nccl_ranks && options->ranks)
+    snprintf(error, 256, "--nccl-ranks %d: not with --ranks", options->nccl_ranks);
+  else if (cuda && (options->compare_count || options->timeline || options->link))
+    snprintf(error, 256, "-d cuda: not with --compare, --timeline and --link");
+  return !error[0];
 }
 
 /* One option, with its value, which may be the next argument. Returns how many arguments it took, 0
@@ -320,9 +388,8 @@ bool bench_options_parse(int argc, char **argv, const struct bench_benchmark *be
       return false;
     i += taken;
   }
-  if (!options->smallest)
-    options->smallest = options->largest;
-  return true;
+  fill_in_defaults(benchmark, options);
+  return *help || make_sense(benchmark, options, error);
 }
 
 static void print_row(const struct row *row) {
@@ -347,6 +414,16 @@ static void print_ranked_help(void) {
       "by the median; busbw is algbw * 2(P-1)/P for allreduce, (P-1)/P for the others.\n"
       "Rel. error (-f, -c): of one call with nothing kept from before, in the Euclidean norm.\n"
       "Ranks that outnumber cores want --mca mpi_yield_when_idle 1.\n");
+}
+
+static void print_cuda_help(void) {
+  printf(
+      "\n-d cuda: buffers of a GPU, timed by events; -m's default is %zu. Rows of a collective are "
+      "the\n"
+      "blocking call, the call on a stream, the same in a graph, and what is dense; -c compares "
+      "with\n"
+      "the same calls on the host, every bit.\n",
+      CUDA_BYTES);
 }
 
 static void print_blocking_help(void) {
@@ -380,6 +457,8 @@ void bench_print_help(const struct bench_benchmark *benchmark) {
            benchmark->largest);
   else
     printf("\nWhere -m does not say, the size is %zu; -m MAX is one size.\n", benchmark->largest);
+  if (benchmark->run_cuda)
+    print_cuda_help();
   if (benchmark->kind & BENCH_RANKED)
     print_ranked_help();
   if (benchmark->kind & BENCH_COLLECTIVES)
