@@ -155,7 +155,7 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	$(Q)mkdir -p $(@D); $(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $<
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
-$(STATIC): $(LIBRARY) | $(EMULATION_ARCHIVE)
+$(STATIC): $(LIBRARY)
 	$(call say,AR)
 	$(Q)rm -f $@; $(AR) rcs $@ $^
 
@@ -167,6 +167,7 @@ $(SHARED): $(LIBRARY) onebit.map
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
 # A program: its own objects and the static library.
+$(SHARED) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
 link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
