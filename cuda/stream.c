@@ -44,7 +44,7 @@ static void destroy(struct onebit_plan *plan) {
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
-  if (device->last)
+  if (device->seen) /* the last that is made: there may be calls to wait for */
     settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
