@@ -314,7 +314,49 @@ static void out_of_memory(const struct gpu_rank *self, void *context) {
     }
   }
   fail_at(0);
+  CHECK(plan, "no plan in the end");
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+/* --- A launch fails */
+
+static onebit_status_t ends[2];
+
+/* The launch is of one rank, which tells CUDA's words; the other hears of it, unless it had heard
+ * all already. False: the launch was not reached, and both are well. */
+static bool fail_launch(struct part *part, long n) {
+  load(part, (unsigned)n);
+  if (first_of_all())
+    emulation_fail_launch(n);
+  first_of_all();
+  const onebit_status_t own = n % 2 ? part_put_and_wait(part, NULL) : part_call(part);
+  CHECK(own != ONEBIT_ERROR_DEVICE || strstr(onebit_last_error(), "too many resources"), "%s",
+        onebit_last_error());
+  ends[part->rank] = own;
+  first_of_all();
+  emulation_fail_launch(0);
+  first_of_all();
+  const onebit_status_t other = ends[part->size - 1 - part->rank];
+  const bool hit = own == ONEBIT_ERROR_DEVICE || other == ONEBIT_ERROR_DEVICE;
+  CHECK(own == ONEBIT_OK || (hit && (own == ONEBIT_ERROR_DEVICE || own == ONEBIT_ERROR_PEER)),
+        "status %d here, %d on the other rank: %s", own, other, onebit_last_error());
+  CHECK(n > 2 || part->size == 1 || own != ONEBIT_OK,
+        "status %d: the other's failure is unheard of", own);
+  return hit;
+}
+
+static void launches(const struct gpu_rank *self, void *context) {
+  (void)context;
+  struct part part;
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  for (long n = 1; fail_launch(&part, n) && n < 100; n++) {
+    check_case("rank %d, launch %ld", self->rank, n);
+    load(&part, 0);
+    CHECK_STATUS(part_call(&part), ONEBIT_OK);
+  }
+  part_destroy(&part);
 }
 
 static void with_barrier(int size, plan_ranks *ranks, gpu_rank_body *body, void *context) {
@@ -332,6 +374,12 @@ static void memory(void) {
   }
 }
 
+static void launch_loopback(void) { with_barrier(2, gpu_threads, launches, NULL); }
+
+static void launch_nccl(void) { with_barrier(2, ranks_nccl, launches, NULL); }
+
+static void launch_alone(void) { with_barrier(1, ranks_self, launches, NULL); }
+
 #endif
 
 static const struct gpu_test tests[] = {
@@ -343,6 +391,9 @@ static const struct gpu_test tests[] = {
 #ifdef ONEBIT_EMULATED_CUDA
     {"no device that will do", no_device, false},
     {"out of memory", memory, false},
+    {"a launch over loopback", launch_loopback, false},
+    {"a launch over NCCL", launch_nccl, false},
+    {"a launch alone", launch_alone, false},
 #endif
 };
 GPU_SUITE("errors", tests)
