@@ -45,7 +45,7 @@ static void destroy(struct onebit_plan *plan) {
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
-  if (device->last)
+  if (device->seen) /* the last that is made: there may be calls to wait for */
     settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
@@ -77,12 +77,24 @@ static onebit_status_t follow(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
+/* What the other ranks depend on is launched a second time when it fails: the call is lost, but
+ * they can be told, and find the next one's messages numbered as theirs. */
+static onebit_status_t begin_state(struct onebit_plan *plan) {
+  cudaError_t error = ob_cuda_begin(plan->device->kernel, stream_of(plan));
+  if (error == cudaSuccess)
+    return ONEBIT_OK;
+  ob_cuda_begin(plan->device->kernel, stream_of(plan));
+  return ob_cuda_error(error, "launching a kernel");
+}
+
 /* The status of a call without a stream is its own: how those before it ended is looked at now. */
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   if (!plan->call.on_stream)
     settled(plan, true);
   onebit_status_t status = follow(plan);
-  OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, stream_of(plan)));
+  onebit_status_t begun = begin_state(plan);
+  if (status == ONEBIT_OK)
+    status = begun;
   if (status == ONEBIT_OK && plan->comm->transport->health)
     status = plan->comm->transport->health(plan->comm);
   return status;
@@ -111,12 +123,20 @@ struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_mes
       .kind = kind, .agreed = plan->call.agreed, .failed = plan->status != ONEBIT_OK};
 }
 
+static void seal(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
+  const struct ob_cuda_plan *kernel = &plan->device->kernel;
+  cudaError_t error = ob_cuda_seal(*kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan));
+  if (error == cudaSuccess)
+    return;
+  ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
+  ob_cuda_seal(*kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan));
+}
+
 static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  cudaStream_t stream = stream_of(plan);
   struct ob_batch *batch =
       kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk) : ob_gather_batch(plan, chunk);
-  OB_TRY_CUDA(ob_cuda_seal(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream));
-  return ob_comm_put(batch, stream);
+  seal(plan, chunk, kind);
+  return ob_comm_put(batch, stream_of(plan)); /* sealed or not: the others wait for it */
 }
 
 static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {

@@ -22,10 +22,10 @@ struct part {
   onebit_plan_t plan;
   int rank, size;
   bool device;
-  void *in, *out;              /* the buffers, where the plan is */
-  void *sent, *received;       /* copies of them on the host, in pinned memory */
+  void *in, *out;        /* the buffers, where the plan is */
+  void *sent, *received; /* copies of them on the host, in pinned memory */
   size_t sent_bytes, received_bytes;
-  void *memory[2];             /* what the buffers lie in */
+  void *memory[2]; /* what the buffers lie in */
   onebit_plan_info_t info;
 };
 

@@ -84,8 +84,8 @@ static void walk_cases(const struct gpu_rank *self, const struct walk *walk, boo
   CHECK_CUDA(cudaStreamCreate(&stream));
   for (size_t i = 0; i < walk->cases; i++) {
     /* The groups walk different cases. */
-    struct plan_case what = plan_case_at((i * gpu_stride() * STEP + (size_t)walk->size) %
-                                         plan_cases_count());
+    struct plan_case what =
+        plan_case_at((i * gpu_stride() * STEP + (size_t)walk->size) % plan_cases_count());
     struct record *expected = &walk->records[i * MOST_SIZE + (size_t)self->rank];
     struct record got = {0};
     check_case("rank %d of %d, %s", self->rank, self->size,
