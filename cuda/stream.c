@@ -109,12 +109,19 @@ static struct ob_cuda_stamp stamp_of(const struct onebit_plan *plan, enum ob_mes
       .kind = kind, .agreed = plan->call.agreed, .failed = plan->status != ONEBIT_OK};
 }
 
+static onebit_status_t launched(const struct onebit_plan *plan, cudaError_t error) {
+  (void)plan;
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
+}
+
+/* The others wait for a message, and find that one without a stamp of this call is damaged. */
 static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
   cudaStream_t stream = stream_of(plan);
   struct ob_batch *batch =
       kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk) : ob_gather_batch(plan, chunk);
-  OB_TRY_CUDA(ob_cuda_seal(plan->device->kernel, stamp_of(plan, kind), chunk, stream));
-  return ob_comm_put(batch, stream);
+  cudaError_t sealed = ob_cuda_seal(plan->device->kernel, stamp_of(plan, kind), chunk, stream);
+  OB_TRY(ob_comm_put(batch, stream));
+  return launched(plan, sealed);
 }
 
 static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
@@ -123,11 +130,6 @@ static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_mes
 }
 
 /* What this rank computes, if it takes part. */
-static onebit_status_t launched(const struct onebit_plan *plan, cudaError_t error) {
-  (void)plan;
-  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
-}
-
 static onebit_status_t compute(struct onebit_plan *plan, const struct ob_step *step) {
   cudaStream_t stream = stream_of(plan);
   if (plan->status != ONEBIT_OK)
