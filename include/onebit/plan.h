@@ -74,7 +74,7 @@ typedef enum onebit_schedule {
   /* Everyone's message to everyone, who each take the mean: one exchange instead of two, and no
    * second rounding; more bytes from three ranks on. */
   ONEBIT_SCHEDULE_ALLGATHER = 2,
-  /* The ranks of a host add up in shared memory, and each exchanges a part of the sum with the
+  /* The ranks of a host add up among themselves, and each exchanges a part of the sum with the
    * ranks of its place on the other hosts. A host's bytes do not grow with its ranks. Needs the
    * same number of ranks on every host. */
   ONEBIT_SCHEDULE_HIERARCHICAL = 3

@@ -21,7 +21,8 @@ struct plan_case {
   onebit_plan_options_t options;
 };
 
-#define OPTIONS(...) {.size = sizeof(onebit_plan_options_t), __VA_ARGS__}
+#define OPTIONS(...)                                                                               \
+  { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
 
 static const struct plan_case cases[] = {
     {"defaults", COUNT, OPTIONS(.block_size = 0)},
@@ -128,8 +129,7 @@ static onebit_status_t call_in_graph(struct part *part) {
   cudaGraph_t graph = NULL;
   if (!part->graph) {
     CHECK_CUDA(cudaStreamBeginCapture(part->stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream),
-                 ONEBIT_OK);
+    CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream), ONEBIT_OK);
     CHECK_CUDA(cudaStreamEndCapture(part->stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&part->graph, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));
@@ -191,7 +191,8 @@ static void after_call(struct part *part, int number, onebit_status_t status,
 }
 
 static void after_all(struct part *part, struct record *record) {
-  float *worker = gpu_allocate(COUNT, sizeof *worker), *server = gpu_allocate(COUNT, sizeof *server);
+  float *worker = gpu_allocate(COUNT, sizeof *worker),
+        *server = gpu_allocate(COUNT, sizeof *server);
   onebit_plan_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_plan_get_info(part->plan, &info), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
