@@ -1,12 +1,12 @@
 /*
- * The inside of a host in a hierarchical plan on a stream: what collectives/host.c has shared memory
- * for, in messages between its GPUs.
+ * The inside of a host in a hierarchical plan on a stream: what collectives/host.c has shared
+ * memory for, in messages between its GPUs.
  *
  * The inputs travel as dense messages, each share's to the rank that will send it on: what a
- * reduce-scatter moves. They are added up here and not by ncclReduceScatter, whose order is its own:
- * in the order of the ranks the bits are those of every other hierarchical plan. Results travel as
- * they came from their servers, headers and all. Every rank is a server, so each hears every other's
- * word itself, and all come to the same end; nobody speaks for its host.
+ * reduce-scatter moves. They are added up here and not by ncclReduceScatter, whose order is its
+ * own: in the order of the ranks the bits are those of every other hierarchical plan. Results
+ * travel as they came from their servers, headers and all. Every rank is a server, so each hears
+ * every other's word itself, and all come to the same end; nobody speaks for its host.
  *
  * A chunk of a neighbour's inputs is sealed at once, so its first message says all that they say.
  * Steps follow each other on the stream: nobody waits until memory is free.
