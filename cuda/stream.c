@@ -45,7 +45,7 @@ static void destroy(struct onebit_plan *plan) {
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
-  if (device->last)
+  if (device->seen) /* which is made last */
     settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
