@@ -100,8 +100,8 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
 static void tell_of_gpus(struct ob_cost_choice *choice) {
   size_t length = strlen(choice->words);
   snprintf(choice->words + length, sizeof choice->words - length,
-           "between GPUs these times are not to be trusted: an allreduce is the exchange unless "
-           "another schedule is asked for\n");
+           "between GPUs these times are not to be trusted: an optimizer is hierarchical where it "
+           "can be, an allreduce the exchange unless another schedule is asked for\n");
 }
 
 /* What was asked for is done, also where the model has no time for it (on one host, or dense) and
@@ -122,7 +122,7 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   set_freedom(plan, shape, &task);
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
   insist(&plan->choice, &task);
-  if (is_between_gpus(plan))
+  if (is_between_gpus(plan) && !shape->options.schedule)
     tell_of_gpus(&plan->choice);
   plan->schedule = plan->choice.schedule;
   plan->choice.doubling = plan->schedule == ONEBIT_SCHEDULE_ALLGATHER &&

@@ -88,7 +88,7 @@ struct ob_cuda_pieces {
   size_t step; /* bytes */
 };
 
-/* As struct ob_source. `values`: instead of the pieces, what the message for member m is made of, as
+/* As struct ob_source. `values`: instead of the pieces, what the message for member m is made of,
  * float32 from values + m * step on. */
 struct ob_cuda_source {
   struct ob_cuda_pieces inputs;
@@ -156,8 +156,8 @@ cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outp
 /* --- Inside a host */
 
 /* The mean of the inputs of `host`'s members, the ranks of the host: of the share of the plan's
- * member m, of `members`, from values + m * step on. Their messages about one member after the other
- * lie next to each other. */
+ * member m, of `members`, from values + m * step on. A rank's messages about them lie one after the
+ * other. */
 cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, size_t members, float *values, size_t step,
                               size_t chunk, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-/* The mean of dense messages, one a member, in the members' order: of servers, and inside a host. */
+/* The mean of dense messages, one a member, in their order: for a server, and inside a host. */
 #ifndef OB_CUDA_MEAN_CUH
 #define OB_CUDA_MEAN_CUH
 

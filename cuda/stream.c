@@ -140,7 +140,8 @@ static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_mess
 }
 
 static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  OB_TRY_CUDA(ob_cuda_open(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan)));
+  OB_TRY_CUDA(
+      ob_cuda_open(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan)));
   return ONEBIT_OK;
 }
 

@@ -1,12 +1,12 @@
 /*
- * The inside of a host in a hierarchical plan on a stream: what collectives/host.c has shared memory
- * for, in messages between its GPUs.
+ * The inside of a host in a hierarchical plan on a stream: what collectives/host.c has shared
+ * memory for, in messages between its GPUs.
  *
  * The inputs travel as dense messages, each share's to the rank that will send it on: what a
- * reduce-scatter moves. They are added up here and not by ncclReduceScatter, whose order is its own:
- * in the order of the ranks the bits are those of every other hierarchical plan. Results travel as
- * they came from their servers, headers and all. Every rank is a server, so each hears every other's
- * word itself, and all come to the same end; nobody speaks for its host.
+ * reduce-scatter moves. They are added up here and not by ncclReduceScatter, whose order is its
+ * own: in the order of the ranks the bits are those of every other hierarchical plan. Results
+ * travel as they came from their servers, headers and all. Every rank is a server, so each hears
+ * every other's word itself, and all come to the same end; nobody speaks for its host.
  *
  * A chunk of a neighbour's inputs is sealed at once, so its first message says all that they say.
  * Steps follow each other on the stream: nobody waits until memory is free.
@@ -126,12 +126,10 @@ static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, s
   struct ob_device_host *host = &plan->device->host;
   size_t out = place * plan->group.size + member, in = plan->first_share + member;
   int rank = rank_at(plan, place);
-  batch->send[batch->sends++] =
-      (struct ob_endpoint){window_at(plan, host->outgoing, out, chunk),
-                           message_bytes(plan, out, chunk, true), rank};
-  batch->receive[batch->receives++] =
-      (struct ob_endpoint){window_at(plan, host->incoming, out, chunk),
-                           message_bytes(plan, in, chunk, true), rank};
+  batch->send[batch->sends++] = (struct ob_endpoint){window_at(plan, host->outgoing, out, chunk),
+                                                     message_bytes(plan, out, chunk, true), rank};
+  batch->receive[batch->receives++] = (struct ob_endpoint){
+      window_at(plan, host->incoming, out, chunk), message_bytes(plan, in, chunk, true), rank};
 }
 
 /* To the rank at `place`: what this rank has collected. From it: what that has. */
@@ -139,8 +137,8 @@ static void add_results(const struct onebit_plan *plan, struct ob_batch *batch, 
                         size_t place, size_t member) {
   size_t out = plan->first_share + member, in = place * plan->group.size + member;
   int rank = rank_at(plan, place);
-  batch->send[batch->sends++] = (struct ob_endpoint){
-      ob_plan_result(plan, true, out, chunk), message_bytes(plan, out, chunk, false), rank};
+  batch->send[batch->sends++] = (struct ob_endpoint){ob_plan_result(plan, true, out, chunk),
+                                                     message_bytes(plan, out, chunk, false), rank};
   batch->receive[batch->receives++] = (struct ob_endpoint){
       ob_plan_result(plan, true, in, chunk), message_bytes(plan, in, chunk, false), rank};
 }
@@ -174,8 +172,8 @@ onebit_status_t ob_stream_host_share(struct onebit_plan *plan, size_t chunk) {
 }
 
 onebit_status_t ob_stream_host_meet(struct onebit_plan *plan, size_t chunk) {
-  OB_TRY_CUDA(ob_cuda_open(plan->device->host.host, ob_stream_stamp(plan, OB_MESSAGE_WORKER),
-                           chunk, plan->device->stream));
+  OB_TRY_CUDA(ob_cuda_open(plan->device->host.host, ob_stream_stamp(plan, OB_MESSAGE_WORKER), chunk,
+                           plan->device->stream));
   return ONEBIT_OK;
 }
 

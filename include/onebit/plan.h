@@ -74,7 +74,7 @@ typedef enum onebit_schedule {
   /* Everyone's message to everyone, who each take the mean: one exchange instead of two, and no
    * second rounding; more bytes from three ranks on. */
   ONEBIT_SCHEDULE_ALLGATHER = 2,
-  /* The ranks of a host add up in shared memory, and each exchanges a part of the sum with the
+  /* The ranks of a host add up among themselves, and each exchanges a part of the sum with the
    * ranks of its place on the other hosts. A host's bytes do not grow with its ranks. Needs the
    * same number of ranks on every host. */
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
@@ -158,8 +158,8 @@ typedef struct onebit_plan_info {
   size_t server_error_count;  /* floats in the server error */
   size_t block_size;          /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
   size_t chunks;              /* messages that one rank sends another in a phase */
-  /* Bytes that one call hands to the transport on this rank; hierarchical: for other hosts. */
-  uint64_t wire_bytes;
+  uint64_t wire_bytes;        /* bytes that one call hands to the transport on this rank; of what a
+                               * hierarchical plan does, those to other hosts */
   uint64_t memory_bytes;      /* bytes allocated for the plan on this rank */
   const char *codec;          /* "scalar", "avx2", "avx512", "neon" or "cuda" */
   const char *transport;      /* "self", "loopback", "mpi" or "nccl" */

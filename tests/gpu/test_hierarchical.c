@@ -13,6 +13,10 @@
 #include "tests/codec_values.h"
 #include "tests/gpu/hosts.h"
 
+#ifdef ONEBIT_EMULATED_CUDA
+#include <emulation.h>
+#endif
+
 enum { COUNT = 9001, CALLS = 7, SPOILT = 2, REFUSED = 3, CAPTURED = 4 };
 
 struct plan_case {
@@ -21,7 +25,8 @@ struct plan_case {
   onebit_plan_options_t options;
 };
 
-#define OPTIONS(...) {.size = sizeof(onebit_plan_options_t), __VA_ARGS__}
+#define OPTIONS(...)                                                                               \
+  { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
 
 static const struct plan_case cases[] = {
     {"defaults", COUNT, OPTIONS(.block_size = 0)},
@@ -128,8 +133,7 @@ static onebit_status_t call_in_graph(struct part *part) {
   cudaGraph_t graph = NULL;
   if (!part->graph) {
     CHECK_CUDA(cudaStreamBeginCapture(part->stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream),
-                 ONEBIT_OK);
+    CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream), ONEBIT_OK);
     CHECK_CUDA(cudaStreamEndCapture(part->stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&part->graph, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));
@@ -191,7 +195,8 @@ static void after_call(struct part *part, int number, onebit_status_t status,
 }
 
 static void after_all(struct part *part, struct record *record) {
-  float *worker = gpu_allocate(COUNT, sizeof *worker), *server = gpu_allocate(COUNT, sizeof *server);
+  float *worker = gpu_allocate(COUNT, sizeof *worker),
+        *server = gpu_allocate(COUNT, sizeof *server);
   onebit_plan_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_plan_get_info(part->plan, &info), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
@@ -286,9 +291,41 @@ static void few_bytes_leave_a_host(void) {
     hosts_run(&hosts_splits[s], check_bytes, NULL);
 }
 
+/* Each allocation of a device's fails in its turn, on some rank: then no rank has a plan. */
+static void create_without_memory(const struct gpu_rank *self, const struct hosts_split *split,
+                                  bool device, void *context) {
+#ifdef ONEBIT_EMULATED_CUDA
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_status_t status = ONEBIT_ERROR_MEMORY;
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  options.device = device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  for (long n = 1; device && status != ONEBIT_OK; n++) {
+    onebit_plan_t plan = NULL;
+    if (self->rank == 0)
+      emulation_fail_allocation(n);
+    status = onebit_plan_create(self->comm, 4099, &options, &plan);
+    CHECK(status == ONEBIT_OK || (status == ONEBIT_ERROR_MEMORY && !plan), "status %d, %s",
+          (int)status, onebit_last_error());
+    CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  }
+  emulation_fail_allocation(0);
+#else
+  (void)self, (void)device;
+#endif
+  (void)split, (void)context;
+}
+
+static void without_memory_there_is_no_plan(void) {
+#ifndef ONEBIT_EMULATED_CUDA
+  SKIP("only on the emulated device can an allocation be made to fail");
+#endif
+  hosts_run(&hosts_splits[0], create_without_memory, NULL);
+}
+
 static const struct gpu_test tests[] = {
     {"has the bits of loopback", has_the_bits_of_loopback, false},
     {"trouble reaches all hosts", trouble_reaches_all_hosts, false},
     {"few bytes leave a host", few_bytes_leave_a_host, false},
+    {"without memory there is no plan", without_memory_there_is_no_plan, false},
 };
 GPU_SUITE("hierarchical", tests)

@@ -21,13 +21,13 @@ struct adam_case {
   onebit_adam_options_t options;
 };
 
-#define OPTIONS(...) {.size = sizeof(onebit_adam_options_t), .freeze_step = FREEZE, __VA_ARGS__}
+#define OPTIONS(...)                                                                               \
+  { .size = sizeof(onebit_adam_options_t), .freeze_step = FREEZE, __VA_ARGS__ }
 
 static const struct adam_case cases[] = {
     {"one bucket", OPTIONS(.beta2 = 0.9)},
-    {"buckets, many messages",
-     OPTIONS(.bucket_size = 100, .block_size = 64, .chunk_size = 128,
-             .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
+    {"buckets, many messages", OPTIONS(.bucket_size = 100, .block_size = 64, .chunk_size = 128,
+                                       .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
     {"nothing kept", OPTIONS(.no_error_feedback = 1)},
 };
 #define CASES (sizeof cases / sizeof cases[0])
@@ -69,8 +69,8 @@ static bool open_learner(struct learner *learner, onebit_comm_t comm,
   onebit_tensor_t tensors[TENSORS];
   bool several = split->hosts > 1 && split->each > 1;
   options.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
-  options.schedule = learner->device && several ? ONEBIT_SCHEDULE_AUTOMATIC
-                                                : ONEBIT_SCHEDULE_HIERARCHICAL;
+  options.schedule =
+      learner->device && several ? ONEBIT_SCHEDULE_AUTOMATIC : ONEBIT_SCHEDULE_HIERARCHICAL;
   learner->parameters = take(learner->device);
   learner->gradients = take(learner->device);
   learner->sent = take(false);
@@ -135,8 +135,7 @@ static onebit_status_t make_step(struct learner *learner, int step) {
     return onebit_optimizer_step(learner->optimizer, rate);
   if (step >= CAPTURED)
     return step_in_graph(learner);
-  onebit_status_t status =
-      onebit_optimizer_step_stream(learner->optimizer, rate, learner->stream);
+  onebit_status_t status = onebit_optimizer_step_stream(learner->optimizer, rate, learner->stream);
   CHECK_CUDA(cudaStreamSynchronize(learner->stream));
   onebit_status_t settled = onebit_optimizer_synchronize(learner->optimizer);
   return status == ONEBIT_OK ? settled : status;
