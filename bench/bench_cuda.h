@@ -140,10 +140,12 @@ struct bench_put *bench_add_adam(struct bench_turns *turns, struct bench_work *w
 /* load, mean, convert */
 void bench_add_dense(struct bench_turns *turns, struct bench_work *work);
 
-/* Bytes an element that the local work of a call moves, on a rank among so many: what the kernels
- * of an allreduce, or of an optimizer's step, have to move. */
 double bench_reduce_bytes(const struct bench_work *work, size_t members); /* in all */
-double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, bool adam);
+
+/* Bytes an element that the kernels have to move on a rank among so many: of an allreduce by
+ * exchange, or by everyone's message to everyone; of an optimizer's step. */
+enum bench_local { BENCH_LOCAL_EXCHANGE, BENCH_LOCAL_GATHER, BENCH_LOCAL_ADAM };
+double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, enum bench_local kind);
 
 /* --- Tables */
 

@@ -231,12 +231,19 @@ void bench_add_dense(struct bench_turns *turns, struct bench_work *work) {
   add(turns, work, "convert", 0, 8, 0)->run = run_convert;
 }
 
-double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, bool adam) {
+double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, enum bench_local kind) {
   double n = (double)ranks, b = (double)block, element = (double)ob_dtype_size(dtype);
   double compressed = element + 8 + 1.0 / 8 + 12 / b;
   double reduced = (8 + (n + 1) / 8 + 4 * (n + 3) / b) / n;
-  double applied = (adam ? 12 : element) + 1.0 / 8 + 4 / b;
-  return compressed + (adam ? 1.0 / 8 + 4 / b : 0) + reduced + applied;
+  switch (kind) {
+  case BENCH_LOCAL_EXCHANGE:
+    return compressed + reduced + element + 1.0 / 8 + 4 / b;
+  case BENCH_LOCAL_GATHER:
+    return compressed + element + n / 8 + 4 * n / b;
+  case BENCH_LOCAL_ADAM:
+    return compressed + 1.0 / 8 + 4 / b + reduced + 12 + 1.0 / 8 + 4 / b;
+  }
+  return 0;
 }
 
 /* --- What they work on */
