@@ -1,4 +1,4 @@
-/* The collectives with -d cuda: the call, the call on a stream and in a graph, and what is dense. */
+/* The collectives with -d cuda: the call, on a stream, in a graph, and what is dense. */
 #include <math.h>
 #include <string.h>
 
@@ -99,8 +99,7 @@ static onebit_plan_info_t info_of(const struct bench_exchange *exchange) {
 
 static void print_head(const struct bench_exchange *exchange) {
   onebit_plan_info_t info = info_of(exchange);
-  printf("# onebit-bench %s -d cuda, version %s\n", exchange->collective->name, onebit_version());
-  bench_device_print(exchange->device);
+  bench_device_print(exchange->device, exchange->collective->name);
   printf("# %d ranks over %s, schedule %s, wire %s, %s\n", exchange->team->size, info.transport,
          bench_schedule_name(info.schedule), bench_wire_name(info.wire),
          bench_dtype_name(exchange->options->dtype));

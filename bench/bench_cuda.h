@@ -49,8 +49,8 @@ struct bench_device {
  * rank 0 says why it is not BENCH_OK. */
 int bench_device_open(int rank, struct bench_device *device);
 void bench_device_close(struct bench_device *device);
-/* The table's first lines: the device; that an emulated one's times mean nothing. */
-void bench_device_print(const struct bench_device *device);
+/* The table's first lines: the device, and that an emulated one's times mean nothing. */
+void bench_device_print(const struct bench_device *device, const char *benchmark);
 
 /* Memory of the device; NULL when there is none. */
 void *bench_device_memory(size_t count, size_t size);

@@ -310,13 +310,15 @@ static void fill_slots(const struct onebit_plan *plan, unsigned char *messages, 
   }
 }
 
-/* The messages of so many members, and the results of the one that there is. */
+/* The messages of so many members, and of the one that there is. Dense ones are all the same: they
+ * are long, and no kernel looks at what is in them. */
 static int fill_messages(const struct onebit_plan *plan, unsigned char *incoming, size_t members) {
   unsigned char *messages = ob_allocate(1, plan->peer_stride);
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
   cudaError_t error = messages ? cudaSuccess : cudaErrorMemoryAllocation;
   for (size_t m = 0; m < members && error == cudaSuccess; m++) {
-    fill_slots(plan, messages, m + 1);
+    if (m == 0 || !kernel->dense)
+      fill_slots(plan, messages, m + 1);
     error = cudaMemcpy(incoming + m * plan->peer_stride, messages, plan->peer_stride,
                        cudaMemcpyHostToDevice);
   }
