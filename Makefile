@@ -3,6 +3,7 @@
 #   make                everything, in build/
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
+#   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
 #   make demo           four ranks train on a text, dense and with one bit, side by side
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
@@ -66,7 +67,7 @@ CUDA_LAST = $(lastword $(CUDA_ARCHS))
 CUDA_CODE = $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
   -gencode arch=compute_$(CUDA_LAST),code=compute_$(CUDA_LAST)
 COMPILE_CU = $(NVCC) -std=c++17 -O3 -fmad=false $(CUDA_CODE) -I. -Iinclude $(CPPFLAGS) \
-  -Xcompiler=-Wall,-Wextra,-fPIC,-ffp-contract=off $(if $(filter 1,$(WERROR)),-Werror=all-warnings)
+  -Xcompiler=-Wall,-Wextra,-fPIC,-fno-exceptions,-ffp-contract=off $(if $(filter 1,$(WERROR)),-Werror=all-warnings)
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--as-needed -lcudart -lcublas \
   $(if $(filter 1,$(NCCL)),-lnccl) -lstdc++ -ldl -Wl,--no-as-needed
 endif
@@ -115,22 +116,27 @@ HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).
               $(call objects,tests/*.c))
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
-ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests
+ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
+  tests/gpu tests/emulation tests/emulation/include
 
-.PHONY: all tests deps demo check bench install uninstall clean format fuzz neon FORCE
+.PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
 tests: $(UNIT) $(RANKED)
 
 # The flags of the last build: when they change, everything is built again. A missing compiler or
 # MPI is met here first. `deps` comes before everything else when both are asked for.
+WITH_MPI  = $(if $(filter 1,$(MPI)),MPI,no MPI)
+WITH_NCCL = $(if $(filter 1,$(NCCL)),$(comma) NCCL)
+WITH_CUDA = $(if $(filter 0,$(CUDA)),no CUDA: for processors only,$(if $(filter 1,$(CUDA)),CUDA for \
+              $(addprefix sm_,$(CUDA_ARCHS)),an emulated CUDA device)$(WITH_NCCL))
 $(BUILD)/flags: FORCE | $(filter deps,$(MAKECMDGOALS))
 	@command -v $(CC) >/dev/null || \
 	  { echo "$(CC): not found; 'make deps' installs a compiler" >&2; exit 1; }
 	@[ "$(MPI)" = 0 ] || command -v $(MPICC) >/dev/null || \
 	  { echo "$(MPICC): not found; 'make deps' installs MPI, MPI=0 goes without" >&2; exit 1; }
 	@mkdir -p $(@D); echo '$(CC) $(ALL_CFLAGS) : $(COMPILE_CU) : $(ALL_LDFLAGS) $(LIBS)' >$@.new; \
-	  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; echo 'onebit $(VERSION) with $(WITH_MPI), $(WITH_CUDA)'; fi
 
 # A codec a file, each with the instructions it is written for; compression/codec.c chooses one.
 X86 = $(findstring x86_64,$(shell $(CC) -dumpmachine))
@@ -149,7 +155,7 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	$(Q)mkdir -p $(@D); $(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $<
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
-$(STATIC): $(LIBRARY) | $(EMULATION_ARCHIVE)
+$(STATIC): $(LIBRARY)
 	$(call say,AR)
 	$(Q)rm -f $@; $(AR) rcs $@ $^
 
@@ -161,6 +167,7 @@ $(SHARED): $(LIBRARY) onebit.map
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
 # A program: its own objects and the static library.
+$(SHARED) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
 link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
@@ -202,6 +209,9 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 	$(link) -fsanitize=fuzzer $(LIBS)
 
 # --- What can be done with it
+
+gpu-check:
+	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
 export BUILD CC CXX MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
@@ -259,17 +269,17 @@ clean:
 	rm -rf $(BUILD) $(BUILD)-neon $(BUILD)-fuzz
 
 format:
-	clang-format -i $(wildcard $(addsuffix /*.[ch],$(ROOMS)))
+	clang-format -i $(wildcard $(foreach kind,[ch] cu cuh cpp,$(addsuffix /*.$(kind),$(ROOMS))))
 
 # Cross-compiles the codecs for 64-bit ARM, runs them under qemu, and compares every bit.
 neon: $(DIGEST)
-	$(MAKE) BUILD=$(BUILD)-neon CC=$(CROSS)gcc AR=$(CROSS)ar MPI=0 LDFLAGS=-static \
+	$(MAKE) BUILD=$(BUILD)-neon CC=$(CROSS)gcc AR=$(CROSS)ar MPI=0 CUDA=0 LDFLAGS=-static \
 	  $(BUILD)-neon/tests/codec_digest
 	tests/scripts/check-codecs $(DIGEST) "qemu-aarch64 $(BUILD)-neon/tests/codec_digest"
 
 # Stops at the first finding. FUZZ_RUNS=n: the same n inputs each time, instead of FUZZ_SECONDS.
 fuzz:
-	$(MAKE) BUILD=$(BUILD)-fuzz CC=clang MPI=0 OPENMP=0 CFLAGS='-O1 -g' \
+	$(MAKE) BUILD=$(BUILD)-fuzz CC=clang MPI=0 CUDA=0 OPENMP=0 CFLAGS='-O1 -g' \
 	  SAN=address,undefined,fuzzer-no-link $(BUILD)-fuzz/tests/fuzz_message
 	$(BUILD)-fuzz/tests/fuzz_message -max_len=65536 -print_final_stats=1 \
 	  $(if $(FUZZ_RUNS),-seed=1 -runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))

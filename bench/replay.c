@@ -38,6 +38,7 @@ static const char help[] =
     "\n"
     "  --loopback           ranks are threads of this process, as many as the case has\n"
     "  --codec NAME         scalar, avx2, avx512 or neon, instead of the fastest\n"
+    "  --device NAME        host or cuda: where the buffers are, and so what computes\n"
     "  --skip-unsupported   a kind of case that this version cannot run is no failure\n"
     "  --verbose            adds how far the state after the last step is from the recorded one\n"
     "  --help               prints this\n"
@@ -46,6 +47,7 @@ static const char help[] =
 
 struct options {
   bool loopback, skip_unsupported, verbose, help;
+  onebit_device_t device;
   char wrong[REPLAY_WORDS]; /* "" or what is wrong with the command line */
 };
 
@@ -58,9 +60,21 @@ static void set_codec(struct options *options, const char *name) {
     snprintf(options->wrong, sizeof options->wrong, "--codec: %s", onebit_last_error());
 }
 
+static void set_device(struct options *options, const char *name) {
+  bool cuda = strcmp(name, "cuda") == 0;
+  options->device = cuda ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  if (!cuda && strcmp(name, "host") != 0)
+    snprintf(options->wrong, sizeof options->wrong, "--device %.60s: neither host nor cuda", name);
+#ifndef ONEBIT_HAVE_CUDA
+  else if (cuda)
+    snprintf(options->wrong, sizeof options->wrong, "--device cuda: this build is without CUDA");
+#endif
+}
+
 static void parse(struct options *options, int argc, char **argv) {
   static const struct option table[] = {{"loopback", no_argument, NULL, 'l'},
                                         {"codec", required_argument, NULL, 'c'},
+                                        {"device", required_argument, NULL, 'd'},
                                         {"skip-unsupported", no_argument, NULL, 's'},
                                         {"verbose", no_argument, NULL, 'v'},
                                         {"help", no_argument, NULL, 'h'},
@@ -74,6 +88,8 @@ static void parse(struct options *options, int argc, char **argv) {
     options->help |= option == 'h';
     if (option == 'c')
       set_codec(options, optarg);
+    else if (option == 'd')
+      set_device(options, optarg);
     else if (option == ':' || option == '?')
       snprintf(options->wrong, sizeof options->wrong, "%.60s: %s", argv[optind - 1],
                option == ':' ? "needs a value" : "unknown option");
@@ -119,9 +135,9 @@ static int replay_all(const struct options *options, char **directories, bool sp
   for (; *directories; directories++) {
     struct replay_result result;
     if (options->loopback)
-      replay_with_threads(*directories, &result);
+      replay_with_threads(*directories, options->device, &result);
     else
-      replay_with_mpi(*directories, &result);
+      replay_with_mpi(*directories, options->device, &result);
     if (speaks)
       print_result(*directories, &result, options->verbose);
     if (result.verdict == REPLAY_FAILED ||

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/replay_memory.h"
 #include "onebit/onebit.h"
 
 /* What one rank has to say. */
@@ -34,6 +35,7 @@ struct run {
   size_t steps;  /* made */
   float *memory; /* what the arrays below are parts of */
   float *input, *got, *wanted;
+  struct replay_memory library; /* what it reads and writes: copies of input, and of got */
   /* adam: the parameters before the step, both, and their longest updates */
   float *got_before, *wanted_before, *length;
   onebit_tensor_t *tensors;
@@ -66,6 +68,13 @@ static void read_values(struct run *run, enum replay_file file, size_t first, si
                         float *values) {
   char words[REPLAY_WORDS];
   if (!replay_case_read(run->recorded, file, first, count, values, words))
+    fail(run, "%s", words);
+}
+
+/* A device that fails leaves what was there: the rank goes on, as above. */
+static void copy(struct run *run, float *to, const float *from) {
+  char words[REPLAY_WORDS];
+  if (!replay_memory_copy(&run->library, to, from, words))
     fail(run, "%s", words);
 }
 
@@ -123,8 +132,11 @@ static void run_allreduce_steps(struct run *run, onebit_plan_t plan) {
   for (size_t step = 0; step < recorded->steps; step++) {
     read_values(run, REPLAY_INPUT, own_place(run, step), recorded->count, run->input);
     read_values(run, REPLAY_OUTPUT, step * recorded->count, recorded->count, run->wanted);
-    if (!passed(run, onebit_allreduce(run->input, run->got, plan), "onebit_allreduce"))
+    copy(run, run->library.input, run->input);
+    if (!passed(run, onebit_allreduce(run->library.input, run->library.output, plan),
+                "onebit_allreduce"))
       return;
+    copy(run, run->got, run->library.output);
     run->steps++;
     replay_compare_results(&run->report.tally, step, run->got, run->wanted, recorded->count);
     digest(run, run->got, recorded->count);
@@ -137,6 +149,7 @@ static void run_allreduce(struct run *run) {
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_t plan;
   options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.device = run->library.device;
   if (!passed(run, onebit_plan_create(run->rank->comm, run->recorded->count, &options, &plan),
               "onebit_plan_create"))
     return;
@@ -158,14 +171,15 @@ static onebit_status_t create_adam(struct run *run, onebit_optimizer_t *optimize
   const struct replay_case *recorded = run->recorded;
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.device = run->library.device;
   options.beta1 = recorded->beta1;
   options.beta2 = recorded->beta2;
   options.epsilon = recorded->epsilon;
   /* To DeepSpeed 0 is as good as 1: one step of warm-up. The library has another use for 0. */
   options.freeze_step = recorded->freeze_step ? recorded->freeze_step : 1;
   for (size_t t = 0, first = 0; t < recorded->tensors; first += recorded->tensor_counts[t++])
-    run->tensors[t] = (onebit_tensor_t){.parameter = run->got + first,
-                                        .gradient = run->input + first,
+    run->tensors[t] = (onebit_tensor_t){.parameter = run->library.output + first,
+                                        .gradient = run->library.input + first,
                                         .count = recorded->tensor_counts[t],
                                         .weight_decay = (float)recorded->weight_decay};
   return onebit_adam_create(run->rank->comm, run->tensors, recorded->tensors, &options, optimizer);
@@ -217,9 +231,11 @@ static void run_adam_steps(struct run *run, onebit_optimizer_t optimizer) {
     read_values(run, REPLAY_INPUT, own_place(run, step), recorded->count, run->input);
     read_parameters(run, step);
     check_stage(run, optimizer, step);
+    copy(run, run->library.input, run->input);
     if (!passed(run, onebit_optimizer_step(optimizer, (float)recorded->learning_rate),
                 "onebit_optimizer_step"))
       return;
+    copy(run, run->got, run->library.output);
     run->steps++;
     compare_parameters(run, step);
     digest(run, run->got, recorded->count);
@@ -230,6 +246,7 @@ static void run_adam_steps(struct run *run, onebit_optimizer_t optimizer) {
 static void run_adam(struct run *run) {
   onebit_optimizer_t optimizer;
   read_values(run, REPLAY_START, 0, run->recorded->count, run->got);
+  copy(run, run->library.output, run->got);
   if (!passed(run, create_adam(run, &optimizer), "onebit_adam_create"))
     return;
   run_adam_steps(run, optimizer);
@@ -257,8 +274,9 @@ static bool allocate(struct run *run) {
   return true;
 }
 
-static void prepare(struct run *run, bool opened, const char *words) {
+static void prepare(struct run *run, bool opened, const char *words, onebit_device_t device) {
   const struct replay_case *recorded = run->recorded;
+  char why[REPLAY_WORDS];
   run->report.fingerprint = recorded->fingerprint;
   if (!opened)
     fail(run, "%s", words);
@@ -267,6 +285,9 @@ static void prepare(struct run *run, bool opened, const char *words) {
          run->rank->size, run->rank->size == 1 ? "" : "s");
   else if (recorded->kind != REPLAY_UNSUPPORTED && !allocate(run))
     fail(run, "no memory for %zu values", recorded->count);
+  else if (recorded->kind != REPLAY_UNSUPPORTED &&
+           !replay_memory_take(&run->library, device, run->rank->rank, recorded->count, why))
+    fail(run, "%s", why);
 }
 
 /* What all reports come to. */
@@ -332,14 +353,15 @@ static void judge(struct run *run, struct replay_result *result) {
 }
 
 void replay_run(const struct replay_rank *rank, const struct replay_case *recorded, bool opened,
-                const char *words, struct replay_result *result) {
+                const char *words, onebit_device_t device, struct replay_result *result) {
   struct run run = {.rank = rank, .recorded = recorded};
-  prepare(&run, opened, words);
+  prepare(&run, opened, words, device);
   share(&run, result);
   if (result->verdict == REPLAY_OK && recorded->kind == REPLAY_UNSUPPORTED)
     result->verdict = REPLAY_NOT_SUPPORTED;
   else if (result->verdict == REPLAY_OK)
     judge(&run, result);
+  replay_memory_release(&run.library);
   free(run.tensors);
   free(run.memory);
 }
@@ -350,19 +372,21 @@ struct opened {
   struct replay_case recorded;
   bool good;
   char words[REPLAY_WORDS];
+  onebit_device_t device;
   struct replay_result *result;
 };
 
 static void run_rank(const struct replay_rank *rank, void *context) {
   struct opened *opened = context;
   struct replay_result own;
-  replay_run(rank, &opened->recorded, opened->good, opened->words, &own);
+  replay_run(rank, &opened->recorded, opened->good, opened->words, opened->device, &own);
   if (rank->rank == 0 || !rank->meeting) /* threads share the place */
     *opened->result = own;
 }
 
-static void run_opened(const char *directory, struct replay_result *result, bool threads) {
-  struct opened opened = {.result = result};
+static void run_opened(const char *directory, onebit_device_t device, struct replay_result *result,
+                       bool threads) {
+  struct opened opened = {.device = device, .result = result};
   char words[REPLAY_WORDS];
   opened.good = replay_case_open(&opened.recorded, directory, opened.words);
   bool sized = opened.good && opened.recorded.kind != REPLAY_UNSUPPORTED;
@@ -375,10 +399,11 @@ static void run_opened(const char *directory, struct replay_result *result, bool
   replay_case_close(&opened.recorded);
 }
 
-void replay_with_threads(const char *directory, struct replay_result *result) {
-  run_opened(directory, result, true);
+void replay_with_threads(const char *directory, onebit_device_t device,
+                         struct replay_result *result) {
+  run_opened(directory, device, result, true);
 }
 
-void replay_with_mpi(const char *directory, struct replay_result *result) {
-  run_opened(directory, result, false);
+void replay_with_mpi(const char *directory, onebit_device_t device, struct replay_result *result) {
+  run_opened(directory, device, result, false);
 }

@@ -7,6 +7,7 @@
 #include "bench/replay_case.h"
 #include "bench/replay_compare.h"
 #include "bench/replay_ranks.h"
+#include "onebit/plan.h"
 
 enum replay_verdict { REPLAY_OK, REPLAY_FAILED, REPLAY_NOT_SUPPORTED };
 
@@ -27,14 +28,16 @@ struct replay_result {
 };
 
 /* Collective over the ranks; all of them get the same result. Each rank has opened the case for
- * itself; `opened` false and `words` when it could not. Never leaves a rank waiting. */
+ * itself; `opened` false and `words` when it could not. `device`: where the library's buffers are,
+ * and so what computes. Never leaves a rank waiting. */
 void replay_run(const struct replay_rank *rank, const struct replay_case *recorded, bool opened,
-                const char *words, struct replay_result *result);
+                const char *words, onebit_device_t device, struct replay_result *result);
 
 /* Opens the case and runs it on ranks that are threads, as many as the case was recorded with. */
-void replay_with_threads(const char *directory, struct replay_result *result);
+void replay_with_threads(const char *directory, onebit_device_t device,
+                         struct replay_result *result);
 
 /* Opens the case and runs it on the ranks of MPI_COMM_WORLD. Collective over it. */
-void replay_with_mpi(const char *directory, struct replay_result *result);
+void replay_with_mpi(const char *directory, onebit_device_t device, struct replay_result *result);
 
 #endif

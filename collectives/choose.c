@@ -1,5 +1,6 @@
 /* Which schedule a plan takes. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "collectives/schedule.h"
@@ -66,14 +67,20 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
   };
 }
 
+static bool is_between_gpus(const struct onebit_plan *plan) {
+  return plan->comm->transport->put && plan->comm->size > 1;
+}
+
 /* Where messages take time, the plan chooses; ranks that are threads are there to try things with,
- * and get what they ask for. Profile deepspeed fixes the arithmetic, and so the schedule; an
+ * and get what they ask for. The model has no numbers for messages between GPUs: there only that is
+ * chosen which needs none. Profile deepspeed fixes the arithmetic, and so the schedule; an
  * optimizer's momentum is what servers send, and so are the means that it streams through a window
  * of messages. */
 static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                         struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
-  bool free = plan->comm->transport->network && !shape->one_scale &&
+  bool modelled = plan->comm->transport->network;
+  bool free = (modelled || is_between_gpus(plan)) && !shape->one_scale &&
               shape->options.profile == ONEBIT_PROFILE_DEFAULT &&
               shape->options.operation == ONEBIT_ALLREDUCE;
   bool served = shape->momentum || shape->windowed;
@@ -84,8 +91,17 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
   else if (served)
     task->schedule = hosts->count > 1 && task->ranks_per_host > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL
                                                                   : ONEBIT_SCHEDULE_EXCHANGE;
-  else
+  else if (modelled)
     task->dense_allowed = true;
+  else
+    task->schedule = ONEBIT_SCHEDULE_EXCHANGE;
+}
+
+static void tell_of_gpus(struct ob_cost_choice *choice) {
+  size_t length = strlen(choice->words);
+  snprintf(choice->words + length, sizeof choice->words - length,
+           "between GPUs these times are not to be trusted: an allreduce is the exchange unless "
+           "another schedule is asked for\n");
 }
 
 /* What was asked for is done, also where the model has no time for it (on one host, or dense) and
@@ -106,6 +122,8 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   set_freedom(plan, shape, &task);
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
   insist(&plan->choice, &task);
+  if (is_between_gpus(plan))
+    tell_of_gpus(&plan->choice);
   plan->schedule = plan->choice.schedule;
   plan->choice.doubling = plan->schedule == ONEBIT_SCHEDULE_ALLGATHER &&
                           plan->comm->size >= OB_COST_DOUBLING_RANKS &&

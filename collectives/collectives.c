@@ -27,7 +27,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
-  if (plan->host.ranks)
+  if (ob_host_shares(plan))
     ob_host_begin(plan);
   onebit_status_t begun = plan->place->begin(plan);
   if (begun != ONEBIT_OK)
@@ -72,7 +72,7 @@ static bool to_be_applied(const struct onebit_plan *plan) {
 }
 
 static void end_call(onebit_plan_t plan) {
-  if (plan->host.ranks)
+  if (ob_host_shares(plan))
     ob_host_end(plan);
   plan->place->end(plan);
 }
@@ -197,9 +197,12 @@ static const char *operation_name(onebit_operation_t operation) {
  * the plan. */
 static onebit_status_t check_call(const struct onebit_plan *plan, const void *sendbuf,
                                   const void *recvbuf, onebit_operation_t operation,
-                                  const onebit_request_t *request) {
+                                  const onebit_request_t *request, bool on_stream) {
   if (!request)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
+  if (on_stream && plan->options.device == ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "plan is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
   if (plan->options.operation != operation)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is for %s, not for %s",
                     operation_name(plan->options.operation), operation_name(operation));
@@ -214,7 +217,7 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request);
+  onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, call.on_stream);
   if (status == ONEBIT_OK)
     place(plan, sendbuf, recvbuf);
   call.source = (struct ob_source){.inputs = plan->inputs};
@@ -233,9 +236,6 @@ onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_pla
                                   onebit_operation_t operation, void *stream) {
   onebit_request_t request;
   struct ob_call call = {.on_stream = true, .stream = stream};
-  if (plan && plan->options.device == ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "plan is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
   OB_TRY(start(sendbuf, recvbuf, plan, operation, &request, call));
   return ob_plan_put(plan);
 }

@@ -36,43 +36,36 @@ static size_t aligned(size_t bytes) {
   return (bytes + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
 }
 
-static size_t share_count(const struct onebit_plan *plan) {
-  return plan->group.size * plan->host.ranks;
-}
-
 /* --- Memory ------------------------------------------------------------------------------------*/
 
-static size_t longest_message_words(const struct onebit_plan *plan) {
-  size_t words = 0;
-  for (size_t share = 0; share < share_count(plan); share++)
-    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
-      struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-      words = shape.words > words ? shape.words : words;
-    }
-  return words;
-}
-
-onebit_status_t ob_host_create(struct onebit_plan *plan) {
+static onebit_status_t create_shared(struct onebit_plan *plan) {
   struct ob_host *host = &plan->host;
   const struct ob_hosts *hosts = &plan->comm->hosts;
-  *host = (struct ob_host){.ranks = (size_t)hosts->each, .place = (size_t)hosts->place};
-  size_t words = longest_message_words(plan), results = plan->group.size * plan->peer_stride;
+  size_t elements = ob_plan_longest_message(plan), results = plan->group.size * plan->peer_stride;
   host->slots = plan->chunks < WINDOW_CHUNKS ? plan->chunks : WINDOW_CHUNKS;
-  host->share_bytes = aligned(words * OB_LANES * sizeof(float));
+  host->share_bytes = aligned(elements * sizeof(float));
   host->inputs_at = aligned(sizeof(struct page));
-  host->results_at[0] = host->inputs_at + host->slots * share_count(plan) * host->share_bytes;
+  host->results_at[0] = host->inputs_at + host->slots * plan->shares * host->share_bytes;
   host->results_at[1] = host->results_at[0] + (plan->momentum ? aligned(results) : 0);
   size_t bytes = host->results_at[1] + aligned(results);
-  host->mean = ob_allocate(words, OB_LANES * sizeof(float));
+  host->mean = ob_allocate(elements, sizeof(float));
   host->views = ob_allocate(host->ranks, sizeof *host->views);
   if (!host->mean || !host->views)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the sums of %zu ranks", host->ranks);
   OB_TRY(ob_shared_create(&host->shared, bytes, hosts->each, hosts->place));
-  plan->memory_bytes += bytes + words * OB_LANES * sizeof(float);
+  plan->memory_bytes += bytes + elements * sizeof(float);
   for (int copy = 0; copy < 2; copy++)
     plan->results[copy] = host->shared.base[host->place] + host->results_at[copy];
   return ONEBIT_OK;
 }
+
+onebit_status_t ob_host_create(struct onebit_plan *plan) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  plan->host = (struct ob_host){.ranks = (size_t)hosts->each, .place = (size_t)hosts->place};
+  return plan->place->shares_memory ? create_shared(plan) : ONEBIT_OK;
+}
+
+bool ob_host_shares(const struct onebit_plan *plan) { return plan->host.shared.base; }
 
 onebit_status_t ob_host_attach(struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
@@ -171,7 +164,7 @@ static float *window(const struct onebit_plan *plan, size_t rank, size_t share, 
   const struct ob_host *host = &plan->host;
   size_t slot = (host->base + chunk) % host->slots;
   return (float *)(void *)(host->shared.base[rank] + host->inputs_at +
-                           (slot * share_count(plan) + share) * host->share_bytes);
+                           (slot * plan->shares + share) * host->share_bytes);
 }
 
 bool ob_host_share(struct onebit_plan *plan, size_t chunk) {
@@ -179,7 +172,7 @@ bool ob_host_share(struct onebit_plan *plan, size_t chunk) {
   uint64_t number = host->base + chunk + 1;
   if (number > host->slots && !all_have(plan, TAKEN, number - host->slots))
     return false; /* what lies there is still wanted */
-  for (size_t share = 0; plan->status == ONEBIT_OK && share < share_count(plan); share++) {
+  for (size_t share = 0; plan->status == ONEBIT_OK && share < plan->shares; share++) {
     struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
     struct ob_view out = {.values = window(plan, host->place, share, chunk)};
     ob_load_blocks(&plan->work, plan->call.source.inputs, &shape, &out);

@@ -29,8 +29,13 @@ struct ob_host {
   unsigned parity;                 /* of the number of calls */
 };
 
-/* Makes this rank's block, once the plan's messages are measured. */
+/* Sets ranks and place, once the plan's messages are measured; and where the ranks share memory
+ * makes this rank's block. */
 onebit_status_t ob_host_create(struct onebit_plan *plan);
+
+/* Do they? Else it is the plan's place that takes the steps inside the host, and nothing below is
+ * for it. */
+bool ob_host_shares(const struct onebit_plan *plan);
 
 /* Attaches the others' blocks: after an agreement in which each told the name of its own. */
 onebit_status_t ob_host_attach(struct onebit_plan *plan);

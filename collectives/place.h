@@ -19,6 +19,7 @@ struct ob_place {
   const struct ob_memory *kept;     /* where kept values and sums of runs are */
   const struct ob_memory *messages; /* where messages are, for the transport */
   bool hierarchical;                /* can it be the place of a hierarchical plan? */
+  bool shares_memory;               /* in which its ranks of a host then add up (host.h) */
 
   /* First of all: is there such a place here? NULL: always. */
   onebit_status_t (*open)(struct onebit_plan *plan);

@@ -77,10 +77,11 @@ static onebit_status_t allocate_messages(struct onebit_plan *plan) {
   bool gathers = plan->options.operation != ONEBIT_REDUCE_SCATTER;
   OB_TRY(take_messages(plan, whole ? mean : members, &plan->outgoing));
   OB_TRY(take_messages(plan, whole ? 0 : members, &plan->incoming));
-  if (plan->host.ranks)
-    return ONEBIT_OK; /* results are in shared memory */
-  OB_TRY(take_messages(plan, gathers ? members : 0, &plan->results[0]));
-  OB_TRY(take_messages(plan, gathers && plan->momentum ? members : 0, &plan->results[1]));
+  if (ob_host_shares(plan))
+    return ONEBIT_OK; /* results are there */
+  size_t sources = gathers ? ob_plan_sources(plan) : 0;
+  OB_TRY(take_messages(plan, sources, &plan->results[0]));
+  OB_TRY(take_messages(plan, plan->momentum ? sources : 0, &plan->results[1]));
   if (!plan->momentum)
     plan->results[1] = plan->results[0]; /* nobody looks back: one copy will do */
   return ONEBIT_OK;
@@ -165,7 +166,7 @@ static void destroy_batches(struct onebit_plan *plan, struct ob_batch **batches)
 static void release_messages(struct onebit_plan *plan) {
   if (!plan->place)
     return;
-  if (!plan->host.ranks) {
+  if (!ob_host_shares(plan)) {
     if (plan->results[1] != plan->results[0])
       plan->place->messages->release(plan->results[1]);
     plan->place->messages->release(plan->results[0]);
@@ -223,7 +224,7 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                          plan ? plan->host.shared.name : 0);
 }
 
-/* A hierarchical plan's second half: all have made their memory, now they attach each other's. */
+/* The second half, where ranks share memory: all have made their memory, now they attach each other's. */
 static onebit_status_t attach_host(struct onebit_plan *plan) {
   onebit_status_t status = ob_agree(plan->comm, ob_host_attach(plan), NULL, 0);
   ob_shared_hide(&plan->host.shared);
@@ -255,7 +256,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
     }
   }
   status = agree_on_plan(comm, status, shape, count, plan);
-  if (status == ONEBIT_OK && plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+  if (status == ONEBIT_OK && ob_host_shares(plan))
     status = attach_host(plan);
   if (status != ONEBIT_OK) {
     release(plan);
@@ -340,7 +341,7 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
   return ONEBIT_OK;
 }
 
-static size_t longest_message(const struct onebit_plan *plan) {
+size_t ob_plan_longest_message(const struct onebit_plan *plan) {
   size_t words = 0;
   for (size_t share = 0; share < plan->shares; share++)
     for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
@@ -369,7 +370,7 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .transport = plan->comm->transport->name,
       .schedule = plan->schedule,
       .wire = plan->options.wire,
-      .chunk_size = longest_message(plan),
+      .chunk_size = ob_plan_longest_message(plan),
       .hosts = plan->comm->hosts.count,
       .ranks_per_host = plan->comm->hosts.each,
   };
@@ -392,8 +393,15 @@ static onebit_status_t tell_place(onebit_plan_t plan) {
   return plan->place->imported ? plan->place->imported(plan) : ONEBIT_OK;
 }
 
+/* A dense plan has no error, and no memory for one. */
+static bool keeps_nothing(const struct onebit_plan *plan) {
+  return plan->options.wire == ONEBIT_WIRE_DENSE;
+}
+
 onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server) {
   OB_TRY(check_idle(plan));
+  if (keeps_nothing(plan))
+    return ONEBIT_OK;
   if (worker)
     OB_TRY(ob_kept_export(&plan->worker, &plan->layout, worker));
   if (server)
@@ -419,6 +427,8 @@ static bool any_large(const float *values, size_t count) {
 onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
                                          const float *server) {
   OB_TRY(check_idle(plan));
+  if (keeps_nothing(plan))
+    return ONEBIT_OK;
   OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->layout)));
   OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->layout)));
   if (worker)
@@ -432,7 +442,7 @@ onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker
 
 onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
   OB_TRY(check_idle(plan));
-  if (plan->options.wire == ONEBIT_WIRE_DENSE)
+  if (keeps_nothing(plan))
     return ONEBIT_OK;
   OB_TRY(ob_kept_reset(&plan->worker));
   OB_TRY(ob_kept_reset(&plan->server));

@@ -206,7 +206,7 @@ void ob_plan_apply(onebit_plan_t plan);
 
 /* Where the result that member or rank `source` sent lies: of the latest call that was committed,
  * or of the one in flight. In a hierarchical plan `source` is the number of the share, and its
- * memory another rank's. */
+ * memory perhaps another rank's. */
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk);
 
@@ -221,5 +221,8 @@ size_t ob_plan_sources(const struct onebit_plan *plan);
 
 /* Which blocks and words a message of this share and chunk has. */
 struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t share, size_t chunk);
+
+/* Elements in the longest message, those that fill its last words up too. */
+size_t ob_plan_longest_message(const struct onebit_plan *plan);
 
 #endif

@@ -171,6 +171,7 @@ const struct ob_place ob_place_host = {
     .kept = &ob_memory_host,
     .messages = &ob_memory_host,
     .hierarchical = true,
+    .shares_memory = true,
     .create = nothing_to_do,
     .destroy = nothing,
     .check = ob_place_check_host,

@@ -15,7 +15,7 @@ unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t 
   size_t member = source;
   if (plan->doubling && !plan->in_pairs)
     member = (source + plan->group.size - plan->group.place) % plan->group.size;
-  if (plan->host.ranks) {
+  if (ob_host_shares(plan)) {
     member = source % plan->group.size;
     base = plan->host.shared.base[source / plan->group.size] + plan->host.results_at[copy];
   }

@@ -28,7 +28,7 @@ void ob_steps_give_up(struct onebit_plan *plan) {
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->broken = true;
   plan->step = plan->stop;
-  if (plan->host.ranks)
+  if (ob_host_shares(plan))
     ob_host_give_up(plan);
 }
 

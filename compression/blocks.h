@@ -40,6 +40,11 @@ onebit_status_t ob_kept_reset(struct ob_kept *kept);
 bool ob_kept_large(const struct ob_kept *kept);
 size_t ob_kept_bytes(const struct ob_kept *kept);
 
+/* The current copy where the host can read it: itself, or arrays of their own, which end_view gives
+ * back, also after a failure. Errors: ONEBIT_ERROR_MEMORY and those of the memory. */
+onebit_status_t ob_kept_view(const struct ob_kept *kept, float **values, float **scales);
+void ob_kept_end_view(const struct ob_kept *kept, float *values, float *scales);
+
 /* The kept error as plain floats, in the order of the elements; and back. `import` takes finite
  * values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the host's. */
 size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout);

@@ -68,8 +68,7 @@ size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layo
   return elements;
 }
 
-/* The current copy in memory of the host: itself where it is there, or arrays of their own. */
-static onebit_status_t view(const struct ob_kept *kept, float **values, float **scales) {
+onebit_status_t ob_kept_view(const struct ob_kept *kept, float **values, float **scales) {
   *values = kept->values[kept->now];
   *scales = kept->scales[kept->now];
   if (kept->memory == &ob_memory_host)
@@ -82,7 +81,7 @@ static onebit_status_t view(const struct ob_kept *kept, float **values, float **
   return kept->memory->copy(*scales, kept->scales[kept->now], scale_bytes(kept));
 }
 
-static void end_view(const struct ob_kept *kept, float *values, float *scales) {
+void ob_kept_end_view(const struct ob_kept *kept, float *values, float *scales) {
   if (kept->memory == &ob_memory_host)
     return;
   ob_release(values);
@@ -96,7 +95,7 @@ static float *values_of(const struct ob_kept *kept, float *values, const struct 
 onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout,
                                float *error) {
   float *values, *scales;
-  onebit_status_t status = view(kept, &values, &scales);
+  onebit_status_t status = ob_kept_view(kept, &values, &scales);
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < kept->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, kept->first + b, &piece);
@@ -104,7 +103,7 @@ onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layou
     for (size_t i = 0; i < block.count; i++)
       *error++ = ob_kept_error(value[i], scales[kept->one_scale ? 0 : b]);
   }
-  end_view(kept, values, scales);
+  ob_kept_end_view(kept, values, scales);
   return status;
 }
 
@@ -113,7 +112,7 @@ onebit_status_t ob_kept_import(struct ob_kept *kept, const struct ob_layout *lay
                                const float *error) {
   OB_TRY(ob_kept_reset(kept));
   float *values, *scales;
-  onebit_status_t status = view(kept, &values, &scales);
+  onebit_status_t status = ob_kept_view(kept, &values, &scales);
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < kept->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, kept->first + b, &piece);
@@ -122,6 +121,6 @@ onebit_status_t ob_kept_import(struct ob_kept *kept, const struct ob_layout *lay
   }
   if (status == ONEBIT_OK && kept->memory != &ob_memory_host)
     status = kept->memory->copy(kept->values[kept->now], values, value_bytes(kept));
-  end_view(kept, values, scales);
+  ob_kept_end_view(kept, values, scales);
   return status;
 }

@@ -17,6 +17,7 @@ struct ob_adam_device {
   /* All units' states, the first unit has them: dense plans', then those of bits. */
   struct ob_cuda_state **states;
   cudaStream_t own; /* for steps without a stream */
+  cudaEvent_t last; /* the end of the latest step on any stream; the first unit's is used */
 };
 
 /* --- Made and given back -----------------------------------------------------------------------*/
@@ -67,6 +68,7 @@ static struct ob_cuda_adam describe(const struct onebit_optimizer *optimizer,
 static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
   OB_TRY(copy_pieces(optimizer, unit));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&unit->device->own, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&unit->device->last, cudaEventDisableTiming));
   unit->device->kernel = describe(optimizer, unit);
   return ONEBIT_OK;
 }
@@ -88,6 +90,8 @@ static void destroy(struct ob_adam_unit *unit) {
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
+  if (device->last)
+    cudaEventDestroy(device->last);
   if (device->own)
     cudaStreamDestroy(device->own);
   ob_memory_cuda.release(device->parameters);
@@ -119,6 +123,25 @@ static bool compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->frozen_at && ob_adam_compresses(optimizer);
 }
 
+/* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
+ * another stream or on the plan's own, has to wait for them too, and the counting for the plan. What
+ * is captured has no place in time yet. */
+static onebit_status_t follow(const struct onebit_optimizer *optimizer,
+                              const struct ob_adam_unit *unit) {
+  const struct onebit_plan *plan = compresses(optimizer) ? unit->bits : unit->dense;
+  cudaEvent_t last = optimizer->units[0].device->last;
+  cudaStream_t stream = optimizer->step.stream;
+  if (!optimizer->step.on_stream) {
+    OB_TRY_CUDA(cudaEventSynchronize(last));
+  } else if (!ob_cuda_is_capturing(stream)) {
+    OB_TRY(ob_device_check_stream(plan, stream));
+    OB_TRY_CUDA(cudaStreamWaitEvent(stream, last, 0));
+    if (optimizer->deferred)
+      OB_TRY_CUDA(cudaStreamWaitEvent(stream, plan->device->last, 0));
+  }
+  return ONEBIT_OK;
+}
+
 /* Where the host does not know how many steps were made, the device counts: those of this stage
  * are calls of one plan, and before it came those of the other. */
 static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
@@ -143,7 +166,9 @@ static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_ada
   if (call->adam)
     call->device_adam = &device->kernel;
   int before = ob_cuda_enter(device->number);
-  onebit_status_t status = count_step(optimizer, unit);
+  onebit_status_t status = follow(optimizer, unit);
+  if (status == ONEBIT_OK)
+    status = count_step(optimizer, unit);
   ob_cuda_leave(before);
   return status;
 }
@@ -220,16 +245,34 @@ static onebit_status_t norm(struct onebit_optimizer *optimizer, struct ob_adam_u
   return status;
 }
 
+/* Of one unit, where there is no stream of the caller's. */
+static cudaError_t wait_for(struct ob_adam_unit *unit) {
+  unit->bits->place->settled(unit->bits, true); /* a held call was applied after it ended */
+  return cudaStreamSynchronize(unit->device->own);
+}
+
+static cudaError_t record_end(struct ob_adam_unit *first, cudaStream_t stream) {
+  return ob_cuda_is_capturing(stream) ? cudaSuccess : cudaEventRecord(first->device->last, stream);
+}
+
 static onebit_status_t finish(struct onebit_optimizer *optimizer) {
   cudaError_t error = cudaSuccess;
+  struct ob_adam_unit *first = optimizer->units;
   for (size_t u = 0; error == cudaSuccess && u < optimizer->unit_count; u++) {
-    struct ob_adam_unit *unit = &optimizer->units[u];
-    int before = ob_cuda_enter(unit->device->number);
-    unit->bits->place->settled(unit->bits, true); /* a held call was applied after it ended */
-    error = cudaStreamSynchronize(unit->device->own);
+    int before = ob_cuda_enter(first[u].device->number);
+    if (!optimizer->step.on_stream)
+      error = wait_for(&first[u]);
+    else if (u == 0)
+      error = record_end(first, optimizer->step.stream);
     ob_cuda_leave(before);
   }
-  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "waiting for a step");
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "the end of a step");
+}
+
+static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
+  if (optimizer->unit_count)
+    OB_TRY_CUDA(cudaEventSynchronize(optimizer->units[0].device->last));
+  return ONEBIT_OK;
 }
 
 /* Steps are those that any unit's exchanges ended well in. */
@@ -249,17 +292,15 @@ const struct ob_adam_place ob_adam_place_cuda = {.check = check,
                                                  .pass = pass,
                                                  .norm = norm,
                                                  .counts = counts,
-                                                 .finish = finish};
+                                                 .finish = finish,
+                                                 .wait = wait_for_passes};
 
 /* --- The public calls --------------------------------------------------------------------------*/
 
 /* What is captured must not depend on what the host has yet to learn. */
 static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
                                      cudaStream_t stream) {
-  enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess)
-    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
-  if (capture != cudaStreamCaptureStatusNone && !optimizer->frozen_at)
+  if (ob_cuda_is_capturing(stream) && !optimizer->frozen_at)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "stream is capturing a graph, and the warm-up is not known to be over: "
                     "onebit_optimizer_synchronize tells after its last step");

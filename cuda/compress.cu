@@ -88,8 +88,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   struct ob_compress_run run = {};
   run.count = place.block.count;
   run.valid = place.block.valid;
-  run.input = source.values ? (const void *)(source.values + place.block.word * OB_LANES)
-                            : piece_of(source.inputs, 0, place.block, size_of<dtype>);
+  run.input = source.values ? source.values + blockIdx.y * source.step + place.word * OB_LANES
+                            : (const void *)piece_of(source.inputs, 0, place.block, size_of<dtype>);
   run.rule = plan.rule;
   run.kept = values_of(plan.worker, now, place.block);
   run.kept_scale = kept_scale(plan.worker, now, place);

@@ -6,7 +6,7 @@
  * are aligned to 8 bytes only, and accesses are of 8; those of the mean of 4, as its sum wants the
  * lanes' order and a warp's 128 bytes fill a line of the cache.
  */
-#include "cuda/place.cuh"
+#include "cuda/mean.cuh"
 
 constexpr unsigned pairs_a_tile = 8; /* that a lane has */
 
@@ -60,68 +60,15 @@ cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs,
 
 /* --- Mean */
 
-constexpr unsigned words_at_once = 4, members_at_once = 4;
-
-/* The lane's elements of a member's message, four words of the block from `word` on. Past the last
- * word, as past the last member, what was there is loaded again: that costs less than to ask. */
-static __device__ inline void load_words(const float *values, unsigned word, unsigned words,
-                                         float (&value)[words_at_once]) {
-  OB_UNROLL
-  for (unsigned w = 0; w < words_at_once; w++)
-    value[w] = __ldcs(&values[min(word + w, words - 1) * OB_LANES]);
-}
-
-/* The sum of the members' values. */
-static __device__ inline void sum_words(const struct ob_cuda_plan &plan,
-                                        const struct senders &senders, const struct place &place,
-                                        unsigned word, unsigned words,
-                                        float (&total)[words_at_once]) {
-  const unsigned members = (unsigned)plan.members;
-  const size_t at = place.word * OB_LANES + lane_number();
-  OB_UNROLL
-  for (unsigned w = 0; w < words_at_once; w++)
-    total[w] = -0.0f; /* what leaves the first term as it is, be it -0 */
-  for (unsigned member = 0; member < members; member += members_at_once) {
-    float term[members_at_once][words_at_once];
-    OB_UNROLL
-    for (unsigned s = 0; s < members_at_once; s++) {
-      unsigned char *message = sent_by(plan, senders, min(member + s, members - 1));
-      load_words(view_of(message, place).values + at, word, words, term[s]);
-    }
-    OB_UNROLL
-    for (unsigned i = 0; i < members_at_once * words_at_once; i++)
-      if (member + i / words_at_once < members)
-        total[i % words_at_once] += term[i / words_at_once][i % words_at_once];
-  }
-}
-
-/* A block's sum of squares says whether its values are finite, and the squares that an optimizer
- * makes of them. */
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
   const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct place place;
   if (!find_place(plan, share_of(plan, plan.place), &place))
     return;
-  const struct senders senders = senders_of(plan, now);
   unsigned char *message =
       plan.whole ? plan.outgoing : result_of(plan, next_of(plan, now), plan.place);
-  float *out = view_of(message, place).values + place.word * OB_LANES + lane_number();
-  const unsigned words = whole_words((unsigned)place.block.count) / OB_LANES;
-  float lane = 0;
-  for (unsigned word = 0; word < words; word += words_at_once) {
-    float mean[words_at_once];
-    sum_words(plan, senders, place, word, words, mean);
-    OB_UNROLL
-    for (unsigned w = 0; w < words_at_once && word + w < words; w++) {
-      mean[w] *= share;
-      lane += mean[w] * mean[w];
-      __stcs(&out[(word + w) * OB_LANES], mean[w]);
-    }
-  }
-  const float sum = sum_lanes(lane);
-  if (lane_number() == 0 && !ob_is_finite(sum))
-    note(plan.state, OB_FLAG_NOT_FINITE);
+  take_mean(plan, senders_of(plan, now), place, share, view_of(message, place).values);
 }
 
 cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/step_parts.h"
+#include "cuda/stream.h"
 
 onebit_status_t ob_device_open(struct onebit_plan *plan) {
   int number;
@@ -74,8 +75,12 @@ static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
       .server = kept_of(&plan->server, &plan->layout, plan->server_sums),
       .outgoing = plan->outgoing,
       .incoming = plan->incoming,
-      .results = {plan->results[0], plan->results[1]},
+      .witness = plan->first_share,
+      .witness_step = 1,
   };
+  for (int copy = 0; copy < 2; copy++)
+    if (plan->results[copy])
+      kernel.results[copy] = plan->results[copy] + plan->first_share * plan->peer_stride;
   kernel.layout.piece = device->pieces;
   return kernel;
 }
@@ -140,6 +145,14 @@ onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name
   return ob_cuda_check(plan->device->number, name, buffer);
 }
 
+bool ob_cuda_is_capturing(cudaStream_t stream) {
+  enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  if (error != cudaSuccess)
+    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
+  return error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
+}
+
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream) {
   cudaError_t error = cudaEventRecord(plan->device->begun, stream);
   if (error == cudaErrorInvalidResourceHandle)
@@ -182,7 +195,13 @@ struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan) {
   return parts((const void *const *)call->outputs, count, step);
 }
 
+const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan) {
+  return plan->host.ranks ? &plan->device->host.results : &plan->device->kernel;
+}
+
 cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
+  if (plan->host.ranks)
+    return ob_stream_host_compress(plan, chunk, stream);
   struct ob_cuda_source source = ob_device_source(plan);
   if (ob_is_dense(plan))
     return ob_cuda_load(plan->device->kernel, source.inputs, chunk, stream);
@@ -197,7 +216,7 @@ cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaS
 
 /* In all but two cases a result is a server's message. */
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
-  const struct ob_cuda_plan *kernel = &plan->device->kernel;
+  const struct ob_cuda_plan *kernel = ob_device_results(plan);
   if (plan->call.device_adam)
     return ob_cuda_adam_apply(*kernel, *plan->call.device_adam, chunk, stream);
   struct ob_cuda_pieces outputs = ob_device_outputs(plan);

@@ -17,11 +17,23 @@ struct ob_staging {
   struct ob_cuda_state *seen; /* pinned; as many */
 };
 
+/* What is known of the inside of a host, where its ranks send each other messages (stream_host.c).
+ * The window has inputs of all shares, and the host's of those that this rank sends. */
+struct ob_device_host {
+  unsigned char *outgoing, *incoming;
+  float *mean; /* scratch: a chunk of the host's inputs, by member */
+  /* What kernels are told: of the window, as this rank fills it and as it adds it up; of everyone's
+   * results. */
+  struct ob_cuda_plan window, host, results;
+  struct ob_batch *batch;
+};
+
 struct ob_device {
   int number;                 /* of the CUDA device */
   struct ob_cuda_plan kernel; /* what kernels are told */
   struct ob_piece *pieces;
   size_t *bounds;
+  struct ob_device_host host; /* of a hierarchical plan */
   cudaEvent_t begun;         /* what was on the caller's stream before a call */
   struct ob_staging staging; /* staged.c */
   /* stream.c */
@@ -64,12 +76,17 @@ onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name
                                 const void *buffer);
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
 
+bool ob_cuda_is_capturing(cudaStream_t stream);
+
 /* Is this a stream that the plan's device can be given work on? */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
 
 /* The buffers of the call in flight. */
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);
 struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan);
+
+/* What kernels are told where everyone's results count. */
+const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan);
 
 /* The kernels of a step, on a stream. */
 cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);

@@ -17,14 +17,19 @@ static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &pl
   return shape;
 }
 
+/* A rank that cannot take part has its own trouble to tell of, and not what it hears of others. */
 static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
   uint32_t flags = state->flags | (plan.dense ? OB_FLAG_DENSE : 0);
   if (failed || state->status != ONEBIT_OK)
     flags |= OB_FLAG_ERROR;
-  if (state->status == ONEBIT_ERROR_MISMATCH)
+  if (!failed && state->status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
   return (uint16_t)flags;
+}
+
+static __device__ int32_t witness_of(const struct ob_cuda_plan &plan, size_t member) {
+  return (int32_t)(plan.witness + member * plan.witness_step);
 }
 
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
@@ -107,13 +112,13 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
   const int failed = first_lane(heard && header.flags & OB_FLAG_ERROR);
   const int not_finite = first_lane(heard && header.flags & OB_FLAG_NOT_FINITE);
   if (lane == bad && atomicCAS(&state->status, (int)ONEBIT_OK, (int)status) == ONEBIT_OK) {
-    state->witness = (int32_t)member;
+    state->witness = witness_of(plan, member);
     state->agreed = header.agreed;
   }
   if (lane == failed && state->failed < 0)
-    state->failed = (int32_t)member;
+    state->failed = witness_of(plan, member);
   if (lane == not_finite && state->not_finite < 0)
-    state->not_finite = (int32_t)member;
+    state->not_finite = witness_of(plan, member);
 }
 
 /* Are the scales of a member's message sound? By one warp; where they are not, header and all. */
@@ -130,7 +135,7 @@ static __device__ void check_scales(const struct ob_cuda_plan &plan,
     bad |= !is_scale(scales[i]);
   if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
       atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK)
-    plan.state->witness = (int32_t)member;
+    plan.state->witness = witness_of(plan, member);
 }
 
 /* The first warp reads the headers; number w the scales of the member w places further. */
@@ -156,7 +161,7 @@ static __global__ void decide(const struct ob_cuda_plan plan, const struct ob_cu
   if (lane_number() != 0)
     return;
   if (state->flags & OB_FLAG_NOT_FINITE)
-    state->not_finite = (int32_t)plan.place;
+    state->not_finite = witness_of(plan, plan.place);
   if (state->status == ONEBIT_OK && state->failed >= 0) {
     state->status = ONEBIT_ERROR_PEER;
     state->witness = state->failed;

@@ -42,8 +42,8 @@ struct ob_cuda_state {
   /* What follows is for calls that no host looks after (headers.cu). */
   uint32_t sequence;
   int32_t status;                         /* onebit_status_t: why the call does not end well */
-  int32_t witness;                        /* the member that the status is about */
-  int32_t failed, not_finite;             /* the first member that said so, or -1 */
+  int32_t witness;                        /* who the status is about: ob_cuda_plan's witness */
+  int32_t failed, not_finite;             /* the first that said so, or -1 */
   uint32_t agreed;                        /* the witness's number, where that is the matter */
   float momentum_factor, variance_factor; /* of this step */
   struct ob_cuda_outcome outcome;
@@ -71,6 +71,8 @@ struct ob_cuda_plan {
    * those of the last call are. Else it is the state that says which is which. */
   bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
+  /* Member m is told of as witness + m * witness_step, which the host makes a rank of. */
+  size_t witness, witness_step;
   bool one_scale, dense;
   onebit_scale_t rule;
   onebit_dtype_t dtype;
@@ -86,10 +88,12 @@ struct ob_cuda_pieces {
   size_t step; /* bytes */
 };
 
-/* As struct ob_source. `values`: instead of the pieces, float32 in the words of the layout. */
+/* As struct ob_source. `values`: instead of the pieces, what the message for member m is made of, as
+ * float32 from values + m * step on. */
 struct ob_cuda_source {
   struct ob_cuda_pieces inputs;
   const float *values;
+  size_t step; /* elements */
   bool momentum;
   float beta1, one_minus_beta1;
 };
@@ -148,6 +152,14 @@ cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t st
 /* The results, or with plan.whole the first message of outgoing, to the outputs. */
 cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                             cudaStream_t stream);
+
+/* --- Inside a host */
+
+/* The mean of the inputs of `host`'s members, the ranks of the host: of the share of the plan's
+ * member m, of `members`, from values + m * step on. Their messages about one member after the other
+ * lie next to each other. */
+cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, size_t members, float *values, size_t step,
+                              size_t chunk, cudaStream_t stream);
 
 /* --- The optimizer's local passes. The momentum is the current copy of worker.values, the mean
  * gradient the other; the momentum of a rank that does not compress is stored times beta1 once

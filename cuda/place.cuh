@@ -83,7 +83,7 @@ struct senders {
 static __device__ inline struct senders senders_of(const struct ob_cuda_plan &plan, uint32_t now) {
   if (!plan.whole)
     return {plan.outgoing, plan.incoming, plan.incoming};
-  unsigned char *results = plan.results[next_of(plan, now)];
+  unsigned char *results = plan.results[!now]; /* without momentum there is one copy only */
   if (!plan.rotated)
     return {results, results, results};
   unsigned char *own = results - plan.place * plan.peer_stride;

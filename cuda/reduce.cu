@@ -158,8 +158,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1)
   run.out = out.words + place.word;
   const float sum =
       reduce(run, plan, parts_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
-  if (lane_number() == 0)
-    settle(plan, now, true, place, out, sum);
+  if (lane_number() == 0) /* not `now`: to keep it would be one register too many */
+    settle(plan, plan.state->now, true, place, out, sum);
 }
 
 /* What is past `valid` has no place in the caller's buffer. */

@@ -391,10 +391,13 @@ static bool server_is_large(const struct onebit_plan *plan) {
 
 static void commit(struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
-  fail(plan, commit_kept(plan));
-  ob_kept_commit(&plan->worker);
-  ob_kept_commit(&plan->server);
-  plan->server_large = server_is_large(plan);
+  if (plan->status == ONEBIT_OK)
+    fail(plan, commit_kept(plan));
+  if (plan->status == ONEBIT_OK) { /* else the device goes on with what it had */
+    ob_kept_commit(&plan->worker);
+    ob_kept_commit(&plan->server);
+    plan->server_large = server_is_large(plan);
+  }
   ob_cuda_leave(before);
 }
 

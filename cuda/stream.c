@@ -15,7 +15,7 @@
 #include "base/memory.h"
 #include "collectives/step_parts.h"
 #include "collectives/steps.h"
-#include "cuda/device.h"
+#include "cuda/stream.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
@@ -23,6 +23,7 @@ static onebit_status_t create(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   OB_TRY(ob_device_create(plan, false));
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
+  OB_TRY(ob_stream_host_create(plan));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->begun, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->last, cudaEventDisableTiming));
@@ -44,7 +45,7 @@ static void destroy(struct onebit_plan *plan) {
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
-  if (device->last)
+  if (device->seen) /* the last that is made: there may be calls to wait for */
     settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
@@ -53,19 +54,12 @@ static void destroy(struct onebit_plan *plan) {
   if (device->own)
     cudaStreamDestroy(device->own);
   ob_memory_pinned.release(device->seen);
+  ob_stream_host_destroy(plan);
   ob_device_destroy(plan, false);
   ob_cuda_leave(before);
 }
 
 /* --- Around a call -----------------------------------------------------------------------------*/
-
-static bool is_capturing(cudaStream_t stream) {
-  enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
-  if (error != cudaSuccess)
-    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
-  return error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
-}
 
 static cudaStream_t stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
 
@@ -74,7 +68,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   cudaStream_t stream = plan->call.on_stream ? plan->call.stream : device->own;
   device->stream = device->own; /* until the other is known to be sound */
-  device->capturing = is_capturing(stream);
+  device->capturing = ob_cuda_is_capturing(stream);
   if (!device->capturing) {
     OB_TRY(ob_device_check_stream(plan, stream));
     OB_TRY_CUDA(cudaStreamWaitEvent(stream, device->last, 0));
@@ -83,12 +77,24 @@ static onebit_status_t follow(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
+/* What the other ranks depend on is launched a second time when it fails: the call is lost, but
+ * they can be told, and find the next one's messages numbered as theirs. */
+static onebit_status_t begin_state(struct onebit_plan *plan) {
+  cudaError_t error = ob_cuda_begin(plan->device->kernel, stream_of(plan));
+  if (error == cudaSuccess)
+    return ONEBIT_OK;
+  ob_cuda_begin(plan->device->kernel, stream_of(plan));
+  return ob_cuda_error(error, "launching a kernel");
+}
+
 /* The status of a call without a stream is its own: how those before it ended is looked at now. */
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   if (!plan->call.on_stream)
     settled(plan, true);
   onebit_status_t status = follow(plan);
-  OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, stream_of(plan)));
+  onebit_status_t begun = begin_state(plan);
+  if (status == ONEBIT_OK)
+    status = begun;
   if (status == ONEBIT_OK && plan->comm->transport->health)
     status = plan->comm->transport->health(plan->comm);
   return status;
@@ -112,21 +118,29 @@ static onebit_status_t publish(struct onebit_plan *plan) {
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-static struct ob_cuda_stamp stamp_of(const struct onebit_plan *plan, enum ob_message_kind kind) {
+struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind) {
   return (struct ob_cuda_stamp){
       .kind = kind, .agreed = plan->call.agreed, .failed = plan->status != ONEBIT_OK};
 }
 
+static void seal(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
+  const struct ob_cuda_plan *kernel = &plan->device->kernel;
+  cudaError_t error = ob_cuda_seal(*kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan));
+  if (error == cudaSuccess)
+    return;
+  ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
+  ob_cuda_seal(*kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan));
+}
+
 static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  cudaStream_t stream = stream_of(plan);
   struct ob_batch *batch =
       kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk) : ob_gather_batch(plan, chunk);
-  OB_TRY_CUDA(ob_cuda_seal(plan->device->kernel, stamp_of(plan, kind), chunk, stream));
-  return ob_comm_put(batch, stream);
+  seal(plan, chunk, kind);
+  return ob_comm_put(batch, stream_of(plan)); /* sealed or not: the others wait for it */
 }
 
 static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  OB_TRY_CUDA(ob_cuda_open(plan->device->kernel, stamp_of(plan, kind), chunk, stream_of(plan)));
+  OB_TRY_CUDA(ob_cuda_open(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan)));
   return ONEBIT_OK;
 }
 
@@ -157,15 +171,15 @@ static onebit_status_t compute(struct onebit_plan *plan, const struct ob_step *s
 }
 
 static onebit_status_t decide(struct onebit_plan *plan) {
-  struct ob_cuda_stamp stamp = stamp_of(plan, OB_MESSAGE_SERVER);
+  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   OB_TRY_CUDA(ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
   return ONEBIT_OK;
 }
 
 /* The last part of a call. A windowed one is applied before it is decided, and has nothing kept. */
 static onebit_status_t conclude(struct onebit_plan *plan) {
-  const struct ob_cuda_plan *kernel = &plan->device->kernel;
-  struct ob_cuda_stamp stamp = stamp_of(plan, OB_MESSAGE_SERVER);
+  const struct ob_cuda_plan *kernel = ob_device_results(plan);
+  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   OB_TRY_CUDA(ob_cuda_conclude(*kernel, stamp, stream_of(plan)));
   if (!ob_is_dense(plan))
     OB_TRY_CUDA(ob_cuda_commit(*kernel, plan->options.no_error_feedback, stream_of(plan)));
@@ -185,6 +199,10 @@ static void end(struct onebit_plan *plan) {
 
 static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step) {
   switch (step->kind) {
+  case OB_STEP_SHARE:
+    return ob_stream_host_share(plan, step->chunk);
+  case OB_STEP_MEET:
+    return ob_stream_host_meet(plan, step->chunk);
   case OB_STEP_EXCHANGE:
     return send(plan, step->chunk, OB_MESSAGE_WORKER);
   case OB_STEP_RECEIVE:
@@ -193,6 +211,10 @@ static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step)
     return send(plan, step->chunk, OB_MESSAGE_SERVER);
   case OB_STEP_COLLECT:
     return judge(plan, step->chunk, OB_MESSAGE_SERVER);
+  case OB_STEP_SPREAD:
+    return ob_stream_host_spread(plan, step->chunk);
+  case OB_STEP_FETCH:
+    return ob_stream_host_fetch(plan, step->chunk);
   case OB_STEP_DECIDE:
     return decide(plan);
   default:
@@ -220,7 +242,7 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
 
 static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
   onebit_status_t status = (onebit_status_t)outcome->status;
-  int rank = plan->group.ranks[outcome->witness];
+  int rank = ob_stream_witness(plan, outcome->witness);
   const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
   if (status == ONEBIT_SKIPPED)
     ob_error(status, "skipped: a value on rank %d is not finite", rank);
@@ -301,7 +323,7 @@ const struct ob_place ob_place_stream = {
     .codec = "cuda",
     .kept = &ob_memory_cuda,
     .messages = &ob_memory_cuda,
-    .hierarchical = false,
+    .hierarchical = true,
     .open = ob_device_open,
     .create = create_here,
     .destroy = destroy,

@@ -28,11 +28,13 @@ struct nccl_state {
   atomic_bool aborted;
 };
 
-/* Messages of the host: sent from `memory`, and received behind that. */
+/* Messages of the host: sent from `memory`, and received behind that; `there` has the endpoints of
+ * that. */
 struct nccl_batch {
   struct ob_batch batch;
   unsigned char *memory;
   size_t room;
+  struct ob_endpoint *there;
 };
 
 static struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
@@ -62,8 +64,11 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
 }
 
 static void batch_destroy(struct ob_batch *batch) {
-  if (batch)
-    ob_memory_cuda.release(((struct nccl_batch *)batch)->memory);
+  struct nccl_batch *own = (struct nccl_batch *)batch;
+  if (own) {
+    ob_memory_cuda.release(own->memory);
+    ob_release(own->there);
+  }
   ob_batch_release(batch);
 }
 
@@ -83,6 +88,11 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
   NCCL_TRY(state, ncclGroupStart());
   onebit_status_t status = add_to_group(state, batch, stream);
   ncclResult_t ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
+  /* A communicator that does not block may still be putting it on the stream, where kernels are to
+   * follow. */
+  while (ended == ncclInProgress && !state->aborted &&
+         ncclCommGetAsyncError(state->comm, &ended) == ncclSuccess && ended == ncclInProgress)
+    sched_yield();
   OB_TRY(status);
   NCCL_TRY(state, ended);
   return ONEBIT_OK;
@@ -124,7 +134,13 @@ static size_t bytes_of(const struct ob_endpoint *endpoints, size_t count) {
   return bytes;
 }
 
+/* Kept from the first agreement on: a rank that lacked memory in a later one could not say so, and
+ * the others would wait. */
 static onebit_status_t make_room(struct nccl_batch *own, size_t bytes) {
+  if (!own->there)
+    own->there = ob_allocate(2 * own->batch.capacity, sizeof *own->there);
+  if (!own->there)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message");
   if (bytes <= own->room)
     return ONEBIT_OK;
   ob_memory_cuda.release(own->memory);
@@ -164,19 +180,14 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   at = own->memory;
   OB_TRY(stage(own, batch->send, batch->sends, &at, true));
   struct ob_batch there = *batch;
-  struct ob_endpoint *moved = ob_allocate(2 * batch->capacity, sizeof *moved);
-  if (!moved)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message");
-  memcpy(moved, batch->send, batch->sends * sizeof *moved);
-  memcpy(moved + batch->capacity, batch->receive, batch->receives * sizeof *moved);
-  there.send = moved;
-  there.receive = moved + batch->capacity;
+  there.send = own->there;
+  there.receive = own->there + batch->capacity;
+  memcpy(there.send, batch->send, batch->sends * sizeof *there.send);
+  memcpy(there.receive, batch->receive, batch->receives * sizeof *there.receive);
   at = own->memory;
   place(there.send, there.sends, &at);
   place(there.receive, there.receives, &at);
-  onebit_status_t status = put(&there, state->stream);
-  ob_release(moved);
-  OB_TRY(status);
+  OB_TRY(put(&there, state->stream));
   at = own->memory + sent;
   return stage(own, batch->receive, batch->receives, &at, false);
 }

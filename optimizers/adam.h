@@ -82,8 +82,10 @@ struct ob_adam_place {
                           double *norm);
   /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
-  /* A step without a stream is over when this returns. */
+  /* All of a step is on its stream; a step without one is over when this returns. */
   onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
+  /* For the passes of steps on streams. */
+  onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
 };
 
 extern const struct ob_adam_place ob_adam_place_host;

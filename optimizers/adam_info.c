@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "optimizers/adam.h"
 
 static double square_sum(const float *values, size_t count) {
@@ -11,24 +12,34 @@ static double square_sum(const float *values, size_t count) {
   return sum;
 }
 
-/* The momentum that came with the last messages: every element of a block is +-scale. */
-static double message_square_sum(const struct onebit_plan *plan) {
-  double sum = 0;
+static void add_message(const struct onebit_plan *plan, struct ob_message_shape shape,
+                        unsigned char *message, double *sum) {
+  struct ob_view view = ob_message_view(message, &shape);
+  size_t piece = 0;
+  for (size_t b = 0; b < shape.blocks; b++) {
+    double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b]);
+    struct ob_block block = ob_layout_block(&plan->layout, shape.first + b, &piece);
+    *sum += scale * scale * (double)block.valid;
+  }
+}
+
+/* The momentum that came with the last messages: every element of a block is +-scale. `room` is for
+ * a copy of one of them, which may be in memory of a device. */
+static onebit_status_t message_square_sum(const struct onebit_plan *plan, unsigned char *room,
+                                          double *sum) {
+  *sum = 0;
   for (size_t source = 0; source < ob_plan_sources(plan); source++)
     for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
-      struct ob_view view = ob_message_view(ob_plan_result(plan, false, source, chunk), &shape);
-      size_t piece = 0;
-      for (size_t b = 0; b < shape.blocks; b++) {
-        double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b]);
-        struct ob_block block = ob_layout_block(&plan->layout, shape.first + b, &piece);
-        sum += scale * scale * (double)block.valid;
-      }
+      OB_TRY(plan->place->messages->copy(room, ob_plan_result(plan, false, source, chunk),
+                                         ob_message_bytes(&shape)));
+      add_message(plan, shape, room, sum);
     }
-  return sum;
+  return ONEBIT_OK;
 }
 
-static double error_square_sum(const struct onebit_plan *plan) {
+static double error_square_sum(const struct onebit_plan *plan, const float *all_values,
+                               const float *scales) {
   const struct ob_kept *kept = &plan->worker;
   double sum = 0;
   size_t piece = 0;
@@ -36,8 +47,8 @@ static double error_square_sum(const struct onebit_plan *plan) {
   ob_plan_compressed(plan, &first, &end);
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(&plan->layout, b, &piece);
-    const float *values = kept->values[kept->now] + block.word * OB_LANES;
-    float scale = kept->scales[kept->now][kept->one_scale ? 0 : b];
+    const float *values = all_values + block.word * OB_LANES;
+    float scale = scales[kept->one_scale ? 0 : b];
     for (size_t i = 0; i < block.count; i++) {
       double error = (double)ob_kept_error(values[i], scale);
       sum += error * error;
@@ -48,24 +59,51 @@ static double error_square_sum(const struct onebit_plan *plan) {
 
 /* As a kept value the momentum of a float array is stored times beta1 from the freeze on. */
 static double array_square_sum(const struct onebit_optimizer *optimizer,
-                               const struct onebit_plan *plan) {
-  double sum = square_sum(plan->worker.values[plan->worker.now], plan->layout.words * OB_LANES);
+                               const struct onebit_plan *plan, const float *momentum) {
+  double sum = square_sum(momentum, plan->layout.words * OB_LANES);
   double beta1 = (double)(float)optimizer->options.beta1;
   return optimizer->frozen_at ? sum / (beta1 * beta1) : sum;
 }
 
 /* Until the first compressed step the momentum is still the array, and the kept error is
  * nothing. */
-static void add_norms(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
-  bool array = optimizer->steps == optimizer->frozen_at || !optimizer->frozen_at ||
-               !ob_adam_compresses(optimizer);
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct onebit_plan *plan = optimizer->units[u].bits;
-    info->momentum_norm += array ? array_square_sum(optimizer, plan) : message_square_sum(plan);
-    info->error_norm += array ? 0 : error_square_sum(plan);
+static bool momentum_is_array(const struct onebit_optimizer *optimizer) {
+  return optimizer->steps == optimizer->frozen_at || !optimizer->frozen_at ||
+         !ob_adam_compresses(optimizer);
+}
+
+static onebit_status_t momentum_square_sum(const struct onebit_plan *plan, double *sum) {
+  unsigned char *room = ob_allocate(1, plan->stride);
+  onebit_status_t status = room ? message_square_sum(plan, room, sum)
+                                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message");
+  ob_release(room);
+  return status;
+}
+
+/* Of one unit, the squares. */
+static onebit_status_t add_squares(const struct onebit_optimizer *optimizer,
+                                   const struct onebit_plan *plan, onebit_optimizer_info_t *info) {
+  float *values, *scales;
+  double momentum = 0;
+  onebit_status_t status = ob_kept_view(&plan->worker, &values, &scales);
+  if (status == ONEBIT_OK && momentum_is_array(optimizer)) {
+    momentum = array_square_sum(optimizer, plan, values);
+  } else if (status == ONEBIT_OK) {
+    info->error_norm += error_square_sum(plan, values, scales);
+    status = momentum_square_sum(plan, &momentum);
   }
+  info->momentum_norm += momentum;
+  ob_kept_end_view(&plan->worker, values, scales);
+  return status;
+}
+
+static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
+                                 onebit_optimizer_info_t *info) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    OB_TRY(add_squares(optimizer, optimizer->units[u].bits, info));
   info->momentum_norm = sqrt(info->momentum_norm);
   info->error_norm = sqrt(info->error_norm);
+  return ONEBIT_OK;
 }
 
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
@@ -74,6 +112,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", optimizer ? "info" : "optimizer");
   if (info->size != sizeof *info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  OB_TRY(ob_adam_catch_up(optimizer));
   *info = (onebit_optimizer_info_t){
       .size = sizeof *info,
       .stage = optimizer->frozen_at ? ONEBIT_STAGE_COMPRESSED : ONEBIT_STAGE_WARMUP,
@@ -90,6 +129,5 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
         ob_adam_compresses(optimizer) ? unit->bits->wire_bytes : unit->dense->wire_bytes;
     info->memory_bytes += unit->bits->memory_bytes + unit->dense->memory_bytes;
   }
-  add_norms(optimizer, info);
-  return ONEBIT_OK;
+  return add_norms(optimizer, info);
 }

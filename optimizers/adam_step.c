@@ -213,6 +213,7 @@ onebit_status_t ob_adam_catch_up(onebit_optimizer_t optimizer) {
         return status;
     }
   }
+  OB_TRY(ob_adam_note(optimizer, optimizer->place->wait(optimizer)));
   return optimizer->deferred && optimizer->unit_count ? learn(optimizer) : ONEBIT_OK;
 }
 
@@ -233,14 +234,25 @@ onebit_status_t ob_adam_step_on(onebit_optimizer_t optimizer, float learning_rat
   return status == ONEBIT_OK ? ob_adam_update(optimizer) : status;
 }
 
+/* Its status is its own: that of steps on streams before it stays for who asks for theirs. */
+static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learning_rate) {
+  OB_TRY(ob_adam_catch_up(optimizer));
+  struct ob_adam_outcome before = optimizer->outcome;
+  optimizer->outcome.status = ONEBIT_OK;
+  ob_adam_note(optimizer, ob_adam_step_on(optimizer, learning_rate, true, NULL));
+  onebit_status_t status = ob_adam_catch_up(optimizer);
+  if (status == ONEBIT_OK)
+    status = ob_adam_take_outcome(optimizer);
+  optimizer->outcome = before;
+  return status;
+}
+
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
   if (!optimizer)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
   if (!optimizer->deferred)
     return ob_adam_step_on(optimizer, learning_rate, false, NULL);
-  OB_TRY(ob_adam_step_on(optimizer, learning_rate, true, NULL));
-  OB_TRY(ob_adam_catch_up(optimizer));
-  return ob_adam_take_outcome(optimizer);
+  return step_and_wait(optimizer, learning_rate);
 }
 
 void ob_adam_abandon(onebit_optimizer_t optimizer) {

@@ -141,7 +141,7 @@ static onebit_status_t no_join(struct onebit_optimizer *optimizer, bool bits) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t no_finish(struct onebit_optimizer *optimizer) {
+static onebit_status_t not_needed(struct onebit_optimizer *optimizer) {
   (void)optimizer;
   return ONEBIT_OK;
 }
@@ -153,7 +153,8 @@ const struct ob_adam_place ob_adam_place_host = {.check = check_on_host,
                                                  .join = no_join,
                                                  .pass = pass_on_host,
                                                  .norm = norm_on_host,
-                                                 .finish = no_finish};
+                                                 .finish = not_needed,
+                                                 .wait = not_needed};
 
 static onebit_status_t run_pass(struct onebit_optimizer *optimizer, enum ob_adam_pass kind,
                                 uint64_t step) {
@@ -232,5 +233,5 @@ onebit_status_t ob_adam_update(struct onebit_optimizer *optimizer) {
     optimizer->unknown++;
   else
     OB_TRY(ob_adam_freeze(optimizer));
-  return optimizer->step.on_stream ? ONEBIT_OK : optimizer->place->finish(optimizer);
+  return optimizer->place->finish(optimizer);
 }

@@ -35,7 +35,7 @@ static void record(int rank, int world, const char *scratch, const char *name,
 
 static void replayed(const char *path, enum replay_verdict verdict, const char *part) {
   struct replay_result result;
-  replay_with_mpi(path, &result);
+  replay_with_mpi(path, ONEBIT_DEVICE_HOST, &result);
   CHECK(result.verdict == verdict, "%s: verdict %d, not %d: %s", path, (int)result.verdict,
         (int)verdict, result.words);
   CHECK(strstr(result.words, part), "the words \"%s\" do not say \"%s\"", result.words, part);

@@ -55,7 +55,7 @@ Test(arguments, statuses_have_names) {
       {ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_ERROR_UNSUPPORTED"},
       {ONEBIT_ERROR_DEVICE, "ONEBIT_ERROR_DEVICE"},
       {(onebit_status_t)2, "unknown status"},
-      {(onebit_status_t)-10, "unknown status"},
+      {(onebit_status_t)-11, "unknown status"},
   };
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
     cr_expect_str_eq(onebit_status_string(names[k].status), names[k].name);

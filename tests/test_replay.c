@@ -15,6 +15,10 @@
 #include "tests/support_program.h"
 #include "tests/support_replay.h"
 
+#ifdef ONEBIT_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 static char scratch[PATH_ROOM];
 
 static void begin(void) { scratch_create(scratch); }
@@ -25,7 +29,7 @@ TestSuite(replay, .init = begin, .fini = end, .timeout = 120);
 static struct replay_result replayed(const char *path, enum replay_verdict verdict,
                                      const char *part) {
   struct replay_result result;
-  replay_with_threads(path, &result);
+  replay_with_threads(path, ONEBIT_DEVICE_HOST, &result);
   cr_expect_eq(result.verdict, verdict, "verdict %d, not %d: %s", result.verdict, verdict,
                result.words);
   cr_expect(strstr(result.words, part), "the words \"%s\" do not say \"%s\"", result.words, part);
@@ -298,8 +302,62 @@ Test(replay, program_refuses_a_wrong_command_line) {
   expect_said(program(2, "onebit-replay --loopback --codec abacus x"), "codec abacus: unknown");
   expect_said(program(2, "onebit-replay --loopback x --codec"), "--codec: needs a value");
   expect_said(program(2, "onebit-replay --loopback --gently x"), "--gently: unknown option");
+  expect_said(program(2, "onebit-replay --loopback --device gpu x"), "neither host nor cuda");
   expect_said(program(0, "onebit-replay --help"), "Usage: onebit-replay");
 }
+
+/* --- On a device -------------------------------------------------------------------------------*/
+
+#ifdef ONEBIT_HAVE_CUDA
+
+static bool device_is_here(void) {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+/* The same bits as on the host: the same worst value. */
+static void compare_devices(const char *path) {
+  struct replay_result host, device;
+  replay_with_threads(path, ONEBIT_DEVICE_HOST, &host);
+  replay_with_threads(path, ONEBIT_DEVICE_CUDA, &device);
+  cr_expect(device.verdict == REPLAY_OK, "%s: %s", path, device.words);
+  cr_expect(device.tally.values == host.tally.values && device.tally.worst == host.tally.worst &&
+                device.drifts[0].value == host.drifts[0].value,
+            "%s: %llu values, worst %g, drift %g; on the host %llu, %g, %g", path,
+            (unsigned long long)device.tally.values, device.tally.worst, device.drifts[0].value,
+            (unsigned long long)host.tally.values, host.tally.worst, host.drifts[0].value);
+}
+
+Test(replay, cases_on_a_device) {
+  char path[PATH_ROOM];
+  if (!device_is_here())
+    cr_skip_test("no CUDA device");
+  record_allreduce(scratch, "allreduce", 3, 1003, 4, path);
+  compare_devices(path);
+  for (int world = 1; world <= 3; world += 2) {
+    record_adam(scratch, world == 1 ? "adam-alone" : "adam", world, 9, path);
+    compare_devices(path);
+  }
+  char *said = strdup(program(0, "onebit-replay --loopback --device cuda %s", path));
+  cr_expect_str_eq(program(0, "onebit-replay --loopback %s", path), said);
+  free(said);
+}
+
+static void replay_golden_on_device(char **paths, size_t count) {
+  for (size_t i = 0; i < count && device_is_here(); i++)
+    compare_devices(paths[i]);
+}
+
+#else
+
+Test(replay, no_device_gives_words) {
+  expect_said(program(2, "onebit-replay --loopback --device cuda x"),
+              "--device cuda: this build is without CUDA");
+}
+
+static void replay_golden_on_device(char **paths, size_t count) { (void)paths, (void)count; }
+
+#endif
 
 /* --- What DeepSpeed recorded -------------------------------------------------------------------*/
 
@@ -308,7 +366,7 @@ static void replay_golden(const char *codec, char **paths, size_t count) {
     return;
   for (size_t i = 0; i < count; i++) {
     struct replay_result result;
-    replay_with_threads(paths[i], &result);
+    replay_with_threads(paths[i], ONEBIT_DEVICE_HOST, &result);
     cr_expect(result.verdict == REPLAY_OK && result.tally.exceptions == 0, "%s on %s: %s", paths[i],
               codec, result.words);
   }
@@ -323,5 +381,6 @@ Test(replay, golden_cases) {
     cr_skip_test("no recorded cases here: %s", pattern);
   for (size_t c = 0; c < test_codecs_count; c++)
     replay_golden(test_codecs[c], found.gl_pathv, found.gl_pathc);
+  replay_golden_on_device(found.gl_pathv, found.gl_pathc);
   globfree(&found);
 }

@@ -175,10 +175,12 @@ typedef struct onebit_optimizer_info {
   uint64_t memory_bytes;     /* bytes allocated by the optimizer on this rank */
 } onebit_optimizer_info_t;
 
-/* Says how the optimizer stands. Local; reads the state once for the norms.
+/* Says how the optimizer stands. Local; reads the state once for the norms, and on a device waits
+ * for steps on streams and copies the state to the host for it.
  *   optimizer   the optimizer
  *   info        out: all of it; `size` is set by the caller
- * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info);
 

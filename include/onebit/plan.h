@@ -158,7 +158,8 @@ typedef struct onebit_plan_info {
   size_t server_error_count;  /* floats in the server error */
   size_t block_size;          /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
   size_t chunks;              /* messages that one rank sends another in a phase */
-  uint64_t wire_bytes;        /* bytes that one call hands to the transport on this rank */
+  /* Bytes that one call hands to the transport on this rank; hierarchical: for other hosts. */
+  uint64_t wire_bytes;
   uint64_t memory_bytes;      /* bytes allocated for the plan on this rank */
   const char *codec;          /* "scalar", "avx2", "avx512", "neon" or "cuda" */
   const char *transport;      /* "self", "loopback", "mpi" or "nccl" */

@@ -10,6 +10,6 @@ GPU_TESTS_MODEL   := $(call objects,examples/transformer*.c) $(call objects_cu,e
 gpu-tests: $(GPU_TESTS_PROGRAM)
 
 $(GPU_TESTS_OBJECTS): ISA = $(CUDA_CFLAGS)
-$(GPU_TESTS_PROGRAM): $(GPU_TESTS_OBJECTS) $(GPU_TESTS_MODEL) $(STATIC)
+$(GPU_TESTS_PROGRAM): $(GPU_TESTS_OBJECTS) $(GPU_TESTS_MODEL) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(CUDA_LIBS) $(LIBS)

@@ -211,6 +211,8 @@ static void tell_device(struct scene *scene) {
       .members = plan->group.size,
       .place = plan->group.place,
       .first_share = plan->first_share,
+      .witness = plan->first_share,
+      .witness_step = 1,
       .whole = is_whole(scene->what),
       .rotated = is_rotated(scene->what),
       .gathered = is_gathered(scene->what),

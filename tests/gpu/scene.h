@@ -38,7 +38,7 @@ struct scene_case {
   onebit_scale_t rule;
   bool one_scale, dense, momentum;
   bool each;        /* pieces lie anywhere, not one step after another */
-  bool from_values; /* the input is float32 in the words of the layout */
+  bool from_values; /* the input is float32, as messages have it */
   bool keep_zero;   /* of Adam: an element without variance does not move */
   uint32_t now, stop;
 };
@@ -53,7 +53,7 @@ struct scene {
   size_t first_chunk, end_chunk;
   struct ob_cuda_source source;
   struct ob_cuda_pieces outputs;
-  const float *input_words;
+  const float *input_values;
   struct ob_adam_sink sink; /* the host's, and the device's */
   struct ob_cuda_adam adam;
   double *block_sums, *total; /* the host's */

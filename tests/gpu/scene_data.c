@@ -158,12 +158,13 @@ static void fill_inputs(struct scene *scene) {
       ob_store(inputs[k], i, what->dtype, value_at(i, 50 + (uint32_t)k, what->values));
   if (!what->from_values)
     return;
-  size_t elements = layout->words * OB_LANES;
-  float *words = twin_take(scene->twin, "values", elements * sizeof *words, TWIN_FLOAT32, 0);
+  scene->source.step = ob_plan_longest_message(&scene->host);
+  size_t elements = scene->host.group.size * scene->source.step;
+  float *values = twin_take(scene->twin, "values", elements * sizeof *values, TWIN_FLOAT32, 0);
   for (size_t i = 0; i < elements; i++)
-    words[i] = value_at(i, 70, what->values);
-  scene->input_words = words;
-  scene->source.values = ON_DEVICE(scene, words);
+    values[i] = value_at(i, 70, what->values);
+  scene->input_values = values;
+  scene->source.values = ON_DEVICE(scene, values);
 }
 
 static void take_outputs(struct scene *scene) {

@@ -5,14 +5,14 @@
 
 /* --- Compress */
 
-static void compress_words(struct scene *scene, size_t chunk) {
+static void compress_values(struct scene *scene, size_t chunk) {
   struct onebit_plan *plan = &scene->host;
   for (size_t m = 0; m < plan->group.size; m++) {
     size_t share = ob_share_of(plan, m);
     struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
     struct ob_view out = ob_message_view(ob_message_at(plan, plan->outgoing, m, chunk), &shape);
     struct ob_source source = plan->call.source;
-    source.values = scene->input_words + ob_layout_word(&plan->layout, shape.first) * OB_LANES;
+    source.values = scene->input_values + m * scene->source.step;
     struct ob_view last = {0};
     if (source.momentum)
       last = ob_message_view(ob_plan_result(plan, false, share, chunk), &shape);
@@ -21,8 +21,8 @@ static void compress_words(struct scene *scene, size_t chunk) {
 }
 
 static void compress_on_host(struct scene *scene, size_t chunk) {
-  if (scene->input_words)
-    compress_words(scene, chunk);
+  if (scene->input_values)
+    compress_values(scene, chunk);
   else
     ob_place_host.compress(&scene->host, chunk);
   kernel_expect_flags(scene, false);

@@ -1,0 +1,65 @@
+/* The mean of dense messages, one a member, in the members' order: of servers, and inside a host. */
+#ifndef OB_CUDA_MEAN_CUH
+#define OB_CUDA_MEAN_CUH
+
+#include "cuda/place.cuh"
+
+constexpr unsigned words_at_once = 4, members_at_once = 4;
+
+/* The lane's elements of a member's message, four words of the block from `word` on. Past the last
+ * word, as past the last member, what was there is loaded again: that costs less than to ask. */
+static __device__ inline void load_words(const float *values, unsigned word, unsigned words,
+                                         float (&value)[words_at_once]) {
+  OB_UNROLL
+  for (unsigned w = 0; w < words_at_once; w++)
+    value[w] = __ldcs(&values[min(word + w, words - 1) * OB_LANES]);
+}
+
+/* The sum of the members' values. */
+static __device__ inline void sum_words(const struct ob_cuda_plan &plan,
+                                        const struct senders &senders, const struct place &place,
+                                        unsigned word, unsigned words,
+                                        float (&total)[words_at_once]) {
+  const unsigned members = (unsigned)plan.members;
+  const size_t at = place.word * OB_LANES + lane_number();
+  OB_UNROLL
+  for (unsigned w = 0; w < words_at_once; w++)
+    total[w] = -0.0f; /* what leaves the first term as it is, be it -0 */
+  for (unsigned member = 0; member < members; member += members_at_once) {
+    float term[members_at_once][words_at_once];
+    OB_UNROLL
+    for (unsigned s = 0; s < members_at_once; s++) {
+      unsigned char *message = sent_by(plan, senders, min(member + s, members - 1));
+      load_words(view_of(message, place).values + at, word, words, term[s]);
+    }
+    OB_UNROLL
+    for (unsigned i = 0; i < members_at_once * words_at_once; i++)
+      if (member + i / words_at_once < members)
+        total[i % words_at_once] += term[i / words_at_once][i % words_at_once];
+  }
+}
+
+/* The block's mean to `values`, where those of its message begin. Its sum of squares says whether
+ * its values are finite, and the squares that an optimizer makes of them. */
+static __device__ inline void take_mean(const struct ob_cuda_plan &plan,
+                                        const struct senders &senders, const struct place &place,
+                                        float share, float *values) {
+  float *out = values + place.word * OB_LANES + lane_number();
+  const unsigned words = whole_words((unsigned)place.block.count) / OB_LANES;
+  float lane = 0;
+  for (unsigned word = 0; word < words; word += words_at_once) {
+    float mean[words_at_once];
+    sum_words(plan, senders, place, word, words, mean);
+    OB_UNROLL
+    for (unsigned w = 0; w < words_at_once && word + w < words; w++) {
+      mean[w] *= share;
+      lane += mean[w] * mean[w];
+      __stcs(&out[(word + w) * OB_LANES], mean[w]);
+    }
+  }
+  const float sum = sum_lanes(lane);
+  if (lane_number() == 0 && !ob_is_finite(sum))
+    note(plan.state, OB_FLAG_NOT_FINITE);
+}
+
+#endif

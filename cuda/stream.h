@@ -1,0 +1,29 @@
+/* What the two parts of the place "stream" know of each other: steps that members of a group take,
+ * and those that the ranks of a host take (stream_host.c). */
+#ifndef OB_CUDA_STREAM_H
+#define OB_CUDA_STREAM_H
+
+#include "cuda/device.h"
+
+/* What this rank's headers say, or the others' should. */
+struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind);
+
+/* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
+ * Nothing where the plan is not hierarchical. */
+onebit_status_t ob_stream_host_create(struct onebit_plan *plan);
+void ob_stream_host_destroy(struct onebit_plan *plan);
+
+/* The steps; the names are the steps'. */
+onebit_status_t ob_stream_host_share(struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_stream_host_meet(struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_stream_host_spread(struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_stream_host_fetch(struct onebit_plan *plan, size_t chunk);
+
+/* A chunk of the host's inputs to messages for the other hosts. */
+cudaError_t ob_stream_host_compress(const struct onebit_plan *plan, size_t chunk,
+                                    cudaStream_t stream);
+
+/* The rank that a state's witness stands for. */
+int ob_stream_witness(const struct onebit_plan *plan, int32_t witness);
+
+#endif

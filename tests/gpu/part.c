@@ -1,0 +1,226 @@
+/* One rank's part in an exchange. */
+#include "tests/gpu/part.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compression/numerics.h"
+#include "tests/codec_values.h"
+
+/* --- Memory, here or there */
+
+/* Bytes that are no element of anything: where nothing was stored it shows. */
+enum { UNTOUCHED = 0x5a };
+
+static void *take(bool device, size_t bytes) {
+  void *memory = NULL;
+  if (!device)
+    return memset(gpu_allocate(bytes, 1), UNTOUCHED, bytes);
+  if (CHECK_CUDA(cudaMalloc(&memory, bytes)) && CHECK_CUDA(cudaMemset(memory, UNTOUCHED, bytes)))
+    CHECK_CUDA(cudaStreamSynchronize(NULL));
+  return memory;
+}
+
+static void give_back(bool device, void *memory) {
+  if (device)
+    CHECK_CUDA(cudaFree(memory));
+  else
+    free(memory);
+}
+
+static void *take_pinned(size_t bytes) {
+  void *memory = NULL;
+  CHECK_CUDA(cudaHostAlloc(&memory, bytes + 1, cudaHostAllocDefault));
+  return memory;
+}
+
+/* In place the shorter buffer is this rank's part of the longer one. */
+static void place_buffers(struct part *part) {
+  const size_t element = ob_dtype_size(part->what.options.dtype);
+  const size_t offset = part->what.offset * element;
+  const size_t own = part->what.count * element * (size_t)part->rank;
+  const onebit_operation_t operation = part->what.options.operation;
+  const bool apart = !part->what.in_place;
+  part->memory[0] = take(part->device, offset + part->sent_bytes + part->received_bytes + 1);
+  part->memory[1] = apart ? take(part->device, 3 * offset + part->received_bytes + 1) : NULL;
+  char *both = (char *)part->memory[0] + offset;
+  part->in = both + (!apart && operation == ONEBIT_ALLGATHER ? own : 0);
+  part->out = apart ? (char *)part->memory[1] + 3 * offset
+                    : both + (operation == ONEBIT_REDUCE_SCATTER ? own : 0);
+}
+
+bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *what, bool device) {
+  onebit_plan_options_t options = what->options;
+  *part = (struct part){.what = *what, .device = device, .info.size = sizeof part->info};
+  part->rank = onebit_comm_rank(comm);
+  part->size = onebit_comm_size(comm);
+  const size_t bytes = what->count * ob_dtype_size(options.dtype), ranks = (size_t)part->size;
+  part->sent_bytes = bytes * (options.operation == ONEBIT_REDUCE_SCATTER ? ranks : 1);
+  part->received_bytes = bytes * (options.operation == ONEBIT_ALLGATHER ? ranks : 1);
+  options.device = device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  if (!CHECK_STATUS(onebit_plan_create(comm, what->count, &options, &part->plan), ONEBIT_OK))
+    return false;
+  CHECK_STATUS(onebit_plan_get_info(part->plan, &part->info), ONEBIT_OK);
+  part->sent = take_pinned(part->sent_bytes);
+  part->received = take_pinned(part->received_bytes);
+  place_buffers(part);
+  return true;
+}
+
+void part_destroy(struct part *part) {
+  if (!part->plan)
+    return;
+  CHECK_STATUS(onebit_plan_destroy(part->plan), ONEBIT_OK);
+  give_back(part->device, part->memory[0]);
+  give_back(part->device, part->memory[1]);
+  CHECK_CUDA(cudaFreeHost(part->sent));
+  CHECK_CUDA(cudaFreeHost(part->received));
+  part->plan = NULL;
+}
+
+/* --- Input and result */
+
+void part_make(struct part *part, unsigned step, bool spoilt) {
+  const onebit_dtype_t dtype = part->what.options.dtype;
+  const size_t count = part->sent_bytes / ob_dtype_size(dtype);
+  const uint32_t salt = part->what.salt + 977u * (uint32_t)part->rank + 7919u * step;
+  const float magnitude = part->what.magnitude != 0 ? part->what.magnitude : 1;
+  for (size_t i = 0; i < count; i++)
+    ob_store(part->sent, i, dtype, value_at(i, salt, VALUES_GRADIENTS) * magnitude);
+  if (spoilt && count)
+    ob_store(part->sent, count / 2, dtype, NAN);
+}
+
+void part_load_on(struct part *part, cudaStream_t stream) {
+  CHECK_CUDA(cudaMemcpyAsync(part->in, part->sent, part->sent_bytes, cudaMemcpyDefault, stream));
+}
+
+void part_load(struct part *part) {
+  if (!part->device)
+    memcpy(part->in, part->sent, part->sent_bytes);
+  else
+    CHECK_CUDA(cudaMemcpy(part->in, part->sent, part->sent_bytes, cudaMemcpyHostToDevice));
+}
+
+void part_fetch_on(struct part *part, cudaStream_t stream) {
+  CHECK_CUDA(
+      cudaMemcpyAsync(part->received, part->out, part->received_bytes, cudaMemcpyDefault, stream));
+}
+
+void part_fetch(struct part *part) {
+  if (!part->device)
+    memcpy(part->received, part->out, part->received_bytes);
+  else
+    CHECK_CUDA(cudaMemcpy(part->received, part->out, part->received_bytes, cudaMemcpyDeviceToHost));
+}
+
+/* --- Calls */
+
+onebit_status_t part_call(struct part *part) {
+  switch (part->what.options.operation) {
+  case ONEBIT_ALLGATHER:
+    return onebit_allgather(part->in, part->out, part->plan);
+  case ONEBIT_REDUCE_SCATTER:
+    return onebit_reduce_scatter(part->in, part->out, part->plan);
+  default:
+    return onebit_allreduce(part->in, part->out, part->plan);
+  }
+}
+
+onebit_status_t part_start(struct part *part, onebit_request_t *request) {
+  switch (part->what.options.operation) {
+  case ONEBIT_ALLGATHER:
+    return onebit_iallgather(part->in, part->out, part->plan, request);
+  case ONEBIT_REDUCE_SCATTER:
+    return onebit_ireduce_scatter(part->in, part->out, part->plan, request);
+  default:
+    return onebit_iallreduce(part->in, part->out, part->plan, request);
+  }
+}
+
+onebit_status_t part_put(struct part *part, cudaStream_t stream) {
+  switch (part->what.options.operation) {
+  case ONEBIT_ALLGATHER:
+    return onebit_allgather_stream(part->in, part->out, part->plan, stream);
+  case ONEBIT_REDUCE_SCATTER:
+    return onebit_reduce_scatter_stream(part->in, part->out, part->plan, stream);
+  default:
+    return onebit_allreduce_stream(part->in, part->out, part->plan, stream);
+  }
+}
+
+onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream) {
+  onebit_status_t put = part_put(part, stream);
+  onebit_status_t ended = onebit_plan_synchronize(part->plan);
+  return put != ONEBIT_OK ? put : ended;
+}
+
+/* --- What is left behind */
+
+uint64_t digest(const void *bytes, size_t count) {
+  uint64_t number = 0xcbf29ce484222325u, word = 0;
+  const char *at = bytes;
+  for (; count >= sizeof word; count -= sizeof word, at += sizeof word) {
+    memcpy(&word, at, sizeof word);
+    number = (number ^ word) * 0x9e3779b97f4a7c15u;
+    number ^= number >> 32;
+  }
+  for (; count; count--, at++)
+    number = (number ^ (unsigned char)*at) * 0x100000001b3u;
+  return number;
+}
+
+static float *floats(size_t count) { return gpu_allocate(count, sizeof(float)); }
+
+struct traces part_traces(struct part *part) {
+  const size_t workers = part->info.worker_error_count, servers = part->info.server_error_count;
+  float *worker = floats(workers), *server = floats(servers);
+  CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
+  part_fetch(part);
+  struct traces traces = {.result = digest(part->received, part->received_bytes),
+                          .worker = digest(worker, workers * sizeof *worker),
+                          .server = digest(server, servers * sizeof *server)};
+  if (!part->what.in_place) {
+    if (part->device)
+      CHECK_CUDA(cudaMemcpy(part->sent, part->in, part->sent_bytes, cudaMemcpyDeviceToHost));
+    traces.input = digest(part->device ? part->sent : part->in, part->sent_bytes);
+  }
+  free(worker);
+  free(server);
+  return traces;
+}
+
+bool traces_equal(const struct traces *a, const struct traces *b) {
+  return memcmp(a, b, sizeof *a) == 0;
+}
+
+void part_scale_errors(struct part *part, float factor) {
+  const size_t workers = part->info.worker_error_count, servers = part->info.server_error_count;
+  float *worker = floats(workers), *server = floats(servers);
+  CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
+  for (size_t i = 0; i < workers; i++)
+    worker[i] *= factor;
+  for (size_t i = 0; i < servers; i++)
+    server[i] *= factor;
+  CHECK_STATUS(onebit_plan_import_error(part->plan, worker, server), ONEBIT_OK);
+  free(worker);
+  free(server);
+}
+
+/* Not what depends on where it is, nor the bytes of messages that a rank passes on for others. */
+uint64_t part_account(const struct part *part) {
+  const onebit_plan_info_t *info = &part->info;
+  const bool passed_on = info->schedule == ONEBIT_SCHEDULE_ALLGATHER && part->size >= 4;
+  const uint64_t numbers[] = {info->worker_error_first,
+                              info->worker_error_count,
+                              info->server_error_first,
+                              info->server_error_count,
+                              info->block_size,
+                              info->chunks,
+                              passed_on ? 0 : info->wire_bytes,
+                              info->schedule,
+                              info->wire,
+                              info->chunk_size};
+  return digest(numbers, sizeof numbers);
+}

@@ -1,0 +1,193 @@
+/* Cases of plans, and ranks that run them. */
+#define _DEFAULT_SOURCE
+#include "tests/gpu/plans.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "onebit/nccl.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+/* --- Cases */
+
+/* What goes with each other of operation, schedule, profile and wire. */
+static const struct kind {
+  const char *name;
+  onebit_operation_t operation;
+  onebit_schedule_t schedule;
+  onebit_profile_t profile;
+  onebit_wire_t wire;
+} kinds[] = {
+    {"allreduce", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS},
+    {"allreduce, each to all", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS},
+    {"allreduce, deepspeed", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEEPSPEED,
+     ONEBIT_WIRE_BITS},
+    {"allreduce, dense", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_DENSE},
+    {"allreduce, dense, each to all", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER,
+     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_DENSE},
+    {"allgather", ONEBIT_ALLGATHER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS},
+    {"reduce-scatter", ONEBIT_REDUCE_SCATTER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS},
+};
+static const onebit_scale_t scales[] = {ONEBIT_SCALE_RMS, ONEBIT_SCALE_MEAN_ABSOLUTE};
+static const size_t blocks[] = {32, 2048, ONEBIT_BLOCK_BUFFER};
+static const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
+static const size_t chunks[] = {0, 64, 4096};
+static const size_t counts[] = {0, 1, 31, 33, 1000, 100003};
+static const int forgets[] = {0, 1};
+
+#define PLACEMENTS 3 /* apart, misaligned, in place */
+
+static size_t digit(size_t *index, size_t radix) {
+  size_t value = *index % radix;
+  *index /= radix;
+  return value;
+}
+
+size_t plan_cases_count(void) {
+  return COUNT(kinds) * COUNT(counts) * COUNT(blocks) * COUNT(scales) * COUNT(dtypes) *
+         COUNT(chunks) * COUNT(forgets) * PLACEMENTS;
+}
+
+/* A message for every 64 of many elements is thousands of launches; and where threads are run one
+ * by one, seven of eight cases of many elements have fewer. */
+static void lessen(struct plan_case *what) {
+  const size_t many = counts[COUNT(counts) - 1];
+  if (what->count == many && what->options.chunk_size == chunks[1])
+    what->options.chunk_size = chunks[2];
+#ifdef ONEBIT_EMULATED_CUDA
+  if (what->count == many && what->salt % 8)
+    what->count = 4099;
+#endif
+}
+
+struct plan_case plan_case_at(size_t index) {
+  struct plan_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT, .salt = (uint32_t)index};
+  onebit_plan_options_t *options = &what.options;
+  const struct kind *kind = &kinds[digit(&index, COUNT(kinds))];
+  what.count = counts[digit(&index, COUNT(counts))];
+  options->block_size = blocks[digit(&index, COUNT(blocks))];
+  options->scale = scales[digit(&index, COUNT(scales))];
+  options->dtype = dtypes[digit(&index, COUNT(dtypes))];
+  options->chunk_size = chunks[digit(&index, COUNT(chunks))];
+  options->no_error_feedback = forgets[digit(&index, COUNT(forgets))];
+  const size_t placement = digit(&index, PLACEMENTS);
+  what.offset = placement != 0;
+  what.in_place = placement == 2;
+  options->operation = kind->operation;
+  options->schedule = kind->schedule;
+  options->profile = kind->profile;
+  options->wire = kind->wire;
+  if (kind->profile == ONEBIT_PROFILE_DEEPSPEED) { /* which fixes the two */
+    options->block_size = 0;
+    options->scale = ONEBIT_SCALE_RMS;
+  }
+  lessen(&what);
+  return what;
+}
+
+static const char *kind_name(const onebit_plan_options_t *options) {
+  for (size_t i = 0; i < COUNT(kinds); i++)
+    if (kinds[i].operation == options->operation && kinds[i].schedule == options->schedule &&
+        kinds[i].profile == options->profile && kinds[i].wire == options->wire)
+      return kinds[i].name;
+  return "a plan";
+}
+
+const char *plan_case_words(const struct plan_case *what, char *text, size_t room) {
+  const onebit_plan_options_t *options = &what->options;
+  snprintf(text, room, "%s of %zu, dtype %d, scale %d, block %zd, chunk %zu%s%s%s",
+           kind_name(options), what->count, (int)options->dtype, (int)options->scale,
+           (ssize_t)options->block_size, options->chunk_size,
+           options->no_error_feedback ? ", no feedback" : "", what->in_place ? ", in place" : "",
+           what->offset ? ", misaligned" : "");
+  return text;
+}
+
+struct plan_case plan_case_simple(onebit_operation_t operation, size_t count) {
+  struct plan_case what = {.options = ONEBIT_PLAN_OPTIONS_INIT, .count = count};
+  what.options.operation = operation;
+  return what;
+}
+
+/* --- Ranks */
+
+struct body {
+  gpu_rank_body *run;
+  void *context;
+};
+
+#ifdef ONEBIT_HAVE_NCCL
+
+static _Thread_local ncclComm_t own;
+
+ncclComm_t ranks_nccl_comm(void) { return own; }
+
+void ranks_nccl_gone(void) { own = NULL; }
+
+static bool check_nccl(ncclResult_t result, const char *call) {
+  return CHECK(result == ncclSuccess, "%s: %s", call, ncclGetErrorString(result));
+}
+
+/* Each of ranks that are threads has a device of its own: on a shared one what waits for all of the
+ * device (cudaFree does) would wait for another rank's messages too. */
+static void nccl_body(const struct gpu_rank *self, void *context) {
+  const struct body *body = context;
+  struct gpu_rank here = *self;
+  ncclUniqueId id;
+  int devices = 1;
+  CHECK_CUDA(cudaGetDeviceCount(&devices));
+  CHECK_CUDA(cudaSetDevice(self->rank % devices));
+  if (self->rank == 0)
+    check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  gpu_broadcast(self, &id, sizeof id);
+  if (!check_nccl(ncclCommInitRank(&own, self->size, id, self->rank), "ncclCommInitRank"))
+    return;
+  if (CHECK_STATUS(onebit_comm_create_nccl(own, &here.comm), ONEBIT_OK))
+    body->run(&here, body->context);
+  onebit_comm_destroy(here.comm);
+  if (own)
+    check_nccl(ncclCommDestroy(own), "ncclCommDestroy");
+}
+
+/* On the emulated device, as many devices as ranks. */
+bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
+  struct body body = {run, context};
+#ifdef ONEBIT_EMULATED_CUDA
+  char devices[16];
+  snprintf(devices, sizeof devices, "%d", size);
+  setenv("EMULATED_DEVICES", devices, 1);
+#endif
+  bool well = gpu_ranks(size, nccl_body, &body);
+#ifdef ONEBIT_EMULATED_CUDA
+  unsetenv("EMULATED_DEVICES");
+#endif
+  return well;
+}
+
+#endif
+
+static void self_body(const struct gpu_rank *self, void *context) {
+  const struct body *body = context;
+  struct gpu_rank here = *self;
+  if (CHECK_STATUS(onebit_comm_create_self(&here.comm), ONEBIT_OK))
+    body->run(&here, body->context);
+  onebit_comm_destroy(here.comm);
+}
+
+bool ranks_self(int size, gpu_rank_body *run, void *context) {
+  struct body body = {run, context};
+  return CHECK(size == 1, "%d ranks with themselves", size) && gpu_ranks(1, self_body, &body);
+}
+
+void plan_ranks_both(int size, gpu_rank_body *run, void *context) {
+  gpu_threads(size, run, context);
+#ifdef ONEBIT_HAVE_NCCL
+  ranks_nccl(size, run, context);
+#endif
+}

@@ -1,0 +1,398 @@
+/* What goes wrong with 1-bit Adam on devices: every rank is told, none hangs, nothing is changed. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "tests/gpu/adam.h"
+
+#ifdef ONEBIT_EMULATED_CUDA
+#include <emulation.h>
+#include <sched.h>
+#include <stdatomic.h>
+#endif
+
+static const struct adam_case plain = {
+    "errors", {.size = sizeof(onebit_adam_options_t), .freeze_step = 2}, ONE_STREAM, 0};
+
+/* What a rank does, with a communicator of either transport. The last rank is the one at fault. */
+typedef void scenario(onebit_comm_t comm, int rank, int size);
+
+struct play {
+  scenario *scenario;
+};
+
+static void over_loopback(const struct gpu_rank *self, void *context) {
+  ((struct play *)context)->scenario(self->comm, self->rank, self->size);
+}
+
+static void over_nccl(const struct gpu_rank *self, void *context) {
+  struct adam_nccl group;
+  if (adam_nccl_open(&group, self)) {
+    check_case("over NCCL, rank %d of %d", self->rank, self->size);
+    ((struct play *)context)->scenario(group.comm, self->rank, self->size);
+  }
+  adam_nccl_close(&group);
+}
+
+static void on_both(scenario *what) {
+  struct play play = {what};
+  for (int size = 1; size <= 3; size++) {
+    gpu_threads(size, over_loopback, &play);
+    gpu_ranks(size, over_nccl, &play);
+  }
+}
+
+static bool words_say(const char *part) {
+  return CHECK(strstr(onebit_last_error(), part), "the words \"%s\" do not say \"%s\"",
+               onebit_last_error(), part);
+}
+
+/* --- Arrays that are elsewhere */
+
+/* An optimizer of one tensor. The last rank's is at fault, and so no rank gets one. */
+static void check_refused(onebit_comm_t comm, int rank, int size, float *parameter, float *gradient,
+                          onebit_device_t device, const char *part) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = 64};
+  onebit_optimizer_t optimizer;
+  options.device = device;
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer),
+               rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  CHECK(!optimizer, "a failed creation left an optimizer");
+  if (rank == size - 1)
+    words_say(part);
+}
+
+static void arrays_elsewhere(onebit_comm_t comm, int rank, int size) {
+  float host[128], *device, *there;
+  const bool guilty = rank == size - 1;
+  int now = 0, count = 0;
+  CHECK_CUDA(cudaMalloc((void **)&device, sizeof host));
+  check_refused(comm, rank, size, guilty ? host : device, device + 64, ONEBIT_DEVICE_CUDA,
+                "tensors[0].parameter is");
+  check_refused(comm, rank, size, device, guilty ? host : device + 64, ONEBIT_DEVICE_CUDA,
+                "memory of the host");
+  CHECK_CUDA(cudaGetDevice(&now));
+  CHECK_CUDA(cudaGetDeviceCount(&count));
+  if (count > 1) {
+    CHECK_CUDA(cudaSetDevice((now + 1) % count));
+    CHECK_CUDA(cudaMalloc((void **)&there, sizeof host));
+    CHECK_CUDA(cudaSetDevice(now));
+    check_refused(comm, rank, size, device, guilty ? there : device + 64, ONEBIT_DEVICE_CUDA,
+                  "tensors[0].gradient is");
+    CHECK_CUDA(cudaFree(there));
+  }
+  CHECK_CUDA(cudaFree(device));
+}
+
+static void arrays_of_a_device(onebit_comm_t comm, int rank, int size) {
+  float host[128], *device;
+  CHECK_CUDA(cudaMalloc((void **)&device, sizeof host));
+  check_refused(comm, rank, size, rank == size - 1 ? device : host, host + 64, ONEBIT_DEVICE_HOST,
+                "memory of CUDA device");
+  CHECK_CUDA(cudaFree(device));
+}
+
+static void arrays_must_be_there(void) {
+  struct play play = {arrays_of_a_device};
+  on_both(arrays_elsewhere);
+  for (int size = 1; size <= 3; size++)
+    gpu_threads(size, over_loopback, &play);
+}
+
+/* --- Steps */
+
+/* How a step on the stream ended, at once or later. */
+static onebit_status_t step_on_stream(struct adam_learner *learner, float rate) {
+  onebit_status_t status =
+      onebit_optimizer_step_stream(learner->optimizer, rate, learner->streams[0]);
+  onebit_status_t later = onebit_optimizer_synchronize(learner->optimizer);
+  CHECK(status == ONEBIT_OK || later == status, "first %d, then %d: %s", (int)status, (int)later,
+        onebit_last_error());
+  return later;
+}
+
+static void fetch(struct adam_learner *learner, int attempt) {
+  CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
+  CHECK_CUDA(cudaMemcpy(learner->fetched + attempt * ADAM_ELEMENTS, learner->parameters,
+                        ADAM_ELEMENTS * sizeof(float), cudaMemcpyDefault));
+}
+
+static void good_step(struct adam_learner *learner, int attempt) {
+  adam_send_gradients(learner, attempt, learner->streams[0]);
+  CHECK_STATUS(step_on_stream(learner, adam_rate(attempt)), ONEBIT_OK);
+}
+
+/* A step that fails with these statuses, on a stream and without; what it must not change. */
+static void check_step(struct adam_learner *learner, float rate, onebit_status_t wanted,
+                       const char *part) {
+  const size_t bytes = ADAM_ELEMENTS * sizeof(float);
+  onebit_optimizer_info_t before = {.size = sizeof before};
+  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &before), ONEBIT_OK);
+  fetch(learner, 0);
+  CHECK_STATUS(step_on_stream(learner, rate), wanted);
+  words_say(part);
+  CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step(learner->optimizer, rate), wanted);
+  words_say(part);
+  CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
+  fetch(learner, 1);
+  CHECK(!memcmp(learner->fetched, learner->fetched + ADAM_ELEMENTS, bytes), "parameters changed");
+  adam_check_info(learner->optimizer, &before);
+}
+
+static void wrong_rates(struct adam_learner *learner, int attempt) {
+  const bool guilty = learner->rank == learner->size - 1;
+  adam_send_gradients(learner, attempt, learner->streams[0]);
+  CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
+  check_step(learner, guilty ? -1.0f : 0.5f, guilty ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER,
+             guilty ? "learning_rate is -1" : "could not take part");
+  if (learner->size > 1)
+    check_step(learner, guilty ? 0.25f : 0.5f, ONEBIT_ERROR_MISMATCH, "learning_rate");
+}
+
+static void steps_in_parts(struct adam_learner *learner) {
+  CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 0.5f), ONEBIT_ERROR_UNSUPPORTED);
+  words_say("make its steps in one go");
+  CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
+  words_say("no step is open");
+}
+
+/* In the warm-up, and after it; with one bucket, and with several. */
+static void wrong_steps(onebit_comm_t comm, int rank, int size) {
+  for (size_t bucket = 0; bucket <= 40; bucket += 40) {
+    struct adam_case what = plain;
+    struct adam_learner learner;
+    what.options.bucket_size = bucket;
+    if (!adam_learner_open(&learner, &what, comm, rank, size, true))
+      return;
+    for (int attempt = 0; attempt < 6; attempt++) {
+      wrong_rates(&learner, attempt);
+      steps_in_parts(&learner);
+      good_step(&learner, attempt);
+    }
+    adam_learner_close(&learner);
+  }
+}
+
+static void steps_must_be_right(void) { on_both(wrong_steps); }
+
+/* The stream of another device: this rank knows it, and the others hear of it. */
+static void wrong_stream(onebit_comm_t comm, int rank, int size) {
+  struct adam_learner learner;
+  cudaStream_t other;
+  int now = 0, count = 0;
+  CHECK_CUDA(cudaGetDevice(&now));
+  CHECK_CUDA(cudaGetDeviceCount(&count));
+  if (count < 2)
+    SKIP("there is one device only");
+  CHECK_CUDA(cudaSetDevice((now + 1) % count));
+  CHECK_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+  CHECK_CUDA(cudaSetDevice(now));
+  if (adam_learner_open(&learner, &plain, comm, rank, size, true)) {
+    cudaStream_t own = learner.streams[0];
+    good_step(&learner, 0);
+    learner.streams[0] = rank == size - 1 ? other : own;
+    CHECK_STATUS(step_on_stream(&learner, 0.5f),
+                 rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+    learner.streams[0] = own;
+    good_step(&learner, 1);
+    adam_learner_close(&learner);
+  }
+  CHECK_CUDA(cudaStreamDestroy(other));
+}
+
+static void streams_must_be_right(void) { on_both(wrong_stream); }
+
+static void no_optimizer(void) {
+  CHECK_STATUS(onebit_optimizer_step_stream(NULL, 0.1f, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_optimizer_synchronize(NULL), ONEBIT_ERROR_ARGUMENT);
+}
+
+static void on_the_host(const struct gpu_rank *self, void *context) {
+  struct adam_learner learner;
+  (void)context;
+  if (!adam_learner_open(&learner, &plain, self->comm, self->rank, self->size, false))
+    return;
+  CHECK_STATUS(onebit_optimizer_step_stream(learner.optimizer, 0.1f, NULL), ONEBIT_ERROR_ARGUMENT);
+  words_say("optimizer is for memory of the host");
+  adam_learner_close(&learner);
+}
+
+static void optimizers_must_be_right(void) {
+  no_optimizer();
+  gpu_threads(2, on_the_host, NULL);
+}
+
+/* --- Failures of the device and of memory */
+
+#ifdef ONEBIT_EMULATED_CUDA
+
+/* One of all ranks' allocations fails, be it of the host, of the device or pinned. */
+static bool create_without_memory(onebit_comm_t comm, int rank, int size, const float *arrays) {
+  onebit_adam_options_t options = plain.options;
+  onebit_tensor_t tensors[2] = {{.count = 640}, {.count = 33}};
+  onebit_optimizer_t optimizer;
+  for (int k = 0; k < 2; k++) {
+    tensors[k].parameter = (float *)(size_t)arrays + 2000 * k;
+    tensors[k].gradient = tensors[k].parameter + 1000;
+  }
+  options.bucket_size = 10;
+  options.device = ONEBIT_DEVICE_CUDA;
+  onebit_status_t status = onebit_adam_create(comm, tensors, 2, &options, &optimizer);
+  CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY ||
+            (status == ONEBIT_ERROR_PEER && size > 1),
+        "rank %d: %d: %s", rank, (int)status, onebit_last_error());
+  CHECK((optimizer != NULL) == (status == ONEBIT_OK), "status and handle do not agree");
+  onebit_optimizer_destroy(optimizer);
+  return status == ONEBIT_OK;
+}
+
+/* Those that the library takes itself, and CUDA's own. */
+static void (*const fail_at[])(long) = {ob_memory_fail_at, emulation_fail_allocation};
+
+struct shortage {
+  long n;
+  int which;
+  bool done[ADAM_RANKS];
+};
+
+static void run_short(const struct gpu_rank *self, void *context) {
+  struct shortage *shortage = context;
+  float *arrays = NULL;
+  size_t before = 0, after = 0, total;
+  CHECK_CUDA(cudaMalloc((void **)&arrays, 4000 * sizeof *arrays));
+  CHECK_CUDA(cudaMemGetInfo(&before, &total));
+  if (self->rank == 0)
+    fail_at[shortage->which](shortage->n);
+  shortage->done[self->rank] = create_without_memory(self->comm, self->rank, self->size, arrays);
+  if (self->size == 1) {
+    CHECK_CUDA(cudaMemGetInfo(&after, &total));
+    CHECK(after == before, "allocation %ld fails, and %zu bytes stay", shortage->n, before - after);
+  }
+  CHECK_CUDA(cudaFree(arrays));
+}
+
+static void no_memory_reaches_all_ranks(void) {
+  for (int size = 1; size <= 2; size++)
+    for (int which = 0; which < 2; which++) {
+      struct shortage shortage = {.which = which};
+      do {
+        shortage.n += size == 1 ? 1 : (long)gpu_stride() * 3;
+        gpu_threads(size, run_short, &shortage);
+        fail_at[which](0);
+        for (int r = 1; r < size; r++)
+          CHECK(shortage.done[r] == shortage.done[0], "allocation %ld: not all ranks fail",
+                shortage.n);
+      } while (!shortage.done[0] && CHECK(shortage.n < 2000, "it never succeeds"));
+      CHECK(shortage.n > 10, "there were hardly any allocations");
+    }
+}
+
+/* One rank's launch fails in a step; `launches` are those of the step before. */
+struct failing {
+  long n, launches;
+};
+
+static void fail_a_launch(onebit_comm_t comm, struct failing *failing) {
+  struct adam_learner learner;
+  if (!adam_learner_open(&learner, &plain, comm, 0, 1, true))
+    return;
+  for (int attempt = 0; attempt < 4; attempt++) {
+    emulation_reset_counts();
+    good_step(&learner, attempt);
+    failing->launches = emulation_counts().kernels;
+  }
+  adam_send_gradients(&learner, 4, learner.streams[0]);
+  emulation_fail_launch(failing->n);
+  CHECK(step_on_stream(&learner, 1e-3f) == ONEBIT_ERROR_DEVICE, "launch %ld of %ld fails: %s",
+        failing->n, failing->launches, onebit_last_error());
+  emulation_fail_launch(0);
+  adam_learner_close(&learner);
+}
+
+static void fail_over_loopback(const struct gpu_rank *self, void *context) {
+  fail_a_launch(self->comm, context);
+}
+
+static void fail_alone(const struct gpu_rank *self, void *context) {
+  onebit_comm_t comm;
+  (void)self;
+  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
+    fail_a_launch(comm, context);
+  onebit_comm_destroy(comm);
+}
+
+static void a_failed_launch_is_told(void) {
+  gpu_rank_body *const bodies[] = {fail_over_loopback, fail_alone};
+  for (size_t k = 0; k < 2; k++) {
+    struct failing failing = {0};
+    do {
+      failing.n++;
+      gpu_threads(1, bodies[k], &failing);
+    } while (failing.n < failing.launches);
+    CHECK(failing.launches > 4, "a step has %ld launches", failing.launches);
+  }
+}
+
+/* One of two ranks' launches fails: that rank is told so, and the other ends its step too. What it is
+ * told depends on how far the step had come. */
+static long the_launch;
+static atomic_int ready;
+
+static void fail_one_of_two(onebit_comm_t comm, int rank, int size) {
+  struct adam_learner learner;
+  if (!adam_learner_open(&learner, &plain, comm, rank, size, true))
+    return;
+  for (int attempt = 0; attempt < 4; attempt++)
+    good_step(&learner, attempt);
+  adam_send_gradients(&learner, 4, learner.streams[0]);
+  CHECK_CUDA(cudaStreamSynchronize(learner.streams[0]));
+  atomic_fetch_add(&ready, 1);
+  while (atomic_load(&ready) < size)
+    sched_yield();
+  if (rank == 0)
+    emulation_fail_launch(the_launch);
+  onebit_status_t status = step_on_stream(&learner, 1e-3f);
+  CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_DEVICE || status == ONEBIT_ERROR_PEER ||
+            status == ONEBIT_ERROR_MESSAGE,
+        "launch %ld fails: %d: %s", the_launch, (int)status, onebit_last_error());
+  adam_learner_close(&learner);
+}
+
+static void a_failed_launch_holds_nobody_up(void) {
+  struct play play = {fail_one_of_two};
+  for (the_launch = 1; the_launch < 24; the_launch++) {
+    atomic_store(&ready, 0);
+    gpu_threads(2, over_loopback, &play);
+    emulation_fail_launch(0);
+    atomic_store(&ready, 0);
+    gpu_ranks(2, over_nccl, &play);
+    emulation_fail_launch(0);
+  }
+}
+
+#else
+
+static void no_memory_reaches_all_ranks(void) {
+  SKIP("no allocation of a real device fails when it is told to");
+}
+
+static void a_failed_launch_is_told(void) {
+  SKIP("no launch on a real device fails when it is told to");
+}
+
+static void a_failed_launch_holds_nobody_up(void) { a_failed_launch_is_told(); }
+
+#endif
+
+static const struct gpu_test tests[] = {
+    {"arrays must be there", arrays_must_be_there, false},
+    {"steps must be right", steps_must_be_right, false},
+    {"streams must be right", streams_must_be_right, false},
+    {"optimizers must be right", optimizers_must_be_right, false},
+    {"no memory reaches all ranks", no_memory_reaches_all_ranks, false},
+    {"a failed launch is told", a_failed_launch_is_told, false},
+    {"a failed launch holds nobody up", a_failed_launch_holds_nobody_up, false},
+};
+GPU_SUITE("adam errors", tests)

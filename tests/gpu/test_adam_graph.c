@@ -1,0 +1,323 @@
+/*
+ * A compressed step of 1-bit Adam in a CUDA graph, replayed many times: the host's bits, where the
+ * host takes no part. And what a step costs: no allocation, no wait, so many kernels.
+ */
+#include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/gpu/adam.h"
+
+#ifdef ONEBIT_EMULATED_CUDA
+#include <emulation.h>
+#define REPLAYS 100
+#else
+#define REPLAYS 1000
+#endif
+
+#define WARMUP   2
+#define ATTEMPTS (WARMUP + REPLAYS)
+#define SPAN     20 /* parameters are compared after every so many replays */
+#define SPANS    (REPLAYS / SPAN)
+#define RATE     2e-3f
+
+#define OPTIONS(...)                                                                               \
+  { .size = sizeof(onebit_adam_options_t), __VA_ARGS__ }
+
+#define FROZEN .freeze_step = WARMUP
+
+/* Gradients come again after ADAM_ATTEMPTS, and so do those that are not numbers. */
+static const struct adam_case cases[] = {
+    {"one bucket", OPTIONS(FROZEN, .beta1 = 0.9), ONE_STREAM, 1u << 9},
+    {"buckets", OPTIONS(FROZEN, .bucket_size = 40), ONE_STREAM, 1u << 5 | 1u << 6},
+    {"one scale, no error feedback",
+     OPTIONS(FROZEN, .block_size = ONEBIT_BLOCK_BUFFER, .no_error_feedback = 1), ONE_STREAM, 0},
+    {"deepspeed", OPTIONS(.profile = ONEBIT_PROFILE_DEEPSPEED, .freeze_step = WARMUP + 1),
+     ONE_STREAM, 1u << 9},
+};
+#define CASES (sizeof cases / sizeof cases[0])
+
+struct long_record {
+  float first[ADAM_ELEMENTS]; /* after the first replay */
+  float parameters[SPANS][ADAM_ELEMENTS];
+  onebit_optimizer_info_t info[ADAM_RANKS];
+};
+
+static bool is_poisoned(const struct adam_case *what, int attempt) {
+  return what->poison >> attempt % ADAM_ATTEMPTS & 1;
+}
+
+static void record_case(const struct adam_case *what, const struct gpu_rank *self,
+                        struct long_record *record) {
+  struct adam_learner learner;
+  check_case("%s, rank %d of %d on the host", what->name, self->rank, self->size);
+  if (!adam_learner_open(&learner, what, self->comm, self->rank, self->size, false))
+    return;
+  for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+    const int replays = attempt + 1 - WARMUP;
+    adam_send_gradients(&learner, attempt % ADAM_ATTEMPTS, NULL);
+    CHECK_STATUS(onebit_optimizer_step(learner.optimizer, RATE),
+                 is_poisoned(what, attempt) ? ONEBIT_SKIPPED : ONEBIT_OK);
+    if (self->rank == 0 && replays == 1)
+      memcpy(record->first, learner.parameters, sizeof record->first);
+    if (self->rank == 0 && replays > 0 && replays % SPAN == 0)
+      memcpy(record->parameters[replays / SPAN - 1], learner.parameters, sizeof record->first);
+  }
+  record->info[self->rank].size = sizeof record->info[0];
+  CHECK_STATUS(onebit_optimizer_get_info(learner.optimizer, &record->info[self->rank]), ONEBIT_OK);
+  adam_learner_close(&learner);
+}
+
+static void record_cases(const struct gpu_rank *self, void *context) {
+  struct long_record *records = context;
+  for (size_t k = 0; k < CASES; k += gpu_stride())
+    record_case(&cases[k], self, &records[k]);
+}
+
+/* --- A graph */
+
+/* In the warm-up no step can be captured, nor while the host does not know yet that it is over; then
+ * nothing is put on the stream. */
+static void check_refusal(struct adam_learner *learner) {
+  cudaGraph_t graph = NULL;
+  cudaStream_t stream = learner->streams[0];
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, stream),
+               ONEBIT_ERROR_UNSUPPORTED);
+  CHECK(strstr(onebit_last_error(), "warm-up") &&
+            strstr(onebit_last_error(), "onebit_optimizer_synchronize"),
+        "the words are: %s", onebit_last_error());
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  if (graph)
+    cudaGraphDestroy(graph);
+}
+
+static void warm_up(struct adam_learner *learner) {
+  for (int attempt = 0; attempt < WARMUP; attempt++) {
+    check_refusal(learner);
+    adam_send_gradients(learner, attempt, learner->streams[0]);
+    CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, learner->streams[0]),
+                 ONEBIT_OK);
+  }
+  check_refusal(learner);
+  CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
+}
+
+static cudaGraphExec_t capture(struct adam_learner *learner) {
+  cudaGraph_t graph = NULL;
+  cudaGraphExec_t runs = NULL;
+  cudaStream_t stream = learner->streams[0];
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, stream), ONEBIT_OK);
+  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
+    CHECK_CUDA(cudaGraphInstantiate(&runs, graph, 0));
+  if (graph)
+    cudaGraphDestroy(graph);
+  return runs;
+}
+
+static void check_now(struct adam_learner *learner, const float *wanted, int attempt) {
+  float *got = learner->fetched;
+  CHECK_CUDA(cudaMemcpyAsync(got, learner->parameters, ADAM_ELEMENTS * sizeof *got,
+                             cudaMemcpyDeviceToHost, learner->streams[0]));
+  CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
+  adam_check_parameters(got, wanted, attempt);
+}
+
+static void replay(struct adam_learner *learner, cudaGraphExec_t graph,
+                   const struct long_record *record) {
+  for (int attempt = WARMUP; attempt < ATTEMPTS; attempt++) {
+    const int replays = attempt + 1 - WARMUP;
+    adam_send_gradients(learner, attempt % ADAM_ATTEMPTS, learner->streams[0]);
+    CHECK_CUDA(cudaGraphLaunch(graph, learner->streams[0]));
+    if (replays == 1)
+      check_now(learner, record->first, attempt);
+    if (replays % SPAN == 0)
+      check_now(learner, record->parameters[replays / SPAN - 1], attempt);
+  }
+}
+
+static void compare_case(const struct adam_case *what, onebit_comm_t comm,
+                         const struct gpu_rank *self, const struct long_record *record) {
+  struct adam_learner learner;
+  check_case("%s, rank %d of %d", what->name, self->rank, self->size);
+  if (!adam_learner_open(&learner, what, comm, self->rank, self->size, true))
+    return;
+  warm_up(&learner);
+  cudaGraphExec_t graph = capture(&learner);
+  if (CHECK(graph, "no graph")) {
+    replay(&learner, graph, record);
+    CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer),
+                 what->poison ? ONEBIT_SKIPPED : ONEBIT_OK);
+    adam_check_info(learner.optimizer, &record->info[self->rank]);
+    CHECK_CUDA(cudaGraphExecDestroy(graph));
+  }
+  adam_learner_close(&learner);
+}
+
+static void replay_over_nccl(const struct gpu_rank *self, void *context) {
+  struct adam_nccl group;
+  struct long_record *records = context;
+  if (adam_nccl_open(&group, self))
+    for (size_t k = 0; k < CASES; k += gpu_stride())
+      compare_case(&cases[k], group.comm, self, &records[k]);
+  adam_nccl_close(&group);
+}
+
+static void over_nccl(void) {
+  struct long_record *records = gpu_area(CASES * sizeof *records);
+  for (int size = 1; size <= 3; size++)
+    if (gpu_threads(size, record_cases, records))
+      gpu_ranks(size, replay_over_nccl, records);
+}
+
+static void replay_alone(const struct gpu_rank *self, void *context) {
+  onebit_comm_t comm;
+  struct long_record *records = context;
+  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
+    for (size_t k = 0; k < CASES; k += gpu_stride())
+      compare_case(&cases[k], comm, self, &records[k]);
+  onebit_comm_destroy(comm);
+}
+
+static void alone(void) {
+  struct long_record *records = gpu_allocate(CASES, sizeof *records);
+  if (gpu_threads(1, record_cases, records))
+    gpu_threads(1, replay_alone, records);
+  free(records);
+}
+
+/* The first parameter, which is a tensor by itself. */
+static float first_parameter(struct adam_learner *learner) {
+  float value = 0.0f;
+  CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
+  CHECK_CUDA(cudaMemcpy(&value, learner->parameters, sizeof value, cudaMemcpyDeviceToHost));
+  return value;
+}
+
+/* With one element a message is exact, and with one gradient g always m^ / (sqrt(v^) + eps) is
+ * g (1 - b1^t) / (1 - b1^t) / |g|: all steps are as long. With the factor of the step that was
+ * captured they would grow. */
+static void compare_lengths(struct adam_learner *learner, cudaGraphExec_t graph) {
+  float before = first_parameter(learner);
+  for (int i = 0; i < 4; i++) {
+    CHECK_CUDA(cudaGraphLaunch(graph, learner->streams[0]));
+    float now = first_parameter(learner), length = fabsf(now - before);
+    CHECK(fabsf(length - RATE) < 1e-3f * RATE, "replay %d moves by %g, not %g", i, (double)length,
+          (double)RATE);
+    before = now;
+  }
+}
+
+static void factor_changes(const struct gpu_rank *self, void *context) {
+  onebit_comm_t comm;
+  struct adam_learner learner;
+  if (!CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK) ||
+      !adam_learner_open(&learner, context, comm, self->rank, self->size, true))
+    return;
+  warm_up(&learner);
+  cudaGraphExec_t graph = capture(&learner);
+  if (CHECK(graph, "no graph")) {
+    compare_lengths(&learner, graph);
+    CHECK_CUDA(cudaGraphExecDestroy(graph));
+  }
+  adam_learner_close(&learner);
+  onebit_comm_destroy(comm);
+}
+
+/* The form of two streams is the one whose gradients stay the same. */
+static void the_factor_is_of_the_replay(void) {
+  struct adam_case what = {"the factor", OPTIONS(FROZEN, .beta1 = 0.9), TWO_STREAMS, 0};
+  gpu_threads(1, factor_changes, &what);
+}
+
+/* --- What a step costs */
+
+#ifdef ONEBIT_EMULATED_CUDA
+
+struct costs {
+  atomic_int arrived;
+  const struct adam_case *what;
+  long kernels;
+};
+
+/* Of threads, however often: `turn` counts them. */
+static void meet(struct costs *costs, int size, int *turn) {
+  atomic_fetch_add(&costs->arrived, 1);
+  for (++*turn; atomic_load(&costs->arrived) < *turn * size;)
+    sched_yield();
+}
+
+static void count_a_step(struct adam_learner *learner, struct costs *costs) {
+  int turn = 0;
+  adam_send_gradients(learner, WARMUP, learner->streams[0]);
+  CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
+  meet(costs, learner->size, &turn);
+  if (learner->rank == 0)
+    emulation_reset_counts();
+  meet(costs, learner->size, &turn);
+  CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, learner->streams[0]),
+               ONEBIT_OK);
+  meet(costs, learner->size, &turn);
+  const struct emulation_counters called = emulation_counts();
+  meet(costs, learner->size, &turn);
+  CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
+  meet(costs, learner->size, &turn);
+  const struct emulation_counters ran = emulation_counts();
+  meet(costs, learner->size, &turn);
+  CHECK(called.synchronisations == 0, "the host waited %ld times", called.synchronisations);
+  CHECK(called.allocations == 0, "%ld allocations", called.allocations);
+  CHECK(ran.kernels == costs->kernels * learner->size, "%ld kernels on %d ranks, not %ld each",
+        ran.kernels, learner->size, costs->kernels);
+  if (learner->rank == 0)
+    printf("  %s, %d ranks: %ld kernels a rank\n", costs->what->name, learner->size,
+           ran.kernels / learner->size);
+}
+
+static void count_over_nccl(const struct gpu_rank *self, void *context) {
+  struct costs *costs = context;
+  struct adam_nccl group;
+  struct adam_learner learner;
+  if (adam_nccl_open(&group, self) &&
+      adam_learner_open(&learner, costs->what, group.comm, self->rank, self->size, true)) {
+    warm_up(&learner);
+    count_a_step(&learner, costs);
+    CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer), ONEBIT_OK);
+    adam_learner_close(&learner);
+  }
+  adam_nccl_close(&group);
+}
+
+/* For one bucket: count, begin; compress, seal; open, reduce, seal; open, decide, apply, conclude,
+ * commit and the results that stay. Every bucket has its own, and they are joined. One rank has no
+ * messages to open. */
+static void costs_are_known(void) {
+  static const struct adam_case single = {"one bucket", OPTIONS(FROZEN, .bucket_size = 0),
+                                          ONE_STREAM, 0};
+  static const struct adam_case four = {"four buckets", OPTIONS(FROZEN, .bucket_size = 40),
+                                        ONE_STREAM, 0};
+  for (int size = 1; size <= 3; size++) {
+    const long each = size == 1 ? 11 : 13;
+    struct costs one = {.what = &single, .kernels = each};
+    struct costs more = {.what = &four, .kernels = 4 * each + 1};
+    gpu_ranks(size, count_over_nccl, &one);
+    gpu_ranks(size, count_over_nccl, &more);
+  }
+}
+
+#else
+
+static void costs_are_known(void) { SKIP("only the emulated device counts what is launched"); }
+
+#endif
+
+static const struct gpu_test tests[] = {
+    {"replayed over NCCL", over_nccl, false},
+    {"replayed alone", alone, false},
+    {"the factor is of the replay", the_factor_is_of_the_replay, false},
+    {"costs are known", costs_are_known, false},
+};
+GPU_SUITE("adam graph", tests)

@@ -1,0 +1,132 @@
+/*
+ * What a call costs besides its arithmetic: the kernels and copies that it launches, and that it
+ * allocates nothing and, where the device does it all, has no host wait. Only the emulated device
+ * counts.
+ */
+#define _DEFAULT_SOURCE
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/gpu/plans.h"
+
+#ifdef ONEBIT_EMULATED_CUDA
+#include <emulation.h>
+#include <pthread.h>
+
+enum { KINDS = 7, CHUNKS = 3 };
+
+/* A rank's launches in a call of one message to each, and how many more each message more takes. */
+struct cost {
+  long kernels, copies, more_kernels, more_copies;
+};
+
+static pthread_barrier_t barrier;
+
+static struct emulation_counters counted_call(struct part *part, bool waits) {
+  part_make(part, 0, false);
+  part_load(part);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  if (pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
+    emulation_reset_counts();
+  pthread_barrier_wait(&barrier);
+  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+  pthread_barrier_wait(&barrier);
+  struct emulation_counters put = emulation_counts();
+  CHECK(put.allocations == 0, "%ld allocations in a call", put.allocations);
+  CHECK(waits || put.synchronisations == 0, "the host waited %ld times", put.synchronisations);
+  pthread_barrier_wait(&barrier);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  pthread_barrier_wait(&barrier);
+  put = emulation_counts();
+  pthread_barrier_wait(&barrier);
+  CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_OK);
+  return put;
+}
+
+static struct emulation_counters count_of(onebit_comm_t comm, size_t kind, size_t chunks) {
+  struct emulation_counters counts = {0};
+  struct plan_case what = plan_case_at(kind);
+  struct part part;
+  const bool shares = what.options.operation == ONEBIT_ALLREDUCE &&
+                      what.options.schedule != ONEBIT_SCHEDULE_ALLGATHER;
+  what.options.block_size = 0;
+  what.options.chunk_size = 2048;
+  what.count = 2048 * chunks * (shares ? (size_t)onebit_comm_size(comm) : 1);
+  what.count -= 100; /* what profile deepspeed pads it to is no message more */
+  if (!part_create(&part, comm, &what, true))
+    return counts;
+  CHECK(part.info.chunks == chunks, "%zu messages, not %zu", part.info.chunks, chunks);
+  pthread_barrier_wait(&barrier);
+  counts = counted_call(&part, part.info.transport[0] == 'l');
+  part_destroy(&part);
+  return counts;
+}
+
+static void check_costs(const struct gpu_rank *self, void *context) {
+  const struct cost *costs = context;
+  char words[160];
+  for (size_t kind = 0; kind < KINDS; kind++) {
+    struct plan_case what = plan_case_at(kind);
+    const struct cost *wanted = &costs[kind];
+    check_case("%s", plan_case_words(&what, words, sizeof words));
+    const struct emulation_counters one = count_of(self->comm, kind, 1);
+    const struct emulation_counters many = count_of(self->comm, kind, CHUNKS);
+    const struct cost got = {one.kernels / self->size, one.copies / self->size,
+                             (many.kernels - one.kernels) / self->size / (CHUNKS - 1),
+                             (many.copies - one.copies) / self->size / (CHUNKS - 1)};
+    CHECK(got.kernels == wanted->kernels && got.copies == wanted->copies &&
+              got.more_kernels == wanted->more_kernels && got.more_copies == wanted->more_copies,
+          "%ld kernels and %ld copies, and %ld and %ld for each message more; not %ld, %ld, %ld, "
+          "%ld",
+          got.kernels, got.copies, got.more_kernels, got.more_copies, wanted->kernels,
+          wanted->copies, wanted->more_kernels, wanted->more_copies);
+    if (self->rank == 0)
+      printf("  %-30.*s %3ld kernels %3ld copies; a message more: %2ld, %2ld\n",
+             (int)(strstr(words, " of ") - words), words, got.kernels, got.copies, got.more_kernels,
+             got.more_copies);
+  }
+}
+
+static void count(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
+  pthread_barrier_init(&barrier, NULL, (unsigned)size);
+  ranks(size, check_costs, costs);
+  pthread_barrier_destroy(&barrier);
+}
+
+/* In the order of plan_case_at's kinds: begin, compress, seal, open, reduce, seal, open, decide,
+ * apply, conclude and commit, less what a kind does not need, and a copy of the state. */
+static void nccl(void) {
+  struct cost costs[KINDS] = {{11, 1, 7, 0}, {8, 1, 4, 0}, {13, 1, 7, 0}, {10, 1, 7, 0},
+                              {8, 1, 5, 0},  {8, 1, 4, 0}, {8, 1, 4, 0}};
+  count(3, ranks_nccl, costs);
+}
+
+/* Nobody's messages are to be opened. */
+static void alone(void) {
+  struct cost costs[KINDS] = {{9, 1, 5, 0}, {7, 1, 3, 0}, {11, 1, 5, 0}, {8, 1, 5, 0},
+                              {7, 1, 4, 0}, {7, 1, 3, 0}, {7, 1, 3, 0}};
+  count(1, ranks_self, costs);
+}
+
+/* The host has the headers, and messages are copied: there and back, with the state behind each. */
+static void loopback(void) {
+  struct cost costs[KINDS] = {{5, 6, 3, 6}, {4, 3, 2, 3}, {7, 9, 3, 7}, {4, 6, 3, 6},
+                              {4, 4, 3, 4}, {4, 3, 2, 3}, {4, 3, 2, 3}};
+  count(3, gpu_threads, costs);
+}
+
+#else
+
+static void alone(void) { SKIP("a real device does not count"); }
+
+#define nccl     alone
+#define loopback alone
+
+#endif
+
+static const struct gpu_test tests[] = {
+    {"of a call alone", alone, false},
+    {"of a call over NCCL", nccl, false},
+    {"of a call over loopback", loopback, false},
+};
+GPU_SUITE("counts", tests)

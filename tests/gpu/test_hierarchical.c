@@ -1,0 +1,294 @@
+/*
+ * Hierarchical plans over NCCL against those over loopback: the same hosts, the same inputs, and
+ * the same bits of every result and kept error; and where a rank is in trouble, the same end on all
+ * ranks, with nothing changed.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compression/numerics.h"
+#include "onebit/cuda.h"
+#include "tests/codec_values.h"
+#include "tests/gpu/hosts.h"
+
+enum { COUNT = 9001, CALLS = 7, SPOILT = 2, REFUSED = 3, CAPTURED = 4 };
+
+struct plan_case {
+  const char *name;
+  size_t count;
+  onebit_plan_options_t options;
+};
+
+#define OPTIONS(...) {.size = sizeof(onebit_plan_options_t), __VA_ARGS__}
+
+static const struct plan_case cases[] = {
+    {"defaults", COUNT, OPTIONS(.block_size = 0)},
+    {"many messages", 3001, OPTIONS(.block_size = 64, .chunk_size = 128)},
+    {"bfloat16, mean of absolute values", 5000,
+     OPTIONS(.dtype = ONEBIT_BFLOAT16, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE, .block_size = 32)},
+    {"float16, nothing kept", 4097,
+     OPTIONS(.dtype = ONEBIT_FLOAT16, .block_size = 256, .no_error_feedback = 1)},
+    {"dense", COUNT, OPTIONS(.wire = ONEBIT_WIRE_DENSE)},
+    {"dense, many messages, float16", 2999,
+     OPTIONS(.wire = ONEBIT_WIRE_DENSE, .dtype = ONEBIT_FLOAT16, .block_size = 64,
+             .chunk_size = 64)},
+    {"fewer elements than ranks", 3, OPTIONS(.block_size = 32)},
+    {"none", 0, OPTIONS(.block_size = 0)},
+};
+#define CASES (sizeof cases / sizeof cases[0])
+
+/* What a rank comes to over loopback. */
+struct record {
+  unsigned char results[CALLS][COUNT * sizeof(float)];
+  onebit_status_t status[CALLS];
+  float worker[COUNT], server[COUNT];
+  onebit_plan_info_t info;
+};
+
+/* A rank's plan and buffers, where the plan is, and on the host. */
+struct part {
+  const struct plan_case *what;
+  int rank, size;
+  bool device;
+  onebit_plan_t plan;
+  size_t bytes;
+  void *in, *out;
+  unsigned char *sent, *received;
+  cudaStream_t stream;
+  cudaGraphExec_t graph;
+};
+
+static void *take(bool device, size_t bytes) {
+  void *memory = NULL;
+  if (!device)
+    return gpu_allocate(bytes + 1, 1);
+  CHECK_CUDA(cudaMalloc(&memory, bytes + 1));
+  CHECK_CUDA(cudaMemset(memory, 0, bytes + 1));
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  return memory;
+}
+
+static bool open_part(struct part *part, onebit_comm_t comm) {
+  onebit_plan_options_t options = part->what->options;
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  options.device = part->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  part->bytes = part->what->count * ob_dtype_size(options.dtype);
+  part->in = take(part->device, part->bytes);
+  part->out = take(part->device, part->bytes);
+  part->sent = gpu_allocate(part->bytes + 1, 1);
+  part->received = gpu_allocate(part->bytes + 1, 1);
+  if (part->device)
+    CHECK_CUDA(cudaStreamCreateWithFlags(&part->stream, cudaStreamNonBlocking));
+  return CHECK_STATUS(onebit_plan_create(comm, part->what->count, &options, &part->plan),
+                      ONEBIT_OK);
+}
+
+static void close_part(struct part *part) {
+  CHECK_STATUS(onebit_plan_destroy(part->plan), ONEBIT_OK);
+  if (part->graph)
+    CHECK_CUDA(cudaGraphExecDestroy(part->graph));
+  if (part->device) {
+    CHECK_CUDA(cudaStreamDestroy(part->stream));
+    CHECK_CUDA(cudaFree(part->in));
+    CHECK_CUDA(cudaFree(part->out));
+  } else {
+    free(part->in);
+    free(part->out);
+  }
+  free(part->sent);
+  free(part->received);
+}
+
+/* One rank's last element is not a number: only the host it is on can tell the others. */
+static void make_input(struct part *part, int call) {
+  const size_t count = part->what->count;
+  const onebit_dtype_t dtype = part->what->options.dtype;
+  for (size_t i = 0; i < count; i++)
+    ob_store(part->sent, i, dtype,
+             value_at(i, (uint32_t)(31 * call + part->rank), VALUES_GRADIENTS));
+  if (count && call == SPOILT && part->rank == part->size - 1)
+    ob_store(part->sent, count - 1, dtype, NAN);
+  if (part->device)
+    CHECK_CUDA(cudaMemcpy(part->in, part->sent, part->bytes, cudaMemcpyHostToDevice));
+  else
+    memcpy(part->in, part->sent, part->bytes);
+}
+
+static onebit_status_t call_on_stream(struct part *part, const void *in) {
+  onebit_status_t status = onebit_allreduce_stream(in, part->out, part->plan, part->stream);
+  CHECK_CUDA(cudaStreamSynchronize(part->stream));
+  onebit_status_t settled = onebit_plan_synchronize(part->plan);
+  return status == ONEBIT_OK ? settled : status;
+}
+
+/* Captured once, and launched from then on. */
+static onebit_status_t call_in_graph(struct part *part) {
+  cudaGraph_t graph = NULL;
+  if (!part->graph) {
+    CHECK_CUDA(cudaStreamBeginCapture(part->stream, cudaStreamCaptureModeThreadLocal));
+    CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream),
+                 ONEBIT_OK);
+    CHECK_CUDA(cudaStreamEndCapture(part->stream, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&part->graph, graph, 0));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+  }
+  CHECK_CUDA(cudaGraphLaunch(part->graph, part->stream));
+  CHECK_CUDA(cudaStreamSynchronize(part->stream));
+  return onebit_plan_synchronize(part->plan);
+}
+
+static onebit_status_t call(struct part *part, int number) {
+  const void *in = number == REFUSED && part->rank == 0 ? NULL : part->in;
+  if (part->device && number >= CAPTURED)
+    return call_in_graph(part);
+  if (part->device && number % 2 == 0)
+    return call_on_stream(part, in);
+  return onebit_allreduce(in, part->out, part->plan);
+}
+
+static void check_info(const onebit_plan_info_t *got, const onebit_plan_info_t *wanted) {
+  CHECK(got->worker_error_first == wanted->worker_error_first &&
+            got->worker_error_count == wanted->worker_error_count &&
+            got->server_error_first == wanted->server_error_first &&
+            got->server_error_count == wanted->server_error_count,
+        "keeps other elements");
+  CHECK(got->schedule == ONEBIT_SCHEDULE_HIERARCHICAL && got->wire_bytes == wanted->wire_bytes &&
+            got->chunks == wanted->chunks && got->chunk_size == wanted->chunk_size,
+        "%llu bytes in %zu chunks", (unsigned long long)got->wire_bytes, got->chunks);
+}
+
+/* The words name the rank that is in trouble, wherever it is. Where values themselves travel, all
+ * ranks are who add it up. */
+static void check_words(const struct part *part, int number) {
+  char wanted[64] = "";
+  if (part->what->count && part->what->options.wire == ONEBIT_WIRE_BITS && number == SPOILT)
+    snprintf(wanted, sizeof wanted, "a value on rank %d is not finite", part->size - 1);
+  if (part->what->count && number == REFUSED)
+    snprintf(wanted, sizeof wanted, part->rank ? "rank 0 could not" : "sendbuf is NULL");
+  CHECK(strstr(onebit_last_error(), wanted), "call %d: not '%s' but '%s'", number, wanted,
+        onebit_last_error());
+}
+
+/* Notes what the call came to, or compares it. */
+static void after_call(struct part *part, int number, onebit_status_t status,
+                       struct record *record) {
+  if (part->device)
+    CHECK_CUDA(cudaMemcpy(part->received, part->out, part->bytes, cudaMemcpyDeviceToHost));
+  else
+    memcpy(part->received, part->out, part->bytes);
+  if (!part->device) {
+    record->status[number] = status;
+    memcpy(record->results[number], part->received, part->bytes);
+    return;
+  }
+  check_words(part, number);
+  CHECK(status == record->status[number], "call %d: status %d, not %d (%s)", number, (int)status,
+        (int)record->status[number], onebit_last_error());
+  CHECK(!memcmp(part->received, record->results[number], part->bytes),
+        "call %d: the result has other bits", number);
+}
+
+static void after_all(struct part *part, struct record *record) {
+  float *worker = gpu_allocate(COUNT, sizeof *worker), *server = gpu_allocate(COUNT, sizeof *server);
+  onebit_plan_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_plan_get_info(part->plan, &info), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
+  if (part->device) {
+    check_info(&info, &record->info);
+    CHECK(!memcmp(worker, record->worker, sizeof record->worker), "other worker errors");
+    CHECK(!memcmp(server, record->server, sizeof record->server), "other server errors");
+  } else {
+    record->info = info;
+    memcpy(record->worker, worker, sizeof record->worker);
+    memcpy(record->server, server, sizeof record->server);
+  }
+  free(worker);
+  free(server);
+}
+
+struct shared {
+  const struct plan_case *what;
+  struct record *records;
+};
+
+static void on_rank(const struct gpu_rank *self, const struct hosts_split *split, bool device,
+                    void *context) {
+  const struct shared *shared = context;
+  struct record *record = &shared->records[self->rank];
+  struct part part = {
+      .what = shared->what, .rank = self->rank, .size = self->size, .device = device};
+  check_case("%s: %d hosts of %d%s, rank %d", shared->what->name, split->hosts, split->each,
+             split->in_turns ? " in turns" : "", self->rank);
+  if (open_part(&part, self->comm)) {
+    for (int number = 0; number < CALLS; number++) {
+      make_input(&part, number);
+      after_call(&part, number, call(&part, number), record);
+    }
+    after_all(&part, record);
+  }
+  close_part(&part);
+}
+
+static void has_the_bits_of_loopback(void) {
+  struct record *records = gpu_area(HOSTS_MOST_RANKS * sizeof *records);
+  for (size_t c = 0; c < CASES; c++)
+    for (size_t s = 0; s < HOSTS_SPLITS; s++) {
+      struct shared shared = {&cases[c], records};
+      hosts_run(&hosts_splits[s], on_rank, &shared);
+    }
+}
+
+/* What trouble comes to is as loopback has it; but that it is trouble at all is checked here. */
+static void check_ends(const struct gpu_rank *self, const struct hosts_split *split, bool device,
+                       void *context) {
+  const struct shared *shared = context;
+  const struct record *record = &shared->records[self->rank];
+  on_rank(self, split, device, context);
+  CHECK(record->status[SPOILT] == ONEBIT_SKIPPED, "a spoilt call ends with %d",
+        (int)record->status[SPOILT]);
+  CHECK(record->status[REFUSED] == (self->rank ? ONEBIT_ERROR_PEER : ONEBIT_ERROR_ARGUMENT),
+        "a wrong argument ends with %d", (int)record->status[REFUSED]);
+  for (int number = 0; number < CALLS; number++)
+    CHECK(number == SPOILT || number == REFUSED || record->status[number] == ONEBIT_OK,
+          "call %d ends with %d", number, (int)record->status[number]);
+}
+
+static void trouble_reaches_all_hosts(void) {
+  struct record *records = gpu_area(HOSTS_MOST_RANKS * sizeof *records);
+  struct shared shared = {&cases[0], records};
+  hosts_run(&hosts_splits[2], check_ends, &shared);
+}
+
+/* Of n elements in bits a host sends 2 (H - 1) / H n, and scales and headers. */
+static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split, bool device,
+                        void *context) {
+  const size_t count = 1 << 21;
+  const double hosts = split->hosts, ranks = split->each;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_info_t info = {.size = sizeof info};
+  onebit_plan_t plan;
+  (void)context;
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  options.device = device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  if (!CHECK_STATUS(onebit_plan_create(self->comm, count, &options, &plan), ONEBIT_OK))
+    return;
+  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  double wanted = 2 * (hosts - 1) / hosts * (double)count / 8 / ranks;
+  CHECK(info.wire_bytes >= wanted && info.wire_bytes <= 1.04 * wanted,
+        "%llu bytes to other hosts, not %.0f", (unsigned long long)info.wire_bytes, wanted);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+static void few_bytes_leave_a_host(void) {
+  for (size_t s = 0; s < HOSTS_SPLITS; s++)
+    hosts_run(&hosts_splits[s], check_bytes, NULL);
+}
+
+static const struct gpu_test tests[] = {
+    {"has the bits of loopback", has_the_bits_of_loopback, false},
+    {"trouble reaches all hosts", trouble_reaches_all_hosts, false},
+    {"few bytes leave a host", few_bytes_leave_a_host, false},
+};
+GPU_SUITE("hierarchical", tests)

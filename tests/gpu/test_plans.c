@@ -1,0 +1,147 @@
+/*
+ * Plans on a device: results, kept errors and the plan's account of itself equal those of plans on
+ * the host over loopback, in every bit, whatever the options and however the calls are made.
+ *
+ * Of the product of all options every 29th case is walked (every 211th on the emulated device), times
+ * ONEBIT_TEST_STRIDE: a number that has no factor in common with any list of it, so that every pair
+ * of options meets.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/gpu/plans.h"
+
+enum { CALLS = 5, MOST_SIZE = 5 };
+#ifdef ONEBIT_EMULATED_CUDA
+#define STEP 211
+#else
+#define STEP 29
+#endif
+
+/* What one rank is left with after a case: the plan's account, and the traces of each call. */
+struct record {
+  uint64_t account;
+  struct traces calls[CALLS];
+};
+
+struct walk {
+  struct record *records; /* one a case and rank: what is expected */
+  size_t cases;
+  int size;
+};
+
+/* On a stream, at once, and as a request; then with other errors, and with none. */
+static onebit_status_t call(struct part *part, unsigned number, cudaStream_t stream) {
+  onebit_request_t request;
+  if (number % 3 == 0 && part->device)
+    return part_put_and_wait(part, stream);
+  if (number % 3 != 2)
+    return part_call(part);
+  onebit_status_t status = part_start(part, &request);
+  if (status != ONEBIT_OK)
+    return status;
+  while ((status = onebit_test(&request)) == ONEBIT_IN_PROGRESS)
+    ;
+  return status;
+}
+
+static void run_case(onebit_comm_t comm, const struct plan_case *what, bool device,
+                     cudaStream_t stream, struct record *record) {
+  struct part part;
+  if (!part_create(&part, comm, what, device))
+    return;
+  record->account = part_account(&part);
+  for (unsigned number = 0; number < CALLS; number++) {
+    part_make(&part, number, false);
+    part_load(&part);
+    if (number == 3)
+      part_scale_errors(&part, -0.5f);
+    if (number == 4)
+      CHECK_STATUS(onebit_plan_reset_error(part.plan), ONEBIT_OK);
+    if (device)
+      CHECK_CUDA(cudaStreamSynchronize(NULL));
+    CHECK_STATUS(call(&part, number, stream), ONEBIT_OK);
+    record->calls[number] = part_traces(&part);
+  }
+  part_destroy(&part);
+}
+
+static void compare(const struct record *got, const struct record *wanted) {
+  CHECK(got->account == wanted->account, "the plan's account of itself differs from the host's");
+  for (unsigned i = 0; i < CALLS; i++) {
+    const struct traces *a = &got->calls[i], *b = &wanted->calls[i];
+    CHECK(a->result == b->result, "the result of call %u differs", i);
+    CHECK(a->input == b->input, "the input of call %u was changed", i);
+    CHECK(a->worker == b->worker, "the worker error after call %u differs", i);
+    CHECK(a->server == b->server, "the server error after call %u differs", i);
+  }
+}
+
+static void walk_cases(const struct gpu_rank *self, const struct walk *walk, bool device,
+                       bool expect) {
+  cudaStream_t stream;
+  char words[160];
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  for (size_t i = 0; i < walk->cases; i++) {
+    /* The groups walk different cases. */
+    struct plan_case what =
+        plan_case_at((i * gpu_stride() * STEP + (size_t)walk->size) % plan_cases_count());
+    struct record *expected = &walk->records[i * MOST_SIZE + (size_t)self->rank];
+    struct record got = {0};
+    check_case("rank %d of %d, %s", self->rank, self->size,
+               plan_case_words(&what, words, sizeof words));
+    run_case(self->comm, &what, device, stream, expect ? expected : &got);
+    if (!expect)
+      compare(&got, expected);
+  }
+  CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+static void on_host(const struct gpu_rank *self, void *context) {
+  walk_cases(self, context, false, true);
+}
+
+static void on_device(const struct gpu_rank *self, void *context) {
+  walk_cases(self, context, true, false);
+}
+
+static void on_some(const struct gpu_rank *self, void *context) {
+  walk_cases(self, context, self->rank % 2 == 1, false);
+}
+
+static void walk_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
+  const size_t step = gpu_stride() * STEP;
+  struct walk walk = {.size = size, .cases = (plan_cases_count() + step - 1) / step};
+  walk.records = gpu_area(walk.cases * MOST_SIZE * sizeof *walk.records);
+  gpu_threads(size, on_host, &walk);
+  ranks(size, body, &walk);
+}
+
+static void loopback(void) {
+  for (int size = 1; size <= MOST_SIZE; size++)
+    walk_group(size, gpu_threads, on_device);
+}
+
+static void mixed(void) {
+  for (int size = 2; size <= MOST_SIZE; size++)
+    walk_group(size, gpu_threads, on_some);
+}
+
+static void alone(void) { walk_group(1, ranks_self, on_device); }
+
+#ifdef ONEBIT_HAVE_NCCL
+static void nccl(void) {
+  for (int size = 2; size <= MOST_SIZE; size++)
+    walk_group(size, ranks_nccl, on_device);
+}
+#endif
+
+static const struct gpu_test tests[] = {
+    {"over loopback as on the host", loopback, false},
+    {"hosts and devices in one job", mixed, false},
+    {"a rank alone as on the host", alone, false},
+#ifdef ONEBIT_HAVE_NCCL
+    {"over NCCL as on the host", nccl, false},
+#endif
+};
+GPU_SUITE("plans", tests)

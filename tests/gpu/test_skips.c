@@ -1,0 +1,143 @@
+/*
+ * Input that is not finite, or too large: every rank skips the call, nothing is changed, and the
+ * next call goes on, on a device as on the host. Large numbers that are not too large are no
+ * trouble.
+ */
+#include <string.h>
+
+#include "tests/gpu/plans.h"
+
+enum { CALLS = 6, KINDS = 7, SIZE = 3 };
+
+/* The last: squares of float32 overflow. The middle one is beyond what a sum is safe of. */
+static const float magnitudes[] = {1, 1e12f, 3e19f};
+enum { MAGNITUDES = sizeof magnitudes / sizeof magnitudes[0] };
+
+struct record {
+  onebit_status_t status[CALLS];
+  struct traces traces[CALLS];
+};
+
+struct table {
+  struct record records[KINDS][MAGNITUDES][SIZE];
+};
+
+static bool same_but_input(const struct traces *a, const struct traces *b) {
+  return a->result == b->result && a->worker == b->worker && a->server == b->server;
+}
+
+/* Every second call is spoilt, by one rank after the other. */
+static void run_case(onebit_comm_t comm, const struct plan_case *what, bool device,
+                     cudaStream_t stream, struct record *record) {
+  struct part part;
+  if (!part_create(&part, comm, what, device))
+    return;
+  for (int i = 0; i < CALLS; i++) {
+    part_make(&part, (unsigned)i, i % 2 == 1 && part.rank == i % part.size);
+    part_load(&part);
+    if (device)
+      CHECK_CUDA(cudaStreamSynchronize(NULL));
+    record->status[i] = device && i % 4 < 2 ? part_put_and_wait(&part, stream) : part_call(&part);
+    record->traces[i] = part_traces(&part);
+    if (i % 2 == 1) {
+      CHECK(record->status[i] == ONEBIT_SKIPPED, "call %d: status %d: %s", i, record->status[i],
+            onebit_last_error());
+      CHECK(same_but_input(&record->traces[i], &record->traces[i - 1]), "call %d changed something",
+            i);
+    }
+  }
+  part_destroy(&part);
+}
+
+static void walk(const struct gpu_rank *self, struct table *table, bool device) {
+  cudaStream_t stream;
+  char words[160];
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  for (size_t kind = 0; kind < KINDS; kind++)
+    for (size_t m = 0; m < MAGNITUDES; m++) {
+      struct plan_case what = plan_case_at(kind);
+      struct record *expected = &table->records[kind][m][self->rank], got;
+      memset(&got, 0, sizeof got);
+      what.count = 1000;
+      what.magnitude = magnitudes[m];
+      check_case("rank %d, times %g, %s", self->rank, (double)magnitudes[m],
+                 plan_case_words(&what, words, sizeof words));
+      run_case(self->comm, &what, device, stream, device ? &got : expected);
+      for (int i = 0; device && i < CALLS; i++) {
+        CHECK(got.status[i] == expected->status[i], "call %d: status %d, on the host %d", i,
+              got.status[i], expected->status[i]);
+        CHECK(same_but_input(&got.traces[i], &expected->traces[i]), "call %d: other bits", i);
+      }
+    }
+  CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+static void on_host(const struct gpu_rank *self, void *context) { walk(self, context, false); }
+
+static void on_device(const struct gpu_rank *self, void *context) { walk(self, context, true); }
+
+static void as_on_host(int size, plan_ranks *ranks) {
+  struct table *table = gpu_area(sizeof *table);
+  gpu_threads(size, on_host, table);
+  ranks(size, on_device, table);
+}
+
+static void loopback(void) { as_on_host(SIZE, gpu_threads); }
+
+static void alone(void) { as_on_host(1, ranks_self); }
+
+/* --- Several calls before somebody asks */
+
+static void put_spoilt(struct part *part, unsigned step) {
+  part_make(part, step, part->rank == 0);
+  part_load(part);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+}
+
+/* A skip, one more, and an error of rank 0: that is what is told; to others than rank 0, who it
+ * was. Then all is well again. */
+static void error_after_skips(const struct gpu_rank *self, void *context) {
+  (void)context;
+  struct part part;
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 1000);
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  put_spoilt(&part, 0);
+  put_spoilt(&part, 1);
+  CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_SKIPPED);
+  put_spoilt(&part, 2);
+  void *out = part.out;
+  part.out = self->rank == 0 ? NULL : out;
+  CHECK_STATUS(part_put(&part, NULL), self->rank == 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
+  part.out = out;
+  put_spoilt(&part, 3);
+  CHECK_STATUS(onebit_plan_synchronize(part.plan),
+               self->rank == 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  if (self->rank != 0)
+    CHECK(strstr(onebit_last_error(), "rank 0"), "words: %s", onebit_last_error());
+  CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
+  part_make(&part, 4, false);
+  part_load(&part);
+  CHECK_STATUS(part_call(&part), ONEBIT_OK);
+  part_destroy(&part);
+}
+
+static void told_once_alone(void) { ranks_self(1, error_after_skips, NULL); }
+
+#ifdef ONEBIT_HAVE_NCCL
+static void nccl(void) { as_on_host(SIZE, ranks_nccl); }
+
+static void told_once(void) { ranks_nccl(3, error_after_skips, NULL); }
+#endif
+
+static const struct gpu_test tests[] = {
+    {"over loopback as on the host", loopback, false},
+    {"a rank alone as on the host", alone, false},
+    {"an error counts more, a rank alone", told_once_alone, false},
+#ifdef ONEBIT_HAVE_NCCL
+    {"over NCCL as on the host", nccl, false},
+    {"an error counts more, over NCCL", told_once, false},
+#endif
+};
+GPU_SUITE("skips", tests)

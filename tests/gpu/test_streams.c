@@ -1,0 +1,272 @@
+/*
+ * Calls on streams: in order with the work before and after, from several streams, and as requests
+ * of several plans in flight. On the emulated device work runs as late as it may, so an order that
+ * was forgotten shows.
+ */
+#include <stdlib.h>
+
+#include "tests/gpu/plans.h"
+
+enum { CALLS = 6, PLANS = 3 };
+#define ELEMENTS 3001
+
+static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATHER,
+                                                ONEBIT_REDUCE_SCATTER};
+
+/* What the calls should leave: one by one, each waited for. */
+static void expect(onebit_comm_t comm, const struct plan_case *what, uint64_t results[CALLS]) {
+  struct part part;
+  if (!part_create(&part, comm, what, true))
+    return;
+  for (unsigned i = 0; i < CALLS; i++) {
+    part_make(&part, i, false);
+    part_load(&part);
+    CHECK_STATUS(part_call(&part), ONEBIT_OK);
+    part_fetch(&part);
+    results[i] = digest(part.received, part.received_bytes);
+  }
+  part_destroy(&part);
+}
+
+/* Buffers of a call of its own. */
+struct lane {
+  void *in, *out, *sent, *received;
+};
+
+static void open_lane(struct lane *lane, struct part *part, unsigned step) {
+  CHECK_CUDA(cudaMalloc(&lane->in, part->sent_bytes));
+  CHECK_CUDA(cudaMalloc(&lane->out, part->received_bytes));
+  CHECK_CUDA(cudaHostAlloc(&lane->sent, part->sent_bytes, cudaHostAllocDefault));
+  CHECK_CUDA(cudaHostAlloc(&lane->received, part->received_bytes, cudaHostAllocDefault));
+  part->sent = lane->sent;
+  part_make(part, step, false);
+}
+
+static void close_lane(const struct lane *lane) {
+  CHECK_CUDA(cudaFree(lane->in));
+  CHECK_CUDA(cudaFree(lane->out));
+  CHECK_CUDA(cudaFreeHost(lane->sent));
+  CHECK_CUDA(cudaFreeHost(lane->received));
+}
+
+/* Input, call, result and the end of both buffers, one behind the other. */
+static void put_all(struct part *part, const struct lane *lane, cudaStream_t stream) {
+  part->in = lane->in;
+  part->out = lane->out;
+  part->sent = lane->sent;
+  part->received = lane->received;
+  part_load_on(part, stream);
+  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
+  part_fetch_on(part, stream);
+  CHECK_CUDA(cudaMemsetAsync(part->in, 0xff, part->sent_bytes, stream));
+  CHECK_CUDA(cudaMemsetAsync(part->out, 0xff, part->received_bytes, stream));
+}
+
+/* The calls alternate between two streams, or are all on one. */
+static void put_on(onebit_comm_t comm, const struct plan_case *what, cudaStream_t one,
+                   cudaStream_t two, const uint64_t wanted[CALLS]) {
+  struct part part;
+  struct lane lanes[CALLS];
+  if (!part_create(&part, comm, what, true))
+    return;
+  struct part own = part;
+  for (unsigned i = 0; i < CALLS; i++)
+    open_lane(&lanes[i], &part, i);
+  for (unsigned i = 0; i < CALLS; i++)
+    put_all(&part, &lanes[i], i % 2 ? two : one);
+  CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
+  CHECK_CUDA(cudaStreamSynchronize(one));
+  CHECK_CUDA(cudaStreamSynchronize(two));
+  for (unsigned i = 0; i < CALLS; i++) {
+    CHECK(digest(lanes[i].received, part.received_bytes) == wanted[i], "call %u: other bits", i);
+    close_lane(&lanes[i]);
+  }
+  part_destroy(&own);
+}
+
+static void in_order(const struct gpu_rank *self, void *context) {
+  (void)context;
+  cudaStream_t blocking, other;
+  CHECK_CUDA(cudaStreamCreate(&blocking));
+  CHECK_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+  for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
+    const struct plan_case what = plan_case_simple(operations[i], ELEMENTS);
+    uint64_t wanted[CALLS] = {0};
+    check_case("rank %d of %d, operation %d", self->rank, self->size, (int)operations[i]);
+    expect(self->comm, &what, wanted);
+    put_on(self->comm, &what, other, other, wanted);
+    put_on(self->comm, &what, NULL, NULL, wanted);
+    put_on(self->comm, &what, blocking, other, wanted);
+  }
+  CHECK_CUDA(cudaStreamDestroy(blocking));
+  CHECK_CUDA(cudaStreamDestroy(other));
+}
+
+/* Requests on all plans, ended in the other order, with a call on one more plan before that. */
+static void in_flight(const struct gpu_rank *self, void *context) {
+  (void)context;
+  struct part parts[PLANS + 1];
+  uint64_t wanted[CALLS] = {0};
+  onebit_request_t requests[PLANS];
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  expect(self->comm, &what, wanted);
+  for (int p = 0; p <= PLANS; p++)
+    if (!part_create(&parts[p], self->comm, &what, true))
+      return;
+  for (unsigned i = 0; i < CALLS; i++) {
+    for (int p = 0; p <= PLANS; p++) {
+      part_make(&parts[p], i, false);
+      part_load(&parts[p]);
+    }
+    for (int p = 0; p < PLANS; p++)
+      CHECK_STATUS(part_start(&parts[p], &requests[p]), ONEBIT_OK);
+    CHECK_STATUS(onebit_plan_synchronize(parts[0].plan), ONEBIT_ERROR_BUSY);
+    CHECK_STATUS(i % 2 ? part_call(&parts[PLANS]) : part_put_and_wait(&parts[PLANS], NULL),
+                 ONEBIT_OK);
+    for (int p = PLANS - 1; p >= 0; p--)
+      CHECK_STATUS(onebit_wait(&requests[p]), ONEBIT_OK);
+    for (int p = 0; p <= PLANS; p++) {
+      part_fetch(&parts[p]);
+      CHECK(digest(parts[p].received, parts[p].received_bytes) == wanted[i],
+            "plan %d, call %u: other bits", p, i);
+    }
+  }
+  for (int p = 0; p <= PLANS; p++)
+    part_destroy(&parts[p]);
+}
+
+static void order(void) { plan_ranks_both(3, in_order, NULL); }
+
+static void order_alone(void) { ranks_self(1, in_order, NULL); }
+
+static void requests(void) { plan_ranks_both(3, in_flight, NULL); }
+
+static void requests_alone(void) { ranks_self(1, in_flight, NULL); }
+
+/* --- Graphs */
+
+enum { SPOILT = 7 }; /* the replay whose input is not finite */
+
+static cudaGraphExec_t capture(struct part *part, cudaStream_t stream) {
+  cudaGraph_t graph = NULL;
+  cudaGraphExec_t ready = NULL;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
+  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
+    CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
+  if (graph)
+    CHECK_CUDA(cudaGraphDestroy(graph));
+  return ready;
+}
+
+static void replay_once(struct part *part, struct part *other, cudaGraphExec_t graph,
+                        cudaStream_t stream, unsigned number) {
+  const bool spoilt = number == SPOILT;
+  part_make(part, number, spoilt && part->rank == 0);
+  part_load_on(part, stream);
+  CHECK_CUDA(cudaGraphLaunch(graph, stream));
+  part_fetch_on(part, stream);
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  part_make(other, number, spoilt && part->rank == 0);
+  part_load(other);
+  CHECK_STATUS(part_call(other), spoilt ? ONEBIT_SKIPPED : ONEBIT_OK);
+  part_fetch(other);
+  CHECK(digest(part->received, part->received_bytes) ==
+            digest(other->received, other->received_bytes),
+        "replay %u: other bits than a call's", number);
+  if (spoilt)
+    CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
+}
+
+/* The graph's calls and another plan's: before, in between and after, without a graph too. */
+static void replayed(const struct gpu_rank *self, void *context) {
+  const unsigned replays = *(const unsigned *)context;
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
+    struct part part, other;
+    const struct plan_case what = plan_case_simple(operations[i], 301);
+    check_case("rank %d of %d, operation %d", self->rank, self->size, (int)operations[i]);
+    if (!part_create(&part, self->comm, &what, true) ||
+        !part_create(&other, self->comm, &what, true))
+      return;
+    cudaGraphExec_t graph = capture(&part, stream);
+    for (unsigned number = 0; graph && number < replays; number++)
+      replay_once(&part, &other, graph, stream, number);
+    CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);
+    for (struct part *p = &part;; p = &other) {
+      part_make(p, replays, false);
+      part_load(p);
+      CHECK_STATUS(part_call(p), ONEBIT_OK);
+      if (p == &other)
+        break;
+    }
+    const struct traces a = part_traces(&part), b = part_traces(&other);
+    CHECK(traces_equal(&a, &b), "a call after the replays: other bits");
+    if (graph)
+      CHECK_CUDA(cudaGraphExecDestroy(graph));
+    part_destroy(&part);
+    part_destroy(&other);
+  }
+  CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+static unsigned replay_count(void) { return (unsigned)(1000 / gpu_stride()) + SPOILT + 2; }
+
+static void graphs_alone(void) {
+  unsigned replays = replay_count();
+  ranks_self(1, replayed, &replays);
+}
+
+#ifdef ONEBIT_HAVE_NCCL
+static void graphs(void) {
+  unsigned replays = replay_count();
+  ranks_nccl(3, replayed, &replays);
+}
+#endif
+
+static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
+  cudaStream_t stream;
+  cudaGraph_t graph = NULL;
+  size_t nodes = 1;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, mode));
+  CHECK_STATUS(part_put(part, stream), ONEBIT_ERROR_UNSUPPORTED);
+  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph))) {
+    CHECK_CUDA(cudaGraphGetNodes(graph, NULL, &nodes));
+    CHECK(nodes == 0, "%zu nodes of a call that was refused", nodes);
+    CHECK_CUDA(cudaGraphDestroy(graph));
+  }
+  CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+/* The host takes part in such a call: the capture is refused, ends well, and calls go on. */
+static void captured_by_host(const struct gpu_rank *self, void *context) {
+  (void)context;
+  struct part part;
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  part_make(&part, 0, false);
+  part_load(&part);
+  refuse_capture(&part, cudaStreamCaptureModeThreadLocal);
+  refuse_capture(&part, cudaStreamCaptureModeRelaxed);
+  CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_ERROR_UNSUPPORTED);
+  CHECK_STATUS(part_call(&part), ONEBIT_OK);
+  part_destroy(&part);
+}
+
+static void no_graph(void) { gpu_threads(2, captured_by_host, NULL); }
+
+static const struct gpu_test tests[] = {
+    {"in order with other work", order, false},
+    {"in order, a rank alone", order_alone, false},
+    {"requests of several plans", requests, false},
+    {"requests, a rank alone", requests_alone, false},
+    {"replays equal calls, a rank alone", graphs_alone, false},
+#ifdef ONEBIT_HAVE_NCCL
+    {"replays equal calls over NCCL", graphs, false},
+#endif
+    {"no graph where the host takes part", no_graph, false},
+};
+GPU_SUITE("streams", tests)
