@@ -27,6 +27,9 @@ enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
 #define BENCH_VARIANTS   12           /* names in one --compare */
 #define BENCH_ALGORITHMS 16           /* numbers in one --mpi-algorithms */
 
+/* The size on a device where -m does not say: several times what a GPU's caches have. */
+#define BENCH_CUDA_BYTES ((size_t)256 << 20)
+
 /* What is asked of a plan. */
 struct bench_variant {
   onebit_schedule_t schedule;
@@ -93,6 +96,7 @@ bench_run bench_run_on;                                     /* on the options' d
 bool bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
                          struct bench_options *options, bool *help, char error[256]);
 void bench_print_help(const struct bench_benchmark *benchmark);
+void bench_print_notes(const struct bench_benchmark *benchmark); /* behind the options */
 
 /* --- Ranks */
 

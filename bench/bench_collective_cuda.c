@@ -1,4 +1,4 @@
-/* The collectives with -d cuda: the call, the call on a stream and in a graph, and what is dense. */
+/* The collectives with -d cuda: the call, on a stream, in a graph, and what is dense. */
 #include <math.h>
 #include <string.h>
 
@@ -99,8 +99,7 @@ static onebit_plan_info_t info_of(const struct bench_exchange *exchange) {
 
 static void print_head(const struct bench_exchange *exchange) {
   onebit_plan_info_t info = info_of(exchange);
-  printf("# onebit-bench %s -d cuda, version %s\n", exchange->collective->name, onebit_version());
-  bench_device_print(exchange->device);
+  bench_device_print(exchange->device, exchange->collective->name);
   printf("# %d ranks over %s, schedule %s, wire %s, %s\n", exchange->team->size, info.transport,
          bench_schedule_name(info.schedule), bench_wire_name(info.wire),
          bench_dtype_name(exchange->options->dtype));
@@ -179,16 +178,30 @@ static void print_all(const struct bench_exchange *exchange, const struct bench_
   fflush(stdout);
 }
 
-/* After the last size. */
+/* Exchanges of messages between all ranks, each of them one of NCCL's groups. */
+static size_t collectives(const struct onebit_plan *plan) {
+  size_t rounds = 0;
+  if (plan->group.size == 1)
+    return 0;
+  if (!plan->doubling)
+    return (ob_gathers_whole(plan) ? 1 : 2) * plan->chunks;
+  while ((size_t)1 << rounds < plan->group.size)
+    rounds++;
+  return rounds;
+}
+
+/* After the last size: of compressed allreduces. */
 static void print_close(const struct bench_exchange *exchange, const struct bench_put *stream) {
-  size_t ranks = (size_t)exchange->team->size;
-  if (exchange->collective->operation != ONEBIT_ALLREDUCE || exchange->options->json)
+  const struct onebit_plan *plan = exchange->plan;
+  if (plan->options.operation != ONEBIT_ALLREDUCE || exchange->options->json ||
+      plan->options.wire == ONEBIT_WIRE_DENSE)
     return;
   bench_counts_head();
   bench_counts_row(
       stream,
-      bench_local_bytes(exchange->plan->layout.block, ranks, exchange->options->dtype, false),
-      ranks > 1 ? 2 : 0);
+      bench_local_bytes(plan->layout.block, plan->group.size, plan->options.dtype,
+                        ob_gathers_whole(plan) ? BENCH_LOCAL_GATHER : BENCH_LOCAL_EXCHANGE),
+      collectives(plan));
   bench_counts_deepspeed();
 }
 
@@ -286,6 +299,9 @@ static int run_size(struct bench_exchange *exchange, size_t bytes, bool first, b
     status = measure(&sized, &turns, first, last);
   bench_turns_destroy(&turns);
   destroy(&sized);
+  /* To give memory back waits for the device, which other ranks may share: they must not have begun
+   * the next size, in which they wait for this rank. */
+  exchange->team->kind->barrier(exchange->team);
   return status;
 }
 

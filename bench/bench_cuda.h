@@ -49,8 +49,8 @@ struct bench_device {
  * rank 0 says why it is not BENCH_OK. */
 int bench_device_open(int rank, struct bench_device *device);
 void bench_device_close(struct bench_device *device);
-/* The table's first lines: the device; that an emulated one's times mean nothing. */
-void bench_device_print(const struct bench_device *device);
+/* The table's first lines: the device, and that an emulated one's times mean nothing. */
+void bench_device_print(const struct bench_device *device, const char *benchmark);
 
 /* Memory of the device; NULL when there is none. */
 void *bench_device_memory(size_t count, size_t size);
@@ -140,10 +140,12 @@ struct bench_put *bench_add_adam(struct bench_turns *turns, struct bench_work *w
 /* load, mean, convert */
 void bench_add_dense(struct bench_turns *turns, struct bench_work *work);
 
-/* Bytes an element that the local work of a call moves, on a rank among so many: what the kernels
- * of an allreduce, or of an optimizer's step, have to move. */
 double bench_reduce_bytes(const struct bench_work *work, size_t members); /* in all */
-double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, bool adam);
+
+/* Bytes an element that the kernels have to move on a rank among so many: of an allreduce by
+ * exchange, or by everyone's message to everyone; of an optimizer's step. */
+enum bench_local { BENCH_LOCAL_EXCHANGE, BENCH_LOCAL_GATHER, BENCH_LOCAL_ADAM };
+double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, enum bench_local kind);
 
 /* --- Tables */
 

@@ -48,9 +48,9 @@ void bench_device_close(struct bench_device *device) {
     cudaEventDestroy(device->stop);
 }
 
-void bench_device_print(const struct bench_device *device) {
-  if (BENCH_EMULATED)
-    printf("# An emulated CUDA device: its times mean nothing, the rest is as on a GPU.\n");
+void bench_device_print(const struct bench_device *device, const char *benchmark) {
+  printf("# onebit-bench %s -d cuda, version %s%s\n", benchmark, onebit_version(),
+         BENCH_EMULATED ? ": an EMULATED device, whose times mean nothing" : "");
   printf("# %s, compute capability %d.%d, %.1f GiB\n", device->properties.name,
          device->properties.major, device->properties.minor,
          (double)device->properties.totalGlobalMem / (double)((size_t)1 << 30));
@@ -160,6 +160,8 @@ static int capture(struct bench_device *device, const struct bench_put *of, cuda
 
 int bench_put_capture(struct bench_turns *turns, struct bench_put *of, struct bench_put *put) {
   cudaGraph_t graph;
+  BENCH_TRY(of->run(of, turns->device->stream)); /* what is made in a first call */
+  BENCH_TRY_CUDA(cudaStreamSynchronize(turns->device->stream));
   BENCH_TRY(capture(turns->device, of, &graph));
   cudaError_t error = cudaGraphInstantiate(&put->graph, graph, 0);
   int status = error == cudaSuccess ? count_graph(graph, turns, of)

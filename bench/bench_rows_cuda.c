@@ -33,8 +33,7 @@ void bench_sheet_head(const struct bench_sheet *sheet, bool dense) {
   const struct bench_turns *turns = sheet->turns;
   if (sheet->options->json)
     return;
-  printf("# onebit-bench %s -d cuda, version %s\n", sheet->benchmark, onebit_version());
-  bench_device_print(turns->device);
+  bench_device_print(turns->device, sheet->benchmark);
   printf(
       "# %zu elements (%zu bytes as float32), %zu rounds of %zu launches each, timed by events\n",
       sheet->elements, sheet->elements * sizeof(float), turns->rounds, turns->repeats);

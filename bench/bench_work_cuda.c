@@ -231,12 +231,19 @@ void bench_add_dense(struct bench_turns *turns, struct bench_work *work) {
   add(turns, work, "convert", 0, 8, 0)->run = run_convert;
 }
 
-double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, bool adam) {
+double bench_local_bytes(size_t block, size_t ranks, onebit_dtype_t dtype, enum bench_local kind) {
   double n = (double)ranks, b = (double)block, element = (double)ob_dtype_size(dtype);
   double compressed = element + 8 + 1.0 / 8 + 12 / b;
   double reduced = (8 + (n + 1) / 8 + 4 * (n + 3) / b) / n;
-  double applied = (adam ? 12 : element) + 1.0 / 8 + 4 / b;
-  return compressed + (adam ? 1.0 / 8 + 4 / b : 0) + reduced + applied;
+  switch (kind) {
+  case BENCH_LOCAL_EXCHANGE:
+    return compressed + reduced + element + 1.0 / 8 + 4 / b;
+  case BENCH_LOCAL_GATHER:
+    return compressed + element + n / 8 + 4 * n / b;
+  case BENCH_LOCAL_ADAM:
+    return compressed + 1.0 / 8 + 4 / b + reduced + 12 + 1.0 / 8 + 4 / b;
+  }
+  return 0;
 }
 
 /* --- What they work on */
@@ -303,13 +310,15 @@ static void fill_slots(const struct onebit_plan *plan, unsigned char *messages, 
   }
 }
 
-/* The messages of so many members, and the results of the one that there is. */
+/* The messages of so many members, and of the one that there is. Dense ones are all the same: they
+ * are long, and no kernel looks at what is in them. */
 static int fill_messages(const struct onebit_plan *plan, unsigned char *incoming, size_t members) {
   unsigned char *messages = ob_allocate(1, plan->peer_stride);
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
   cudaError_t error = messages ? cudaSuccess : cudaErrorMemoryAllocation;
   for (size_t m = 0; m < members && error == cudaSuccess; m++) {
-    fill_slots(plan, messages, m + 1);
+    if (m == 0 || !kernel->dense)
+      fill_slots(plan, messages, m + 1);
     error = cudaMemcpy(incoming + m * plan->peer_stride, messages, plan->peer_stride,
                        cudaMemcpyHostToDevice);
   }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/knobs.h"
+#include "bench/info_cuda.h"
 #include "collectives/plan.h"
 #include "collectives/progress.h"
 #include "collectives/tuning.h"
@@ -22,8 +23,8 @@ static const char help[] =
     "Usage: onebit-info [--help]\n"
     "\n"
     "Prints the version, the codecs and which of them is chosen, the threads, the MPI library, "
-    "and\n"
-    "every knob of the environment with its value and where it comes from.\n"
+    "CUDA\n"
+    "and its devices, and every knob of the environment with its value and where it comes from.\n"
     "\n"
     "Exit status: 0, or 1 when a knob has a value that the library refuses, 2 for a wrong command\n"
     "line.\n";
@@ -143,6 +144,14 @@ static void print_mpi(void) {
 #endif
 }
 
+static void print_cuda(void) {
+#ifdef ONEBIT_HAVE_CUDA
+  info_print_cuda();
+#else
+  printf("CUDA              built without CUDA\n");
+#endif
+}
+
 static void print_tuning(void) {
   struct ob_costs costs;
   ob_tuning_find(&costs);
@@ -162,6 +171,7 @@ int main(int argc, char **argv) {
   print_codecs();
   print_threads();
   print_mpi();
+  print_cuda();
   print_tuning();
   return print_knobs() ? 0 : 1;
 }

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 
 const char *program(int wanted, const char *format, ...) {
-  static char said[8192];
+  static char said[1 << 15];
   char command[4096];
   const char *build = getenv("BUILD");
   size_t used = (size_t)snprintf(command, 1024, "exec 2>&1; %s/", build ? build : "build");

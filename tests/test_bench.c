@@ -1,5 +1,6 @@
 /* The benchmark program's command line, statistics, and the check of results that -c makes. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "bench/bench_collective.h"
@@ -72,6 +73,62 @@ Test(bench, streams_are_a_list) {
   cr_expect(options.streams[0] == 3 && options.streams[1] == 16);
 }
 
+Test(bench, streams_have_a_default) {
+  struct bench_options options;
+  cr_assert(parse("codec", "", &options, NULL));
+  cr_expect(options.stream_count == 3 && options.streams[0] == 2 && options.streams[2] == 8);
+  cr_assert(parse("adam", "", &options, NULL));
+  cr_expect(options.stream_count == 3 && options.streams[0] == 4 && options.streams[2] == 16);
+}
+
+#ifdef ONEBIT_HAVE_CUDA
+
+Test(bench, a_device_has_defaults_of_its_own) {
+  struct bench_options options;
+  cr_assert(parse("codec", "-d cuda --json", &options, NULL));
+  cr_expect(options.device == ONEBIT_DEVICE_CUDA && options.json);
+  cr_expect(options.smallest == 256 << 20 && options.largest == 256 << 20);
+  cr_expect(options.stream_count == 4 && options.streams[0] == 2 && options.streams[3] == 16);
+  cr_assert(parse("allreduce", "--device cuda", &options, NULL));
+  cr_expect(options.smallest == 1 << 20 && options.largest == 256 << 20);
+  cr_assert(parse("allreduce", "--device cuda -m 4K:8K", &options, NULL));
+  cr_expect(options.smallest == 4 << 10 && options.largest == 8 << 10);
+  cr_assert(parse("allreduce", "-d cuda -d host", &options, NULL));
+  cr_expect_eq(options.device, ONEBIT_DEVICE_HOST);
+}
+
+Test(bench, a_device_leaves_out_what_is_of_the_host) {
+  static const char *const wrong[] = {"--compare exchange", "--timeline",
+                                      "--nccl-ranks 2 --ranks 2"};
+  for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+    struct bench_options options;
+    char arguments[64];
+    snprintf(arguments, sizeof arguments, "-d cuda %s", wrong[k]);
+    cr_expect_not(parse("allreduce", arguments, &options, NULL), "%s", arguments);
+  }
+}
+
+#ifdef ONEBIT_HAVE_NCCL
+Test(bench, ranks_over_nccl) {
+  struct bench_options options;
+  cr_assert(parse("allreduce", "-d cuda --nccl-ranks 3", &options, NULL));
+  cr_expect(options.nccl && options.nccl_ranks == 3);
+  cr_assert(parse("allgather", "-d cuda --transport nccl", &options, NULL));
+  cr_expect(options.nccl && options.nccl_ranks == 0);
+}
+#endif
+
+#else
+
+Test(bench, a_build_without_cuda_says_so) {
+  struct bench_options options;
+  char error[256];
+  cr_expect_not(parse("codec", "-d cuda", &options, error));
+  cr_expect(strstr(error, "built without CUDA"), "%s", error);
+}
+
+#endif
+
 Test(bench, comparisons_are_lists) {
   struct bench_options options;
   cr_assert(parse("allreduce",
@@ -130,6 +187,16 @@ Test(bench, wrong_command_lines_get_words) {
       {"iallreduce", "--mpi-algorithms all"},
       {"iallreduce", "-t -1"},
       {"codec", "--json"},
+      {"adam", "--json"},
+      {"allreduce", "-d gpu"},
+      {"allreduce", "-d"},
+      {"buckets", "-d cuda"},
+      {"iallreduce", "-d cuda"},
+      {"allreduce", "--transport tcp"},
+      {"allreduce", "--transport nccl"},
+      {"allreduce", "--nccl-ranks 2"},
+      {"allreduce", "--nccl-ranks 0"},
+      {"codec", "--nccl-ranks 2"},
       {"allreduce", "--blocksize 32"},
       {"allreduce", "--block 32"},
       {"allreduce", "--block-sizes 32"},

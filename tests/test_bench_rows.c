@@ -7,6 +7,10 @@
 #include <string.h>
 
 #include "bench/bench_collective.h"
+#include "tests/support_program.h"
+#ifdef ONEBIT_HAVE_CUDA
+#include <cuda_runtime_api.h> /* says whether the device is emulated */
+#endif
 
 #define RANKS 3
 
@@ -40,7 +44,7 @@ struct job {
 static int run_job(struct bench_team *team, const void *context) {
   const struct job *job = context;
   const struct bench_benchmark *benchmark = bench_find(job->subcommand);
-  return benchmark->run(benchmark, &job->options, team);
+  return bench_run_on(benchmark, &job->options, team);
 }
 
 /* What a benchmark says with two ranks. Once a test: standard output is closed behind it. */
@@ -201,3 +205,57 @@ Test(bench_rows, relative_error_is_that_of_one_bit) {
               bench_collectives[operation].name, errors[operation]);
   cr_expect_gt(errors[ONEBIT_ALLREDUCE], errors[ONEBIT_REDUCE_SCATTER]);
 }
+
+/* --- On a device: the emulated one, of which nothing is asked about times either. */
+
+#ifndef ONEBIT_HAVE_CUDA
+
+Test(bench_rows, a_build_without_cuda_exits_with_2) {
+  expect_said(program(2, "onebit-bench codec -d cuda"), "built without CUDA");
+}
+
+#elif defined ONEBIT_EMULATED_CUDA
+
+Test(bench_rows, json_of_kernels, .timeout = 60) {
+  static const char *const fields[] = {
+      "\"emulated\":true", "\"bytes\":65536",        "\"row\":\"", "\"members\":", "\"median_us\":",
+      "\"gelements\":",    "\"bytes_per_element\":", "\"gbs\":",   "\"of_copy\":", NULL};
+  const char *said = program(0, "onebit-bench codec -d cuda -m64K -i3 -x0 --json");
+  cr_expect_eq(objects(said, fields), 2 + 3 + 4 + 1 + 4 + 2 + 1 + 4 + 1);
+  said = program(0, "onebit-bench adam -d cuda -m64K -i3 -x0 --json --streams 2 2>/dev/null");
+  cr_expect_eq(objects(said, fields), 2 + 1 + 2 + 2 + 1 + 1);
+  expect_said(said, "\"host_synchronisations\":0");
+}
+
+Test(bench_rows, text_says_that_the_device_is_emulated, .timeout = 60) {
+  expect_said(program(0, "onebit-bench codec -d cuda -m64K -i3 -x0"), "mean nothing");
+  expect_said(program(0, "onebit-bench adam -d cuda -m64K -i3 -x0"), "DeepSpeed");
+  expect_said(program(0, "onebit-bench allreduce -d cuda -m64K:64K -i3 -x0"), "DeepSpeed");
+}
+
+/* Results are compared with the host's. */
+static void check_device(const char *subcommand, const char *ranks, size_t rows, size_t compared) {
+  static const char *const fields[] = {
+      "\"transport\":\"", "\"row\":\"", "\"median_us\":", "\"algbw\":", "\"kernels\":",
+      "\"right\":",       NULL};
+  const char *said =
+      program(0, "onebit-bench %s -d cuda %s -m16K:32K -i3 -x1 -c --json", subcommand, ranks);
+  cr_expect_eq(objects(said, fields), 2 * rows, "%s %s: %s", subcommand, ranks, said);
+  size_t right = 0;
+  for (const char *at = said; (at = strstr(at, "\"right\":true")); at++)
+    right++;
+  cr_expect_eq(right, 2 * compared, "%s %s: %s", subcommand, ranks, said);
+}
+
+Test(bench_rows, results_on_a_device_are_the_host_s, .timeout = 120) {
+  check_device("allreduce", "--ranks 1", 4, 3);
+  check_device("allreduce", "--ranks 3", 3, 2);
+  check_device("allgather", "--ranks 2 --dtype bfloat16", 2, 2);
+#ifdef ONEBIT_HAVE_NCCL
+  check_device("allreduce", "--nccl-ranks 3", 6, 3);
+  check_device("allgather", "--nccl-ranks 2", 5, 3);
+  check_device("reduce-scatter", "--nccl-ranks 3 --no-dense", 3, 3);
+#endif
+}
+
+#endif

@@ -29,6 +29,22 @@ Test(info, says_what_is_there) {
   cr_expect(!strstr(said, "environment"), "%s", said);
 }
 
+/* A build with CUDA may run where there is no GPU: it says so, and that is no failure. */
+Test(info, says_whether_there_is_a_device) {
+  const char *said = program(0, "onebit-info");
+#ifndef ONEBIT_HAVE_CUDA
+  expect_said(said, "CUDA              built without CUDA\n");
+#else
+  expect_said(said, "CUDA              runtime ");
+  cr_expect(strstr(said, "; no device: ") || strstr(said, "  device 0"), "%s", said);
+#ifdef ONEBIT_HAVE_NCCL
+  expect_said(said, "NCCL              2.");
+#else
+  expect_said(said, "NCCL              built without NCCL\n");
+#endif
+#endif
+}
+
 Test(info, says_where_a_value_comes_from) {
   setenv("ONEBIT_CODEC", "scalar", 1);
   const char *said = program(0, "onebit-info");
