@@ -44,6 +44,8 @@ struct ob_transport {
   /* For messages in memory of a device: puts the batch on a stream, where it is complete when what
    * is put there next begins. NULL: the transport moves messages of the host only. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
+  /* Is the device that is current the one whose memory it moves? NULL: any will do. */
+  onebit_status_t (*check_current)(onebit_comm_t comm);
   /* Has it found since that what was put cannot end? NULL: it finds out at once. */
   onebit_status_t (*health)(onebit_comm_t comm);
   /* Gives the transport a chance to move what has begun, while the caller waits for something

@@ -80,6 +80,26 @@ static void destroy(struct onebit_plan *plan) {
   ob_device_destroy(plan, true);
 }
 
+/* --- Waiting -----------------------------------------------------------------------------------*/
+
+/* A thread that captures a graph, be it of other streams, is forbidden what the host waits with: it
+ * would spoil the capture. These waits are of no matter to it. */
+static cudaError_t reach_event(cudaEvent_t event, bool wait) {
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaError_t error = wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return error;
+}
+
+static cudaError_t reach_end(cudaStream_t stream, bool wait) {
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaError_t error = wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return error;
+}
+
 /* --- Around a call -----------------------------------------------------------------------------*/
 
 /* From here on this rank only tells the others that it cannot take part. */
@@ -106,7 +126,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   memset(staging->seen, 0, (plan->slots + 1) * sizeof *staging->seen);
-  OB_TRY_CUDA(cudaEventSynchronize(staging->copied_in));
+  OB_TRY_CUDA(reach_event(staging->copied_in, true));
   if (plan->call.on_stream)
     OB_TRY(follow(plan));
   OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, staging->compute));
@@ -150,7 +170,7 @@ static bool over(struct onebit_plan *plan, cudaError_t error) {
 static bool settled(struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
   int before = ob_cuda_enter(plan->device->number);
-  bool yes = over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
+  bool yes = over(plan, reach_end(stream, wait));
   ob_cuda_leave(before);
   return yes;
 }
@@ -168,7 +188,7 @@ static void hear(struct onebit_plan *plan, const struct ob_cuda_state *seen) {
 static bool arrived(struct onebit_plan *plan, size_t index, bool wait) {
   struct ob_staging *staging = &plan->device->staging;
   cudaEvent_t event = staging->ready[index];
-  if (!over(plan, wait ? cudaEventSynchronize(event) : cudaEventQuery(event)))
+  if (!over(plan, reach_event(event, wait)))
     return false;
   hear(plan, &staging->seen[index]);
   return true;
@@ -288,7 +308,7 @@ static void compress(struct onebit_plan *plan, size_t chunk) {
   if (plan->status == ONEBIT_OK)
     fail(plan, compress_chunk(plan, chunk));
   if (plan->status != ONEBIT_OK) {
-    over(plan, cudaStreamSynchronize(plan->device->staging.out)); /* what began may still write */
+    over(plan, reach_end(plan->device->staging.out, true)); /* what began may still write */
     clear_outgoing(plan, chunk);
   }
   ob_cuda_leave(before);
@@ -352,7 +372,7 @@ static void reduce(struct onebit_plan *plan, size_t chunk) {
   if (plan->status == ONEBIT_OK)
     fail(plan, reduce_chunk(plan, chunk));
   if (plan->status != ONEBIT_OK && !ob_gathers_whole(plan)) {
-    over(plan, cudaStreamSynchronize(plan->device->staging.out));
+    over(plan, reach_end(plan->device->staging.out, true));
     memset(own_result(plan, plan->results, chunk), 0, plan->stride);
   }
   ob_cuda_leave(before);

@@ -241,6 +241,14 @@ static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait
 
 /* --- How it ended ------------------------------------------------------------------------------*/
 
+/* To the caller who waits for this very call, or to whoever asks later. */
+static void tell(struct onebit_plan *plan, onebit_status_t status) {
+  if (plan->in_flight && !plan->call.on_stream)
+    ob_steps_fail(plan, status);
+  else
+    ob_plan_note(plan, status);
+}
+
 static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
   onebit_status_t status = (onebit_status_t)outcome->status;
   int rank = ob_stream_witness(plan, outcome->witness);
@@ -254,10 +262,7 @@ static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome 
              (double)ob_float_of(outcome->agreed));
   else
     ob_error(status, "from rank %d: a damaged or foreign message", rank);
-  if (plan->in_flight && !plan->call.on_stream)
-    ob_steps_fail(plan, status);
-  else
-    ob_plan_note(plan, status);
+  tell(plan, status);
 }
 
 static onebit_status_t forget_outcome(struct onebit_plan *plan) {
@@ -281,7 +286,7 @@ static void look(struct onebit_plan *plan) {
 
 static void give_up(struct onebit_plan *plan, onebit_status_t status) {
   plan->broken = true;
-  ob_plan_note(plan, status);
+  tell(plan, status);
 }
 
 /* While NCCL waits for a rank that is gone, the event never comes: then health tells. */

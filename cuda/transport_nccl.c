@@ -220,6 +220,17 @@ static onebit_status_t test(struct ob_batch *batch, bool wait) {
 
 /* --- A communicator ----------------------------------------------------------------------------*/
 
+static onebit_status_t check_current(onebit_comm_t comm) {
+  const struct nccl_state *state = state_of(comm);
+  int current;
+  OB_TRY(ob_cuda_current(&current));
+  if (current != state->device)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "nccl_comm is of CUDA device %d, and device %d is current", state->device,
+                    current);
+  return ONEBIT_OK;
+}
+
 static bool threads(void) { return true; }
 
 static void progress(onebit_comm_t comm) { (void)comm; }
@@ -244,6 +255,7 @@ const struct ob_transport ob_transport_nccl = {
     .begin = begin,
     .test = test,
     .put = put,
+    .check_current = check_current,
     .health = health,
     .progress = progress,
     .destroy = destroy,
@@ -260,9 +272,10 @@ static uint64_t host_number(void) {
   return number;
 }
 
-/* Each tells the others where it is: the first rank of the same host stands for it. */
-static onebit_status_t find_hosts(onebit_comm_t comm) {
-  OB_TRY(ob_agree_noting(comm, ONEBIT_OK, NULL, 0, host_number()));
+/* Each tells the others how it fares and where it is: the first rank of the same host stands for
+ * it. */
+static onebit_status_t find_hosts(onebit_comm_t comm, onebit_status_t status) {
+  OB_TRY(ob_agree_noting(comm, status, NULL, 0, host_number()));
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
@@ -272,28 +285,19 @@ static onebit_status_t find_hosts(onebit_comm_t comm) {
       host_of[r]++;
   }
   ob_hosts_destroy(&comm->hosts);
-  onebit_status_t status = ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size);
+  status = ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size);
   ob_release(host_of);
   return status;
-}
-
-static onebit_status_t check_device(const struct nccl_state *state) {
-  int current;
-  OB_TRY(ob_cuda_current(&current));
-  if (current != state->device)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "nccl_comm is of CUDA device %d, and device %d is current", state->device,
-                    current);
-  return ONEBIT_OK;
 }
 
 static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size) {
   NCCL_TRY(state, ncclCommUserRank(state->comm, rank));
   NCCL_TRY(state, ncclCommCount(state->comm, size));
   NCCL_TRY(state, ncclCommCuDevice(state->comm, &state->device));
-  OB_TRY(check_device(state));
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
-  return ONEBIT_OK;
+  int before = ob_cuda_enter(state->device);
+  cudaError_t error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
+  ob_cuda_leave(before);
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "cudaStreamCreateWithFlags");
 }
 
 onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *result) {
@@ -315,7 +319,7 @@ onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *res
     release_state(state);
     return status;
   }
-  status = find_hosts(comm);
+  status = find_hosts(comm, check_current(comm));
   if (status != ONEBIT_OK)
     onebit_comm_destroy(comm);
   else

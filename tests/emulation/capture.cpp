@@ -26,6 +26,8 @@ std::vector<std::shared_ptr<capture>> &captures() {
   return active;
 }
 
+thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+
 void join(const stream_ptr &stream, const std::shared_ptr<capture> &into) {
   if (stream->capturing)
     return;
@@ -172,15 +174,20 @@ cudaError_t refuse_capturing(CUstream_st &stream) {
   return cudaErrorStreamCaptureUnsupported;
 }
 
+/* CUDA's rule: a thread's own captures forbid it, unless they are relaxed, and so do others' that are
+ * global, unless the thread is not. A relaxed thread may do anything. */
 cudaError_t refuse_in_capture() {
   cudaError_t error = cudaSuccess;
-  for (const auto &active : captures())
-    if (active->mode == cudaStreamCaptureModeGlobal ||
-        (active->mode == cudaStreamCaptureModeThreadLocal &&
-         active->owner == std::this_thread::get_id())) {
-      active->invalid = true;
-      error = cudaErrorStreamCaptureUnsupported;
-    }
+  for (const auto &active : captures()) {
+    bool own = active->owner == std::this_thread::get_id();
+    bool forbids = own ? active->mode != cudaStreamCaptureModeRelaxed
+                       : active->mode == cudaStreamCaptureModeGlobal &&
+                             thread_mode == cudaStreamCaptureModeGlobal;
+    if (!forbids || thread_mode == cudaStreamCaptureModeRelaxed)
+      continue;
+    active->invalid = true;
+    error = cudaErrorStreamCaptureUnsupported;
+  }
   return error;
 }
 
@@ -236,6 +243,13 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
   *pCaptureStatus = !found->capturing           ? cudaStreamCaptureStatusNone
                     : found->capturing->invalid ? cudaStreamCaptureStatusInvalidated
                                                 : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+  if (!mode)
+    return result(cudaErrorInvalidValue);
+  std::swap(*mode, thread_mode);
   return cudaSuccess;
 }
 

@@ -128,6 +128,8 @@ cudaError_t use_event(cudaEvent_t handle, bool wait) {
     return cudaErrorInvalidResourceHandle;
   if (event->captured)
     return event->captured->invalid = true, cudaErrorCapturedEvent;
+  if (cudaError_t refused = refuse_in_capture())
+    return refused;
   if (!wait)
     return poll(held, event->recorded);
   count(counted::synchronisations);
