@@ -217,7 +217,8 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"no_error_feedback", (uint64_t)options->no_error_feedback},
       {"the number of pieces", shape->pieces},
       {"schedule", (uint64_t)options->schedule},
-      {"the schedule that was decided (the library's costs differ)",
+      {"the schedule that was decided (from each rank's device and the library's costs: name "
+       "ONEBIT_SCHEDULE_EXCHANGE in the options)",
        plan ? (uint64_t)plan->schedule : 0},
   };
   return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0],

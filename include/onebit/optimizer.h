@@ -90,7 +90,8 @@ typedef struct onebit_adam_options {
   /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical when there are several hosts with as many ranks
    * each, more than one; else exchange. Not ONEBIT_SCHEDULE_ALLGATHER. */
   onebit_schedule_t schedule;
-  /* Where parameters and gradients are, as in onebit_plan_options_t. All ranks need not agree. */
+  /* Where parameters and gradients are, as in onebit_plan_options_t. All ranks need not agree; if
+   * they do not, and hosts have several ranks, name a schedule that both devices have. */
   onebit_device_t device;
 } onebit_adam_options_t;
 

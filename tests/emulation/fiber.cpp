@@ -12,6 +12,7 @@
 #include "sanitizers.h"
 
 #if EMULATION_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if EMULATION_TSAN
@@ -188,7 +189,11 @@ fiber::~fiber() {
 #if EMULATION_TSAN
   __tsan_destroy_fiber(thread_state);
 #endif
-  munmap(mapping_, STACK + static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  const size_t bytes = STACK + static_cast<size_t>(sysconf(_SC_PAGESIZE));
+#if EMULATION_ASAN
+  __asan_unpoison_memory_region(mapping_, bytes); /* of its frames; other memory may come here */
+#endif
+  munmap(mapping_, bytes);
 }
 
 void fiber::begin(context &caller) {

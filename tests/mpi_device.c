@@ -1,0 +1,289 @@
+/*
+ * Plans and 1-bit Adam on a CUDA device over MPI: the bits of the host's, also when only the odd
+ * ranks have a device. Without CUDA in the library, or a device on this machine, nothing is tested.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_mpi.h"
+
+TestSuite(mpi_device, .timeout = 300);
+
+#ifndef ONEBIT_HAVE_CUDA
+
+Test(mpi_device, equals_the_host) { cr_skip_test("the library was built without CUDA"); }
+
+#else
+
+#include <cuda_runtime_api.h>
+
+#include "collectives/communicator.h"
+#include "onebit/cuda.h"
+
+enum { COUNT = 70001, STEPS = 3, ADAM_STEPS = 9, TENSORS = 4, FREEZE = 4 };
+static const size_t tensor_counts[TENSORS] = {1, 2049, 0, 20003};
+
+#define CHECK_CUDA(call)                                                                           \
+  do {                                                                                             \
+    cudaError_t error = (call);                                                                    \
+    CHECK(error == cudaSuccess, #call ": %s", cudaGetErrorString(error));                          \
+  } while (0)
+
+static void skip_without_device(void) {
+  int devices = 0;
+  cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess || devices == 0)
+    cr_skip_test("no CUDA device: %s", cudaGetErrorString(error));
+}
+
+/* Which ranks are on the device. */
+enum job { ALL_HOST, ALL_DEVICE, ODD_DEVICE };
+
+static onebit_device_t device_of(enum job job, int rank) {
+  bool device = job == ALL_DEVICE || (job == ODD_DEVICE && rank % 2);
+  return device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+}
+
+/* Room where the plan wants its buffers. */
+static void *room(onebit_device_t device, size_t bytes) {
+  void *memory = NULL;
+  if (device == ONEBIT_DEVICE_HOST)
+    return allocate(bytes, 1);
+  CHECK_CUDA(cudaMalloc(&memory, bytes));
+  return memory;
+}
+
+static void release(onebit_device_t device, void *memory) {
+  if (device == ONEBIT_DEVICE_HOST)
+    free(memory);
+  else
+    CHECK_CUDA(cudaFree(memory));
+}
+
+static void copy(void *to, const void *from, size_t bytes) {
+  CHECK_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+  CHECK_CUDA(cudaDeviceSynchronize());
+}
+
+/* --- Plans */
+
+struct plan_case {
+  onebit_plan_options_t options;
+  const char *name;
+};
+
+#define PLAN(...)                                                                                  \
+  { .size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE, __VA_ARGS__ }
+
+static const struct plan_case plan_cases[] = {
+    {PLAN(.dtype = ONEBIT_FLOAT32), "bits"},
+    {PLAN(.dtype = ONEBIT_BFLOAT16, .chunk_size = 8192), "bfloat16 in chunks"},
+    {PLAN(.block_size = ONEBIT_BLOCK_BUFFER), "one scale"},
+    {PLAN(.wire = ONEBIT_WIRE_DENSE), "dense"},
+    {PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED), "deepspeed"},
+};
+
+/* The results of all steps. A call without a stream, then one on a stream, in turn. */
+static void run_plan(onebit_comm_t comm, const struct plan_case *what, enum job job,
+                     unsigned char *results) {
+  onebit_plan_options_t options = what->options;
+  int rank = onebit_comm_rank(comm);
+  size_t bytes = COUNT * dtype_size(options.dtype);
+  onebit_device_t device = device_of(job, rank);
+  void *host = allocate(bytes, 1), *input = room(device, bytes), *output = room(device, bytes);
+  onebit_plan_t plan = NULL;
+  options.device = device;
+  check_case("%s, job %d", what->name, (int)job);
+  if (CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK))
+    for (int step = 0; step < STEPS; step++) {
+      fill_input(host, options.dtype, COUNT, rank, step);
+      copy(input, host, bytes);
+      CHECK_STATUS(device == ONEBIT_DEVICE_CUDA && step % 2
+                       ? onebit_allreduce_stream(input, output, plan, NULL)
+                       : onebit_allreduce(input, output, plan),
+                   ONEBIT_OK);
+      copy(results + (size_t)step * bytes, output, bytes);
+    }
+  onebit_plan_destroy(plan);
+  release(device, output);
+  release(device, input);
+  free(host);
+}
+
+static void compare_plans(onebit_comm_t comm, void *context) {
+  const struct plan_case *what = context;
+  size_t bytes = STEPS * COUNT * dtype_size(what->options.dtype);
+  unsigned char *wanted = allocate(bytes, 1), *got = allocate(bytes, 1);
+  run_plan(comm, what, ALL_HOST, wanted);
+  for (int job = ALL_DEVICE; job <= ODD_DEVICE; job++) {
+    run_plan(comm, what, (enum job)job, got);
+    CHECK_BITS("results", got, wanted, STEPS * COUNT, what->options.dtype);
+  }
+  free(got);
+  free(wanted);
+}
+
+Test(mpi_device, plans_equal_the_host) {
+  skip_without_device();
+  mpi_begin();
+  for (size_t k = 0; k < sizeof plan_cases / sizeof plan_cases[0]; k++) {
+    struct plan_case what = plan_cases[k];
+    on_mpi_ranks(MPI_COMM_WORLD, compare_plans, &what);
+  }
+  mpi_end();
+}
+
+/* --- 1-bit Adam */
+
+#define ADAM(...)                                                                                  \
+  {                                                                                                \
+    .size = sizeof(onebit_adam_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE,                   \
+    .freeze_step = FREEZE, __VA_ARGS__                                                             \
+  }
+
+static const onebit_adam_options_t adam_cases[] = {
+    ADAM(.bucket_size = 0),
+    ADAM(.bucket_size = 3000),
+    ADAM(.block_size = ONEBIT_BLOCK_BUFFER),
+    ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED),
+};
+
+static size_t adam_total(void) {
+  size_t total = 0;
+  for (int t = 0; t < TENSORS; t++)
+    total += tensor_counts[t];
+  return total;
+}
+
+static void place_tensors(onebit_tensor_t *tensors, float *parameters, float *gradients) {
+  size_t first = 0;
+  for (int t = 0; t < TENSORS; t++) {
+    tensors[t] = (onebit_tensor_t){tensor_counts[t] ? parameters + first : NULL,
+                                   tensor_counts[t] ? gradients + first : NULL, tensor_counts[t],
+                                   0.01f * (float)t, t == 1 ? 0.5f : 0.0f};
+    first += tensor_counts[t];
+  }
+}
+
+/* Step 2 and step 6 are skipped: in the warm-up, and after it. */
+static bool is_skipped(int step) { return step == 2 || step == 6; }
+
+static void make_steps(onebit_optimizer_t optimizer, onebit_device_t device, int rank,
+                       float *parameters, float *gradients, float *results) {
+  size_t total = adam_total(), bytes = total * sizeof(float);
+  float *host = allocate(bytes, 1);
+  for (int step = 0; step < ADAM_STEPS; step++) {
+    onebit_status_t wanted = is_skipped(step) ? ONEBIT_SKIPPED : ONEBIT_OK;
+    fill_input(host, ONEBIT_FLOAT32, total, rank, step);
+    if (is_skipped(step) && rank == 0)
+      host[total / 2] = 1.0f / 0.0f;
+    copy(gradients, host, bytes);
+    CHECK_STATUS(device == ONEBIT_DEVICE_CUDA && step % 2
+                     ? onebit_optimizer_step_stream(optimizer, 1e-3f, NULL)
+                     : onebit_optimizer_step(optimizer, 1e-3f),
+                 wanted);
+    copy(results + (size_t)step * total, parameters, bytes);
+  }
+  free(host);
+}
+
+/* The parameters after each step, and after all of them the facts about the optimizer. */
+static void run_adam(onebit_comm_t comm, const onebit_adam_options_t *given, enum job job,
+                     float *results, onebit_optimizer_info_t *info) {
+  onebit_adam_options_t options = *given;
+  int rank = onebit_comm_rank(comm);
+  size_t total = adam_total(), bytes = total * sizeof(float);
+  onebit_device_t device = device_of(job, rank);
+  float *parameters = room(device, bytes), *gradients = room(device, bytes);
+  onebit_tensor_t tensors[TENSORS];
+  onebit_optimizer_t optimizer;
+  options.device = device;
+  check_case("Adam, bucket_size %zu, job %d", options.bucket_size, (int)job);
+  fill_input(results, ONEBIT_FLOAT32, total, 50, 7);
+  copy(parameters, results, bytes);
+  place_tensors(tensors, parameters, gradients);
+  if (CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options, &optimizer), ONEBIT_OK)) {
+    make_steps(optimizer, device, rank, parameters, gradients, results);
+    info->size = sizeof *info;
+    CHECK_STATUS(onebit_optimizer_get_info(optimizer, info), ONEBIT_OK);
+    onebit_optimizer_destroy(optimizer);
+  }
+  release(device, gradients);
+  release(device, parameters);
+}
+
+static void compare_adam(onebit_comm_t comm, void *context) {
+  const onebit_adam_options_t *options = context;
+  size_t values = ADAM_STEPS * adam_total();
+  float *wanted = allocate(values, sizeof *wanted), *got = allocate(values, sizeof *got);
+  onebit_optimizer_info_t facts = {0}, info = {0};
+  run_adam(comm, options, ALL_HOST, wanted, &facts);
+  for (int job = ALL_DEVICE; job <= ODD_DEVICE; job++) {
+    run_adam(comm, options, (enum job)job, got, &info);
+    CHECK_BITS("parameters", got, wanted, values, ONEBIT_FLOAT32);
+    CHECK(info.steps == facts.steps && info.skipped == facts.skipped &&
+              info.freeze_step == facts.freeze_step,
+          "%llu steps, %llu skipped, frozen after %llu", (unsigned long long)info.steps,
+          (unsigned long long)info.skipped, (unsigned long long)info.freeze_step);
+    CHECK(memcmp(&info.momentum_norm, &facts.momentum_norm, sizeof(double)) == 0 &&
+              memcmp(&info.error_norm, &facts.error_norm, sizeof(double)) == 0,
+          "norms %.17g %.17g, on the host %.17g %.17g", info.momentum_norm, info.error_norm,
+          facts.momentum_norm, facts.error_norm);
+  }
+  free(got);
+  free(wanted);
+}
+
+Test(mpi_device, adam_equals_the_host) {
+  skip_without_device();
+  mpi_begin();
+  for (size_t k = 0; k < sizeof adam_cases / sizeof adam_cases[0]; k++) {
+    onebit_adam_options_t options = adam_cases[k];
+    on_mpi_ranks(MPI_COMM_WORLD, compare_adam, &options);
+  }
+  mpi_end();
+}
+
+/* --- Left to the library ---*/
+
+/* Lets the library think that two ranks each share a host. */
+static void pretend_hosts(onebit_comm_t comm) {
+  const int host_of[] = {0, 0, 1, 1};
+  ob_hosts_destroy(&comm->hosts);
+  CHECK_STATUS(ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size), ONEBIT_OK);
+}
+
+static void create_mixed(onebit_comm_t comm, onebit_schedule_t schedule, onebit_status_t wanted) {
+  onebit_adam_options_t options = {.size = sizeof options, .schedule = schedule};
+  onebit_optimizer_t optimizer;
+  options.device = device_of(ODD_DEVICE, comm->rank);
+  float *arrays = room(options.device, 2000 * sizeof(float));
+  onebit_tensor_t tensor = {arrays, arrays + 1000, 1000, 0.0f, 0.0f};
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), wanted);
+  if (wanted == ONEBIT_ERROR_MISMATCH)
+    CHECK_WORDS("name ONEBIT_SCHEDULE_EXCHANGE");
+  onebit_optimizer_destroy(optimizer);
+  release(options.device, arrays);
+}
+
+static void leave_it_to_the_library(onebit_comm_t comm, void *context) {
+  (void)context;
+  pretend_hosts(comm);
+  check_case("a mixed job");
+  create_mixed(comm, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_ERROR_MISMATCH);
+  create_mixed(comm, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_OK);
+}
+
+/* On hosts with several ranks processors go by way of their neighbours, and devices do not. */
+Test(mpi_device, a_mixed_job_names_its_schedule) {
+  int size;
+  skip_without_device();
+  mpi_begin();
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (size == 4)
+    on_mpi_ranks(MPI_COMM_WORLD, leave_it_to_the_library, NULL);
+  mpi_end();
+}
+
+#endif
