@@ -12,6 +12,7 @@
 #include "sanitizers.h"
 
 #if EMULATION_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if EMULATION_TSAN
@@ -187,6 +188,9 @@ fiber::fiber(void (*entry)(void *), void *argument) {
 fiber::~fiber() {
 #if EMULATION_TSAN
   __tsan_destroy_fiber(thread_state);
+#endif
+#if EMULATION_ASAN /* what its frames were must not be held against who maps these pages next */
+  __asan_unpoison_memory_region(bottom, size);
 #endif
   munmap(mapping_, STACK + static_cast<size_t>(sysconf(_SC_PAGESIZE)));
 }
