@@ -238,11 +238,10 @@ static void on_rank(const struct gpu_rank *self, const struct hosts_split *split
 
 static void has_the_bits_of_loopback(void) {
   struct record *records = gpu_area(HOSTS_MOST_RANKS * sizeof *records);
-  for (size_t c = 0; c < CASES; c++)
-    for (size_t s = 0; s < HOSTS_SPLITS; s++) {
-      struct shared shared = {&cases[c], records};
-      hosts_run(&hosts_splits[s], on_rank, &shared);
-    }
+  for (size_t k = 0; k < CASES * HOSTS_SPLITS; k += gpu_stride()) {
+    struct shared shared = {&cases[k / HOSTS_SPLITS], records};
+    hosts_run(&hosts_splits[k % HOSTS_SPLITS], on_rank, &shared);
+  }
 }
 
 /* What trouble comes to is as loopback has it; but that it is trouble at all is checked here. */
