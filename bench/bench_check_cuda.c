@@ -91,6 +91,12 @@ int bench_exchange_check(struct bench_exchange *exchange, const struct bench_put
   size_t bytes = exchange->receive_count * ob_dtype_size(exchange->options->dtype);
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_get_info(exchange->plan, &info);
+  if (info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && info.hosts > 1) {
+    if (exchange->team->rank == 0)
+      bench_complain("-c: threads are one host, and the hierarchical schedule has %d here",
+                     info.hosts);
+    return BENCH_USAGE;
+  }
   void *result = ob_allocate(1, bytes);
   struct twin twin = {exchange, info.schedule, count, ob_allocate(1, bytes)};
   int status = BENCH_FAILED;

@@ -190,11 +190,11 @@ static size_t collectives(const struct onebit_plan *plan) {
   return rounds;
 }
 
-/* After the last size: of compressed allreduces. */
+/* After the last size: of compressed allreduces whose ranks all exchange bits. */
 static void print_close(const struct bench_exchange *exchange, const struct bench_put *stream) {
   const struct onebit_plan *plan = exchange->plan;
   if (plan->options.operation != ONEBIT_ALLREDUCE || exchange->options->json ||
-      plan->options.wire == ONEBIT_WIRE_DENSE)
+      plan->options.wire == ONEBIT_WIRE_DENSE || plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
     return;
   bench_counts_head();
   bench_counts_row(

@@ -338,3 +338,41 @@ Test(bench, check_passes_what_is_right) { check_all(NONE, 0); }
 Test(bench, check_fails_what_is_wrong_on_all_ranks) { check_all(ALL, 1); }
 
 Test(bench, check_fails_what_is_wrong_on_one_rank) { check_all(1u << 1, 1); }
+
+/* --- Ranks that are processes */
+
+/* More numbers than are combined at a time. The exit status says whether they were right. */
+static int combine_many(struct bench_team *team, const void *context) {
+  static double values[10000];
+  const size_t count = sizeof values / sizeof values[0];
+  bool right = team->size == *(const int *)context && onebit_comm_size(team->comm) == 1;
+  for (size_t i = 0; i < count; i++)
+    values[i] = (double)i + team->rank;
+  team->kind->combine(team, values, count, false);
+  for (size_t i = 0; i < count; i++)
+    right = right && values[i] == (double)i + team->size - 1;
+  for (size_t i = 0; i < count; i++)
+    values[i] = 1;
+  team->kind->combine(team, values, count, true);
+  for (size_t i = 0; i < count; i++)
+    right = right && values[i] == team->size;
+  return right && bench_team_agree(team, right) ? BENCH_OK : BENCH_FAILED;
+}
+
+Test(bench, processes_combine_their_numbers) {
+  for (int ranks = 1; ranks <= 3; ranks++)
+    cr_expect_eq(bench_team_run_processes(ranks, combine_many, &ranks), BENCH_OK, "%d", ranks);
+}
+
+/* One leaves early, and the others would wait for it. */
+static int leave_early(struct bench_team *team, const void *context) {
+  if (team->rank == 1)
+    return *(const int *)context;
+  team->kind->barrier(team);
+  return BENCH_OK;
+}
+
+Test(bench, processes_do_not_wait_for_one_that_failed, .timeout = 20) {
+  int status = BENCH_USAGE;
+  cr_expect_eq(bench_team_run_processes(3, leave_early, &status), BENCH_USAGE);
+}
