@@ -3,6 +3,7 @@
  * the same bits of every result and kept error; and where a rank is in trouble, the same end on all
  * ranks, with nothing changed.
  */
+#define _DEFAULT_SOURCE /* for barriers */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 
 #ifdef ONEBIT_EMULATED_CUDA
 #include <emulation.h>
+#include <pthread.h>
 #endif
 
 enum { COUNT = 9001, CALLS = 7, SPOILT = 2, REFUSED = 3, CAPTURED = 4 };
@@ -290,10 +292,50 @@ static void few_bytes_leave_a_host(void) {
     hosts_run(&hosts_splits[s], check_bytes, NULL);
 }
 
+#ifdef ONEBIT_EMULATED_CUDA
+static pthread_barrier_t together;
+
+/* Counts are of all ranks: they begin and end together. */
+static void check_counts(struct part *part) {
+  make_input(part, 0);
+  pthread_barrier_wait(&together);
+  emulation_reset_counts();
+  pthread_barrier_wait(&together);
+  CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream), ONEBIT_OK);
+  pthread_barrier_wait(&together);
+  struct emulation_counters counts = emulation_counts();
+  pthread_barrier_wait(&together);
+  CHECK(counts.allocations == 0 && counts.synchronisations == 0, "%ld allocations, %ld waits",
+        counts.allocations, counts.synchronisations);
+  CHECK_CUDA(cudaStreamSynchronize(part->stream));
+  CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_OK);
+}
+
+static void call_and_count(const struct gpu_rank *self, const struct hosts_split *split,
+                           bool device, void *context) {
+  struct part part = {.what = context, .rank = self->rank, .size = self->size, .device = device};
+  (void)split;
+  if (open_part(&part, self->comm) && device)
+    check_counts(&part);
+  close_part(&part);
+}
+#endif
+
+static void no_host_waits(void) {
+#ifdef ONEBIT_EMULATED_CUDA
+  struct plan_case many = cases[1];
+  pthread_barrier_init(&together, NULL, (unsigned)(hosts_splits[1].hosts * hosts_splits[1].each));
+  hosts_run(&hosts_splits[1], call_and_count, &many);
+  pthread_barrier_destroy(&together);
+#else
+  SKIP("only the emulated device counts waits");
+#endif
+}
+
 /* Each allocation of a device's fails in its turn, on some rank: then no rank has a plan. */
+#ifdef ONEBIT_EMULATED_CUDA
 static void create_without_memory(const struct gpu_rank *self, const struct hosts_split *split,
                                   bool device, void *context) {
-#ifdef ONEBIT_EMULATED_CUDA
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
@@ -308,22 +350,22 @@ static void create_without_memory(const struct gpu_rank *self, const struct host
     CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   }
   emulation_fail_allocation(0);
-#else
-  (void)self, (void)device;
-#endif
   (void)split, (void)context;
 }
+#endif
 
 static void without_memory_there_is_no_plan(void) {
-#ifndef ONEBIT_EMULATED_CUDA
+#ifdef ONEBIT_EMULATED_CUDA
+  hosts_run(&hosts_splits[0], create_without_memory, NULL);
+#else
   SKIP("only on the emulated device can an allocation be made to fail");
 #endif
-  hosts_run(&hosts_splits[0], create_without_memory, NULL);
 }
 
 static const struct gpu_test tests[] = {
     {"has the bits of loopback", has_the_bits_of_loopback, false},
     {"trouble reaches all hosts", trouble_reaches_all_hosts, false},
+    {"no host waits", no_host_waits, false},
     {"few bytes leave a host", few_bytes_leave_a_host, false},
     {"without memory there is no plan", without_memory_there_is_no_plan, false},
 };
