@@ -123,19 +123,20 @@ struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_mes
       .kind = kind, .agreed = plan->call.agreed, .failed = plan->status != ONEBIT_OK};
 }
 
-static void seal(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  const struct ob_cuda_plan *kernel = &plan->device->kernel;
-  cudaError_t error = ob_cuda_seal(*kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan));
+void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
+                    enum ob_message_kind kind) {
+  cudaStream_t stream = stream_of(plan);
+  cudaError_t error = ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
   if (error == cudaSuccess)
     return;
   ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
-  ob_cuda_seal(*kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan));
+  ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
 }
 
 static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
   struct ob_batch *batch =
       kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk) : ob_gather_batch(plan, chunk);
-  seal(plan, chunk, kind);
+  ob_stream_seal(plan, &plan->device->kernel, chunk, kind);
   return ob_comm_put(batch, stream_of(plan)); /* sealed or not: the others wait for it */
 }
 

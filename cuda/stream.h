@@ -8,6 +8,11 @@
 /* What this rank's headers say, or the others' should. */
 struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind);
 
+/* Stamps the messages of a chunk. When that fails, it is tried again with a stamp that says so: the
+ * others wait for the message. */
+void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
+                    enum ob_message_kind kind);
+
 /* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
  * Nothing where the plan is not hierarchical. */
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan);

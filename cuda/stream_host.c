@@ -167,7 +167,7 @@ onebit_status_t ob_stream_host_share(struct onebit_plan *plan, size_t chunk) {
     error = ob_cuda_load(*window, ob_device_source(plan).inputs, chunk, stream);
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
-  OB_TRY_CUDA(ob_cuda_seal(*window, ob_stream_stamp(plan, OB_MESSAGE_WORKER), chunk, stream));
+  ob_stream_seal(plan, window, chunk, OB_MESSAGE_WORKER);
   return put(plan, chunk, add_inputs);
 }
 
