@@ -328,7 +328,7 @@ static int run_over(struct bench_exchange *exchange) {
   exchange->comm = team->comm;
 #ifdef ONEBIT_HAVE_NCCL
   if (exchange->options->nccl)
-    status = bench_nccl_create(team, exchange->device, &exchange->nccl, &own);
+    status = bench_nccl_create(exchange, &own);
 #endif
   if (!exchange->options->nccl && team->size == 1)
     status = bench_status(onebit_comm_create_self(&own), "onebit_comm_create_self");
@@ -371,7 +371,9 @@ int bench_cuda_collective(const struct bench_benchmark *benchmark,
     bench_complain("--transport nccl: %s", refused);
   if (refused)
     return BENCH_USAGE;
-  int status = bench_device_open(team->rank, &device);
+  int status = BENCH_FAILED;
+  if (bench_seat_find(team, &exchange.seat))
+    status = bench_device_open(exchange.seat.rank, &device);
   if (!bench_team_agree(team, status == BENCH_OK))
     status = BENCH_FAILED;
   else

@@ -45,7 +45,15 @@ struct bench_device {
   cudaEvent_t start, stop;
 };
 
-/* Makes the device of a rank current: the machine's devices are dealt out in turn. An exit status;
+/* Which of the ranks on this machine a rank is, and how many they are. */
+struct bench_seat {
+  int rank, ranks;
+};
+
+/* Collective. False: there is no memory to find out. */
+bool bench_seat_find(struct bench_team *team, struct bench_seat *seat);
+
+/* Makes the device of a machine's rank current: its devices are dealt out in turn. An exit status;
  * rank 0 says why it is not BENCH_OK. */
 int bench_device_open(int rank, struct bench_device *device);
 void bench_device_close(struct bench_device *device);
@@ -188,6 +196,7 @@ struct bench_exchange {
   const struct bench_options *options;
   const struct bench_collective *collective;
   struct bench_device *device;
+  struct bench_seat seat;
   onebit_comm_t comm;
   struct ncclComm *nccl; /* NULL: another transport */
   size_t count, send_count, receive_count;
@@ -208,8 +217,7 @@ int bench_exchange_check(struct bench_exchange *exchange, const struct bench_put
                          size_t count, bool *right);
 
 /* A communicator over NCCL of a team's ranks (bench_nccl.c). Collective; an exit status. */
-int bench_nccl_create(struct bench_team *team, struct bench_device *device, struct ncclComm **nccl,
-                      onebit_comm_t *comm);
+int bench_nccl_create(struct bench_exchange *exchange, onebit_comm_t *comm);
 void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm);
 /* NCCL's own collective: entries of float32, which is returned, and of bfloat16. */
 struct bench_put *bench_nccl_add(struct bench_turns *turns, struct bench_exchange *exchange);

@@ -1,7 +1,9 @@
 /* The device of a rank, and the rounds in which entries take turns on it. */
+#define _DEFAULT_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "bench/bench_cuda.h"
@@ -16,6 +18,32 @@ int bench_cuda_failed(cudaError_t error, const char *what) {
 }
 
 /* --- The device */
+
+/* FNV-1a, of which a double holds 53 bits. */
+static double hash_of_machine(void) {
+  char name[256] = "";
+  uint64_t hash = 0xcbf29ce484222325u;
+  gethostname(name, sizeof name - 1);
+  for (const char *c = name; *c; c++)
+    hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
+  return (double)(hash >> 11);
+}
+
+bool bench_seat_find(struct bench_team *team, struct bench_seat *seat) {
+  double *machines = ob_allocate((size_t)team->size, sizeof *machines);
+  *seat = (struct bench_seat){0, 0};
+  if (bench_team_agree(team, machines != NULL)) {
+    machines[team->rank] = hash_of_machine(); /* zeros else */
+    team->kind->combine(team, machines, (size_t)team->size, true);
+    for (int rank = 0; rank < team->size; rank++) {
+      bool here = machines[rank] == machines[team->rank];
+      seat->rank += here && rank < team->rank;
+      seat->ranks += here;
+    }
+  }
+  ob_release(machines);
+  return seat->ranks > 0;
+}
 
 static int open_number(int number, struct bench_device *device) {
   device->number = number;

@@ -14,12 +14,15 @@ static int failed(ncclResult_t result, const char *what) {
 }
 
 /* NCCL refuses two ranks of one host on one GPU, and lets a process say which host it is on. So
- * where ranks outnumber GPUs, each is a host of its own, and they talk over sockets, as between
- * hosts on an Ethernet. What the user has set stays. */
-static void be_a_host(int rank) {
+ * where ranks outnumber a machine's GPUs, each is a host of its own; and where there is no other
+ * machine they talk over its own sockets, as between hosts on an Ethernet. What the user has set
+ * stays. */
+static void be_a_host(const struct bench_exchange *exchange) {
   char host[32];
-  snprintf(host, sizeof host, "rank%d", rank);
+  snprintf(host, sizeof host, "rank%d", exchange->team->rank);
   setenv("NCCL_HOSTID", host, 0);
+  if (exchange->seat.ranks < exchange->team->size)
+    return;
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   setenv("NCCL_IB_DISABLE", "1", 0);
   setenv("NCCL_NET", "Socket", 0);
@@ -35,25 +38,27 @@ static void share_id(struct bench_team *team, ncclUniqueId *id) {
     id->internal[k] = (char)(unsigned char)bytes[k];
 }
 
-int bench_nccl_create(struct bench_team *team, struct bench_device *device, struct ncclComm **nccl,
-                      onebit_comm_t *comm) {
+static int join(struct bench_exchange *exchange, ncclUniqueId id, onebit_comm_t *comm) {
+  BENCH_TRY_CUDA(cudaSetDevice(exchange->device->number));
+  ncclResult_t result =
+      ncclCommInitRank(&exchange->nccl, exchange->team->size, id, exchange->team->rank);
+  if (result != ncclSuccess)
+    return failed(result, "ncclCommInitRank");
+  return bench_status(onebit_comm_create_nccl(exchange->nccl, comm), "onebit_comm_create_nccl");
+}
+
+int bench_nccl_create(struct bench_exchange *exchange, onebit_comm_t *comm) {
+  struct bench_team *team = exchange->team;
   ncclUniqueId id = {{0}};
-  int devices = 0, status = BENCH_OK;
-  *nccl = NULL;
-  *comm = NULL;
+  int devices = 0;
   BENCH_TRY_CUDA(cudaGetDeviceCount(&devices));
-  if (team->size > devices && !BENCH_EMULATED)
-    be_a_host(team->rank);
+  if (exchange->seat.ranks > devices && !BENCH_EMULATED)
+    be_a_host(exchange);
   ncclResult_t result = team->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
   if (!bench_team_agree(team, result == ncclSuccess))
     return result == ncclSuccess ? BENCH_FAILED : failed(result, "ncclGetUniqueId");
   share_id(team, &id);
-  BENCH_TRY_CUDA(cudaSetDevice(device->number));
-  result = ncclCommInitRank(nccl, team->size, id, team->rank);
-  if (result != ncclSuccess)
-    status = failed(result, "ncclCommInitRank");
-  else
-    status = bench_status(onebit_comm_create_nccl(*nccl, comm), "onebit_comm_create_nccl");
+  int status = join(exchange, id, comm);
   return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
 }
 

@@ -122,7 +122,7 @@ void bench_counts_row(const struct bench_put *put, double bytes, size_t collecti
          put->counts.synchronisations, collectives, bytes);
 }
 
-/* Counted in the source of DeepSpeed 0.16's compressed backends. */
+/* Counted in the source of its compressed backend over NCCL. */
 void bench_counts_deepspeed(void) {
   printf("%-28s%10s%10s%14s%14s%12s\n", "DeepSpeed's 1-bit allreduce", "35", "-", "2", "4", "~180");
 }
