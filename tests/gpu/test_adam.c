@@ -131,7 +131,7 @@ static void alone(void) {
   free(records);
 }
 
-/* Where nothing is exchanged there is nothing to learn from the device, and steps count all the same. */
+/* Where nothing is exchanged there is nothing to learn from the device, and steps still count. */
 static void without_tensors(void) {
   static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
   for (size_t k = 0; k < 2; k++) {
