@@ -79,8 +79,8 @@ static void record_cases(const struct gpu_rank *self, void *context) {
 
 /* --- A graph */
 
-/* In the warm-up no step can be captured, nor while the host does not know yet that it is over; then
- * nothing is put on the stream. */
+/* In the warm-up no step can be captured, nor while the host does not know yet that it is over;
+ * then nothing is put on the stream. */
 static void check_refusal(struct adam_learner *learner) {
   cudaGraph_t graph = NULL;
   cudaStream_t stream = learner->streams[0];
