@@ -16,8 +16,8 @@ struct replay_memory {
   float *input, *output; /* count each */
 };
 
-/* On a machine with several devices rank r takes number r, and begins again where there are no more.
- * False, with words: there is no such device in this build or on this machine, or no memory. */
+/* Where there are several devices rank r takes number r, and begins again after the last. False,
+ * with words: there is no such device in this build or on this machine, or no memory. */
 bool replay_memory_take(struct replay_memory *memory, onebit_device_t device, int rank,
                         size_t count, char words[REPLAY_WORDS]);
 void replay_memory_release(struct replay_memory *memory);

@@ -124,8 +124,8 @@ static bool compresses(const struct onebit_optimizer *optimizer) {
 }
 
 /* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
- * another stream or on the plan's own, has to wait for them too, and the counting for the plan. What
- * is captured has no place in time yet. */
+ * another stream or on the plan's own, has to wait for them too, and the counting for the plan.
+ * What is captured has no place in time yet. */
 static onebit_status_t follow(const struct onebit_optimizer *optimizer,
                               const struct ob_adam_unit *unit) {
   const struct onebit_plan *plan = compresses(optimizer) ? unit->bits : unit->dense;

@@ -236,6 +236,7 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const onebit_tensor
   OB_TRY(check_tensors(optimizer->place, tensors, ntensors));
   OB_TRY(allocate_norms(optimizer));
   OB_TRY(ob_adam_group(optimizer, tensors, ntensors));
+  optimizer->deferred &= optimizer->unit_count > 0; /* else no device counts steps */
   *counts = ob_allocate(ntensors > 2 * ranks ? ntensors : 2 * ranks, sizeof **counts);
   if (!*counts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", ntensors);

@@ -214,7 +214,7 @@ onebit_status_t ob_adam_catch_up(onebit_optimizer_t optimizer) {
     }
   }
   OB_TRY(ob_adam_note(optimizer, optimizer->place->wait(optimizer)));
-  return optimizer->deferred && optimizer->unit_count ? learn(optimizer) : ONEBIT_OK;
+  return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
 }
 
 onebit_status_t ob_adam_step_on(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,

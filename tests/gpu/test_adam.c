@@ -131,10 +131,35 @@ static void alone(void) {
   free(records);
 }
 
+/* Where nothing is exchanged there is nothing to learn from the device, and steps still count. */
+static void without_tensors(void) {
+  static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
+  for (size_t k = 0; k < 2; k++) {
+    onebit_adam_options_t options = OPTIONS(.freeze_step = 3, .profile = profiles[k]);
+    const onebit_optimizer_info_t wanted = {
+        .stage = ONEBIT_STAGE_COMPRESSED, .steps = 6, .freeze_step = k == 0 ? 3 : 2};
+    onebit_comm_t comm = NULL;
+    onebit_optimizer_t optimizer = NULL;
+    options.device = ONEBIT_DEVICE_CUDA;
+    check_case("no tensors, profile %d", (int)options.profile);
+    CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+    CHECK_STATUS(onebit_adam_create(comm, NULL, 0, &options, &optimizer), ONEBIT_OK);
+    for (int step = 0; step < 6; step++)
+      CHECK_STATUS(step % 2 ? onebit_optimizer_step_stream(optimizer, 0.1f, NULL)
+                            : onebit_optimizer_step(optimizer, 0.1f),
+                   ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_synchronize(optimizer), ONEBIT_OK);
+    adam_check_info(optimizer, &wanted);
+    onebit_optimizer_destroy(optimizer);
+    onebit_comm_destroy(comm);
+  }
+}
+
 static const struct gpu_test tests[] = {
     {"over loopback", over_loopback, false},
     {"host and device in one job", host_and_device_in_one_job, false},
     {"over NCCL", over_nccl, false},
     {"alone", alone, false},
+    {"without tensors", without_tensors, false},
 };
 GPU_SUITE("adam", tests)

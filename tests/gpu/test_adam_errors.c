@@ -1,4 +1,4 @@
-/* What goes wrong with 1-bit Adam on devices: every rank is told, none hangs, nothing is changed. */
+/* What goes wrong with 1-bit Adam on devices: every rank is told, none hangs, nothing changes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -335,8 +335,8 @@ static void a_failed_launch_is_told(void) {
   }
 }
 
-/* One of two ranks' launches fails: that rank is told so, and the other ends its step too. What it is
- * told depends on how far the step had come. */
+/* One of two ranks' launches fails: that rank is told so, and the other ends its step too. What it
+ * is told depends on how far the step had come. */
 static long the_launch;
 static atomic_int ready;
 

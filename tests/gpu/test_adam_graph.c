@@ -79,8 +79,8 @@ static void record_cases(const struct gpu_rank *self, void *context) {
 
 /* --- A graph */
 
-/* In the warm-up no step can be captured, nor while the host does not know yet that it is over; then
- * nothing is put on the stream. */
+/* In the warm-up no step can be captured, nor while the host does not know yet that it is over;
+ * then nothing is put on the stream. */
 static void check_refusal(struct adam_learner *learner) {
   cudaGraph_t graph = NULL;
   cudaStream_t stream = learner->streams[0];
@@ -277,18 +277,28 @@ static void count_a_step(struct adam_learner *learner, struct costs *costs) {
            ran.kernels / learner->size);
 }
 
-static void count_over_nccl(const struct gpu_rank *self, void *context) {
-  struct costs *costs = context;
-  struct adam_nccl group;
+static void count_on(onebit_comm_t comm, const struct gpu_rank *self, struct costs *costs) {
   struct adam_learner learner;
-  if (adam_nccl_open(&group, self) &&
-      adam_learner_open(&learner, costs->what, group.comm, self->rank, self->size, true)) {
-    warm_up(&learner);
-    count_a_step(&learner, costs);
-    CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer), ONEBIT_OK);
-    adam_learner_close(&learner);
-  }
+  if (!adam_learner_open(&learner, costs->what, comm, self->rank, self->size, true))
+    return;
+  warm_up(&learner);
+  count_a_step(&learner, costs);
+  CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer), ONEBIT_OK);
+  adam_learner_close(&learner);
+}
+
+static void count_over_nccl(const struct gpu_rank *self, void *context) {
+  struct adam_nccl group;
+  if (adam_nccl_open(&group, self))
+    count_on(group.comm, self, context);
   adam_nccl_close(&group);
+}
+
+static void count_alone(const struct gpu_rank *self, void *context) {
+  onebit_comm_t comm;
+  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
+    count_on(comm, self, context);
+  onebit_comm_destroy(comm);
 }
 
 /* For one bucket: count, begin; compress, seal; open, reduce, seal; open, decide, apply, conclude,
@@ -299,12 +309,17 @@ static void costs_are_known(void) {
                                           ONE_STREAM, 0};
   static const struct adam_case four = {"four buckets", OPTIONS(FROZEN, .bucket_size = 40),
                                         ONE_STREAM, 0};
-  for (int size = 1; size <= 3; size++) {
-    const long each = size == 1 ? 11 : 13;
+  for (int size = 0; size <= 3; size++) { /* 0: one rank, without NCCL */
+    const long each = size < 2 ? 11 : 13;
     struct costs one = {.what = &single, .kernels = each};
     struct costs more = {.what = &four, .kernels = 4 * each + 1};
-    gpu_ranks(size, count_over_nccl, &one);
-    gpu_ranks(size, count_over_nccl, &more);
+    if (size == 0) {
+      gpu_threads(1, count_alone, &one);
+      gpu_threads(1, count_alone, &more);
+    } else {
+      gpu_ranks(size, count_over_nccl, &one);
+      gpu_ranks(size, count_over_nccl, &more);
+    }
   }
 }
 
