@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "onebit/nccl.h"
 #include "tests/gpu/plans.h"
 
 #ifdef ONEBIT_HAVE_NCCL
+#include "onebit/nccl.h"
 
 enum { ELEMENTS = 1000 };
 
