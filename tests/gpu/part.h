@@ -29,7 +29,8 @@ struct part {
   onebit_plan_info_t info;
 };
 
-/* Makes plan and buffers, and gives them back. On a device: the one that is current. False: noted. */
+/* Makes plan and buffers, and gives them back. On a device: the one that is current. False: it
+ * cannot, which is noted. */
 bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *what, bool device);
 void part_destroy(struct part *part);
 

@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#ifdef ONEBIT_HAVE_NCCL
 #include "onebit/nccl.h"
+#endif
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 

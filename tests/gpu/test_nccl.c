@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "onebit/nccl.h"
 #include "tests/gpu/plans.h"
 
 #ifdef ONEBIT_HAVE_NCCL
+#include "onebit/nccl.h"
 
 enum { ELEMENTS = 1000 };
 
@@ -74,6 +74,24 @@ static void nobody(void) {
 
 /* --- NCCL fails */
 
+/* Ranks that are threads share the failure of one: it must not come while others are in an earlier
+ * call. */
+#ifdef ONEBIT_EMULATED_CUDA
+static pthread_barrier_t barrier;
+
+static void meet(void) { pthread_barrier_wait(&barrier); }
+
+static void three_ranks(gpu_rank_body *body, void *context) {
+  pthread_barrier_init(&barrier, NULL, 3);
+  ranks_nccl(3, body, context);
+  pthread_barrier_destroy(&barrier);
+}
+#else
+static void meet(void) {}
+
+static void three_ranks(gpu_rank_body *body, void *context) { ranks_nccl(3, body, context); }
+#endif
+
 static bool create(struct part *part, const struct gpu_rank *self) {
   const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
   if (!part_create(part, self->comm, &what, true))
@@ -101,6 +119,7 @@ static void break_link(const struct gpu_rank *self, void *context) {
   if (!create(&part, self))
     return;
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
+  meet();
   if (self->rank == 0)
     emulation_nccl_break(ranks_nccl_comm());
   if (*on_stream) {
@@ -119,7 +138,7 @@ static void break_link(const struct gpu_rank *self, void *context) {
 static void broken_link(void) {
   bool on_stream[] = {false, true};
   for (int i = 0; i < 2; i++)
-    ranks_nccl(3, break_link, &on_stream[i]);
+    three_ranks(break_link, &on_stream[i]);
 }
 
 #endif
@@ -141,6 +160,7 @@ static void give_up(const struct gpu_rank *self, void *context) {
   if (!create(&part, self))
     return;
   CHECK_STATUS(part_call(&part), ONEBIT_OK);
+  meet();
   ranks_nccl_gone();
   if (self->rank == 1) {
     abort_soon(self->comm);
@@ -155,7 +175,7 @@ static void give_up(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void aborted(void) { ranks_nccl(3, give_up, NULL); }
+static void aborted(void) { three_ranks(give_up, NULL); }
 
 static const struct gpu_test tests[] = {
     {"no plans on the host", host_plan, false},
