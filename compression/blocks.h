@@ -48,8 +48,10 @@ void ob_kept_end_view(const struct ob_kept *kept, float *values, float *scales);
 /* The kept error as plain floats, in the order of the elements; and back. `import` takes finite
  * values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the host's. */
 size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout);
-onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout, float *error);
-onebit_status_t ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout, const float *error);
+onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout,
+                               float *error);
+onebit_status_t ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout,
+                               const float *error);
 
 /* How the blocks of a plan are worked on. */
 struct ob_work {

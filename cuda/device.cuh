@@ -6,10 +6,11 @@
  * for its order, which nobody promises; float atomics have none at all.)
  *
  * A tile is 512 elements, of which lane l has the fours that begin at 4 l, 128 + 4 l, 256 + 4 l and
- * 384 + 4 l: accesses of 16 bytes, and with all loads of a tile before the first use 4 KiB in flight
- * a warp from two float32 arrays. An H200 needs about 25 KiB in flight on each multiprocessor (4.8
- * TB/s times 0.7 us, over 132); 24 resident warps may have 96. For the sum, values pass through a
- * tile in shared memory, the warp's own, and there a word's 32 elements meet the 32 lanes.
+ * 384 + 4 l: accesses of 16 bytes, and with all loads of a tile before the first use 4 KiB in
+ * flight a warp from two float32 arrays. An H200 needs about 25 KiB in flight on each
+ * multiprocessor (4.8 TB/s times 0.7 us, over 132); 24 resident warps may have 96. For the sum,
+ * values pass through a tile in shared memory, the warp's own, and there a word's 32 elements meet
+ * the 32 lanes.
  *
  * What is read or written once in a call is marked as such for the caches (__ldcs, __stcs).
  */
@@ -143,8 +144,8 @@ static __device__ inline void pack(uint32_t *raw, unsigned i, float value) {
         << i % 2 * 16;
 }
 
-/* `width` elements from `first` on; those from `end` on are zeros. They are loaded at once where the
- * buffer is aligned to that; `whole`: it is, and they end before. */
+/* `width` elements from `first` on; those from `end` on are zeros. They are loaded at once where
+ * the buffer is aligned to that; `whole`: it is, and they end before. */
 template <onebit_dtype_t dtype, bool whole, unsigned width>
 static __device__ inline void load_some(const void *buffer, unsigned first, unsigned end,
                                         bool aligned, float (&some)[width]) {

@@ -67,8 +67,8 @@ struct ob_cuda_plan {
   size_t members, place, first_share;
   bool whole;   /* everyone's message is about everything: one share, sent as a result */
   bool rotated; /* result of member m lies at (m - place) mod members, as doubling has it */
-  /* The results in flight always come to results[1]; ob_cuda_commit copies them to results[0], where
-   * those of the last call are. Else it is the state that says which is which. */
+  /* The results in flight always come to results[1]; ob_cuda_commit copies them to results[0],
+   * where those of the last call are. Else it is the state that says which is which. */
   bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
   /* Member m is told of as witness + m * witness_step, which the host makes a rank of. */

@@ -14,71 +14,9 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/memory.h"
 #include "collectives/step_parts.h"
 #include "collectives/steps.h"
-#include "cuda/device.h"
-
-/* The bytes of one slot for all members lie peer_stride apart. */
-static unsigned char *slot_of(const struct onebit_plan *plan, unsigned char *base, size_t chunk) {
-  return base + chunk % plan->slots * plan->stride;
-}
-
-/* --- Made and given back -----------------------------------------------------------------------*/
-
-static onebit_status_t create_streams(struct ob_staging *staging) {
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->compute, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->out, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->in, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->computed, cudaEventDisableTiming));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->copied_in, cudaEventDisableTiming));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t create_ready(struct onebit_plan *plan) {
-  struct ob_staging *staging = &plan->device->staging;
-  staging->ready = ob_allocate(plan->slots + 1, sizeof *staging->ready);
-  staging->seen = ob_memory_pinned.allocate(plan->slots + 1, sizeof *staging->seen);
-  if (!staging->ready || !staging->seen)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way", plan->slots);
-  for (size_t i = 0; i <= plan->slots; i++)
-    OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->ready[i], cudaEventDisableTiming));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t create(struct onebit_plan *plan) {
-  OB_TRY(ob_device_create(plan, true));
-  OB_TRY(create_streams(&plan->device->staging));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->begun, cudaEventDisableTiming));
-  return create_ready(plan);
-}
-
-static void destroy_event(cudaEvent_t event) {
-  if (event)
-    cudaEventDestroy(event);
-}
-
-static void destroy_stream(cudaStream_t stream) {
-  if (!stream)
-    return;
-  cudaStreamSynchronize(stream); /* what it works on is given back next */
-  cudaStreamDestroy(stream);
-}
-
-static void destroy(struct onebit_plan *plan) {
-  struct ob_staging *staging = &plan->device->staging;
-  destroy_stream(staging->out);
-  destroy_stream(staging->in);
-  destroy_stream(staging->compute);
-  for (size_t i = 0; staging->ready && i <= plan->slots; i++)
-    destroy_event(staging->ready[i]);
-  destroy_event(plan->device->begun);
-  destroy_event(staging->computed);
-  destroy_event(staging->copied_in);
-  ob_release(staging->ready);
-  ob_memory_pinned.release(staging->seen);
-  ob_device_destroy(plan, true);
-}
+#include "cuda/staging.h"
 
 /* --- Waiting -----------------------------------------------------------------------------------*/
 
@@ -223,81 +161,21 @@ static bool all_ready(struct onebit_plan *plan, bool wait) {
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-/* Sends the state after what was computed last, and has the event of `index` come after both. */
-static onebit_status_t send_state(struct onebit_plan *plan, size_t index) {
-  struct ob_staging *staging = &plan->device->staging;
-  OB_TRY_CUDA(cudaMemcpyAsync(&staging->seen[index], plan->device->kernel.state,
-                              sizeof *staging->seen, cudaMemcpyDeviceToHost, staging->out));
-  OB_TRY_CUDA(cudaEventRecord(staging->ready[index], staging->out));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t out_follows(struct ob_staging *staging) {
-  OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
-  OB_TRY_CUDA(cudaStreamWaitEvent(staging->out, staging->computed, 0));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t compute_follows(struct ob_staging *staging) {
-  OB_TRY_CUDA(cudaEventRecord(staging->copied_in, staging->in));
-  OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, staging->copied_in, 0));
-  return ONEBIT_OK;
-}
-
-/* In a window the slot may still be read by kernels of two chunks ago. */
-static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
-  if (plan->slots == plan->chunks)
-    return ONEBIT_OK;
-  OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
-  OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
-  return ONEBIT_OK;
-}
-
-/* One slot of all members, between the host's messages and the device's. */
-static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
-                              unsigned char *from, size_t chunk, enum cudaMemcpyKind kind,
-                              cudaStream_t stream) {
-  return cudaMemcpy2DAsync(slot_of(plan, to, chunk), plan->peer_stride, slot_of(plan, from, chunk),
-                           plan->peer_stride, plan->stride, plan->group.size, kind, stream);
-}
-
-/* One message, or the beginning of it. */
-static cudaError_t copy_message(const struct onebit_plan *plan, unsigned char *to,
-                                unsigned char *from, size_t bytes, bool down) {
-  const struct ob_staging *staging = &plan->device->staging;
-  return cudaMemcpyAsync(to, from, bytes, down ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
-                         down ? staging->in : staging->out);
-}
-
-static unsigned char *own_result(const struct onebit_plan *plan, unsigned char *const results[2],
-                                 size_t chunk) {
-  size_t member = plan->doubling && !plan->in_pairs ? 0 : plan->group.place;
-  return ob_message_at(plan, results[!plan->result_now], member, chunk);
-}
-
-static onebit_status_t send_own_result(struct onebit_plan *plan, size_t chunk) {
-  OB_TRY_CUDA(copy_message(plan, own_result(plan, plan->results, chunk),
-                           own_result(plan, plan->device->kernel.results, chunk), plan->stride,
-                           false));
-  return ONEBIT_OK;
-}
-
 static onebit_status_t compress_chunk(struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(ob_device_compress(plan, chunk, staging->compute));
-  OB_TRY(out_follows(staging));
+  OB_TRY(ob_staging_computed(staging));
   if (ob_gathers_whole(plan))
-    OB_TRY(send_own_result(plan, chunk));
+    OB_TRY(ob_staging_send_result(plan, chunk));
   else
-    OB_TRY_CUDA(copy_slots(plan, plan->outgoing, plan->device->kernel.outgoing, chunk,
-                           cudaMemcpyDeviceToHost, staging->out));
-  return send_state(plan, chunk % plan->slots);
+    OB_TRY(ob_staging_send_outgoing(plan, chunk));
+  return ob_staging_send_state(plan, chunk % plan->slots);
 }
 
 /* What a rank sends that cannot take part: nothing of an earlier call. */
 static void clear_outgoing(struct onebit_plan *plan, size_t chunk) {
   if (ob_gathers_whole(plan))
-    memset(own_result(plan, plan->results, chunk), 0, plan->stride);
+    memset(ob_staging_result(plan, plan->results, chunk), 0, plan->stride);
   else
     for (size_t member = 0; member < plan->group.size; member++)
       memset(ob_message_at(plan, plan->outgoing, member, chunk), 0, plan->stride);
@@ -317,8 +195,8 @@ static void compress(struct onebit_plan *plan, size_t chunk) {
 static onebit_status_t finish(struct onebit_plan *plan, bool server) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(ob_cuda_finish(plan->device->kernel, server, staging->compute));
-  OB_TRY(out_follows(staging));
-  return send_state(plan, plan->slots);
+  OB_TRY(ob_staging_computed(staging));
+  return ob_staging_send_state(plan, plan->slots);
 }
 
 static void finish_on(struct onebit_plan *plan, bool server) {
@@ -332,39 +210,15 @@ static void finish_worker(struct onebit_plan *plan) { finish_on(plan, false); }
 
 static void finish_server(struct onebit_plan *plan) { finish_on(plan, true); }
 
-static onebit_status_t bring_results(struct onebit_plan *plan, size_t chunk) {
-  struct ob_staging *staging = &plan->device->staging;
-  int next = !plan->result_now;
-  OB_TRY(in_follows(plan, staging));
-  OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.results[next], plan->results[next], chunk,
-                         cudaMemcpyHostToDevice, staging->in));
-  return compute_follows(staging);
-}
-
-/* The workers' messages; this rank's own never left the device, but with one scale its header, where
- * that scale is, was stamped here. */
-static onebit_status_t bring_incoming(struct onebit_plan *plan, size_t chunk) {
-  struct ob_staging *staging = &plan->device->staging;
-  struct ob_cuda_plan *kernel = &plan->device->kernel;
-  OB_TRY(in_follows(plan, staging));
-  OB_TRY_CUDA(copy_slots(plan, kernel->incoming, plan->incoming, chunk, cudaMemcpyHostToDevice,
-                         staging->in));
-  if (plan->work.one_scale)
-    OB_TRY_CUDA(copy_message(plan, ob_message_at(plan, kernel->outgoing, plan->group.place, chunk),
-                             ob_message_at(plan, plan->outgoing, plan->group.place, chunk),
-                             sizeof(struct ob_header), true));
-  return compute_follows(staging);
-}
-
 static onebit_status_t reduce_chunk(struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   bool whole = ob_gathers_whole(plan);
-  OB_TRY(whole ? bring_results(plan, chunk) : bring_incoming(plan, chunk));
+  OB_TRY(whole ? ob_staging_bring_results(plan, chunk) : ob_staging_bring_incoming(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
-  OB_TRY(out_follows(staging));
+  OB_TRY(ob_staging_computed(staging));
   if (!whole) /* of a mean of results nobody else hears */
-    OB_TRY(send_own_result(plan, chunk));
-  return send_state(plan, chunk % plan->slots);
+    OB_TRY(ob_staging_send_result(plan, chunk));
+  return ob_staging_send_state(plan, chunk % plan->slots);
 }
 
 static void reduce(struct onebit_plan *plan, size_t chunk) {
@@ -373,7 +227,7 @@ static void reduce(struct onebit_plan *plan, size_t chunk) {
     fail(plan, reduce_chunk(plan, chunk));
   if (plan->status != ONEBIT_OK && !ob_gathers_whole(plan)) {
     over(plan, reach_end(plan->device->staging.out, true));
-    memset(own_result(plan, plan->results, chunk), 0, plan->stride);
+    memset(ob_staging_result(plan, plan->results, chunk), 0, plan->stride);
   }
   ob_cuda_leave(before);
 }
@@ -381,9 +235,9 @@ static void reduce(struct onebit_plan *plan, size_t chunk) {
 static onebit_status_t apply_chunk(struct onebit_plan *plan, size_t chunk) {
   bool averaged = ob_is_dense(plan) && ob_gathers_whole(plan); /* and so here already */
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
-    OB_TRY(bring_incoming(plan, chunk));
+    OB_TRY(ob_staging_bring_incoming(plan, chunk));
   else if (!averaged)
-    OB_TRY(bring_results(plan, chunk));
+    OB_TRY(ob_staging_bring_results(plan, chunk));
   OB_TRY_CUDA(ob_device_apply(plan, chunk, plan->device->staging.compute));
   return ONEBIT_OK;
 }
@@ -425,7 +279,7 @@ static void commit(struct onebit_plan *plan) {
 
 static onebit_status_t create_here(struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = create(plan);
+  onebit_status_t status = ob_staging_create(plan);
   ob_cuda_leave(before);
   return status;
 }
@@ -434,7 +288,7 @@ static void destroy_there(struct onebit_plan *plan) {
   if (!plan->device)
     return;
   int before = ob_cuda_enter(plan->device->number);
-  destroy(plan);
+  ob_staging_destroy(plan);
   ob_cuda_leave(before);
 }
 

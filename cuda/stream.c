@@ -1,8 +1,8 @@
 /*
  * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
- * stream, kernels and messages, in the order of the plan's list, and no host takes part: headers are
- * stamped and judged on the device (headers.cu), which also decides whether the call ends well. So
- * the host learns only afterwards, from the last copy of the state.
+ * stream, kernels and messages, in the order of the plan's list, and no host takes part: headers
+ * are stamped and judged on the device (headers.cu), which also decides whether the call ends well.
+ * So the host learns only afterwards, from the last copy of the state.
  *
  * A rank that cannot take part puts the same messages on the stream, stamped so. Where it is the
  * stream that is wrong, a stream of the plan's own serves.
@@ -272,7 +272,7 @@ static onebit_status_t forget_outcome(struct onebit_plan *plan) {
   return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
 }
 
-/* The stream has come to the end, so the host can look, and its view of the plan is the device's. */
+/* The stream has come to the end, so the host can look: its view of the plan is the device's. */
 static void look(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   onebit_status_t status = ONEBIT_OK;

@@ -1,7 +1,7 @@
 /*
- * The transport over NCCL. Plans put their messages on streams, as one group of sends and receives a
- * batch. Messages of the host travel too, through memory of the device, but only while something is
- * made: that is how the ranks agree.
+ * The transport over NCCL. Plans put their messages on streams, as one group of sends and receives
+ * a batch. Messages of the host travel too, through memory of the device, but only while something
+ * is made: that is how the ranks agree.
  *
  * NCCL calls of one communicator must not be made by two threads at once: a lock keeps them apart.
  */

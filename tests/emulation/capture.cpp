@@ -174,8 +174,8 @@ cudaError_t refuse_capturing(CUstream_st &stream) {
   return cudaErrorStreamCaptureUnsupported;
 }
 
-/* CUDA's rule: a thread's own captures forbid it, unless they are relaxed, and so do others' that are
- * global, unless the thread is not. A relaxed thread may do anything. */
+/* CUDA's rule: a thread's own captures forbid it, unless they are relaxed, and so do others' that
+ * are global, unless the thread is not. A relaxed thread may do anything. */
 cudaError_t refuse_in_capture() {
   cudaError_t error = cudaSuccess;
   for (const auto &active : captures()) {

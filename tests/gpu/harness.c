@@ -5,8 +5,8 @@
  *   --filter PATTERN   those whose name contains PATTERN, or matches it as a file name would
  *   --device           facts about the device, instead of tests; fails where there is none
  *
- * A process that is one rank of a test (harness_processes.c) is told so by --rank, --size, --group and
- * --test.
+ * A process that is one rank of a test (harness_processes.c) is told so by --rank, --size, --group
+ * and --test.
  */
 #define _DEFAULT_SOURCE
 #include <fnmatch.h>

@@ -3,8 +3,8 @@
  * the host over loopback, in every bit, whatever the options and however the calls are made.
  *
  * Of the product of all options every 29th case is walked (every 307th on the emulated device),
- * times ONEBIT_TEST_STRIDE: a number that has no factor in common with any list of it, so that every
- * pair of options meets.
+ * times ONEBIT_TEST_STRIDE: a number that has no factor in common with any list of it, so that
+ * every pair of options meets.
  */
 #include <stdlib.h>
 #include <string.h>
