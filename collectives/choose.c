@@ -8,6 +8,12 @@
 static const char *const names[] = {"ONEBIT_SCHEDULE_AUTOMATIC", "ONEBIT_SCHEDULE_EXCHANGE",
                                     "ONEBIT_SCHEDULE_ALLGATHER", "ONEBIT_SCHEDULE_HIERARCHICAL"};
 
+/* Can the ranks of a host add up among themselves? In memory that they share, or in messages that
+ * are put on a stream. */
+static bool adds_up_inside(const struct onebit_plan *plan) {
+  return plan->place->shares_memory || plan->comm->transport->put;
+}
+
 /* Can what was asked for be had? */
 static onebit_status_t check(const struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   const onebit_plan_options_t *options = &shape->options;
@@ -24,7 +30,7 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
                           "schedule is %s: an optimizer's momentum is what servers send",
                           names[options->schedule])
                : ONEBIT_OK;
-  if (!plan->place->hierarchical)
+  if (!adds_up_inside(plan))
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "schedule is %s, which this plan's device and transport do not have",
                     names[options->schedule]);
@@ -59,7 +65,7 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
       .block = options->block_size,
       .wire = options->wire,
       .hosts = hosts->count,
-      .ranks_per_host = plan->place->hierarchical || hosts->each == 1 ? hosts->each : 0,
+      .ranks_per_host = adds_up_inside(plan) || hosts->each == 1 ? hosts->each : 0,
       .ranks = plan->comm->size,
       .most_ranks = hosts->most,
       .schedule = options->schedule,

@@ -4,22 +4,30 @@
 #include "base/error.h"
 #include "collectives/plan.h"
 
+const struct ob_place *ob_place_for(onebit_comm_t comm, onebit_device_t device) {
+#ifdef ONEBIT_HAVE_CUDA
+  const struct ob_transport *transport = comm->transport;
+  if (device == ONEBIT_DEVICE_CUDA)
+    return transport->put || (transport->device_messages && transport->device_messages())
+               ? &ob_place_stream
+               : &ob_place_staged;
+#else
+  (void)comm;
+#endif
+  return device == ONEBIT_DEVICE_HOST ? &ob_place_host : NULL;
+}
+
 onebit_status_t ob_place_choose(struct onebit_plan *plan) {
   const struct ob_transport *transport = plan->comm->transport;
-  plan->place = &ob_place_host;
-  if (plan->options.device == ONEBIT_DEVICE_HOST)
-    return transport->host_messages
-               ? ONEBIT_OK
-               : ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                          "device is ONEBIT_DEVICE_HOST: %s moves messages between GPUs only",
-                          transport->name);
-#ifdef ONEBIT_HAVE_CUDA
-  plan->place = transport->put ? &ob_place_stream : &ob_place_staged;
-  return plan->place->open(plan);
-#else
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                  "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
-#endif
+  plan->place = ob_place_for(plan->comm, plan->options.device);
+  if (!plan->place)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
+  if (plan->place == &ob_place_host && !transport->host_messages)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is ONEBIT_DEVICE_HOST: %s moves messages between GPUs only",
+                    transport->name);
+  return plan->place->open ? plan->place->open(plan) : ONEBIT_OK;
 }
 
 onebit_status_t ob_place_check_host(const struct onebit_plan *plan, const char *name,

@@ -18,8 +18,8 @@ struct ob_place {
   const char *codec;                /* the name of what computes; NULL: the plan's codec does */
   const struct ob_memory *kept;     /* where kept values and sums of runs are */
   const struct ob_memory *messages; /* where messages are, for the transport */
-  bool hierarchical;                /* can it be the place of a hierarchical plan? */
-  bool shares_memory;               /* in which its ranks of a host then add up (host.h) */
+  bool shares_memory;               /* do the ranks of a host add up there? (host.h) */
+  bool deferred;                    /* does the host learn how a call ended only afterwards? */
 
   /* First of all: is there such a place here? NULL: always. */
   onebit_status_t (*open)(struct onebit_plan *plan);
@@ -63,7 +63,8 @@ extern const struct ob_place ob_place_host;
 
 #ifdef ONEBIT_HAVE_CUDA
 /* Memory of a GPU, with kernels that work there: messages go through pinned memory of the host,
- * which walks the steps; or all steps are put on a stream, and nobody waits. */
+ * which walks the steps; or the transport moves them in memory of the GPU, where headers are
+ * stamped and judged too, and the steps are put on a stream. */
 extern const struct ob_place ob_place_staged, ob_place_stream;
 
 /* Is this memory that only a device can use, and of which? Sets nothing of CUDA up. */
@@ -73,6 +74,10 @@ bool ob_cuda_owns(const void *memory, int *device);
 /* Is this memory that the processor can use? ONEBIT_ERROR_ARGUMENT for memory of a device. */
 onebit_status_t ob_place_check_host(const struct onebit_plan *plan, const char *name,
                                     const void *buffer);
+
+/* The place of plans on this device, over this communicator's transport; NULL: this build has
+ * none. */
+const struct ob_place *ob_place_for(onebit_comm_t comm, onebit_device_t device);
 
 /* Sets the plan's place, from its options and its communicator's transport.
  * ONEBIT_ERROR_UNSUPPORTED: this build or this machine has none. */

@@ -170,7 +170,6 @@ static bool all_ready(struct onebit_plan *plan, bool wait) {
 const struct ob_place ob_place_host = {
     .kept = &ob_memory_host,
     .messages = &ob_memory_host,
-    .hierarchical = true,
     .shares_memory = true,
     .create = nothing_to_do,
     .destroy = nothing,

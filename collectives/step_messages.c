@@ -134,22 +134,26 @@ static struct round round_of(const struct onebit_plan *plan, size_t number) {
                         (place + size - distance) % size, (place + distance) % size};
 }
 
-void ob_pass(struct onebit_plan *plan, size_t number) {
+struct ob_batch *ob_pass_batch(struct onebit_plan *plan, size_t number) {
   struct ob_batch *batch = plan->gather[0];
   struct round round = round_of(plan, number);
   unsigned char *results = plan->results[!plan->result_now];
   size_t bytes = round.count * plan->peer_stride;
-  if (number == 0) {
-    struct ob_message_shape mine = ob_plan_message(plan, 0, 0);
-    unsigned char *own = ob_result_of(plan, plan->group.place, 0);
-    stamp(plan, ob_message_view(own, &mine).header, &mine, OB_MESSAGE_SERVER, plan->worker_scale);
-  }
   batch->sends = batch->receives = 1;
   batch->send[0] = (struct ob_endpoint){results + round.from_place * plan->peer_stride, bytes,
                                         plan->group.ranks[round.to]};
   batch->receive[0] = (struct ob_endpoint){results + round.to_place * plan->peer_stride, bytes,
                                            plan->group.ranks[round.from]};
-  begin(plan, batch);
+  return batch;
+}
+
+void ob_pass(struct onebit_plan *plan, size_t number) {
+  if (number == 0) {
+    struct ob_message_shape mine = ob_plan_message(plan, 0, 0);
+    unsigned char *own = ob_result_of(plan, plan->group.place, 0);
+    stamp(plan, ob_message_view(own, &mine).header, &mine, OB_MESSAGE_SERVER, plan->worker_scale);
+  }
+  begin(plan, ob_pass_batch(plan, number));
 }
 
 /* A rank that can take part must have called with the same argument. In a hierarchical plan ranks

@@ -32,7 +32,9 @@ struct ob_transport {
   const char *name;
   bool (*threads)(void); /* may several threads use it at once? */
   bool host_messages;    /* can it move messages that are in memory of the host? */
-  bool network;          /* messages take time: plans choose their schedule by the cost model */
+  /* Can it move messages in memory of a device too, the host looking after it? NULL: no. */
+  bool (*device_messages)(void);
+  bool network; /* messages take time: plans choose their schedule by the cost model */
   /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */
   onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
   /* The batch must be complete, or have failed. */

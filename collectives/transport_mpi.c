@@ -9,6 +9,10 @@
 #include "collectives/tuning.h"
 #include "onebit/mpi.h"
 
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
+
 struct mpi_batch {
   struct ob_batch base;
   MPI_Request *requests; /* receives first, so that a status is found by its receive's number */
@@ -128,10 +132,23 @@ static void destroy(onebit_comm_t comm) {
   ob_release(comm->state);
 }
 
+/* The library's own word; one that was built for it can still be told not to. */
+static bool device_messages(void) {
+#if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#elif defined(MPIX_GPU_SUPPORT_CUDA)
+  int yes = 0;
+  return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &yes) == MPI_SUCCESS && yes;
+#else
+  return false;
+#endif
+}
+
 const struct ob_transport ob_transport_mpi = {
     .threads = threads,
     .name = "mpi",
     .host_messages = true,
+    .device_messages = device_messages,
     .network = true,
     .batch_create = batch_create,
     .batch_destroy = batch_destroy,

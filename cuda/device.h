@@ -40,6 +40,8 @@ struct ob_device {
   cudaStream_t own;           /* for calls without one */
   cudaStream_t stream;        /* of the call in flight; */
   bool capturing;             /* it is in a graph */
+  cudaEvent_t reached;        /* messages are ready, for a transport that the host looks after */
+  bool sealed;                /* and the event of the next ones is on the stream */
   cudaEvent_t last;           /* the end of the latest call on any stream */
   struct ob_cuda_state *seen; /* pinned: how the calls ended */
 };
@@ -80,6 +82,9 @@ bool ob_cuda_is_capturing(cudaStream_t stream);
 
 /* Is this a stream that the plan's device can be given work on? */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
+
+/* Has the event come? With `wait`, when it has. */
+cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait);
 
 /* The buffers of the call in flight. */
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);

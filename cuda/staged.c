@@ -20,16 +20,7 @@
 
 /* --- Waiting -----------------------------------------------------------------------------------*/
 
-/* A thread that captures a graph, be it of other streams, is forbidden what the host waits with: it
- * would spoil the capture. These waits are of no matter to it. */
-static cudaError_t reach_event(cudaEvent_t event, bool wait) {
-  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  cudaError_t error = wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  return error;
-}
-
+/* As ob_cuda_reach. */
 static cudaError_t reach_end(cudaStream_t stream, bool wait) {
   enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
@@ -64,7 +55,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   memset(staging->seen, 0, (plan->slots + 1) * sizeof *staging->seen);
-  OB_TRY_CUDA(reach_event(staging->copied_in, true));
+  OB_TRY_CUDA(ob_cuda_reach(staging->copied_in, true));
   if (plan->call.on_stream)
     OB_TRY(follow(plan));
   OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, staging->compute));
@@ -126,7 +117,7 @@ static void hear(struct onebit_plan *plan, const struct ob_cuda_state *seen) {
 static bool arrived(struct onebit_plan *plan, size_t index, bool wait) {
   struct ob_staging *staging = &plan->device->staging;
   cudaEvent_t event = staging->ready[index];
-  if (!over(plan, reach_event(event, wait)))
+  if (!over(plan, ob_cuda_reach(event, wait)))
     return false;
   hear(plan, &staging->seen[index]);
   return true;
@@ -296,7 +287,6 @@ const struct ob_place ob_place_staged = {
     .codec = "cuda",
     .kept = &ob_memory_cuda,
     .messages = &ob_memory_pinned,
-    .hierarchical = false,
     .open = ob_device_open,
     .create = create_here,
     .destroy = destroy_there,

@@ -4,6 +4,9 @@
  * are stamped and judged on the device (headers.cu), which also decides whether the call ends well.
  * So the host learns only afterwards, from the last copy of the state.
  *
+ * Where the transport is the host's to drive (a CUDA-aware MPI), the host waits for the device at
+ * each message that leaves, and for the transport at each that comes; nothing else differs.
+ *
  * A rank that cannot take part puts the same messages on the stream, stamped so. Where it is the
  * stream that is wrong, a stream of the plan's own serves.
  */
@@ -26,6 +29,7 @@ static onebit_status_t create(struct onebit_plan *plan) {
   OB_TRY(ob_stream_host_create(plan));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->begun, cudaEventDisableTiming));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&device->reached, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->last, cudaEventDisableTiming));
   device->seen = ob_memory_pinned.allocate(1, sizeof *device->seen);
   return device->seen ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
@@ -49,6 +53,8 @@ static void destroy(struct onebit_plan *plan) {
     settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
+  if (device->reached)
+    cudaEventDestroy(device->reached);
   if (device->begun)
     cudaEventDestroy(device->begun);
   if (device->own)
@@ -69,6 +75,12 @@ static onebit_status_t follow(struct onebit_plan *plan) {
   cudaStream_t stream = plan->call.on_stream ? plan->call.stream : device->own;
   device->stream = device->own; /* until the other is known to be sound */
   device->capturing = ob_cuda_is_capturing(stream);
+  if (device->capturing && !plan->comm->transport->put) {
+    device->capturing = false;
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and over %s the host takes part in a call",
+                    plan->comm->transport->name);
+  }
   if (!device->capturing) {
     OB_TRY(ob_device_check_stream(plan, stream));
     OB_TRY_CUDA(cudaStreamWaitEvent(stream, device->last, 0));
@@ -133,17 +145,78 @@ void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *message
   ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
 }
 
-static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  struct ob_batch *batch =
-      kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk) : ob_gather_batch(plan, chunk);
+/* Does the host look after the transport? Then it waits for the device where a message leaves. */
+static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->transport->put; }
+
+/* Until the device has come to where the messages are ready: ONEBIT_IN_PROGRESS if it has not. The
+ * others wait for them, whatever became of the device. */
+static onebit_status_t reach(struct onebit_plan *plan, bool wait) {
+  cudaError_t error = ob_cuda_reach(plan->device->reached, wait);
+  if (error == cudaErrorNotReady)
+    return cudaGetLastError(), ONEBIT_IN_PROGRESS;
+  plan->device->sealed = false;
+  if (error != cudaSuccess)
+    ob_steps_fail(plan, ob_cuda_error(error, "waiting for the device"));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t seal(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
   ob_stream_seal(plan, &plan->device->kernel, chunk, kind);
-  return ob_comm_put(batch, stream_of(plan)); /* sealed or not: the others wait for it */
+  if (is_driven(plan))
+    OB_TRY_CUDA(cudaEventRecord(plan->device->reached, stream_of(plan)));
+  plan->device->sealed = is_driven(plan);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t send_batch(struct onebit_plan *plan, struct ob_batch *batch, bool wait) {
+  if (!is_driven(plan)) /* sealed or not: the others wait for it */
+    return ob_comm_put(batch, stream_of(plan));
+  OB_TRY(reach(plan, wait));
+  return ob_comm_begin(batch, plan->tag);
+}
+
+static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind,
+                            bool wait) {
+  if (!plan->device->sealed) {
+    onebit_status_t status = seal(plan, chunk, kind);
+    if (status != ONEBIT_OK)
+      ob_steps_fail(plan, status);
+  }
+  return send_batch(plan,
+                    kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk)
+                                              : ob_gather_batch(plan, chunk),
+                    wait);
 }
 
 static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
   OB_TRY_CUDA(
       ob_cuda_open(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan)));
   return ONEBIT_OK;
+}
+
+static onebit_status_t receive(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind,
+                               bool wait) {
+  size_t slot = chunk % plan->slots;
+  struct ob_batch *batch = (kind == OB_MESSAGE_WORKER ? plan->exchange : plan->gather)[slot];
+  if (is_driven(plan))
+    OB_TRY(plan->comm->transport->test(batch, wait));
+  return judge(plan, chunk, kind);
+}
+
+/* Doubling, which only a transport that is driven does: rounds pass on what has come, and all of it
+ * is judged after the last. */
+static onebit_status_t pass(struct onebit_plan *plan, size_t round, bool wait) {
+  if (round > 0)
+    return ob_comm_begin(ob_pass_batch(plan, round), plan->tag);
+  if (!plan->device->sealed)
+    OB_TRY(seal(plan, 0, OB_MESSAGE_SERVER));
+  return send_batch(plan, ob_pass_batch(plan, 0), wait);
+}
+
+static onebit_status_t passed(struct onebit_plan *plan, size_t round, bool wait) {
+  OB_TRY(plan->comm->transport->test(plan->gather[0], wait));
+  bool last = (size_t)2 << round >= plan->group.size;
+  return last ? judge(plan, 0, OB_MESSAGE_SERVER) : ONEBIT_OK;
 }
 
 /* What this rank computes, if it takes part. */
@@ -199,20 +272,24 @@ static void end(struct onebit_plan *plan) {
   ob_cuda_leave(before);
 }
 
-static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step) {
+static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
   switch (step->kind) {
   case OB_STEP_SHARE:
     return ob_stream_host_share(plan, step->chunk);
   case OB_STEP_MEET:
     return ob_stream_host_meet(plan, step->chunk);
   case OB_STEP_EXCHANGE:
-    return send(plan, step->chunk, OB_MESSAGE_WORKER);
+    return send(plan, step->chunk, OB_MESSAGE_WORKER, wait);
   case OB_STEP_RECEIVE:
-    return judge(plan, step->chunk, OB_MESSAGE_WORKER);
+    return receive(plan, step->chunk, OB_MESSAGE_WORKER, wait);
   case OB_STEP_GATHER:
-    return send(plan, step->chunk, OB_MESSAGE_SERVER);
+    return send(plan, step->chunk, OB_MESSAGE_SERVER, wait);
   case OB_STEP_COLLECT:
-    return judge(plan, step->chunk, OB_MESSAGE_SERVER);
+    return receive(plan, step->chunk, OB_MESSAGE_SERVER, wait);
+  case OB_STEP_PASS:
+    return pass(plan, step->chunk, wait);
+  case OB_STEP_PASSED:
+    return passed(plan, step->chunk, wait);
   case OB_STEP_SPREAD:
     return ob_stream_host_spread(plan, step->chunk);
   case OB_STEP_FETCH:
@@ -226,18 +303,17 @@ static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step)
 
 /* A transport that fails is the end of the plan: what else would be put waits for ever. */
 static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
-  (void)wait;
   int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = put(plan, step);
+  onebit_status_t status = put(plan, step, wait);
   bool last = plan->step == plan->step_count && !plan->call.hold;
   if (status == ONEBIT_OK && last)
     status = conclude(plan);
   if (status == ONEBIT_ERROR_TRANSPORT)
     ob_steps_give_up(plan);
-  else if (status != ONEBIT_OK)
+  else if (status < ONEBIT_OK)
     ob_steps_fail(plan, status);
   ob_cuda_leave(before);
-  return true;
+  return status != ONEBIT_IN_PROGRESS;
 }
 
 /* --- How it ended ------------------------------------------------------------------------------*/
@@ -330,7 +406,7 @@ const struct ob_place ob_place_stream = {
     .codec = "cuda",
     .kept = &ob_memory_cuda,
     .messages = &ob_memory_cuda,
-    .hierarchical = true,
+    .deferred = true,
     .open = ob_device_open,
     .create = create_here,
     .destroy = destroy,

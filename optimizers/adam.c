@@ -217,7 +217,7 @@ static onebit_status_t choose_place(onebit_optimizer_t optimizer) {
     return ONEBIT_OK;
 #ifdef ONEBIT_HAVE_CUDA
   optimizer->place = &ob_adam_place_cuda;
-  optimizer->deferred = optimizer->comm->transport->put != NULL;
+  optimizer->deferred = ob_place_for(optimizer->comm, ONEBIT_DEVICE_CUDA)->deferred;
   return ONEBIT_OK;
 #else
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,

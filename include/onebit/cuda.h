@@ -17,10 +17,12 @@
  *   over MPI and loopback          The host stages messages through pinned memory and drives the
  *                                  network, so they return when the last part is on the stream. A
  *                                  stream that is capturing is an ONEBIT_ERROR_UNSUPPORTED.
+ *   over an MPI that takes         The same, but messages stay in memory of the device, which
+ *   memory of the device           stamps and judges them as over NCCL. Whether it does, MPI says.
  *
- * Not known when they return: whether a call over NCCL ended well (ONEBIT_SKIPPED, an error of
- * another rank). That is what the two synchronize calls are for. The rules of
- * onebit/collectives.h hold: on such a call nothing is changed, on any rank.
+ * Not known when they return, but where messages are staged: whether a call ended well
+ * (ONEBIT_SKIPPED, an error of another rank). That is what the two synchronize calls are for. The
+ * rules of onebit/collectives.h hold: on such a call nothing is changed, on any rank.
  *
  * Errors of all of them: those of the call without a stream; ONEBIT_ERROR_ARGUMENT for memory of
  * the host or of another device, for a plan or an optimizer on the host, and for a stream of

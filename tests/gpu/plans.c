@@ -2,6 +2,8 @@
 #define _DEFAULT_SOURCE
 #include "tests/gpu/plans.h"
 
+#include "collectives/communicator.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -186,6 +188,32 @@ bool ranks_self(int size, gpu_rank_body *run, void *context) {
   struct body body = {run, context};
   return CHECK(size == 1, "%d ranks with themselves", size) && gpu_ranks(1, self_body, &body);
 }
+
+#ifdef ONEBIT_EMULATED_CUDA
+
+static bool yes(void) { return true; }
+
+void ranks_make_aware(onebit_comm_t comm) {
+  static _Thread_local struct ob_transport aware;
+  aware = *comm->transport;
+  aware.device_messages = yes;
+  comm->transport = &aware;
+}
+
+static void aware_body(const struct gpu_rank *self, void *context) {
+  const struct body *body = context;
+  const struct ob_transport *before = self->comm->transport;
+  ranks_make_aware(self->comm);
+  body->run(self, body->context);
+  self->comm->transport = before;
+}
+
+bool ranks_aware(int size, gpu_rank_body *run, void *context) {
+  struct body body = {run, context};
+  return gpu_threads(size, aware_body, &body);
+}
+
+#endif
 
 void plan_ranks_both(int size, gpu_rank_body *run, void *context) {
   gpu_threads(size, run, context);

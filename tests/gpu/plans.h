@@ -21,6 +21,13 @@ struct plan_case plan_case_simple(onebit_operation_t operation, size_t count);
 typedef bool plan_ranks(int size, gpu_rank_body *body, void *context);
 plan_ranks ranks_nccl, ranks_self;
 
+#ifdef ONEBIT_EMULATED_CUDA
+/* Over loopback that moves messages in memory of the device, as a CUDA-aware MPI does: where that
+ * device is emulated, the threads can. */
+plan_ranks ranks_aware;
+void ranks_make_aware(onebit_comm_t comm);
+#endif
+
 /* Both ways in turn: the body on `size` ranks, over loopback and then over NCCL. */
 void plan_ranks_both(int size, gpu_rank_body *body, void *context);
 

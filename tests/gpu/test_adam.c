@@ -2,7 +2,9 @@
  * host's, over each transport. */
 #include <stdlib.h>
 
+#include "collectives/communicator.h"
 #include "tests/gpu/adam.h"
+#include "tests/gpu/plans.h"
 
 #define OPTIONS(...)                                                                               \
   { .size = sizeof(onebit_adam_options_t), __VA_ARGS__ }
@@ -70,6 +72,23 @@ static void compare_cases(onebit_comm_t comm, const struct gpu_rank *self,
 static void compare_staged(const struct gpu_rank *self, void *context) {
   compare_cases(self->comm, self, context);
 }
+
+#ifdef ONEBIT_EMULATED_CUDA
+static void compare_aware(const struct gpu_rank *self, void *context) {
+  const struct ob_transport *before = self->comm->transport;
+  ranks_make_aware(self->comm);
+  compare_cases(self->comm, self, context);
+  self->comm->transport = before;
+}
+
+static void over_what_knows_devices(void) {
+  struct adam_record *records = gpu_allocate(CASES, sizeof *records);
+  for (int size = 1; size <= ADAM_RANKS; size++)
+    if (gpu_threads(size, record_cases, records))
+      gpu_threads(size, compare_aware, records);
+  free(records);
+}
+#endif
 
 /* Host and device in one job. */
 static void compare_mixed(const struct gpu_rank *self, void *context) {
@@ -157,6 +176,9 @@ static void without_tensors(void) {
 
 static const struct gpu_test tests[] = {
     {"over loopback", over_loopback, false},
+#ifdef ONEBIT_EMULATED_CUDA
+    {"over what knows device memory", over_what_knows_devices, false},
+#endif
     {"host and device in one job", host_and_device_in_one_job, false},
     {"over NCCL", over_nccl, false},
     {"alone", alone, false},

@@ -95,11 +95,13 @@ static void count(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
 
 /* In the order of plan_case_at's kinds: begin, compress, seal, open, reduce, seal, open, decide,
  * apply, conclude and commit, less what a kind does not need, and a copy of the state. */
-static void nccl(void) {
-  struct cost costs[KINDS] = {{11, 1, 7, 0}, {8, 1, 4, 0}, {13, 1, 7, 0}, {10, 1, 7, 0},
-                              {8, 1, 5, 0},  {8, 1, 4, 0}, {8, 1, 4, 0}};
-  count(3, ranks_nccl, costs);
-}
+static struct cost on_a_stream[KINDS] = {{11, 1, 7, 0}, {8, 1, 4, 0}, {13, 1, 7, 0}, {10, 1, 7, 0},
+                                         {8, 1, 5, 0},  {8, 1, 4, 0}, {8, 1, 4, 0}};
+
+static void nccl(void) { count(3, ranks_nccl, on_a_stream); }
+
+/* The host only waits where a message leaves. */
+static void aware(void) { count(3, ranks_aware, on_a_stream); }
 
 /* Nobody's messages are to be opened. */
 static void alone(void) {
@@ -120,6 +122,7 @@ static void loopback(void) {
 static void alone(void) { SKIP("a real device does not count"); }
 
 #define nccl     alone
+#define aware    alone
 #define loopback alone
 
 #endif
@@ -128,5 +131,6 @@ static const struct gpu_test tests[] = {
     {"of a call alone", alone, false},
     {"of a call over NCCL", nccl, false},
     {"of a call over loopback", loopback, false},
+    {"of a call over what knows device memory", aware, false},
 };
 GPU_SUITE("counts", tests)

@@ -136,8 +136,24 @@ static void nccl(void) {
 }
 #endif
 
+#ifdef ONEBIT_EMULATED_CUDA
+static void aware(void) {
+  for (int size = 1; size <= MOST_SIZE; size++)
+    walk_group(size, ranks_aware, on_device);
+}
+
+static void aware_and_not(void) {
+  for (int size = 2; size <= MOST_SIZE; size++)
+    walk_group(size, ranks_aware, on_some);
+}
+#endif
+
 static const struct gpu_test tests[] = {
     {"over loopback as on the host", loopback, false},
+#ifdef ONEBIT_EMULATED_CUDA
+    {"over what knows device memory", aware, false},
+    {"hosts and such devices in one job", aware_and_not, false},
+#endif
     {"hosts and devices in one job", mixed, false},
     {"a rank alone as on the host", alone, false},
 #ifdef ONEBIT_HAVE_NCCL

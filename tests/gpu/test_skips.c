@@ -131,8 +131,18 @@ static void nccl(void) { as_on_host(SIZE, ranks_nccl); }
 static void told_once(void) { ranks_nccl(3, error_after_skips, NULL); }
 #endif
 
+#ifdef ONEBIT_EMULATED_CUDA
+static void aware(void) { as_on_host(SIZE, ranks_aware); }
+
+static void told_once_aware(void) { ranks_aware(3, error_after_skips, NULL); }
+#endif
+
 static const struct gpu_test tests[] = {
     {"over loopback as on the host", loopback, false},
+#ifdef ONEBIT_EMULATED_CUDA
+    {"over what knows device memory", aware, false},
+    {"an error counts more, over that", told_once_aware, false},
+#endif
     {"a rank alone as on the host", alone, false},
     {"an error counts more, a rank alone", told_once_alone, false},
 #ifdef ONEBIT_HAVE_NCCL
