@@ -10,9 +10,7 @@
  * A rank that cannot take part puts the same messages on the stream, stamped so. Where it is the
  * stream that is wrong, a stream of the plan's own serves.
  */
-#include <inttypes.h>
 #include <sched.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
