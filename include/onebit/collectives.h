@@ -22,8 +22,8 @@
  *
  * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (NULL plan, NULL or misaligned
  * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in
- * flight), ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. With count 0 buffers
- * may be NULL.
+ * flight), ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE.
+ * With count 0 buffers may be NULL.
  */
 #ifndef ONEBIT_COLLECTIVES_H
 #define ONEBIT_COLLECTIVES_H

@@ -127,7 +127,7 @@ onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *te
  * ONEBIT_ERROR_TRANSPORT a part of the parameters may be updated: go back to a checkpoint.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
  * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks),
- * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT. */
+ * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
 /* The same step in parts, so that it overlaps with the backward pass:
@@ -154,7 +154,8 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  * nothing: the other ranks get ONEBIT_ERROR_PEER. When no step is open (a begin that failed opens
  * none) it is not told further. What goes wrong in an exchange is reported by step.
  * Errors: ONEBIT_ERROR_ARGUMENT (optimizer is NULL; a learning_rate out of range; begin with a step
- * open; ready with none open, for a tensor that is not in the list, or for the second time). */
+ * open; ready with none open, for a tensor that is not in the list, or for the second time),
+ * ONEBIT_ERROR_UNSUPPORTED (begin of an optimizer on a device). */
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
 

@@ -138,7 +138,8 @@ typedef struct onebit_plan_options {
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose buffers could
  * not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the words say where), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER
- * (another rank's argument was wrong), ONEBIT_ERROR_TRANSPORT. */
+ * (another rank's argument was wrong), ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_UNSUPPORTED (a device
+ * or a schedule that this build, machine or communicator does not have), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
                                    const onebit_plan_options_t *options, onebit_plan_t *plan);
 
