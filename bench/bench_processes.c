@@ -97,8 +97,10 @@ static int start(struct hall *hall, pid_t *pids, int ranks, bench_body *body, co
   fflush(NULL);
   for (int rank = 0; rank < ranks; rank++) {
     pids[rank] = fork();
-    if (pids[rank] == 0)
+    if (pids[rank] == 0) {
+      free(pids); /* this process's copy */
       _exit(run_rank(hall, rank, ranks, body, context));
+    }
     if (pids[rank] < 0) {
       bench_complain("--nccl-ranks %d: no process for rank %d", ranks, rank);
       end_all(pids, rank);
