@@ -1,7 +1,6 @@
 /* Plans: made, ended, and asked. */
 #include "collectives/plan.h"
 
-#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -380,74 +379,3 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
 }
 
 const char *onebit_plan_explain(onebit_plan_t plan) { return plan ? plan->choice.words : ""; }
-
-/* Is the plan free for a look at its kept error? What is on a stream is waited for. */
-static onebit_status_t check_idle(onebit_plan_t plan) {
-  if (!plan)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
-  if (plan->in_flight)
-    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  plan->place->settled(plan, true);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t tell_place(onebit_plan_t plan) {
-  return plan->place->imported ? plan->place->imported(plan) : ONEBIT_OK;
-}
-
-/* A dense plan has no error, and no memory for one. */
-static bool keeps_nothing(const struct onebit_plan *plan) {
-  return plan->options.wire == ONEBIT_WIRE_DENSE;
-}
-
-onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server) {
-  OB_TRY(check_idle(plan));
-  if (keeps_nothing(plan))
-    return ONEBIT_OK;
-  if (worker)
-    OB_TRY(ob_kept_export(&plan->worker, &plan->layout, worker));
-  if (server)
-    OB_TRY(ob_kept_export(&plan->server, &plan->layout, server));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t check_finite(const char *name, const float *values, size_t count) {
-  for (size_t i = 0; values && i < count; i++)
-    if (!ob_is_finite(values[i]))
-      return ob_error(ONEBIT_ERROR_ARGUMENT, "%s[%zu] is %g, not finite", name, i,
-                      (double)values[i]);
-  return ONEBIT_OK;
-}
-
-static bool any_large(const float *values, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    if (fabsf(values[i]) >= OB_LARGE_SCALE)
-      return true;
-  return false;
-}
-
-onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
-                                         const float *server) {
-  OB_TRY(check_idle(plan));
-  if (keeps_nothing(plan))
-    return ONEBIT_OK;
-  OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->layout)));
-  OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->layout)));
-  if (worker)
-    OB_TRY(ob_kept_import(&plan->worker, &plan->layout, worker));
-  if (server) {
-    OB_TRY(ob_kept_import(&plan->server, &plan->layout, server));
-    plan->server_large = any_large(server, ob_kept_elements(&plan->server, &plan->layout));
-  }
-  return tell_place(plan);
-}
-
-onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
-  OB_TRY(check_idle(plan));
-  if (keeps_nothing(plan))
-    return ONEBIT_OK;
-  OB_TRY(ob_kept_reset(&plan->worker));
-  OB_TRY(ob_kept_reset(&plan->server));
-  plan->server_large = false;
-  return tell_place(plan);
-}
