@@ -218,8 +218,7 @@ static onebit_status_t passed(struct onebit_plan *plan, size_t round, bool wait)
 }
 
 /* What this rank computes, if it takes part. */
-static onebit_status_t launched(const struct onebit_plan *plan, cudaError_t error) {
-  (void)plan;
+static onebit_status_t launched(cudaError_t error) {
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
 
@@ -229,15 +228,15 @@ static onebit_status_t compute(struct onebit_plan *plan, const struct ob_step *s
     return ONEBIT_OK;
   switch (step->kind) {
   case OB_STEP_COMPRESS:
-    return launched(plan, ob_device_compress(plan, step->chunk, stream));
+    return launched(ob_device_compress(plan, step->chunk, stream));
   case OB_STEP_FINISH_WORKER:
-    return launched(plan, ob_cuda_finish(plan->device->kernel, false, stream));
+    return launched(ob_cuda_finish(plan->device->kernel, false, stream));
   case OB_STEP_REDUCE:
-    return launched(plan, ob_device_reduce(plan, step->chunk, stream));
+    return launched(ob_device_reduce(plan, step->chunk, stream));
   case OB_STEP_FINISH_SERVER:
-    return launched(plan, ob_cuda_finish(plan->device->kernel, true, stream));
+    return launched(ob_cuda_finish(plan->device->kernel, true, stream));
   case OB_STEP_APPLY:
-    return launched(plan, ob_device_apply(plan, step->chunk, stream));
+    return launched(ob_device_apply(plan, step->chunk, stream));
   default:
     return ONEBIT_OK;
   }
