@@ -1,14 +1,8 @@
 /* Ranks on hosts that they are told of. */
-#define _DEFAULT_SOURCE
 #include "tests/gpu/hosts.h"
 
-#include <stdlib.h>
-
 #include "collectives/communicator.h"
-
-#ifdef ONEBIT_HAVE_NCCL
-#include "onebit/nccl.h"
-#endif
+#include "tests/gpu/plans.h"
 
 const struct hosts_split hosts_splits[HOSTS_SPLITS] = {{2, 2, false}, {2, 3, false}, {2, 3, true},
                                                        {3, 2, false}, {4, 1, false}, {1, 3, false}};
@@ -39,43 +33,15 @@ static void on_processor(const struct gpu_rank *self, void *context) {
 }
 
 #ifdef ONEBIT_HAVE_NCCL
-static bool check_nccl(ncclResult_t result, const char *call) {
-  return CHECK(result == ncclSuccess, "%s: %s", call, ncclGetErrorString(result));
-}
-
-/* Ranks that are threads have a device each: what waits for all of a device (cudaFree does) would
- * wait for another rank's messages too. */
-static void over_nccl(const struct gpu_rank *self, void *context) {
-  struct gpu_rank here = *self;
-  ncclUniqueId id = {{0}};
-  ncclComm_t nccl;
-  int devices = 1;
-  CHECK_CUDA(cudaGetDeviceCount(&devices));
-  CHECK_CUDA(cudaSetDevice(self->rank % devices));
-  if (self->rank == 0)
-    check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-  gpu_broadcast(self, &id, sizeof id);
-  if (!check_nccl(ncclCommInitRank(&nccl, self->size, id, self->rank), "ncclCommInitRank"))
-    return;
-  if (CHECK_STATUS(onebit_comm_create_nccl(nccl, &here.comm), ONEBIT_OK))
-    run_here(&here, context, true);
-  onebit_comm_destroy(here.comm);
-  check_nccl(ncclCommDestroy(nccl), "ncclCommDestroy");
-}
+static void over_nccl(const struct gpu_rank *self, void *context) { run_here(self, context, true); }
 #endif
 
 void hosts_run(const struct hosts_split *split, hosts_body *body, void *context) {
   struct run run = {split, body, context};
   int size = split->hosts * split->each;
 #ifdef ONEBIT_HAVE_NCCL
-#ifdef ONEBIT_EMULATED_CUDA
-  setenv("EMULATED_DEVICES", "6", 1);
-#endif
   if (gpu_threads(size, on_processor, &run))
-    gpu_ranks(size, over_nccl, &run);
-#ifdef ONEBIT_EMULATED_CUDA
-  unsetenv("EMULATED_DEVICES");
-#endif
+    ranks_nccl(size, over_nccl, &run);
 #else
   (void)run, (void)size, (void)on_processor;
   SKIP("this build is without NCCL");
