@@ -74,9 +74,11 @@ endif
 SAN_FLAGS  = $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
 # Equal bits on every machine are part of what the library means: no contraction and no fast-math,
-# whatever CFLAGS says.
+# whatever CFLAGS says. Nobody here asks for errno or for floating-point traps, which would keep
+# loops with a square root or a choice from becoming vectors.
 ALL_CFLAGS = -std=c11 -I. -Iinclude $(MPI_CFLAGS) $(CUDA_CFLAGS) $(CPPFLAGS) $(WARNINGS) \
-  $(if $(filter 1,$(WERROR)),-Werror) $(CFLAGS) -fno-fast-math -ffp-contract=off -fPIC \
+  $(if $(filter 1,$(WERROR)),-Werror) $(CFLAGS) -fno-fast-math -ffp-contract=off \
+  -fno-math-errno -fno-trapping-math -fPIC \
   -fno-semantic-interposition -pthread $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) \
   $(SAN_FLAGS)
 ifeq ($(CUDA),emulated)
@@ -143,9 +145,6 @@ X86 = $(findstring x86_64,$(shell $(CC) -dumpmachine))
 $(BUILD)/compression/codec_avx2.o: ISA = $(if $(X86),-mavx2 -mf16c)
 $(BUILD)/compression/codec_avx512.o: ISA = $(if $(X86),\
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c)
-
-# A square root that may set errno is not vectorised.
-$(BUILD)/examples/transformer_math.o: ISA = -fno-math-errno
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC)

@@ -26,6 +26,7 @@ const char *onebit_status_string(onebit_status_t status) {
   } names[] = {
       {ONEBIT_OK, "ONEBIT_OK"},
       {ONEBIT_IN_PROGRESS, "ONEBIT_IN_PROGRESS"},
+      {ONEBIT_WARNING, "ONEBIT_WARNING"},
       {ONEBIT_SKIPPED, "ONEBIT_SKIPPED"},
       {ONEBIT_ERROR_ARGUMENT, "ONEBIT_ERROR_ARGUMENT"},
       {ONEBIT_ERROR_MISMATCH, "ONEBIT_ERROR_MISMATCH"},
@@ -36,6 +37,8 @@ const char *onebit_status_string(onebit_status_t status) {
       {ONEBIT_ERROR_TRANSPORT, "ONEBIT_ERROR_TRANSPORT"},
       {ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_ERROR_UNSUPPORTED"},
       {ONEBIT_ERROR_DEVICE, "ONEBIT_ERROR_DEVICE"},
+      {ONEBIT_ERROR_CHECKPOINT, "ONEBIT_ERROR_CHECKPOINT"},
+      {ONEBIT_ERROR_FILE, "ONEBIT_ERROR_FILE"},
   };
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (names[i].status == status)

@@ -33,10 +33,10 @@ static onebit_status_t create_optimizer(const struct bench_options *options,
       .parameter = parameters, .gradient = passes->gradient, .count = passes->count};
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.freeze_step = 1;
-  adam.scale = options->scale;
-  adam.block_size = options->block_size;
-  adam.chunk_size = options->chunk_size;
-  adam.threads = options->threads;
+  adam.common.scale = options->scale;
+  adam.common.block_size = options->block_size;
+  adam.common.chunk_size = options->chunk_size;
+  adam.common.threads = options->threads;
   onebit_status_t status = onebit_adam_create(passes->comm, &tensor, 1, &adam, &passes->optimizer);
   if (status == ONEBIT_OK)
     status = onebit_optimizer_step(passes->optimizer, passes->learning_rate);

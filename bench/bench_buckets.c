@@ -109,11 +109,11 @@ static onebit_status_t create(struct buckets *buckets) {
   onebit_tensor_t tensors[TENSORS];
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.freeze_step = 1;
-  adam.scale = buckets->options->scale;
-  adam.block_size = buckets->options->block_size;
-  adam.chunk_size = buckets->options->chunk_size;
-  adam.threads = buckets->options->threads;
-  adam.bucket_size = buckets->bucket_size;
+  adam.common.scale = buckets->options->scale;
+  adam.common.block_size = buckets->options->block_size;
+  adam.common.chunk_size = buckets->options->chunk_size;
+  adam.common.threads = buckets->options->threads;
+  adam.common.bucket_size = buckets->bucket_size;
   for (size_t t = 0; t < TENSORS; t++)
     tensors[t] = (onebit_tensor_t){.parameter = buckets->parameters + t * buckets->count,
                                    .gradient = buckets->gradients + t * buckets->count,

@@ -34,8 +34,8 @@ static void compress(struct bench_passes *passes, struct ob_kept *kept, bool mom
   const void *input = passes->input;
   struct ob_source source = {.inputs = &input,
                              .momentum = momentum,
-                             .beta1 = factors.beta1,
-                             .one_minus_beta1 = factors.one_minus_beta1};
+                             .decay = factors.beta1,
+                             .weight = momentum ? factors.one_minus_beta1 : 1};
   passes->work.stream = stream;
   for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
@@ -101,41 +101,38 @@ static void run_store(struct bench_passes *passes, size_t streams) {
   }
 }
 
+static struct ob_pass_sink sink_of(const struct bench_passes *passes, enum ob_pass_kind kind,
+                                   float **parameters) {
+  return (struct ob_pass_sink){.kind = kind,
+                               .parameters = parameters,
+                               .learning_rates = &passes->learning_rate,
+                               .weight_decays = &passes->weight_decay,
+                               .factors = {.adam = factors, .gradient_factor = 1}};
+}
+
 static void run_apply(struct bench_passes *passes, size_t streams) {
   float *parameters = passes->parameters;
-  struct ob_adam_sink sink = {&parameters, passes->reciprocals, &passes->learning_rate,
-                              &passes->weight_decay, 1};
+  struct ob_pass_sink sink = sink_of(passes, OB_PASS_APPLY, &parameters);
+  sink.arrays[OB_VARIANCE] = passes->reciprocals;
   (void)streams;
   passes->work.stream = passes->plan->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view in = view_of(passes, passes->messages, chunk);
-    ob_adam_blocks(&passes->work, &in, &shape, &sink);
+    ob_pass_blocks(&passes->work, &in, NULL, &shape, &sink);
   }
 }
 
 /* The dense step, on blocks, as the library's warm-up does it. */
-static void adam_body(void *context, size_t first, size_t end, int thread) {
-  struct bench_passes *passes = context;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(&passes->plan->layout, b, &piece);
-    struct ob_adam_run run = {.count = block.count,
-                              .gradient = passes->gradient + block.offset,
-                              .momentum = passes->momentum + block.offset,
-                              .variance = passes->variance + block.offset,
-                              .parameter = passes->parameters + block.offset,
-                              .factors = factors,
-                              .learning_rate = passes->learning_rate,
-                              .weight_decay = passes->weight_decay};
-    passes->sums[b] = (double)passes->work.codec->adam(&run);
-  }
-}
-
 static void run_adam(struct bench_passes *passes, size_t streams) {
+  float *parameters = passes->parameters;
+  struct ob_pass_sink sink = sink_of(passes, OB_PASS_ADAM, &parameters);
   (void)streams;
-  ob_parallel(passes->work.threads, 0, passes->plan->layout.blocks, adam_body, passes);
+  sink.arrays[OB_SCRATCH] = passes->gradient;
+  sink.arrays[OB_MOMENTUM] = passes->momentum;
+  sink.arrays[OB_VARIANCE] = passes->variance;
+  sink.sums[0] = passes->sums;
+  ob_pass_blocks(&passes->work, NULL, NULL, NULL, &sink);
 }
 
 static void run_triad(struct bench_passes *passes, size_t streams) {

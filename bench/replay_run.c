@@ -170,8 +170,8 @@ static void run_allreduce(struct run *run) {
 static onebit_status_t create_adam(struct run *run, onebit_optimizer_t *optimizer) {
   const struct replay_case *recorded = run->recorded;
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.profile = ONEBIT_PROFILE_DEEPSPEED;
-  options.device = run->library.device;
+  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.common.device = run->library.device;
   options.beta1 = recorded->beta1;
   options.beta2 = recorded->beta2;
   options.epsilon = recorded->epsilon;

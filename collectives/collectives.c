@@ -119,6 +119,12 @@ onebit_status_t ob_plan_settle(onebit_plan_t plan) {
   return take_outcome(plan);
 }
 
+void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
+  plan->call.sink = sink;
+  for (size_t chunk = 0; chunk < plan->chunks; chunk++)
+    plan->place->apply(plan, chunk);
+}
+
 void ob_plan_apply(onebit_plan_t plan) {
   plan->stop = plan->step_count;
   ob_steps_walk(plan, true);
@@ -220,7 +226,7 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, call.on_stream);
   if (status == ONEBIT_OK)
     place(plan, sendbuf, recvbuf);
-  call.source = (struct ob_source){.inputs = plan->inputs};
+  call.source = (struct ob_source){.inputs = plan->inputs, .weight = 1};
   call.outputs = plan->outputs;
   return ob_plan_start(plan, status, &call);
 }

@@ -56,18 +56,18 @@ struct ob_step {
   uint32_t chunk;
 };
 
-/* What one call works on: by piece, input; and either outputs, or the Adam sink. */
+/* What one call works on: by piece, input; and either outputs, or a pass of an optimizer. */
 struct ob_call {
   struct ob_source source;
   void *const *outputs;
-  const struct ob_adam_sink *adam;
+  const struct ob_pass_sink *sink;
   /* The bits of a float32 argument that must be the same on all ranks, and its name. */
   uint32_t agreed;
   const char *agreed_name;
   /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
    * outputs are parts of one buffer. And the sink, as kernels are told of it. */
   void *const *device_inputs, *const *device_outputs;
-  const struct ob_cuda_adam *device_adam;
+  const struct ob_cuda_pass *device_sink;
   /* On which stream of the device, where the plan is on one: NULL is a stream too. */
   bool on_stream;
   void *stream;
@@ -201,8 +201,10 @@ onebit_status_t ob_plan_settle(onebit_plan_t plan);
 /* Keeps the status of a call on a stream for ob_plan_settle, with the latest words. */
 void ob_plan_note(onebit_plan_t plan, onebit_status_t status);
 
-/* After a held call ended well: applies and commits it. */
+/* After a held call ended well: applies and commits it. Or first lets another pass look at its
+ * results. */
 void ob_plan_apply(onebit_plan_t plan);
+void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
 
 /* Where the result that member or rank `source` sent lies: of the latest call that was committed,
  * or of the one in flight. In a hierarchical plan `source` is the number of the share, and its

@@ -100,6 +100,17 @@ static void reduce_chunk(struct onebit_plan *plan, size_t chunk) {
     ob_reduce_blocks(&plan->work, plan->views, &plan->server, &shape, &out, plan->server_sums);
 }
 
+/* To an optimizer, with the last call's message beside it where that is wanted. */
+static void pass_message(struct onebit_plan *plan, const struct ob_view *in,
+                         const struct ob_message_shape *shape, size_t share, size_t chunk) {
+  const struct ob_pass_sink *sink = plan->call.sink;
+  bool wanted = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST) && !sink->last_values;
+  struct ob_view last = {0};
+  if (wanted)
+    last = ob_message_view(ob_plan_result(plan, false, share, chunk), shape);
+  ob_pass_blocks(&plan->work, in, wanted ? &last : NULL, shape, sink);
+}
+
 /* One message of the result. */
 static void apply_message(struct onebit_plan *plan, unsigned char *memory, size_t share,
                           size_t chunk, void *const *outputs) {
@@ -107,8 +118,8 @@ static void apply_message(struct onebit_plan *plan, unsigned char *memory, size_
   struct ob_view in = ob_message_view(memory, &shape);
   if (ob_is_dense(plan))
     ob_convert_blocks(&plan->work, &in, &shape, outputs);
-  else if (plan->call.adam)
-    ob_adam_blocks(&plan->work, &in, &shape, plan->call.adam);
+  else if (plan->call.sink)
+    pass_message(plan, &in, &shape, share, chunk);
   else
     ob_store_blocks(&plan->work, &in, &shape, outputs);
 }

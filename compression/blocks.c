@@ -53,7 +53,7 @@ struct step {
   struct ob_kept *kept;
   double *sums;
   const struct ob_source *source;
-  const struct ob_adam_sink *sink;
+  const struct ob_pass_sink *sink;
   void *const *outputs;
 };
 
@@ -121,6 +121,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     size_t word = block.word - step->first_word;
+    const float scaling = source->scalings ? source->scalings[block.piece] : 1;
     struct ob_compress_run run = {
         .count = block.count,
         .valid = block.valid,
@@ -131,8 +132,9 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .stream = work->stream,
         .momentum_bits = source->momentum ? step->last->words + word : NULL,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
-        .beta1 = source->beta1,
-        .one_minus_beta1 = source->one_minus_beta1,
+        .decay = scaling == 0 ? 1 : source->decay,
+        .weight = source->weight * scaling,
+        .reciprocals = source->reciprocals ? source->reciprocals + block.word * OB_LANES : NULL,
         .kept = kept_values(step->kept, step->kept->now, &block),
         .kept_scale = kept_scale(step->kept, b),
         .kept_out = kept_values(step->kept, !step->kept->now, &block),
@@ -263,31 +265,82 @@ void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
   run_step(&step, store_body);
 }
 
-static void adam_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
-  struct ob_work *work = step->work;
-  const struct ob_adam_sink *sink = step->sink;
+/* The magnitude that the message's signs stand for, as the pass wants it. */
+static float message_scale(const struct step *step, const struct ob_view *view, size_t block,
+                           float scaling) {
+  const struct ob_pass_sink *sink = step->sink;
+  float scale = scale_of(step, view, block);
+  if (sink->kind == OB_PASS_APPLY || sink->kind == OB_PASS_APPLY_STEP)
+    scale = scale / scaling * sink->factors.adam.momentum_factor;
+  return scale;
+}
+
+static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
+                            struct ob_pass_run *run) {
+  size_t at = (block->word - sink->first_word) * OB_LANES;
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
+  if (sink->parameters && sink->parameters[block->piece])
+    run->parameter = sink->parameters[block->piece] + block->offset;
+  if (sink->copies && sink->copies[block->piece])
+    run->copy =
+        (char *)sink->copies[block->piece] + block->offset * ob_dtype_size(sink->copy_dtype);
+  if (sink->gradients && sink->gradients[block->piece])
+    run->gradient = (const char *)sink->gradients[block->piece] +
+                    block->offset * ob_dtype_size(sink->gradient_dtype);
+  if (sink->last_values)
+    run->last_values = sink->last_values + at;
+}
+
+static void pass_block(const struct step *step, size_t b, const struct ob_block *block) {
+  const struct ob_pass_sink *sink = step->sink;
+  struct ob_pass_run run = {.kind = sink->kind,
+                            .count = block->valid,
+                            .copy_dtype = sink->copy_dtype,
+                            .gradient_dtype = sink->gradient_dtype,
+                            .factors = sink->factors};
+  run.factors.learning_rate = sink->learning_rates[block->piece];
+  run.factors.weight_decay = sink->weight_decays[block->piece];
+  run.factors.scaling = sink->scalings ? sink->scalings[block->piece] : 1;
+  point_to_arrays(sink, block, &run);
+  if (step->in) {
+    run.message = step->in->words + (block->word - step->first_word);
+    run.message_scale = message_scale(step, step->in, b, run.factors.scaling);
+  }
+  if (step->last) {
+    run.last = step->last->words + (block->word - step->first_word);
+    run.last_scale = scale_of(step, step->last, b) * sink->last_decay;
+  }
+  step->work->codec->pass(&run);
+  for (int k = 0; k < OB_SUMS; k++)
+    if (sink->sums[k])
+      sink->sums[k][b] = (double)run.sums[k];
+}
+
+static void pass_body(void *context, size_t first, size_t end, int thread) {
+  const struct step *step = context;
+  const struct ob_pass_sink *sink = step->sink;
+  const unsigned uses = ob_pass_reads(sink->kind) | ob_pass_writes(sink->kind);
   size_t piece = 0;
   (void)thread;
   for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    struct ob_adam_apply_run run = {
-        .count = block.valid,
-        .bits = step->in->words + (block.word - step->first_word),
-        .scale = scale_of(step, step->in, b) * sink->momentum_factor,
-        .reciprocal = sink->reciprocals + block.word * OB_LANES,
-        .parameter = sink->parameters[block.piece] + block.offset,
-        .learning_rate = sink->learning_rates[block.piece],
-        .weight_decay = sink->weight_decays[block.piece],
-    };
-    work->codec->adam_apply(&run);
+    struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
+    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->parameters[block.piece];
+    if (block.valid && !padding)
+      pass_block(step, b, &block);
+    else
+      for (int k = 0; k < OB_SUMS; k++)
+        if (sink->sums[k])
+          sink->sums[k][b] = 0;
   }
 }
 
-void ob_adam_blocks(struct ob_work *work, const struct ob_view *in,
-                    const struct ob_message_shape *shape, const struct ob_adam_sink *sink) {
-  struct step step = {.work = work, .shape = shape, .in = in, .sink = sink};
-  run_step(&step, adam_body);
+void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
+                    const struct ob_message_shape *shape, const struct ob_pass_sink *sink) {
+  const struct ob_message_shape all = {.blocks = work->layout->blocks};
+  struct step step = {
+      .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
+  run_step(&step, pass_body);
 }
 
 static void load_body(void *context, size_t first, size_t end, int thread) {

@@ -74,14 +74,18 @@ struct ob_work {
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams);
 void ob_work_destroy(struct ob_work *work);
 
-/* Where compress takes its input: inputs[piece] points to the piece's elements. With
- * momentum_factor, the momentum that was last exchanged takes part: input = beta1 * momentum +
- * one_minus_beta1 * inputs. */
+/* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
+ * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
+ * added. */
 struct ob_source {
   const void *const *inputs;
   bool momentum;
-  float beta1, one_minus_beta1;
-  const float *values; /* not NULL: instead of inputs, those of one message, in its words */
+  float decay, weight;
+  /* NULL, or one a piece, by which its weight is multiplied. 0: no tensor's, but padding whose
+   * momentum stays as it is: its decay is 1. */
+  const float *scalings;
+  const float *reciprocals; /* NULL, or one an element, likewise; they lie as the kept values do */
+  const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
@@ -108,18 +112,29 @@ void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
                      const struct ob_message_shape *shape, void *const *outputs);
 
-/* What the Adam sink updates, by piece; the reciprocals lie as the kept values do. */
-struct ob_adam_sink {
+/* What a pass of an optimizer works on. Arrays lie as a layout's words do, from first_word on. */
+struct ob_pass_sink {
+  enum ob_pass_kind kind;
+  size_t first_word;
+  float *arrays[OB_ARRAYS];
+  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. */
   float *const *parameters;
-  const float *reciprocals;
-  const float *learning_rates, *weight_decays; /* one a piece */
-  float momentum_factor;
+  void *const *copies; /* NULL, or the parameters in copy_dtype */
+  const void *const *gradients;
+  onebit_dtype_t copy_dtype, gradient_dtype;
+  const float *learning_rates, *weight_decays;
+  const float *scalings;    /* NULL: 1 */
+  const float *last_values; /* decay times the momentum before, where no message has it */
+  float last_decay;
+  struct ob_pass_factors factors; /* but for what is one a piece */
+  double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
 };
 
-/* parameters -= learning rate * (momentum * reciprocal + weight decay * parameters), the momentum
- * from the message. */
-void ob_adam_blocks(struct ob_work *work, const struct ob_view *in,
-                    const struct ob_message_shape *shape, const struct ob_adam_sink *sink);
+/* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take
+ * one: its scales are multiplied by the factors' momentum_factor and divided by the piece's scaling
+ * for APPLY. `last`: the one before, where the pass wants it and there is one. */
+void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
+                    const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
 /* Dense messages: values of the inputs; the mean of messages; a message to the outputs. */
 void ob_load_blocks(struct ob_work *work, const void *const *inputs,

@@ -15,21 +15,24 @@
 #include <stdint.h>
 
 #include "compression/numerics.h"
+#include "compression/passes.h"
 #include "onebit/plan.h"
 
 /* kept_out = (kept - scale * sign(kept)) + input, where input is
- *   RAW        input[i]
- *   MOMENTUM   beta1 * m[i] + one_minus_beta1 * input[i], with m[i] = +-momentum_scale by
- *              momentum_bits
- * and bits = signs of kept_out. From `valid` on there is padding: its input is zero. */
+ *   RAW        weight * input[i]
+ *   MOMENTUM   decay * m[i] + weight * input[i], with m[i] = +-momentum_scale by momentum_bits
+ * and the product with input[i] is multiplied by reciprocals[i] where there are such; and bits =
+ * signs of kept_out. From `valid` on there is padding: its input is zero. */
 struct ob_compress_run {
   size_t count, valid;
-  const void *input; /* valid elements of dtype */
+  const void *input; /* valid elements of dtype; NULL: zeros */
   onebit_dtype_t dtype;
+  float weight;
+  const float *reciprocals; /* or NULL */
   onebit_scale_t rule;
   bool stream; /* the kept values are larger than the caches: write them past the caches */
   const uint32_t *momentum_bits; /* NULL: RAW */
-  float momentum_scale, beta1, one_minus_beta1;
+  float momentum_scale, decay;
   const float *kept;
   float kept_scale;
   float *kept_out; /* whole words: lanes past count are set to zero */
@@ -68,35 +71,33 @@ struct ob_store_run {
   onebit_dtype_t dtype;
 };
 
-/* parameter -= learning_rate * (+-scale * reciprocal + weight_decay * parameter) */
-struct ob_adam_apply_run {
+/* A pass of an optimizer (passes.h). */
+struct ob_pass_run {
+  enum ob_pass_kind kind;
   size_t count;
-  const uint32_t *bits;
-  float scale; /* the momentum's, times the bias correction */
-  const float *reciprocal;
+  float *arrays[OB_ARRAYS]; /* those that the pass reads or writes */
   float *parameter;
-  float learning_rate, weight_decay;
-};
-
-/* A whole Adam step on averaged gradients. */
-struct ob_adam_run {
-  size_t count;
-  const float *gradient;
-  float *momentum, *variance, *parameter;
-  struct ob_adam_factors factors;
-  float learning_rate, weight_decay;
+  void *copy; /* NULL, or the parameters as copy_dtype: written where `parameter` is */
+  onebit_dtype_t copy_dtype;
+  const void *gradient; /* NULL: zeros */
+  onebit_dtype_t gradient_dtype;
+  const uint32_t *message; /* signs, of this scale */
+  float message_scale;
+  const uint32_t *last; /* likewise; NULL: last_values are it */
+  float last_scale;
+  const float *last_values;
+  struct ob_pass_factors factors;
+  float sums[OB_SUMS]; /* out, those that the pass has */
 };
 
 struct ob_codec {
   const char *name;
-  /* These three return the sum of magnitudes of the run, summed as numerics.h defines; the last, of
-   * variances. */
+  /* These two return the sum of magnitudes of the run, summed as numerics.h defines. */
   float (*compress)(const struct ob_compress_run *);
   float (*reduce)(const struct ob_reduce_run *);
-  float (*adam)(const struct ob_adam_run *);
   void (*sum)(const struct ob_sum_run *);
   void (*store)(const struct ob_store_run *);
-  void (*adam_apply)(const struct ob_adam_apply_run *);
+  void (*pass)(struct ob_pass_run *);
   /* Dense messages. load: output = input as float32, and whether all of it is finite. mean: of
    * `streams` inputs, added in their order and then multiplied by `factor`, and whether the sum of
    * its squares is finite. convert: output = float32 as dtype. */

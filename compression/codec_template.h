@@ -25,6 +25,13 @@
 #define GROUP (OB_LANES / VL)
 #define FIXED __attribute__((always_inline)) static inline
 
+/* The loop that follows may become vectors: its iterations do not depend on each other. */
+#ifdef __clang__
+#define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define OB_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 FIXED size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 FIXED void group_set(V group[GROUP], float value) {
@@ -107,30 +114,48 @@ FIXED uint32_t group_keep(const V group[GROUP], float *kept, bool stream, onebit
   return group_signs(group);
 }
 
-/* group = beta1 * momentum + one_minus_beta1 * group; the product with the momentum's sign is that
- * of the scale. */
-FIXED void group_momentum(V group[GROUP], uint32_t signs, V scaled, V weight) {
+/* group = weight * group, and each times its own reciprocal where there are such */
+FIXED void group_weigh(V group[GROUP], V weight, const float *reciprocals, size_t first,
+                       size_t end) {
+  V own[GROUP];
+  for (int k = 0; k < GROUP; k++)
+    group[k] = v_mul(weight, group[k]);
+  if (!reciprocals)
+    return;
+  if (first + OB_LANES <= end)
+    group_load(own, reciprocals, first, ONEBIT_FLOAT32);
+  else
+    part_load(own, reciprocals, first, end, ONEBIT_FLOAT32);
+  for (int k = 0; k < GROUP; k++)
+    group[k] = v_mul(group[k], own[k]);
+}
+
+/* group += decay * momentum; the product with the momentum's sign is that of the scale. */
+FIXED void group_momentum(V group[GROUP], uint32_t signs, V scaled) {
   V momentum[GROUP];
   group_signed(signs, scaled, momentum);
   for (int k = 0; k < GROUP; k++)
-    group[k] = v_add(momentum[k], v_mul(weight, group[k]));
+    group[k] = v_add(momentum[k], group[k]);
 }
 
 FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype,
                          onebit_scale_t rule, bool momentum) {
   V lanes[GROUP], group[GROUP];
-  const V scale = v_set(run->kept_scale), scaled = v_set(run->beta1 * run->momentum_scale),
-          weight = v_set(run->one_minus_beta1);
+  const V scale = v_set(run->kept_scale), scaled = v_set(run->decay * run->momentum_scale),
+          weight = v_set(run->weight);
   const size_t given = smaller(run->count, run->valid);
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     const bool whole = i + OB_LANES <= given;
-    if (whole)
+    if (!run->input)
+      group_set(group, 0);
+    else if (whole)
       group_load(group, run->input, i, dtype);
     else
       part_load(group, run->input, i, given, dtype);
+    group_weigh(group, weight, run->reciprocals, i, given);
     if (momentum)
-      group_momentum(group, run->momentum_bits[i / OB_LANES], scaled, weight);
+      group_momentum(group, run->momentum_bits[i / OB_LANES], scaled);
     if (momentum && !whole) /* padding has no momentum */
       group_cut(group, given > i ? given - i : 0);
     group_compensate(group, run->kept + i, scale);
@@ -251,83 +276,160 @@ static void store(const struct ob_store_run *run) {
     store_run(run, ONEBIT_FLOAT16);
 }
 
-/* parameter - rate * (step + decay * parameter), as ob_adam_parameter */
-FIXED void group_parameter(V parameter[GROUP], const V step[GROUP], V rate, V decay) {
-  for (int k = 0; k < GROUP; k++) {
-    V move = v_add(step[k], v_mul(decay, parameter[k]));
-    parameter[k] = v_sub(parameter[k], v_mul(rate, move));
+/* --- Passes: a group at a time, where its arrays lie, or in small ones: of what is no float array,
+ * and of a last, partial group. The compiler makes the vectors. */
+
+struct pass_group {
+  float *at[OB_SLOTS];
+  float small[OB_SLOTS][OB_LANES] __attribute__((aligned(64)));
+};
+
+FIXED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run, size_t first,
+                              size_t count) {
+  V group[GROUP];
+  if (!run->gradient)
+    group_set(group, 0);
+  else if (count == OB_LANES)
+    group_load(group, run->gradient, first, run->gradient_dtype);
+  else
+    part_load(group, run->gradient, first, first + count, run->gradient_dtype);
+  group_store(group, to, 0, ONEBIT_FLOAT32);
+}
+
+FIXED void pass_load_signs(float to[OB_LANES], uint32_t word, float scale) {
+  V group[GROUP];
+  group_signed(word, v_set(scale), group);
+  group_store(group, to, 0, ONEBIT_FLOAT32);
+}
+
+FIXED void pass_store_copy(const float *from, const struct ob_pass_run *run, size_t first,
+                           size_t count) {
+  V group[GROUP];
+  group_load(group, from, 0, ONEBIT_FLOAT32);
+  if (count == OB_LANES)
+    group_store(group, run->copy, first, run->copy_dtype);
+  else
+    part_store(group, run->copy, first, first + count, run->copy_dtype);
+}
+
+/* The float array of a slot, or NULL where there is none. */
+FIXED float *pass_array(const struct ob_pass_run *run, int slot) {
+  return slot < OB_ARRAYS ? run->arrays[slot] : slot == OB_PARAMETER ? run->parameter : NULL;
+}
+
+FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
+                     enum ob_pass_kind kind, size_t first, size_t count) {
+  const unsigned reads = ob_pass_reads(kind), used = reads | ob_pass_writes(kind);
+  for (int slot = 0; slot < OB_SLOTS; slot++) {
+    float *array = pass_array(run, slot);
+    group->at[slot] = count == OB_LANES && array ? array + first : group->small[slot];
+    if (used & OB_MASK(slot) && array && count < OB_LANES)
+      memcpy(group->small[slot], array + first, count * sizeof *array);
+  }
+  if (reads & OB_MASK(OB_GRADIENT))
+    pass_load_gradient(group->small[OB_GRADIENT], run, first, count);
+  if (reads & OB_MASK(OB_MESSAGE))
+    pass_load_signs(group->small[OB_MESSAGE], run->message[first / OB_LANES], run->message_scale);
+  if (reads & OB_MASK(OB_LAST) && run->last)
+    pass_load_signs(group->small[OB_LAST], run->last[first / OB_LANES], run->last_scale);
+  else if (reads & OB_MASK(OB_LAST))
+    memcpy(group->small[OB_LAST], run->last_values + first, count * sizeof(float));
+}
+
+FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *run,
+                      enum ob_pass_kind kind, size_t first, size_t count) {
+  const unsigned writes = ob_pass_writes(kind);
+  for (int slot = 0; slot <= OB_PARAMETER; slot++) {
+    float *array = pass_array(run, slot);
+    if (writes & OB_MASK(slot) && array && count < OB_LANES)
+      memcpy(array + first, group->small[slot], count * sizeof *array);
+  }
+  if (writes & OB_MASK(OB_PARAMETER) && run->copy)
+    pass_store_copy(group->at[OB_PARAMETER], run, first, count);
+}
+
+/* `count` is 32, or of the last group what is left of it. */
+FIXED void pass_elements(enum ob_pass_kind kind, const struct pass_group *group,
+                         const struct ob_pass_factors *factors, float sums[OB_SUMS][OB_LANES],
+                         size_t count) {
+  const unsigned reads = ob_pass_reads(kind), writes = ob_pass_writes(kind),
+                 summed = ob_pass_sums(kind);
+  float *at[OB_SLOTS];
+  for (int slot = 0; slot < OB_SLOTS; slot++)
+    at[slot] = group->at[slot];
+  OB_INDEPENDENT
+  for (size_t i = 0; i < count; i++) {
+    struct ob_element e;
+    for (int slot = 0; slot < OB_SLOTS; slot++)
+      e.at[slot] = reads & OB_MASK(slot) ? at[slot][i] : 0;
+    e = ob_pass_element(kind, e, factors);
+    for (int slot = 0; slot <= OB_PARAMETER; slot++)
+      if (writes & OB_MASK(slot))
+        at[slot][i] = e.at[slot];
+    for (int k = 0; k < OB_LARGEST; k++)
+      if (summed & OB_MASK(k))
+        sums[k][i] += e.sum[k];
+    if (summed & OB_MASK(OB_LARGEST))
+      sums[OB_LARGEST][i] =
+          e.sum[OB_LARGEST] > sums[OB_LARGEST][i] ? e.sum[OB_LARGEST] : sums[OB_LARGEST][i];
   }
 }
 
-/* One group of the update: step = +-scale * reciprocal. */
-FIXED void group_apply(V parameter[GROUP], const V reciprocal[GROUP],
-                       const struct ob_adam_apply_run *run, size_t word) {
-  V step[GROUP];
-  group_signed(run->bits[word], v_set(run->scale), step);
-  for (int k = 0; k < GROUP; k++)
-    step[k] = v_mul(step[k], reciprocal[k]);
-  group_parameter(parameter, step, v_set(run->learning_rate), v_set(run->weight_decay));
-}
-
-static void adam_apply(const struct ob_adam_apply_run *run) {
-  V parameter[GROUP], reciprocal[GROUP];
+FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind) {
+  struct pass_group group;
+  float sums[OB_SUMS][OB_LANES] = {{0}};
+  const struct ob_pass_factors factors = run->factors;
+  memset(&group, 0, sizeof group);
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    group_load(reciprocal, run->reciprocal, i, ONEBIT_FLOAT32);
-    group_load(parameter, run->parameter, i, ONEBIT_FLOAT32);
-    group_apply(parameter, reciprocal, run, i / OB_LANES);
-    group_store(parameter, run->parameter, i, ONEBIT_FLOAT32);
+    pass_read(&group, run, kind, i, OB_LANES);
+    pass_elements(kind, &group, &factors, sums, OB_LANES);
+    pass_write(&group, run, kind, i, OB_LANES);
   }
   if (i < run->count) {
-    part_load(reciprocal, run->reciprocal, i, run->count, ONEBIT_FLOAT32);
-    part_load(parameter, run->parameter, i, run->count, ONEBIT_FLOAT32);
-    group_apply(parameter, reciprocal, run, i / OB_LANES);
-    part_store(parameter, run->parameter, i, run->count, ONEBIT_FLOAT32);
+    pass_read(&group, run, kind, i, run->count - i);
+    pass_elements(kind, &group, &factors, sums, run->count - i);
+    pass_write(&group, run, kind, i, run->count - i);
   }
+  for (int k = 0; k < OB_LARGEST; k++)
+    run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? ob_sum_lanes(sums[k]) : 0;
+  run->sums[OB_LARGEST] = 0;
+  for (int lane = 0; lane < OB_LANES; lane++)
+    if (sums[OB_LARGEST][lane] > run->sums[OB_LARGEST])
+      run->sums[OB_LARGEST] = sums[OB_LARGEST][lane];
 }
 
-/* The moments and the parameters of one group; adds the variances to the lanes. */
-FIXED void group_adam(V m[GROUP], V v[GROUP], V p[GROUP], const V g[GROUP],
-                      const struct ob_adam_run *run, V lanes[GROUP]) {
-  const struct ob_adam_factors *f = &run->factors;
-  V step[GROUP];
-  for (int k = 0; k < GROUP; k++) {
-    m[k] = v_add(v_mul(v_set(f->beta1), m[k]), v_mul(v_set(f->one_minus_beta1), g[k]));
-    V square = v_mul(v_mul(v_set(f->one_minus_beta2), g[k]), g[k]);
-    v[k] = v_add(v_mul(v_set(f->beta2), v[k]), square);
-    lanes[k] = v_add(lanes[k], v[k]);
-    V root = v_mul(v_sqrt(v[k]), v_set(f->variance_factor));
-    step[k] = v_div(v_mul(m[k], v_set(f->momentum_factor)), v_add(root, v_set(f->epsilon)));
+#define PASS(kind)                                                                                 \
+  case kind:                                                                                       \
+    pass_run(run, kind);                                                                           \
+    break;
+static void pass(struct ob_pass_run *run) {
+  switch (run->kind) {
+    PASS(OB_PASS_SQUARES)
+    PASS(OB_PASS_POWER)
+    PASS(OB_PASS_ADAM)
+    PASS(OB_PASS_FREEZE)
+    PASS(OB_PASS_FREEZE_STEP)
+    PASS(OB_PASS_FROZEN)
+    PASS(OB_PASS_APPLY)
+    PASS(OB_PASS_APPLY_STEP)
+    PASS(OB_PASS_SGD)
+    PASS(OB_PASS_SGD_FREEZE)
+    PASS(OB_PASS_LAMB)
+    PASS(OB_PASS_LAMB_MOVE)
+    PASS(OB_PASS_LAMB_FREEZE)
+    PASS(OB_PASS_LAMB_FRESH)
+    PASS(OB_PASS_ZERO_ONE)
+    PASS(OB_PASS_ZERO_ONE_FREEZE)
+    PASS(OB_PASS_ZERO_ONE_LOCAL)
+    PASS(OB_PASS_ZERO_ONE_MEET)
+    PASS(OB_PASS_ZERO_ONE_MET)
+    PASS(OB_PASS_SHARE)
+  case OB_PASSES:
+    break;
   }
-  group_parameter(p, step, v_set(run->learning_rate), v_set(run->weight_decay));
 }
-
-static float adam(const struct ob_adam_run *run) {
-  V lanes[GROUP], g[GROUP], m[GROUP], v[GROUP], p[GROUP];
-  size_t i = 0;
-  group_set(lanes, 0);
-  for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    group_load(g, run->gradient, i, ONEBIT_FLOAT32);
-    group_load(m, run->momentum, i, ONEBIT_FLOAT32);
-    group_load(v, run->variance, i, ONEBIT_FLOAT32);
-    group_load(p, run->parameter, i, ONEBIT_FLOAT32);
-    group_adam(m, v, p, g, run, lanes);
-    group_store(m, run->momentum, i, ONEBIT_FLOAT32);
-    group_store(v, run->variance, i, ONEBIT_FLOAT32);
-    group_store(p, run->parameter, i, ONEBIT_FLOAT32);
-  }
-  if (i < run->count) {
-    part_load(g, run->gradient, i, run->count, ONEBIT_FLOAT32);
-    part_load(m, run->momentum, i, run->count, ONEBIT_FLOAT32);
-    part_load(v, run->variance, i, run->count, ONEBIT_FLOAT32);
-    part_load(p, run->parameter, i, run->count, ONEBIT_FLOAT32);
-    group_adam(m, v, p, g, run, lanes);
-    part_store(m, run->momentum, i, run->count, ONEBIT_FLOAT32);
-    part_store(v, run->variance, i, run->count, ONEBIT_FLOAT32);
-    part_store(p, run->parameter, i, run->count, ONEBIT_FLOAT32);
-  }
-  return group_total(lanes);
-}
+#undef PASS
 
 /* A value times zero is zero if it is finite and NaN if not; the sum of such products is NaN if one
  * is. */
@@ -421,10 +523,9 @@ const struct ob_codec CODEC = {
     .name = CODEC_NAME,
     .compress = compress,
     .reduce = reduce,
-    .adam = adam,
     .sum = sum,
     .store = store,
-    .adam_apply = adam_apply,
+    .pass = pass,
     .load = load,
     .mean = mean,
     .convert = convert,

@@ -9,11 +9,11 @@ static onebit_status_t create_onebit(train_optimizer_t *optimizer, const train_o
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
   adam.freeze_step = optimizer->kind == ADAM ? ONEBIT_FREEZE_NEVER : options->freeze;
-  adam.scale = (onebit_scale_t)options->scale;
-  adam.block_size = options->block_size;
-  adam.bucket_size = options->bucket_size;
-  adam.no_error_feedback = options->no_error_feedback;
-  adam.device = model->device->memory;
+  adam.common.scale = (onebit_scale_t)options->scale;
+  adam.common.block_size = options->block_size;
+  adam.common.bucket_size = options->bucket_size;
+  adam.common.no_error_feedback = options->no_error_feedback;
+  adam.common.device = model->device->memory;
   onebit_tensor_t *tensors = calloc(ntensors, sizeof *tensors);
   for (size_t t = 0; tensors && t < ntensors; t++)
     tensors[t] = (onebit_tensor_t){

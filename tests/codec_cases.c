@@ -21,7 +21,8 @@ enum {
   dtype_count = 3,
   value_count = VALUES_KINDS,
   stream_count = 3,
-  kernel_count = 9
+  kernel_count = 8,
+  all_count = kernel_count + OB_PASSES
 };
 
 struct codec_case {
@@ -120,8 +121,9 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
       .stream = stream,
       .momentum_bits = momentum ? last.data : NULL,
       .momentum_scale = 0.37f,
-      .beta1 = 0.9f,
-      .one_minus_beta1 = 0.1f,
+      .decay = 0.9f,
+      .weight = momentum ? 0.1f : 1,
+      .reciprocals = momentum && stream ? kept.data : NULL,
       .kept = kept.data,
       .kept_scale = 0.21f,
       .kept_out = out.data,
@@ -191,25 +193,53 @@ static struct guarded_array floats_create(const struct codec_case *c, uint32_t s
   return input_create(&plain, salt);
 }
 
-static void run_adam(const struct codec_case *c, const struct ob_codec *codec,
-                     struct result *result) {
-  struct guarded_array g = floats_create(c, 9), m = floats_create(c, 10), v = floats_create(c, 11),
-                       p = floats_create(c, 12), q = floats_create(c, 13),
-                       bits = bits_create(c->count, 14);
-  for (size_t i = 0; i < c->count; i++)
-    ((float *)v.data)[i] = fabsf(((float *)v.data)[i]);
-  struct ob_adam_apply_run apply = {c->count, bits.data, 0.3f, v.data, q.data, 1e-2f, 0.1f};
-  codec->adam_apply(&apply);
-  struct ob_adam_factors factors = {0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f};
-  struct ob_adam_run run = {c->count, g.data,  m.data, v.data,
-                            p.data,   factors, 1e-2f,  c->values == VALUES_EDGES ? 0.1f : 0};
-  keep_sum(result, codec->adam(&run));
-  keep_numbers(result, &m, c->count);
-  keep_numbers(result, &v, c->count);
+/* A pass of an optimizer. All its arrays are there; the parameters also go to the case's dtype. */
+static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
+                     enum ob_pass_kind kind, struct result *result) {
+  struct guarded_array arrays[OB_ARRAYS], p = floats_create(c, 12), copy = input_create(c, 13),
+                                          g = input_create(c, 9), bits = bits_create(c->count, 14),
+                                          last = bits_create(c->count, 15);
+  struct ob_pass_run run = {.kind = kind,
+                            .count = c->count,
+                            .parameter = p.data,
+                            .copy = copy.data,
+                            .copy_dtype = c->dtype,
+                            .gradient = c->values == VALUES_LARGE ? NULL : g.data,
+                            .gradient_dtype = c->dtype,
+                            .message = bits.data,
+                            .message_scale = 0.3f,
+                            .last = c->values == VALUES_EDGES ? NULL : last.data,
+                            .last_scale = 0.4f,
+                            .factors = {.adam = {0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f},
+                                        .gradient_factor = 0.7f,
+                                        .learning_rate = 1e-2f,
+                                        .weight_decay = c->values == VALUES_EDGES ? 0.1f : 0,
+                                        .scaling = 1.3f,
+                                        .rate_sum = 0.7f,
+                                        .anchor_decay = 0.03f,
+                                        .keep_zero = c->values != VALUES_OVERFLOW,
+                                        .adds_up = c->values == VALUES_LARGE}};
+  for (int slot = 0; slot < OB_ARRAYS; slot++) {
+    arrays[slot] = floats_create(c, 20 + (uint32_t)slot);
+    run.arrays[slot] = arrays[slot].data;
+  }
+  run.last_values = arrays[OB_SCRATCH].data;
+  for (size_t i = 0; i < c->count; i++) {
+    float *variance = arrays[OB_VARIANCE].data, *fresh = arrays[OB_FRESH].data;
+    variance[i] = i % 5 == 3 ? 0 : fabsf(variance[i]);
+    fresh[i] = fabsf(fresh[i]);
+  }
+  codec->pass(&run);
+  for (int k = 0; k < OB_SUMS; k++)
+    keep_sum(result, run.sums[k]);
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    keep_numbers(result, &arrays[slot], c->count);
+  bool finite = c->values == VALUES_GRADIENTS;
+  keep_array(result, &copy, finite ? c->count * ob_dtype_size(c->dtype) : 0);
   keep_numbers(result, &p, c->count);
-  keep_numbers(result, &q, c->count);
   array_destroy(&g);
   array_destroy(&bits);
+  array_destroy(&last);
 }
 
 static void run_dense(const struct codec_case *c, const struct ob_codec *codec,
@@ -237,8 +267,27 @@ static const char *const kernels[kernel_count] = {"compress-rms",
                                                   "reduce",
                                                   "sum",
                                                   "store",
-                                                  "adam",
                                                   "dense"};
+static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
+                                              [OB_PASS_POWER] = "power",
+                                              [OB_PASS_ADAM] = "adam",
+                                              [OB_PASS_FREEZE] = "freeze",
+                                              [OB_PASS_FREEZE_STEP] = "freeze-step",
+                                              [OB_PASS_FROZEN] = "frozen",
+                                              [OB_PASS_APPLY] = "apply",
+                                              [OB_PASS_APPLY_STEP] = "apply-step",
+                                              [OB_PASS_SGD] = "sgd",
+                                              [OB_PASS_SGD_FREEZE] = "sgd-freeze",
+                                              [OB_PASS_LAMB] = "lamb",
+                                              [OB_PASS_LAMB_MOVE] = "lamb-move",
+                                              [OB_PASS_LAMB_FREEZE] = "lamb-freeze",
+                                              [OB_PASS_LAMB_FRESH] = "lamb-fresh",
+                                              [OB_PASS_ZERO_ONE] = "zero-one",
+                                              [OB_PASS_ZERO_ONE_FREEZE] = "zero-one-freeze",
+                                              [OB_PASS_ZERO_ONE_LOCAL] = "zero-one-local",
+                                              [OB_PASS_ZERO_ONE_MEET] = "zero-one-meet",
+                                              [OB_PASS_ZERO_ONE_MET] = "zero-one-met",
+                                              [OB_PASS_SHARE] = "share"};
 
 static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,
                        struct result *result) {
@@ -264,18 +313,18 @@ static void run_kernel(size_t kernel, const struct codec_case *c, const struct o
     run_store(c, codec, result);
     break;
   case 7:
-    run_adam(c, codec, result);
+    run_dense(c, codec, result);
     break;
   default:
-    run_dense(c, codec, result);
+    run_pass(c, codec, (enum ob_pass_kind)(kernel - kernel_count), result);
   }
 }
 
-size_t codec_cases_count(void) { return kernel_count * count_count * dtype_count * value_count; }
+size_t codec_cases_count(void) { return all_count * count_count * dtype_count * value_count; }
 
 static struct codec_case case_at(size_t index, size_t *kernel) {
-  *kernel = index % kernel_count;
-  index /= kernel_count;
+  *kernel = index % all_count;
+  index /= all_count;
   struct codec_case c = {.count = counts[index % count_count]};
   index /= count_count;
   c.dtype = (onebit_dtype_t)(index % dtype_count);
@@ -286,7 +335,9 @@ static struct codec_case case_at(size_t index, size_t *kernel) {
 void codec_case_name(size_t index, char *name, size_t size) {
   size_t kernel;
   struct codec_case c = case_at(index, &kernel);
-  snprintf(name, size, "%s/%s/%s/%zu", kernels[kernel], dtypes[c.dtype], values[c.values], c.count);
+  snprintf(name, size, "%s/%s/%s/%zu",
+           kernel < kernel_count ? kernels[kernel] : passes[kernel - kernel_count], dtypes[c.dtype],
+           values[c.values], c.count);
 }
 
 size_t codec_case_run(size_t index, const struct ob_codec *codec, unsigned char **bytes) {

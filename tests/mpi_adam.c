@@ -21,19 +21,19 @@ Test(mpi_adam, equals_the_oracle) {
   MPI_Comm_size(MPI_COMM_WORLD, &what.size);
   what.options.freeze_step = 5;
   check(what);
-  what.options.block_size = ONEBIT_BLOCK_BUFFER;
+  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
   check(what);
-  what.options.block_size = 0;
-  what.options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  what.options.common.block_size = 0;
+  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   check(what);
   what.poison = 1.0f / 0.0f; /* steps between that all ranks must skip */
   what.poisoned_rank = what.size - 1;
   check(what);
-  what.options.profile = ONEBIT_PROFILE_DEFAULT;
+  what.options.common.profile = ONEBIT_PROFILE_DEFAULT;
   check(what);
   for (int form = BACKWARD; form < ADAM_FORMS; form++) {
     what.form = (enum adam_form)form;
-    what.options.bucket_size = 1000;
+    what.options.common.bucket_size = 1000;
     what.poison = form % 2 ? 0.0f : what.poison;
     check(what);
   }

@@ -160,8 +160,11 @@ static void place_tensors(onebit_tensor_t *tensors, float *parameters, float *gr
   size_t first = 0;
   for (int t = 0; t < TENSORS; t++) {
     tensors[t] = (onebit_tensor_t){tensor_counts[t] ? parameters + first : NULL,
-                                   tensor_counts[t] ? gradients + first : NULL, tensor_counts[t],
-                                   0.01f * (float)t, t == 1 ? 0.5f : 0.0f};
+                                   tensor_counts[t] ? gradients + first : NULL,
+                                   tensor_counts[t],
+                                   0.01f * (float)t,
+                                   t == 1 ? 0.5f : 0.0f,
+                                   0};
     first += tensor_counts[t];
   }
 }

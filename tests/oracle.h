@@ -17,7 +17,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "onebit/optimizer.h"
+#include "onebit/onebit.h"
 #include "onebit/plan.h"
 
 /* One element of an array of dtype, as float32; a float32 rounded to nearest even and stored. */

@@ -19,7 +19,7 @@ static onebit_adam_options_t with_defaults(const onebit_adam_options_t *given) {
   options.beta2 = options.beta2 != 0.0 ? options.beta2 : 0.999;
   options.epsilon = options.epsilon != 0.0 ? options.epsilon : 1e-8;
   options.freeze_threshold = options.freeze_threshold != 0.0 ? options.freeze_threshold : 0.96;
-  if (options.profile == ONEBIT_PROFILE_DEEPSPEED) {
+  if (options.common.profile == ONEBIT_PROFILE_DEEPSPEED) {
     options.no_bias_correction = 1;
     if (options.freeze_step != ONEBIT_FREEZE_AUTOMATIC &&
         options.freeze_step != ONEBIT_FREEZE_NEVER) /* its first call made no step */
@@ -29,13 +29,13 @@ static onebit_adam_options_t with_defaults(const onebit_adam_options_t *given) {
 }
 
 static bool deepspeed(const struct oracle_adam *adam) {
-  return adam->options.profile == ONEBIT_PROFILE_DEEPSPEED;
+  return adam->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
 /* The exchange of the tensors before number `end`: at least bucket_size elements, all tensors when
  * that is 0. */
 static struct oracle_exchange exchange_before(const struct oracle_adam *adam, size_t end) {
-  size_t first = end, elements = 0, wanted = adam->options.bucket_size;
+  size_t first = end, elements = 0, wanted = adam->options.common.bucket_size;
   if (deepspeed(adam))
     return (struct oracle_exchange){.first = end - 1, .tensors = 1};
   while (first > 0 && (wanted == 0 || elements < wanted || adam->count[first - 1] == 0))
@@ -45,11 +45,11 @@ static struct oracle_exchange exchange_before(const struct oracle_adam *adam, si
 
 static void make_exchanges(struct oracle_adam *adam) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.profile = adam->options.profile;
-  options.scale = adam->options.scale;
-  options.block_size = adam->options.block_size;
-  options.no_error_feedback = adam->options.no_error_feedback;
-  options.schedule = adam->options.schedule;
+  options.profile = adam->options.common.profile;
+  options.scale = adam->options.common.scale;
+  options.block_size = adam->options.common.block_size;
+  options.no_error_feedback = adam->options.common.no_error_feedback;
+  options.schedule = adam->options.common.schedule;
   int ranks = adam->size * adam->each;
   adam->exchanges = zeros(adam->tensors, sizeof *adam->exchanges);
   for (size_t end = adam->tensors; end > 0;) {
@@ -88,7 +88,7 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
                                        size_t count, const onebit_adam_options_t *options) {
   struct oracle_adam *adam = zeros(1, sizeof *adam);
   adam->options = with_defaults(options);
-  adam->size = options->schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? hosts : size;
+  adam->size = options->common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? hosts : size;
   adam->each = size / adam->size;
   adam->tensors = count;
   copy_tensors(adam, tensors);

@@ -39,7 +39,10 @@ static struct learner make_learner(const struct adam_case *what, const float *st
     const struct adam_tensor *given = &what->tensors->list[k];
     learner.tensors[k] = (onebit_tensor_t){given->count ? learner.parameters + first : NULL,
                                            given->count ? learner.gradients + first : NULL,
-                                           given->count, given->weight_decay, given->factor};
+                                           given->count,
+                                           given->weight_decay,
+                                           given->factor,
+                                           0};
     first += given->count;
   }
   for (size_t i = 0; i < learner.total; i++)
@@ -197,10 +200,10 @@ static void tell_case(const struct adam_case *what) {
   const onebit_adam_options_t *o = &what->options;
   check_case("adam of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
              "threads %d, chunk %zu, buckets of %zu, form %d, schedule %d, %d hosts%s",
-             what->tensors->count, what->size, (int)o->profile, (ptrdiff_t)o->freeze_step,
-             (ptrdiff_t)o->block_size, (int)o->scale, o->threads, o->chunk_size, o->bucket_size,
-             (int)what->form, (int)o->schedule, what->hosts,
-             what->poison != 0.0f ? ", poisoned" : "");
+             what->tensors->count, what->size, (int)o->common.profile, (ptrdiff_t)o->freeze_step,
+             (ptrdiff_t)o->common.block_size, (int)o->common.scale, o->common.threads,
+             o->common.chunk_size, o->common.bucket_size, (int)what->form, (int)o->common.schedule,
+             what->hosts, what->poison != 0.0f ? ", poisoned" : "");
 }
 
 void adam_on_rank(onebit_comm_t comm, void *context) {

@@ -148,8 +148,8 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
     static const char *const names[] = {"beta1", "gradient", "overlap", "optimizer"};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
-    onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0},
-                                 {parameters + COUNT, gradients + COUNT, COUNT, 0, 0}};
+    onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0, 0},
+                                 {parameters + COUNT, gradients + COUNT, COUNT, 0, 0, 0}};
     check_case("rank %d gives a wrong %s", culprit->rank, names[k]);
     options.beta1 = guilty && k == 0 ? 2 : 0.5;
     if (guilty && k == 1)
@@ -170,13 +170,13 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   bool hosts = culprit->schedule == ONEBIT_SCHEDULE_HIERARCHICAL; /* not known to deepspeed */
   for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= !hosts; profile++) {
     float parameter[COUNT], gradient[COUNT], before[COUNT];
-    onebit_tensor_t tensors[] = {{parameter, gradient, 200, 0, 0},
-                                 {parameter + 200, gradient + 200, COUNT - 200, 0, 0}};
+    onebit_tensor_t tensors[] = {{parameter, gradient, 200, 0, 0, 0},
+                                 {parameter + 200, gradient + 200, COUNT - 200, 0, 0, 0}};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
     options.freeze_step = 3;
-    options.profile = (onebit_profile_t)profile;
-    options.schedule = culprit->schedule;
+    options.common.profile = (onebit_profile_t)profile;
+    options.common.schedule = culprit->schedule;
     check_case("rank %d gives a wrong learning rate, profile %d", culprit->rank, profile);
     fill_input(parameter, ONEBIT_FLOAT32, COUNT, 99, 0);
     CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
@@ -246,23 +246,24 @@ static const struct {
   float weight_decay, factor;
   onebit_adam_options_t options;
 } other_adams[] = {
-    {"ntensors", 1, COUNT, 0, 0, ADAM(.threads = 0)},
-    {"count", 2, COUNT - 1, 0, 0, ADAM(.threads = 0)},
-    {"weight decay", 2, COUNT, 0.5f, 0, ADAM(.threads = 0)},
-    {"factor", 2, COUNT, 0, 0.5f, ADAM(.threads = 0)},
+    {"ntensors", 1, COUNT, 0, 0, ADAM(.common.threads = 0)},
+    {"count", 2, COUNT - 1, 0, 0, ADAM(.common.threads = 0)},
+    {"weight decay", 2, COUNT, 0.5f, 0, ADAM(.common.threads = 0)},
+    {"factor", 2, COUNT, 0, 0.5f, ADAM(.common.threads = 0)},
     {"beta1", 2, COUNT, 0, 0, ADAM(.beta1 = 0.8)},
     {"beta2", 2, COUNT, 0, 0, ADAM(.beta2 = 0.99)},
     {"epsilon", 2, COUNT, 0, 0, ADAM(.epsilon = 1e-7)},
     {"freeze_step", 2, COUNT, 0, 0, ADAM(.freeze_step = 10)},
     {"freeze_threshold", 2, COUNT, 0, 0, ADAM(.freeze_threshold = 0.9)},
     {"no_bias_correction", 2, COUNT, 0, 0, ADAM(.no_bias_correction = 1)},
-    {"scale", 2, COUNT, 0, 0, ADAM(.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
-    {"block_size", 2, COUNT, 0, 0, ADAM(.block_size = 32)},
-    {"chunk_size", 2, COUNT, 0, 0, ADAM(.chunk_size = 32)},
-    {"no_error_feedback", 2, COUNT, 0, 0, ADAM(.no_error_feedback = 1)},
-    {"bucket_size", 2, COUNT, 0, 0, ADAM(.bucket_size = 10)},
-    {"schedule", 2, COUNT, 0, 0, ADAM(.schedule = ONEBIT_SCHEDULE_HIERARCHICAL)},
-    {"profile", 2, COUNT, 0, 0, ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .no_bias_correction = 1)},
+    {"scale", 2, COUNT, 0, 0, ADAM(.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
+    {"block_size", 2, COUNT, 0, 0, ADAM(.common.block_size = 32)},
+    {"chunk_size", 2, COUNT, 0, 0, ADAM(.common.chunk_size = 32)},
+    {"no_error_feedback", 2, COUNT, 0, 0, ADAM(.common.no_error_feedback = 1)},
+    {"bucket_size", 2, COUNT, 0, 0, ADAM(.common.bucket_size = 10)},
+    {"schedule", 2, COUNT, 0, 0, ADAM(.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL)},
+    {"profile", 2, COUNT, 0, 0,
+     ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .no_bias_correction = 1)},
 };
 
 void other_adam_on_one_rank(onebit_comm_t comm, void *context) {
@@ -270,18 +271,19 @@ void other_adam_on_one_rank(onebit_comm_t comm, void *context) {
   bool guilty = onebit_comm_rank(comm) == culprit->rank;
   for (size_t k = 0; k < sizeof other_adams / sizeof other_adams[0]; k++) {
     onebit_adam_options_t common = ONEBIT_ADAM_OPTIONS_INIT;
-    onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0},
-                                 {parameters + COUNT, gradients + COUNT, COUNT, 0, 0}};
+    onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0, 0},
+                                 {parameters + COUNT, gradients + COUNT, COUNT, 0, 0, 0}};
     onebit_optimizer_t optimizer = NULL;
     size_t count = 2;
     check_case("rank %d has another %s", culprit->rank, other_adams[k].name);
     if (guilty) {
-      tensors[1] = (onebit_tensor_t){parameters + COUNT, gradients + COUNT, other_adams[k].count,
-                                     other_adams[k].weight_decay, other_adams[k].factor};
+      tensors[1] = (onebit_tensor_t){parameters + COUNT,    gradients + COUNT,
+                                     other_adams[k].count,  other_adams[k].weight_decay,
+                                     other_adams[k].factor, 0};
       common = other_adams[k].options;
       count = other_adams[k].tensors;
     } else {
-      common.no_bias_correction = other_adams[k].options.profile == ONEBIT_PROFILE_DEEPSPEED;
+      common.no_bias_correction = other_adams[k].options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
     }
     CHECK_STATUS(onebit_adam_create(comm, tensors, count, &common, &optimizer),
                  ONEBIT_ERROR_MISMATCH);
@@ -293,7 +295,7 @@ void other_adam_on_one_rank(onebit_comm_t comm, void *context) {
 
 void plan_here_and_optimizer_there(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
-  onebit_tensor_t tensor = {parameters, gradients, COUNT, 0, 0};
+  onebit_tensor_t tensor = {parameters, gradients, COUNT, 0, 0, 0};
   onebit_optimizer_t optimizer = NULL;
   onebit_plan_t plan = NULL;
   check_case("rank %d makes an optimizer", culprit->rank);

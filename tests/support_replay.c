@@ -175,7 +175,7 @@ static struct oracle_adam *create_adam(int world) {
     tensors[t].weight_decay = 0.01f;
   }
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   options.freeze_step = RECORDED_WARMUP + 1;
   options.beta2 = 0.97;
   options.epsilon = 1e-6;

@@ -20,11 +20,11 @@ static struct pair *make_pair(onebit_comm_t comm, onebit_schedule_t schedule) {
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_tensor_t tensors[TENSORS];
     options.freeze_step = STEPS / 2;
-    options.schedule = schedule;
-    options.bucket_size = k == 0 ? EACH : 0;
+    options.common.schedule = schedule;
+    options.common.bucket_size = k == 0 ? EACH : 0;
     for (int t = 0; t < TENSORS; t++)
-      tensors[t] = (onebit_tensor_t){pair->parameter[k] + t * EACH, pair->gradient[k] + t * EACH,
-                                     EACH, 0, 0};
+      tensors[t] = (onebit_tensor_t){
+          pair->parameter[k] + t * EACH, pair->gradient[k] + t * EACH, EACH, 0, 0, 0};
     fill_input(pair->parameter[k], ONEBIT_FLOAT32, COUNT, 99, 0);
     CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options, &pair->optimizer[k]),
                  ONEBIT_OK);

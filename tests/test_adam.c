@@ -44,15 +44,15 @@ Test(adam, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FR
 
 Test(adam, mean_absolute_in_small_blocks) {
   struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-  what.options.block_size = 64;
-  what.options.chunk_size = 128;
+  what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+  what.options.common.block_size = 64;
+  what.options.common.chunk_size = 128;
   check_on_groups(what);
 }
 
 Test(adam, one_scale_a_buffer) {
   struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.block_size = ONEBIT_BLOCK_BUFFER;
+  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
   check_on_groups(what);
 }
 
@@ -64,7 +64,7 @@ Test(adam, without_bias_correction) {
 
 Test(adam, without_error_feedback) {
   struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.no_error_feedback = 1;
+  what.options.common.no_error_feedback = 1;
   check_on_groups(what);
 }
 
@@ -78,7 +78,7 @@ Test(adam, other_betas_and_epsilon) {
 
 Test(adam, profile_deepspeed) {
   struct adam_case what = case_of(&adam_tensors_odd, 7);
-  what.options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   check_on_groups(what);
   what.options.freeze_step = 1; /* one step of warm-up all the same */
   check_on_groups(what);
@@ -91,7 +91,7 @@ Test(adam, every_codec_and_any_number_of_threads) {
     for (int threads = 1; threads <= 3; threads++) {
       struct adam_case what = case_of(&adam_tensors_odd, 5);
       what.size = 3;
-      what.options.threads = threads;
+      what.options.common.threads = threads;
       check_case_of_adam(&what);
     }
   }
@@ -237,7 +237,7 @@ static void check_bytes(onebit_comm_t comm, void *context) {
   enum { COUNT = 1 << 18 };
   (void)context;
   float *parameter = allocate(COUNT, sizeof(float)), *gradient = allocate(COUNT, sizeof(float));
-  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
   onebit_optimizer_info_t info = {.size = sizeof info};

@@ -22,9 +22,9 @@ static struct adam_case case_of(const struct adam_tensors *tensors, size_t bucke
                            .tensors = tensors,
                            .form = form,
                            .still = true};
-  what.options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
   what.options.freeze_step = 4;
-  what.options.bucket_size = bucket_size;
+  what.options.common.bucket_size = bucket_size;
   return what;
 }
 
@@ -65,16 +65,16 @@ Test(adam_hosts, buckets_in_any_form) {
 Test(adam_hosts, many_messages) {
   for (size_t bucket_size = 0; bucket_size <= 600; bucket_size += 600) {
     struct adam_case what = case_of(&adam_tensors_odd, bucket_size, SHUFFLED);
-    what.options.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-    what.options.block_size = 64;
-    what.options.chunk_size = 128;
+    what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+    what.options.common.block_size = 64;
+    what.options.common.chunk_size = 128;
     check_splits(what);
   }
 }
 
 Test(adam_hosts, without_error_feedback) {
   struct adam_case what = case_of(&adam_tensors_odd, 0, IN_ONE_CALL);
-  what.options.no_error_feedback = 1;
+  what.options.common.no_error_feedback = 1;
   check_splits(what);
 }
 
@@ -92,7 +92,7 @@ Test(adam_hosts, every_codec) {
     if (!use_codec(test_codecs[c]))
       continue;
     struct adam_case what = case_of(&adam_tensors_odd, 0, IN_ONE_CALL);
-    what.options.threads = 1 + (int)c % 2;
+    what.options.common.threads = 1 + (int)c % 2;
     check_split(what, 1);
     check_split(what, 2);
   }
@@ -107,7 +107,7 @@ Test(adam_hosts, skipped_steps_change_nothing) {
     for (size_t k = 0; k < 3; k++) {
       struct adam_case what = case_of(&adam_tensors_odd, bucket_sizes[(k + (size_t)rank) % 3],
                                       (enum adam_form)((rank + (int)k) % ADAM_FORMS));
-      what.options.chunk_size = 2048;
+      what.options.common.chunk_size = 2048;
       what.poison = poisons[k];
       what.poisoned_rank = rank;
       /* before the freeze there are no squares to overflow but the variance's */
@@ -133,18 +133,18 @@ Test(adam_hosts, destroyed_in_an_open_step) { everyone_once(destroyed_in_an_open
 /* What it would have to be for momentum cannot be had in an allgather. */
 static void ask_for_allgather(onebit_comm_t comm, void *context) {
   static float parameters[10], gradients[10]; /* no step is made */
-  onebit_tensor_t tensor = {parameters, gradients, 10, 0, 0};
+  onebit_tensor_t tensor = {parameters, gradients, 10, 0, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
   (void)context;
-  options.schedule = ONEBIT_SCHEDULE_ALLGATHER;
+  options.common.schedule = ONEBIT_SCHEDULE_ALLGATHER;
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("momentum");
   CHECK(optimizer == NULL, "an optimizer all the same");
   if (onebit_comm_rank(comm) == 0)
-    options.schedule = ONEBIT_SCHEDULE_EXCHANGE;
+    options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   else
-    options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+    options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("schedule");
   meet(comm);

@@ -42,19 +42,19 @@ static const struct {
     {"freeze_threshold", "1", ADAM(.freeze_threshold = 1)},
     {"freeze_threshold", "-0.1", ADAM(.freeze_threshold = -0.1)},
     {"freeze_threshold", "nan", ADAM(.freeze_threshold = NAN)},
-    {"profile", "2", ADAM(.profile = (onebit_profile_t)2)},
-    {"scale", "5", ADAM(.scale = (onebit_scale_t)5)},
-    {"block_size", "40", ADAM(.block_size = 40)},
-    {"chunk_size", "100", ADAM(.chunk_size = 100)},
-    {"threads", "-4", ADAM(.threads = -4)},
-    {"bucket_size", "7", ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .bucket_size = 7)},
+    {"profile", "2", ADAM(.common.profile = (onebit_profile_t)2)},
+    {"scale", "5", ADAM(.common.scale = (onebit_scale_t)5)},
+    {"block_size", "40", ADAM(.common.block_size = 40)},
+    {"chunk_size", "100", ADAM(.common.chunk_size = 100)},
+    {"threads", "-4", ADAM(.common.threads = -4)},
+    {"bucket_size", "7", ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.bucket_size = 7)},
     {"profile", "scale",
-     ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
+     ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
 };
 
 Test(arguments_adam, options) {
   onebit_comm_t comm = self();
-  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0, 0};
   for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
     onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
     check_case("options %zu, wrong %s", k, wrong_options[k].name);
@@ -71,36 +71,39 @@ static const struct {
   const char *name, *value;
   onebit_tensor_t tensor;
 } wrong_tensors[] = {
-    {"tensors[1].parameter", "NULL", {NULL, gradient + COUNT, COUNT, 0, 0}},
-    {"tensors[1].gradient", "NULL", {parameter + COUNT, NULL, COUNT, 0, 0}},
+    {"tensors[1].parameter", "NULL", {NULL, gradient + COUNT, COUNT, 0, 0, 0}},
     {"tensors[1].parameter",
      "align",
-     {(float *)(void *)((char *)(parameter + COUNT) + 2), gradient + COUNT, COUNT, 0, 0}},
+     {(float *)(void *)((char *)(parameter + COUNT) + 2), gradient + COUNT, COUNT, 0, 0, 0}},
     {"tensors[1].gradient",
      "align",
-     {parameter + COUNT, (float *)(void *)((char *)(gradient + COUNT) + 1), COUNT, 0, 0}},
-    {"overlap", "tensors[1]", {parameter + COUNT - 1, gradient + COUNT, COUNT, 0, 0}},
-    {"overlap", "tensors[1]", {parameter + COUNT, gradient + COUNT - 1, COUNT, 0, 0}},
-    {"overlap", "tensors[1]", {parameter + COUNT, parameter + COUNT + 1, COUNT, 0, 0}},
-    {"overlap", "tensors[1]", {parameter + COUNT, parameter, COUNT, 0, 0}},
-    {"tensors[1].weight_decay", "-1", {parameter + COUNT, gradient + COUNT, COUNT, -1, 0}},
-    {"tensors[1].weight_decay", "nan", {parameter + COUNT, gradient + COUNT, COUNT, NAN, 0}},
-    {"tensors[1].weight_decay", "inf", {parameter + COUNT, gradient + COUNT, COUNT, INFINITY, 0}},
-    {"tensors[1].learning_rate_factor", "-2", {parameter + COUNT, gradient + COUNT, COUNT, 0, -2}},
+     {parameter + COUNT, (float *)(void *)((char *)(gradient + COUNT) + 1), COUNT, 0, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT - 1, gradient + COUNT, COUNT, 0, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT, gradient + COUNT - 1, COUNT, 0, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT, parameter + COUNT + 1, COUNT, 0, 0, 0}},
+    {"overlap", "tensors[1]", {parameter + COUNT, parameter, COUNT, 0, 0, 0}},
+    {"tensors[1].weight_decay", "-1", {parameter + COUNT, gradient + COUNT, COUNT, -1, 0, 0}},
+    {"tensors[1].weight_decay", "nan", {parameter + COUNT, gradient + COUNT, COUNT, NAN, 0, 0}},
+    {"tensors[1].weight_decay",
+     "inf",
+     {parameter + COUNT, gradient + COUNT, COUNT, INFINITY, 0, 0}},
+    {"tensors[1].learning_rate_factor",
+     "-2",
+     {parameter + COUNT, gradient + COUNT, COUNT, 0, -2, 0}},
     {"tensors[1].learning_rate_factor",
      "inf",
-     {parameter + COUNT, gradient + COUNT, COUNT, 0, INFINITY}},
+     {parameter + COUNT, gradient + COUNT, COUNT, 0, INFINITY, 0}},
     {"tensors[1].learning_rate_factor",
      "nan",
-     {parameter + COUNT, gradient + COUNT, COUNT, 0, NAN}},
-    {"tensors[1].count", "18446744073709551615", {parameter, gradient, SIZE_MAX, 0, 0}},
+     {parameter + COUNT, gradient + COUNT, COUNT, 0, NAN, 0}},
+    {"tensors[1].count", "18446744073709551615", {parameter, gradient, SIZE_MAX, 0, 0, 0}},
 };
 
 Test(arguments_adam, tensors) {
   onebit_comm_t comm = self();
   for (size_t k = 0; k < sizeof wrong_tensors / sizeof wrong_tensors[0]; k++) {
     onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
-    onebit_tensor_t tensors[2] = {{parameter, gradient, COUNT, 0, 0}, wrong_tensors[k].tensor};
+    onebit_tensor_t tensors[2] = {{parameter, gradient, COUNT, 0, 0, 0}, wrong_tensors[k].tensor};
     check_case("tensor %zu, wrong %s", k, wrong_tensors[k].name);
     check_wrong(onebit_adam_create(comm, tensors, 2, NULL, &optimizer), wrong_tensors[k].name,
                 wrong_tensors[k].value);
@@ -112,7 +115,7 @@ Test(arguments_adam, tensors) {
 
 Test(arguments_adam, create) {
   onebit_comm_t comm = self();
-  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0, 0};
   onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
   check_wrong(onebit_adam_create(NULL, &tensor, 1, NULL, &optimizer), "comm", "NULL");
   CHECK(optimizer == NULL, "a failed creation left an optimizer");
@@ -147,7 +150,7 @@ static void check_steps(onebit_optimizer_t optimizer) {
 
 Test(arguments_adam, step_and_info) {
   onebit_comm_t comm = self();
-  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0};
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer = NULL;
   onebit_optimizer_info_t info = {.size = sizeof info};

@@ -25,7 +25,7 @@ static struct adam_case case_of(size_t bucket_size, enum adam_form form) {
                            .form = form,
                            .still = true};
   what.options.freeze_step = 4;
-  what.options.bucket_size = bucket_size;
+  what.options.common.bucket_size = bucket_size;
   return what;
 }
 
@@ -56,15 +56,15 @@ Test(buckets, one_bucket_in_any_form) {
 Test(buckets, one_scale_a_bucket) {
   for (size_t b = 0; b < sizeof bucket_sizes / sizeof bucket_sizes[0]; b++) {
     struct adam_case what = case_of(bucket_sizes[b], SHUFFLED);
-    what.options.block_size = ONEBIT_BLOCK_BUFFER;
+    what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
     check_on_groups(what);
   }
 }
 
 Test(buckets, many_messages_in_flight) {
   struct adam_case what = case_of(600, SHUFFLED);
-  what.options.block_size = 64;
-  what.options.chunk_size = 128;
+  what.options.common.block_size = 64;
+  what.options.common.chunk_size = 128;
   check_on_groups(what);
 }
 
@@ -81,7 +81,7 @@ Test(buckets, other_lists_of_tensors) {
 Test(buckets, profile_deepspeed_has_a_bucket_a_tensor) {
   for (int form = 0; form < ADAM_FORMS; form++) {
     struct adam_case what = case_of(0, (enum adam_form)form);
-    what.options.profile = ONEBIT_PROFILE_DEEPSPEED;
+    what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
     check_on_groups(what);
   }
 }
@@ -117,9 +117,9 @@ static void check_departures(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizer = NULL;
   (void)context;
   options.freeze_step = 2;
-  options.bucket_size = 2 * EACH;
+  options.common.bucket_size = 2 * EACH;
   for (int t = 0; t < TENSORS; t++)
-    tensors[t] = (onebit_tensor_t){parameters + t * EACH, gradients + t * EACH, EACH, 0, 0};
+    tensors[t] = (onebit_tensor_t){parameters + t * EACH, gradients + t * EACH, EACH, 0, 0, 0};
   fill_input(gradients, ONEBIT_FLOAT32, TENSORS * EACH, onebit_comm_rank(comm), 0);
   CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options, &optimizer), ONEBIT_OK);
   for (int step = 0; step < 4; step++) {

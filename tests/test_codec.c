@@ -52,6 +52,7 @@ Test(codec, compresses_as_defined) {
     struct ob_compress_run run = {.count = count,
                                   .valid = count,
                                   .input = input,
+                                  .weight = 1,
                                   .kept = kept,
                                   .kept_scale = 0.25f,
                                   .kept_out = next,

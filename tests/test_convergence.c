@@ -162,7 +162,7 @@ static void regress(onebit_comm_t comm, void *context) {
   struct regression *regression = context;
   int rank = onebit_comm_rank(comm);
   float w[FEATURES] = {0}, gradient[FEATURES];
-  onebit_tensor_t tensor = {w, gradient, FEATURES, 0, 0};
+  onebit_tensor_t tensor = {w, gradient, FEATURES, 0, 0, 0};
   struct samples *samples = make_samples(rank);
   onebit_optimizer_t optimizer;
   if (CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &regression->options, &optimizer),
@@ -182,7 +182,7 @@ static double loss_after(size_t freeze_step, int no_error_feedback) {
   struct regression regression = {.options = ONEBIT_ADAM_OPTIONS_INIT};
   double mean = 0.0;
   regression.options.freeze_step = freeze_step;
-  regression.options.no_error_feedback = no_error_feedback;
+  regression.options.common.no_error_feedback = no_error_feedback;
   on_ranks(RANKS, regress, &regression);
   for (int r = 0; r < RANKS; r++)
     mean += regression.loss[r] / RANKS;

@@ -169,11 +169,11 @@ static void check_moment(int step, const float *before, const float *after) {
 
 static void eight_steps(onebit_comm_t comm, void *context) {
   float parameter[COUNT], gradient[COUNT], before[COUNT];
-  onebit_tensor_t tensor = {parameter, gradient, COUNT, (float)DECAY, 0};
+  onebit_tensor_t tensor = {parameter, gradient, COUNT, (float)DECAY, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
   (void)context;
-  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   options.freeze_step = 4;
   for (int i = 0; i < COUNT; i++)
     parameter[i] = (float)(3 * i % 7 - 3) / 4.0f;

@@ -85,9 +85,9 @@ static onebit_status_t create_plan(onebit_comm_t comm, const struct creation *cr
 static float parameters[5000], gradients[5000]; /* no step is made: threads share them unwritten */
 
 static onebit_status_t create_adam(onebit_comm_t comm, const struct creation *creation) {
-  onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0},
-                               {NULL, NULL, 0, 0, 0},
-                               {parameters + 1000, gradients + 1000, 4000, 0, 0}};
+  onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0, 0},
+                               {NULL, NULL, 0, 0, 0, 0},
+                               {parameters + 1000, gradients + 1000, 4000, 0, 0, 0}};
   onebit_optimizer_t optimizer = NULL;
   onebit_status_t status = onebit_adam_create(comm, tensors, 3, &creation->adam, &optimizer);
   CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
@@ -171,19 +171,19 @@ Test(memory, plan_create_in_other_schedules) {
 
 Test(memory, adam_create_on_several_hosts) {
   struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
-  creation.adam.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  creation.adam.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
   check_creation_on(&creation, 4, 2);
-  creation.adam.bucket_size = 1;
+  creation.adam.common.bucket_size = 1;
   check_creation_on(&creation, 4, 2);
 }
 
 Test(memory, adam_create) {
   struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
   check_creation(&creation);
-  creation.adam.bucket_size = 1;
+  creation.adam.common.bucket_size = 1;
   check_creation(&creation);
-  creation.adam.bucket_size = 0;
-  creation.adam.profile = ONEBIT_PROFILE_DEEPSPEED;
+  creation.adam.common.bucket_size = 0;
+  creation.adam.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   check_creation(&creation);
 }
 
@@ -201,13 +201,13 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
   pthread_barrier_t *everyone = &calls->everyone;
   bool first = onebit_comm_rank(comm) == 0;
   float send[1200] = {1.0f}, receive[1200]; /* of four ranks at most */
-  onebit_tensor_t tensor = {receive, send, 300, 0, 0};
+  onebit_tensor_t tensor = {receive, send, 300, 0, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_plan_t plans[3];
   onebit_optimizer_t optimizer = NULL;
   options.freeze_step = 2;
   if (calls->schedule != ONEBIT_SCHEDULE_ALLGATHER)
-    options.schedule = calls->schedule;
+    options.common.schedule = calls->schedule;
   for (int k = 0; k < 3; k++) {
     onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
     plan.operation = (onebit_operation_t)k;

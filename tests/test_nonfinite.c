@@ -214,7 +214,7 @@ Test(nonfinite, adam_steps_are_skipped) {
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     options.freeze_step = 4;
     check_adam(size, &options);
-    options.profile = ONEBIT_PROFILE_DEEPSPEED;
+    options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
     check_adam(size, &options);
   }
 }
@@ -226,7 +226,7 @@ static void check_overflow(int size, onebit_profile_t profile, float poison) {
   struct adam_case what = {
       .size = size, .steps = 8, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = &adam_tensors_odd};
   what.options.freeze_step = 4;
-  what.options.profile = profile;
+  what.options.common.profile = profile;
   what.poison = poison;
   what.poisoned_rank = size - 1;
   struct adam_run run = adam_prepare(&what);

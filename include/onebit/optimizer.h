@@ -1,28 +1,41 @@
 /*
- * Optimizers that converge with one bit an element.
+ * Optimizers that converge with one bit an element: what they have in common. Each has a header
+ * with its formulas, its options and the call that makes one:
  *
- * 1-bit Adam (Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
- * Convergence Speed", arXiv 2102.02888). It starts as data-parallel Adam, with gradients averaged
- * in full precision, until the variance has settled; then the variance is frozen and the momentum
- * is what the ranks exchange, one bit an element with the error fed back:
+ *   adam.h            1-bit Adam
+ *   lamb.h            1-bit LAMB, for very large batches
+ *   zero_one_adam.h   0/1 Adam, which also leaves exchanges out
+ *   momentum.h        1-bit momentum SGD
  *
- *   warm-up      g = mean over ranks of gradient
- *                m = b1 m + (1 - b1) g
- *                v = b2 v + (1 - b2) g^2
- *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
+ * and checkpoint.h saves and loads any of them. docs/optimizers.md says how to choose.
  *
- *   compressed   m = compressed allreduce of (b1 m + (1 - b1) gradient of this rank)
- *                v as it was at the freeze
- *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
+ * An optimizer is made from a list of tensors, and makes steps: it reads the gradients, exchanges,
+ * and updates the parameters. Gradients are local: do not average them over the ranks before the
+ * step, the optimizer does. All ranks must start from the same parameters; the steps keep them
+ * equal, bit for bit (0/1 Adam: at its synchronisations). Learning-rate schedules are the caller's:
+ * every step is given its rate.
  *
- * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
- * freeze). An element whose variance is exactly zero at the freeze never had a gradient: its step
- * would be m / eps, so it gets none (weight decay still applies).
+ * Mixed precision. Gradients and parameters may be float16 or bfloat16; then the optimizer keeps
+ * float32 master values of the parameters, taken from them when it is made, and each step writes
+ * the rounded ones. All arithmetic is float32; factors that are the same for all elements are
+ * computed in double and rounded once.
  *
- * The arithmetic is float32; b1, b2, 1 - b1, 1 - b2 and the bias corrections are computed in double
- * and rounded once. Gradients are local: do not average them over the ranks before the step, the
- * optimizer does. All ranks must start from the same parameters; the steps keep them equal, bit for
- * bit.
+ * What a gradient counts as. The array's value times gradient_factor (1 / k, where it is the sum
+ * over k micro-batches), divided by the loss scale if there is one, times the factor of clipping. A
+ * rank that has no gradient of a tensor sets NULL (onebit_optimizer_set_gradient): zeros.
+ *
+ * Loss scaling. With loss_scale_first the caller multiplies its loss by the scale that
+ * onebit_optimizer_get_loss_scale tells, and the step divides. A step that some rank's gradients
+ * spoil (ONEBIT_SKIPPED) lowers the scale to a half; loss_scale_interval good steps in a row double
+ * it. All ranks come to the same scale without a message of their own, since whether a step was
+ * skipped travels with the gradients.
+ *
+ * Clipping. With clip_norm gradients are multiplied by min(1, clip_norm / norm), where
+ *   norm = sqrt(mean over ranks of |gradient of the rank|^2)
+ * and |.| is the Euclidean norm over all tensors. It is the same in all stages, which the norm of
+ * the mean gradient could not be: nobody has that once bits travel. It is never less than that one,
+ * and with independent noise up to sqrt(ranks) times as much. It costs a pass over the gradients
+ * and one message of four bytes, before the first bit can leave.
  */
 #ifndef ONEBIT_OPTIMIZER_H
 #define ONEBIT_OPTIMIZER_H
@@ -38,14 +51,21 @@ extern "C" {
 
 typedef struct onebit_optimizer *onebit_optimizer_t;
 
-/* A tensor to optimize. The arrays are the caller's, aligned to float, apart from each other, and
- * must outlive the optimizer. Fill unnamed fields with zero. */
+/* A tensor to optimize. The arrays are the caller's, aligned to their type, apart from each other,
+ * and must outlive the optimizer. Fill unnamed fields with zero. */
 typedef struct onebit_tensor {
-  float *parameter;           /* count floats, updated in place by each step, equal on all ranks */
-  const float *gradient;      /* count floats, this rank's own gradient, read by each step */
+  /* count elements of parameter_dtype, updated in place by each step, equal on all ranks at the
+   * beginning */
+  void *parameter;
+  /* count elements of gradient_dtype, this rank's own gradient, read by each step; NULL: this rank
+   * has none, which counts as zeros (onebit_optimizer_set_gradient can change that) */
+  const void *gradient;
   size_t count;               /* elements; 0 is allowed, with NULL arrays */
-  float weight_decay;         /* decoupled, as in AdamW: wd above. Default 0 */
+  float weight_decay;         /* decoupled, as in AdamW: wd in the formulas. Default 0 */
   float learning_rate_factor; /* multiplies the step's learning rate. 0 means the default, 1 */
+  /* Nonzero: its gradient is always averaged in full precision, and it takes the uncompressed step
+   * of its optimizer in all stages. */
+  int uncompressed;
 } onebit_tensor_t;
 
 /* freeze_step: find the step from the variance (see onebit_adam_options_t), or never freeze: plain
@@ -53,26 +73,10 @@ typedef struct onebit_tensor {
 #define ONEBIT_FREEZE_AUTOMATIC ((size_t)0)
 #define ONEBIT_FREEZE_NEVER     ((size_t)-1)
 
-/* Start from ONEBIT_ADAM_OPTIONS_INIT; in every field zero means the default. All ranks give the
- * same, except threads. */
-typedef struct onebit_adam_options {
-  size_t size;    /* sizeof(onebit_adam_options_t) */
-  double beta1;   /* in (0, 1); default 0.9 */
-  double beta2;   /* in (0, 1); default 0.999 */
-  double epsilon; /* positive; default 1e-8 */
-  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. In profile deepspeed
-   * DeepSpeed's own count, whose first call makes no step: freeze_step - 1 steps of warm-up, and at
-   * least one. */
-  size_t freeze_step;
-  /* Automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the first step t > D whose
-   * variance satisfies
-   *   threshold <= |v(t - D)| / |v(t)| <= 1 / threshold
-   * in the sum of absolute values (bias-corrected unless no_bias_correction is set); in (0, 1);
-   * default 0.96 (the criterion of arXiv 2102.02888). */
-  double freeze_threshold;
-  int no_bias_correction; /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
-  /* DEEPSPEED: DeepSpeed's OnebitAdam: no bias correction, one call a tensor with its padding and
-   * scales, a step m / eps where the variance is zero, no compression when there is one rank. */
+/* The options that all optimizers have. Start from ONEBIT_OPTIMIZER_OPTIONS_INIT; in every field
+ * zero means the default. All ranks give the same, except threads and device. */
+typedef struct onebit_optimizer_options {
+  /* DEEPSPEED: the arithmetic of DeepSpeed's optimizer of that name; each header says which. */
   onebit_profile_t profile;
   onebit_scale_t scale; /* as in onebit_plan_options_t, and so are the next four */
   size_t block_size;    /* a block never spans two tensors */
@@ -85,7 +89,7 @@ typedef struct onebit_adam_options {
    * bucket of its own. A tensor is never split. Default 0: one bucket of everything. With
    * ONEBIT_BLOCK_BUFFER a bucket is the buffer that has one scale; otherwise no bit of any result
    * depends on bucket_size, where the exchanges of all buckets follow the same schedule. Profile
-   * deepspeed has a bucket a tensor: leave it 0. */
+   * deepspeed decides what is compressed together: leave it 0 there. */
   size_t bucket_size;
   /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical when there are several hosts with as many ranks
    * each, more than one; else exchange. Not ONEBIT_SCHEDULE_ALLGATHER. */
@@ -93,29 +97,21 @@ typedef struct onebit_adam_options {
   /* Where parameters and gradients are, as in onebit_plan_options_t. All ranks need not agree; if
    * they do not, and hosts have several ranks, name a schedule that both devices have. */
   onebit_device_t device;
-} onebit_adam_options_t;
+  onebit_dtype_t gradient_dtype;  /* default ONEBIT_FLOAT32 */
+  onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32, without master values */
+  double gradient_factor;         /* positive; default 1 */
+  double clip_norm;               /* positive; default 0: no clipping */
+  double loss_scale_first;        /* from 1 on; default 0: no loss scaling. 65536 is usual */
+  size_t loss_scale_interval;     /* good steps before the scale doubles; default 2000 */
+  double loss_scale_least;        /* the scale does not fall below; default 1 */
+  size_t dense_below; /* tensors of fewer elements count as `uncompressed`; default 0: none */
+} onebit_optimizer_options_t;
 
 /* clang-format off */
-#define ONEBIT_ADAM_OPTIONS_INIT \
-  { sizeof(onebit_adam_options_t), 0, 0, 0, 0, 0, 0, ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, \
-    0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_DEVICE_HOST }
+#define ONEBIT_OPTIMIZER_OPTIONS_INIT \
+  { ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
+    ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0 }
 /* clang-format on */
-
-/* Makes a 1-bit Adam optimizer of a list of tensors. Collective: all ranks give the same counts, in
- * the same order, and the same options, and all get the same success or failure.
- *   comm        the ranks; must outlive the optimizer
- *   tensors     ntensors descriptions; copied, the arrays they point to are not
- *   ntensors    0 or more
- *   options     or NULL for the defaults; not kept
- *   optimizer   out: the optimizer; NULL when the call fails
- * Memory, in bytes a parameter: 12 (momentum then kept value, variance then reciprocal denominator,
- * averaged gradient then second kept value) + 8 / size + 1/2 for messages; plain data-parallel Adam
- * with a buffer for the mean takes 12.
- * Errors: those of onebit_plan_create; ONEBIT_ERROR_ARGUMENT also for a NULL or misaligned array,
- * arrays that overlap, a weight decay or factor that is negative or not finite. */
-onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                   size_t ntensors, const onebit_adam_options_t *options,
-                                   onebit_optimizer_t *optimizer);
 
 /* One step: reads the gradients, exchanges, updates the parameters. Collective.
  *   optimizer       the optimizer
@@ -146,8 +142,8 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  * for some tensors or for all, or make its step without them. No bit of any result depends on it.
  *   optimizer       the optimizer
  *   learning_rate   of this step (it travels with the messages), finite and not negative
- *   tensor          place in the list given to onebit_adam_create, once a step; a tensor without
- *                   elements need not be ready
+ *   tensor          place in the list that the optimizer was made from, once a step; a tensor
+ *                   without elements need not be ready
  * From ready to the end of step the tensor's gradient is the library's to read. Parameters do not
  * change before step.
  * What is wrong is said at once, and again by the step, which then fails on every rank and changes
@@ -158,6 +154,24 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  * ONEBIT_ERROR_UNSUPPORTED (begin of an optimizer on a device). */
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
+
+/* From the next step on this rank's gradient of a tensor is in another array, or there is none.
+ * Local; not while a step is open, nor while steps on a stream are under way. The ranks need not
+ * agree.
+ *   optimizer   the optimizer
+ *   tensor      place in the list that the optimizer was made from
+ *   gradient    as in onebit_tensor_t
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, no such tensor, a misaligned array), ONEBIT_ERROR_BUSY (a
+ * step is open), ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
+                                              const void *gradient);
+
+/* What the next step's loss is to be multiplied with; 1 without loss scaling. Local; waits for
+ * steps on streams.
+ *   optimizer   the optimizer
+ *   scale       out
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale);
 
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
 
@@ -175,6 +189,11 @@ typedef struct onebit_optimizer_info {
   uint64_t warmup_bytes;     /* bytes that a warm-up step sends from this rank */
   uint64_t compressed_bytes; /* bytes that a compressed step sends from this rank */
   uint64_t memory_bytes;     /* bytes allocated by the optimizer on this rank */
+  const char *name;          /* "adam", "lamb", "zero_one_adam" or "momentum" */
+  double loss_scale;         /* onebit_optimizer_get_loss_scale */
+  double gradient_norm;      /* of the latest step, before clipping; 0 without clipping */
+  int synchronized;          /* are the parameters equal on all ranks now? 0/1 Adam: not always */
+  uint64_t exchanges[3];     /* steps that sent gradients dense, one bit an element, nothing */
 } onebit_optimizer_info_t;
 
 /* Says how the optimizer stands. Local; reads the state once for the norms, and on a device waits

@@ -20,6 +20,8 @@ extern "C" {
 typedef enum onebit_status {
   ONEBIT_OK = 0,
   ONEBIT_IN_PROGRESS = 1, /* the request is not finished: test it again, or wait */
+  /* all is well done, but something wants to be looked at; the words say what, and what to do */
+  ONEBIT_WARNING = 2,
   /* some rank's input was not finite: every rank skipped the call, nothing changed */
   ONEBIT_SKIPPED = -1,
   /* an argument of this rank is wrong; the words name it and its value */
@@ -33,7 +35,11 @@ typedef enum onebit_status {
   /* MPI, or another transport, failed; the words are the transport's */
   ONEBIT_ERROR_TRANSPORT = -8,
   ONEBIT_ERROR_UNSUPPORTED = -9, /* this build or this machine cannot do that */
-  ONEBIT_ERROR_DEVICE = -10      /* CUDA failed; the words are CUDA's */
+  ONEBIT_ERROR_DEVICE = -10,     /* CUDA failed; the words are CUDA's */
+  /* a checkpoint is damaged, incomplete, of another optimizer or model, or newer than this library;
+   * the words say which, and where */
+  ONEBIT_ERROR_CHECKPOINT = -11,
+  ONEBIT_ERROR_FILE = -12 /* the system could not read or write a file; the words are its */
 } onebit_status_t;
 
 /* The name of a status, "ONEBIT_OK" for example. Local.

@@ -1,12 +1,12 @@
 /* 1-bit Adam on a device: what its kernels are told, and its passes on the step's stream. */
-#include "optimizers/adam.h"
+#include "optimizers/optimizer.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "cuda/device.h"
 #include "onebit/cuda.h"
 
-struct ob_adam_device {
+struct ob_unit_device {
   int number;
   struct ob_cuda_adam kernel; /* but for what changes with the step */
   /* By piece, in memory of the device. */
@@ -22,7 +22,7 @@ struct ob_adam_device {
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-static onebit_status_t out_of_memory(const struct ob_adam_device *device) {
+static onebit_status_t out_of_memory(const struct ob_unit_device *device) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an optimizer",
                   device->number);
 }
@@ -38,8 +38,8 @@ static void *copied(struct onebit_optimizer *optimizer, const void *values, size
   return NULL;
 }
 
-static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
-  struct ob_adam_device *device = unit->device;
+static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  struct ob_unit_device *device = unit->device;
   size_t pieces = unit->bits->layout.pieces;
   device->parameters = copied(optimizer, unit->parameters, pieces, sizeof *device->parameters);
   device->gradients = copied(optimizer, unit->gradients, pieces, sizeof *device->gradients);
@@ -54,7 +54,7 @@ static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob
 }
 
 static struct ob_cuda_adam describe(const struct onebit_optimizer *optimizer,
-                                    const struct ob_adam_unit *unit) {
+                                    const struct ob_unit *unit) {
   return (struct ob_cuda_adam){
       .parameters = unit->device->parameters,
       .factors = unit->device->factors,
@@ -65,7 +65,7 @@ static struct ob_cuda_adam describe(const struct onebit_optimizer *optimizer,
   };
 }
 
-static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   OB_TRY(copy_pieces(optimizer, unit));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&unit->device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&unit->device->last, cudaEventDisableTiming));
@@ -73,7 +73,7 @@ static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob
   return ONEBIT_OK;
 }
 
-static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   unit->device = ob_allocate(1, sizeof *unit->device);
   if (!unit->device)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
@@ -85,8 +85,8 @@ static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_adam
 }
 
 /* Steps may still be on a stream that use what is given back: cudaFree waits for them. */
-static void destroy(struct ob_adam_unit *unit) {
-  struct ob_adam_device *device = unit->device;
+static void destroy(struct ob_unit *unit) {
+  struct ob_unit_device *device = unit->device;
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
@@ -115,19 +115,19 @@ static onebit_status_t check(const char *name, const void *array) {
 /* --- A step ------------------------------------------------------------------------------------*/
 
 static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
-                              const struct ob_adam_unit *unit) {
+                              const struct ob_unit *unit) {
   return optimizer->step.on_stream ? optimizer->step.stream : unit->device->own;
 }
 
 static bool compresses(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at && ob_adam_compresses(optimizer);
+  return optimizer->frozen_at && ob_optimizer_compresses(optimizer);
 }
 
 /* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
  * another stream or on the plan's own, has to wait for them too, and the counting for the plan.
  * What is captured has no place in time yet. */
 static onebit_status_t follow(const struct onebit_optimizer *optimizer,
-                              const struct ob_adam_unit *unit) {
+                              const struct ob_unit *unit) {
   const struct onebit_plan *plan = compresses(optimizer) ? unit->bits : unit->dense;
   cudaEvent_t last = optimizer->units[0].device->last;
   cudaStream_t stream = optimizer->step.stream;
@@ -144,7 +144,7 @@ static onebit_status_t follow(const struct onebit_optimizer *optimizer,
 
 /* Where the host does not know how many steps were made, the device counts: those of this stage
  * are calls of one plan, and before it came those of the other. */
-static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
+static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   const onebit_adam_options_t *options = &optimizer->options;
   bool bits = compresses(optimizer);
   const struct onebit_plan *plan = bits ? unit->bits : unit->dense;
@@ -156,9 +156,9 @@ static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_
   return ONEBIT_OK;
 }
 
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                                struct ob_call *call) {
-  struct ob_adam_device *device = unit->device;
+  struct ob_unit_device *device = unit->device;
   call->device_inputs = device->gradients;
   call->device_outputs = call->outputs ? device->means : NULL;
   device->kernel.learning_rate = optimizer->step.learning_rate;
@@ -174,7 +174,7 @@ static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_ada
 }
 
 static onebit_status_t list_states(struct onebit_optimizer *optimizer) {
-  struct ob_adam_device *first = optimizer->units[0].device;
+  struct ob_unit_device *first = optimizer->units[0].device;
   size_t count = optimizer->unit_count;
   struct ob_cuda_state **states = ob_allocate(2 * count, sizeof *states);
   for (size_t u = 0; states && u < count; u++) {
@@ -190,7 +190,7 @@ static onebit_status_t list_states(struct onebit_optimizer *optimizer) {
 /* Nothing is applied in any unit unless all are well: where the host does not know, the device sees
  * to that. The list is made in the first step, which is one of the warm-up and so in no graph. */
 static onebit_status_t join(struct onebit_optimizer *optimizer, bool bits) {
-  struct ob_adam_unit *first = optimizer->units;
+  struct ob_unit *first = optimizer->units;
   if (!optimizer->deferred || optimizer->unit_count < 2)
     return ONEBIT_OK;
   if (!first->device->states)
@@ -201,7 +201,7 @@ static onebit_status_t join(struct onebit_optimizer *optimizer, bool bits) {
 }
 
 /* In the warm-up it is the dense exchange that may have been stopped. */
-static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                               enum ob_adam_pass kind, uint64_t step) {
   struct ob_cuda_plan plan = unit->bits->device->kernel;
   struct ob_cuda_adam adam = unit->device->kernel;
@@ -218,7 +218,7 @@ static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_adam
   return ONEBIT_OK;
 }
 
-static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                             enum ob_adam_pass kind, uint64_t step) {
   int before = ob_cuda_enter(unit->device->number);
   onebit_status_t status = launch(optimizer, unit, kind, step);
@@ -226,7 +226,7 @@ static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_adam_u
   return status;
 }
 
-static onebit_status_t add_up(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+static onebit_status_t add_up(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                               double *norm) {
   cudaStream_t stream = stream_of(optimizer, unit);
   OB_TRY_CUDA(ob_cuda_adam_norm(unit->bits->device->kernel, unit->device->kernel,
@@ -237,7 +237,7 @@ static onebit_status_t add_up(struct onebit_optimizer *optimizer, struct ob_adam
   return ONEBIT_OK;
 }
 
-static onebit_status_t norm(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit,
+static onebit_status_t norm(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                             double *value) {
   int before = ob_cuda_enter(unit->device->number);
   onebit_status_t status = add_up(optimizer, unit, value);
@@ -246,18 +246,18 @@ static onebit_status_t norm(struct onebit_optimizer *optimizer, struct ob_adam_u
 }
 
 /* Of one unit, where there is no stream of the caller's. */
-static cudaError_t wait_for(struct ob_adam_unit *unit) {
+static cudaError_t wait_for(struct ob_unit *unit) {
   unit->bits->place->settled(unit->bits, true); /* a held call was applied after it ended */
   return cudaStreamSynchronize(unit->device->own);
 }
 
-static cudaError_t record_end(struct ob_adam_unit *first, cudaStream_t stream) {
+static cudaError_t record_end(struct ob_unit *first, cudaStream_t stream) {
   return ob_cuda_is_capturing(stream) ? cudaSuccess : cudaEventRecord(first->device->last, stream);
 }
 
 static onebit_status_t finish(struct onebit_optimizer *optimizer) {
   cudaError_t error = cudaSuccess;
-  struct ob_adam_unit *first = optimizer->units;
+  struct ob_unit *first = optimizer->units;
   for (size_t u = 0; error == cudaSuccess && u < optimizer->unit_count; u++) {
     int before = ob_cuda_enter(first[u].device->number);
     if (!optimizer->step.on_stream)
@@ -277,23 +277,23 @@ static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
 
 /* Steps are those that any unit's exchanges ended well in. */
 static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
-  const struct ob_adam_unit *unit = &optimizer->units[0];
+  const struct ob_unit *unit = &optimizer->units[0];
   const struct ob_cuda_outcome *dense = &unit->dense->device->seen->outcome;
   const struct ob_cuda_outcome *bits = &unit->bits->device->seen->outcome;
   *steps = (uint64_t)dense->calls + bits->calls;
   *skipped = (uint64_t)dense->skipped + bits->skipped;
 }
 
-const struct ob_adam_place ob_adam_place_cuda = {.check = check,
-                                                 .create = create,
-                                                 .destroy = destroy,
-                                                 .prepare = prepare,
-                                                 .join = join,
-                                                 .pass = pass,
-                                                 .norm = norm,
-                                                 .counts = counts,
-                                                 .finish = finish,
-                                                 .wait = wait_for_passes};
+const struct ob_optimizer_place ob_optimizer_place_cuda = {.check = check,
+                                                           .create = create,
+                                                           .destroy = destroy,
+                                                           .prepare = prepare,
+                                                           .join = join,
+                                                           .pass = pass,
+                                                           .norm = norm,
+                                                           .counts = counts,
+                                                           .finish = finish,
+                                                           .wait = wait_for_passes};
 
 /* --- The public calls --------------------------------------------------------------------------*/
 
@@ -316,12 +316,12 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
                     "optimizer is for memory of the host: its device option is "
                     "ONEBIT_DEVICE_HOST");
   OB_TRY(check_capture(optimizer, stream));
-  return ob_adam_note(optimizer, ob_adam_step_on(optimizer, learning_rate, true, stream));
+  return ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, stream));
 }
 
 onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
   if (!optimizer)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
-  OB_TRY(ob_adam_catch_up(optimizer));
-  return ob_adam_take_outcome(optimizer);
+  OB_TRY(ob_optimizer_catch_up(optimizer));
+  return ob_optimizer_take_outcome(optimizer);
 }

@@ -1,5 +1,5 @@
 /*
- * A step of 1-bit Adam: its exchanges, in one go or in parts.
+ * A step: its exchanges, in one go or in parts.
  *
  * Every unit is exchanged exactly once a step, so ranks that go about it differently still meet. A
  * mistake of this rank must reach the others with some unit's messages: therefore the last unit is
@@ -9,12 +9,12 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "optimizers/adam.h"
+#include "optimizers/optimizer.h"
 
 /* The status from now on, with the latest error's words. An error counts more than a skip, and what
  * came first more than what followed: with the same statuses of the units, all ranks come to the
  * same one. */
-static onebit_status_t add(struct ob_adam_outcome *outcome, onebit_status_t status) {
+static onebit_status_t add(struct ob_outcome *outcome, onebit_status_t status) {
   bool worse = outcome->status == ONEBIT_OK || outcome->status == ONEBIT_SKIPPED;
   if (status != ONEBIT_OK && worse && status != outcome->status) {
     outcome->status = status;
@@ -23,27 +23,35 @@ static onebit_status_t add(struct ob_adam_outcome *outcome, onebit_status_t stat
   return status;
 }
 
-static onebit_status_t note(struct ob_adam_step *step, onebit_status_t status) {
+static onebit_status_t note(struct ob_step_state *step, onebit_status_t status) {
   return add(&step->outcome, status);
 }
 
-onebit_status_t ob_adam_note(onebit_optimizer_t optimizer, onebit_status_t status) {
+onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t status) {
   return add(&optimizer->outcome, status);
 }
 
-static onebit_status_t tell(const struct ob_adam_outcome *outcome) {
+static onebit_status_t tell(const struct ob_outcome *outcome) {
   return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->words);
 }
 
-onebit_status_t ob_adam_take_outcome(onebit_optimizer_t optimizer) {
+onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
   onebit_status_t status = tell(&optimizer->outcome);
   optimizer->outcome.status = ONEBIT_OK;
   return status;
 }
 
-static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
-                                 struct ob_adam_unit *unit) {
-  return (struct ob_call){.source = {.inputs = unit->gradients},
+bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
+  return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
+}
+
+enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
+                                  const struct ob_unit *unit) {
+  return unit->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
+}
+
+static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  return (struct ob_call){.source = {.inputs = unit->gradients, .weight = 1},
                           .outputs = unit->means,
                           .agreed = ob_bits_of(optimizer->step.learning_rate),
                           .agreed_name = "learning_rate",
@@ -52,33 +60,17 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                           .hold = optimizer->unit_count > 1 && optimizer->deferred};
 }
 
-/* When there are several units nothing is applied until all are known to be well. */
-static struct ob_call momentum_call(const struct onebit_optimizer *optimizer,
-                                    struct ob_adam_unit *unit) {
-  struct ob_adam_factors factors = ob_adam_factors_of(optimizer, optimizer->steps + 1);
-  unit->sink = (struct ob_adam_sink){.parameters = unit->parameters,
-                                     .reciprocals = unit->variance,
-                                     .learning_rates = unit->learning_rates,
-                                     .weight_decays = unit->weight_decays,
-                                     .momentum_factor = factors.momentum_factor};
+static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_call call = dense_call(optimizer, unit);
-  call.source.momentum = true;
-  call.source.beta1 = factors.beta1;
-  call.source.one_minus_beta1 = factors.one_minus_beta1;
   call.outputs = NULL;
-  call.adam = &unit->sink;
-  call.hold = optimizer->unit_count > 1;
+  optimizer->method->call(optimizer, unit, &call);
   return call;
 }
 
-static bool sends_bits(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at && ob_adam_compresses(optimizer);
-}
-
-static void start(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit) {
-  struct ob_adam_step *step = &optimizer->step;
-  bool bits = sends_bits(optimizer);
-  struct ob_call call = bits ? momentum_call(optimizer, unit) : dense_call(optimizer, unit);
+static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  struct ob_step_state *step = &optimizer->step;
+  bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  struct ob_call call = bits ? bits_call(optimizer, unit) : dense_call(optimizer, unit);
   note(step, optimizer->place->prepare(optimizer, unit, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
   onebit_status_t status = ob_plan_start(bits ? unit->bits : unit->dense, so_far, &call);
@@ -89,13 +81,15 @@ static void start(struct onebit_optimizer *optimizer, struct ob_adam_unit *unit)
 
 /* Starts the units that have not been started, the last one first, and waits for all. */
 static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
-  struct ob_adam_step *step = &optimizer->step;
-  bool bits = sends_bits(optimizer);
-  for (size_t u = optimizer->unit_count; u-- > 0;)
-    if (!optimizer->units[u].started)
-      start(optimizer, &optimizer->units[u]);
+  struct ob_step_state *step = &optimizer->step;
   for (size_t u = optimizer->unit_count; u-- > 0;) {
-    struct ob_adam_unit *unit = &optimizer->units[u];
+    struct ob_unit *unit = &optimizer->units[u];
+    if (!unit->started && ob_unit_exchange(optimizer, unit) != OB_EXCHANGE_NONE)
+      start(optimizer, unit);
+  }
+  for (size_t u = optimizer->unit_count; u-- > 0;) {
+    struct ob_unit *unit = &optimizer->units[u];
+    bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
     onebit_plan_t plan = bits ? unit->bits : unit->dense;
     if (unit->started)
       note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
@@ -106,7 +100,7 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
 
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
   for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_adam_unit *unit = &optimizer->units[u];
+    struct ob_unit *unit = &optimizer->units[u];
     for (size_t k = 0; k < unit->bits->layout.pieces; k++)
       unit->learning_rates[k] = learning_rate * unit->factors[k];
   }
@@ -114,7 +108,8 @@ static void set_learning_rates(struct onebit_optimizer *optimizer, float learnin
 
 /* A new step, of which nothing is ready. */
 static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
-  optimizer->step = (struct ob_adam_step){.learning_rate = learning_rate};
+  optimizer->step = (struct ob_step_state){.learning_rate = learning_rate,
+                                           .exchange = optimizer->method->exchange(optimizer)};
   set_learning_rates(optimizer, learning_rate);
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;
@@ -122,6 +117,12 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
     optimizer->units[u].waiting = optimizer->units[u].filled;
     optimizer->units[u].started = false;
   }
+}
+
+/* Once a step; with clipping, when all gradients are there. */
+static onebit_status_t weigh(onebit_optimizer_t optimizer) {
+  optimizer->step.weighed = true;
+  return ob_optimizer_weigh(optimizer);
 }
 
 static onebit_status_t check_rate(float learning_rate) {
@@ -143,6 +144,8 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "optimizer is on a device: make its steps in one go");
   OB_TRY(check_rate(learning_rate));
   begin(optimizer, learning_rate);
+  if (optimizer->options.clip_norm == 0)
+    OB_TRY(weigh(optimizer));
   optimizer->step.open = true;
   return ONEBIT_OK;
 }
@@ -156,6 +159,11 @@ static onebit_status_t check_tensor(const struct onebit_optimizer *optimizer, si
   return ONEBIT_OK;
 }
 
+/* Clipping wants all gradients before the first can leave. */
+static bool may_start_early(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
+  return optimizer->options.clip_norm == 0 && ob_unit_exchange(optimizer, unit) != OB_EXCHANGE_NONE;
+}
+
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
   if (!optimizer)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
@@ -164,10 +172,10 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
                     "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
                     tensor);
   OB_TRY(note(&optimizer->step, check_tensor(optimizer, tensor)));
-  struct ob_adam_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
   optimizer->tensors[tensor].ready = true;
   if (optimizer->tensors[tensor].count && --unit->waiting == 0 &&
-      optimizer->step.started + 1 < optimizer->unit_count)
+      optimizer->step.started + 1 < optimizer->unit_count && may_start_early(optimizer, unit))
     start(optimizer, unit);
   ob_engine_advance(optimizer->comm->engine);
   return ONEBIT_OK;
@@ -187,40 +195,76 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
  * this step may be beyond it. */
 static bool must_catch_up(const struct onebit_optimizer *optimizer) {
   return optimizer->unknown && !optimizer->frozen_at &&
-         (optimizer->options.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
-          optimizer->steps >= ob_adam_last_of_warmup(optimizer));
+         (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
+          optimizer->steps >= ob_freeze_last_step(optimizer));
+}
+
+static onebit_status_t advance(onebit_optimizer_t optimizer) {
+  return optimizer->method->advance ? optimizer->method->advance(optimizer) : ONEBIT_OK;
 }
 
 /* Afterwards `steps` is what was made, and no guess. */
 static onebit_status_t learn(onebit_optimizer_t optimizer) {
-  uint64_t known = optimizer->steps - optimizer->unknown;
+  uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
   optimizer->place->counts(optimizer, &optimizer->steps, &optimizer->skipped);
   optimizer->unknown = 0;
   optimizer->step.on_stream = false; /* the step is over, and its stream perhaps gone */
+  ob_optimizer_rescale(optimizer, optimizer->steps - known, optimizer->skipped - skipped);
   if (optimizer->steps == known)
     return ONEBIT_OK;
-  OB_TRY(ob_adam_freeze(optimizer));
+  OB_TRY(advance(optimizer));
   return optimizer->place->finish(optimizer);
 }
 
 /* A replayed graph makes steps that no call told of. */
-onebit_status_t ob_adam_catch_up(onebit_optimizer_t optimizer) {
+onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     onebit_plan_t plans[] = {optimizer->units[u].dense, optimizer->units[u].bits};
     for (size_t k = 0; k < 2; k++) {
-      onebit_status_t status = ob_adam_note(optimizer, ob_plan_settle(plans[k]));
+      onebit_status_t status = ob_optimizer_note(optimizer, ob_plan_settle(plans[k]));
       if (plans[k]->broken)
         return status;
     }
   }
-  OB_TRY(ob_adam_note(optimizer, optimizer->place->wait(optimizer)));
+  OB_TRY(ob_optimizer_note(optimizer, optimizer->place->wait(optimizer)));
   return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
 }
 
-onebit_status_t ob_adam_step_on(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
-                                void *stream) {
+static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
+  if (status == ONEBIT_SKIPPED) {
+    optimizer->skipped++;
+    ob_optimizer_rescale(optimizer, 0, 1);
+  }
+  return status;
+}
+
+static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].uncompressed)
+      OB_TRY(optimizer->method->dense(optimizer, &optimizer->units[u]));
+  return ONEBIT_OK;
+}
+
+/* What follows the exchange of a step, in the stage that it is in. */
+static onebit_status_t update(onebit_optimizer_t optimizer) {
+  OB_TRY(optimizer->place->join(optimizer));
+  OB_TRY(optimizer->method->update(optimizer));
+  OB_TRY(update_dense(optimizer));
+  optimizer->exchanges[optimizer->step.exchange]++;
+  optimizer->steps++;
+  if (optimizer->deferred) {
+    optimizer->unknown++;
+  } else {
+    ob_optimizer_rescale(optimizer, 1, 0);
+    OB_TRY(advance(optimizer));
+  }
+  return optimizer->place->finish(optimizer);
+}
+
+onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
+                                     bool on_stream, void *stream) {
   if (must_catch_up(optimizer))
-    OB_TRY(ob_adam_catch_up(optimizer));
+    OB_TRY(ob_optimizer_catch_up(optimizer));
   if (optimizer->step.open) {
     note(&optimizer->step, check_same_rate(optimizer, learning_rate));
   } else {
@@ -229,20 +273,21 @@ onebit_status_t ob_adam_step_on(onebit_optimizer_t optimizer, float learning_rat
   }
   optimizer->step.on_stream = on_stream;
   optimizer->step.stream = stream;
+  if (!optimizer->step.weighed)
+    note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
-  optimizer->skipped += status == ONEBIT_SKIPPED;
-  return status == ONEBIT_OK ? ob_adam_update(optimizer) : status;
+  return status == ONEBIT_OK ? update(optimizer) : give_up(optimizer, status);
 }
 
 /* Its status is its own: that of steps on streams before it stays for who asks for theirs. */
 static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learning_rate) {
-  OB_TRY(ob_adam_catch_up(optimizer));
-  struct ob_adam_outcome before = optimizer->outcome;
+  OB_TRY(ob_optimizer_catch_up(optimizer));
+  struct ob_outcome before = optimizer->outcome;
   optimizer->outcome.status = ONEBIT_OK;
-  ob_adam_note(optimizer, ob_adam_step_on(optimizer, learning_rate, true, NULL));
-  onebit_status_t status = ob_adam_catch_up(optimizer);
+  ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, NULL));
+  onebit_status_t status = ob_optimizer_catch_up(optimizer);
   if (status == ONEBIT_OK)
-    status = ob_adam_take_outcome(optimizer);
+    status = ob_optimizer_take_outcome(optimizer);
   optimizer->outcome = before;
   return status;
 }
@@ -251,11 +296,11 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
   if (!optimizer)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
   if (!optimizer->deferred)
-    return ob_adam_step_on(optimizer, learning_rate, false, NULL);
+    return ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
   return step_and_wait(optimizer, learning_rate);
 }
 
-void ob_adam_abandon(onebit_optimizer_t optimizer) {
+void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
   if (!optimizer->step.open)
     return;
   note(&optimizer->step,

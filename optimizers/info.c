@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/adam.h"
+#include "optimizers/optimizer.h"
 
 static double square_sum(const float *values, size_t count) {
   double sum = 0;
@@ -61,7 +61,7 @@ static double error_square_sum(const struct onebit_plan *plan, const float *all_
 static double array_square_sum(const struct onebit_optimizer *optimizer,
                                const struct onebit_plan *plan, const float *momentum) {
   double sum = square_sum(momentum, plan->layout.words * OB_LANES);
-  double beta1 = (double)(float)optimizer->options.beta1;
+  double beta1 = (double)(float)optimizer->moments.beta1;
   return optimizer->frozen_at ? sum / (beta1 * beta1) : sum;
 }
 
@@ -69,7 +69,7 @@ static double array_square_sum(const struct onebit_optimizer *optimizer,
  * nothing. */
 static bool momentum_is_array(const struct onebit_optimizer *optimizer) {
   return optimizer->steps == optimizer->frozen_at || !optimizer->frozen_at ||
-         !ob_adam_compresses(optimizer);
+         !ob_optimizer_compresses(optimizer);
 }
 
 static onebit_status_t momentum_square_sum(const struct onebit_plan *plan, double *sum) {
@@ -112,7 +112,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", optimizer ? "info" : "optimizer");
   if (info->size != sizeof *info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
-  OB_TRY(ob_adam_catch_up(optimizer));
+  OB_TRY(ob_optimizer_catch_up(optimizer));
   *info = (onebit_optimizer_info_t){
       .size = sizeof *info,
       .stage = optimizer->frozen_at ? ONEBIT_STAGE_COMPRESSED : ONEBIT_STAGE_WARMUP,
@@ -121,12 +121,17 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .freeze_step = optimizer->frozen_at,
       .variance_ratio = optimizer->variance_ratio,
       .memory_bytes = optimizer->own_bytes,
+      .name = optimizer->method->name,
+      .loss_scale = optimizer->loss_scale,
+      .gradient_norm = optimizer->gradient_norm,
+      .synchronized = 1,
+      .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
   for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct ob_adam_unit *unit = &optimizer->units[u];
+    const struct ob_unit *unit = &optimizer->units[u];
     info->warmup_bytes += unit->dense->wire_bytes;
     info->compressed_bytes +=
-        ob_adam_compresses(optimizer) ? unit->bits->wire_bytes : unit->dense->wire_bytes;
+        ob_optimizer_compresses(optimizer) ? unit->bits->wire_bytes : unit->dense->wire_bytes;
     info->memory_bytes += unit->bits->memory_bytes + unit->dense->memory_bytes;
   }
   return add_norms(optimizer, info);

@@ -1,0 +1,324 @@
+/*
+ * The local work of the optimizers, element by element. A pass goes over the arrays of a tensor
+ * once; what it computes of an element is one row of ob_pass_element, and which of the arrays it
+ * reads and writes are two more. The codecs (codec_template.h) and device code (cuda/passes.cu) are
+ * loops around these, so that the arithmetic of an optimizer is written here and nowhere else.
+ *
+ * Everything is IEEE float32 with one rounding an operation, in the order in which it stands.
+ */
+#ifndef OB_COMPRESSION_PASSES_H
+#define OB_COMPRESSION_PASSES_H
+
+#include "compression/numerics.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What an element has. The first ones are arrays of the optimizer, which lie as kept values do. */
+enum ob_slot {
+  OB_MOMENTUM,
+  /* Once frozen, what is left of it: a reciprocal or a denominator. */
+  OB_VARIANCE,
+  OB_FRESH,   /* 1-bit LAMB: the fresh variance */
+  OB_ANCHOR,  /* 0/1 Adam: the parameters that the ranks met at last */
+  OB_MOVED,   /* 0/1 Adam, profile deepspeed: what was added to them since */
+  OB_SCRATCH, /* the mean gradient, and what a pass leaves for the next one */
+  OB_ARRAYS,
+  OB_PARAMETER = OB_ARRAYS, /* the master values, where parameters are not float32 */
+  OB_GRADIENT,              /* of this rank, in its own type; read only */
+  OB_MESSAGE,               /* what came back from the exchange, +-scale */
+  OB_LAST,                  /* what came back from the one before */
+  OB_SLOTS
+};
+
+#define OB_MASK(slot) (1u << (slot))
+
+enum ob_pass_kind {
+  OB_PASS_SQUARES,         /* sum of the squares of the gradients */
+  OB_PASS_POWER,           /* sum of the squares of the momentum */
+  OB_PASS_ADAM,            /* a whole step on mean gradients; sum of the variances */
+  OB_PASS_FREEZE,          /* momentum becomes a kept value, variance a reciprocal */
+  OB_PASS_FREEZE_STEP,     /* likewise, where w = m / (sqrt(v) + eps) is exchanged */
+  OB_PASS_FROZEN,          /* a step with frozen variance and no message */
+  OB_PASS_APPLY,           /* the message is the momentum */
+  OB_PASS_APPLY_STEP,      /* the message is the step */
+  OB_PASS_SGD,             /* a whole step of SGD with momentum on mean gradients */
+  OB_PASS_SGD_FREEZE,      /* momentum becomes a kept value */
+  OB_PASS_LAMB,            /* the moments, and the update to scratch; |p|^2, |u|^2 */
+  OB_PASS_LAMB_MOVE,       /* parameters by the update in scratch */
+  OB_PASS_LAMB_FREEZE,     /* as FREEZE, and the fresh variance begins */
+  OB_PASS_LAMB_FRESH,      /* the fresh variance; |q|^2, |u|^2, largest ratio */
+  OB_PASS_ZERO_ONE,        /* the message is the gradient */
+  OB_PASS_ZERO_ONE_FREEZE, /* variance becomes a denominator, parameters the anchor */
+  OB_PASS_ZERO_ONE_LOCAL,  /* a step of this rank alone */
+  OB_PASS_ZERO_ONE_MEET,   /* likewise; only what is to be exchanged is stored, in scratch */
+  OB_PASS_ZERO_ONE_MET,    /* the message is the mean of that */
+  OB_PASS_SHARE,           /* sharded: momentum from the mean gradient, the step to scratch */
+  OB_PASSES
+};
+
+/* Sums that a pass may have, a block at a time: lanes as numerics.h defines, but the last one is
+ * the largest value. */
+enum { OB_SUMS = 3, OB_LARGEST = 2 };
+
+/* What is the same for all elements of a piece. */
+struct ob_pass_factors {
+  struct ob_adam_factors adam;
+  float gradient_factor; /* of gradients: loss scale, clipping, accumulation */
+  float learning_rate, weight_decay;
+  float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
+  float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
+  float anchor_decay; /* weight decay times the sum of rates, or 0 */
+  int keep_zero;      /* an element without variance does not move */
+  int adds_up;        /* 0/1 Adam: OB_MOVED is kept */
+};
+
+/* An element: slots by number; `sum` of the three. */
+struct ob_element {
+  float at[OB_SLOTS];
+  float sum[OB_SUMS];
+};
+
+OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
+  const unsigned m = OB_MASK(OB_MOMENTUM), v = OB_MASK(OB_VARIANCE), w = OB_MASK(OB_FRESH),
+                 a = OB_MASK(OB_ANCHOR), d = OB_MASK(OB_MOVED), s = OB_MASK(OB_SCRATCH),
+                 p = OB_MASK(OB_PARAMETER), g = OB_MASK(OB_GRADIENT), c = OB_MASK(OB_MESSAGE),
+                 l = OB_MASK(OB_LAST);
+  switch (kind) {
+  case OB_PASS_SQUARES:
+    return g;
+  case OB_PASS_POWER:
+    return m;
+  case OB_PASS_ADAM:
+  case OB_PASS_FROZEN:
+  case OB_PASS_LAMB:
+    return s | m | v | p;
+  case OB_PASS_FREEZE:
+  case OB_PASS_FREEZE_STEP:
+  case OB_PASS_LAMB_FREEZE:
+    return m | v;
+  case OB_PASS_APPLY:
+    return c | v | p;
+  case OB_PASS_APPLY_STEP:
+    return c | p;
+  case OB_PASS_SGD:
+    return s | m | p;
+  case OB_PASS_SGD_FREEZE:
+    return m;
+  case OB_PASS_LAMB_MOVE:
+    return s | p;
+  case OB_PASS_LAMB_FRESH:
+    return c | l | v | w | p;
+  case OB_PASS_ZERO_ONE:
+    return c | m | v | p;
+  case OB_PASS_ZERO_ONE_FREEZE:
+    return v | p;
+  case OB_PASS_ZERO_ONE_LOCAL:
+    return g | m | v | p | d;
+  case OB_PASS_ZERO_ONE_MEET:
+    return g | m | v | p | d | a;
+  case OB_PASS_ZERO_ONE_MET:
+    return c | v | a;
+  case OB_PASS_SHARE:
+    return s | m | v;
+  default:
+    return 0;
+  }
+}
+
+OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
+  const unsigned m = OB_MASK(OB_MOMENTUM), v = OB_MASK(OB_VARIANCE), w = OB_MASK(OB_FRESH),
+                 a = OB_MASK(OB_ANCHOR), d = OB_MASK(OB_MOVED), s = OB_MASK(OB_SCRATCH),
+                 p = OB_MASK(OB_PARAMETER);
+  switch (kind) {
+  case OB_PASS_ADAM:
+    return m | v | p;
+  case OB_PASS_FROZEN:
+  case OB_PASS_SGD:
+  case OB_PASS_ZERO_ONE:
+    return m | p;
+  case OB_PASS_FREEZE:
+  case OB_PASS_FREEZE_STEP:
+    return m | v;
+  case OB_PASS_APPLY:
+  case OB_PASS_APPLY_STEP:
+  case OB_PASS_LAMB_MOVE:
+    return p;
+  case OB_PASS_SGD_FREEZE:
+    return m;
+  case OB_PASS_LAMB:
+    return m | v | s;
+  case OB_PASS_LAMB_FREEZE:
+    return m | v | w;
+  case OB_PASS_LAMB_FRESH:
+    return w;
+  case OB_PASS_ZERO_ONE_FREEZE:
+    return v | a | d;
+  case OB_PASS_ZERO_ONE_LOCAL:
+    return m | p | d;
+  case OB_PASS_ZERO_ONE_MEET:
+    return s;
+  case OB_PASS_ZERO_ONE_MET:
+    return m | p | a | d;
+  case OB_PASS_SHARE:
+    return m | s;
+  default:
+    return 0;
+  }
+}
+
+/* How many of the sums it has, as bits. */
+OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
+  switch (kind) {
+  case OB_PASS_SQUARES:
+  case OB_PASS_POWER:
+  case OB_PASS_ADAM:
+    return 1;
+  case OB_PASS_LAMB:
+    return 3;
+  case OB_PASS_LAMB_FRESH:
+    return 7;
+  default:
+    return 0;
+  }
+}
+
+/* --- 0/1 Adam: a step of one rank alone, as what it adds to the parameter; moves the momentum */
+
+OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_factors *f) {
+  const float gradient = f->gradient_factor * e->at[OB_GRADIENT];
+  e->at[OB_MOMENTUM] = ob_adam_momentum(e->at[OB_MOMENTUM], gradient, &f->adam);
+  const float step = e->at[OB_MOMENTUM] * f->adam.momentum_factor / e->at[OB_VARIANCE];
+  return -f->learning_rate * (step + f->weight_decay * e->at[OB_PARAMETER]);
+}
+
+/* Without variance the denominator is infinity: such an element does not move. */
+OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_factors *f) {
+  const float denominator = ob_adam_denominator(variance, &f->adam);
+  return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
+}
+
+/* What is exchanged of a movement. */
+OB_INLINE float ob_zero_one_sent(float moved, float denominator) {
+  return ob_is_finite(denominator) ? moved * denominator : 0;
+}
+
+/* One element of a pass; what it does not read is zero. */
+OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_element e,
+                                            const struct ob_pass_factors *f) {
+  const struct ob_adam_factors *adam = &f->adam;
+  float *const m = &e.at[OB_MOMENTUM], *const v = &e.at[OB_VARIANCE], *const w = &e.at[OB_FRESH],
+               *const a = &e.at[OB_ANCHOR], *const d = &e.at[OB_MOVED],
+               *const s = &e.at[OB_SCRATCH], *const p = &e.at[OB_PARAMETER];
+  const float g = f->gradient_factor * *s;
+  const float rate = f->learning_rate, decay = f->weight_decay;
+  switch (kind) {
+  case OB_PASS_SQUARES:
+    e.sum[0] = e.at[OB_GRADIENT] * e.at[OB_GRADIENT];
+    break;
+  case OB_PASS_POWER:
+    e.sum[0] = *m * *m;
+    break;
+  case OB_PASS_ADAM:
+    *m = ob_adam_momentum(*m, g, adam);
+    *v = ob_adam_variance(*v, g, adam);
+    e.sum[0] = *v;
+    *p = ob_adam_parameter(*p, *m * adam->momentum_factor / ob_adam_denominator(*v, adam), rate,
+                           decay);
+    break;
+  case OB_PASS_FREEZE:
+    *m = adam->beta1 * *m;
+    *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
+    break;
+  case OB_PASS_FREEZE_STEP:
+    *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
+    *m = adam->beta1 * (*m * *v);
+    break;
+  case OB_PASS_FROZEN:
+    *m = ob_adam_frozen_momentum(*m, g, adam);
+    *p = ob_adam_parameter(*p, *m * *v, rate, decay);
+    *m = adam->beta1 * *m;
+    break;
+  case OB_PASS_APPLY:
+    *p = ob_adam_parameter(*p, e.at[OB_MESSAGE] * *v, rate, decay);
+    break;
+  case OB_PASS_APPLY_STEP:
+    *p = ob_adam_parameter(*p, e.at[OB_MESSAGE], rate, decay);
+    break;
+  case OB_PASS_SGD:
+    *m = adam->beta1 * *m + g;
+    *p = ob_adam_parameter(*p, *m, rate, decay);
+    break;
+  case OB_PASS_SGD_FREEZE:
+    *m = adam->beta1 * *m;
+    break;
+  case OB_PASS_LAMB:
+    *m = ob_adam_momentum(*m, g, adam);
+    *v = ob_adam_variance(*v, g, adam);
+    *s = *m * adam->momentum_factor / ob_adam_denominator(*v, adam) + decay * *p;
+    e.sum[0] = *p * *p;
+    e.sum[1] = *s * *s;
+    break;
+  case OB_PASS_LAMB_MOVE:
+    *p = *p - rate * *s;
+    break;
+  case OB_PASS_LAMB_FREEZE:
+    *w = *v;
+    *m = adam->beta1 * *m * f->scaling;
+    *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
+    break;
+  case OB_PASS_LAMB_FRESH: {
+    const float now = e.at[OB_MESSAGE] / f->scaling, before = e.at[OB_LAST] / f->scaling;
+    const float gradient = (now - before) / adam->one_minus_beta1;
+    *w = ob_adam_variance(*w, gradient, adam);
+    const float q = now * adam->momentum_factor * *v, u = q + decay * *p;
+    e.sum[0] = q * q;
+    e.sum[1] = u * u;
+    e.sum[OB_LARGEST] = *v > 0 ? 1 / (*v * ob_adam_denominator(*w, adam)) : 0;
+    break;
+  }
+  case OB_PASS_ZERO_ONE: {
+    const float gradient = e.at[OB_MESSAGE];
+    *m = ob_adam_momentum(*m, gradient, adam);
+    *p = ob_adam_parameter(*p, *m * adam->momentum_factor / ob_zero_one_denominator(*v, f), rate,
+                           decay);
+    break;
+  }
+  case OB_PASS_ZERO_ONE_FREEZE:
+    *v = ob_zero_one_denominator(*v, f);
+    *a = *p;
+    *d = 0;
+    break;
+  case OB_PASS_ZERO_ONE_LOCAL: {
+    const float move = ob_zero_one_move(&e, f);
+    *p = *p + move;
+    *d = *d + move;
+    break;
+  }
+  case OB_PASS_ZERO_ONE_MEET: {
+    const float move = ob_zero_one_move(&e, f);
+    const float moved = f->adds_up ? *d + move : *p + move - *a + f->anchor_decay * *a;
+    *s = ob_zero_one_sent(moved, *v);
+    break;
+  }
+  case OB_PASS_ZERO_ONE_MET:
+    *m = -(e.at[OB_MESSAGE] / f->rate_sum);
+    *p = *a + e.at[OB_MESSAGE] / *v - f->anchor_decay * *a;
+    *a = *p;
+    *d = 0;
+    break;
+  case OB_PASS_SHARE:
+    *m = ob_adam_momentum(*m, g, adam);
+    *s = *m * *v;
+    break;
+  default:
+    break;
+  }
+  return e;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

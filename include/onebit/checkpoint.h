@@ -1,0 +1,73 @@
+/*
+ * Checkpoints of optimizers that lose nothing: parameters (the master values), moments, kept
+ * errors, step counts, stage, schedules and loss scale. A run that is loaded goes on as the one
+ * that was saved would have, to the bit.
+ *
+ * Each rank saves its part: its share of what all ranks have alike, and what is its own. A part
+ * says what it is of, and every section of it carries a checksum; docs/checkpoints.md is the
+ * format.
+ *
+ * Another number of ranks may load what some ranks saved. What all had alike is the same then. The
+ * kept worker errors are re-mapped so that what the invariant of onebit_plan_export_error speaks
+ * of stays: every rank begins with the mean of the saved ones, element by element; server errors go
+ * to who serves their elements now. So do 0/1 Adam's parameters and momentum between two meetings:
+ * their means. Results then go on without a jump, but not to the bit.
+ *
+ * Options may differ between saving and loading, but for the kind of optimizer, the tensors' counts
+ * and the profile. Exact is the continuation where nothing differs.
+ */
+#ifndef ONEBIT_CHECKPOINT_H
+#define ONEBIT_CHECKPOINT_H
+
+#include <stddef.h>
+
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Writes this rank's part to memory. Local; not while a step is open; waits for steps on streams.
+ *   optimizer   the optimizer; unchanged
+ *   memory      the caller's; NULL: only ask for the size
+ *   capacity    its bytes
+ *   bytes       out: the part's bytes; never NULL
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
+ * ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
+                                      size_t *bytes);
+
+/* Takes the state from the parts of all ranks that saved, parameters too. Collective: on failure,
+ * all ranks get an error, and the optimizer and the parameters are as they were. The optimizer may
+ * have made steps before.
+ *   optimizer   made from tensors of the same counts
+ *   parts       `count` pointers, by the rank that saved; read only; only the sections that this
+ *               rank needs are looked at
+ *   bytes       of each part
+ *   count       how many ranks saved
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, count below 1), ONEBIT_ERROR_CHECKPOINT (the words say what
+ * is wrong with which part), ONEBIT_ERROR_PEER, ONEBIT_ERROR_BUSY (a step is open),
+ * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
+                                      const size_t *bytes, int count);
+
+/* Saves to files, a file a rank, in a directory that all ranks see (made if it is not there; its
+ * parent must be). Collective. Whoever loads finds either the checkpoint that was there before,
+ * whole, or the new one, whole, wherever saving was cut short: the parts of a new one get names of
+ * their own, and count only when a manifest names them, which is replaced in one stroke when all of
+ * them are on the disk.
+ *   optimizer   the optimizer; unchanged
+ *   directory   its path
+ * Errors: those of onebit_optimizer_save; ONEBIT_ERROR_FILE (the disk is full, for example; the
+ * words have the file and the reason; the checkpoint before stays), ONEBIT_ERROR_PEER. */
+onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory);
+
+/* Loads what onebit_optimizer_save_files saved last. Collective.
+ *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE
+ *   directory           its path */
+onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

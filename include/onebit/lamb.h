@@ -1,0 +1,75 @@
+/*
+ * 1-bit LAMB (Li et al., "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with
+ * LAMB's Convergence Speed", arXiv 2104.06069). LAMB gives each tensor a learning rate of its own,
+ * by the ratio of the norms of parameters and update; in the compressed stage, where the momentum is
+ * coarse, that ratio is frozen, and corrected by how much the variance would have moved on:
+ *
+ *   warm-up      g, m and v as in 1-bit Adam
+ *                u = m^ / (sqrt(v^) + eps) + wd p
+ *                r = clamp(|p| / |u|, coefficient_least, coefficient_most), 1 if either norm is 0
+ *                c = coefficient_beta c + (1 - coefficient_beta) r, where r is not 1
+ *                p = p - lr r u
+ *
+ *   compressed   m = compressed allreduce of (b1 m + (1 - b1) gradient of this rank)
+ *                v and c as they were at the freeze
+ *                h = (m - b1 m of the step before) / (1 - b1), the gradient that m implies
+ *                w = b2 w + (1 - b2) h^2, the fresh variance: v at the freeze
+ *                q = m^ / (sqrt(v^) + eps), u = q + wd p
+ *                f = largest of (sqrt(v^) + eps) / (sqrt(w^) + eps) over the tensor
+ *                f = f s + 1 - s with s = min(1, |q| / |u|), where wd is not 0
+ *                f = clamp(f, factor_least, factor_most), then to within factor_change of the last
+ *                p = p - lr c f u
+ *
+ * Norms are over a tensor. Where one scale serves a whole buffer (ONEBIT_BLOCK_BUFFER, profile
+ * deepspeed) the momentum travels times k, a factor a tensor that brings all tensors to the same
+ * root mean square: mean of it over the tensors / that of the tensor, at the freeze; 1 for a tensor
+ * whose momentum is zero.
+ *
+ * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, one compressed call for all
+ * tensors with its padding, which keeps what the last call gave it.
+ */
+#ifndef ONEBIT_LAMB_H
+#define ONEBIT_LAMB_H
+
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Start from ONEBIT_LAMB_OPTIONS_INIT; in every field zero means the default. All ranks give the
+ * same, except common.threads and common.device. */
+typedef struct onebit_lamb_options {
+  size_t size;  /* sizeof(onebit_lamb_options_t) */
+  double beta1; /* as in onebit_adam_options_t, and so are the next five */
+  double beta2;
+  double epsilon;
+  size_t freeze_step;
+  double freeze_threshold;
+  int no_bias_correction;
+  double coefficient_most;  /* DeepSpeed's max_coeff; default 10 */
+  double coefficient_least; /* min_coeff; default 0.01 */
+  double coefficient_beta;  /* coeff_beta, in (0, 1); default 0.9 */
+  double factor_most;       /* factor_max; default 4 */
+  double factor_least;      /* factor_min; default 0.5 */
+  double factor_change;     /* factor_threshold, in (0, 1); default 0.1 */
+  onebit_optimizer_options_t common;
+} onebit_lamb_options_t;
+
+/* clang-format off */
+#define ONEBIT_LAMB_OPTIONS_INIT \
+  { sizeof(onebit_lamb_options_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+    ONEBIT_OPTIMIZER_OPTIONS_INIT }
+/* clang-format on */
+
+/* Makes a 1-bit LAMB optimizer of a list of tensors. As onebit_adam_create, but for its options.
+ * Memory: 4 bytes a parameter more than 1-bit Adam, for the fresh variance.
+ * Errors: those of onebit_adam_create. */
+onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                   size_t ntensors, const onebit_lamb_options_t *options,
+                                   onebit_optimizer_t *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,48 @@
+/*
+ * 1-bit momentum SGD: stochastic gradient descent with heavy-ball momentum, for codes that train
+ * with that. The momentum is what the ranks exchange, as in 1-bit Adam with a variance of one; a
+ * warm-up is not needed, but can be had:
+ *
+ *   warm-up      m = b m + mean over ranks of gradient
+ *   compressed   m = compressed allreduce of (b m + gradient of this rank)
+ *   both         p = p - lr (m + wd p)
+ *
+ * Source: Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with
+ * Error-Feedback", arXiv 1905.10936; the momentum's convention is PyTorch's (no dampening, no
+ * Nesterov).
+ */
+#ifndef ONEBIT_MOMENTUM_H
+#define ONEBIT_MOMENTUM_H
+
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Start from ONEBIT_MOMENTUM_OPTIONS_INIT; in every field zero means the default. All ranks give
+ * the same, except common.threads and common.device. */
+typedef struct onebit_momentum_options {
+  size_t size;         /* sizeof(onebit_momentum_options_t) */
+  double momentum;     /* b, in (0, 1); default 0.9 */
+  size_t warmup_steps; /* dense ones; default 0; ONEBIT_FREEZE_NEVER: all of them */
+  onebit_optimizer_options_t common;
+} onebit_momentum_options_t;
+
+/* clang-format off */
+#define ONEBIT_MOMENTUM_OPTIONS_INIT \
+  { sizeof(onebit_momentum_options_t), 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
+/* clang-format on */
+
+/* Makes a 1-bit momentum SGD optimizer of a list of tensors. As onebit_adam_create, but for its
+ * options; there is no profile deepspeed of it.
+ * Memory: 4 bytes a parameter less than 1-bit Adam.
+ * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
+onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                       size_t ntensors, const onebit_momentum_options_t *options,
+                                       onebit_optimizer_t *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

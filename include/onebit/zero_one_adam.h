@@ -1,0 +1,75 @@
+/*
+ * 0/1 Adam (Lu et al., "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam",
+ * arXiv 2202.06009). It has no dense warm-up: the variance is brought up to date in steps that get
+ * rarer, and once it is frozen most steps send nothing at all. With t the number of the step:
+ *
+ *   variance     every iv-th step: g = mean over ranks of gradient, m and v as in Adam. iv begins
+ *   stage        with 1 and doubles after every variance_update_scaler such steps
+ *                the other steps: g = compressed allreduce of the gradients, m as in Adam
+ *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
+ *
+ *   local        after step variance_freeze_step the variance is frozen; every rank goes on alone:
+ *   stage        m = b1 m + (1 - b1) gradient of this rank
+ *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
+ *                every il-th step the ranks meet, where a is what they had when they met last and L
+ *                the sum of lr / (1 - b1^t) since:
+ *                u = compressed allreduce of (p - a) (sqrt(v^) + eps)
+ *                p = a + u / (sqrt(v^) + eps),  m = -u / L
+ *                il begins with 1 and doubles after every local_step_scaler steps, up to
+ *                local_step_clipper
+ *
+ * The p that the ranks meet at is computed from a, which is kept, so that it is the same on all of
+ * them in every bit; between two meetings parameters differ (onebit_optimizer_info_t,
+ * synchronized). Weight decay between meetings is not part of what is exchanged: when they meet it
+ * is that of a, wd L' a with L' the sum of lr.
+ *
+ * A step that sends nothing cannot tell of a gradient that is not finite: in such a step that rank
+ * alone keeps its parameters and momentum and is told ONEBIT_SKIPPED, while the step counts for
+ * all.
+ *
+ * Profile deepspeed is DeepSpeed's ZeroOneAdam: no bias correction, its step count, one call a
+ * tensor with its padding and scales, weight decay as part of what is exchanged, u added up step by
+ * step.
+ */
+#ifndef ONEBIT_ZERO_ONE_ADAM_H
+#define ONEBIT_ZERO_ONE_ADAM_H
+
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Start from ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT; in every field zero means the default. All ranks
+ * give the same, except common.threads and common.device. */
+typedef struct onebit_zero_one_adam_options {
+  size_t size;                   /* sizeof(onebit_zero_one_adam_options_t) */
+  double beta1;                  /* in (0, 1); default 0.9 */
+  double beta2;                  /* in (0, 1); default 0.999 */
+  double epsilon;                /* positive; default 1e-8 */
+  int no_bias_correction;        /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
+  size_t variance_freeze_step;   /* DeepSpeed's var_freeze_step; default 100000 */
+  size_t variance_update_scaler; /* var_update_scaler; default 16 */
+  size_t local_step_scaler;      /* default 32678, as in DeepSpeed */
+  size_t local_step_clipper;     /* default 16 */
+  onebit_optimizer_options_t common;
+} onebit_zero_one_adam_options_t;
+
+/* clang-format off */
+#define ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT \
+  { sizeof(onebit_zero_one_adam_options_t), 0, 0, 0, 0, 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
+/* clang-format on */
+
+/* Makes a 0/1 Adam optimizer of a list of tensors. As onebit_adam_create, but for its options.
+ * Memory, in bytes a parameter: 20 (momentum, variance, two copies of the kept value, the
+ * parameters of the last meeting) + 8 / size + 1/2 for messages.
+ * Errors: those of onebit_adam_create. */
+onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                            size_t ntensors,
+                                            const onebit_zero_one_adam_options_t *options,
+                                            onebit_optimizer_t *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

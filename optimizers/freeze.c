@@ -1,0 +1,70 @@
+/* When the warm-up ends: after a given number of steps, or when the variance has settled. */
+#include <math.h>
+
+#include "base/error.h"
+#include "optimizers/optimizer.h"
+
+/* Steps that the variance is given to change in before it is called settled: 1 / (1 - beta2). The
+ * small step back keeps a quotient that is whole but for rounding, such as 1 / (1 - 0.999), from
+ * being rounded up to one more. */
+static size_t freeze_window(double beta2) { return (size_t)ceil(1 / (1 - beta2) - 1e-6); }
+
+static bool is_automatic(const struct onebit_optimizer *optimizer) {
+  return optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC;
+}
+
+onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
+  if (!is_automatic(optimizer))
+    return ONEBIT_OK;
+  optimizer->window = freeze_window(optimizer->moments.beta2);
+  optimizer->norms = ob_optimizer_take(optimizer, optimizer->window, sizeof(double));
+  if (!optimizer->norms)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu norms", optimizer->window);
+  return ONEBIT_OK;
+}
+
+/* DeepSpeed counts a first call that makes no step. */
+size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer) {
+  size_t wanted = optimizer->moments.freeze_step;
+  if (optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && wanted != ONEBIT_FREEZE_NEVER)
+    wanted = wanted > 2 ? wanted - 1 : 1;
+  return wanted;
+}
+
+/* The variance's norm after the latest step, with its bias correction. */
+static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double *norm) {
+  double of_unit, root = (double)ob_factors_of(optimizer, optimizer->steps).adam.variance_factor;
+  *norm = 0;
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    struct ob_unit *unit = &optimizer->units[u];
+    OB_TRY(optimizer->place->sum(optimizer, unit, 0, 0, unit->bits->layout.blocks, &of_unit));
+    *norm += of_unit;
+  }
+  *norm *= root * root;
+  return ONEBIT_OK;
+}
+
+/* Remembers the variance's norm, and says whether it has settled: whether it changed by less than
+ * the threshold in the last `window` steps. */
+static onebit_status_t settled(struct onebit_optimizer *optimizer, bool *yes) {
+  double norm, threshold = optimizer->moments.freeze_threshold;
+  OB_TRY(variance_norm(optimizer, &norm));
+  double *slot = &optimizer->norms[optimizer->steps % optimizer->window], before = *slot;
+  *slot = norm;
+  *yes = false;
+  if (optimizer->steps <= optimizer->window)
+    return ONEBIT_OK;
+  optimizer->variance_ratio = norm > 0 ? before / norm : 0;
+  *yes = optimizer->variance_ratio >= threshold && optimizer->variance_ratio <= 1 / threshold;
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) {
+  *due = false;
+  if (optimizer->frozen_at)
+    return ONEBIT_OK;
+  if (is_automatic(optimizer))
+    return settled(optimizer, due);
+  *due = optimizer->steps == ob_freeze_last_step(optimizer);
+  return ONEBIT_OK;
+}

@@ -1,0 +1,58 @@
+/* The optimizers' passes in memory of the processor. */
+#include "optimizers/optimizer.h"
+
+static onebit_status_t pass_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                    const struct ob_pass_sink *sink) {
+  (void)optimizer;
+  ob_pass_blocks(&unit->bits->work, NULL, NULL, NULL, sink);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t sum_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                   int which, size_t first, size_t end, double *sum) {
+  const double *sums = unit->sums[which];
+  (void)optimizer;
+  *sum = 0;
+  for (size_t b = first; b < end; b++)
+    *sum = which != OB_LARGEST ? *sum + sums[b] : sums[b] > *sum ? sums[b] : *sum;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_on_host(const char *name, const void *array) {
+  return ob_place_check_host(NULL, name, array);
+}
+
+static onebit_status_t no_unit(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  (void)optimizer, (void)unit;
+  return ONEBIT_OK;
+}
+
+static void nothing(struct ob_unit *unit) { (void)unit; }
+
+static onebit_status_t no_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                               struct ob_call *call) {
+  (void)optimizer, (void)unit, (void)call;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t no_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                size_t piece) {
+  (void)optimizer, (void)unit, (void)piece;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t not_needed(struct onebit_optimizer *optimizer) {
+  (void)optimizer;
+  return ONEBIT_OK;
+}
+
+const struct ob_optimizer_place ob_optimizer_place_host = {.check = check_on_host,
+                                                           .create = no_unit,
+                                                           .destroy = nothing,
+                                                           .prepare = no_call,
+                                                           .join = not_needed,
+                                                           .pass = pass_on_host,
+                                                           .sum = sum_on_host,
+                                                           .repoint = no_piece,
+                                                           .finish = not_needed,
+                                                           .wait = not_needed};

@@ -1,0 +1,270 @@
+/*
+ * An optimizer: its state, shared by the files that create it and step it.
+ *
+ * What is compressed together is a unit: a bucket of consecutive tensors, or in profile deepspeed
+ * what DeepSpeed compresses together. A unit's arrays lie as its plan's kept values do
+ * (compression/layout.h). Those of 1-bit Adam, LAMB and momentum SGD change their meaning at the
+ * freeze:
+ *
+ *                    warm-up              compressed
+ *   kept values now  momentum m           compensated momentum c
+ *   kept values next mean gradient        the other copy of c
+ *   variance         v                    1 / (sqrt(v^) + epsilon)
+ *   momentum         -                    the last message: signs and scales
+ *
+ * What the optimizers do not have in common is a row of the table of methods; the arithmetic is
+ * compression/passes.h's.
+ */
+#ifndef OB_OPTIMIZERS_OPTIMIZER_H
+#define OB_OPTIMIZERS_OPTIMIZER_H
+
+#include "collectives/agree.h"
+#include "collectives/plan.h"
+#include "onebit/adam.h"
+#include "onebit/optimizer.h"
+
+/* What a step sends of the gradients. */
+enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
+
+struct ob_unit {
+  onebit_plan_t bits, dense;
+  struct ob_unit_device *device; /* the place's own, where it is a device */
+  bool uncompressed;             /* exchanged dense in every step */
+  /* By slot, NULL where the method has none. Momentum and scratch are the two copies of the kept
+   * values, where they have no array of their own: as such they are good until bits are sent. */
+  float *arrays[OB_ARRAYS];
+  float *masters;        /* NULL: the parameters are float32 themselves */
+  double *sums[OB_SUMS]; /* of a pass, one a block */
+  /* By piece of the plan: where its parameters (the master values), the caller's in their own type
+   * where these are not the same (else NULL), its gradients and mean gradients lie, and its
+   * constants. */
+  float **parameters;
+  void **copies;
+  const void **gradients;
+  void **means;
+  float *factors, *weight_decays;
+  float *learning_rates; /* factor * the step's learning rate */
+  float *scalings;       /* as in struct ob_source */
+  size_t *tensor_of;     /* which tensor it is of; tensor_count: of none */
+  struct ob_pass_sink sink;
+  size_t filled;  /* tensors that have elements */
+  size_t waiting; /* those of them that are not ready in this step */
+  bool started;   /* its exchange, in this step */
+};
+
+struct ob_tensor {
+  size_t unit, count;
+  bool ready; /* in this step */
+};
+
+/* The status that counts among several, and its words. */
+struct ob_outcome {
+  onebit_status_t status;
+  char words[256];
+};
+
+/* A step being made. */
+struct ob_step_state {
+  bool open; /* between begin and step */
+  float learning_rate;
+  enum ob_exchange exchange;
+  bool weighed; /* gradient_factor is known */
+  float gradient_factor;
+  size_t started; /* units */
+  bool on_stream;
+  void *stream;
+  /* This rank's mistakes, and once the exchanges are through what came of them. */
+  struct ob_outcome outcome;
+};
+
+/* The table of places: where the arrays are, and who makes the local passes. */
+struct ob_optimizer_place {
+  onebit_status_t (*check)(const char *name, const void *array);
+  /* Of one unit, once all else of it is made. */
+  onebit_status_t (*create)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
+  void (*destroy)(struct ob_unit *unit);
+  /* The call is about to start: what the place has to add to it. */
+  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                             struct ob_call *call);
+  /* All units' exchanges are through, or on the stream: before anything is applied. */
+  onebit_status_t (*join)(struct onebit_optimizer *optimizer);
+  /* A pass over the unit's arrays. */
+  onebit_status_t (*pass)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                          const struct ob_pass_sink *sink);
+  /* Of the latest pass: sum number `which` of the blocks first .. end - 1, in their order. */
+  onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
+                         size_t first, size_t end, double *sum);
+  /* The gradient of a piece is somewhere else now: unit->gradients has it. */
+  onebit_status_t (*repoint)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                             size_t piece);
+  /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
+  void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
+  /* All of a step is on its stream; a step without one is over when this returns. */
+  onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
+  /* For the passes of steps on streams. */
+  onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
+};
+
+extern const struct ob_optimizer_place ob_optimizer_place_host;
+#ifdef ONEBIT_HAVE_CUDA
+extern const struct ob_optimizer_place ob_optimizer_place_cuda;
+#endif
+
+/* The table of methods: what the optimizers do not have in common. */
+struct ob_method {
+  const char *name;
+  /* Does what is exchanged go on from the last exchange's result? */
+  bool momentum;
+  unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
+  /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. */
+  onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
+  /* What the next step sends. */
+  enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
+  /* Source, sink and hold of a call that sends bits. */
+  void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
+  /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
+   * is all there is to do. */
+  onebit_status_t (*update)(struct onebit_optimizer *optimizer);
+  /* A step is made and counted: does the stage change? NULL: nothing does. */
+  onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
+  void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
+};
+
+/* The numbers that the moments go by, with every default filled in. */
+struct ob_moments {
+  double beta1, beta2, epsilon;
+  bool no_bias_correction;
+  size_t freeze_step; /* as in onebit_adam_options_t */
+  double freeze_threshold;
+  onebit_adam_exchange_t exchange;
+  onebit_shards_t shards;
+};
+
+struct onebit_optimizer {
+  onebit_comm_t comm;
+  const struct ob_optimizer_place *place;
+  const struct ob_method *method;
+  void *own; /* the method's */
+  /* The host learns how a step ended only when it asks (ob_optimizer_catch_up). */
+  bool deferred;
+  uint64_t unknown;          /* steps since it asked */
+  struct ob_outcome outcome; /* of steps on streams */
+  struct ob_moments moments;
+  onebit_optimizer_options_t options; /* defaults filled in */
+  struct ob_unit *units;              /* in the order of their tensors */
+  struct ob_tensor *tensors;
+  size_t unit_count, tensor_count;
+  uint64_t steps, skipped, frozen_at;
+  uint64_t exchanges[3]; /* steps, by enum ob_exchange */
+  struct ob_step_state step;
+  /* Automatic freeze: norms of the variance after the last `window` steps, a ring. */
+  double *norms, variance_ratio;
+  size_t window;
+  double loss_scale;   /* 1 without loss scaling */
+  uint64_t good_steps; /* since the scale changed */
+  double gradient_norm;
+  uint64_t own_bytes;
+};
+
+/* --- Making one (optimizer.c) */
+
+/* What a method's create call has found out before anything is made. */
+struct ob_recipe {
+  onebit_status_t status; /* how this rank fares so far, with the latest words */
+  const struct ob_method *method;
+  struct ob_moments moments;
+  onebit_optimizer_options_t common; /* as given */
+  const struct ob_term *terms;       /* what all ranks must have given alike, besides `common` */
+  size_t term_count;
+  void *own; /* becomes the optimizer's, or is released; plain memory */
+};
+
+/* Collective. The recipe of a rank that fails is agreed on all the same. */
+onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_recipe *recipe,
+                                    const onebit_tensor_t *tensors, size_t ntensors,
+                                    onebit_optimizer_t *optimizer);
+
+/* Of options. */
+onebit_status_t ob_check_fraction(const char *name, double value);
+onebit_status_t ob_check_positive(const char *name, double value);
+double ob_given_or(double value, double fallback);
+uint64_t ob_bits_of_double(double value);
+/* Fills in and checks beta1, beta2, epsilon and freeze_threshold, where they are not 0. */
+onebit_status_t ob_moments_resolve(struct ob_moments *moments, onebit_profile_t profile);
+
+/* Memory that counts as the optimizer's. NULL when there is none. */
+void *ob_optimizer_take(struct onebit_optimizer *optimizer, size_t count, size_t size);
+
+/* Units (units.c): groups the tensors, which makes room for them; makes each unit and its plans,
+ * which is collective; gives them back. */
+onebit_status_t ob_units_group(struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
+                               size_t count);
+onebit_status_t ob_units_create(struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
+                                struct ob_plan_shape *shape, size_t *counts);
+void ob_units_destroy(struct onebit_optimizer *optimizer);
+onebit_status_t ob_units_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
+                                      const void *gradient);
+
+/* --- A step (step.c) */
+
+/* In profile deepspeed one rank alone does not compress; it freezes the variance all the same. */
+bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer);
+
+/* What the unit sends in the step being made. */
+enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
+                                  const struct ob_unit *unit);
+
+/* On a stream of the device, or without. */
+onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
+                                     bool on_stream, void *stream);
+
+/* Waits for steps on streams; then steps, skipped and the stage are known. How the steps ended is
+ * kept, as is what ob_optimizer_note is given, until ob_optimizer_take_outcome. */
+onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer);
+onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t status);
+onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer);
+
+/* Ends an open step as one that has failed, and tells the other ranks. */
+void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
+
+/* What gradients of the step being made are multiplied with (weigh.c): collective where there is
+ * clipping. Sets step.gradient_factor. */
+onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer);
+
+/* After a step, made or skipped: the loss scale follows. */
+void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped);
+
+/* --- What methods are made of (passes.c) */
+
+/* The factors of step number `step`, the first being 1, but for what is one a piece. */
+struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step);
+
+/* A pass of that step on the unit: all that any pass needs. */
+struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
+                                 const struct ob_unit *unit, enum ob_pass_kind kind, uint64_t step);
+
+/* One pass over one unit; over all units that are compressed. */
+onebit_status_t ob_unit_pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                             enum ob_pass_kind kind, uint64_t step);
+onebit_status_t ob_units_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
+                              uint64_t step);
+
+/* Applies the exchanges that were held. */
+onebit_status_t ob_units_apply(struct onebit_optimizer *optimizer);
+
+/* The usual call: momentum goes out, and the pass `kind` takes what comes back. */
+void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                      enum ob_pass_kind kind, struct ob_call *call);
+
+/* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
+
+/* The number of the warm-up's last step, unless that is found from the variance. */
+size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
+
+/* Is the latest step the last of the warm-up? */
+onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due);
+
+/* Room for the norms, where the freeze is found from them. */
+onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);
+
+#endif

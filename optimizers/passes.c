@@ -1,0 +1,83 @@
+/* Passes over units: what the methods are made of. */
+#include "base/error.h"
+#include "optimizers/optimizer.h"
+
+struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step) {
+  const struct ob_moments *moments = &optimizer->moments;
+  struct ob_pass_factors factors = {
+      .adam = {.beta1 = (float)moments->beta1,
+               .beta2 = (float)moments->beta2,
+               .one_minus_beta1 = (float)(1 - moments->beta1),
+               .one_minus_beta2 = (float)(1 - moments->beta2),
+               .momentum_factor = 1,
+               .variance_factor = 1,
+               .epsilon = (float)moments->epsilon},
+      .gradient_factor = optimizer->step.gradient_factor,
+      .keep_zero = optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED,
+  };
+  if (!moments->no_bias_correction) {
+    factors.adam.momentum_factor = ob_adam_momentum_factor(moments->beta1, step);
+    factors.adam.variance_factor = ob_adam_variance_factor(moments->beta2, step);
+  }
+  return factors;
+}
+
+struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
+                                 const struct ob_unit *unit, enum ob_pass_kind kind,
+                                 uint64_t step) {
+  struct ob_pass_sink sink = {.kind = kind,
+                              .parameters = unit->parameters,
+                              .copies = unit->masters ? unit->copies : NULL,
+                              .gradients = unit->gradients,
+                              .copy_dtype = optimizer->options.parameter_dtype,
+                              .gradient_dtype = optimizer->options.gradient_dtype,
+                              .learning_rates = unit->learning_rates,
+                              .weight_decays = unit->weight_decays,
+                              .scalings = unit->scalings,
+                              .last_decay = (float)optimizer->moments.beta1,
+                              .factors = ob_factors_of(optimizer, step)};
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    sink.arrays[slot] = unit->arrays[slot];
+  for (int k = 0; k < OB_SUMS; k++)
+    sink.sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? unit->sums[k] : NULL;
+  return sink;
+}
+
+onebit_status_t ob_unit_pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                             enum ob_pass_kind kind, uint64_t step) {
+  struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, kind, step);
+  return optimizer->place->pass(optimizer, unit, &sink);
+}
+
+onebit_status_t ob_units_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
+                              uint64_t step) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (!optimizer->units[u].uncompressed)
+      OB_TRY(ob_unit_pass(optimizer, &optimizer->units[u], kind, step));
+  return ONEBIT_OK;
+}
+
+/* Of one unit they were not held, where the host knows how they ended. */
+onebit_status_t ob_units_apply(struct onebit_optimizer *optimizer) {
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    struct ob_unit *unit = &optimizer->units[u];
+    enum ob_exchange exchange = ob_unit_exchange(optimizer, unit);
+    onebit_plan_t plan = exchange == OB_EXCHANGE_BITS ? unit->bits : unit->dense;
+    if (exchange != OB_EXCHANGE_NONE && plan->call.hold)
+      ob_plan_apply(plan);
+  }
+  return ONEBIT_OK;
+}
+
+/* When there are several units nothing is applied until all are known to be well. */
+void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                      enum ob_pass_kind kind, struct ob_call *call) {
+  unit->sink = ob_unit_sink(optimizer, unit, kind, optimizer->steps + 1);
+  const struct ob_pass_factors *factors = &unit->sink.factors;
+  call->source.momentum = true;
+  call->source.decay = factors->adam.beta1;
+  call->source.weight = factors->adam.one_minus_beta1 * factors->gradient_factor;
+  call->source.scalings = unit->scalings;
+  call->sink = &unit->sink;
+  call->hold = optimizer->unit_count > 1;
+}

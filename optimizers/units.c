@@ -1,0 +1,246 @@
+/* Units: which tensors are exchanged together, and the memory of that. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "optimizers/optimizer.h"
+
+static bool separate(const struct onebit_optimizer *optimizer) {
+  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
+}
+
+static bool is_uncompressed(const struct onebit_optimizer *optimizer,
+                            const onebit_tensor_t *tensor) {
+  return tensor->uncompressed || tensor->count < optimizer->options.dense_below;
+}
+
+/* A bucket is filled from the last tensor down, since backward passes come to that one first, and
+ * is closed when it is large enough; but tensors without elements open no other one. Tensors that
+ * stay uncompressed are in one of their own. Numbers the buckets from the last one on, and says how
+ * many there are. */
+static size_t fill_buckets(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
+                           size_t count) {
+  size_t bucket_size = optimizer->options.bucket_size, bucket = 0, elements = 0, plain = 0;
+  for (size_t t = count; t-- > 0;) {
+    plain += is_uncompressed(optimizer, &tensors[t]);
+    if (is_uncompressed(optimizer, &tensors[t]))
+      continue;
+    if (bucket_size && elements >= bucket_size && tensors[t].count) {
+      bucket++;
+      elements = 0;
+    }
+    elements += tensors[t].count;
+    optimizer->tensors[t].unit = bucket;
+  }
+  size_t buckets = plain < count || !plain ? bucket + 1 : 0;
+  for (size_t t = 0; plain && t < count; t++)
+    if (is_uncompressed(optimizer, &tensors[t]))
+      optimizer->tensors[t].unit = buckets;
+  return buckets + (plain > 0);
+}
+
+onebit_status_t ob_units_group(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
+                               size_t count) {
+  optimizer->tensors = ob_optimizer_take(optimizer, count, sizeof *optimizer->tensors);
+  if (!optimizer->tensors)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+  size_t buckets = fill_buckets(optimizer, tensors, count);
+  size_t units = separate(optimizer) ? count : buckets;
+  optimizer->units = ob_optimizer_take(optimizer, units, sizeof *optimizer->units);
+  if (!optimizer->units)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+  optimizer->tensor_count = count;
+  optimizer->unit_count = units;
+  for (size_t t = 0; t < count; t++) {
+    struct ob_tensor *tensor = &optimizer->tensors[t];
+    tensor->count = tensors[t].count;
+    tensor->unit = separate(optimizer) ? t : buckets - 1 - tensor->unit;
+    optimizer->units[tensor->unit].filled += tensor->count > 0;
+    optimizer->units[tensor->unit].uncompressed = is_uncompressed(optimizer, &tensors[t]);
+  }
+  return ONEBIT_OK;
+}
+
+static void *take_from(onebit_optimizer_t optimizer, const struct ob_memory *memory, size_t count,
+                       size_t size) {
+  optimizer->own_bytes += count * size;
+  return memory->allocate(count, size);
+}
+
+static onebit_status_t no_memory(const struct ob_layout *layout) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the state of %zu parameters",
+                  layout->words * OB_LANES);
+}
+
+/* The arrays that are as long as the layout, and the sums. */
+static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_unit *unit) {
+  const struct ob_layout *layout = &unit->bits->layout;
+  const struct ob_memory *memory = unit->bits->place->kept;
+  unit->arrays[OB_MOMENTUM] = unit->bits->worker.values[0];
+  unit->arrays[OB_SCRATCH] = unit->bits->worker.values[1];
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    if (optimizer->method->arrays & OB_MASK(slot)) {
+      unit->arrays[slot] = take_from(optimizer, memory, layout->words, OB_LANES * sizeof(float));
+      if (!unit->arrays[slot])
+        return no_memory(layout);
+    }
+  for (int k = 0; k < OB_SUMS; k++) {
+    unit->sums[k] = take_from(optimizer, memory, layout->blocks, sizeof(double));
+    if (!unit->sums[k])
+      return no_memory(layout);
+  }
+  return ONEBIT_OK;
+}
+
+/* Everything of a unit but its plans. */
+static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_unit *unit) {
+  size_t pieces = unit->bits->layout.pieces;
+  unit->parameters = ob_optimizer_take(optimizer, pieces, sizeof *unit->parameters);
+  unit->copies = ob_optimizer_take(optimizer, pieces, sizeof *unit->copies);
+  unit->gradients = ob_optimizer_take(optimizer, pieces, sizeof *unit->gradients);
+  unit->means = ob_optimizer_take(optimizer, pieces, sizeof *unit->means);
+  unit->factors = ob_optimizer_take(optimizer, pieces, sizeof(float));
+  unit->weight_decays = ob_optimizer_take(optimizer, pieces, sizeof(float));
+  unit->learning_rates = ob_optimizer_take(optimizer, pieces, sizeof(float));
+  unit->scalings = ob_optimizer_take(optimizer, pieces, sizeof(float));
+  unit->tensor_of = ob_optimizer_take(optimizer, pieces, sizeof *unit->tensor_of);
+  if (!unit->parameters || !unit->copies || !unit->gradients || !unit->means || !unit->factors ||
+      !unit->weight_decays || !unit->learning_rates || !unit->scalings || !unit->tensor_of)
+    return no_memory(&unit->bits->layout);
+  return allocate_arrays(optimizer, unit);
+}
+
+static const void *gradient_at(const struct onebit_optimizer *optimizer, const void *gradient,
+                               size_t offset) {
+  size_t bytes = offset * ob_dtype_size(optimizer->options.gradient_dtype);
+  return gradient ? (const char *)gradient + bytes : NULL;
+}
+
+/* Where piece k of the unit lies: it begins `offset` elements into tensor t. */
+static void place_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k,
+                        const onebit_tensor_t *tensors, size_t t, size_t offset) {
+  const struct ob_piece *piece = &unit->bits->layout.piece[k];
+  const onebit_tensor_t *tensor = &tensors[t];
+  bool real = piece->valid > 0;
+  unit->parameters[k] = real ? (float *)tensor->parameter + offset : NULL;
+  unit->gradients[k] = real ? gradient_at(optimizer, tensor->gradient, offset) : NULL;
+  unit->means[k] = unit->arrays[OB_SCRATCH] + piece->first_word * OB_LANES;
+  float factor = tensor->learning_rate_factor;
+  unit->factors[k] = factor == 0 ? 1 : factor;
+  unit->weight_decays[k] = tensor->weight_decay;
+  unit->scalings[k] = 1;
+  unit->tensor_of[k] = t;
+}
+
+/* How far into its tensor a piece begins: pieces of a tensor follow each other. */
+static size_t offset_of(const struct ob_unit *unit, size_t piece) {
+  size_t offset = 0;
+  for (size_t k = piece; k-- > 0 && unit->tensor_of[k] == unit->tensor_of[piece];)
+    offset += unit->bits->layout.piece[k].count;
+  return offset;
+}
+
+onebit_status_t ob_units_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
+                                      const void *gradient) {
+  struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
+    if (unit->tensor_of[k] != tensor || !unit->bits->layout.piece[k].valid)
+      continue;
+    unit->gradients[k] = gradient_at(optimizer, gradient, offset_of(unit, k));
+    OB_TRY(optimizer->place->repoint(optimizer, unit, k));
+  }
+  return ONEBIT_OK;
+}
+
+/* The plans of a unit: collective. */
+static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit *unit,
+                                    const struct ob_plan_shape *shape, size_t count) {
+  struct ob_plan_shape bits = *shape, dense = *shape;
+  bits.momentum = optimizer->method->momentum;
+  dense.windowed = true;
+  dense.one_scale = dense.share_a_piece = false;
+  dense.options.wire = ONEBIT_WIRE_DENSE;
+  dense.options.profile = ONEBIT_PROFILE_DEFAULT;
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &bits, count, &unit->bits));
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
+  return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
+}
+
+/* What the place needs to know of the unit, now that its pieces are placed: collective. */
+static onebit_status_t complete(onebit_optimizer_t optimizer, struct ob_unit *unit) {
+  return ob_agree(optimizer->comm, optimizer->place->create(optimizer, unit), NULL, 0);
+}
+
+/* A bucket, or the tensors that stay uncompressed. */
+static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t u,
+                                     const onebit_tensor_t *tensors, struct ob_plan_shape *shape,
+                                     size_t *counts) {
+  struct ob_unit *unit = &optimizer->units[u];
+  size_t total = 0, pieces = 0;
+  for (size_t t = 0; t < optimizer->tensor_count; t++)
+    if (optimizer->tensors[t].unit == u)
+      total += counts[pieces++] = tensors[t].count;
+  shape->pieces = pieces;
+  shape->counts = counts;
+  OB_TRY(create_plans(optimizer, unit, shape, total));
+  for (size_t t = 0, k = 0; t < optimizer->tensor_count; t++)
+    if (optimizer->tensors[t].unit == u)
+      place_piece(optimizer, unit, k++, tensors, t, 0);
+  return complete(optimizer, unit);
+}
+
+/* A tensor, padded and cut as profile deepspeed has it. */
+static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t t,
+                                     const onebit_tensor_t *tensors, struct ob_plan_shape *shape,
+                                     size_t *counts) {
+  struct ob_unit *unit = &optimizer->units[t];
+  size_t ranks = (size_t)optimizer->comm->size;
+  ob_plan_cut(shape, ranks, tensors[t].count, counts, counts + ranks);
+  OB_TRY(create_plans(optimizer, unit, shape, tensors[t].count));
+  for (size_t k = 0; k < shape->pieces; k++)
+    place_piece(optimizer, unit, k, tensors, t, k * counts[0]);
+  return complete(optimizer, unit);
+}
+
+onebit_status_t ob_units_create(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
+                                struct ob_plan_shape *shape, size_t *counts) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (separate(optimizer))
+      OB_TRY(create_padded(optimizer, u, tensors, shape, counts));
+    else
+      OB_TRY(create_bucket(optimizer, u, tensors, shape, counts));
+  return ONEBIT_OK;
+}
+
+static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  const struct ob_memory *memory = unit->bits ? unit->bits->place->kept : NULL;
+  for (int slot = 0; memory && slot < OB_ARRAYS; slot++)
+    if (optimizer->method->arrays & OB_MASK(slot))
+      memory->release(unit->arrays[slot]);
+  for (int k = 0; memory && k < OB_SUMS; k++)
+    memory->release(unit->sums[k]);
+  if (memory)
+    memory->release(unit->masters);
+}
+
+static void destroy_unit(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  if (optimizer->place)
+    optimizer->place->destroy(unit);
+  release_arrays(optimizer, unit);
+  onebit_plan_destroy(unit->dense);
+  onebit_plan_destroy(unit->bits);
+  ob_release(unit->parameters);
+  ob_release(unit->copies);
+  ob_release((void *)unit->gradients);
+  ob_release(unit->means);
+  ob_release(unit->factors);
+  ob_release(unit->weight_decays);
+  ob_release(unit->learning_rates);
+  ob_release(unit->scalings);
+  ob_release(unit->tensor_of);
+}
+
+void ob_units_destroy(onebit_optimizer_t optimizer) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    destroy_unit(optimizer, &optimizer->units[u]);
+  ob_release(optimizer->units);
+  ob_release(optimizer->tensors);
+}
