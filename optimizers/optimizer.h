@@ -134,6 +134,8 @@ struct ob_method {
 struct ob_moments {
   double beta1, beta2, epsilon;
   bool no_bias_correction;
+  bool no_dampening;  /* a gradient goes into the momentum as it is, not times 1 - beta1 */
+  bool no_warmup;     /* the first step is compressed already; freeze_step is ONEBIT_FREEZE_NEVER */
   size_t freeze_step; /* as in onebit_adam_options_t */
   double freeze_threshold;
   onebit_adam_exchange_t exchange;
@@ -257,6 +259,9 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                       enum ob_pass_kind kind, struct ob_call *call);
 
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
+
+/* Is the warm-up over? Where there is none, frozen_at stays 0. */
+bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer);
 
 /* The number of the warm-up's last step, unless that is found from the variance. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);

@@ -194,7 +194,7 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
  * this step may be beyond it. */
 static bool must_catch_up(const struct onebit_optimizer *optimizer) {
-  return optimizer->unknown && !optimizer->frozen_at &&
+  return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
           optimizer->steps >= ob_freeze_last_step(optimizer));
 }
