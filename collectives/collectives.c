@@ -120,9 +120,11 @@ onebit_status_t ob_plan_settle(onebit_plan_t plan) {
 }
 
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
+  const struct ob_pass_sink *own = plan->call.sink;
   plan->call.sink = sink;
   for (size_t chunk = 0; chunk < plan->chunks; chunk++)
     plan->place->apply(plan, chunk);
+  plan->call.sink = own;
 }
 
 void ob_plan_apply(onebit_plan_t plan) {

@@ -22,6 +22,7 @@
 #include "collectives/plan.h"
 #include "onebit/adam.h"
 #include "onebit/optimizer.h"
+#include "optimizers/lamb_tensor.h"
 
 /* What a step sends of the gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
@@ -35,6 +36,8 @@ struct ob_unit {
   float *arrays[OB_ARRAYS];
   float *masters;        /* NULL: the parameters are float32 themselves */
   double *sums[OB_SUMS]; /* of a pass, one a block */
+  /* The method's, of each tensor: with its first piece. Memory of the place, as the arrays. */
+  void *tensor_state;
   /* By piece of the plan: where its parameters (the master values), the caller's in their own type
    * where these are not the same (else NULL), its gradients and mean gradients lie, and its
    * constants. */
@@ -94,6 +97,10 @@ struct ob_optimizer_place {
   /* Of the latest pass: sum number `which` of the blocks first .. end - 1, in their order. */
   onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
                          size_t first, size_t end, double *sum);
+  /* 1-bit LAMB: from the sums of the latest pass to each tensor's numbers, and from these to the
+   * learning rates or scalings of what follows. A deferred place does it behind that pass. */
+  onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                          enum ob_lamb_stage stage);
   /* The gradient of a piece is somewhere else now: unit->gradients has it. */
   onebit_status_t (*repoint)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                              size_t piece);
@@ -106,6 +113,11 @@ struct ob_optimizer_place {
 };
 
 extern const struct ob_optimizer_place ob_optimizer_place_host;
+
+/* The host's (lamb.c). */
+onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                enum ob_lamb_stage stage);
+
 #ifdef ONEBIT_HAVE_CUDA
 extern const struct ob_optimizer_place ob_optimizer_place_cuda;
 #endif
@@ -115,7 +127,9 @@ struct ob_method {
   const char *name;
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
-  unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
+  bool fused;          /* does profile deepspeed compress all tensors in one buffer? */
+  unsigned arrays;     /* slots that are arrays of a unit's own, as OB_MASKs */
+  size_t tensor_bytes; /* of what it keeps of each tensor */
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* What the next step sends. */

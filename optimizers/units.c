@@ -1,10 +1,17 @@
 /* Units: which tensors are exchanged together, and the memory of that. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "optimizers/fused.h"
 #include "optimizers/optimizer.h"
 
+/* In profile deepspeed each tensor is compressed by itself, or all of them in one buffer. */
 static bool separate(const struct onebit_optimizer *optimizer) {
-  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
+  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && !optimizer->method->fused;
+}
+
+static bool is_fused(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
+  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && optimizer->method->fused &&
+         !unit->uncompressed;
 }
 
 static bool is_uncompressed(const struct onebit_optimizer *optimizer,
@@ -87,6 +94,12 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_u
     if (!unit->sums[k])
       return no_memory(layout);
   }
+  if (optimizer->method->tensor_bytes) {
+    unit->tensor_state =
+        take_from(optimizer, memory, layout->pieces, optimizer->method->tensor_bytes);
+    if (!unit->tensor_state)
+      return no_memory(layout);
+  }
   return ONEBIT_OK;
 }
 
@@ -130,6 +143,13 @@ static void place_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit
   unit->tensor_of[k] = t;
 }
 
+/* Padding that is no tensor's: its momentum stays as it is. */
+static void place_padding(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k) {
+  unit->means[k] = unit->arrays[OB_SCRATCH] + unit->bits->layout.piece[k].first_word * OB_LANES;
+  unit->factors[k] = 1;
+  unit->tensor_of[k] = optimizer->tensor_count;
+}
+
 /* How far into its tensor a piece begins: pieces of a tensor follow each other. */
 static size_t offset_of(const struct ob_unit *unit, size_t piece) {
   size_t offset = 0;
@@ -150,16 +170,20 @@ onebit_status_t ob_units_set_gradient(onebit_optimizer_t optimizer, size_t tenso
   return ONEBIT_OK;
 }
 
-/* The plans of a unit: collective. */
+/* The plans of a unit: collective. `status` is how this rank fares so far. Messages that are dense
+ * have other elements of the pieces. */
 static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit *unit,
-                                    const struct ob_plan_shape *shape, size_t count) {
+                                    onebit_status_t status, const struct ob_plan_shape *shape,
+                                    const size_t *dense_counts, size_t count) {
   struct ob_plan_shape bits = *shape, dense = *shape;
   bits.momentum = optimizer->method->momentum;
+  dense.counts = dense_counts;
   dense.windowed = true;
   dense.one_scale = dense.share_a_piece = false;
+  dense.share_pieces = NULL;
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &bits, count, &unit->bits));
+  OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
   return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
 }
@@ -180,7 +204,7 @@ static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t u,
       total += counts[pieces++] = tensors[t].count;
   shape->pieces = pieces;
   shape->counts = counts;
-  OB_TRY(create_plans(optimizer, unit, shape, total));
+  OB_TRY(create_plans(optimizer, unit, ONEBIT_OK, shape, counts, total));
   for (size_t t = 0, k = 0; t < optimizer->tensor_count; t++)
     if (optimizer->tensors[t].unit == u)
       place_piece(optimizer, unit, k++, tensors, t, 0);
@@ -194,10 +218,37 @@ static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t t,
   struct ob_unit *unit = &optimizer->units[t];
   size_t ranks = (size_t)optimizer->comm->size;
   ob_plan_cut(shape, ranks, tensors[t].count, counts, counts + ranks);
-  OB_TRY(create_plans(optimizer, unit, shape, tensors[t].count));
+  OB_TRY(create_plans(optimizer, unit, ONEBIT_OK, shape, counts, tensors[t].count));
   for (size_t k = 0; k < shape->pieces; k++)
     place_piece(optimizer, unit, k, tensors, t, k * counts[0]);
   return complete(optimizer, unit);
+}
+
+static void place_fused(onebit_optimizer_t optimizer, struct ob_unit *unit,
+                        const onebit_tensor_t *tensors, const struct ob_fused *cut) {
+  for (size_t k = 0; k < cut->pieces; k++)
+    if (cut->real[k])
+      place_piece(optimizer, unit, k, tensors, cut->tensor[k], cut->offset[k]);
+    else
+      place_padding(optimizer, unit, k);
+}
+
+/* All tensors in one buffer, likewise. Dense messages go without the padding. */
+static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
+                                    const onebit_tensor_t *tensors,
+                                    const struct ob_plan_shape *shape) {
+  struct ob_unit *unit = &optimizer->units[u];
+  struct ob_plan_shape own = *shape;
+  struct ob_fused cut;
+  onebit_status_t status = ob_fused_cut(optimizer, u, &cut);
+  own.pieces = cut.pieces;
+  own.counts = cut.counts;
+  own.share_pieces = cut.share_pieces;
+  status = create_plans(optimizer, unit, status, &own, cut.real, cut.total);
+  if (status == ONEBIT_OK)
+    place_fused(optimizer, unit, tensors, &cut);
+  ob_fused_release(&cut);
+  return status == ONEBIT_OK ? complete(optimizer, unit) : status;
 }
 
 onebit_status_t ob_units_create(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
@@ -205,6 +256,8 @@ onebit_status_t ob_units_create(onebit_optimizer_t optimizer, const onebit_tenso
   for (size_t u = 0; u < optimizer->unit_count; u++)
     if (separate(optimizer))
       OB_TRY(create_padded(optimizer, u, tensors, shape, counts));
+    else if (is_fused(optimizer, &optimizer->units[u]))
+      OB_TRY(create_fused(optimizer, u, tensors, shape));
     else
       OB_TRY(create_bucket(optimizer, u, tensors, shape, counts));
   return ONEBIT_OK;
@@ -217,6 +270,8 @@ static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_u
       memory->release(unit->arrays[slot]);
   for (int k = 0; memory && k < OB_SUMS; k++)
     memory->release(unit->sums[k]);
+  if (memory)
+    memory->release(unit->tensor_state);
   if (memory)
     memory->release(unit->masters);
 }
