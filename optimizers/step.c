@@ -51,13 +51,14 @@ enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
 }
 
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return (struct ob_call){.source = {.inputs = unit->gradients, .weight = 1},
-                          .outputs = unit->means,
-                          .agreed = ob_bits_of(optimizer->step.learning_rate),
-                          .agreed_name = "learning_rate",
-                          .on_stream = optimizer->step.on_stream,
-                          .stream = optimizer->step.stream,
-                          .hold = optimizer->unit_count > 1 && optimizer->deferred};
+  return (struct ob_call){
+      .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
+      .outputs = unit->means,
+      .agreed = ob_bits_of(optimizer->step.learning_rate),
+      .agreed_name = "learning_rate",
+      .on_stream = optimizer->step.on_stream,
+      .stream = optimizer->step.stream,
+      .hold = optimizer->unit_count > 1 && optimizer->deferred};
 }
 
 static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_unit *unit) {

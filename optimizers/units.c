@@ -159,6 +159,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   dense.one_scale = dense.share_a_piece = false;
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
+  dense.output_dtype = ONEBIT_FLOAT32; /* the mean gradient */
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &bits, count, &unit->bits));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
   return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
