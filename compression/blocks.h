@@ -142,8 +142,8 @@ struct ob_pass_sink {
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
-/* Dense messages: values of the source's inputs times its factor; the mean of messages; a message to
- * the outputs. */
+/* Dense messages: values of the source's inputs, times its factor; the mean of messages; a message
+ * to the outputs. */
 void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out);
 void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
