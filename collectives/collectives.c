@@ -228,7 +228,7 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, call.on_stream);
   if (status == ONEBIT_OK)
     place(plan, sendbuf, recvbuf);
-  call.source = (struct ob_source){.inputs = plan->inputs, .weight = 1};
+  call.source = (struct ob_source){.inputs = plan->inputs, .factor = 1, .weight = 1};
   call.outputs = plan->outputs;
   return ob_plan_start(plan, status, &call);
 }

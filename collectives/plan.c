@@ -112,6 +112,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->layout = &plan->layout;
   work->rule = shape->options.scale;
   work->dtype = shape->options.dtype;
+  work->output_dtype = shape->output_dtype;
   work->one_scale = shape->one_scale;
   work->threads = shape->options.threads;
   work->stream = plan->layout.elements * sizeof(float) >= STREAM_BYTES;

@@ -18,6 +18,7 @@
 /* What a plan is made from, with every default filled in. */
 struct ob_plan_shape {
   onebit_plan_options_t options;
+  onebit_dtype_t output_dtype; /* that of the options, unless the caller sets another */
   size_t block; /* elements a block; with one_scale, elements a run of the sum */
   bool one_scale;
   bool share_a_piece; /* rank k serves piece k; else shares are cut by size */

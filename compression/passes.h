@@ -35,7 +35,7 @@ enum ob_slot {
 #define OB_MASK(slot) (1u << (slot))
 
 enum ob_pass_kind {
-  OB_PASS_SQUARES,         /* sum of the squares of the gradients */
+  OB_PASS_SQUARES,         /* sum of the squares of this rank's gradients */
   OB_PASS_POWER,           /* sum of the squares of the momentum */
   OB_PASS_ADAM,            /* a whole step on mean gradients; sum of the variances */
   OB_PASS_FREEZE,          /* momentum becomes a kept value, variance a reciprocal */
@@ -67,7 +67,8 @@ enum { OB_SUMS = 4, OB_LARGEST = 3 };
 /* What is the same for all elements of a piece. */
 struct ob_pass_factors {
   struct ob_adam_factors adam;
-  float gradient_factor; /* of gradients: loss scale, clipping, accumulation */
+  /* Of this rank's gradients: loss scale, clipping, accumulation. What is exchanged has it. */
+  float gradient_factor;
   float learning_rate, weight_decay;
   float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
   float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
@@ -234,11 +235,11 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
   float *const m = &e.at[OB_MOMENTUM], *const v = &e.at[OB_VARIANCE], *const w = &e.at[OB_FRESH],
                *const a = &e.at[OB_ANCHOR], *const d = &e.at[OB_MOVED],
                *const s = &e.at[OB_SCRATCH], *const p = &e.at[OB_PARAMETER];
-  const float g = f->gradient_factor * *s;
+  const float g = *s, own = f->gradient_factor * e.at[OB_GRADIENT];
   const float rate = f->learning_rate, decay = f->weight_decay;
   switch (kind) {
   case OB_PASS_SQUARES:
-    e.sum[0] = e.at[OB_GRADIENT] * e.at[OB_GRADIENT];
+    e.sum[0] = own * own;
     break;
   case OB_PASS_POWER:
     e.sum[0] = *m * *m;

@@ -57,7 +57,8 @@ struct ob_unit {
 
 struct ob_tensor {
   size_t unit, count;
-  bool ready; /* in this step */
+  size_t first_block, end_block; /* of its unit's layout */
+  bool ready;                    /* in this step */
 };
 
 /* The status that counts among several, and its words. */
@@ -178,7 +179,13 @@ struct onebit_optimizer {
   size_t window;
   double loss_scale;   /* 1 without loss scaling */
   uint64_t good_steps; /* since the scale changed */
+  /* Clipping: the exchange of sums of squares, or NULL; this rank's, and the mean of all. */
+  onebit_plan_t squares;
+  float *square[2];
   double gradient_norm;
+  /* Deferred: skipped because of the norm, before the units' exchanges, whose place counts what
+   * they skip. */
+  uint64_t skipped_by_norm;
   uint64_t own_bytes;
 };
 
@@ -244,8 +251,17 @@ onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer);
 void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
 
 /* What gradients of the step being made are multiplied with (weigh.c): collective where there is
- * clipping. Sets step.gradient_factor. */
-onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer);
+ * clipping, and then `status` is how this rank fares so far, with the latest words. Sets
+ * step.gradient_factor. */
+onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
+
+/* What clipping needs, once the units are made: collective. */
+onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);
+void ob_weigh_destroy(struct onebit_optimizer *optimizer);
+
+/* Beyond this no loss scale helps: gradients of float16 are infinite long before, and those of
+ * float32 and bfloat16 have exponents enough without one. */
+#define OB_MOST_LOSS_SCALE 0x1p64
 
 /* After a step, made or skipped: the loss scale follows. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped);

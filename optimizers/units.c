@@ -4,6 +4,9 @@
 #include "optimizers/fused.h"
 #include "optimizers/optimizer.h"
 
+/* Elements that are converted to master values at a time. */
+#define MASTERS_AT_ONCE ((size_t)65536)
+
 /* In profile deepspeed each tensor is compressed by itself, or all of them in one buffer. */
 static bool separate(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && !optimizer->method->fused;
@@ -89,6 +92,11 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_u
       if (!unit->arrays[slot])
         return no_memory(layout);
     }
+  if (optimizer->options.parameter_dtype != ONEBIT_FLOAT32) {
+    unit->masters = take_from(optimizer, memory, layout->words, OB_LANES * sizeof(float));
+    if (!unit->masters)
+      return no_memory(layout);
+  }
   for (int k = 0; k < OB_SUMS; k++) {
     unit->sums[k] = take_from(optimizer, memory, layout->blocks, sizeof(double));
     if (!unit->sums[k])
@@ -121,10 +129,27 @@ static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_uni
   return allocate_arrays(optimizer, unit);
 }
 
+/* --- Where pieces lie */
+
 static const void *gradient_at(const struct onebit_optimizer *optimizer, const void *gradient,
                                size_t offset) {
   size_t bytes = offset * ob_dtype_size(optimizer->options.gradient_dtype);
   return gradient ? (const char *)gradient + bytes : NULL;
+}
+
+/* The arrays of a piece that is not all padding. */
+static void place_arrays(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k,
+                         const onebit_tensor_t *tensor, size_t offset) {
+  size_t word = unit->bits->layout.piece[k].first_word;
+  char *caller =
+      (char *)tensor->parameter + offset * ob_dtype_size(optimizer->options.parameter_dtype);
+  unit->gradients[k] = gradient_at(optimizer, tensor->gradient, offset);
+  if (unit->masters) {
+    unit->parameters[k] = unit->masters + word * OB_LANES;
+    unit->copies[k] = caller;
+  } else {
+    unit->parameters[k] = (float *)(void *)caller;
+  }
 }
 
 /* Where piece k of the unit lies: it begins `offset` elements into tensor t. */
@@ -132,15 +157,17 @@ static void place_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit
                         const onebit_tensor_t *tensors, size_t t, size_t offset) {
   const struct ob_piece *piece = &unit->bits->layout.piece[k];
   const onebit_tensor_t *tensor = &tensors[t];
-  bool real = piece->valid > 0;
-  unit->parameters[k] = real ? (float *)tensor->parameter + offset : NULL;
-  unit->gradients[k] = real ? gradient_at(optimizer, tensor->gradient, offset) : NULL;
+  if (piece->valid)
+    place_arrays(optimizer, unit, k, tensor, offset);
   unit->means[k] = unit->arrays[OB_SCRATCH] + piece->first_word * OB_LANES;
   float factor = tensor->learning_rate_factor;
   unit->factors[k] = factor == 0 ? 1 : factor;
   unit->weight_decays[k] = tensor->weight_decay;
   unit->scalings[k] = 1;
   unit->tensor_of[k] = t;
+  if (offset == 0)
+    optimizer->tensors[t].first_block = piece->first_block;
+  optimizer->tensors[t].end_block = piece[1].first_block;
 }
 
 /* Padding that is no tensor's: its momentum stays as it is. */
@@ -183,14 +210,52 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   dense.share_pieces = NULL;
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
+  dense.output_dtype = ONEBIT_FLOAT32; /* the mean gradient */
   OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
   return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
 }
 
-/* What the place needs to know of the unit, now that its pieces are placed: collective. */
+/* Master values of `count` elements that lie in the kind of memory that the unit's arrays are in;
+ * `room` on the host is for as many, in their type and then as float32. */
+static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dtype, float *master,
+                               const void *parameter, size_t count, float *room) {
+  uint16_t *given = (uint16_t *)(void *)(room + MASTERS_AT_ONCE);
+  OB_TRY(memory->copy(given, parameter, count * sizeof *given));
+  for (size_t i = 0; i < count; i++)
+    room[i] = ob_load(given, i, dtype);
+  return memory->copy(master, room, count * sizeof *room);
+}
+
+static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                    float *room) {
+  const struct ob_memory *memory = unit->bits->place->kept;
+  for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
+    size_t valid = unit->bits->layout.piece[k].valid, many = MASTERS_AT_ONCE;
+    for (size_t i = 0; i < valid; i += many)
+      OB_TRY(convert(memory, optimizer->options.parameter_dtype, unit->parameters[k] + i,
+                     (const uint16_t *)unit->copies[k] + i, valid - i < many ? valid - i : many,
+                     room));
+  }
+  return ONEBIT_OK;
+}
+
+/* This happens once: the host converts for a device too, a part at a time. */
+static onebit_status_t make_masters(const struct onebit_optimizer *optimizer,
+                                    struct ob_unit *unit) {
+  float *room = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
+  onebit_status_t status =
+      room ? fill_masters(optimizer, unit, room) : no_memory(&unit->bits->layout);
+  ob_release(room);
+  return status;
+}
+
+/* What is left once the unit's pieces are placed: collective. */
 static onebit_status_t complete(onebit_optimizer_t optimizer, struct ob_unit *unit) {
-  return ob_agree(optimizer->comm, optimizer->place->create(optimizer, unit), NULL, 0);
+  onebit_status_t status = unit->masters ? make_masters(optimizer, unit) : ONEBIT_OK;
+  if (status == ONEBIT_OK)
+    status = optimizer->place->create(optimizer, unit);
+  return ob_agree(optimizer->comm, status, NULL, 0);
 }
 
 /* A bucket, or the tensors that stay uncompressed. */
