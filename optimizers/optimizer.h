@@ -111,6 +111,9 @@ struct ob_optimizer_place {
   onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
   /* For the passes of steps on streams. */
   onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
+  /* A checkpoint was loaded: arrays, steps and skipped are others. NULL: nothing else knows of
+   * them. */
+  onebit_status_t (*restored)(struct onebit_optimizer *optimizer);
 };
 
 extern const struct ob_optimizer_place ob_optimizer_place_host;
@@ -122,6 +125,19 @@ onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_un
 #ifdef ONEBIT_HAVE_CUDA
 extern const struct ob_optimizer_place ob_optimizer_place_cuda;
 #endif
+
+/* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
+ * loaded lies in least .. most, and is finite. */
+enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
+
+struct ob_numbers {
+  enum ob_numbers_kind kind;
+  void *at;
+  size_t count;
+  double least, most;
+};
+
+enum { OB_NUMBERS_AT_MOST = 16 };
 
 /* The table of methods: what the optimizers do not have in common. */
 struct ob_method {
@@ -143,6 +159,11 @@ struct ob_method {
   /* A step is made and counted: does the stage change? NULL: nothing does. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
+  /* For checkpoints. What it keeps besides the units' arrays: fills in the list, and says how long
+   * it is. NULL: nothing. */
+  size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+  /* Do parameters and momentum differ between ranks now? NULL: never. */
+  bool (*apart)(const struct onebit_optimizer *optimizer);
 };
 
 /* The numbers that the moments go by, with every default filled in. */
