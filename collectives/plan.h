@@ -22,6 +22,7 @@ struct ob_plan_shape {
   bool one_scale;
   bool share_a_piece; /* rank k serves piece k; else shares are cut by size */
   bool momentum;      /* the source will want the last result */
+  bool served;        /* a pass takes the result, as servers send it in bits */
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
   size_t pieces;

@@ -155,6 +155,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
                                     const struct ob_plan_shape *shape, size_t count) {
   struct ob_plan_shape bits = *shape, dense = *shape;
   bits.momentum = optimizer->method->momentum;
+  bits.served = true;
   dense.windowed = true;
   dense.one_scale = dense.share_a_piece = false;
   dense.options.wire = ONEBIT_WIRE_DENSE;
