@@ -205,6 +205,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   struct ob_plan_shape bits = *shape, dense = *shape;
   bits.momentum = optimizer->method->momentum;
   dense.counts = dense_counts;
+  bits.served = true;
   dense.windowed = true;
   dense.one_scale = dense.share_a_piece = false;
   dense.share_pieces = NULL;
