@@ -46,6 +46,23 @@ static bool take_gradients(struct oracle_adam *state, const float *const *gradie
   return finite;
 }
 
+/* Dense gradients are weighed before they are added up. */
+static bool take_weighed(struct oracle_momentum *oracle, const float *const *gradients) {
+  struct oracle_adam *state = oracle->state;
+  size_t ranks = (size_t)state->size * (size_t)state->each;
+  float *weighed = allocate(ranks * state->total, sizeof *weighed);
+  const float **all = allocate(ranks, sizeof *all);
+  for (size_t r = 0; r < ranks; r++) {
+    all[r] = weighed + r * state->total;
+    for (size_t i = 0; i < state->total; i++)
+      weighed[r * state->total + i] = oracle->gradient_factor * gradients[r][i];
+  }
+  bool finite = take_gradients(state, all);
+  free(all);
+  free(weighed);
+  return finite;
+}
+
 static void dense_momentum(struct oracle_momentum *oracle) {
   struct oracle_adam *state = oracle->state;
   const float **workers = allocate((size_t)state->size, sizeof *workers);
@@ -54,7 +71,7 @@ static void dense_momentum(struct oracle_momentum *oracle) {
     workers[w] = state->means + w * state->total;
   mean_into(mean, workers, state->size, state->total);
   for (size_t i = 0; i < state->total; i++)
-    state->momentum[i] = oracle->decay * state->momentum[i] + oracle->gradient_factor * mean[i];
+    state->momentum[i] = oracle->decay * state->momentum[i] + mean[i];
   free(mean);
   free(workers);
 }
@@ -81,9 +98,10 @@ static bool exchanged_momentum(struct oracle_momentum *oracle) {
 bool oracle_momentum_step(struct oracle_momentum *oracle, const float *const *gradients,
                           float learning_rate) {
   struct oracle_adam *state = oracle->state;
-  if (!take_gradients(state, gradients))
+  bool dense = state->steps < oracle->warmup_steps;
+  if (!(dense ? take_weighed(oracle, gradients) : take_gradients(state, gradients)))
     return false;
-  if (state->steps < oracle->warmup_steps)
+  if (dense)
     dense_momentum(oracle);
   else if (!exchanged_momentum(oracle))
     return false;
