@@ -175,7 +175,7 @@ bool ob_host_share(struct onebit_plan *plan, size_t chunk) {
   for (size_t share = 0; plan->status == ONEBIT_OK && share < plan->shares; share++) {
     struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
     struct ob_view out = {.values = window(plan, host->place, share, chunk)};
-    ob_load_blocks(&plan->work, plan->call.source.inputs, &shape, &out);
+    ob_load_blocks(&plan->work, &plan->call.source, &shape, &out);
   }
   tell_flags(plan);
   set(host, LOADED, number);

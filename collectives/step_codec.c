@@ -11,7 +11,7 @@ static void load_message(struct onebit_plan *plan, const struct ob_message_shape
   if (plan->host.ranks)
     ob_host_mean(plan, share, chunk, shape, out);
   else
-    ob_load_blocks(&plan->work, plan->call.source.inputs, shape, out);
+    ob_load_blocks(&plan->work, &plan->call.source, shape, out);
 }
 
 static void compress_bits(struct onebit_plan *plan, const struct ob_message_shape *shape,

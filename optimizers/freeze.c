@@ -69,6 +69,7 @@ onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) 
     return ONEBIT_OK;
   if (is_automatic(optimizer))
     return settled(optimizer, due);
-  *due = optimizer->steps == ob_freeze_last_step(optimizer);
+  *due =
+      optimizer->steps >= ob_freeze_last_step(optimizer); /* or beyond: a checkpoint was loaded */
   return ONEBIT_OK;
 }

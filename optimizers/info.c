@@ -130,6 +130,10 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .synchronized = 1,
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
+  if (optimizer->squares) {
+    info->warmup_bytes = info->compressed_bytes = optimizer->squares->wire_bytes;
+    info->memory_bytes += optimizer->squares->memory_bytes;
+  }
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct ob_unit *unit = &optimizer->units[u];
     info->warmup_bytes += unit->dense->wire_bytes;

@@ -76,7 +76,7 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
   const struct ob_pass_factors *factors = &unit->sink.factors;
   call->source.momentum = true;
   call->source.decay = factors->adam.beta1;
-  call->source.weight = factors->adam.one_minus_beta1 * factors->gradient_factor;
+  call->source.weight = factors->adam.one_minus_beta1;
   call->source.scalings = unit->scalings;
   call->sink = &unit->sink;
   call->hold = optimizer->unit_count > 1;
