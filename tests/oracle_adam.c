@@ -196,6 +196,12 @@ static bool must_freeze(struct oracle_adam *adam) {
          adam->variance_ratio <= 1.0 / threshold;
 }
 
+/* Where the step m / (sqrt(v^) + eps) is what is exchanged, it takes the momentum's place. */
+static bool exchanges_step(const struct oracle_adam *adam) {
+  return adam->options.exchange == ONEBIT_ADAM_EXCHANGE_STEP &&
+         !(deepspeed(adam) && adam->size == 1);
+}
+
 static void freeze(struct oracle_adam *adam) {
   float correction = variance_correction(adam, adam->steps);
   float epsilon = (float)adam->options.epsilon;
@@ -203,6 +209,8 @@ static void freeze(struct oracle_adam *adam) {
     bool still = adam->variance[i] == 0.0f && !deepspeed(adam);
     float denominator = sqrtf(adam->variance[i]) * correction + epsilon;
     adam->reciprocal[i] = still ? 0.0f : 1.0f / denominator;
+    if (exchanges_step(adam))
+      adam->momentum[i] = adam->momentum[i] * adam->reciprocal[i];
   }
   adam->compressed = true;
   adam->freeze_step = adam->steps;
@@ -229,15 +237,17 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
     freeze(adam);
 }
 
-/* Every worker's own momentum, exchanged: the new common momentum in `momentum`. One rank of
+/* Every worker's own momentum, or step, exchanged: the new common one in `momentum`. One rank of
  * profile deepspeed has nobody to exchange with and keeps its momentum exact. */
 static bool exchange_momentum(struct oracle_adam *adam) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   const float **inputs = zeros((size_t)adam->size, sizeof *inputs);
   for (size_t r = 0; r < (size_t)adam->size; r++)
-    for (size_t i = 0; i < adam->total; i++)
+    for (size_t i = 0; i < adam->total; i++) {
+      float own = w1 * adam->means[r * adam->total + i];
       adam->local[r * adam->total + i] =
-          b1 * adam->momentum[i] + w1 * adam->means[r * adam->total + i];
+          b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
+    }
   bool done = true;
   for (size_t k = 0; k < adam->exchange_count && done; k++) {
     const struct oracle_exchange *exchange = &adam->exchanges[k];
@@ -259,8 +269,10 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
   for (size_t k = 0; k < adam->tensors; k++) {
     float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
-      float *p = &adam->parameter[i];
-      *p = *p - rate * ((adam->momentum[i] * k1) * adam->reciprocal[i] + decay * *p);
+      float *p = &adam->parameter[i], step = adam->momentum[i] * k1;
+      if (!exchanges_step(adam))
+        step = step * adam->reciprocal[i];
+      *p = *p - rate * (step + decay * *p);
     }
   }
 }

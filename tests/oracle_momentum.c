@@ -24,13 +24,14 @@ void oracle_momentum_destroy(struct oracle_momentum *oracle) {
   oracle->state = NULL;
 }
 
-/* The mean over `count` arrays, in their order. */
-static bool mean_into(float *mean, const float *const *values, int count, size_t elements) {
+/* The mean over `count` arrays, in their order, each times `factor`. */
+static bool mean_into(float *mean, const float *const *values, int count, size_t elements,
+                      float factor) {
   bool finite = true;
   for (size_t i = 0; i < elements; i++) {
-    float sum = values[0][i];
+    float sum = factor * values[0][i];
     for (int r = 1; r < count; r++)
-      sum += values[r][i];
+      sum += factor * values[r][i];
     mean[i] = sum * (1.0f / (float)count);
     finite = finite && isfinite(mean[i]);
   }
@@ -38,28 +39,12 @@ static bool mean_into(float *mean, const float *const *values, int count, size_t
 }
 
 /* The gradient of each worker: a rank's, or the mean of a host's. */
-static bool take_gradients(struct oracle_adam *state, const float *const *gradients) {
+static bool take_gradients(struct oracle_momentum *oracle, const float *const *gradients) {
+  struct oracle_adam *state = oracle->state;
   bool finite = true;
   for (size_t w = 0; w < (size_t)state->size; w++)
     finite &= mean_into(state->means + w * state->total, gradients + w * (size_t)state->each,
-                        state->each, state->total);
-  return finite;
-}
-
-/* Dense gradients are weighed before they are added up. */
-static bool take_weighed(struct oracle_momentum *oracle, const float *const *gradients) {
-  struct oracle_adam *state = oracle->state;
-  size_t ranks = (size_t)state->size * (size_t)state->each;
-  float *weighed = allocate(ranks * state->total, sizeof *weighed);
-  const float **all = allocate(ranks, sizeof *all);
-  for (size_t r = 0; r < ranks; r++) {
-    all[r] = weighed + r * state->total;
-    for (size_t i = 0; i < state->total; i++)
-      weighed[r * state->total + i] = oracle->gradient_factor * gradients[r][i];
-  }
-  bool finite = take_gradients(state, all);
-  free(all);
-  free(weighed);
+                        state->each, state->total, oracle->gradient_factor);
   return finite;
 }
 
@@ -69,7 +54,7 @@ static void dense_momentum(struct oracle_momentum *oracle) {
   float *mean = allocate(state->total, sizeof *mean);
   for (size_t w = 0; w < (size_t)state->size; w++)
     workers[w] = state->means + w * state->total;
-  mean_into(mean, workers, state->size, state->total);
+  mean_into(mean, workers, state->size, state->total, 1.0f);
   for (size_t i = 0; i < state->total; i++)
     state->momentum[i] = oracle->decay * state->momentum[i] + mean[i];
   free(mean);
@@ -83,8 +68,7 @@ static bool exchanged_momentum(struct oracle_momentum *oracle) {
   for (size_t w = 0; w < (size_t)state->size; w++)
     for (size_t i = 0; i < state->total; i++)
       state->local[w * state->total + i] =
-          oracle->decay * state->momentum[i] +
-          oracle->gradient_factor * state->means[w * state->total + i];
+          oracle->decay * state->momentum[i] + state->means[w * state->total + i];
   for (size_t k = 0; k < state->exchange_count && done; k++) {
     size_t at = state->first[state->exchanges[k].first];
     for (size_t w = 0; w < (size_t)state->size; w++)
@@ -98,10 +82,9 @@ static bool exchanged_momentum(struct oracle_momentum *oracle) {
 bool oracle_momentum_step(struct oracle_momentum *oracle, const float *const *gradients,
                           float learning_rate) {
   struct oracle_adam *state = oracle->state;
-  bool dense = state->steps < oracle->warmup_steps;
-  if (!(dense ? take_weighed(oracle, gradients) : take_gradients(state, gradients)))
+  if (!take_gradients(oracle, gradients))
     return false;
-  if (dense)
+  if (state->steps < oracle->warmup_steps)
     dense_momentum(oracle);
   else if (!exchanged_momentum(oracle))
     return false;
