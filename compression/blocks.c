@@ -75,7 +75,8 @@ static const char *input_of(const struct step *step, const struct ob_block *bloc
 }
 
 static void *output_of(const struct step *step, const struct ob_block *block) {
-  return (char *)step->outputs[block->piece] + block->offset * ob_dtype_size(step->work->dtype);
+  size_t size = ob_dtype_size(step->work->output_dtype);
+  return (char *)step->outputs[block->piece] + block->offset * size;
 }
 
 /* What a message's sign bits stand for in this block. */
@@ -119,6 +120,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
   const struct ob_source *source = step->source;
+  const float weight = source->values ? source->weight : source->weight * source->factor;
   size_t piece = 0;
   (void)thread;
   for (size_t b = first; b < end; b++) {
@@ -136,7 +138,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .momentum_bits = source->momentum ? step->last->words + word : NULL,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
         .decay = scaling == 0 ? 1 : source->decay,
-        .weight = source->weight * scaling,
+        .weight = weight * scaling,
         .reciprocals = source->reciprocals ? source->reciprocals + block.word * OB_LANES : NULL,
         .kept = kept_values(step->kept, step->kept->now, &block),
         .kept_scale = kept_scale(step->kept, b),
@@ -233,7 +235,7 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
                              .bits = words,
                              .scales = scales,
                              .output = output_of(step, &block),
-                             .dtype = work->dtype};
+                             .dtype = work->output_dtype};
     work->codec->sum(&run);
   }
 }
@@ -257,7 +259,7 @@ static void store_body(void *context, size_t first, size_t end, int thread) {
                                .bits = step->in->words + (block.word - step->first_word),
                                .scale = scale_of(step, step->in, b),
                                .output = output_of(step, &block),
-                               .dtype = work->dtype};
+                               .dtype = work->output_dtype};
     work->codec->store(&run);
   }
 }
@@ -357,10 +359,12 @@ static void load_body(void *context, size_t first, size_t end, int thread) {
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     float *values = step->out->values + (block.word - step->first_word) * OB_LANES;
-    if (!work->codec->load(input_of(step, &block), input_dtype(step), block.valid, values))
+    const char *input = input_of(step, &block);
+    size_t given = input ? block.valid : 0;
+    if (!work->codec->load(input, input_dtype(step), step->source->factor, given, values))
       atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     /* The rest of the last word may hold what an earlier message left there. */
-    for (size_t i = block.valid; i % OB_LANES || i < block.count; i++)
+    for (size_t i = given; i % OB_LANES || i < block.count; i++)
       values[i] = 0;
   }
 }
@@ -395,7 +399,7 @@ static void convert_body(void *context, size_t first, size_t end, int thread) {
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     const float *values = step->in->values + (block.word - step->first_word) * OB_LANES;
-    work->codec->convert(values, block.valid, output_of(step, &block), work->dtype);
+    work->codec->convert(values, block.valid, output_of(step, &block), work->output_dtype);
   }
 }
 

@@ -58,7 +58,7 @@ struct ob_work {
   const struct ob_codec *codec;
   const struct ob_layout *layout;
   onebit_scale_t rule;
-  onebit_dtype_t dtype;
+  onebit_dtype_t dtype, output_dtype; /* of inputs, and of what is stored */
   bool one_scale; /* one for all blocks: known when the last is compressed (ob_finish) */
   bool stream;    /* the buffers exceed the caches */
   int threads;
@@ -76,9 +76,15 @@ void ob_work_destroy(struct ob_work *work);
 
 /* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
  * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
- * added. */
+ * added.
+ *
+ * `factor` is what an element of the inputs counts as, before it is added to anyone else's: it is
+ * loaded times factor into dense messages and into what the ranks of a host add up, and where no
+ * such sum comes first, weight * factor is the weight. So what is found not to be finite, or too
+ * large for its square, are the numbers that count: a loss scale makes no difference to it. */
 struct ob_source {
   const void *const *inputs;
+  float factor;
   bool momentum;
   float decay, weight;
   /* NULL, or one a piece, by which its weight is multiplied. 0: no tensor's, but padding whose
@@ -139,7 +145,8 @@ struct ob_pass_sink {
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
-/* Dense messages: values of the source's inputs; the mean of messages; a message to the outputs. */
+/* Dense messages: values of the source's inputs, times its factor; the mean of messages; a message
+ * to the outputs. */
 void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out);
 void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,

@@ -33,7 +33,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
                                               .dense = choice[2] & 8};
   receiver->work = (struct ob_work){.codec = ob_codec_row(choice[3] & 1),
                                     .layout = &receiver->layout,
-                                    .dtype = (onebit_dtype_t)(choice[3] / 2 % 3),
+                                    .output_dtype = (onebit_dtype_t)(choice[3] / 2 % 3),
                                     .one_scale = receiver->shape.one_scale,
                                     .threads = 1};
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
@@ -66,7 +66,7 @@ static void mend(struct receiver *receiver, unsigned char *message, size_t bytes
 
 static void decode(struct receiver *receiver, unsigned char *message) {
   struct ob_view view = ob_message_view(message, &receiver->shape), both[2] = {view, view};
-  size_t bytes = receiver->layout.elements * ob_dtype_size(receiver->work.dtype);
+  size_t bytes = receiver->layout.elements * ob_dtype_size(receiver->work.output_dtype);
   void *output = malloc(bytes ? bytes : 1);
   void *const outputs[1] = {output};
   if (receiver->shape.dense) {
