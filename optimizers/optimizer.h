@@ -210,10 +210,6 @@ struct onebit_optimizer {
    * they skip. */
   uint64_t skipped_by_norm;
   uint64_t own_bytes;
-  /* 0/1 Adam: the ranks' parameters differ now; and since they were the same, the sums of the
-   * learning rates, and of these times the momentum's bias correction. */
-  bool apart;
-  double rates, corrected_rates;
 };
 
 /* --- Making one (optimizer.c) */
@@ -266,6 +262,9 @@ onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_sta
 /* What the unit sends in the step being made. */
 enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit);
+
+/* Is the step being made one of which no rank tells another anything? */
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 /* On a stream of the device, or without. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
