@@ -275,9 +275,9 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
 /* One rank of profile deepspeed has nobody to exchange with and keeps its momentum exact. */
 static bool is_alone(const struct oracle_adam *adam) { return deepspeed(adam) && adam->size == 1; }
 
-/* Worker w's own momentum, or step, of element i. What a gradient counts as and what Adam makes of it are
- * one factor where the gradient is compressed as it is; in the hierarchical schedule it is a host's
- * mean that is. */
+/* Worker w's own momentum, or step, of element i. What a gradient counts as and what Adam makes of
+ * it are one factor where the gradient is compressed as it is; in the hierarchical schedule it is a
+ * host's mean that is. */
 static float own_momentum(const struct oracle_adam *adam, const float *const *gradients, size_t w,
                           size_t i) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
