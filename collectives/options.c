@@ -85,6 +85,7 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
   if (shape->options.threads == 0)
     OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MOST_THREADS, 1, &shape->options.threads));
   resolve_block(shape);
+  shape->output_dtype = shape->options.dtype;
   shape->options.no_error_feedback = !!shape->options.no_error_feedback;
   return ONEBIT_OK;
 }

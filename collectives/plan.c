@@ -122,6 +122,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->layout = &plan->layout;
   work->rule = shape->options.scale;
   work->dtype = shape->options.dtype;
+  work->output_dtype = shape->output_dtype;
   work->one_scale = shape->one_scale;
   work->threads = shape->options.threads;
   work->stream = plan->layout.elements * sizeof(float) >= STREAM_BYTES;
@@ -312,6 +313,11 @@ static size_t common_multiple(size_t a, size_t b) {
 
 /* DeepSpeed pads to a multiple of ranks * lcm(ranks, 8) (runtime/fp16/onebit/adam.py,
  * corrected_tensor_size). */
+size_t ob_plan_padded(size_t ranks, size_t count) {
+  size_t quantum = ranks * common_multiple(ranks, 8);
+  return (count + quantum - 1) / quantum * quantum;
+}
+
 void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t *counts,
                  size_t *valid) {
   bool deepspeed = shape->options.profile == ONEBIT_PROFILE_DEEPSPEED;
@@ -319,8 +325,7 @@ void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t
   shape->pieces = shape->share_a_piece ? ranks : 1;
   shape->counts = counts;
   shape->valid = valid;
-  size_t quantum = ranks * common_multiple(ranks, 8);
-  size_t share = deepspeed ? (count + quantum - 1) / quantum * quantum / ranks : count;
+  size_t share = deepspeed ? ob_plan_padded(ranks, count) / ranks : count;
   for (size_t k = 0; k < shape->pieces; k++) {
     size_t before = deepspeed ? k * share : 0;
     size_t left = before < count ? count - before : 0;

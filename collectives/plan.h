@@ -18,10 +18,15 @@
 /* What a plan is made from, with every default filled in. */
 struct ob_plan_shape {
   onebit_plan_options_t options;
-  size_t block; /* elements a block; with one_scale, elements a run of the sum */
+  onebit_dtype_t output_dtype; /* that of the options, unless the caller sets another */
+  size_t block;                /* elements a block; with one_scale, elements a run of the sum */
   bool one_scale;
   bool share_a_piece; /* rank k serves piece k; else shares are cut by size */
-  bool momentum;      /* the source will want the last result */
+  /* NULL, or one a rank and another: rank k serves the pieces from share_pieces[k] up to the next
+   * rank's. */
+  const size_t *share_pieces;
+  bool momentum; /* the source will want the last result */
+  bool served;   /* a pass takes the result, as servers send it in bits */
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
   /* Reduce-scatter and allgather: of the shares of one list of pieces, cut by size as an allreduce
@@ -183,6 +188,9 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
 void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t *counts,
                  size_t *valid);
 
+/* `count` elements with the padding of profile deepspeed. */
+size_t ob_plan_padded(size_t ranks, size_t count);
+
 /* Begins a call. `status`: this rank's arguments; a negative one is told to the other ranks, and
  * comes out at the end. Errors: ONEBIT_ERROR_BUSY, ONEBIT_ERROR_TRANSPORT (broken). */
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
@@ -208,8 +216,8 @@ onebit_status_t ob_plan_settle(onebit_plan_t plan);
 /* Keeps the status of a call on a stream for ob_plan_settle, with the latest words. */
 void ob_plan_note(onebit_plan_t plan, onebit_status_t status);
 
-/* After a held call ended well: applies and commits it. Or first lets another pass look at its
- * results, which with NULL go where the call said; and commits it without applying. */
+/* After a held call ended well: applies and commits it. Or first lets a pass of another sink look
+ * at its results, which with NULL go where the call said; and commits it without applying. */
 void ob_plan_apply(onebit_plan_t plan);
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
 void ob_plan_commit(onebit_plan_t plan);

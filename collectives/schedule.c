@@ -50,6 +50,8 @@ static size_t fraction(size_t total, size_t part, size_t parts) {
 /* The first word of share k, before it is moved to the start of a block. */
 static size_t share_word(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                          size_t k) {
+  if (shape->share_pieces)
+    return plan->layout.piece[shape->share_pieces[k]].first_word;
   if (shape->share_a_piece)
     return plan->layout.piece[k].first_word;
   return fraction(plan->layout.words, k, plan->shares);

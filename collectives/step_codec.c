@@ -21,7 +21,7 @@ static void load_message(struct onebit_plan *plan, const struct ob_message_shape
   else if (plan->of_shares && plan->options.operation == ONEBIT_ALLGATHER)
     ob_copy_blocks(&plan->work, plan->call.source.inputs, shape, out);
   else
-    ob_load_blocks(&plan->work, plan->call.source.inputs, shape, out);
+    ob_load_blocks(&plan->work, &plan->call.source, shape, out);
 }
 
 static void compress_bits(struct onebit_plan *plan, const struct ob_message_shape *shape,
@@ -107,7 +107,7 @@ static void reduce_chunk(struct onebit_plan *plan, size_t chunk) {
   else
     view_workers(plan, chunk, &shape);
   if (ob_is_dense(plan))
-    ob_mean_blocks(&plan->work, plan->views, plan->group.size, &shape, &out);
+    ob_mean_blocks(&plan->work, plan->views, plan->group.size, 1, &shape, &out);
   else
     ob_reduce_blocks(&plan->work, plan->views, &plan->server, &shape, &out, plan->server_sums);
 }
@@ -151,9 +151,11 @@ static void apply_share(struct onebit_plan *plan, size_t chunk) {
   if (plan->call.share)
     out.values = share_at(plan, &shape);
   if (ob_is_dense(plan) && plan->call.share)
-    ob_mean_blocks(&plan->work, plan->views, plan->group.size, &shape, &out);
+    ob_mean_blocks(&plan->work, plan->views, plan->group.size, plan->call.source.factor, &shape,
+                   &out);
   else if (ob_is_dense(plan))
-    ob_average_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
+    ob_average_blocks(&plan->work, plan->views, plan->call.source.factor, &shape,
+                      plan->call.outputs);
   else if (plan->call.share)
     ob_sum_values(&plan->work, plan->views, &shape, &out);
   else

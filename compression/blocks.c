@@ -73,18 +73,22 @@ static void run_step(struct step *step,
   ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
 }
 
+static onebit_dtype_t input_dtype(const struct step *step) {
+  return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
+}
+
 /* The piece's element where the block begins. */
-static const char *input_of(const struct step *step, const void *const *inputs,
-                            const struct ob_block *block) {
-  const char *base = inputs[block->piece];
-  return base ? base + block->offset * ob_dtype_size(step->work->dtype) : NULL;
+static const char *input_of(const struct step *step, const struct ob_block *block) {
+  const char *base = step->source->inputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
 }
 
 /* Where it goes: there, or among the values of the message. */
 static void *output_of(const struct step *step, const struct ob_block *block) {
+  size_t size = ob_dtype_size(step->work->output_dtype);
   if (step->out)
     return step->out->values + (block->word - step->first_word) * OB_LANES;
-  return (char *)step->outputs[block->piece] + block->offset * ob_dtype_size(step->work->dtype);
+  return (char *)step->outputs[block->piece] + block->offset * size;
 }
 
 /* What a message's sign bits stand for in this block. */
@@ -133,6 +137,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
   const struct ob_source *source = step->source;
+  const float weight = source->values ? source->weight : source->weight * source->factor;
   size_t piece = 0;
   (void)thread;
   for (size_t b = first; b < end; b++) {
@@ -143,14 +148,14 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .count = block.count,
         .valid = block.valid,
         .input = source->values ? (const void *)(source->values + word * OB_LANES)
-                                : input_of(step, source->inputs, &block),
-        .dtype = source->values ? ONEBIT_FLOAT32 : work->dtype,
+                                : input_of(step, &block),
+        .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
         .rule = work->rule,
         .stream = work->stream,
         .momentum_bits = source->momentum ? step->last->words + word : NULL,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
         .decay = scaling == 0 ? 1 : source->decay,
-        .weight = source->weight * scaling,
+        .weight = weight * scaling,
         .reciprocals =
             source->reciprocals ? source->reciprocals + kept_at(step->kept, &block) : NULL,
         .kept = kept_values(step->kept, step->kept->now, &block),
@@ -248,7 +253,7 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
                              .bits = words,
                              .scales = scales,
                              .output = output_of(step, &block),
-                             .dtype = step->out ? ONEBIT_FLOAT32 : work->dtype};
+                             .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
     work->codec->sum(&run);
   }
 }
@@ -278,7 +283,7 @@ static void store_body(void *context, size_t first, size_t end, int thread) {
                                .bits = step->in->words + (block.word - step->first_word),
                                .scale = scale_of(step, step->in, b),
                                .output = output_of(step, &block),
-                               .dtype = work->dtype};
+                               .dtype = work->output_dtype};
     work->codec->store(&run);
   }
 }
@@ -326,6 +331,9 @@ static void pass_block(const struct step *step, size_t b, const struct ob_block 
   run.factors.learning_rate = sink->learning_rates[block->piece];
   run.factors.weight_decay = sink->weight_decays[block->piece];
   run.factors.scaling = sink->scalings ? sink->scalings[block->piece] : 1;
+  const float of_rates = sink->rate_factors ? sink->rate_factors[block->piece] : 1;
+  run.factors.rate_sum = sink->factors.rate_sum * of_rates;
+  run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
   point_to_arrays(sink, block, &run);
   if (step->in) {
     run.message = step->in->words + (block->word - step->first_word);

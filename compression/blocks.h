@@ -58,7 +58,7 @@ struct ob_work {
   const struct ob_codec *codec;
   const struct ob_layout *layout;
   onebit_scale_t rule;
-  onebit_dtype_t dtype;
+  onebit_dtype_t dtype, output_dtype; /* of inputs, and of what is stored */
   bool one_scale; /* one for all blocks: known when the last is compressed (ob_finish) */
   bool stream;    /* the buffers exceed the caches */
   /* Dense messages: of 16-bit values; and of values whose sum will not be looked at, so each block
@@ -83,9 +83,15 @@ void ob_work_destroy(struct ob_work *work);
 
 /* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
  * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
- * added. */
+ * added.
+ *
+ * `factor` is what an element of the inputs counts as, before it is added to anyone else's: it is
+ * loaded times factor into dense messages and into what the ranks of a host add up, and where no
+ * such sum comes first, weight * factor is the weight. So what is found not to be finite, or too
+ * large for its square, are the numbers that count: a loss scale makes no difference to it. */
 struct ob_source {
   const void *const *inputs;
+  float factor;
   bool momentum;
   float decay, weight;
   /* NULL, or one a piece, by which its weight is multiplied. 0: no tensor's, but padding whose
@@ -93,6 +99,7 @@ struct ob_source {
   const float *scalings;
   const float *reciprocals; /* NULL, or one an element, likewise; they lie as the kept values do */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
+  bool float32;             /* inputs are, whatever else the plan's dtype is about */
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
@@ -132,11 +139,13 @@ struct ob_pass_sink {
   const void *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   const float *learning_rates, *weight_decays;
-  const float *scalings;    /* NULL: 1 */
-  const float *last_values; /* decay times the momentum before, where no message has it */
+  const float *rate_factors; /* NULL: 1; by which sums of rates are multiplied */
+  const float *scalings;     /* NULL: 1 */
+  const float *last_values;  /* decay times the momentum before, where no message has it */
   float last_decay;
-  struct ob_pass_factors factors; /* but for what is one a piece */
-  double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
+  /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps' rates. */
+  struct ob_pass_factors factors;
+  double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take
@@ -147,18 +156,18 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
 
 /* --- Dense messages (dense.c) */
 
-/* Values of the inputs; NULL: zeros. */
-void ob_load_blocks(struct ob_work *work, const void *const *inputs,
+/* Values of the source's inputs, times its factor; of halves, as they are. NULL: zeros. */
+void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out);
 
 /* The same, but whatever they are, finite or not. */
 void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out);
 
-/* The mean of messages, as float32 even where they are halves; or to the outputs. */
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
+/* The mean of messages, of halves times the factor, as float32; or to the outputs. */
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
                     const struct ob_message_shape *shape, struct ob_view *out);
-void ob_average_blocks(struct ob_work *work, const struct ob_view *in,
+void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
                        const struct ob_message_shape *shape, void *const *outputs);
 
 /* A message to the outputs. */

@@ -8,7 +8,9 @@ struct step {
   struct ob_work *work;
   const struct ob_message_shape *shape;
   size_t first_word; /* of the message */
-  const void *const *inputs;
+  const struct ob_source *source;
+  const void *const *inputs; /* of the source, or to be copied */
+  float factor;              /* of halves that are added up */
   void *const *outputs;
   const struct ob_view *in;
   struct ob_view *out;
@@ -30,65 +32,77 @@ static size_t room_of(const struct ob_block *block) {
   return (block->count + OB_LANES - 1) / OB_LANES * OB_LANES;
 }
 
+/* Sources may be float32 whatever the plan's type. */
+static onebit_dtype_t input_dtype(const struct step *step) {
+  return step->source && step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
+}
+
 static const void *input_of(const struct step *step, const struct ob_block *block) {
   const char *base = step->inputs[block->piece];
-  return base ? base + block->offset * ob_dtype_size(step->work->dtype) : NULL;
+  return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
 }
 
 static void *output_of(const struct step *step, const struct ob_block *block) {
-  return (char *)step->outputs[block->piece] + block->offset * ob_dtype_size(step->work->dtype);
+  size_t size = ob_dtype_size(step->work->output_dtype);
+  return (char *)step->outputs[block->piece] + block->offset * size;
 }
 
 static void spoil(struct ob_work *work) {
   atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
-/* The block as float32, zeros where it has no input; the rest of the last word may hold what an
+/* What the block counts as, zeros where it has no input; the rest of the last word may hold what an
  * earlier message left there. Is all of it sound? */
 static bool load_block(const struct step *step, const struct ob_block *block, float *values) {
   const struct ob_work *work = step->work;
   const void *input = input_of(step, block);
   const float *loaded = values;
   size_t valid = input ? block->valid : 0, room = room_of(block);
-  bool finite = work->codec->load(input, work->dtype, valid, values);
+  bool finite = work->codec->load(input, input_dtype(step), step->source->factor, valid, values);
   memset(values + valid, 0, (room - valid) * sizeof *values);
   return work->bounded ? work->codec->mean(&loaded, 1, 1, room, values) : finite;
+}
+
+/* The block as it is, in messages of its type. */
+static void copy_block(const struct step *step, const struct ob_block *block) {
+  const void *input = input_of(step, block);
+  size_t size = ob_dtype_size(step->work->dtype), valid = input ? block->valid * size : 0;
+  char *to = (char *)step->out->values + place_of(step, block) * size;
+  if (valid)
+    memcpy(to, input, valid);
+  memset(to + valid, 0, room_of(block) * size - valid);
 }
 
 static void load_body(void *context, size_t first, size_t end, int thread) {
   const struct step *step = context;
   struct ob_work *work = step->work;
+  bool half = step->shape->half;
   size_t piece = 0;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    size_t at = place_of(step, &block);
-    float *values = step->shape->half ? work->wide + (size_t)thread * work->layout->block
-                                      : step->out->values + at;
+    float *values = half ? work->wide + (size_t)thread * work->layout->block
+                         : step->out->values + place_of(step, &block);
     if (!load_block(step, &block, values))
       spoil(work);
-    if (step->shape->half)
-      work->codec->convert(values, room_of(&block), step->out->halves + at, work->dtype);
+    if (half)
+      copy_block(step, &block);
   }
 }
 
-void ob_load_blocks(struct ob_work *work, const void *const *inputs,
+void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out) {
-  struct step step = {.work = work, .shape = shape, .inputs = inputs, .out = out};
+  struct step step = {
+      .work = work, .shape = shape, .source = source, .inputs = source->inputs, .out = out};
   run_step(&step, load_body);
 }
 
 static void copy_body(void *context, size_t first, size_t end, int thread) {
   const struct step *step = context;
-  size_t piece = 0, size = ob_dtype_size(step->work->dtype);
+  size_t piece = 0;
   (void)thread;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
-    const void *input = input_of(step, &block);
-    size_t valid = input ? block.valid * size : 0;
-    char *to = (char *)step->out->values + place_of(step, &block) * size;
-    if (valid)
-      memcpy(to, input, valid);
-    memset(to + valid, 0, room_of(&block) * size - valid);
+    copy_block(step, &block);
   }
 }
 
@@ -105,7 +119,7 @@ static void gather_values(const struct step *step, const struct ob_block *block,
   for (size_t s = 0; s < streams; s++) {
     float *wide = work->wide + s * work->layout->block;
     if (step->shape->half)
-      work->codec->load(step->in[s].halves + at, work->dtype, room_of(block), wide);
+      work->codec->load(step->in[s].halves + at, work->dtype, step->factor, room_of(block), wide);
     work->values[s] = step->shape->half ? wide : step->in[s].values + at;
   }
 }
@@ -120,9 +134,9 @@ static void mean_of_block(const struct step *step, const struct ob_block *block,
     spoil(work);
 }
 
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
                     const struct ob_message_shape *shape, struct ob_view *out) {
-  struct step step = {.work = work, .shape = shape, .in = in};
+  struct step step = {.work = work, .shape = shape, .factor = factor, .in = in};
   size_t piece = 0;
   step.first_word = ob_layout_word(work->layout, shape->first);
   for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
@@ -131,16 +145,16 @@ void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t strea
   }
 }
 
-void ob_average_blocks(struct ob_work *work, const struct ob_view *in,
+void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
                        const struct ob_message_shape *shape, void *const *outputs) {
-  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  struct step step = {.work = work, .shape = shape, .factor = factor, .in = in, .outputs = outputs};
   float *mean = work->wide + work->streams * work->layout->block;
   size_t piece = 0;
   step.first_word = ob_layout_word(work->layout, shape->first);
   for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     mean_of_block(&step, &block, work->streams, mean);
-    work->codec->convert(mean, block.valid, output_of(&step, &block), work->dtype);
+    work->codec->convert(mean, block.valid, output_of(&step, &block), work->output_dtype);
   }
 }
 
@@ -156,7 +170,7 @@ static void convert_body(void *context, size_t first, size_t end, int thread) {
       memcpy(output_of(step, &block), step->in->halves + at, block.valid * sizeof(uint16_t));
     else
       work->codec->convert(step->in->values + at, block.valid, output_of(step, &block),
-                           work->dtype);
+                           work->output_dtype);
   }
 }
 

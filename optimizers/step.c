@@ -51,13 +51,14 @@ enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
 }
 
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return (struct ob_call){.source = {.inputs = unit->gradients, .weight = 1},
-                          .outputs = unit->means,
-                          .agreed = ob_bits_of(optimizer->step.learning_rate),
-                          .agreed_name = "learning_rate",
-                          .on_stream = optimizer->step.on_stream,
-                          .stream = optimizer->step.stream,
-                          .hold = optimizer->unit_count > 1 && optimizer->deferred};
+  return (struct ob_call){
+      .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
+      .outputs = unit->means,
+      .agreed = ob_bits_of(optimizer->step.learning_rate),
+      .agreed_name = "learning_rate",
+      .on_stream = optimizer->step.on_stream,
+      .stream = optimizer->step.stream,
+      .hold = optimizer->unit_count > 1 && optimizer->deferred};
 }
 
 static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
@@ -122,7 +123,7 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
 /* Once a step; with clipping, when all gradients are there. */
 static onebit_status_t weigh(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
-  return ob_optimizer_weigh(optimizer);
+  return ob_optimizer_weigh(optimizer, tell(&optimizer->step.outcome));
 }
 
 static onebit_status_t check_rate(float learning_rate) {
@@ -194,7 +195,7 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
  * this step may be beyond it. */
 static bool must_catch_up(const struct onebit_optimizer *optimizer) {
-  return optimizer->unknown && !optimizer->frozen_at &&
+  return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
           optimizer->steps >= ob_freeze_last_step(optimizer));
 }
@@ -207,6 +208,7 @@ static onebit_status_t advance(onebit_optimizer_t optimizer) {
 static onebit_status_t learn(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
   optimizer->place->counts(optimizer, &optimizer->steps, &optimizer->skipped);
+  optimizer->skipped += optimizer->skipped_by_norm;
   optimizer->unknown = 0;
   optimizer->step.on_stream = false; /* the step is over, and its stream perhaps gone */
   ob_optimizer_rescale(optimizer, optimizer->steps - known, optimizer->skipped - skipped);
@@ -233,6 +235,7 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
 static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   if (status == ONEBIT_SKIPPED) {
     optimizer->skipped++;
+    optimizer->skipped_by_norm++;
     ob_optimizer_rescale(optimizer, 0, 1);
   }
   return status;
@@ -305,5 +308,7 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
     return;
   note(&optimizer->step,
        ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
+  if (!optimizer->step.weighed)
+    note(&optimizer->step, weigh(optimizer));
   exchange(optimizer);
 }

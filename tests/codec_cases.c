@@ -246,7 +246,7 @@ static void run_dense(const struct codec_case *c, const struct ob_codec *codec,
                       struct result *result) {
   struct guarded_array a = input_create(c, 15), x = floats_create(c, 16), y = floats_create(c, 17),
                        out = input_create(c, 18);
-  bool finite = codec->load(a.data, c->dtype, c->count, x.data);
+  bool finite = codec->load(a.data, c->dtype, 0.7f, c->count, x.data);
   keep(result, &finite, sizeof finite);
   if (finite) {
     const float *inputs[3] = {x.data, y.data, x.data};
@@ -282,6 +282,7 @@ static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_LAMB_MOVE] = "lamb-move",
                                               [OB_PASS_LAMB_FREEZE] = "lamb-freeze",
                                               [OB_PASS_LAMB_FRESH] = "lamb-fresh",
+                                              [OB_PASS_LAMB_FROZEN] = "lamb-frozen",
                                               [OB_PASS_ZERO_ONE] = "zero-one",
                                               [OB_PASS_ZERO_ONE_FREEZE] = "zero-one-freeze",
                                               [OB_PASS_ZERO_ONE_LOCAL] = "zero-one-local",
