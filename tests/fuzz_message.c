@@ -40,7 +40,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
                                     .bounded = receiver->shape.half,
                                     .threads = 1};
   if (receiver->shape.half && receiver->work.dtype == ONEBIT_FLOAT32)
-    receiver->work.dtype = ONEBIT_BFLOAT16;
+    receiver->work.dtype = receiver->work.output_dtype = ONEBIT_BFLOAT16;
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
     receiver->work.codec = &ob_codec_scalar;
   receiver->expected = (struct ob_message_expected){OB_MESSAGE_WORKER, choice[4], count};
