@@ -153,7 +153,7 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
     check_case("rank %d gives a wrong %s", culprit->rank, names[k]);
     options.beta1 = guilty && k == 0 ? 2 : 0.5;
     if (guilty && k == 1)
-      tensors[1].gradient = NULL;
+      tensors[1].gradient = (const char *)(gradients + COUNT) + 1; /* misaligned */
     if (guilty && k == 2)
       tensors[1].parameter = parameters;
     onebit_status_t status =
