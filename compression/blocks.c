@@ -309,7 +309,9 @@ static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_blo
   size_t at = (block->word - sink->first_word) * OB_LANES;
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
-  if (sink->parameters && sink->parameters[block->piece])
+  if (sink->masters)
+    run->parameter = sink->masters + at;
+  else if (sink->parameters && sink->parameters[block->piece])
     run->parameter = sink->parameters[block->piece] + block->offset;
   if (sink->copies && sink->copies[block->piece])
     run->copy =
@@ -357,7 +359,7 @@ static void pass_body(void *context, size_t first, size_t end, int thread) {
   (void)thread;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
-    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->parameters[block.piece];
+    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block.piece];
     if (block.valid && !padding)
       pass_block(step, b, &block);
     else

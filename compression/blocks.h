@@ -133,8 +133,10 @@ struct ob_pass_sink {
   enum ob_pass_kind kind;
   size_t first_word;
   float *arrays[OB_ARRAYS];
-  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. */
+  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. Or not
+   * NULL: all of them, which lie as the arrays do. */
   float *const *parameters;
+  float *masters;
   void *const *copies; /* NULL, or the parameters in copy_dtype */
   const void *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
