@@ -36,8 +36,6 @@ struct ob_unit {
   float *arrays[OB_ARRAYS];
   float *masters;        /* NULL: the parameters are float32 themselves */
   double *sums[OB_SUMS]; /* of a pass, one a block */
-  /* The method's, of each tensor: with its first piece. Memory of the place, as the arrays. */
-  void *tensor_state;
   /* By piece of the plan: where its parameters (the master values), the caller's in their own type
    * where these are not the same (else NULL), its gradients and mean gradients lie, and its
    * constants. */
@@ -98,8 +96,9 @@ struct ob_optimizer_place {
   /* Of the latest pass: sum number `which` of the blocks first .. end - 1, in their order. */
   onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
                          size_t first, size_t end, double *sum);
-  /* 1-bit LAMB: from the sums of the latest pass to each tensor's numbers, and from these to the
-   * learning rates or scalings of what follows. A deferred place does it behind that pass. */
+  /* 1-bit LAMB (optimizer->own is a struct ob_lamb): from the sums of the latest pass to the
+   * numbers of the unit's tensors, and to the learning rates of what follows. A deferred place does
+   * it behind that pass. */
   onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                           enum ob_lamb_stage stage);
   /* The gradient of a piece is somewhere else now: unit->gradients has it. */
@@ -144,9 +143,8 @@ struct ob_method {
   const char *name;
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
-  bool fused;          /* does profile deepspeed compress all tensors in one buffer? */
-  unsigned arrays;     /* slots that are arrays of a unit's own, as OB_MASKs */
-  size_t tensor_bytes; /* of what it keeps of each tensor */
+  bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
+  unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* What the next step sends. */

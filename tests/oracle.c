@@ -254,8 +254,21 @@ bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *r
   return true;
 }
 
+/* Everyone's values, one after the other. */
+static bool gather_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
+  for (size_t r = 0; r < (size_t)oracle->size; r++)
+    for (size_t i = 0; i < oracle->valid; i++) {
+      if (!isfinite(inputs[r][i]))
+        return false;
+      result[r * oracle->valid + i] = inputs[r][i];
+    }
+  return true;
+}
+
 /* ONEBIT_WIRE_DENSE: the mean in float32, nothing kept. */
 static bool exchange_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
+  if (oracle->options.operation == ONEBIT_ALLGATHER)
+    return gather_dense(oracle, inputs, result);
   float part = 1.0f / (float)oracle->size;
   for (size_t i = 0; i < oracle->valid; i++) {
     float sum = inputs[0][i];
