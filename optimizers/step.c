@@ -276,8 +276,8 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    bool skipped = optimizer->step.outcome.status == ONEBIT_SKIPPED;
-    ob_optimizer_rescale(optimizer, !skipped, skipped);
+    onebit_status_t alone = optimizer->step.outcome.status;
+    ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
     OB_TRY(advance(optimizer));
   }
   OB_TRY(optimizer->place->finish(optimizer));
