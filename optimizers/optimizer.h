@@ -125,9 +125,9 @@ onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_un
 extern const struct ob_optimizer_place ob_optimizer_place_cuda;
 #endif
 
-/* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
- * loaded lies in least .. most, and is finite. */
-enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
+/* Numbers of a method's own that a checkpoint has to have: `count` of them. What is loaded lies in
+ * least .. most. */
+enum ob_numbers_kind { OB_NUMBERS_UINT64, OB_NUMBERS_DOUBLE, OB_NUMBERS_FLOAT };
 
 struct ob_numbers {
   enum ob_numbers_kind kind;
