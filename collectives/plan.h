@@ -26,6 +26,7 @@ struct ob_plan_shape {
    * rank's. */
   const size_t *share_pieces;
   bool momentum; /* the source will want the last result */
+  bool served;   /* a pass takes the result, as servers send it in bits */
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
   size_t pieces;

@@ -64,11 +64,14 @@ static void run_step(struct step *step,
   ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
 }
 
+static onebit_dtype_t input_dtype(const struct step *step) {
+  return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
+}
+
 /* The piece's element where the block begins. */
-static const char *input_of(const struct step *step, const void *const *inputs,
-                            const struct ob_block *block) {
-  const char *base = inputs[block->piece];
-  return base ? base + block->offset * ob_dtype_size(step->work->dtype) : NULL;
+static const char *input_of(const struct step *step, const struct ob_block *block) {
+  const char *base = step->source->inputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
 }
 
 static void *output_of(const struct step *step, const struct ob_block *block) {
@@ -128,8 +131,8 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .count = block.count,
         .valid = block.valid,
         .input = source->values ? (const void *)(source->values + word * OB_LANES)
-                                : input_of(step, source->inputs, &block),
-        .dtype = source->values ? ONEBIT_FLOAT32 : work->dtype,
+                                : input_of(step, &block),
+        .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
         .rule = work->rule,
         .stream = work->stream,
         .momentum_bits = source->momentum ? step->last->words + word : NULL,
@@ -208,7 +211,7 @@ float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) 
   for (size_t b = 0; b < kept->blocks; b++)
     sum += sums[b];
   size_t count = ob_kept_elements(kept, work->layout);
-  float scale = count ? ob_scale(sum, count, work->rule) : 0;
+  float scale = count ? ob_buffer_scale(sum, count, work->rule) : 0;
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
@@ -304,6 +307,9 @@ static void pass_block(const struct step *step, size_t b, const struct ob_block 
   run.factors.learning_rate = sink->learning_rates[block->piece];
   run.factors.weight_decay = sink->weight_decays[block->piece];
   run.factors.scaling = sink->scalings ? sink->scalings[block->piece] : 1;
+  const float of_rates = sink->rate_factors ? sink->rate_factors[block->piece] : 1;
+  run.factors.rate_sum = sink->factors.rate_sum * of_rates;
+  run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
   point_to_arrays(sink, block, &run);
   if (step->in) {
     run.message = step->in->words + (block->word - step->first_word);
@@ -353,9 +359,9 @@ static void load_body(void *context, size_t first, size_t end, int thread) {
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     float *values = step->out->values + (block.word - step->first_word) * OB_LANES;
-    const char *input = input_of(step, step->source->inputs, &block);
+    const char *input = input_of(step, &block);
     size_t given = input ? block.valid : 0;
-    if (!work->codec->load(input, work->dtype, step->source->factor, given, values))
+    if (!work->codec->load(input, input_dtype(step), step->source->factor, given, values))
       atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     /* The rest of the last word may hold what an earlier message left there. */
     for (size_t i = given; i % OB_LANES || i < block.count; i++)

@@ -92,6 +92,7 @@ struct ob_source {
   const float *scalings;
   const float *reciprocals; /* NULL, or one an element, likewise; they lie as the kept values do */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
+  bool float32;             /* inputs are, whatever else the plan's dtype is about */
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
@@ -129,11 +130,13 @@ struct ob_pass_sink {
   const void *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   const float *learning_rates, *weight_decays;
-  const float *scalings;    /* NULL: 1 */
-  const float *last_values; /* decay times the momentum before, where no message has it */
+  const float *rate_factors; /* NULL: 1; by which sums of rates are multiplied */
+  const float *scalings;     /* NULL: 1 */
+  const float *last_values;  /* decay times the momentum before, where no message has it */
   float last_decay;
-  struct ob_pass_factors factors; /* but for what is one a piece */
-  double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
+  /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps' rates. */
+  struct ob_pass_factors factors;
+  double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take

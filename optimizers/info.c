@@ -35,7 +35,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .name = optimizer->method->name,
       .loss_scale = optimizer->loss_scale,
       .gradient_norm = optimizer->gradient_norm,
-      .synchronized = 1,
+      .synchronized = !(optimizer->method->apart && optimizer->method->apart(optimizer)),
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
   if (optimizer->squares) {

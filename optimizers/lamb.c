@@ -10,94 +10,106 @@
  */
 #include "onebit/lamb.h"
 
+#include <float.h>
 #include <math.h>
+#include <stdint.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 
-static const struct ob_lamb_limits *limits_of(const struct onebit_optimizer *optimizer) {
-  return optimizer->own;
-}
+/* --- The numbers of tensors, on the host */
 
-/* --- The numbers of tensors */
-
-/* The pieces of one tensor: first .. end - 1. */
-struct span {
-  size_t first, end, elements;
-};
-
-/* The tensor that begins with piece `first`. False when there is none any more. */
-static bool span_of(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                    size_t first, struct span *span) {
-  const struct ob_layout *layout = &unit->bits->layout;
-  if (first == layout->pieces || unit->tensor_of[first] == optimizer->tensor_count)
-    return false;
-  *span = (struct span){first, first, 0};
-  for (; span->end < layout->pieces && unit->tensor_of[span->end] == unit->tensor_of[first];
-       span->end++)
-    span->elements += layout->piece[span->end].count;
-  return true;
+/* Which tensor begins with the unit's piece k, and where the next one does; false after the last. */
+static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                        size_t *k, size_t *tensor) {
+  size_t pieces = unit->bits->layout.pieces;
+  *tensor = *k < pieces ? unit->tensor_of[*k] : optimizer->tensor_count;
+  while (*k < pieces && unit->tensor_of[*k] == *tensor)
+    ++*k;
+  return *tensor < optimizer->tensor_count;
 }
 
 static onebit_status_t sum_of(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                              const struct span *span, int which, double *sum) {
-  const struct ob_piece *piece = unit->bits->layout.piece;
-  return optimizer->place->sum(optimizer, unit, which, piece[span->first].first_block,
-                               piece[span->end].first_block, sum);
+                              size_t tensor, int which, double *sum) {
+  const struct ob_tensor *of = &optimizer->tensors[tensor];
+  return optimizer->place->sum(optimizer, unit, which, of->first_block, of->end_block, sum);
+}
+
+static onebit_status_t warm(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t tensor,
+                            double *ratio) {
+  struct ob_lamb *lamb = optimizer->own;
+  double parameters, updates;
+  OB_TRY(sum_of(optimizer, unit, tensor, 1, &parameters));
+  OB_TRY(sum_of(optimizer, unit, tensor, 2, &updates));
+  *ratio = ob_lamb_warm(&lamb->coefficients[tensor], parameters, updates, &lamb->limits);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                               size_t tensor, double weight_decay, double *ratio) {
+  struct ob_lamb *lamb = optimizer->own;
+  double plain, updates, largest, *factor = &lamb->factors[tensor];
+  OB_TRY(sum_of(optimizer, unit, tensor, 1, &plain));
+  OB_TRY(sum_of(optimizer, unit, tensor, 2, &updates));
+  OB_TRY(sum_of(optimizer, unit, tensor, OB_LARGEST, &largest));
+  *factor = ob_lamb_correct(*factor, plain, updates, largest, weight_decay > 0, &lamb->limits);
+  *ratio = lamb->coefficients[tensor] * *factor;
+  return ONEBIT_OK;
 }
 
 static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                                 const struct span *span, enum ob_lamb_stage stage) {
-  struct ob_lamb_tensor *tensor = (struct ob_lamb_tensor *)unit->tensor_state + span->first;
-  double a, b, largest, ratio;
-  OB_TRY(sum_of(optimizer, unit, span, 1, &a));
-  OB_TRY(sum_of(optimizer, unit, span, 2, &b));
-  if (stage == OB_LAMB_WARM) {
-    ratio = ob_lamb_warm(tensor, a, b, limits_of(optimizer));
-  } else {
-    OB_TRY(sum_of(optimizer, unit, span, OB_LARGEST, &largest));
-    ratio = ob_lamb_correct(tensor, a, b, largest, unit->weight_decays[span->first] > 0,
-                            limits_of(optimizer));
+                                 enum ob_lamb_stage stage) {
+  size_t tensor;
+  for (size_t k = 0, first = 0; next_tensor(optimizer, unit, &k, &tensor); first = k) {
+    double ratio;
+    if (stage == OB_LAMB_WARM)
+      OB_TRY(warm(optimizer, unit, tensor, &ratio));
+    else
+      OB_TRY(correct(optimizer, unit, tensor, (double)unit->weight_decays[first], &ratio));
+    for (size_t i = first; i < k; i++)
+      unit->learning_rates[i] =
+          ob_lamb_rate(optimizer->step.learning_rate, unit->factors[i], ratio);
   }
-  for (size_t k = span->first; k < span->end; k++)
-    unit->learning_rates[k] = ob_lamb_rate(optimizer->step.learning_rate, unit->factors[k], ratio);
   return ONEBIT_OK;
 }
 
 static onebit_status_t level_of(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                                const struct span *span, double *level) {
+                                size_t tensor, double *level) {
   double squares;
-  OB_TRY(sum_of(optimizer, unit, span, 0, &squares));
-  *level = ob_lamb_level(squares, span->elements);
+  OB_TRY(sum_of(optimizer, unit, tensor, 0, &squares));
+  *level = ob_lamb_level(squares, optimizer->tensors[tensor].count);
   return ONEBIT_OK;
 }
 
+/* The mean is that of the tensors that have momentum. */
 static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  struct ob_lamb *lamb = optimizer->own;
   double level, total = 0;
-  size_t count = 0;
-  struct span span;
-  for (size_t k = 0; span_of(optimizer, unit, k, &span); k = span.end) {
-    OB_TRY(level_of(optimizer, unit, &span, &level));
+  size_t count = 0, tensor;
+  for (size_t k = 0; next_tensor(optimizer, unit, &k, &tensor);) {
+    OB_TRY(level_of(optimizer, unit, tensor, &level));
     total += level;
     count += level > 0;
   }
-  for (size_t k = 0; span_of(optimizer, unit, k, &span); k = span.end) {
-    OB_TRY(level_of(optimizer, unit, &span, &level));
-    for (size_t i = span.first; i < span.end; i++)
-      unit->scalings[i] = ob_lamb_scaling(total / (double)count, level);
+  for (size_t k = 0; next_tensor(optimizer, unit, &k, &tensor);) {
+    OB_TRY(level_of(optimizer, unit, tensor, &level));
+    lamb->scalings[tensor] = (double)ob_lamb_scaling(total / (double)count, level);
   }
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                                 enum ob_lamb_stage stage) {
-  struct span span;
-  if (stage == OB_LAMB_SCALE)
-    return set_scalings(optimizer, unit);
-  for (size_t k = 0; span_of(optimizer, unit, k, &span); k = span.end)
-    OB_TRY(set_rates(optimizer, unit, &span, stage));
-  return ONEBIT_OK;
+  return stage == OB_LAMB_SCALE ? set_scalings(optimizer, unit) : set_rates(optimizer, unit, stage);
+}
+
+/* Padding keeps its 0. */
+static void take_scalings(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  const struct ob_lamb *lamb = optimizer->own;
+  for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+    if (unit->tensor_of[k] < optimizer->tensor_count)
+      unit->scalings[k] = (float)lamb->scalings[unit->tensor_of[k]];
 }
 
 /* --- Steps */
@@ -125,8 +137,10 @@ static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
                                                                     : OB_EXCHANGE_DENSE;
 }
 
-/* The factor is of all elements of a tensor: nothing is applied before all are here. */
+/* The factor is of all elements of a tensor: nothing is applied before all are here. Scalings may
+ * have come from a checkpoint. */
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
+  take_scalings(optimizer, unit);
   ob_momentum_call(optimizer, unit, OB_PASS_APPLY, call);
   call->hold = true;
 }
@@ -134,7 +148,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
 /* Compares the momentum that has come with the one before, which in the first compressed step is no
  * message yet: the freeze left it, times beta1, in the kept values, and the exchange has only
  * written their other copy. */
-static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_pass_sink sink =
       ob_unit_sink(optimizer, unit, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
   if (optimizer->steps == optimizer->frozen_at)
@@ -155,7 +169,7 @@ static onebit_status_t each(struct onebit_optimizer *optimizer,
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
   bool sent_bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
   if (sent_bits)
-    OB_TRY(each(optimizer, correct));
+    OB_TRY(each(optimizer, compare));
   OB_TRY(ob_units_apply(optimizer));
   if (!sent_bits)
     OB_TRY(each(optimizer, optimizer->frozen_at ? frozen : dense));
@@ -167,6 +181,7 @@ static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_unit
   if (unit->bits->work.one_scale && ob_optimizer_compresses(optimizer)) {
     OB_TRY(ob_unit_pass(optimizer, unit, OB_PASS_POWER, optimizer->steps));
     OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_SCALE));
+    take_scalings(optimizer, unit);
   }
   return ob_unit_pass(optimizer, unit, OB_PASS_LAMB_FREEZE, optimizer->steps);
 }
@@ -181,16 +196,46 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
+static size_t numbers(struct onebit_optimizer *optimizer,
+                      struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+  struct ob_lamb *lamb = optimizer->own;
+  const struct ob_lamb_limits *limits = &lamb->limits;
+  list[0] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
+                                .at = lamb->coefficients,
+                                .count = lamb->count,
+                                .most = limits->coefficient_most};
+  list[1] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
+                                .at = lamb->factors,
+                                .count = lamb->count,
+                                .least = fmin(limits->factor_least, 1),
+                                .most = fmax(limits->factor_most, 1)};
+  list[2] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
+                                .at = lamb->scalings,
+                                .count = lamb->count,
+                                .least = (double)FLT_TRUE_MIN,
+                                .most = (double)FLT_MAX};
+  return 3;
+}
+
+static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t tensor,
+                            onebit_tensor_statistics_t *statistics) {
+  const struct ob_lamb *lamb = optimizer->own;
+  statistics->coefficient = lamb->coefficients[tensor];
+  statistics->factor = lamb->factors[tensor];
+  return ONEBIT_OK;
+}
+
 static const struct ob_method method = {.name = "lamb",
                                         .momentum = true,
                                         .fused = true,
                                         .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
-                                        .tensor_bytes = sizeof(struct ob_lamb_tensor),
                                         .dense = dense,
                                         .exchange = exchange,
                                         .call = call,
                                         .update = update,
-                                        .advance = advance};
+                                        .advance = advance,
+                                        .tell = tell,
+                                        .numbers = numbers};
 
 /* --- Options */
 
@@ -239,14 +284,21 @@ static onebit_status_t resolve(const onebit_lamb_options_t *given, struct ob_rec
   return resolve_limits(options, limits);
 }
 
-/* The optimizer's own copy; without memory for it the recipe fails. */
-static void keep_limits(struct ob_recipe *recipe, const struct ob_lamb_limits *limits) {
-  struct ob_lamb_limits *own = ob_allocate(1, sizeof *own);
-  if (own)
-    *own = *limits;
-  else if (recipe->status == ONEBIT_OK)
-    recipe->status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
-  recipe->own = own;
+/* All in one array. Without memory for it the recipe fails. */
+static void make_own(struct ob_recipe *recipe, const struct ob_lamb_limits *limits, size_t count) {
+  size_t head = sizeof(struct ob_lamb);
+  bool fits = count <= (SIZE_MAX - head) / (3 * sizeof(double));
+  struct ob_lamb *lamb = fits ? ob_allocate(1, head + 3 * count * sizeof(double)) : NULL;
+  recipe->own = lamb;
+  if (!lamb) {
+    if (recipe->status == ONEBIT_OK)
+      recipe->status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu tensors", count);
+    return;
+  }
+  double *numbers = (double *)(void *)(lamb + 1);
+  *lamb = (struct ob_lamb){*limits, count, numbers, numbers + count, numbers + 2 * count};
+  for (size_t t = 0; t < count; t++)
+    lamb->factors[t] = lamb->scalings[t] = 1;
 }
 
 onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
@@ -255,7 +307,7 @@ onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *te
   struct ob_recipe recipe = {.method = &method};
   struct ob_lamb_limits limits = {0};
   recipe.status = resolve(options, &recipe, &limits);
-  keep_limits(&recipe, &limits);
+  make_own(&recipe, &limits, ntensors);
   const struct ob_moments *moments = &recipe.moments;
   const struct ob_term terms[] = {
       {"beta1 (as bits)", ob_bits_of_double(moments->beta1)},

@@ -6,8 +6,6 @@
 #ifndef OB_OPTIMIZERS_LAMB_TENSOR_H
 #define OB_OPTIMIZERS_LAMB_TENSOR_H
 
-#include <stdbool.h>
-
 #include "compression/numerics.h"
 
 #ifdef __cplusplus
@@ -27,10 +25,14 @@ struct ob_lamb_limits {
   double factor_least, factor_most, factor_change;
 };
 
-/* What stays from step to step. */
-struct ob_lamb_tensor {
-  double coefficient; /* c */
-  double factor;      /* f of the last step; 1 in the warm-up */
+/* What 1-bit LAMB knows of the tensors, by their number. A deferred place keeps its own copy of the
+ * arrays, which it copies here whenever the host waits for it. */
+struct ob_lamb {
+  struct ob_lamb_limits limits;
+  size_t count;
+  double *coefficients; /* c */
+  double *factors;      /* f of the last step; 1 in the warm-up */
+  double *scalings;     /* what momentum travels with: floats; from the freeze on */
 };
 
 /* A value that is not a number becomes the least. */
@@ -39,33 +41,31 @@ OB_INLINE double ob_lamb_clamp(double value, double least, double most) {
 }
 
 /* The ratio r of a warm-up step, from |p|^2 and |u|^2; the coefficient follows it. */
-OB_INLINE double ob_lamb_warm(struct ob_lamb_tensor *tensor, double parameters, double updates,
+OB_INLINE double ob_lamb_warm(double *coefficient, double parameters, double updates,
                               const struct ob_lamb_limits *limits) {
+  const double beta = limits->coefficient_beta;
   double ratio = 1;
-  tensor->factor = 1;
   if (parameters > 0 && updates > 0)
     ratio = ob_lamb_clamp(sqrt(parameters) / sqrt(updates), limits->coefficient_least,
                           limits->coefficient_most);
   if (ratio != 1)
-    tensor->coefficient =
-        limits->coefficient_beta * tensor->coefficient + (1 - limits->coefficient_beta) * ratio;
+    *coefficient = beta * *coefficient + (1 - beta) * ratio;
   return ratio;
 }
 
-/* c f of a compressed step, from |q|^2, |u|^2 and the largest quotient of denominators. */
-OB_INLINE double ob_lamb_correct(struct ob_lamb_tensor *tensor, double plain, double updates,
-                                 double largest, bool decays, const struct ob_lamb_limits *limits) {
-  double factor = largest, last = tensor->factor;
+/* The factor f of a compressed step, from |q|^2, |u|^2, the largest quotient of denominators and
+ * the factor of the last step. `decays`: the tensor has weight decay. */
+OB_INLINE double ob_lamb_correct(double last, double plain, double updates, double largest,
+                                 int decays, const struct ob_lamb_limits *limits) {
+  const double change = limits->factor_change;
+  double factor = largest;
   if (decays) {
     double share = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
     share = share < 1 ? share : 1;
     factor = factor * share + (1 - share);
   }
   factor = ob_lamb_clamp(factor, limits->factor_least, limits->factor_most);
-  factor =
-      ob_lamb_clamp(factor, last * (1 - limits->factor_change), last * (1 + limits->factor_change));
-  tensor->factor = factor;
-  return tensor->coefficient * factor;
+  return ob_lamb_clamp(factor, last * (1 - change), last * (1 + change));
 }
 
 /* The root mean square of a tensor's momentum, from the sum of its squares. */

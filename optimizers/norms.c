@@ -120,7 +120,7 @@ static onebit_status_t add_blocks(const struct walk *walk, double *squares) {
 /* Until the first bits are sent the momentum is where the kept values are, and there is no kept
  * error. */
 static bool kept_is_momentum(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
-  if (optimizer->method->arrays & OB_MASK(OB_MOMENTUM))
+  if (!optimizer->method->momentum)
     return false;
   return unit->uncompressed || !ob_optimizer_is_frozen(optimizer) ||
          optimizer->steps == optimizer->frozen_at || !ob_optimizer_compresses(optimizer);
@@ -218,7 +218,7 @@ onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const st
 
 onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
                                 const struct ob_unit *unit, struct ob_span span, double *squares) {
-  if (optimizer->method->arrays & OB_MASK(OB_MOMENTUM))
+  if (!optimizer->method->momentum)
     return add_own_momentum(unit, span, squares);
   if (kept_is_momentum(optimizer, unit))
     return add_kept_momentum(optimizer, unit, span, squares);

@@ -37,8 +37,6 @@ struct ob_unit {
   float *arrays[OB_ARRAYS];
   float *masters;        /* NULL: the parameters are float32 themselves */
   double *sums[OB_SUMS]; /* of a pass, one a block */
-  /* The method's, of each tensor: with its first piece. Memory of the place, as the arrays. */
-  void *tensor_state;
   /* By piece of the plan: where its parameters (the master values), the caller's in their own type
    * where these are not the same (else NULL), its gradients and mean gradients lie, and its
    * constants. */
@@ -76,7 +74,8 @@ struct ob_step_state {
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
   size_t started; /* units */
-  double ready;   /* seconds in onebit_optimizer_ready */
+  /* Seconds: in onebit_optimizer_ready, and where the method brings what it sends to its place. */
+  double ready, prepare;
   bool on_stream;
   void *stream;
   /* This rank's mistakes, and once the exchanges are through what came of them. */
@@ -106,8 +105,9 @@ struct ob_optimizer_place {
   /* Of the latest pass: sum number `which` of the blocks first .. end - 1, in their order. */
   onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
                          size_t first, size_t end, double *sum);
-  /* 1-bit LAMB: from the sums of the latest pass to each tensor's numbers, and from these to the
-   * learning rates or scalings of what follows. A deferred place does it behind that pass. */
+  /* 1-bit LAMB (optimizer->own is a struct ob_lamb): from the sums of the latest pass to the
+   * numbers of the unit's tensors, and to the learning rates of what follows. A deferred place does
+   * it behind that pass. */
   onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                           enum ob_lamb_stage stage);
   /* The gradient of a piece is somewhere else now: unit->gradients has it. */
@@ -152,13 +152,16 @@ struct ob_method {
   const char *name;
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
-  bool fused;          /* does profile deepspeed compress all tensors in one buffer? */
-  unsigned arrays;     /* slots that are arrays of a unit's own, as OB_MASKs */
-  size_t tensor_bytes; /* of what it keeps of each tensor */
+  bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
+  unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* What the next step sends. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
+  /* Does that depend on how the steps before ended, in all stages? */
+  bool scheduled;
+  /* A unit is about to send bits: what it sends comes to its place. NULL: it is there. */
+  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
@@ -267,9 +270,15 @@ onebit_status_t ob_units_set_gradient(struct onebit_optimizer *optimizer, size_t
 /* In profile deepspeed one rank alone does not compress; it freezes the variance all the same. */
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer);
 
+/* What the step being made returns in the end, unless something more serious happens to it. */
+onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status);
+
 /* What the unit sends in the step being made. */
 enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit);
+
+/* Is the step being made one of which no rank tells another anything? */
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 /* On a stream of the device, or without. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,

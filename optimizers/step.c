@@ -42,6 +42,10 @@ onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
   return status;
 }
 
+onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status) {
+  return note(&optimizer->step, status);
+}
+
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
@@ -49,6 +53,15 @@ bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
 enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit) {
   return unit->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
+}
+
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange != OB_EXCHANGE_NONE)
+    return false;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].uncompressed)
+      return false;
+  return true;
 }
 
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
@@ -69,9 +82,18 @@ static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_un
   return call;
 }
 
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  double began = ob_seconds();
+  onebit_status_t status = optimizer->method->prepare(optimizer, unit);
+  optimizer->step.prepare += ob_seconds() - began;
+  return status;
+}
+
 static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  if (bits && optimizer->method->prepare)
+    note(step, prepare(optimizer, unit));
   struct ob_call call = bits ? bits_call(optimizer, unit) : dense_call(optimizer, unit);
   note(step, optimizer->place->prepare(optimizer, unit, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
@@ -93,6 +115,7 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
       spent.apply += plans[k]->spent.apply;
     }
   }
+  spent.compress += optimizer->step.prepare;
   double network = optimizer->step.ready + seconds - spent.compress - spent.apply;
   optimizer->times.compress += spent.compress;
   optimizer->times.update += spent.apply;
@@ -226,6 +249,8 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
  * this step may be beyond it. */
 static bool must_catch_up(const struct onebit_optimizer *optimizer) {
+  if (optimizer->method->scheduled)
+    return optimizer->unknown > 0;
   return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
           optimizer->steps >= ob_freeze_last_step(optimizer));
@@ -279,7 +304,8 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-/* What follows the exchange of a step, in the stage that it is in. */
+/* What follows the exchange of a step, in the stage that it is in. A step that is made may still
+ * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
@@ -289,10 +315,12 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    ob_optimizer_rescale(optimizer, 1, 0);
+    bool skipped = optimizer->step.outcome.status == ONEBIT_SKIPPED;
+    ob_optimizer_rescale(optimizer, !skipped, skipped);
     OB_TRY(advance(optimizer));
   }
-  return optimizer->place->finish(optimizer);
+  OB_TRY(optimizer->place->finish(optimizer));
+  return tell(&optimizer->step.outcome);
 }
 
 static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
@@ -310,7 +338,8 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
-  if (status != ONEBIT_OK)
+  /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
+  if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
     return give_up(optimizer, status);
   double began = ob_seconds();
   status = update(optimizer);

@@ -102,12 +102,6 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_u
     if (!unit->sums[k])
       return no_memory(layout);
   }
-  if (optimizer->method->tensor_bytes) {
-    unit->tensor_state =
-        take_from(optimizer, memory, layout->pieces, optimizer->method->tensor_bytes);
-    if (!unit->tensor_state)
-      return no_memory(layout);
-  }
   return ONEBIT_OK;
 }
 
@@ -205,6 +199,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   struct ob_plan_shape bits = *shape, dense = *shape;
   bits.momentum = optimizer->method->momentum;
   dense.counts = dense_counts;
+  bits.served = true;
   dense.windowed = true;
   dense.one_scale = dense.share_a_piece = false;
   dense.share_pieces = NULL;
@@ -232,7 +227,8 @@ static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer, st
                                     float *room) {
   const struct ob_memory *memory = unit->bits->place->kept;
   for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
-    size_t valid = unit->bits->layout.piece[k].valid, many = MASTERS_AT_ONCE;
+    size_t many = MASTERS_AT_ONCE;
+    size_t valid = unit->parameters[k] ? unit->bits->layout.piece[k].valid : 0;
     for (size_t i = 0; i < valid; i += many)
       OB_TRY(convert(memory, optimizer->options.parameter_dtype, unit->parameters[k] + i,
                      (const uint16_t *)unit->copies[k] + i, valid - i < many ? valid - i : many,
@@ -336,8 +332,6 @@ static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_u
       memory->release(unit->arrays[slot]);
   for (int k = 0; memory && k < OB_SUMS; k++)
     memory->release(unit->sums[k]);
-  if (memory)
-    memory->release(unit->tensor_state);
   if (memory)
     memory->release(unit->masters);
 }

@@ -61,21 +61,38 @@ static void dense_momentum(struct oracle_momentum *oracle) {
   free(workers);
 }
 
-static bool exchanged_momentum(struct oracle_momentum *oracle) {
+/* One exchange: of its tensors, one after the other. */
+static bool exchange_tensors(struct oracle_momentum *oracle,
+                             const struct oracle_exchange *exchange) {
   struct oracle_adam *state = oracle->state;
-  const float **inputs = allocate((size_t)state->size, sizeof *inputs);
-  bool done = true;
-  for (size_t w = 0; w < (size_t)state->size; w++)
-    for (size_t i = 0; i < state->total; i++)
-      state->local[w * state->total + i] =
-          oracle->decay * state->momentum[i] + state->means[w * state->total + i];
-  for (size_t k = 0; k < state->exchange_count && done; k++) {
-    size_t at = state->first[state->exchanges[k].first];
-    for (size_t w = 0; w < (size_t)state->size; w++)
-      inputs[w] = state->local + w * state->total + at;
-    done = oracle_exchange(state->exchanges[k].oracle, inputs, state->momentum + at);
+  size_t workers = (size_t)state->size;
+  float *own = allocate(workers * exchange->total, sizeof *own);
+  float *output = allocate(exchange->total, sizeof *output);
+  const float **inputs = allocate(workers, sizeof *inputs);
+  for (size_t w = 0; w < workers; w++) {
+    float *next = own + w * exchange->total;
+    inputs[w] = next;
+    for (size_t k = 0; k < exchange->tensors; k++)
+      for (size_t t = exchange->tensor[k], i = state->first[t];
+           i < state->first[t] + state->count[t]; i++)
+        *next++ = oracle->decay * state->momentum[i] + state->means[w * state->total + i];
   }
+  bool done = oracle_exchange(exchange->oracle, inputs, output);
+  const float *result = output;
+  for (size_t k = 0; done && k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = state->first[t]; i < state->first[t] + state->count[t];
+         i++)
+      state->momentum[i] = *result++;
   free(inputs);
+  free(output);
+  free(own);
+  return done;
+}
+
+static bool exchanged_momentum(struct oracle_momentum *oracle) {
+  bool done = true;
+  for (size_t k = 0; k < oracle->state->exchange_count && done; k++)
+    done = exchange_tensors(oracle, &oracle->state->exchanges[k]);
   return done;
 }
 
