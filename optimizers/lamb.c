@@ -217,6 +217,14 @@ static size_t numbers(struct onebit_optimizer *optimizer,
   return 3;
 }
 
+static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t tensor,
+                            onebit_tensor_statistics_t *statistics) {
+  const struct ob_lamb *lamb = optimizer->own;
+  statistics->coefficient = lamb->coefficients[tensor];
+  statistics->factor = lamb->factors[tensor];
+  return ONEBIT_OK;
+}
+
 static const struct ob_method method = {.name = "lamb",
                                         .momentum = true,
                                         .fused = true,
@@ -226,6 +234,7 @@ static const struct ob_method method = {.name = "lamb",
                                         .call = call,
                                         .update = update,
                                         .advance = advance,
+                                        .tell = tell,
                                         .numbers = numbers};
 
 /* --- Options */

@@ -208,6 +208,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   dense.output_dtype = ONEBIT_FLOAT32; /* the mean gradient */
   OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
+  unit->bits->clocked = unit->dense->clocked = true;
   return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
 }
 
