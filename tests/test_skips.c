@@ -51,6 +51,15 @@ static onebit_status_t make_adam_that_freezes(onebit_comm_t comm, const onebit_t
   return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
 }
 
+static onebit_status_t make_lamb(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                 const onebit_optimizer_options_t *common,
+                                 onebit_optimizer_t *optimizer) {
+  onebit_lamb_options_t options = ONEBIT_LAMB_OPTIONS_INIT;
+  options.common = *common;
+  options.freeze_step = 5;
+  return onebit_lamb_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
 static onebit_status_t make_momentum(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                      const onebit_optimizer_options_t *common,
                                      onebit_optimizer_t *optimizer) {
@@ -90,6 +99,7 @@ static const struct {
     {"adam", make_adam, true},
     {"adam that sends steps", make_adam_that_sends_steps, true},
     {"adam that freezes by itself", make_adam_that_freezes, true},
+    {"lamb", make_lamb, true},
     {"momentum", make_momentum, false},
     {"momentum without warm-up", make_momentum_without_warmup, false},
     {"0/1 adam", make_zero_one_adam, true},
