@@ -128,6 +128,8 @@ struct ob_pass_sink {
   float last_decay;
   struct ob_pass_factors factors; /* but for what is one a piece */
   double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
+  /* Where the arrays are a device's: what it has that here is by piece. */
+  const struct ob_unit_device *device;
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take

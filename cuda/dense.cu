@@ -19,7 +19,8 @@ static __device__ inline unsigned pair_at(unsigned k) { return (k * OB_LANES + l
 template <onebit_dtype_t dtype>
 static __device__ inline bool load_tile(const void *input, const struct ob_block &block,
                                         bool aligned, unsigned first, float *values) {
-  const unsigned valid = (unsigned)block.valid, end = whole_words((unsigned)block.count);
+  const unsigned end = whole_words((unsigned)block.count);
+  const unsigned valid = input ? (unsigned)block.valid : 0; /* no input is zeros */
   float pair[pairs_a_tile][2];
   bool finite = true;
   OB_UNROLL

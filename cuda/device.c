@@ -187,8 +187,10 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   const struct ob_call *call = &plan->call;
   size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->options.dtype);
   struct ob_cuda_source source = {.momentum = call->source.momentum,
-                                  .beta1 = call->source.beta1,
-                                  .one_minus_beta1 = call->source.one_minus_beta1};
+                                  .decay = call->source.decay,
+                                  .weight = call->source.weight,
+                                  .scalings = call->source.scalings,
+                                  .reciprocals = call->source.reciprocals};
   if (call->device_inputs)
     source.inputs.each = call->device_inputs;
   else
@@ -230,8 +232,8 @@ cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaS
 /* In all but two cases a result is a server's message. */
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
-  if (plan->call.device_adam)
-    return ob_cuda_adam_apply(*kernel, *plan->call.device_adam, chunk, stream);
+  if (plan->call.sink)
+    return ob_cuda_apply(*kernel, ob_device_pass(plan->call.sink), chunk, stream);
   struct ob_cuda_pieces outputs = ob_device_outputs(plan);
   if (ob_is_dense(plan))
     return ob_cuda_convert(*kernel, outputs, chunk, stream);

@@ -20,8 +20,9 @@ void scene_describe(const struct scene_case *what, char *words, size_t room) {
       what->one_scale ? " one scale" : "", what->chunks, what->slots, (int)what->dtype,
       (int)what->rule, (int)what->values, what->momentum ? " momentum" : "",
       what->from_values ? " from values" : "");
-  at += (size_t)snprintf(words + at, room - at, ", skew %zu%s, now %u%s, elements", what->skew,
-                         what->each ? " each" : "", what->now, what->stop ? " stop" : "");
+  at += (size_t)snprintf(words + at, room - at, ", skew %zu%s%s, now %u%s, elements", what->skew,
+                         what->each ? " each" : "", what->weighed ? " weighed" : "", what->now,
+                         what->stop ? " stop" : "");
   for (size_t k = 0; k < what->pieces && at < room; k++)
     at += (size_t)snprintf(words + at, room - at, " %zu", what->counts[k]);
 }
@@ -246,7 +247,8 @@ void scene_create(struct scene *scene, struct twin *twin, const struct scene_cas
   scene->end_chunk = all ? what->chunks : scene->first_chunk + 1;
   scene_fill_plan(scene);
   scene_fill_buffers(scene);
-  scene_fill_adam(scene);
+  if (what->passes)
+    scene_fill_pass(scene);
 }
 
 void scene_destroy(struct scene *scene) {
