@@ -53,6 +53,7 @@ static struct ob_cuda_pieces pieces_of(const struct bench_work *work, void *buff
 static cudaError_t launch_compress(struct onebit_plan *plan, struct ob_cuda_pieces inputs,
                                    bool momentum, size_t chunk, cudaStream_t stream) {
   struct ob_cuda_source source = {.inputs = inputs,
+                                  .factor = 1,
                                   .momentum = momentum,
                                   .decay = adam_factors.beta1,
                                   .weight = momentum ? adam_factors.one_minus_beta1 : 1};
@@ -118,7 +119,8 @@ static cudaError_t apply(struct bench_work *work, size_t members, size_t chunk,
 static cudaError_t load(struct bench_work *work, size_t members, size_t chunk,
                         cudaStream_t stream) {
   (void)members;
-  return ob_cuda_load(work->dense->device->kernel, pieces_of(work, work->input), chunk, stream);
+  struct ob_cuda_source source = {.inputs = pieces_of(work, work->input), .factor = 1};
+  return ob_cuda_load(work->dense->device->kernel, source, chunk, stream);
 }
 
 static cudaError_t mean(struct bench_work *work, size_t members, size_t chunk,

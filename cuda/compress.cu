@@ -77,8 +77,6 @@ static __device__ inline void weigh(const struct ob_cuda_source &source,
   const float scaling = source.scalings ? source.scalings[block.piece] : 1;
   run->decay = scaling == 0 ? 1 : source.decay;
   run->weight = source.weight * scaling;
-  if (source.reciprocals)
-    run->reciprocals = source.reciprocals + block.word * OB_LANES;
 }
 
 /* grid.y is the member that the message is for. */
@@ -103,6 +101,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   run.kept_out = values_of(plan.worker, !now, place.block);
   run.bits = out.words + place.word;
   weigh(source, place.block, &run);
+  if (reciprocals)
+    run.reciprocals = values_of(plan.worker, source.reciprocals, place.block);
   if (momentum)
     add_momentum(plan, now, place, &run);
   const float sum = compress<dtype, momentum, reciprocals>(run, tiles[threadIdx.x / OB_LANES]);
@@ -128,7 +128,9 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream) {
   const struct ob_cuda_plan part = of_chunk(plan, chunk);
-  switch (source.values ? ONEBIT_FLOAT32 : plan.dtype) {
+  if (!source.values) /* where there are values, they have it */
+    source.weight *= source.factor;
+  switch (source.values || source.float32 ? ONEBIT_FLOAT32 : plan.dtype) {
   case ONEBIT_BFLOAT16:
     return launch_compress<ONEBIT_BFLOAT16>(part, source, stream);
   case ONEBIT_FLOAT16:

@@ -76,7 +76,7 @@ struct ob_cuda_plan {
   size_t witness, witness_step;
   bool one_scale, dense;
   onebit_scale_t rule;
-  onebit_dtype_t dtype;
+  onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
   struct ob_cuda_kept worker, server;
   unsigned char *outgoing, *incoming, *results[2];
   struct ob_cuda_state *state;
@@ -95,10 +95,12 @@ struct ob_cuda_source {
   struct ob_cuda_pieces inputs;
   const float *values;
   size_t step; /* elements */
+  float factor;
   bool momentum;
   float decay, weight;
   const float *scalings;    /* NULL, or one a piece */
   const float *reciprocals; /* NULL, or one an element */
+  bool float32;
 };
 
 /* As struct ob_pass_sink. The step's rate times a piece's factor is the piece's rate. */
@@ -111,6 +113,7 @@ struct ob_cuda_pass {
   onebit_dtype_t copy_dtype, gradient_dtype;
   float learning_rate;
   const float *rate_factors, *weight_decays;
+  bool sums_of_rates;       /* multiplied by the pieces' factors too */
   const float *scalings;    /* NULL: 1 */
   const float *last_values; /* NULL: the last message has them, times last_decay */
   float last_decay;
@@ -149,8 +152,9 @@ cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, si
 
 /* --- Dense messages */
 
-/* The inputs as float32 to the messages, zeros in what is left of their last words. */
-cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs, size_t chunk,
+/* The inputs times their factor as float32 to the messages, zeros in what is left of their last
+ * words. */
+cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream);
 
 /* The mean of the members' messages about this rank's share to its result, or with plan.whole that

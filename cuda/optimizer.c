@@ -168,7 +168,8 @@ static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_
 static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                                struct ob_call *call) {
   struct ob_unit_device *device = unit->device;
-  call->device_inputs = device->gradients;
+  bool given = call->source.inputs == unit->gradients;
+  call->device_inputs = given ? device->gradients : device->means;
   call->device_outputs = call->outputs ? device->means : NULL;
   if (call->source.scalings)
     call->source.scalings = device->scalings;
@@ -223,6 +224,7 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
       .learning_rate = device->optimizer->step.learning_rate,
       .rate_factors = device->factors,
       .weight_decays = device->weight_decays,
+      .sums_of_rates = sink->rate_factors != NULL,
       .scalings = sink->scalings ? device->scalings : NULL,
       .last_values = sink->last_values,
       .last_decay = sink->last_decay,

@@ -12,14 +12,15 @@
  * Bytes an element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for a
  * message.
  *
- *   apply (step)             12.13 (8.13)    lamb             28        zero-one          20.13
- *   adam                     28              lamb move        12        zero-one local    28
- *   frozen                   24              lamb freeze      20        zero-one meet     28
- *   freeze, freeze step      16              lamb fresh       16.25     zero-one met      24.13
- *   sgd                      20              squares, power   4         zero-one freeze   20
- *   sgd freeze               8               share            20
+ *   apply (step)            12.13 (8.13)   lamb         28      zero-one         20.13
+ *   adam                    28             lamb move    12      zero-one local   24
+ *   frozen, share move      24             lamb freeze  20      zero-one meet    24
+ *   freeze, freeze step     16             lamb fresh   16.25   zero-one met     20.13
+ *   sgd                     20             lamb frozen  32      zero-one freeze  12
+ *   sgd freeze              8              share        12      squares, power   4
  *
- * Where parameters have master values, a pass that writes them writes 2 more. The ceiling is the
+ * 0/1 Adam in profile deepspeed reads and writes what was moved, too. Where parameters have master
+ * values, a pass that writes them writes 2 more. The ceiling is the
  * card's copy bandwidth over these.
  */
 #include <utility>
@@ -29,7 +30,8 @@
 /* Fewer of many arrays, for which there are not the registers. */
 template <enum ob_pass_kind kind>
 constexpr unsigned words_at_once =
-    kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_ZERO_ONE_MEET ? 4 : 8;
+    kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_LAMB_FROZEN || kind == OB_PASS_ZERO_ONE_MEET ? 4
+                                                                                               : 8;
 
 /* What a warp has of a block: where its elements begin. */
 struct run {
@@ -75,6 +77,9 @@ static __device__ inline void set_factors(const struct ob_cuda_plan &plan,
   factors->learning_rate = pass.learning_rate * pass.rate_factors[piece];
   factors->weight_decay = pass.weight_decays[piece];
   factors->scaling = pass.scalings ? pass.scalings[piece] : 1;
+  const float of_rates = pass.sums_of_rates ? pass.rate_factors[piece] : 1;
+  factors->rate_sum *= of_rates;
+  factors->anchor_decay = factors->weight_decay * (factors->anchor_decay * of_rates);
   if (pass.counted) {
     factors->adam.momentum_factor = plan.state->momentum_factor;
     factors->adam.variance_factor = plan.state->variance_factor;

@@ -64,6 +64,6 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.dtype, store_kernel), plan.most_blocks, plan.members, stream,
+  return launch(KERNEL_OF(plan.output_dtype, store_kernel), plan.most_blocks, plan.members, stream,
                 of_chunk(plan, chunk), outputs);
 }

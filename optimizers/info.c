@@ -47,8 +47,8 @@ static double error_square_sum(const struct onebit_plan *plan, const float *all_
   ob_plan_compressed(plan, &first, &end);
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(&plan->layout, b, &piece);
-    const float *values = all_values + block.word * OB_LANES;
-    float scale = scales[kept->one_scale ? 0 : b];
+    const float *values = all_values + (block.word - kept->first_word) * OB_LANES;
+    float scale = scales[kept->one_scale ? 0 : b - kept->first];
     for (size_t i = 0; i < block.count; i++) {
       double error = (double)ob_kept_error(values[i], scale);
       sum += error * error;
@@ -58,18 +58,20 @@ static double error_square_sum(const struct onebit_plan *plan, const float *all_
 }
 
 /* As a kept value the momentum of a float array is stored times beta1 from the freeze on. */
-static double array_square_sum(const struct onebit_optimizer *optimizer,
-                               const struct onebit_plan *plan, const float *momentum) {
-  double sum = square_sum(momentum, plan->layout.words * OB_LANES);
+static double array_square_sum(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                               const float *momentum) {
+  double sum = square_sum(momentum, unit->bits->layout.words * OB_LANES);
   double beta1 = (double)(float)optimizer->moments.beta1;
-  return optimizer->frozen_at ? sum / (beta1 * beta1) : sum;
+  bool scaled = ob_optimizer_is_frozen(optimizer) && !unit->uncompressed;
+  return scaled ? sum / (beta1 * beta1) : sum;
 }
 
 /* Until the first compressed step the momentum is still the array, and the kept error is
  * nothing. */
-static bool momentum_is_array(const struct onebit_optimizer *optimizer) {
-  return optimizer->steps == optimizer->frozen_at || !optimizer->frozen_at ||
-         !ob_optimizer_compresses(optimizer);
+static bool momentum_is_array(const struct onebit_optimizer *optimizer,
+                              const struct ob_unit *unit) {
+  return unit->uncompressed || !ob_optimizer_is_frozen(optimizer) ||
+         optimizer->steps == optimizer->frozen_at || !ob_optimizer_compresses(optimizer);
 }
 
 static onebit_status_t momentum_square_sum(const struct onebit_plan *plan, double *sum) {
@@ -80,14 +82,34 @@ static onebit_status_t momentum_square_sum(const struct onebit_plan *plan, doubl
   return status;
 }
 
+/* Where what is exchanged is no momentum. */
+static onebit_status_t own_array_square_sum(const struct ob_unit *unit, double *sum) {
+  const struct ob_memory *memory = unit->bits->place->kept;
+  const size_t count = unit->bits->layout.words * OB_LANES;
+  float *copy = memory == &ob_memory_host ? NULL : ob_allocate(count, sizeof *copy);
+  const float *values = copy ? copy : unit->arrays[OB_MOMENTUM];
+  onebit_status_t status = ONEBIT_OK;
+  if (memory != &ob_memory_host)
+    status = copy ? memory->copy(copy, unit->arrays[OB_MOMENTUM], count * sizeof *copy)
+                  : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu values", count);
+  if (status == ONEBIT_OK)
+    *sum = square_sum(values, count);
+  ob_release(copy);
+  return status;
+}
+
 /* Of one unit, the squares. */
 static onebit_status_t add_squares(const struct onebit_optimizer *optimizer,
-                                   const struct onebit_plan *plan, onebit_optimizer_info_t *info) {
+                                   const struct ob_unit *unit, onebit_optimizer_info_t *info) {
+  const struct onebit_plan *plan = unit->bits;
   float *values, *scales;
   double momentum = 0;
   onebit_status_t status = ob_kept_view(&plan->worker, &values, &scales);
-  if (status == ONEBIT_OK && momentum_is_array(optimizer)) {
-    momentum = array_square_sum(optimizer, plan, values);
+  if (status == ONEBIT_OK && !optimizer->method->momentum) {
+    info->error_norm += error_square_sum(plan, values, scales);
+    status = own_array_square_sum(unit, &momentum);
+  } else if (status == ONEBIT_OK && momentum_is_array(optimizer, unit)) {
+    momentum = array_square_sum(optimizer, unit, values);
   } else if (status == ONEBIT_OK) {
     info->error_norm += error_square_sum(plan, values, scales);
     status = momentum_square_sum(plan, &momentum);
@@ -100,7 +122,7 @@ static onebit_status_t add_squares(const struct onebit_optimizer *optimizer,
 static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
                                  onebit_optimizer_info_t *info) {
   for (size_t u = 0; u < optimizer->unit_count; u++)
-    OB_TRY(add_squares(optimizer, optimizer->units[u].bits, info));
+    OB_TRY(add_squares(optimizer, &optimizer->units[u], info));
   info->momentum_norm = sqrt(info->momentum_norm);
   info->error_norm = sqrt(info->error_norm);
   return ONEBIT_OK;
@@ -115,7 +137,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
   OB_TRY(ob_optimizer_catch_up(optimizer));
   *info = (onebit_optimizer_info_t){
       .size = sizeof *info,
-      .stage = optimizer->frozen_at ? ONEBIT_STAGE_COMPRESSED : ONEBIT_STAGE_WARMUP,
+      .stage = ob_optimizer_is_frozen(optimizer) ? ONEBIT_STAGE_COMPRESSED : ONEBIT_STAGE_WARMUP,
       .steps = optimizer->steps,
       .skipped = optimizer->skipped,
       .freeze_step = optimizer->frozen_at,
@@ -124,14 +146,18 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .name = optimizer->method->name,
       .loss_scale = optimizer->loss_scale,
       .gradient_norm = optimizer->gradient_norm,
-      .synchronized = 1,
+      .synchronized = !(optimizer->method->apart && optimizer->method->apart(optimizer)),
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
+  if (optimizer->squares) {
+    info->warmup_bytes = info->compressed_bytes = optimizer->squares->wire_bytes;
+    info->memory_bytes += optimizer->squares->memory_bytes;
+  }
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct ob_unit *unit = &optimizer->units[u];
     info->warmup_bytes += unit->dense->wire_bytes;
-    info->compressed_bytes +=
-        ob_optimizer_compresses(optimizer) ? unit->bits->wire_bytes : unit->dense->wire_bytes;
+    bool compressed = ob_optimizer_compresses(optimizer) && !unit->uncompressed;
+    info->compressed_bytes += compressed ? unit->bits->wire_bytes : unit->dense->wire_bytes;
     info->memory_bytes += unit->bits->memory_bytes + unit->dense->memory_bytes;
   }
   return add_norms(optimizer, info);

@@ -41,6 +41,10 @@ onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
   return status;
 }
 
+onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status) {
+  return note(&optimizer->step, status);
+}
+
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
@@ -50,14 +54,24 @@ enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
   return unit->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
 }
 
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange != OB_EXCHANGE_NONE)
+    return false;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].uncompressed)
+      return false;
+  return true;
+}
+
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return (struct ob_call){.source = {.inputs = unit->gradients, .weight = 1},
-                          .outputs = unit->means,
-                          .agreed = ob_bits_of(optimizer->step.learning_rate),
-                          .agreed_name = "learning_rate",
-                          .on_stream = optimizer->step.on_stream,
-                          .stream = optimizer->step.stream,
-                          .hold = optimizer->unit_count > 1 && optimizer->deferred};
+  return (struct ob_call){
+      .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
+      .outputs = unit->means,
+      .agreed = ob_bits_of(optimizer->step.learning_rate),
+      .agreed_name = "learning_rate",
+      .on_stream = optimizer->step.on_stream,
+      .stream = optimizer->step.stream,
+      .hold = optimizer->unit_count > 1 && optimizer->deferred};
 }
 
 static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
@@ -70,6 +84,8 @@ static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_un
 static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  if (bits && optimizer->method->prepare)
+    note(step, optimizer->method->prepare(optimizer, unit));
   struct ob_call call = bits ? bits_call(optimizer, unit) : dense_call(optimizer, unit);
   note(step, optimizer->place->prepare(optimizer, unit, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
@@ -122,7 +138,7 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
 /* Once a step; with clipping, when all gradients are there. */
 static onebit_status_t weigh(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
-  return ob_optimizer_weigh(optimizer);
+  return ob_optimizer_weigh(optimizer, tell(&optimizer->step.outcome));
 }
 
 static onebit_status_t check_rate(float learning_rate) {
@@ -194,7 +210,9 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
  * this step may be beyond it. */
 static bool must_catch_up(const struct onebit_optimizer *optimizer) {
-  return optimizer->unknown && !optimizer->frozen_at &&
+  if (optimizer->method->scheduled)
+    return optimizer->unknown > 0;
+  return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
           optimizer->steps >= ob_freeze_last_step(optimizer));
 }
@@ -207,6 +225,7 @@ static onebit_status_t advance(onebit_optimizer_t optimizer) {
 static onebit_status_t learn(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
   optimizer->place->counts(optimizer, &optimizer->steps, &optimizer->skipped);
+  optimizer->skipped += optimizer->skipped_by_norm;
   optimizer->unknown = 0;
   optimizer->step.on_stream = false; /* the step is over, and its stream perhaps gone */
   ob_optimizer_rescale(optimizer, optimizer->steps - known, optimizer->skipped - skipped);
@@ -233,6 +252,7 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
 static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   if (status == ONEBIT_SKIPPED) {
     optimizer->skipped++;
+    optimizer->skipped_by_norm++;
     ob_optimizer_rescale(optimizer, 0, 1);
   }
   return status;
@@ -245,7 +265,8 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-/* What follows the exchange of a step, in the stage that it is in. */
+/* What follows the exchange of a step, in the stage that it is in. A step that is made may still
+ * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
@@ -255,10 +276,12 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    ob_optimizer_rescale(optimizer, 1, 0);
+    bool skipped = optimizer->step.outcome.status == ONEBIT_SKIPPED;
+    ob_optimizer_rescale(optimizer, !skipped, skipped);
     OB_TRY(advance(optimizer));
   }
-  return optimizer->place->finish(optimizer);
+  OB_TRY(optimizer->place->finish(optimizer));
+  return tell(&optimizer->step.outcome);
 }
 
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
@@ -276,7 +299,9 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
-  return status == ONEBIT_OK ? update(optimizer) : give_up(optimizer, status);
+  /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
+  bool counts = status == ONEBIT_OK || ob_optimizer_sends_nothing(optimizer);
+  return counts ? update(optimizer) : give_up(optimizer, status);
 }
 
 /* Its status is its own: that of steps on streams before it stays for who asks for theirs. */
@@ -305,5 +330,7 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
     return;
   note(&optimizer->step,
        ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
+  if (!optimizer->step.weighed)
+    note(&optimizer->step, weigh(optimizer));
   exchange(optimizer);
 }

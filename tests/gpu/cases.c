@@ -71,6 +71,8 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->stop = of->stop && drawn(number, 12, 6) == 0;
   what->dense = of->dense;
   what->weighed = of->weighed && drawn(number, 13, 3) == 0;
+  what->output_dtype = (onebit_dtype_t)drawn(number, 21, 3);
+  what->float32 = drawn(number, 22, 4) == 0;
 }
 
 /* What a pass sees of the last message needs two copies of the results, unless it is told. */
@@ -85,6 +87,7 @@ static void draw_pass(const struct kernel_cases *of, size_t number, struct scene
   what->keep_zero = drawn(number, 18, 2);
   what->adds_up = drawn(number, 19, 2);
   what->counted = drawn(number, 20, 2);
+  what->sums_of_rates = drawn(number, 23, 2);
   what->momentum |= of->passes && last && !what->last_values;
 }
 

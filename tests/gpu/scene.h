@@ -34,18 +34,19 @@ struct scene_case {
   size_t block, members, place, chunks, slots;
   size_t skew; /* elements that buffers are away from any alignment */
   enum codec_values values;
-  onebit_dtype_t dtype;
+  onebit_dtype_t dtype, output_dtype;
   onebit_scale_t rule;
   bool one_scale, dense, momentum;
   bool each;        /* pieces lie anywhere, not one step after another; some have no input */
   bool from_values; /* the input is float32, as messages have it */
+  bool float32;     /* the inputs are, whatever the plan's type */
   bool weighed;     /* of compress: with scalings and reciprocals */
   uint32_t now, stop;
   /* Of passes. */
   bool passes; /* there is what they work on */
   enum ob_pass_kind kind;
   onebit_dtype_t copy_dtype;
-  bool copies, scalings, last_values, keep_zero, adds_up, counted;
+  bool copies, scalings, last_values, keep_zero, adds_up, counted, sums_of_rates;
 };
 
 struct scene {

@@ -113,13 +113,14 @@ void scene_fill_plan(struct scene *scene) {
 /* The pieces of a buffer, `each` anywhere or one `step` after another. Empty ones are NULL where
  * they can be, and so are some inputs. */
 static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, void **host,
-                                         size_t pieces, size_t step, bool inputs) {
+                                         size_t pieces, size_t step, onebit_dtype_t dtype) {
   const struct scene_case *what = scene->what;
   const struct ob_layout *layout = &scene->host.layout;
-  size_t size = ob_dtype_size(what->dtype);
-  enum twin_content content = what->dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
-                              : what->dtype == ONEBIT_BFLOAT16 ? TWIN_BFLOAT16
-                                                               : TWIN_FLOAT16;
+  const bool inputs = host == (void **)scene->host.inputs;
+  size_t size = ob_dtype_size(dtype);
+  enum twin_content content = dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
+                              : dtype == ONEBIT_BFLOAT16 ? TWIN_BFLOAT16
+                                                         : TWIN_FLOAT16;
   if (!what->each) {
     size_t last = pieces == layout->pieces ? layout->piece[pieces - 1].valid : step;
     char *base = twin_take(scene->twin, name, (step ? (pieces - 1) * step + last : last) * size,
@@ -149,13 +150,14 @@ static size_t longest_piece(const struct scene *scene) {
 static void fill_inputs(struct scene *scene) {
   const struct scene_case *what = scene->what;
   const struct ob_layout *layout = &scene->host.layout;
+  const onebit_dtype_t dtype = what->float32 ? ONEBIT_FLOAT32 : what->dtype;
   void **inputs = gpu_allocate(what->pieces, sizeof *inputs);
   scene->host.inputs = (const void **)inputs;
   scene->source.inputs =
-      take_pieces(scene, "input", inputs, what->pieces, longest_piece(scene), !what->dense);
+      take_pieces(scene, "input", inputs, what->pieces, longest_piece(scene), dtype);
   for (size_t k = 0; k < what->pieces; k++)
     for (size_t i = 0; inputs[k] && i < layout->piece[k].valid; i++)
-      ob_store(inputs[k], i, what->dtype, value_at(i, 50 + (uint32_t)k, what->values));
+      ob_store(inputs[k], i, dtype, value_at(i, 50 + (uint32_t)k, what->values));
   if (!what->from_values)
     return;
   scene->source.step = ob_plan_longest_message(&scene->host);
@@ -173,8 +175,9 @@ static void take_outputs(struct scene *scene) {
   size_t count = gathered ? what->members : what->pieces;
   scene->host.outputs = gpu_allocate(count, sizeof *scene->host.outputs);
   /* Of a reduce-scatter every piece's output would be the same buffer. */
-  scene->outputs = take_pieces(scene, "output", scene->host.outputs, count,
-                               what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), false);
+  scene->outputs =
+      take_pieces(scene, "output", scene->host.outputs, count,
+                  what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), what->output_dtype);
 }
 
 float *scene_take_floats(struct scene *scene, const char *name, size_t count, size_t skew,
@@ -210,6 +213,8 @@ void scene_fill_buffers(struct scene *scene) {
   take_outputs(scene);
   struct ob_source *source = &scene->host.call.source;
   source->inputs = scene->host.inputs;
+  source->factor = scene->source.factor = 0.7f;
+  source->float32 = scene->source.float32 = scene->what->float32;
   source->momentum = scene->source.momentum = scene->what->momentum;
   source->decay = scene->source.decay = 0.9f;
   source->weight = scene->source.weight = scene->what->momentum ? 0.1f : 1;

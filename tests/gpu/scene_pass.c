@@ -88,6 +88,8 @@ static void take_rates(struct scene *scene) {
   scene->sink.learning_rates = rates;
   scene->sink.weight_decays = decays;
   scene->pass.rate_factors = ON_DEVICE(scene, factors);
+  scene->sink.rate_factors = what->sums_of_rates ? factors : NULL;
+  scene->pass.sums_of_rates = what->sums_of_rates;
   scene->pass.weight_decays = ON_DEVICE(scene, decays);
   if (!what->scalings)
     return;

@@ -188,7 +188,7 @@ static void load_on_host(struct scene *scene, size_t chunk) {
 }
 
 static cudaError_t load_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_load(scene->device, scene->source.inputs, chunk, 0);
+  return ob_cuda_load(scene->device, scene->source, chunk, 0);
 }
 
 static void load(void) {

@@ -60,17 +60,19 @@ PASS(LAMB)
 PASS(LAMB_MOVE)
 PASS(LAMB_FREEZE)
 PASS(LAMB_FRESH)
+PASS(LAMB_FROZEN)
 PASS(ZERO_ONE)
 PASS(ZERO_ONE_FREEZE)
 PASS(ZERO_ONE_LOCAL)
 PASS(ZERO_ONE_MEET)
 PASS(ZERO_ONE_MET)
 PASS(SHARE)
+PASS(SHARE_MOVE)
 
 /* --- Sums */
 
 static void total_on_host(struct scene *scene, size_t chunk) {
-  const int which = scene->what->adds_up ? OB_LARGEST : 0;
+  const int which = scene->what->adds_up ? OB_LARGEST : 1;
   const double *sums = scene->sink.sums[which];
   const size_t end = scene->host.layout.blocks, first = end / 3;
   (void)chunk;
@@ -81,7 +83,7 @@ static void total_on_host(struct scene *scene, size_t chunk) {
 }
 
 static cudaError_t total_on_device(struct scene *scene, size_t chunk) {
-  const int which = scene->what->adds_up ? OB_LARGEST : 0;
+  const int which = scene->what->adds_up ? OB_LARGEST : 1;
   const size_t end = scene->host.layout.blocks;
   (void)chunk;
   return ob_cuda_total(scene->pass.sums[which], which, end / 3, end, ON_DEVICE(scene, scene->total),
@@ -116,12 +118,14 @@ static const struct gpu_test tests[] = {
     {"pass lamb move", walk_LAMB_MOVE, false},
     {"pass lamb freeze", walk_LAMB_FREEZE, false},
     {"pass lamb fresh", walk_LAMB_FRESH, false},
+    {"pass lamb frozen", walk_LAMB_FROZEN, false},
     {"pass zero-one", walk_ZERO_ONE, false},
     {"pass zero-one freeze", walk_ZERO_ONE_FREEZE, false},
     {"pass zero-one local", walk_ZERO_ONE_LOCAL, false},
     {"pass zero-one meet", walk_ZERO_ONE_MEET, false},
     {"pass zero-one met", walk_ZERO_ONE_MET, false},
     {"pass share", walk_SHARE, false},
+    {"pass share move", walk_SHARE_MOVE, false},
     {"total", total, false},
 };
 GPU_SUITE("kernels of passes", tests)
