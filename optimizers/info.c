@@ -12,28 +12,32 @@ static double square_sum(const float *values, size_t count) {
   return sum;
 }
 
-static void add_message(const struct onebit_plan *plan, struct ob_message_shape shape,
+/* A tensor's momentum may travel scaled; padding that is no tensor's counts for nothing. */
+static void add_message(const struct ob_unit *unit, struct ob_message_shape shape,
                         unsigned char *message, double *sum) {
   struct ob_view view = ob_message_view(message, &shape);
   size_t piece = 0;
   for (size_t b = 0; b < shape.blocks; b++) {
     double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b]);
-    struct ob_block block = ob_layout_block(&plan->layout, shape.first + b, &piece);
-    *sum += scale * scale * (double)block.valid;
+    struct ob_block block = ob_layout_block(&unit->bits->layout, shape.first + b, &piece);
+    double scaling = (double)unit->scalings[block.piece];
+    if (scaling > 0)
+      *sum += scale / scaling * (scale / scaling) * (double)block.valid;
   }
 }
 
 /* The momentum that came with the last messages: every element of a block is +-scale. `room` is for
  * a copy of one of them, which may be in memory of a device. */
-static onebit_status_t message_square_sum(const struct onebit_plan *plan, unsigned char *room,
+static onebit_status_t message_square_sum(const struct ob_unit *unit, unsigned char *room,
                                           double *sum) {
+  const struct onebit_plan *plan = unit->bits;
   *sum = 0;
   for (size_t source = 0; source < ob_plan_sources(plan); source++)
     for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
       OB_TRY(plan->place->messages->copy(room, ob_plan_result(plan, false, source, chunk),
                                          ob_message_bytes(&shape)));
-      add_message(plan, shape, room, sum);
+      add_message(unit, shape, room, sum);
     }
   return ONEBIT_OK;
 }
@@ -60,7 +64,16 @@ static double error_square_sum(const struct onebit_plan *plan, const float *all_
 /* As a kept value the momentum of a float array is stored times beta1 from the freeze on. */
 static double array_square_sum(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
                                const float *momentum) {
-  double sum = square_sum(momentum, unit->bits->layout.words * OB_LANES);
+  const struct ob_layout *layout = &unit->bits->layout;
+  double sum = 0;
+  for (size_t k = 0; k < layout->pieces; k++) {
+    const struct ob_piece *piece = &layout->piece[k];
+    double scaling = (double)unit->scalings[k];
+    size_t words = piece[1].first_word - piece->first_word;
+    if (scaling > 0)
+      sum += square_sum(momentum + piece->first_word * OB_LANES, words * OB_LANES) /
+             (scaling * scaling);
+  }
   double beta1 = (double)(float)optimizer->moments.beta1;
   bool scaled = ob_optimizer_is_frozen(optimizer) && !unit->uncompressed;
   return scaled ? sum / (beta1 * beta1) : sum;
@@ -74,9 +87,9 @@ static bool momentum_is_array(const struct onebit_optimizer *optimizer,
          optimizer->steps == optimizer->frozen_at || !ob_optimizer_compresses(optimizer);
 }
 
-static onebit_status_t momentum_square_sum(const struct onebit_plan *plan, double *sum) {
-  unsigned char *room = ob_allocate(1, plan->stride);
-  onebit_status_t status = room ? message_square_sum(plan, room, sum)
+static onebit_status_t momentum_square_sum(const struct ob_unit *unit, double *sum) {
+  unsigned char *room = ob_allocate(1, unit->bits->stride);
+  onebit_status_t status = room ? message_square_sum(unit, room, sum)
                                 : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message");
   ob_release(room);
   return status;
@@ -93,7 +106,7 @@ static onebit_status_t add_squares(const struct onebit_optimizer *optimizer,
     momentum = array_square_sum(optimizer, unit, values);
   } else if (status == ONEBIT_OK) {
     info->error_norm += error_square_sum(plan, values, scales);
-    status = momentum_square_sum(plan, &momentum);
+    status = momentum_square_sum(unit, &momentum);
   }
   info->momentum_norm += momentum;
   ob_kept_end_view(&plan->worker, values, scales);

@@ -115,4 +115,14 @@ void oracle_adam_destroy(struct oracle_adam *adam);
  * when skipped. */
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
 
+/* Parts of a step, for optimizers that have them too. What each worker puts in, a rank's gradient or
+ * the mean of a host's, goes to `means`: false when one of them is not finite. The mean over the
+ * workers. 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. After a warm-up step
+ * that is counted: is it the last? */
+bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients);
+float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
+float oracle_momentum_correction(const struct oracle_adam *adam, size_t t);
+float oracle_variance_correction(const struct oracle_adam *adam, size_t t);
+bool oracle_must_freeze(struct oracle_adam *adam);
+
 #endif

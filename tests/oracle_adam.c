@@ -120,13 +120,13 @@ void oracle_adam_destroy(struct oracle_adam *adam) {
 }
 
 /* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
-static float momentum_correction(const struct oracle_adam *adam, size_t t) {
+float oracle_momentum_correction(const struct oracle_adam *adam, size_t t) {
   if (adam->options.no_bias_correction)
     return 1.0f;
   return (float)(1.0 / (1.0 - pow(adam->options.beta1, (double)t)));
 }
 
-static float variance_correction(const struct oracle_adam *adam, size_t t) {
+float oracle_variance_correction(const struct oracle_adam *adam, size_t t) {
   if (adam->options.no_bias_correction)
     return 1.0f;
   return (float)(1.0 / sqrt(1.0 - pow(adam->options.beta2, (double)t)));
@@ -140,9 +140,7 @@ static float mean_of(const float *const *values, int count, size_t i) {
   return sum * (1.0f / (float)count);
 }
 
-/* What each worker puts in: a rank's gradient, or the mean of a host's. False when one of them is
- * not finite. */
-static bool take_gradients(struct oracle_adam *adam, const float *const *gradients) {
+bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients) {
   for (size_t w = 0; w < (size_t)adam->size; w++)
     for (size_t i = 0; i < adam->total; i++) {
       float mean = mean_of(gradients + w * (size_t)adam->each, adam->each, i);
@@ -153,7 +151,7 @@ static bool take_gradients(struct oracle_adam *adam, const float *const *gradien
   return true;
 }
 
-static float mean_gradient(const struct oracle_adam *adam, size_t i) {
+float oracle_mean_gradient(const struct oracle_adam *adam, size_t i) {
   float sum = adam->means[i];
   for (size_t w = 1; w < (size_t)adam->size; w++)
     sum += adam->means[w * adam->total + i];
@@ -182,8 +180,9 @@ static size_t freeze_distance(double beta2) {
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
-static bool must_freeze(struct oracle_adam *adam) {
+bool oracle_must_freeze(struct oracle_adam *adam) {
   const onebit_adam_options_t *options = &adam->options;
+  keep_norm(adam);
   if (options->freeze_step == ONEBIT_FREEZE_NEVER)
     return false;
   size_t distance = freeze_distance(options->beta2), t = adam->steps;
@@ -197,7 +196,7 @@ static bool must_freeze(struct oracle_adam *adam) {
 }
 
 static void freeze(struct oracle_adam *adam) {
-  float correction = variance_correction(adam, adam->steps);
+  float correction = oracle_variance_correction(adam, adam->steps);
   float epsilon = (float)adam->options.epsilon;
   for (size_t i = 0; i < adam->total; i++) {
     bool still = adam->variance[i] == 0.0f && !deepspeed(adam);
@@ -212,11 +211,12 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   float b2 = (float)adam->options.beta2, w2 = (float)(1.0 - adam->options.beta2);
   float epsilon = (float)adam->options.epsilon;
-  float k1 = momentum_correction(adam, adam->steps), k2 = variance_correction(adam, adam->steps);
+  float k1 = oracle_momentum_correction(adam, adam->steps),
+        k2 = oracle_variance_correction(adam, adam->steps);
   for (size_t k = 0; k < adam->tensors; k++) {
     float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
-      float g = mean_gradient(adam, i), *m = &adam->momentum[i];
+      float g = oracle_mean_gradient(adam, i), *m = &adam->momentum[i];
       float *v = &adam->variance[i], *p = &adam->parameter[i];
       *m = b1 * *m + w1 * g;
       *v = b2 * *v + (w2 * g) * g;
@@ -224,8 +224,7 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
       *p = *p - rate * ((*m * k1) / denominator + decay * *p);
     }
   }
-  keep_norm(adam);
-  if (must_freeze(adam))
+  if (oracle_must_freeze(adam))
     freeze(adam);
 }
 
@@ -255,7 +254,7 @@ static bool exchange_momentum(struct oracle_adam *adam) {
 }
 
 static void compressed_update(struct oracle_adam *adam, float learning_rate) {
-  float k1 = momentum_correction(adam, adam->steps);
+  float k1 = oracle_momentum_correction(adam, adam->steps);
   for (size_t k = 0; k < adam->tensors; k++) {
     float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
@@ -267,7 +266,7 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
 
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients,
                       float learning_rate) {
-  if (!take_gradients(adam, gradients))
+  if (!oracle_take_gradients(adam, gradients))
     return false;
   if (adam->compressed && !exchange_momentum(adam))
     return false; /* values that overflow: tests of these use one exchange, which then changed

@@ -71,7 +71,7 @@ static double norm_of(const float *values, size_t count) {
   return sqrt(sum);
 }
 
-static struct adam_moment moment_of(const struct oracle_adam *adam) {
+struct adam_moment adam_moment_of(const struct oracle_adam *adam) {
   struct adam_moment moment = {.compressed = adam->compressed,
                                .freeze_step = adam->freeze_step,
                                .variance_ratio = adam->variance_ratio,
@@ -88,12 +88,36 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
   return moment;
 }
 
+static onebit_status_t create_adam(onebit_comm_t comm, onebit_tensor_t *tensors,
+                                   const struct adam_case *what, onebit_optimizer_t *optimizer) {
+  return onebit_adam_create(comm, tensors, what->tensors->count, &what->options, optimizer);
+}
+
+static void *create_oracle(const struct adam_case *what, const onebit_tensor_t *tensors) {
+  return oracle_adam_create(what->size, what->hosts ? what->hosts : 1, tensors,
+                            what->tensors->count, &what->options);
+}
+
+static bool step_oracle(void *oracle, const float *const *gradients, float learning_rate) {
+  return oracle_adam_step(oracle, gradients, learning_rate);
+}
+
+static struct adam_moment oracle_moment(const void *oracle) { return adam_moment_of(oracle); }
+
+static void destroy_oracle(void *oracle) { oracle_adam_destroy(oracle); }
+
+static const struct optimizer_kind adam = {"adam",      create_adam,   create_oracle,
+                                           step_oracle, oracle_moment, destroy_oracle};
+
+static const struct optimizer_kind *kind_of(const struct adam_case *what) {
+  return what->kind ? what->kind : &adam;
+}
+
 struct adam_run adam_prepare(const struct adam_case *what) {
+  const struct optimizer_kind *kind = kind_of(what);
   struct learner learner = make_learner(what, NULL);
   struct adam_run run = {.what = what, .total = learner.total, .start = learner.parameters};
-  struct oracle_adam *adam =
-      oracle_adam_create(what->size, what->hosts ? what->hosts : 1, learner.tensors,
-                         what->tensors->count, &what->options);
+  void *oracle = kind->oracle(what, learner.tensors);
   float **gradients = allocate((size_t)what->size, sizeof *gradients);
   for (int r = 0; r < what->size; r++)
     gradients[r] = allocate(run.total, sizeof(float));
@@ -101,14 +125,14 @@ struct adam_run adam_prepare(const struct adam_case *what) {
   for (int step = 0; step < what->steps; step++) {
     for (int r = 0; r < what->size; r++)
       adam_gradient(what, gradients[r], run.total, r, step);
-    CHECK(oracle_adam_step(adam, (const float *const *)gradients, adam_learning_rate(step)),
+    CHECK(kind->step(oracle, (const float *const *)gradients, adam_learning_rate(step)),
           "the oracle skips finite gradients");
-    run.moments[step] = moment_of(adam);
+    run.moments[step] = kind->moment(oracle);
   }
   for (int r = 0; r < what->size; r++)
     free(gradients[r]);
   free(gradients);
-  oracle_adam_destroy(adam);
+  kind->destroy(oracle);
   free(learner.gradients);
   return run;
 }
@@ -198,12 +222,12 @@ static void poisoned_step(const struct adam_run *run, struct learner *learner,
 
 static void tell_case(const struct adam_case *what) {
   const onebit_adam_options_t *o = &what->options;
-  check_case("adam of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
+  check_case("%s of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
              "threads %d, chunk %zu, buckets of %zu, form %d, schedule %d, %d hosts%s",
-             what->tensors->count, what->size, (int)o->common.profile, (ptrdiff_t)o->freeze_step,
-             (ptrdiff_t)o->common.block_size, (int)o->common.scale, o->common.threads,
-             o->common.chunk_size, o->common.bucket_size, (int)what->form, (int)o->common.schedule,
-             what->hosts, what->poison != 0.0f ? ", poisoned" : "");
+             kind_of(what)->name, what->tensors->count, what->size, (int)o->common.profile,
+             (ptrdiff_t)o->freeze_step, (ptrdiff_t)o->common.block_size, (int)o->common.scale,
+             o->common.threads, o->common.chunk_size, o->common.bucket_size, (int)what->form,
+             (int)o->common.schedule, what->hosts, what->poison != 0.0f ? ", poisoned" : "");
 }
 
 void adam_on_rank(onebit_comm_t comm, void *context) {
@@ -213,9 +237,7 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(what, run->start);
   onebit_optimizer_t optimizer;
   tell_case(what);
-  if (CHECK_STATUS(onebit_adam_create(comm, learner.tensors, what->tensors->count, &what->options,
-                                      &optimizer),
-                   ONEBIT_OK)) {
+  if (CHECK_STATUS(kind_of(what)->create(comm, learner.tensors, what, &optimizer), ONEBIT_OK)) {
     for (int step = 0; step < what->steps; step++) {
       if (is_poisoned(what, step))
         poisoned_step(run, &learner, optimizer, rank, step);
