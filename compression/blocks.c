@@ -211,7 +211,7 @@ float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) 
   for (size_t b = 0; b < kept->blocks; b++)
     sum += sums[b];
   size_t count = ob_kept_elements(kept, work->layout);
-  float scale = count ? ob_scale(sum, count, work->rule) : 0;
+  float scale = count ? ob_buffer_scale(sum, count, work->rule) : 0;
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;

@@ -72,7 +72,7 @@ struct ob_pass_factors {
   float learning_rate, weight_decay;
   float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
   float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
-  float anchor_decay; /* weight decay times the sum of rates, or 0 */
+  float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
   int keep_zero;      /* an element without variance does not move */
   int adds_up;        /* 0/1 Adam: OB_MOVED is kept */
 };
@@ -207,9 +207,9 @@ OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_fac
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
 }
 
-/* What is exchanged of a movement. */
+/* What is exchanged of a movement; of an element that does not move, whether it is a number. */
 OB_INLINE float ob_zero_one_sent(float moved, float denominator) {
-  return ob_is_finite(denominator) ? moved * denominator : 0;
+  return ob_is_finite(denominator) ? moved * denominator : moved - moved;
 }
 
 /* --- 1-bit LAMB: from two momenta, the one before times beta1, to the fresh variance and the sums;
@@ -304,8 +304,10 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     break;
   }
   case OB_PASS_ZERO_ONE: {
-    const float gradient = e.at[OB_MESSAGE];
-    *m = ob_adam_momentum(*m, gradient, adam);
+    /* One bit has no zero. What came to an element that never had a gradient must not wait in its
+     * momentum for the variance to begin. */
+    const float momentum = ob_adam_momentum(*m, e.at[OB_MESSAGE], adam);
+    *m = f->keep_zero && *v == 0 ? 0 : momentum;
     *p = ob_adam_parameter(*p, *m * adam->momentum_factor / ob_zero_one_denominator(*v, f), rate,
                            decay);
     break;
@@ -328,7 +330,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     break;
   }
   case OB_PASS_ZERO_ONE_MET:
-    *m = -(e.at[OB_MESSAGE] / f->rate_sum);
+    *m = f->rate_sum > 0 ? -(e.at[OB_MESSAGE] / f->rate_sum) : 0;
     *p = *a + e.at[OB_MESSAGE] / *v - f->anchor_decay * *a;
     *a = *p;
     *d = 0;

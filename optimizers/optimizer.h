@@ -149,6 +149,10 @@ struct ob_method {
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* What the next step sends. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
+  /* Does that depend on how the steps before ended, in all stages? */
+  bool scheduled;
+  /* A unit is about to send bits: what it sends comes to its place. NULL: it is there. */
+  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
@@ -252,9 +256,15 @@ onebit_status_t ob_units_set_gradient(struct onebit_optimizer *optimizer, size_t
 /* In profile deepspeed one rank alone does not compress; it freezes the variance all the same. */
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer);
 
+/* What the step being made returns in the end, unless something more serious happens to it. */
+onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status);
+
 /* What the unit sends in the step being made. */
 enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit);
+
+/* Is the step being made one of which no rank tells another anything? */
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 /* On a stream of the device, or without. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,

@@ -41,6 +41,10 @@ onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
   return status;
 }
 
+onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status) {
+  return note(&optimizer->step, status);
+}
+
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
@@ -48,6 +52,15 @@ bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
 enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit) {
   return unit->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
+}
+
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange != OB_EXCHANGE_NONE)
+    return false;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].uncompressed)
+      return false;
+  return true;
 }
 
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
@@ -71,6 +84,8 @@ static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_un
 static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  if (bits && optimizer->method->prepare)
+    note(step, optimizer->method->prepare(optimizer, unit));
   struct ob_call call = bits ? bits_call(optimizer, unit) : dense_call(optimizer, unit);
   note(step, optimizer->place->prepare(optimizer, unit, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
@@ -195,6 +210,8 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
  * this step may be beyond it. */
 static bool must_catch_up(const struct onebit_optimizer *optimizer) {
+  if (optimizer->method->scheduled)
+    return optimizer->unknown > 0;
   return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
           optimizer->steps >= ob_freeze_last_step(optimizer));
@@ -248,7 +265,8 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-/* What follows the exchange of a step, in the stage that it is in. */
+/* What follows the exchange of a step, in the stage that it is in. A step that is made may still
+ * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
@@ -258,10 +276,12 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    ob_optimizer_rescale(optimizer, 1, 0);
+    bool skipped = optimizer->step.outcome.status == ONEBIT_SKIPPED;
+    ob_optimizer_rescale(optimizer, !skipped, skipped);
     OB_TRY(advance(optimizer));
   }
-  return optimizer->place->finish(optimizer);
+  OB_TRY(optimizer->place->finish(optimizer));
+  return tell(&optimizer->step.outcome);
 }
 
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
@@ -279,7 +299,9 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
-  return status == ONEBIT_OK ? update(optimizer) : give_up(optimizer, status);
+  /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
+  bool counts = status == ONEBIT_OK || ob_optimizer_sends_nothing(optimizer);
+  return counts ? update(optimizer) : give_up(optimizer, status);
 }
 
 /* Its status is its own: that of steps on streams before it stays for who asks for theirs. */

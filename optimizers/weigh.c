@@ -89,13 +89,6 @@ static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *su
   return ONEBIT_OK;
 }
 
-static bool sends_nothing(const struct onebit_optimizer *optimizer) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (ob_unit_exchange(optimizer, &optimizer->units[u]) != OB_EXCHANGE_NONE)
-      return false;
-  return true;
-}
-
 /* Where a step sends nothing, there is only this rank to ask. */
 static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_status_t status,
                                    double *mean) {
@@ -103,7 +96,7 @@ static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_st
   float of_all;
   if (status == ONEBIT_OK)
     status = square_sum(optimizer, &sum);
-  if (!sends_nothing(optimizer)) {
+  if (!ob_optimizer_sends_nothing(optimizer)) {
     OB_TRY(exchange(optimizer, status, (float)sum, &of_all));
     *mean = (double)of_all;
     return ONEBIT_OK;

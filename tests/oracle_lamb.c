@@ -41,25 +41,48 @@ static size_t padded(size_t count, size_t ranks) {
   return (count + quantum - 1) / quantum * quantum;
 }
 
-/* One exchange instead of one a tensor; the padding is a tensor of its own there. */
+/* The exchange of all tensors that are compressed, instead of one of each. */
+static struct oracle_exchange join(struct oracle_adam *state) {
+  struct oracle_exchange all = {.tensor = zeros(state->tensors, sizeof(size_t))};
+  for (size_t k = 0; k < state->tensors; k++)
+    if (!state->uncompressed[k]) {
+      all.tensor[all.tensors++] = k;
+      all.total += state->count[k];
+    }
+  for (size_t x = 0; x < state->exchange_count; x++) {
+    oracle_destroy(state->exchanges[x].oracle);
+    free(state->exchanges[x].tensor);
+  }
+  free(state->exchanges);
+  state->exchanges = zeros(1, sizeof *state->exchanges);
+  state->exchange_count = 1;
+  return all;
+}
+
+/* The padding is a tensor of its own there. */
 static void fuse(struct oracle_lamb *lamb) {
   struct oracle_adam *state = lamb->state;
-  size_t *counts = zeros(state->tensors + 1, sizeof *counts);
+  struct oracle_exchange all = join(state);
+  size_t *counts = zeros(all.tensors + 1, sizeof *counts);
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.profile = ONEBIT_PROFILE_DEEPSPEED;
   options.no_error_feedback = state->options.common.no_error_feedback;
-  for (size_t k = 0; k < state->exchange_count; k++)
-    oracle_destroy(state->exchanges[k].oracle);
-  free(state->exchanges);
-  state->exchanges = zeros(1, sizeof *state->exchanges);
-  memcpy(counts, state->count, state->tensors * sizeof *counts);
-  lamb->padded = padded(state->total, (size_t)state->size);
-  counts[state->tensors] = lamb->padded - state->total;
-  state->exchanges[0].oracle =
-      oracle_create_tensors(state->size, 1, counts, state->tensors + 1, &options);
-  state->exchanges[0].tensors = state->tensors;
-  state->exchange_count = 1;
+  lamb->padding_count = padded(all.total, (size_t)state->size) - all.total;
+  for (size_t k = 0; k < all.tensors; k++)
+    counts[k] = state->count[all.tensor[k]];
+  counts[all.tensors] = lamb->padding_count;
+  all.oracle = oracle_create_tensors(state->size, 1, counts, all.tensors + 1, &options);
+  state->exchanges[0] = all;
   free(counts);
+}
+
+static void take_limits(struct oracle_lamb *lamb, const onebit_lamb_options_t *options) {
+  lamb->coefficient_least = given_or(options->coefficient_least, 0.01);
+  lamb->coefficient_most = given_or(options->coefficient_most, 10.0);
+  lamb->coefficient_beta = given_or(options->coefficient_beta, 0.9);
+  lamb->factor_least = given_or(options->factor_least, 0.5);
+  lamb->factor_most = given_or(options->factor_most, 4.0);
+  lamb->factor_change = given_or(options->factor_change, 0.1);
 }
 
 struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_t *tensors,
@@ -67,26 +90,20 @@ struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_
   struct oracle_lamb *lamb = zeros(1, sizeof *lamb);
   onebit_adam_options_t adam = adam_options(options);
   lamb->state = oracle_adam_create(size, hosts, tensors, count, &adam);
-  lamb->padded = lamb->state->total;
+  take_limits(lamb, options);
   if (deepspeed(lamb))
     fuse(lamb);
-  lamb->coefficient_least = given_or(options->coefficient_least, 0.01);
-  lamb->coefficient_most = given_or(options->coefficient_most, 10.0);
-  lamb->coefficient_beta = given_or(options->coefficient_beta, 0.9);
-  lamb->factor_least = given_or(options->factor_least, 0.5);
-  lamb->factor_most = given_or(options->factor_most, 4.0);
-  lamb->factor_change = given_or(options->factor_change, 0.1);
   lamb->coefficient = zeros(count, sizeof(double));
   lamb->factor = zeros(count, sizeof(double));
-  lamb->ratio = zeros(count, sizeof(double));
   lamb->scaling = zeros(count, sizeof(float));
   for (size_t k = 0; k < count; k++)
     lamb->factor[k] = lamb->scaling[k] = 1.0f;
   lamb->fresh = zeros(lamb->state->total, sizeof(float));
   lamb->update = zeros(lamb->state->total, sizeof(float));
   lamb->plain = zeros(lamb->state->total, sizeof(float));
-  lamb->carried = zeros(lamb->padded, sizeof(float));
-  lamb->received = zeros(lamb->padded, sizeof(float));
+  lamb->received = zeros(lamb->state->total, sizeof(float));
+  lamb->carried = zeros(lamb->state->total, sizeof(float));
+  lamb->padding = zeros(lamb->padding_count, sizeof(float));
   return lamb;
 }
 
@@ -94,13 +111,13 @@ void oracle_lamb_destroy(struct oracle_lamb *lamb) {
   oracle_adam_destroy(lamb->state);
   free(lamb->coefficient);
   free(lamb->factor);
-  free(lamb->ratio);
   free(lamb->scaling);
   free(lamb->fresh);
   free(lamb->update);
   free(lamb->plain);
-  free(lamb->carried);
   free(lamb->received);
+  free(lamb->carried);
+  free(lamb->padding);
   free(lamb);
 }
 
@@ -117,22 +134,41 @@ static float run_squares(const float *values, size_t count) {
   return lane[0];
 }
 
-/* Of a tensor: the runs of its exchange that are its own, added in double. */
-static double squares(const struct oracle_lamb *lamb, size_t k, const float *values) {
-  const struct oracle_adam *state = lamb->state;
+/* The runs of tensor k among those of its exchange, where elements of it are `before` the tensor. */
+static double squares_there(const struct oracle *oracle, size_t before, size_t count,
+                            const float *values) {
   double sum = 0.0;
-  for (size_t x = 0; x < state->exchange_count; x++) {
-    const struct oracle_exchange *exchange = &state->exchanges[x];
-    if (k < exchange->first || k >= exchange->first + exchange->tensors)
-      continue;
-    size_t base = state->first[exchange->first], end = state->first[k] + state->count[k];
-    for (size_t r = 0; r < exchange->oracle->run_count; r++) {
-      const struct oracle_run *run = &exchange->oracle->runs[r];
-      if (base + run->first >= state->first[k] && base + run->first < end)
-        sum += (double)run_squares(values + base + run->first, run->count);
-    }
+  for (size_t r = 0; r < oracle->run_count; r++) {
+    const struct oracle_run *run = &oracle->runs[r];
+    if (run->first >= before && run->first < before + count)
+      sum += (double)run_squares(values + run->first - before, run->count);
   }
   return sum;
+}
+
+/* Of a tensor that is in no exchange: in blocks, or in runs where a scale would cover more. */
+static double squares_alone(const struct oracle_lamb *lamb, size_t count, const float *values) {
+  size_t length = lamb->state->options.common.block_size;
+  double sum = 0.0;
+  if (length == 0 || length == ONEBIT_BLOCK_BUFFER)
+    length = 2048;
+  for (size_t done = 0; done < count; done += length)
+    sum += (double)run_squares(values + done, count - done < length ? count - done : length);
+  return sum;
+}
+
+/* Of a tensor: of its runs, added in double. */
+static double squares(const struct oracle_lamb *lamb, size_t k, const float *all_values) {
+  const struct oracle_adam *state = lamb->state;
+  const float *values = all_values + state->first[k];
+  for (size_t x = 0; x < state->exchange_count; x++)
+    for (size_t j = 0, before = 0; j < state->exchanges[x].tensors; j++) {
+      size_t tensor = state->exchanges[x].tensor[j];
+      if (tensor == k)
+        return squares_there(state->exchanges[x].oracle, before, state->count[k], values);
+      before += state->count[tensor];
+    }
+  return squares_alone(lamb, state->count[k], values);
 }
 
 static double clamp(double value, double least, double most) {
@@ -142,7 +178,6 @@ static double clamp(double value, double least, double most) {
 static void move(struct oracle_lamb *lamb, size_t k, float learning_rate, double ratio) {
   struct oracle_adam *state = lamb->state;
   float rate = (float)((double)learning_rate * (double)state->factor[k] * ratio);
-  lamb->ratio[k] = ratio;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
     state->parameter[i] = state->parameter[i] - rate * lamb->update[i];
 }
@@ -172,21 +207,23 @@ static void warm_up_tensor(struct oracle_lamb *lamb, size_t k, float learning_ra
   move(lamb, k, learning_rate, ratio);
 }
 
-/* The root mean square of each tensor's momentum over those of its exchange. */
+static double level_of(const struct oracle_lamb *lamb, size_t k) {
+  size_t count = lamb->state->count[k];
+  return count ? sqrt(squares(lamb, k, lamb->state->momentum) / (double)count) : 0.0;
+}
+
+/* Root mean squares of momenta, over the tensors of an exchange. */
 static void scale_exchange(struct oracle_lamb *lamb, const struct oracle_exchange *exchange) {
-  const struct oracle_adam *state = lamb->state;
-  double *level = zeros(state->tensors, sizeof *level), sum = 0.0;
+  double sum = 0.0;
   int moving = 0;
-  for (size_t k = exchange->first; k < exchange->first + exchange->tensors; k++) {
-    if (state->count[k])
-      level[k] = sqrt(squares(lamb, k, state->momentum) / (double)state->count[k]);
-    sum += level[k];
-    moving += level[k] != 0.0;
+  for (size_t j = 0; j < exchange->tensors; j++) {
+    sum += level_of(lamb, exchange->tensor[j]);
+    moving += level_of(lamb, exchange->tensor[j]) != 0.0;
   }
-  for (size_t k = exchange->first; k < exchange->first + exchange->tensors; k++)
-    if (level[k] != 0.0)
-      lamb->scaling[k] = (float)(sum / moving / level[k]);
-  free(level);
+  for (size_t j = 0; j < exchange->tensors; j++)
+    if (level_of(lamb, exchange->tensor[j]) != 0.0)
+      lamb->scaling[exchange->tensor[j]] =
+          (float)(sum / moving / level_of(lamb, exchange->tensor[j]));
 }
 
 static void freeze(struct oracle_lamb *lamb) {
@@ -211,45 +248,58 @@ static void freeze(struct oracle_lamb *lamb) {
 
 /* --- Compressed */
 
-/* What worker w sends. */
-static void fill_input(const struct oracle_lamb *lamb, size_t w, float *input) {
+/* What worker w sends in an exchange. */
+static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
+                         const float *const *gradients, size_t w) {
   const struct oracle_adam *state = lamb->state;
-  float w1 = (float)(1.0 - state->options.beta1);
-  for (size_t k = 0; k < state->tensors; k++)
+  float *input = zeros(exchange->total + lamb->padding_count, sizeof *input);
+  size_t at = 0;
+  for (size_t j = 0; j < exchange->tensors; j++) {
+    size_t k = exchange->tensor[j];
     for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
-      input[i] = lamb->carried[i] + (w1 * lamb->scaling[k]) * state->means[w * state->total + i];
-  for (size_t i = state->total; i < lamb->padded; i++)
-    input[i] = lamb->carried[i];
+      input[at++] =
+          lamb->carried[i] + oracle_own_gradient(state, gradients, w, i, lamb->scaling[k]);
+  }
+  for (size_t i = 0; i < lamb->padding_count; i++)
+    input[at++] = lamb->padding[i];
+  return input;
 }
 
-static bool exchange_all(struct oracle_lamb *lamb, float *const *inputs) {
+static void receive(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
+                    const float *result) {
   const struct oracle_adam *state = lamb->state;
-  const float **parts = zeros((size_t)state->size, sizeof *parts);
-  bool done = true;
-  for (size_t x = 0; x < state->exchange_count && done; x++) {
-    size_t at = state->tensors ? state->first[state->exchanges[x].first] : 0;
-    for (size_t w = 0; w < (size_t)state->size; w++)
-      parts[w] = inputs[w] + at;
-    done = oracle_exchange(state->exchanges[x].oracle, parts, lamb->received + at);
-  }
-  free(parts);
-  return done;
+  size_t at = 0;
+  for (size_t j = 0; j < exchange->tensors; j++)
+    for (size_t k = exchange->tensor[j], i = 0; i < state->count[k]; i++)
+      lamb->received[state->first[k] + i] = result[at++];
+  for (size_t i = 0; i < lamb->padding_count; i++)
+    lamb->padding[i] = result[at++];
 }
 
 /* One rank of profile deepspeed has nobody to exchange with. */
-static bool exchange(struct oracle_lamb *lamb) {
+static bool exchange_tensors(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
+                             const float *const *gradients) {
   size_t size = (size_t)lamb->state->size;
   float **inputs = zeros(size, sizeof *inputs);
-  for (size_t w = 0; w < size; w++) {
-    inputs[w] = zeros(lamb->padded, sizeof(float));
-    fill_input(lamb, w, inputs[w]);
-  }
-  bool alone = deepspeed(lamb) && size == 1, done = alone || exchange_all(lamb, inputs);
-  if (alone)
-    memcpy(lamb->received, inputs[0], lamb->padded * sizeof(float));
+  float *result = zeros(exchange->total + lamb->padding_count, sizeof *result);
+  for (size_t w = 0; w < size; w++)
+    inputs[w] = make_input(lamb, exchange, gradients, w);
+  bool alone = deepspeed(lamb) && size == 1, done = true;
+  if (!alone)
+    done = oracle_exchange(exchange->oracle, (const float *const *)inputs, result);
+  if (done)
+    receive(lamb, exchange, alone ? inputs[0] : result);
   for (size_t w = 0; w < size; w++)
     free(inputs[w]);
   free(inputs);
+  free(result);
+  return done;
+}
+
+static bool exchange_all(struct oracle_lamb *lamb, const float *const *gradients) {
+  bool done = true;
+  for (size_t x = 0; x < lamb->state->exchange_count && done; x++)
+    done = exchange_tensors(lamb, &lamb->state->exchanges[x], gradients);
   return done;
 }
 
@@ -287,30 +337,28 @@ static void compressed_tensor(struct oracle_lamb *lamb, size_t k, float learning
   move(lamb, k, learning_rate, lamb->coefficient[k] * f);
 }
 
-/* The padding is not decayed. */
-static void carry(struct oracle_lamb *lamb) {
-  for (size_t i = 0; i < lamb->padded; i++)
-    lamb->carried[i] = i < lamb->state->total
-                           ? (float)lamb->state->options.beta1 * lamb->received[i]
-                           : lamb->received[i];
+/* As in oracle_adam_step. */
+static bool can_step(struct oracle_lamb *lamb, const float *const *gradients) {
+  return oracle_take_gradients(lamb->state, gradients) &&
+         (!lamb->state->compressed || exchange_all(lamb, gradients));
 }
 
 bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients,
                       float learning_rate) {
   struct oracle_adam *state = lamb->state;
-  if (!oracle_take_gradients(state, gradients))
+  bool made = can_step(lamb, gradients);
+  oracle_rescale(&state->weigher, !made);
+  if (!made)
     return false;
-  if (state->compressed && !exchange(lamb))
-    return false; /* as in oracle_adam_step */
   state->steps++;
   for (size_t k = 0; k < state->tensors; k++)
-    if (state->compressed)
+    if (state->compressed && !state->uncompressed[k])
       compressed_tensor(lamb, k, learning_rate);
     else
       warm_up_tensor(lamb, k, learning_rate);
-  if (state->compressed)
-    carry(lamb);
-  else if (oracle_must_freeze(state))
+  for (size_t i = 0; i < state->total; i++) /* the padding is not decayed */
+    lamb->carried[i] = (float)state->options.beta1 * lamb->received[i];
+  if (!state->compressed && oracle_must_freeze(state))
     freeze(lamb);
   return true;
 }

@@ -9,19 +9,18 @@
 #include "tests/oracle.h"
 
 struct oracle_lamb {
-  /* Its `momentum` is what came back last, without scaling. Profile deepspeed has one exchange, of
-   * all tensors and the padding. */
+  /* Its `momentum` is what came back last, without scaling. In profile deepspeed it has one
+   * exchange, of all tensors that are compressed, and of padding behind them. */
   struct oracle_adam *state;
   double coefficient_least, coefficient_most, coefficient_beta;
   double factor_least, factor_most, factor_change;
   double *coefficient, *factor; /* of each tensor */
-  double *ratio;                /* what its rate was multiplied with in the latest step */
   float *scaling;
   float *fresh, *update, *plain; /* [total] */
-  /* What a worker's next momentum begins with, as it travels, and what came back; the padding at
-   * the end. */
-  float *carried, *received;
-  size_t padded;
+  /* What came back, and what a worker's next momentum begins with, as it travels. */
+  float *received, *carried;
+  float *padding; /* likewise: both */
+  size_t padding_count;
 };
 
 /* As oracle_adam_create. */

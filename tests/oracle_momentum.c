@@ -24,13 +24,14 @@ void oracle_momentum_destroy(struct oracle_momentum *oracle) {
   oracle->state = NULL;
 }
 
-/* The mean over `count` arrays, in their order. */
-static bool mean_into(float *mean, const float *const *values, int count, size_t elements) {
+/* The mean over `count` arrays, in their order, each times `factor`. */
+static bool mean_into(float *mean, const float *const *values, int count, size_t elements,
+                      float factor) {
   bool finite = true;
   for (size_t i = 0; i < elements; i++) {
-    float sum = values[0][i];
+    float sum = factor * values[0][i];
     for (int r = 1; r < count; r++)
-      sum += values[r][i];
+      sum += factor * values[r][i];
     mean[i] = sum * (1.0f / (float)count);
     finite = finite && isfinite(mean[i]);
   }
@@ -38,11 +39,12 @@ static bool mean_into(float *mean, const float *const *values, int count, size_t
 }
 
 /* The gradient of each worker: a rank's, or the mean of a host's. */
-static bool take_gradients(struct oracle_adam *state, const float *const *gradients) {
+static bool take_gradients(struct oracle_momentum *oracle, const float *const *gradients) {
+  struct oracle_adam *state = oracle->state;
   bool finite = true;
   for (size_t w = 0; w < (size_t)state->size; w++)
     finite &= mean_into(state->means + w * state->total, gradients + w * (size_t)state->each,
-                        state->each, state->total);
+                        state->each, state->total, oracle->gradient_factor);
   return finite;
 }
 
@@ -52,36 +54,52 @@ static void dense_momentum(struct oracle_momentum *oracle) {
   float *mean = allocate(state->total, sizeof *mean);
   for (size_t w = 0; w < (size_t)state->size; w++)
     workers[w] = state->means + w * state->total;
-  mean_into(mean, workers, state->size, state->total);
+  mean_into(mean, workers, state->size, state->total, 1.0f);
   for (size_t i = 0; i < state->total; i++)
-    state->momentum[i] = oracle->decay * state->momentum[i] + oracle->gradient_factor * mean[i];
+    state->momentum[i] = oracle->decay * state->momentum[i] + mean[i];
   free(mean);
   free(workers);
 }
 
-static bool exchanged_momentum(struct oracle_momentum *oracle) {
+/* One exchange: of its tensors, one after the other. */
+static bool exchange_tensors(struct oracle_momentum *oracle,
+                             const struct oracle_exchange *exchange) {
   struct oracle_adam *state = oracle->state;
-  const float **inputs = allocate((size_t)state->size, sizeof *inputs);
-  bool done = true;
-  for (size_t w = 0; w < (size_t)state->size; w++)
-    for (size_t i = 0; i < state->total; i++)
-      state->local[w * state->total + i] =
-          oracle->decay * state->momentum[i] +
-          oracle->gradient_factor * state->means[w * state->total + i];
-  for (size_t k = 0; k < state->exchange_count && done; k++) {
-    size_t at = state->first[state->exchanges[k].first];
-    for (size_t w = 0; w < (size_t)state->size; w++)
-      inputs[w] = state->local + w * state->total + at;
-    done = oracle_exchange(state->exchanges[k].oracle, inputs, state->momentum + at);
+  size_t workers = (size_t)state->size;
+  float *own = allocate(workers * exchange->total, sizeof *own);
+  float *output = allocate(exchange->total, sizeof *output);
+  const float **inputs = allocate(workers, sizeof *inputs);
+  for (size_t w = 0; w < workers; w++) {
+    float *next = own + w * exchange->total;
+    inputs[w] = next;
+    for (size_t k = 0; k < exchange->tensors; k++)
+      for (size_t t = exchange->tensor[k], i = state->first[t];
+           i < state->first[t] + state->count[t]; i++)
+        *next++ = oracle->decay * state->momentum[i] + state->means[w * state->total + i];
   }
+  bool done = oracle_exchange(exchange->oracle, inputs, output);
+  const float *result = output;
+  for (size_t k = 0; done && k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = state->first[t]; i < state->first[t] + state->count[t];
+         i++)
+      state->momentum[i] = *result++;
   free(inputs);
+  free(output);
+  free(own);
+  return done;
+}
+
+static bool exchanged_momentum(struct oracle_momentum *oracle) {
+  bool done = true;
+  for (size_t k = 0; k < oracle->state->exchange_count && done; k++)
+    done = exchange_tensors(oracle, &oracle->state->exchanges[k]);
   return done;
 }
 
 bool oracle_momentum_step(struct oracle_momentum *oracle, const float *const *gradients,
                           float learning_rate) {
   struct oracle_adam *state = oracle->state;
-  if (!take_gradients(state, gradients))
+  if (!take_gradients(oracle, gradients))
     return false;
   if (state->steps < oracle->warmup_steps)
     dense_momentum(oracle);

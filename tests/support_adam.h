@@ -43,37 +43,39 @@ struct adam_case {
   float poison; /* when not 0: before each step comes one where a gradient of poisoned_rank has this
                    value */
   int poisoned_rank, poisoned_from; /* the latter: the step from which on */
+  float multiple; /* when not 0: arrays hold so many times the gradients; see gradient_factor. They
+                     are multiplied by the loss scale in any case */
+  size_t absent;  /* when not 0: one of so many gradients, of a tensor and rank and step, is NULL */
+  unsigned uncompressed; /* bit k: tensor k stays so */
+  bool moving;           /* gradients are in another array every other step */
 };
 
-/* What the oracle says after a step. */
-struct adam_moment {
-  float *parameters; /* of all tensors, one after the other */
-  bool compressed;
-  size_t freeze_step;
-  double variance_ratio, momentum_norm;
-  double *error_norm; /* [size]: of what each rank keeps */
-};
-
+/* What the oracle says after each step. */
 struct adam_run {
   const struct adam_case *what;
-  struct adam_moment *moments; /* [steps] */
+  struct adam_moment {
+    float *parameters; /* of all tensors, one after the other: the master values */
+    bool compressed;
+    size_t freeze_step;
+    double variance_ratio, momentum_norm, gradient_norm;
+    double before, after; /* the loss scale of this step and the next */
+    double *error_norm;   /* [size]: of what each rank keeps */
+  } * moments;            /* [steps] */
   float *start;
   size_t total;
 };
 
-/* An optimizer: how it is made of a case, and its oracle. */
+/* An optimizer: how it is made of a case, and its oracle, which is built upon one of 1-bit Adam
+ * (`state`: tensors, exchanges, moments). */
 struct optimizer_kind {
   const char *name;
-  onebit_status_t (*create)(onebit_comm_t comm, onebit_tensor_t *tensors,
+  onebit_status_t (*create)(onebit_comm_t comm, const onebit_tensor_t *tensors,
                             const struct adam_case *what, onebit_optimizer_t *optimizer);
   void *(*oracle)(const struct adam_case *what, const onebit_tensor_t *tensors);
+  struct oracle_adam *(*state)(void *oracle);
   bool (*step)(void *oracle, const float *const *gradients, float learning_rate);
-  struct adam_moment (*moment)(const void *oracle);
   void (*destroy)(void *oracle);
 };
-
-/* What an oracle says that is built upon one of 1-bit Adam. */
-struct adam_moment adam_moment_of(const struct oracle_adam *adam);
 
 struct adam_run adam_prepare(const struct adam_case *what);
 void adam_release(struct adam_run *run);

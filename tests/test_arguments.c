@@ -54,8 +54,11 @@ Test(arguments, statuses_have_names) {
       {ONEBIT_ERROR_TRANSPORT, "ONEBIT_ERROR_TRANSPORT"},
       {ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_ERROR_UNSUPPORTED"},
       {ONEBIT_ERROR_DEVICE, "ONEBIT_ERROR_DEVICE"},
-      {(onebit_status_t)2, "unknown status"},
-      {(onebit_status_t)-11, "unknown status"},
+      {ONEBIT_ERROR_CHECKPOINT, "ONEBIT_ERROR_CHECKPOINT"},
+      {ONEBIT_ERROR_FILE, "ONEBIT_ERROR_FILE"},
+      {ONEBIT_WARNING, "ONEBIT_WARNING"},
+      {(onebit_status_t)3, "unknown status"},
+      {(onebit_status_t)-13, "unknown status"},
   };
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
     cr_expect_str_eq(onebit_status_string(names[k].status), names[k].name);

@@ -81,12 +81,12 @@ Test(lamb, one_scale_a_buffer) {
 }
 
 Test(lamb, other_options) {
-  struct lamb_more more = {.options = {.coefficient_most = 0.3,
-                                       .coefficient_least = 0.2,
-                                       .coefficient_beta = 0.7,
-                                       .factor_most = 1.05,
-                                       .factor_least = 0.93,
-                                       .factor_change = 0.02}};
+  static const onebit_lamb_options_t more = {.coefficient_most = 0.3,
+                                             .coefficient_least = 0.2,
+                                             .coefficient_beta = 0.7,
+                                             .factor_most = 1.05,
+                                             .factor_least = 0.93,
+                                             .factor_change = 0.02};
   struct adam_case what = case_of(&adam_tensors_odd, 5);
   what.more = &more;
   check_on_groups(what);
@@ -116,14 +116,15 @@ Test(lamb, profile_deepspeed_in_many_messages) {
 }
 
 Test(lamb, uncompressed_tensors) {
-  struct lamb_more more = {.options = {0}, .uncompressed = 4};
   struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.more = &more;
+  what.uncompressed = 0x92; /* the second, the fifth, the eighth */
   check_on_groups(what);
+  what.options.common.bucket_size = 1000;
+  check_on_groups(what);
+  what.options.common.bucket_size = 0;
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   check_on_groups(what);
-  more.uncompressed = 9; /* all of them */
-  what.size = 2;
+  what.uncompressed = 0x1ff; /* all of them */
   check_one(&what);
 }
 
@@ -246,7 +247,7 @@ static struct textbook make_textbook(const struct adam_run *run) {
 }
 
 Test(lamb, plain_lamb_is_the_published_one) {
-  struct lamb_more more = {.options = {.coefficient_most = 1e9, .coefficient_least = 1e-9}};
+  static const onebit_lamb_options_t more = {.coefficient_most = 1e9, .coefficient_least = 1e-9};
   struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
   what.more = &more;
   struct adam_run run = adam_prepare(&what);
