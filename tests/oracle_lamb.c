@@ -73,6 +73,7 @@ static void fuse(struct oracle_lamb *lamb) {
   counts[all.tensors] = lamb->padding_count;
   all.oracle = oracle_create_tensors(state->size, 1, counts, all.tensors + 1, &options);
   state->exchanges[0] = all;
+  state->weigher.share = (all.total + lamb->padding_count) / (size_t)state->size;
   free(counts);
 }
 
