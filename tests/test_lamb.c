@@ -336,24 +336,22 @@ Test(lamb, ratios_at_their_ends) {
 
 Test(lamb, factors_at_their_ends) {
   static const struct {
-    double last, plain, updates, largest;
-    bool decays;
-    double factor;
+    double last, plain, updates, largest, factor;
   } cases[] = {
-      {1, 1, 1, 1.05, false, 1.05},
-      {1, 1, 4, 1.08, true, 1.08 * 0.5 + 0.5}, /* half of the update is weight decay */
-      {1, 9, 4, 1.08, true, 1.08},             /* the share is 1 at most */
-      {1, 0, 0, 0.95, true, 0.95},             /* nothing moves: no share of it is known */
-      {1, 1, 1, 7, false, 1.0 * 1.1},          /* one step's change */
-      {1, 1, 1, 0, false, 1.0 * 0.9},          /* no element moves */
-      {3.9, 1, 1, 100, false, 4},              /* the most comes first */
-      {0.51, 1, 1, 0.1, false, 0.5},
-      {5, 1, 1, 100, false, 5 * 0.9}, /* and the change counts more */
-      {1, NAN, 1, NAN, true, 1.0 * 0.9},
+      {1, 1, 1, 1.05, 1.05},
+      {1, 1, 4, 1.08, 1.08 * 0.5 + 0.5}, /* half of the update is weight decay */
+      {1, 9, 4, 1.08, 1.08},             /* the share is 1 at most */
+      {1, 0, 0, 0.95, 0.95},             /* nothing moves: no share of it is known */
+      {1, 1, 1, 7, 1.0 * 1.1},           /* one step's change */
+      {1, 1, 1, 0, 1.0 * 0.9},           /* no element moves */
+      {3.9, 1, 1, 100, 4},               /* the most comes first */
+      {0.51, 1, 1, 0.1, 0.5},
+      {5, 1, 1, 100, 5 * 0.9}, /* and the change counts more */
+      {1, NAN, 1, NAN, 1.0 * 0.9},
   };
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
-    double factor = ob_lamb_correct(cases[k].last, cases[k].plain, cases[k].updates,
-                                    cases[k].largest, cases[k].decays, &limits);
+    double factor =
+        ob_lamb_correct(cases[k].last, cases[k].plain, cases[k].updates, cases[k].largest, &limits);
     CHECK(fabs(factor - cases[k].factor) <= 1e-15, "case %zu: factor %.17g, not %.17g", k, factor,
           cases[k].factor);
   }
