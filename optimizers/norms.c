@@ -181,7 +181,8 @@ static void add_message(const struct ob_unit *unit, struct ob_message_shape shap
     struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
     double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b - shape.first]) /
                    scaling_of(unit, block.piece);
-    *squares += scale * scale * (double)block.valid;
+    if (unit->scalings[block.piece] != 0) /* else padding, and no tensor's momentum */
+      *squares += scale * scale * (double)block.valid;
   }
 }
 
