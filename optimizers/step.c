@@ -35,6 +35,14 @@ static onebit_status_t tell(const struct ob_outcome *outcome) {
   return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->words);
 }
 
+onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status) {
+  return note(&optimizer->step, status);
+}
+
+onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer) {
+  return tell(&optimizer->step.outcome);
+}
+
 onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
   onebit_status_t status = tell(&optimizer->outcome);
   optimizer->outcome.status = ONEBIT_OK;
@@ -58,6 +66,7 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struc
   return (struct ob_call){
       .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
       .outputs = unit->means,
+      .share = optimizer->method->sharded ? unit->arrays[OB_SCRATCH] : NULL,
       .agreed = ob_bits_of(optimizer->step.learning_rate),
       .agreed_name = "learning_rate",
       .on_stream = optimizer->step.on_stream,
@@ -251,7 +260,7 @@ static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t sta
 
 static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (optimizer->units[u].uncompressed)
+    if (optimizer->units[u].uncompressed && optimizer->method->dense)
       OB_TRY(optimizer->method->dense(optimizer, &optimizer->units[u]));
   return ONEBIT_OK;
 }
@@ -289,7 +298,9 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
-  return status == ONEBIT_OK ? update(optimizer) : give_up(optimizer, status);
+  if (status == ONEBIT_OK)
+    status = update(optimizer);
+  return status == ONEBIT_OK ? ONEBIT_OK : give_up(optimizer, status);
 }
 
 /* Its status is its own: that of steps on streams before it stays for who asks for theirs. */
