@@ -185,8 +185,12 @@ $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 $(EXAMPLES) $(DIGEST): $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)
-$(BUILD)/examples/train_text: $(filter-out $(only_cuda) $(only_nccl),$(call objects,examples/t*.c)) \
-  $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
+# What trainings share, and what each has of its own.
+TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o,\
+              $(call objects,examples/options.c examples/train_*.c))
+TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/transformer*.c)) \
+              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
+$(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 

@@ -48,6 +48,13 @@ unsigned ob_steps_flags(const struct onebit_plan *plan) {
   return flags;
 }
 
+/* Who met a value that is not finite: the first. A rank's own input comes before what it hears of
+ * others, and that before what it then makes of theirs, which is not its fault. */
+static void note_own(struct onebit_plan *plan) {
+  if (is_set(&plan->work.not_finite) && plan->not_finite_rank < 0)
+    plan->not_finite_rank = plan->comm->rank;
+}
+
 static void apply_and_tell(struct onebit_plan *plan, size_t chunk) {
   plan->place->apply(plan, chunk);
   if (plan->host.ranks)
@@ -65,8 +72,7 @@ static void foresee(struct onebit_plan *plan) {
 
 /* Every rank's flags are in: all ranks come to the same end. */
 static void decide(struct onebit_plan *plan) {
-  if (atomic_load_explicit(&plan->work.not_finite, memory_order_relaxed))
-    plan->not_finite_rank = plan->comm->rank;
+  note_own(plan);
   if (plan->failed_rank >= 0) {
     ob_error(ONEBIT_ERROR_PEER, "rank %d%s could not take part in the call", plan->failed_rank,
              plan->host.ranks ? " or another that it has heard of" : "");
@@ -97,6 +103,7 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
   case OB_STEP_EXCHANGE:
     if (!place->ready(plan, chunk, wait))
       return false;
+    note_own(plan);
     ob_exchange_chunk(plan, chunk);
     return true;
   case OB_STEP_RECEIVE:
@@ -112,6 +119,7 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
   case OB_STEP_GATHER:
     if (!place->ready(plan, chunk, wait))
       return false;
+    note_own(plan);
     ob_gather_chunk(plan, chunk);
     return true;
   case OB_STEP_COLLECT:
@@ -119,6 +127,7 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
   case OB_STEP_PASS:
     if (!place->ready(plan, 0, wait))
       return false;
+    note_own(plan);
     ob_pass(plan, chunk);
     return true;
   case OB_STEP_PASSED:

@@ -47,8 +47,8 @@ static double error_square_sum(const struct onebit_plan *plan, const float *all_
   ob_plan_compressed(plan, &first, &end);
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(&plan->layout, b, &piece);
-    const float *values = all_values + block.word * OB_LANES;
-    float scale = scales[kept->one_scale ? 0 : b];
+    const float *values = all_values + (block.word - kept->first_word) * OB_LANES;
+    float scale = scales[kept->one_scale ? 0 : b - kept->first];
     for (size_t i = 0; i < block.count; i++) {
       double error = (double)ob_kept_error(values[i], scale);
       sum += error * error;
@@ -82,15 +82,20 @@ static onebit_status_t momentum_square_sum(const struct onebit_plan *plan, doubl
   return status;
 }
 
-/* Sharded, of the share that this rank serves. */
-static onebit_status_t add_shares(const struct onebit_optimizer *optimizer,
-                                  const struct ob_unit *unit, onebit_optimizer_info_t *info) {
-  const struct ob_kept *kept = &unit->bits->worker;
-  info->momentum_norm += square_sum(unit->arrays[OB_MOMENTUM], unit->words * OB_LANES);
-  if (optimizer->frozen_at)
-    info->error_norm +=
-        error_square_sum(unit->bits, kept->values[kept->now], kept->scales[kept->now]);
-  return ONEBIT_OK;
+/* Where what is exchanged is no momentum. Sharded, of the share that this rank serves. */
+static onebit_status_t own_array_square_sum(const struct ob_unit *unit, double *sum) {
+  const struct ob_memory *memory = unit->bits->place->kept;
+  const size_t count = unit->words * OB_LANES;
+  float *copy = memory == &ob_memory_host ? NULL : ob_allocate(count, sizeof *copy);
+  const float *values = copy ? copy : unit->arrays[OB_MOMENTUM];
+  onebit_status_t status = ONEBIT_OK;
+  if (memory != &ob_memory_host)
+    status = copy ? memory->copy(copy, unit->arrays[OB_MOMENTUM], count * sizeof *copy)
+                  : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu values", count);
+  if (status == ONEBIT_OK)
+    *sum = square_sum(values, count);
+  ob_release(copy);
+  return status;
 }
 
 /* Of one unit, the squares. */
@@ -99,10 +104,11 @@ static onebit_status_t add_squares(const struct onebit_optimizer *optimizer,
   const struct onebit_plan *plan = unit->bits;
   float *values, *scales;
   double momentum = 0;
-  if (optimizer->method->sharded)
-    return add_shares(optimizer, unit, info);
   onebit_status_t status = ob_kept_view(&plan->worker, &values, &scales);
-  if (status == ONEBIT_OK && momentum_is_array(optimizer, unit)) {
+  if (status == ONEBIT_OK && !optimizer->method->momentum) {
+    info->error_norm += error_square_sum(plan, values, scales);
+    status = own_array_square_sum(unit, &momentum);
+  } else if (status == ONEBIT_OK && momentum_is_array(optimizer, unit)) {
     momentum = array_square_sum(optimizer, unit, values);
   } else if (status == ONEBIT_OK) {
     info->error_norm += error_square_sum(plan, values, scales);
@@ -165,7 +171,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .name = optimizer->method->name,
       .loss_scale = optimizer->loss_scale,
       .gradient_norm = optimizer->gradient_norm,
-      .synchronized = !optimizer->apart,
+      .synchronized = !(optimizer->method->apart && optimizer->method->apart(optimizer)),
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
   add_bytes(optimizer, info);

@@ -221,10 +221,6 @@ struct onebit_optimizer {
    * they skip. */
   uint64_t skipped_by_norm;
   uint64_t own_bytes;
-  /* 0/1 Adam: the ranks' parameters differ now; and since they were the same, the sums of the
-   * learning rates, and of these times the momentum's bias correction. */
-  bool apart;
-  double rates, corrected_rates;
 };
 
 /* --- Making one (optimizer.c) */
@@ -281,6 +277,9 @@ enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
 /* Adds a status to what came of the step being made; what that is so far, with its words. */
 onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status);
 onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer);
+
+/* Is the step being made one of which no rank tells another anything? */
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 /* On a stream of the device, or without. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,

@@ -62,6 +62,15 @@ enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
   return unit->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
 }
 
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange != OB_EXCHANGE_NONE)
+    return false;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].uncompressed)
+      return false;
+  return true;
+}
+
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   return (struct ob_call){
       .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
@@ -266,17 +275,20 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
 }
 
 /* What follows the exchange of a step, in the stage that it is in. A step that is made may still
- * have something to tell: of this rank alone. */
+ * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
-  OB_TRY(optimizer->method->update(optimizer));
+  onebit_status_t updated = optimizer->method->update(optimizer);
+  if (updated != ONEBIT_OK)
+    return give_up(optimizer, updated);
   OB_TRY(update_dense(optimizer));
   optimizer->exchanges[optimizer->step.exchange]++;
   optimizer->steps++;
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    ob_optimizer_rescale(optimizer, 1, 0);
+    bool skipped = optimizer->step.outcome.status == ONEBIT_SKIPPED;
+    ob_optimizer_rescale(optimizer, !skipped, skipped);
     OB_TRY(advance(optimizer));
   }
   OB_TRY(optimizer->place->finish(optimizer));
@@ -298,9 +310,9 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
-  if (status == ONEBIT_OK)
-    status = update(optimizer);
-  return status == ONEBIT_OK ? ONEBIT_OK : give_up(optimizer, status);
+  /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
+  bool counts = status == ONEBIT_OK || ob_optimizer_sends_nothing(optimizer);
+  return counts ? update(optimizer) : give_up(optimizer, status);
 }
 
 /* Its status is its own: that of steps on streams before it stays for who asks for theirs. */

@@ -89,28 +89,20 @@ static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *su
   return ONEBIT_OK;
 }
 
-static bool sends_nothing(const struct onebit_optimizer *optimizer) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (ob_unit_exchange(optimizer, &optimizer->units[u]) != OB_EXCHANGE_NONE)
-      return false;
-  return true;
-}
-
-/* Where a step sends nothing, there is only this rank to ask. */
+/* Where a step sends nothing, there is only this rank to ask; and a gradient that is not finite is
+ * for the method to look at, since the step counts for the others. */
 static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_status_t status,
                                    double *mean) {
   double sum = 0;
   float of_all;
   if (status == ONEBIT_OK)
     status = square_sum(optimizer, &sum);
-  if (!sends_nothing(optimizer)) {
+  if (!ob_optimizer_sends_nothing(optimizer)) {
     OB_TRY(exchange(optimizer, status, (float)sum, &of_all));
     *mean = (double)of_all;
     return ONEBIT_OK;
   }
-  *mean = sum;
-  if (status == ONEBIT_OK && !isfinite(sum))
-    status = ob_error(ONEBIT_SKIPPED, "skipped: a gradient of this rank is not finite");
+  *mean = isfinite(sum) ? sum : INFINITY;
   return status;
 }
 

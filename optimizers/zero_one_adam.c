@@ -22,43 +22,63 @@
 #include "optimizers/optimizer.h"
 #include "optimizers/zero_one_schedule.h"
 
-static const struct ob_zero_one_schedule *schedule_of(const struct onebit_optimizer *optimizer) {
-  return optimizer->own;
+struct zero_one {
+  struct ob_zero_one_schedule schedule;
+  uint64_t updates; /* steps in which the variance was brought up to date */
+  uint64_t apart;   /* 1: parameters differ between ranks now */
+  /* Of the steps since they met last: learning rates, and these times the momentum's factor. */
+  double rates, corrected_rates;
+};
+
+static struct zero_one *own_of(const struct onebit_optimizer *optimizer) { return optimizer->own; }
+
+/* As the freeze was, whatever is asked for now: a checkpoint may have been loaded. If that is
+ * beyond the step after which to freeze, the variance stage ends with the next one. */
+static struct ob_zero_one_schedule schedule_of(const struct onebit_optimizer *optimizer) {
+  struct ob_zero_one_schedule schedule = own_of(optimizer)->schedule;
+  if (optimizer->frozen_at)
+    schedule.variance_freeze_step = optimizer->frozen_at;
+  else if (schedule.variance_freeze_step <= optimizer->steps)
+    schedule.variance_freeze_step = optimizer->steps + 1;
+  return schedule;
 }
 
 static bool is_deepspeed(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* Is the step being made one of the local stage? */
-static bool is_local(const struct onebit_optimizer *optimizer) {
-  return ob_zero_one_is_local(schedule_of(optimizer), optimizer->steps + 1);
+static bool is_local(const struct onebit_optimizer *optimizer) { return optimizer->frozen_at; }
+
+/* Of the step being made, or just made. One that cannot be a rate has been told of. */
+static double rate_of(const struct onebit_optimizer *optimizer) {
+  float rate = optimizer->step.learning_rate;
+  return rate >= 0 && ob_is_finite(rate) ? (double)rate : 0;
 }
 
 static double corrected_rate(const struct onebit_optimizer *optimizer, uint64_t step) {
-  float factor = ob_factors_of(optimizer, step).adam.momentum_factor;
-  return (double)optimizer->step.learning_rate * (double)factor;
+  return rate_of(optimizer) * (double)ob_factors_of(optimizer, step).adam.momentum_factor;
 }
 
 /* The sums of the rates since the ranks met last, with that of the step being made. */
 static float rate_sum(const struct onebit_optimizer *optimizer) {
-  return (float)(optimizer->rates + (double)optimizer->step.learning_rate);
+  return (float)(own_of(optimizer)->rates + rate_of(optimizer));
 }
 
 static float corrected_rate_sum(const struct onebit_optimizer *optimizer) {
-  return (float)(optimizer->corrected_rates + corrected_rate(optimizer, optimizer->steps + 1));
+  return (float)(own_of(optimizer)->corrected_rates +
+                 corrected_rate(optimizer, optimizer->steps + 1));
 }
 
 /* The variance was not brought up to date in every step: its bias goes by the number of those in
- * which it was. */
+ * which it was, this one among them if it is such. */
 static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
                                    const struct ob_unit *unit, enum ob_pass_kind kind,
                                    uint64_t step) {
   struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, kind, step);
   struct ob_pass_factors *factors = &sink.factors;
+  uint64_t updates = own_of(optimizer)->updates + (kind == OB_PASS_ADAM);
   if (!optimizer->moments.no_bias_correction)
-    factors->adam.variance_factor = ob_adam_variance_factor(
-        optimizer->moments.beta2, ob_zero_one_updates(schedule_of(optimizer), step));
+    factors->adam.variance_factor = ob_adam_variance_factor(optimizer->moments.beta2, updates);
   factors->rate_sum = corrected_rate_sum(optimizer);
   factors->anchor_decay = is_deepspeed(optimizer) ? 0 : rate_sum(optimizer);
   factors->adds_up = is_deepspeed(optimizer);
@@ -87,7 +107,8 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit 
 }
 
 static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
-  return ob_zero_one_exchange(schedule_of(optimizer), optimizer->steps + 1);
+  const struct ob_zero_one_schedule schedule = schedule_of(optimizer);
+  return ob_zero_one_exchange(&schedule, optimizer->steps + 1);
 }
 
 /* When the ranks meet: what this one would have come to goes out, and neither its parameters nor
@@ -103,21 +124,19 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
                        optimizer->steps + 1);
   call->sink = &unit->sink;
   call->hold = optimizer->unit_count > 1;
-  call->source.weight = optimizer->step.gradient_factor;
   if (!meeting)
     return;
   call->source.inputs = (const void *const *)unit->means; /* OB_SCRATCH, where MEET leaves them */
   call->source.float32 = true;
-  call->source.weight = 1;
+  call->source.factor = 1;
   call->agreed = ob_bits_of(rate_sum(optimizer));
   call->agreed_name = "the sum of learning_rate since the ranks met last";
 }
 
-/* Are this rank's gradients numbers whose squares are? Where gradients are clipped that is known
- * of all ranks before anything is made of them. */
+/* Are this rank's gradients finite? Where they are clipped that is known already. */
 static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
-  double sum = 0, of_unit, factor = (double)optimizer->step.gradient_factor;
-  *finite = true;
+  double sum = 0, of_unit;
+  *finite = isfinite(optimizer->gradient_norm);
   if (optimizer->options.clip_norm > 0)
     return ONEBIT_OK;
   OB_TRY(pass_all(optimizer, OB_PASS_SQUARES, optimizer->steps + 1));
@@ -128,20 +147,23 @@ static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
     OB_TRY(optimizer->place->sum(optimizer, unit, 0, 0, unit->bits->layout.blocks, &of_unit));
     sum += of_unit;
   }
-  *finite = sum * factor * factor <= (double)FLT_MAX;
+  *finite = isfinite(sum);
   return ONEBIT_OK;
 }
 
-/* Nobody else learns how this ends: the step is made, whatever this rank can do of it. */
+/* Nobody else learns how this ends: the step counts, and where something was wrong this rank stays
+ * where it is. */
 static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
   bool finite;
+  if (optimizer->step.outcome.status != ONEBIT_OK)
+    return ONEBIT_OK;
   OB_TRY(look(optimizer, &finite));
   if (finite)
     return pass_all(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
   ob_optimizer_tell(optimizer,
                     ob_error(ONEBIT_SKIPPED,
                              "skipped on this rank alone: a gradient is not finite. Step %llu "
-                             "exchanges nothing, and counts",
+                             "sends nothing, and counts",
                              (unsigned long long)optimizer->steps + 1));
   return ONEBIT_OK;
 }
@@ -169,20 +191,36 @@ static onebit_status_t freeze(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t advance(struct onebit_optimizer *optimizer) {
-  const struct ob_zero_one_schedule *schedule = schedule_of(optimizer);
-  if (optimizer->steps == schedule->variance_freeze_step)
-    return freeze(optimizer);
-  if (!ob_zero_one_is_local(schedule, optimizer->steps))
-    return ONEBIT_OK;
+static void count_rates(struct onebit_optimizer *optimizer) {
+  struct zero_one *own = own_of(optimizer);
   bool met = optimizer->step.exchange == OB_EXCHANGE_BITS;
-  optimizer->apart = !met && optimizer->comm->size > 1;
-  optimizer->rates += (double)optimizer->step.learning_rate;
-  optimizer->corrected_rates += corrected_rate(optimizer, optimizer->steps);
-  if (met)
-    optimizer->rates = optimizer->corrected_rates = 0;
-  return ONEBIT_OK;
+  own->apart = !met && optimizer->comm->size > 1;
+  own->rates = met ? 0 : own->rates + rate_of(optimizer);
+  own->corrected_rates =
+      met ? 0 : own->corrected_rates + corrected_rate(optimizer, optimizer->steps);
 }
+
+static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+  struct zero_one *own = own_of(optimizer);
+  if (is_local(optimizer)) {
+    count_rates(optimizer);
+    return ONEBIT_OK;
+  }
+  own->updates += optimizer->step.exchange == OB_EXCHANGE_DENSE;
+  return optimizer->steps >= own->schedule.variance_freeze_step ? freeze(optimizer) : ONEBIT_OK;
+}
+
+static size_t numbers(struct onebit_optimizer *optimizer,
+                      struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+  struct zero_one *own = own_of(optimizer);
+  list[0] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->updates, 1, 0, 0x1p63};
+  list[1] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->apart, 1, 0, 1};
+  list[2] = (struct ob_numbers){OB_NUMBERS_REAL, &own->rates, 1, 0, DBL_MAX};
+  list[3] = (struct ob_numbers){OB_NUMBERS_REAL, &own->corrected_rates, 1, 0, DBL_MAX};
+  return 4;
+}
+
+static bool apart(const struct onebit_optimizer *optimizer) { return own_of(optimizer)->apart; }
 
 /* Means and movements have an array of their own: which of the kept values' copies is free changes
  * with every exchange. */
@@ -191,14 +229,13 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
 #define ZERO_ONE_ADAM(own_arrays)                                                                  \
   {                                                                                                \
     .name = "zero_one_adam", .arrays = (own_arrays), .scheduled = true, .dense = dense,            \
-    .exchange = exchange, .prepare = prepare, .call = call, .update = update, .advance = advance   \
+    .exchange = exchange, .prepare = prepare, .call = call, .update = update, .advance = advance,  \
+    .numbers = numbers, .apart = apart                                                             \
   }
 static const struct ob_method method = ZERO_ONE_ADAM(ARRAYS);
 static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));
 
 /* --- Making one */
-
-static uint64_t given_or(size_t value, uint64_t fallback) { return value ? value : fallback; }
 
 static onebit_status_t resolve(const onebit_zero_one_adam_options_t *given,
                                struct ob_recipe *recipe, struct ob_zero_one_schedule *schedule) {
@@ -209,12 +246,12 @@ static onebit_status_t resolve(const onebit_zero_one_adam_options_t *given,
                     "options->size is %zu, not %zu: start from ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT",
                     options->size, sizeof *options);
   const bool deepspeed = options->common.profile == ONEBIT_PROFILE_DEEPSPEED;
-  *schedule = (struct ob_zero_one_schedule){
-      .variance_freeze_step = given_or(options->variance_freeze_step, 100000),
-      .variance_update_scaler = given_or(options->variance_update_scaler, 16),
-      .local_step_scaler = given_or(options->local_step_scaler, 32678),
-      .local_step_clipper = given_or(options->local_step_clipper, 16),
-      .before = deepspeed};
+  *schedule = ob_zero_one_resolve(
+      &(struct ob_zero_one_schedule){.variance_freeze_step = options->variance_freeze_step,
+                                     .variance_update_scaler = options->variance_update_scaler,
+                                     .local_step_scaler = options->local_step_scaler,
+                                     .local_step_clipper = options->local_step_clipper,
+                                     .before = deepspeed});
   recipe->method = deepspeed ? &method_deepspeed : &method;
   recipe->common = options->common;
   recipe->moments = (struct ob_moments){.beta1 = options->beta1,
@@ -230,12 +267,13 @@ onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_ten
                                             const onebit_zero_one_adam_options_t *options,
                                             onebit_optimizer_t *optimizer) {
   struct ob_recipe recipe = {.method = &method};
-  struct ob_zero_one_schedule *own = ob_allocate(1, sizeof *own), schedule = {0};
+  struct ob_zero_one_schedule schedule = {0};
+  struct zero_one *own = ob_allocate(1, sizeof *own);
   recipe.status = resolve(options, &recipe, &schedule);
   if (own)
-    *own = schedule;
+    own->schedule = schedule;
   else
-    recipe.status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a schedule");
+    recipe.status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
   recipe.own = own;
   const struct ob_moments *moments = &recipe.moments;
   const struct ob_term terms[] = {

@@ -1,6 +1,6 @@
 /*
  * What a step of 0/1 Adam sends: a function of its number and the options alone, so that all ranks
- * come to the same, and a checkpoint need not say more than how many steps were made.
+ * come to the same.
  */
 #ifndef OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
 #define OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
@@ -19,13 +19,14 @@ struct ob_zero_one_schedule {
   uint64_t before;
 };
 
+/* With the defaults. */
+struct ob_zero_one_schedule ob_zero_one_resolve(const struct ob_zero_one_schedule *given);
+
 /* What step number `step` sends; the first is 1. */
 enum ob_exchange ob_zero_one_exchange(const struct ob_zero_one_schedule *schedule, uint64_t step);
 
-/* Is it a step of the local stage? */
-bool ob_zero_one_is_local(const struct ob_zero_one_schedule *schedule, uint64_t step);
-
-/* In how many of the steps 1 .. step, of the variance stage, the variance is brought up to date. */
-uint64_t ob_zero_one_updates(const struct ob_zero_one_schedule *schedule, uint64_t step);
+/* How many of the steps 1 .. steps send what, by enum ob_exchange. */
+void ob_zero_one_count(const struct ob_zero_one_schedule *schedule, uint64_t steps,
+                       uint64_t counts[3]);
 
 #endif

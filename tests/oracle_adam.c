@@ -274,18 +274,22 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
     freeze(adam);
 }
 
-/* Worker w's own momentum, or step, of element i. What a gradient counts as and what Adam makes of it are
- * one factor, unless the host's ranks added theirs up before. */
+/* One rank of profile deepspeed has nobody to exchange with and keeps its momentum exact. */
+static bool is_alone(const struct oracle_adam *adam) { return deepspeed(adam) && adam->size == 1; }
+
+/* Worker w's own momentum, or step, of element i. What a gradient counts as and what Adam makes of
+ * it are one factor where the gradient is compressed as it is; in the hierarchical schedule it is a
+ * host's mean that is. */
 static float own_momentum(const struct oracle_adam *adam, const float *const *gradients, size_t w,
                           size_t i) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
-  float own = adam->each > 1 ? w1 * adam->means[w * adam->total + i]
-                             : (w1 * adam->gradient_factor) * gradients[w][i];
+  bool mean = adam->options.common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL || is_alone(adam);
+  float own =
+      mean ? w1 * adam->means[w * adam->total + i] : (w1 * adam->gradient_factor) * gradients[w][i];
   return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
 }
 
-/* One exchange: of its tensors, one after the other. One rank of profile deepspeed has nobody to
- * exchange with and keeps its momentum exact. */
+/* One exchange: of its tensors, one after the other. */
 static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                              const float *const *gradients) {
   size_t workers = (size_t)adam->size;
@@ -296,7 +300,7 @@ static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_excha
       for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
         inputs[w][at++] = own_momentum(adam, gradients, w, adam->first[t] + i);
   }
-  bool alone = deepspeed(adam) && workers == 1, done = true;
+  bool alone = is_alone(adam), done = true;
   if (!alone)
     done = oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
   for (size_t k = 0, at = 0; done && k < exchange->tensors; k++)
