@@ -99,6 +99,12 @@ struct ob_trace {
   bool open; /* moments[count] has begun */
 };
 
+/* What the host's clock saw of the calls since somebody took it: the work of codecs on messages,
+ * and bringing results to their place. */
+struct ob_spent {
+  double compress, apply; /* seconds */
+};
+
 struct onebit_request {
   struct onebit_plan *plan;
 };
@@ -161,6 +167,8 @@ struct onebit_plan {
   char words[256];
 
   struct ob_trace trace;
+  bool clocked; /* is `spent` wanted? */
+  struct ob_spent spent;
 
   /* Of calls on streams, until ob_plan_settle: the first that did not end well. */
   onebit_status_t outcome;

@@ -259,14 +259,6 @@ Test(replay, text_and_files_must_fit) {
   replayed(path, REPLAY_FAILED, "padded is 128, in shares of 64; the library pads to 112");
 }
 
-Test(replay, kinds_of_later_versions_are_not_supported) {
-  char path[PATH_ROOM];
-  small_adam("lamb", path);
-  edit_case(path, "kind", "kind = lamb");
-  struct replay_result result = replayed(path, REPLAY_NOT_SUPPORTED, "");
-  cr_expect_str_eq(result.kind, "lamb");
-}
-
 /* --- The program -------------------------------------------------------------------------------*/
 
 Test(replay, program_prints_a_line_a_case) {
