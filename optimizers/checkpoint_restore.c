@@ -129,19 +129,23 @@ static onebit_status_t reset(struct ob_loading *loading, struct onebit_plan *pla
   return plan->momentum ? clear_messages(plan) : ONEBIT_OK;
 }
 
+/* Which form momentum and errors take depends on both sides: on what was saved, and on whether this
+ * optimizer's latest step has sent bits. One rank alone that does not compress has sent none. */
 static onebit_status_t restore_momentum(struct ob_loading *loading, size_t u) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   const struct ob_unit *unit = &optimizer->units[u];
-  bool sent = loading->parts.list[0].header.stage == OB_STAGE_SENT && !unit->uncompressed;
+  const struct ob_part_header *header = &loading->parts.list[0].header;
+  bool momentum = optimizer->method->momentum, compressed = !unit->uncompressed;
+  bool sent = header->stage == OB_STAGE_SENT && compressed;
+  bool sends = momentum && compressed && ob_optimizer_compresses(optimizer) &&
+               header->stage != OB_STAGE_WARMUP && header->steps != header->frozen_at;
   OB_TRY(reset(loading, unit->bits));
-  if (sent && ob_optimizer_compresses(optimizer))
+  if (sends)
     OB_TRY(ob_restore_messages(loading, u));
   else
     OB_TRY(
         restore_array(loading, u, OB_SAVED_MOMENTUM, sent ? store_all_that_was_sent : store_array));
-  if (unit->uncompressed || !ob_optimizer_compresses(optimizer))
-    return ONEBIT_OK;
-  return sent || !optimizer->method->momentum ? ob_restore_errors(loading, u, sent) : ONEBIT_OK;
+  return sends || (!momentum && compressed) ? ob_restore_errors(loading, u, sends) : ONEBIT_OK;
 }
 
 static onebit_status_t restore_unit(struct ob_loading *loading, size_t u) {
