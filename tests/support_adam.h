@@ -38,18 +38,24 @@ struct adam_case {
   float poison; /* when not 0: before each step comes one where a gradient of poisoned_rank has this
                    value */
   int poisoned_rank, poisoned_from; /* the latter: the step from which on */
+  float multiple; /* when not 0: arrays hold so many times the gradients; see gradient_factor. They
+                     are multiplied by the loss scale in any case */
+  size_t absent;  /* when not 0: one of so many gradients, of a tensor and rank and step, is NULL */
+  unsigned uncompressed; /* bit k: tensor k stays so */
+  bool moving;           /* gradients are in another array every other step */
 };
 
 /* What the oracle says after each step. */
 struct adam_run {
   const struct adam_case *what;
   struct adam_moment {
-    float *parameters; /* of all tensors, one after the other */
+    float *parameters; /* of all tensors, one after the other: the master values */
     bool compressed;
     size_t freeze_step;
-    double variance_ratio, momentum_norm;
-    double *error_norm; /* [size]: of what each rank keeps */
-  } * moments;          /* [steps] */
+    double variance_ratio, momentum_norm, gradient_norm;
+    double before, after; /* the loss scale of this step and the next */
+    double *error_norm;   /* [size]: of what each rank keeps */
+  } * moments;            /* [steps] */
   float *start;
   size_t total;
 };

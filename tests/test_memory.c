@@ -154,6 +154,8 @@ Test(memory, plan_create) {
   check_plan(ONEBIT_ALLREDUCE, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
   check_plan(ONEBIT_ALLGATHER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
   check_plan(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
+  check_plan(ONEBIT_ALLGATHER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
+  check_plan(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
 }
 
 Test(memory, plan_create_in_other_schedules) {
@@ -187,6 +189,15 @@ Test(memory, adam_create) {
   check_creation(&creation);
 }
 
+Test(memory, adam_create_with_masters_and_clipping) {
+  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
+  creation.adam.common.parameter_dtype = ONEBIT_BFLOAT16;
+  creation.adam.common.gradient_dtype = ONEBIT_FLOAT16;
+  creation.adam.common.dense_below = 2000;
+  creation.adam.common.clip_norm = 1;
+  check_creation(&creation);
+}
+
 /* Where calls are made without memory, and how. */
 struct calls {
   pthread_barrier_t everyone;
@@ -206,6 +217,8 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
   onebit_plan_t plans[3];
   onebit_optimizer_t optimizer = NULL;
   options.freeze_step = 2;
+  options.common.clip_norm = 1;
+  options.common.gradient_dtype = options.common.parameter_dtype = ONEBIT_BFLOAT16;
   if (calls->schedule != ONEBIT_SCHEDULE_ALLGATHER)
     options.common.schedule = calls->schedule;
   for (int k = 0; k < 3; k++) {
