@@ -269,8 +269,9 @@ static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part, en
 static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
                                   uint64_t first, size_t count, float *values) {
   bool error = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
-  memset(parts->sums, 0, count * sizeof *parts->sums);
   memset(parts->counts, 0, count * sizeof *parts->counts);
+  for (size_t i = 0; i < count; i++)
+    parts->sums[i] = -0.0; /* which leaves what is added as it is, also another -0 */
   for (int k = 0; k < parts->count; k++)
     OB_TRY(add_part(parts, &parts->list[k], what, space, first, count, !values));
   for (size_t i = 0; i < count; i++) {

@@ -63,6 +63,8 @@ double *parts_mean(const struct saved_parts *parts, uint32_t what) {
   size_t count = part_number(parts->memory[0], PART_ELEMENTS);
   double *sums = allocate(count, sizeof *sums);
   int *having = allocate(count, sizeof *having);
+  for (size_t i = 0; i < count; i++)
+    sums[i] = -0.0;
   for (int k = 0; k < parts->count; k++) {
     float *values = part_values(parts, k, what);
     for (size_t i = 0; i < count; i++)

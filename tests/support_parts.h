@@ -16,6 +16,7 @@ enum {
   PART_KIND = 40,
   PART_RANKS = 64,
   PART_STAGE = 72,
+  PART_APART = 84, /* 4 bytes */
   PART_TENSORS = 88,
   PART_ELEMENTS = 96,
   PART_PADDING = 104,

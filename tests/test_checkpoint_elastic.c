@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compression/numerics.h"
 #include "tests/support_parts.h"
 
 TestSuite(checkpoint_elastic, .timeout = 300);
@@ -18,6 +19,21 @@ static const struct checkpoint_case *find_case(const char *name) {
       return &checkpoint_cases[k];
   cr_assert_fail("no case is called %s", name);
   return NULL;
+}
+
+static bool is_apart(const struct saved_parts *parts) {
+  uint32_t apart;
+  memcpy(&apart, (const char *)parts->memory[0] + PART_APART, sizeof apart);
+  return apart;
+}
+
+/* The caller's parameters are the saved ones, in their type. */
+static void check_rounded(const void *parameters, const double *wanted, onebit_dtype_t dtype) {
+  void *rounded = allocate(TRAINEE_ELEMENTS, sizeof(float));
+  for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
+    ob_store(rounded, i, dtype, (float)wanted[i]);
+  CHECK_BITS("parameters", parameters, rounded, TRAINEE_ELEMENTS, dtype);
+  free(rounded);
 }
 
 /* What ranks that are others than those that saved have after loading, as they save it. */
@@ -33,11 +49,13 @@ static void load_and_save(onebit_comm_t comm, void *context) {
   struct trainee trainee = trainee_create(comm, run->what, 1);
   check_case("%s", run->what->name);
   CHECK_STATUS(trainee_load(&trainee, run->from), ONEBIT_OK);
-  float *parameters = parts_values(run->from, SECTION_PARAMETERS);
-  CHECK_BITS("parameters", trainee.parameters, parameters, TRAINEE_ELEMENTS, ONEBIT_FLOAT32);
+  double *parameters = parts_mean(run->from, SECTION_PARAMETERS);
+  onebit_dtype_t dtype = run->what->common.parameter_dtype;
+  uint64_t steps = part_number(run->from->memory[0], PART_STEPS);
+  if (run->what->size != run->from->count || !is_apart(run->from))
+    check_rounded(trainee.parameters, parameters, dtype);
   free(parameters);
   trainee_save(&trainee, comm, run->to);
-  uint64_t steps = part_number(run->from->memory[0], PART_STEPS);
   for (int step = 0; step < run->steps; step++)
     trainee_step(&trainee, (int)steps + step);
   trainee_destroy(&trainee);
@@ -72,23 +90,28 @@ static void check_mean(const struct saved_parts *from, const struct saved_parts 
   free(got);
 }
 
-/* Where the blocks are the same. */
+/* Where the blocks are the same: what all have alike is, and of what each has of its own the mean. */
 static void check_remapped(const struct saved_parts *from, const struct saved_parts *to) {
-  check_same("parameters", SECTION_PARAMETERS, from, to);
-  check_same("momentum", SECTION_MOMENTUM, from, to);
-  check_same("variance", SECTION_VARIANCE, from, to);
-  check_same("server errors", SECTION_SERVER, from, to);
-  check_mean(from, to, SECTION_WORKER);
+  for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_SERVER; what++) {
+    bool moves = what == SECTION_PARAMETERS || what == SECTION_MOMENTUM || what == SECTION_MOVED;
+    if (what == SECTION_WORKER || (moves && is_apart(from)))
+      check_mean(from, to, what);
+    else
+      check_same("what all have alike", what, from, to);
+  }
 }
 
+/* Steps: after how many it is saved, 3 more each time. */
 static void check_others(struct checkpoint_case what, int size, int hosts) {
   struct saved_parts from, to, back;
+  what.skips = false;
   struct checkpoint_case other = what;
+  other.size = size;
+  other.hosts = hosts;
+  other.common.schedule = hosts > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL : ONEBIT_SCHEDULE_EXCHANGE;
   for (int steps = 0; steps <= what.steps; steps += 3) {
+    check_case("%s, %d ranks to %d, step %d", what.name, what.size, size, steps);
     save_after(&what, steps, &from);
-    other.size = size;
-    other.hosts = hosts;
-    other.common.schedule = hosts > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL : ONEBIT_SCHEDULE_EXCHANGE;
     load_into(&other, &from, &to);
     check_remapped(&from, &to);
     load_into(&what, &to, &back);
@@ -101,25 +124,34 @@ static void check_others(struct checkpoint_case what, int size, int hosts) {
 }
 
 Test(checkpoint_elastic, other_numbers_of_ranks) {
-  struct checkpoint_case what = *find_case("adam, uncompressed tensors");
-  what.skips = false;
   static const int sizes[] = {1, 2, 3, 4, 8, 13};
   for (size_t from = 0; from < 5; from++)
     for (size_t to = 0; to < 6; to++) {
+      struct checkpoint_case what = *find_case("adam, uncompressed tensors");
       what.size = sizes[from];
       check_others(what, sizes[to], 1);
     }
 }
 
+Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
+  static const char *const names[] = {
+      "adam, steps", "adam, buckets", "adam, automatic freeze",         "adam in bfloat16",
+      "lamb",        "0/1 adam",      "0/1 adam, uncompressed tensors", "momentum"};
+  for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+    check_others(*find_case(names[k]), 1, 1);
+    check_others(*find_case(names[k]), 5, 1);
+  }
+}
+
 Test(checkpoint_elastic, other_hosts) {
-  struct checkpoint_case what = *find_case("adam, hosts");
-  what.skips = false;
-  check_others(what, 4, 1);
-  check_others(what, 3, 1);
-  check_others(what, 6, 3);
-  check_others(what, 6, 2);
+  check_others(*find_case("adam, hosts"), 4, 1);
+  check_others(*find_case("adam, hosts"), 3, 1);
+  check_others(*find_case("adam, hosts"), 6, 3);
+  check_others(*find_case("adam, hosts"), 6, 2);
   check_others(*find_case("adam, three hosts"), 4, 2);
   check_others(*find_case("adam, steps"), 4, 2);
+  check_others(*find_case("lamb, hosts"), 6, 3);
+  check_others(*find_case("0/1 adam, hosts"), 2, 1);
 }
 
 /* --- Other options */
