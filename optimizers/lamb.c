@@ -215,6 +215,11 @@ static size_t numbers(struct onebit_optimizer *optimizer,
   return 3;
 }
 
+static double *scalings(struct onebit_optimizer *optimizer) {
+  struct ob_lamb *lamb = optimizer->own;
+  return lamb->scalings;
+}
+
 static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t tensor,
                             onebit_tensor_statistics_t *statistics) {
   const struct ob_lamb *lamb = optimizer->own;
@@ -233,7 +238,8 @@ static const struct ob_method method = {.name = "lamb",
                                         .update = update,
                                         .advance = advance,
                                         .tell = tell,
-                                        .numbers = numbers};
+                                        .numbers = numbers,
+                                        .scalings = scalings};
 
 /* --- Options */
 
