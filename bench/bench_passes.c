@@ -33,6 +33,7 @@ static void compress(struct bench_passes *passes, struct ob_kept *kept, bool mom
                      bool stream) {
   const void *input = passes->input;
   struct ob_source source = {.inputs = &input,
+                             .factor = 1,
                              .momentum = momentum,
                              .decay = factors.beta1,
                              .weight = momentum ? factors.one_minus_beta1 : 1};

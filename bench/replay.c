@@ -39,14 +39,13 @@ static const char help[] =
     "  --loopback           ranks are threads of this process, as many as the case has\n"
     "  --codec NAME         scalar, avx2, avx512 or neon, instead of the fastest\n"
     "  --device NAME        host or cuda: where the buffers are, and so what computes\n"
-    "  --skip-unsupported   a kind of case that this version cannot run is no failure\n"
     "  --verbose            adds how far the state after the last step is from the recorded one\n"
     "  --help               prints this\n"
     "\n"
     "Exit status: 0 all cases are ok, 1 some are not, 2 a wrong command line.\n";
 
 struct options {
-  bool loopback, skip_unsupported, verbose, help;
+  bool loopback, verbose, help;
   onebit_device_t device;
   char wrong[REPLAY_WORDS]; /* "" or what is wrong with the command line */
 };
@@ -72,18 +71,14 @@ static void set_device(struct options *options, const char *name) {
 }
 
 static void parse(struct options *options, int argc, char **argv) {
-  static const struct option table[] = {{"loopback", no_argument, NULL, 'l'},
-                                        {"codec", required_argument, NULL, 'c'},
-                                        {"device", required_argument, NULL, 'd'},
-                                        {"skip-unsupported", no_argument, NULL, 's'},
-                                        {"verbose", no_argument, NULL, 'v'},
-                                        {"help", no_argument, NULL, 'h'},
-                                        {0}};
+  static const struct option table[] = {
+      {"loopback", no_argument, NULL, 'l'},     {"codec", required_argument, NULL, 'c'},
+      {"device", required_argument, NULL, 'd'}, {"verbose", no_argument, NULL, 'v'},
+      {"help", no_argument, NULL, 'h'},         {0}};
   int option;
   opterr = 0; /* all ranks parse, one speaks */
   while ((option = getopt_long(argc, argv, ":", table, NULL)) != -1) {
     options->loopback |= option == 'l';
-    options->skip_unsupported |= option == 's';
     options->verbose |= option == 'v';
     options->help |= option == 'h';
     if (option == 'c')
@@ -115,16 +110,12 @@ static void print_result(const char *directory, const struct replay_result *resu
   int length;
   const char *name = name_of(directory, &length);
   printf("replay %.*s: ", length, name);
-  if (result->verdict == REPLAY_NOT_SUPPORTED)
-    printf("not supported: kind %s\n", result->kind);
-  else {
-    printf("%llu values, %llu exceptions, worst %.3g, %s", (unsigned long long)result->tally.values,
-           (unsigned long long)result->tally.exceptions, result->tally.worst,
-           result->verdict == REPLAY_OK ? "ok" : "FAILED");
-    for (int k = 0; verbose && k < 2 && result->drifts[k].name; k++)
-      printf(", %s %.3g", result->drifts[k].name, result->drifts[k].value);
-    putchar('\n');
-  }
+  printf("%llu values, %llu exceptions, worst %.3g, %s", (unsigned long long)result->tally.values,
+         (unsigned long long)result->tally.exceptions, result->tally.worst,
+         result->verdict == REPLAY_OK ? "ok" : "FAILED");
+  for (int k = 0; verbose && k < 2 && result->drifts[k].name; k++)
+    printf(", %s %.3g", result->drifts[k].name, result->drifts[k].value);
+  putchar('\n');
   fflush(stdout);
   if (result->verdict == REPLAY_FAILED)
     fprintf(stderr, "onebit-replay: %.*s: %s\n", length, name, result->words);
@@ -140,8 +131,7 @@ static int replay_all(const struct options *options, char **directories, bool sp
       replay_with_mpi(*directories, options->device, &result);
     if (speaks)
       print_result(*directories, &result, options->verbose);
-    if (result.verdict == REPLAY_FAILED ||
-        (result.verdict == REPLAY_NOT_SUPPORTED && !options->skip_unsupported))
+    if (result.verdict == REPLAY_FAILED)
       status = SOME_FAILED;
   }
   return status;

@@ -22,7 +22,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 #define MOST_COUNT ((size_t)1 << 40)
 #define MOST_TEXT  ((off_t)1 << 20)
 
-static const char *const kinds[] = {"allreduce", "adam", "lamb", "zoadam"};
+static const char *const kinds[REPLAY_KINDS] = {"allreduce", "adam", "lamb", "zoadam"};
 
 static bool refuse(const struct replay_case *recorded, const char *file, char words[REPLAY_WORDS],
                    const char *format, ...) __attribute__((format(printf, 4, 5)));
@@ -80,7 +80,7 @@ static bool read_bytes(int file, void *buffer, size_t bytes, off_t at) {
 }
 
 /* The files of each kind. */
-static const char *const names[2][REPLAY_FILES] = {
+static const char *const names[][REPLAY_FILES] = {
     [REPLAY_ALLREDUCE] = {[REPLAY_INPUT] = "in.f32",
                           [REPLAY_OUTPUT] = "out.f32",
                           [REPLAY_WORKER_ERROR] = "worker_error.f32",
@@ -92,9 +92,13 @@ static const char *const names[2][REPLAY_FILES] = {
                      [REPLAY_VARIANCE] = "exp_avg_sq.f32"},
 };
 
+static const char *name_of(const struct replay_case *recorded, enum replay_file file) {
+  return names[recorded->kind == REPLAY_ALLREDUCE ? REPLAY_ALLREDUCE : REPLAY_ADAM][file];
+}
+
 static bool open_array(struct replay_case *recorded, enum replay_file which, size_t rows,
                        size_t columns, size_t depth, char words[REPLAY_WORDS]) {
-  const char *name = names[recorded->kind][which];
+  const char *name = name_of(recorded, which);
   off_t bytes;
   size_t wanted;
   if (__builtin_mul_overflow(rows, columns, &wanted) ||
@@ -116,7 +120,7 @@ bool replay_case_read(const struct replay_case *recorded, enum replay_file file,
     return true;
   int reason = errno;
   memset(values, 0, count * sizeof *values);
-  return refuse(recorded, names[recorded->kind][file], words, "%s", strerror(reason));
+  return refuse(recorded, name_of(recorded, file), words, "%s", strerror(reason));
 }
 
 /* --- case.txt ----------------------------------------------------------------------------------*/
@@ -151,10 +155,9 @@ static bool parse_kind(struct replay_case *recorded, struct replay_text *text) {
   const char *kind;
   if (!replay_text_string(text, "kind", &kind))
     return false;
-  for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+  for (size_t k = 0; k < REPLAY_KINDS; k++)
     if (strcmp(kind, kinds[k]) == 0) {
-      recorded->kind = k < REPLAY_UNSUPPORTED ? (enum replay_kind)k : REPLAY_UNSUPPORTED;
-      snprintf(recorded->kind_name, sizeof recorded->kind_name, "%s", kind);
+      recorded->kind = (enum replay_kind)k;
       return true;
     }
   snprintf(text->words, sizeof text->words, "kind is %.60s, not allreduce, adam, lamb or zoadam",
@@ -193,8 +196,7 @@ static bool parse_options(struct replay_case *recorded, struct replay_text *text
   if (!replay_text_reals(text, "lr", 1, &recorded->learning_rate) ||
       !replay_text_reals(text, "betas", 2, betas) ||
       !replay_text_reals(text, "eps", 1, &recorded->epsilon) ||
-      !replay_text_reals(text, "weight_decay", 1, &recorded->weight_decay) ||
-      !replay_text_whole(text, "freeze_step", 0, MOST_COUNT, &recorded->freeze_step))
+      !replay_text_reals(text, "weight_decay", 1, &recorded->weight_decay))
     return false;
   recorded->beta1 = betas[0];
   recorded->beta2 = betas[1];
@@ -219,8 +221,42 @@ static bool parse_dense_steps(struct replay_case *recorded, struct replay_text *
   return false;
 }
 
-static bool parse_adam(struct replay_case *recorded, struct replay_text *text) {
+static bool parse_freeze_step(struct replay_case *recorded, struct replay_text *text) {
+  return replay_text_whole(text, "freeze_step", 0, MOST_COUNT, &recorded->freeze_step);
+}
+
+static bool parse_lamb(struct replay_case *recorded, struct replay_text *text) {
+  return parse_freeze_step(recorded, text) &&
+         replay_text_reals(text, "max_coeff", 1, &recorded->coefficient_most) &&
+         replay_text_reals(text, "min_coeff", 1, &recorded->coefficient_least) &&
+         replay_text_reals(text, "coeff_beta", 1, &recorded->coefficient_beta) &&
+         replay_text_reals(text, "factor_max", 1, &recorded->factor_most) &&
+         replay_text_reals(text, "factor_min", 1, &recorded->factor_least) &&
+         replay_text_reals(text, "factor_threshold", 1, &recorded->factor_change);
+}
+
+/* To DeepSpeed a scaler of 0 means "never". No case was recorded with it. */
+static bool parse_zero_one(struct replay_case *recorded, struct replay_text *text) {
+  return replay_text_whole(text, "var_freeze_step", 0, MOST_COUNT,
+                           &recorded->variance_freeze_step) &&
+         replay_text_whole(text, "var_update_scaler", 1, MOST_COUNT,
+                           &recorded->variance_update_scaler) &&
+         replay_text_whole(text, "local_step_scaler", 1, MOST_COUNT,
+                           &recorded->local_step_scaler) &&
+         replay_text_whole(text, "local_step_clipper", 1, MOST_COUNT,
+                           &recorded->local_step_clipper);
+}
+
+/* Each kind's own options. */
+static bool (*const parse_own[REPLAY_KINDS])(struct replay_case *, struct replay_text *) = {
+    [REPLAY_ADAM] = parse_freeze_step,
+    [REPLAY_LAMB] = parse_lamb,
+    [REPLAY_ZERO_ONE_ADAM] = parse_zero_one,
+};
+
+static bool parse_optimizer(struct replay_case *recorded, struct replay_text *text) {
   if (!parse_shapes(recorded, text) || !parse_options(recorded, text) ||
+      !parse_own[recorded->kind](recorded, text) ||
       !replay_text_whole(text, "params_ranks", 1, MOST_RANKS, &recorded->params_ranks) ||
       !parse_dense_steps(recorded, text))
     return false;
@@ -234,13 +270,11 @@ static bool parse_adam(struct replay_case *recorded, struct replay_text *text) {
 static bool parse(struct replay_case *recorded, struct replay_text *text) {
   if (!replay_text_cut(text, recorded->text) || !parse_kind(recorded, text))
     return false;
-  if (recorded->kind == REPLAY_UNSUPPORTED)
-    return true;
   if (!replay_text_whole(text, "world", 1, MOST_RANKS, &recorded->world) ||
       !replay_text_whole(text, "steps", 1, MOST_STEPS, &recorded->steps))
     return false;
   return recorded->kind == REPLAY_ALLREDUCE ? parse_allreduce(recorded, text)
-                                            : parse_adam(recorded, text);
+                                            : parse_optimizer(recorded, text);
 }
 
 /* --- The whole ---------------------------------------------------------------------------------*/
@@ -270,7 +304,7 @@ bool replay_case_open(struct replay_case *recorded, const char *directory,
   recorded->fingerprint = fingerprint(recorded->text);
   if (!parse(recorded, &text))
     return refuse(recorded, "case.txt", words, "%s", text.words);
-  return recorded->kind == REPLAY_UNSUPPORTED || open_arrays(recorded, words);
+  return open_arrays(recorded, words);
 }
 
 void replay_case_close(struct replay_case *recorded) {

@@ -4,7 +4,8 @@
  *
  *   allreduce   in.f32 [steps][world][count], out.f32 [steps][count], and after the last step
  *               worker_error.f32 [world][padded], server_error.f32 [world][padded / world]
- *   adam        params0.f32 [total], grads.f32 [steps][world][total],
+ *   adam, lamb, zoadam
+ *               params0.f32 [total], grads.f32 [steps][world][total],
  *               params.f32 [steps][params_ranks][total], and of rank 0 after the last step
  *               exp_avg.f32 and exp_avg_sq.f32 [total]
  *
@@ -20,11 +21,7 @@
 /* Room for the words of what is wrong. */
 #define REPLAY_WORDS 512
 
-enum replay_kind {
-  REPLAY_ALLREDUCE,
-  REPLAY_ADAM,
-  REPLAY_UNSUPPORTED /* a kind that is recorded, and that this version cannot run */
-};
+enum replay_kind { REPLAY_ALLREDUCE, REPLAY_ADAM, REPLAY_LAMB, REPLAY_ZERO_ONE_ADAM, REPLAY_KINDS };
 
 enum replay_file {
   REPLAY_INPUT,        /* in.f32 or grads.f32 */
@@ -39,17 +36,21 @@ enum replay_file {
 
 struct replay_case {
   const char *directory;
-  char kind_name[16];
   enum replay_kind kind;
   size_t world, steps;
-  size_t count;  /* values in a buffer of one rank: allreduce's count, or adam's total */
+  size_t count;  /* values in a buffer of one rank: allreduce's count, or the optimizers' total */
   size_t padded; /* allreduce */
 
-  /* adam */
+  /* adam, lamb, zoadam */
   size_t tensors, *tensor_counts;
   double learning_rate, beta1, beta2, epsilon, weight_decay;
-  size_t freeze_step, params_ranks;
+  size_t params_ranks;
   const char *dense_steps; /* one digit a step: 1, the gradient is averaged in full precision */
+  size_t freeze_step;      /* adam, lamb */
+  double coefficient_most, coefficient_least, coefficient_beta; /* lamb */
+  double factor_most, factor_least, factor_change;
+  size_t variance_freeze_step, variance_update_scaler; /* zoadam */
+  size_t local_step_scaler, local_step_clipper;
 
   uint64_t fingerprint; /* of case.txt: ranks that read different ones must not go on */
   char *text;           /* case.txt, cut into lines */
@@ -57,9 +58,8 @@ struct replay_case {
 };
 
 /* Opens the case and checks all of it but the values: what case.txt says, and that each file is
- * there and as long as that asks for. A case of an unsupported kind has only its kind. False, with
- * words that name the file, when something is wrong. The directory's name is kept, not copied.
- * Close it in any event. */
+ * there and as long as that asks for. False, with words that name the file, when something is
+ * wrong. The directory's name is kept, not copied. Close it in any event. */
 bool replay_case_open(struct replay_case *recorded, const char *directory,
                       char words[REPLAY_WORDS]);
 void replay_case_close(struct replay_case *recorded);

@@ -7,7 +7,7 @@
  *
  *   allreduce   relative difference 1e-5; at most one value in 10,000 is an exception, and it
  *               differs in sign alone
- *   adam        relative difference 1e-5 + absolute 1e-6; at most one in 1,000 is an exception, and
+ *   optimizers  relative difference 1e-5 + absolute 1e-6; at most one in 1,000 is an exception, and
  *               it differs by no more than a few lengths of that parameter's update
  */
 #ifndef BENCH_REPLAY_COMPARE_H

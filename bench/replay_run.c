@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/replay_create.h"
 #include "bench/replay_memory.h"
 #include "onebit/onebit.h"
 
@@ -36,7 +37,7 @@ struct run {
   float *memory; /* what the arrays below are parts of */
   float *input, *got, *wanted;
   struct replay_memory library; /* what it reads and writes: copies of input, and of got */
-  /* adam: the parameters before the step, both, and their longest updates */
+  /* optimizers: the parameters before the step, both, and their longest updates */
   float *got_before, *wanted_before, *length;
   onebit_tensor_t *tensors;
   /* allreduce: the kept error, and after it the recorded one */
@@ -165,34 +166,43 @@ static void run_allreduce(struct run *run) {
   onebit_plan_destroy(plan);
 }
 
-/* --- Adam --------------------------------------------------------------------------------------*/
+/* --- Optimizers --------------------------------------------------------------------------------*/
 
-static onebit_status_t create_adam(struct run *run, onebit_optimizer_t *optimizer) {
+static onebit_status_t create_optimizer(struct run *run, onebit_optimizer_t *optimizer) {
   const struct replay_case *recorded = run->recorded;
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  options.common.device = run->library.device;
-  options.beta1 = recorded->beta1;
-  options.beta2 = recorded->beta2;
-  options.epsilon = recorded->epsilon;
-  /* To DeepSpeed 0 is as good as 1: one step of warm-up. The library has another use for 0. */
-  options.freeze_step = recorded->freeze_step ? recorded->freeze_step : 1;
   for (size_t t = 0, first = 0; t < recorded->tensors; first += recorded->tensor_counts[t++])
     run->tensors[t] = (onebit_tensor_t){.parameter = run->library.output + first,
                                         .gradient = run->library.input + first,
                                         .count = recorded->tensor_counts[t],
                                         .weight_decay = (float)recorded->weight_decay};
-  return onebit_adam_create(run->rank->comm, run->tensors, recorded->tensors, &options, optimizer);
+  return replay_create(recorded, run->rank->comm, run->tensors, run->library.device, optimizer);
 }
 
-/* Is the optimizer in the stage that was recorded? */
+/* Does the optimizer do what was recorded? 1-bit Adam and LAMB average gradients in full precision
+ * as long as they are in their warm-up. One rank alone does so always, whatever the stage. */
 static void check_stage(struct run *run, onebit_optimizer_t optimizer, size_t step) {
   onebit_optimizer_info_t info = {.size = sizeof info};
   bool dense = run->recorded->dense_steps[step] == '1';
-  if (passed(run, onebit_optimizer_get_info(optimizer, &info), "onebit_optimizer_get_info") &&
+  if (run->recorded->kind != REPLAY_ZERO_ONE_ADAM &&
+      passed(run, onebit_optimizer_get_info(optimizer, &info), "onebit_optimizer_get_info") &&
       (info.stage == ONEBIT_STAGE_WARMUP) != dense)
     fail(run, "step %zu: the optimizer is in its %s stage, the recorded one was in its %s stage",
          step, dense ? "compressed" : "warm-up", dense ? "warm-up" : "compressed");
+}
+
+/* 0/1 Adam does so by its schedule. *count: in how many steps before this one. */
+static void check_exchange(struct run *run, onebit_optimizer_t optimizer, size_t step,
+                           uint64_t *count) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  bool dense = run->recorded->dense_steps[step] == '1';
+  if (run->recorded->kind != REPLAY_ZERO_ONE_ADAM ||
+      !passed(run, onebit_optimizer_get_info(optimizer, &info), "onebit_optimizer_get_info"))
+    return;
+  if ((info.exchanges[0] > *count) != dense)
+    fail(run, "step %zu: the optimizer averaged gradients %s, the recorded one %s", step,
+         dense ? "in bits or not at all" : "in full precision",
+         dense ? "in full precision" : "did not do so in full precision");
+  *count = info.exchanges[0];
 }
 
 /* The parameters that this rank should have after a step. */
@@ -223,8 +233,9 @@ static void compare_momentum(struct run *run, onebit_optimizer_t optimizer) {
   run->report.drift[0].norm = squares;
 }
 
-static void run_adam_steps(struct run *run, onebit_optimizer_t optimizer) {
+static void run_optimizer_steps(struct run *run, onebit_optimizer_t optimizer) {
   const struct replay_case *recorded = run->recorded;
+  uint64_t dense_steps = 0;
   memcpy(run->wanted_before, run->got, recorded->count * sizeof *run->got);
   memcpy(run->got_before, run->got, recorded->count * sizeof *run->got);
   for (size_t step = 0; step < recorded->steps; step++) {
@@ -237,19 +248,20 @@ static void run_adam_steps(struct run *run, onebit_optimizer_t optimizer) {
       return;
     copy(run, run->got, run->library.output);
     run->steps++;
+    check_exchange(run, optimizer, step, &dense_steps);
     compare_parameters(run, step);
     digest(run, run->got, recorded->count);
   }
   compare_momentum(run, optimizer);
 }
 
-static void run_adam(struct run *run) {
+static void run_optimizer(struct run *run) {
   onebit_optimizer_t optimizer;
   read_values(run, REPLAY_START, 0, run->recorded->count, run->got);
   copy(run, run->library.output, run->got);
-  if (!passed(run, create_adam(run, &optimizer), "onebit_adam_create"))
+  if (!passed(run, create_optimizer(run, &optimizer), replay_create_name(run->recorded)))
     return;
-  run_adam_steps(run, optimizer);
+  run_optimizer_steps(run, optimizer);
   onebit_optimizer_destroy(optimizer);
 }
 
@@ -280,13 +292,12 @@ static void prepare(struct run *run, bool opened, const char *words, onebit_devi
   run->report.fingerprint = recorded->fingerprint;
   if (!opened)
     fail(run, "%s", words);
-  else if (recorded->kind != REPLAY_UNSUPPORTED && recorded->world != (size_t)run->rank->size)
+  else if (recorded->world != (size_t)run->rank->size)
     fail(run, "%s/case.txt: world is %zu, given %d rank%s", recorded->directory, recorded->world,
          run->rank->size, run->rank->size == 1 ? "" : "s");
-  else if (recorded->kind != REPLAY_UNSUPPORTED && !allocate(run))
+  else if (!allocate(run))
     fail(run, "no memory for %zu values", recorded->count);
-  else if (recorded->kind != REPLAY_UNSUPPORTED &&
-           !replay_memory_take(&run->library, device, run->rank->rank, recorded->count, why))
+  else if (!replay_memory_take(&run->library, device, run->rank->rank, recorded->count, why))
     fail(run, "%s", why);
 }
 
@@ -332,11 +343,10 @@ static void share(struct run *run, struct replay_result *result) {
                                           {"momentum norm", NULL}};
   struct whole whole = {.result = result, .separate = run->recorded->params_ranks > 1};
   *result = (struct replay_result){.verdict = REPLAY_OK};
-  snprintf(result->kind, sizeof result->kind, "%s", run->recorded->kind_name);
   replay_share(run->rank, &run->report, sizeof run->report, take_in, &whole);
-  for (int k = 0; k < 2 && run->recorded->kind != REPLAY_UNSUPPORTED; k++) {
+  for (int k = 0; k < 2; k++) {
     bool equal = whole.difference[k] == 0;
-    result->drifts[k].name = names[run->recorded->kind][k];
+    result->drifts[k].name = names[run->recorded->kind != REPLAY_ALLREDUCE][k];
     result->drifts[k].value = equal ? 0 : sqrt(whole.difference[k] / whole.norm[k]);
   }
 }
@@ -345,7 +355,7 @@ static void judge(struct run *run, struct replay_result *result) {
   if (run->recorded->kind == REPLAY_ALLREDUCE)
     run_allreduce(run);
   else
-    run_adam(run);
+    run_optimizer(run);
   share(run, result);
   if (result->verdict == REPLAY_OK &&
       !replay_within_allowance(run->recorded->kind, &result->tally, result->words))
@@ -357,9 +367,7 @@ void replay_run(const struct replay_rank *rank, const struct replay_case *record
   struct run run = {.rank = rank, .recorded = recorded};
   prepare(&run, opened, words, device);
   share(&run, result);
-  if (result->verdict == REPLAY_OK && recorded->kind == REPLAY_UNSUPPORTED)
-    result->verdict = REPLAY_NOT_SUPPORTED;
-  else if (result->verdict == REPLAY_OK)
+  if (result->verdict == REPLAY_OK)
     judge(&run, result);
   replay_memory_release(&run.library);
   free(run.tensors);
@@ -389,8 +397,7 @@ static void run_opened(const char *directory, onebit_device_t device, struct rep
   struct opened opened = {.device = device, .result = result};
   char words[REPLAY_WORDS];
   opened.good = replay_case_open(&opened.recorded, directory, opened.words);
-  bool sized = opened.good && opened.recorded.kind != REPLAY_UNSUPPORTED;
-  int size = sized ? (int)opened.recorded.world : 1; /* one rank can say what is wrong */
+  int size = opened.good ? (int)opened.recorded.world : 1; /* one rank can say what is wrong */
   if (threads ? !replay_on_threads(size, run_rank, &opened, words)
               : !replay_on_mpi(run_rank, &opened, words)) {
     *result = (struct replay_result){.verdict = REPLAY_FAILED};

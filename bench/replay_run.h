@@ -9,11 +9,11 @@
 #include "bench/replay_ranks.h"
 #include "onebit/plan.h"
 
-enum replay_verdict { REPLAY_OK, REPLAY_FAILED, REPLAY_NOT_SUPPORTED };
+enum replay_verdict { REPLAY_OK, REPLAY_FAILED };
 
 /* How far the state after the last step is from the recorded one, for the curious: no tolerance is
  * stated for it. Kept errors of all ranks: the norm of the difference by the norm of the last
- * result. Adam: the momentum's norm, its relative difference. */
+ * result. Optimizers: the momentum's norm, its relative difference. */
 struct replay_drift {
   const char *name; /* NULL: nothing of the kind */
   double value;
@@ -23,7 +23,6 @@ struct replay_result {
   enum replay_verdict verdict;
   struct replay_tally tally;
   char words[REPLAY_WORDS]; /* why, when it failed */
-  char kind[16];            /* as case.txt has it */
   struct replay_drift drifts[2];
 };
 

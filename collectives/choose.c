@@ -25,9 +25,9 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
                     "schedule is %s, which is for ONEBIT_ALLREDUCE in the default profile only",
                     names[options->schedule]);
   if (options->schedule == ONEBIT_SCHEDULE_ALLGATHER)
-    return shape->momentum || shape->windowed
+    return shape->windowed || shape->served
                ? ob_error(ONEBIT_ERROR_ARGUMENT,
-                          "schedule is %s: an optimizer's momentum is what servers send",
+                          "schedule is %s: an optimizer takes what servers send",
                           names[options->schedule])
                : ONEBIT_OK;
   if (!adds_up_inside(plan))
@@ -61,7 +61,7 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
   const onebit_plan_options_t *options = &shape->options;
   return (struct ob_cost_task){
       .operation = options->operation,
-      .elements = elements_of(shape),
+      .elements = elements_of(shape) / (shape->of_shares ? (size_t)plan->comm->size : 1),
       .block = options->block_size,
       .wire = options->wire,
       .hosts = hosts->count,
@@ -79,9 +79,9 @@ static bool is_between_gpus(const struct onebit_plan *plan) {
 
 /* Where messages take time, the plan chooses; ranks that are threads are there to try things with,
  * and get what they ask for. The model has no numbers for messages between GPUs: there only that is
- * chosen which needs none. Profile deepspeed fixes the arithmetic, and so the schedule; an
- * optimizer's momentum is what servers send, and so are the means that it streams through a window
- * of messages. */
+ * chosen which needs none. Profile deepspeed fixes the arithmetic, and so the schedule; an optimizer
+ * takes what servers send: one bit an element, or means that it streams through a window of
+ * messages. */
 static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                         struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
@@ -89,7 +89,7 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
   bool free = (modelled || is_between_gpus(plan)) && !shape->one_scale &&
               shape->options.profile == ONEBIT_PROFILE_DEFAULT &&
               shape->options.operation == ONEBIT_ALLREDUCE;
-  bool served = shape->momentum || shape->windowed;
+  bool served = shape->windowed || shape->served;
   if (task->schedule)
     return;
   if (!free)

@@ -120,9 +120,18 @@ onebit_status_t ob_plan_settle(onebit_plan_t plan) {
 }
 
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
+  const struct ob_pass_sink *own = plan->call.sink;
   plan->call.sink = sink;
   for (size_t chunk = 0; chunk < plan->chunks; chunk++)
     plan->place->apply(plan, chunk);
+  plan->call.sink = own;
+}
+
+void ob_plan_commit(onebit_plan_t plan) {
+  plan->step = plan->step_count - 1;
+  plan->stop = plan->step_count;
+  ob_steps_walk(plan, true);
+  end_call(plan);
 }
 
 void ob_plan_apply(onebit_plan_t plan) {
@@ -226,7 +235,7 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, call.on_stream);
   if (status == ONEBIT_OK)
     place(plan, sendbuf, recvbuf);
-  call.source = (struct ob_source){.inputs = plan->inputs, .weight = 1};
+  call.source = (struct ob_source){.inputs = plan->inputs, .factor = 1, .weight = 1};
   call.outputs = plan->outputs;
   return ob_plan_start(plan, status, &call);
 }

@@ -175,7 +175,7 @@ bool ob_host_share(struct onebit_plan *plan, size_t chunk) {
   for (size_t share = 0; plan->status == ONEBIT_OK && share < plan->shares; share++) {
     struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
     struct ob_view out = {.values = window(plan, host->place, share, chunk)};
-    ob_load_blocks(&plan->work, plan->call.source.inputs, &shape, &out);
+    ob_load_blocks(&plan->work, &plan->call.source, &shape, &out);
   }
   tell_flags(plan);
   set(host, LOADED, number);
@@ -194,7 +194,7 @@ void ob_host_mean(struct onebit_plan *plan, size_t share, size_t chunk,
   const struct ob_host *host = &plan->host;
   for (size_t k = 0; k < host->ranks; k++)
     host->views[k].values = window(plan, k, share, chunk);
-  ob_mean_blocks(&plan->work, host->views, host->ranks, shape, out);
+  ob_mean_blocks(&plan->work, host->views, host->ranks, 1, shape, out);
 }
 
 void ob_host_taken(struct onebit_plan *plan, size_t chunk) {

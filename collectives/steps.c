@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "collectives/step_parts.h"
 
@@ -35,7 +36,8 @@ void ob_steps_give_up(struct onebit_plan *plan) {
 /* In a hierarchical plan a rank speaks for its host: the others hear of its neighbours from it. */
 unsigned ob_steps_flags(const struct onebit_plan *plan) {
   bool heard = plan->host.ranks > 0;
-  unsigned flags = ob_is_dense(plan) ? OB_FLAG_DENSE : 0;
+  unsigned flags =
+      (ob_is_dense(plan) ? OB_FLAG_DENSE : 0u) | (ob_sends_halves(plan) ? OB_FLAG_HALF : 0u);
   if (is_set(&plan->work.not_finite) || (heard && plan->not_finite_rank >= 0))
     flags |= OB_FLAG_NOT_FINITE;
   if (plan->status != ONEBIT_OK || (heard && plan->failed_rank >= 0))
@@ -45,6 +47,13 @@ unsigned ob_steps_flags(const struct onebit_plan *plan) {
   if (plan->status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
   return flags;
+}
+
+/* Who met a value that is not finite: the first. A rank's own input comes before what it hears of
+ * others, and that before what it then makes of theirs, which is not its fault. */
+static void note_own(struct onebit_plan *plan) {
+  if (is_set(&plan->work.not_finite) && plan->not_finite_rank < 0)
+    plan->not_finite_rank = plan->comm->rank;
 }
 
 static void apply_and_tell(struct onebit_plan *plan, size_t chunk) {
@@ -64,8 +73,7 @@ static void foresee(struct onebit_plan *plan) {
 
 /* Every rank's flags are in: all ranks come to the same end. */
 static void decide(struct onebit_plan *plan) {
-  if (atomic_load_explicit(&plan->work.not_finite, memory_order_relaxed))
-    plan->not_finite_rank = plan->comm->rank;
+  note_own(plan);
   if (plan->failed_rank >= 0) {
     ob_error(ONEBIT_ERROR_PEER, "rank %d%s could not take part in the call", plan->failed_rank,
              plan->host.ranks ? " or another that it has heard of" : "");
@@ -96,6 +104,7 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
   case OB_STEP_EXCHANGE:
     if (!place->ready(plan, chunk, wait))
       return false;
+    note_own(plan);
     ob_exchange_chunk(plan, chunk);
     return true;
   case OB_STEP_RECEIVE:
@@ -111,6 +120,7 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
   case OB_STEP_GATHER:
     if (!place->ready(plan, chunk, wait))
       return false;
+    note_own(plan);
     ob_gather_chunk(plan, chunk);
     return true;
   case OB_STEP_COLLECT:
@@ -118,6 +128,7 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
   case OB_STEP_PASS:
     if (!place->ready(plan, 0, wait))
       return false;
+    note_own(plan);
     ob_pass(plan, chunk);
     return true;
   case OB_STEP_PASSED:
@@ -155,13 +166,41 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
 
 bool ob_steps_done(const struct onebit_plan *plan) { return plan->step >= plan->stop; }
 
+/* Which of the plan's times a step counts to; NULL: to none. */
+static double *time_of(struct onebit_plan *plan, enum ob_step_kind kind) {
+  switch (kind) {
+  case OB_STEP_SHARE:
+  case OB_STEP_COMPRESS:
+  case OB_STEP_FINISH_WORKER:
+  case OB_STEP_REDUCE:
+  case OB_STEP_FINISH_SERVER:
+    return &plan->spent.compress;
+  case OB_STEP_APPLY_EARLY:
+  case OB_STEP_APPLY:
+  case OB_STEP_COMMIT:
+    return &plan->spent.apply;
+  default:
+    return NULL;
+  }
+}
+
+static bool take_clocked(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  double *time = plan->clocked ? time_of(plan, step->kind) : NULL;
+  if (!time)
+    return plan->place->take(plan, step, wait);
+  double begin = ob_seconds();
+  bool taken = plan->place->take(plan, step, wait);
+  *time += ob_seconds() - begin;
+  return taken;
+}
+
 bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
   bool moved = false;
   while (!ob_steps_done(plan)) {
     const struct ob_step *step = &plan->steps[plan->step++];
     if (plan->trace.room)
       ob_trace_begin(plan, step);
-    if (!plan->place->take(plan, step, wait)) {
+    if (!take_clocked(plan, step, wait)) {
       plan->step--;
       break;
     }

@@ -26,13 +26,21 @@ void ob_parallel(int threads, size_t first, size_t end,
   body(context, first, end, 0);
 }
 
+size_t ob_work_wide(const struct ob_work *work) {
+  size_t threads = (size_t)work->threads, sums = work->streams + 1;
+  if (!work->half && !work->bounded)
+    return 0;
+  return (threads > sums ? threads : sums) * work->layout->block;
+}
+
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams) {
   size_t slots = streams * (size_t)work->threads;
   work->streams = streams;
   work->words = ob_allocate(slots, sizeof *work->words);
   work->scales = ob_allocate(slots, sizeof *work->scales);
   work->values = ob_allocate(most_streams, sizeof *work->values);
-  if (!work->words || !work->scales || !work->values)
+  work->wide = ob_allocate(ob_work_wide(work), sizeof *work->wide);
+  if (!work->words || !work->scales || !work->values || !work->wide)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
   return ONEBIT_OK;
 }
@@ -41,6 +49,7 @@ void ob_work_destroy(struct ob_work *work) {
   ob_release((void *)work->words);
   ob_release(work->scales);
   ob_release((void *)work->values);
+  ob_release(work->wide);
 }
 
 /* One step on one message, as the threads see it. */
@@ -64,15 +73,22 @@ static void run_step(struct step *step,
   ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
 }
 
-/* The piece's element where the block begins. */
-static const char *input_of(const struct step *step, const void *const *inputs,
-                            const struct ob_block *block) {
-  const char *base = inputs[block->piece];
-  return base ? base + block->offset * ob_dtype_size(step->work->dtype) : NULL;
+static onebit_dtype_t input_dtype(const struct step *step) {
+  return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
 }
 
+/* The piece's element where the block begins. */
+static const char *input_of(const struct step *step, const struct ob_block *block) {
+  const char *base = step->source->inputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
+}
+
+/* Where it goes: there, or among the values of the message. */
 static void *output_of(const struct step *step, const struct ob_block *block) {
-  return (char *)step->outputs[block->piece] + block->offset * ob_dtype_size(step->work->dtype);
+  size_t size = ob_dtype_size(step->work->output_dtype);
+  if (step->out)
+    return step->out->values + (block->word - step->first_word) * OB_LANES;
+  return (char *)step->outputs[block->piece] + block->offset * size;
 }
 
 /* What a message's sign bits stand for in this block. */
@@ -104,8 +120,13 @@ static void settle(struct step *step, size_t block, size_t count, float sum) {
   step->out->scales[block - step->shape->first] = scale;
 }
 
+/* Where the block's values are among the kept ones. */
+static size_t kept_at(const struct ob_kept *kept, const struct ob_block *block) {
+  return (block->word - kept->first_word) * OB_LANES;
+}
+
 static float *kept_values(const struct ob_kept *kept, int copy, const struct ob_block *block) {
-  return kept->values[copy] + (block->word - kept->first_word) * OB_LANES;
+  return kept->values[copy] + kept_at(kept, block);
 }
 
 static float kept_scale(const struct ob_kept *kept, size_t block) {
@@ -116,6 +137,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
   const struct ob_source *source = step->source;
+  const float weight = source->values ? source->weight : source->weight * source->factor;
   size_t piece = 0;
   (void)thread;
   for (size_t b = first; b < end; b++) {
@@ -126,15 +148,16 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .count = block.count,
         .valid = block.valid,
         .input = source->values ? (const void *)(source->values + word * OB_LANES)
-                                : input_of(step, source->inputs, &block),
-        .dtype = source->values ? ONEBIT_FLOAT32 : work->dtype,
+                                : input_of(step, &block),
+        .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
         .rule = work->rule,
         .stream = work->stream,
         .momentum_bits = source->momentum ? step->last->words + word : NULL,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
         .decay = scaling == 0 ? 1 : source->decay,
-        .weight = source->weight * scaling,
-        .reciprocals = source->reciprocals ? source->reciprocals + block.word * OB_LANES : NULL,
+        .weight = weight * scaling,
+        .reciprocals =
+            source->reciprocals ? source->reciprocals + kept_at(step->kept, &block) : NULL,
         .kept = kept_values(step->kept, step->kept->now, &block),
         .kept_scale = kept_scale(step->kept, b),
         .kept_out = kept_values(step->kept, !step->kept->now, &block),
@@ -206,7 +229,7 @@ float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) 
   for (size_t b = 0; b < kept->blocks; b++)
     sum += sums[b];
   size_t count = ob_kept_elements(kept, work->layout);
-  float scale = count ? ob_scale(sum, count, work->rule) : 0;
+  float scale = count ? ob_buffer_scale(sum, count, work->rule) : 0;
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
@@ -230,7 +253,7 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
                              .bits = words,
                              .scales = scales,
                              .output = output_of(step, &block),
-                             .dtype = work->dtype};
+                             .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
     work->codec->sum(&run);
   }
 }
@@ -238,6 +261,12 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs) {
   struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  run_step(&step, sum_body);
+}
+
+void ob_sum_values(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, struct ob_view *out) {
+  struct step step = {.work = work, .shape = shape, .in = in, .out = out};
   run_step(&step, sum_body);
 }
 
@@ -254,7 +283,7 @@ static void store_body(void *context, size_t first, size_t end, int thread) {
                                .bits = step->in->words + (block.word - step->first_word),
                                .scale = scale_of(step, step->in, b),
                                .output = output_of(step, &block),
-                               .dtype = work->dtype};
+                               .dtype = work->output_dtype};
     work->codec->store(&run);
   }
 }
@@ -280,7 +309,9 @@ static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_blo
   size_t at = (block->word - sink->first_word) * OB_LANES;
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
-  if (sink->parameters && sink->parameters[block->piece])
+  if (sink->masters)
+    run->parameter = sink->masters + at;
+  else if (sink->parameters && sink->parameters[block->piece])
     run->parameter = sink->parameters[block->piece] + block->offset;
   if (sink->copies && sink->copies[block->piece])
     run->copy =
@@ -302,6 +333,9 @@ static void pass_block(const struct step *step, size_t b, const struct ob_block 
   run.factors.learning_rate = sink->learning_rates[block->piece];
   run.factors.weight_decay = sink->weight_decays[block->piece];
   run.factors.scaling = sink->scalings ? sink->scalings[block->piece] : 1;
+  const float of_rates = sink->rate_factors ? sink->rate_factors[block->piece] : 1;
+  run.factors.rate_sum = sink->factors.rate_sum * of_rates;
+  run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
   point_to_arrays(sink, block, &run);
   if (step->in) {
     run.message = step->in->words + (block->word - step->first_word);
@@ -325,7 +359,7 @@ static void pass_body(void *context, size_t first, size_t end, int thread) {
   (void)thread;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
-    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->parameters[block.piece];
+    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block.piece];
     if (block.valid && !padding)
       pass_block(step, b, &block);
     else
@@ -341,62 +375,4 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
   struct step step = {
       .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
   run_step(&step, pass_body);
-}
-
-static void load_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
-  struct ob_work *work = step->work;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    float *values = step->out->values + (block.word - step->first_word) * OB_LANES;
-    if (!work->codec->load(input_of(step, step->source->inputs, &block), work->dtype, block.valid,
-                           values))
-      atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
-    /* The rest of the last word may hold what an earlier message left there. */
-    for (size_t i = block.valid; i % OB_LANES || i < block.count; i++)
-      values[i] = 0;
-  }
-}
-
-void ob_load_blocks(struct ob_work *work, const void *const *inputs,
-                    const struct ob_message_shape *shape, struct ob_view *out) {
-  struct ob_source source = {.inputs = inputs};
-  struct step step = {.work = work, .shape = shape, .source = &source, .out = out};
-  run_step(&step, load_body);
-}
-
-/* A block at a time, so that what counts as not finite does not depend on how messages are cut. */
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
-                    const struct ob_message_shape *shape, struct ob_view *out) {
-  const float share = (float)(1.0 / (double)streams);
-  size_t first_word = ob_layout_word(work->layout, shape->first), piece = 0;
-  for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    size_t at = (block.word - first_word) * OB_LANES;
-    size_t elements = (block.count + OB_LANES - 1) / OB_LANES * OB_LANES;
-    for (size_t s = 0; s < streams; s++)
-      work->values[s] = in[s].values + at;
-    if (!work->codec->mean(work->values, streams, share, elements, out->values + at))
-      atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
-  }
-}
-
-static void convert_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
-  struct ob_work *work = step->work;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    const float *values = step->in->values + (block.word - step->first_word) * OB_LANES;
-    work->codec->convert(values, block.valid, output_of(step, &block), work->dtype);
-  }
-}
-
-void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
-                       const struct ob_message_shape *shape, void *const *outputs) {
-  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  run_step(&step, convert_body);
 }

@@ -58,17 +58,24 @@ struct ob_work {
   const struct ob_codec *codec;
   const struct ob_layout *layout;
   onebit_scale_t rule;
-  onebit_dtype_t dtype;
+  onebit_dtype_t dtype, output_dtype; /* of inputs, and of what is stored */
   bool one_scale; /* one for all blocks: known when the last is compressed (ob_finish) */
   bool stream;    /* the buffers exceed the caches */
+  /* Dense messages: of 16-bit values; and of values whose sum will not be looked at, so each block
+   * of the input must have a finite sum of squares. */
+  bool half, bounded;
   int threads;
   size_t streams;         /* messages that are reduced or summed */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
   const float **values;   /* scratch of ob_mean_blocks: most_streams */
+  float *wide;            /* scratch of dense messages: blocks of float32, ob_work_wide in all */
   /* Set by any step that meets such a value or scale; the caller clears them. */
   atomic_bool not_finite, large;
 };
+
+/* Floats of scratch, once `streams` and the members above it are set. */
+size_t ob_work_wide(const struct ob_work *work);
 
 /* The layout must outlive the work. */
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams);
@@ -76,9 +83,15 @@ void ob_work_destroy(struct ob_work *work);
 
 /* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
  * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
- * added. */
+ * added.
+ *
+ * `factor` is what an element of the inputs counts as, before it is added to anyone else's: it is
+ * loaded times factor into dense messages and into what the ranks of a host add up, and where no
+ * such sum comes first, weight * factor is the weight. So what is found not to be finite, or too
+ * large for its square, are the numbers that count: a loss scale makes no difference to it. */
 struct ob_source {
   const void *const *inputs;
+  float factor;
   bool momentum;
   float decay, weight;
   /* NULL, or one a piece, by which its weight is multiplied. 0: no tensor's, but padding whose
@@ -86,6 +99,7 @@ struct ob_source {
   const float *scalings;
   const float *reciprocals; /* NULL, or one an element, likewise; they lie as the kept values do */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
+  bool float32;             /* inputs are, whatever else the plan's dtype is about */
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
@@ -104,9 +118,11 @@ void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_
  * puts the returned scale into the messages. */
 float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums);
 
-/* outputs[piece] = the mean of the messages, at once. */
+/* outputs[piece] = the mean of the messages, at once; or, as float32, the values of `out`. */
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs);
+void ob_sum_values(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, struct ob_view *out);
 
 /* outputs[piece] = what the message says. */
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
@@ -117,17 +133,21 @@ struct ob_pass_sink {
   enum ob_pass_kind kind;
   size_t first_word;
   float *arrays[OB_ARRAYS];
-  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. */
+  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. Or not
+   * NULL: all of them, which lie as the arrays do. */
   float *const *parameters;
+  float *masters;
   void *const *copies; /* NULL, or the parameters in copy_dtype */
   const void *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   const float *learning_rates, *weight_decays;
-  const float *scalings;    /* NULL: 1 */
-  const float *last_values; /* decay times the momentum before, where no message has it */
+  const float *rate_factors; /* NULL: 1; by which sums of rates are multiplied */
+  const float *scalings;     /* NULL: 1 */
+  const float *last_values;  /* decay times the momentum before, where no message has it */
   float last_decay;
-  struct ob_pass_factors factors; /* but for what is one a piece */
-  double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
+  /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps' rates. */
+  struct ob_pass_factors factors;
+  double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take
@@ -136,11 +156,23 @@ struct ob_pass_sink {
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
-/* Dense messages: values of the inputs; the mean of messages; a message to the outputs. */
-void ob_load_blocks(struct ob_work *work, const void *const *inputs,
+/* --- Dense messages (dense.c) */
+
+/* Values of the source's inputs, times its factor; of halves, as they are. NULL: zeros. */
+void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out);
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
+
+/* The same, but whatever they are, finite or not. */
+void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out);
+
+/* The mean of messages, of halves times the factor, as float32; or to the outputs. */
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
+                    const struct ob_message_shape *shape, struct ob_view *out);
+void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
+                       const struct ob_message_shape *shape, void *const *outputs);
+
+/* A message to the outputs. */
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);
 

@@ -98,10 +98,10 @@ struct ob_codec {
   void (*sum)(const struct ob_sum_run *);
   void (*store)(const struct ob_store_run *);
   void (*pass)(struct ob_pass_run *);
-  /* Dense messages. load: output = input as float32, and whether all of it is finite. mean: of
+  /* Dense messages. load: output = factor * input, and whether all of it is finite. mean: of
    * `streams` inputs, added in their order and then multiplied by `factor`, and whether the sum of
    * its squares is finite. convert: output = float32 as dtype. */
-  bool (*load)(const void *input, onebit_dtype_t dtype, size_t count, float *output);
+  bool (*load)(const void *input, onebit_dtype_t dtype, float factor, size_t count, float *output);
   bool (*mean)(const float *const *inputs, size_t streams, float factor, size_t count,
                float *output);
   void (*convert)(const float *input, size_t count, void *output, onebit_dtype_t dtype);

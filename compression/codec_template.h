@@ -419,12 +419,14 @@ static void pass(struct ob_pass_run *run) {
     PASS(OB_PASS_LAMB_MOVE)
     PASS(OB_PASS_LAMB_FREEZE)
     PASS(OB_PASS_LAMB_FRESH)
+    PASS(OB_PASS_LAMB_FROZEN)
     PASS(OB_PASS_ZERO_ONE)
     PASS(OB_PASS_ZERO_ONE_FREEZE)
     PASS(OB_PASS_ZERO_ONE_LOCAL)
     PASS(OB_PASS_ZERO_ONE_MEET)
     PASS(OB_PASS_ZERO_ONE_MET)
     PASS(OB_PASS_SHARE)
+    PASS(OB_PASS_SHARE_MOVE)
   case OB_PASSES:
     break;
   }
@@ -433,8 +435,10 @@ static void pass(struct ob_pass_run *run) {
 
 /* A value times zero is zero if it is finite and NaN if not; the sum of such products is NaN if one
  * is. */
-FIXED bool load_run(const void *input, onebit_dtype_t dtype, size_t count, float *output) {
+FIXED bool load_run(const void *input, onebit_dtype_t dtype, float factor, size_t count,
+                    float *output) {
   V group[GROUP], lanes[GROUP];
+  const V by = v_set(factor);
   size_t i = 0;
   group_set(lanes, 0);
   for (; i < count; i += OB_LANES) {
@@ -443,8 +447,10 @@ FIXED bool load_run(const void *input, onebit_dtype_t dtype, size_t count, float
       group_load(group, input, i, dtype);
     else
       part_load(group, input, i, count, dtype);
-    for (int k = 0; k < GROUP; k++)
+    for (int k = 0; k < GROUP; k++) {
+      group[k] = v_mul(by, group[k]);
       lanes[k] = v_add(lanes[k], v_mul(group[k], v_set(0)));
+    }
     if (whole)
       group_store(group, output, i, ONEBIT_FLOAT32);
     else
@@ -453,11 +459,12 @@ FIXED bool load_run(const void *input, onebit_dtype_t dtype, size_t count, float
   return group_total(lanes) == 0;
 }
 
-static bool load(const void *input, onebit_dtype_t dtype, size_t count, float *output) {
+static bool load(const void *input, onebit_dtype_t dtype, float factor, size_t count,
+                 float *output) {
   if (dtype == ONEBIT_FLOAT32)
-    return load_run(input, ONEBIT_FLOAT32, count, output);
-  return dtype == ONEBIT_BFLOAT16 ? load_run(input, ONEBIT_BFLOAT16, count, output)
-                                  : load_run(input, ONEBIT_FLOAT16, count, output);
+    return load_run(input, ONEBIT_FLOAT32, factor, count, output);
+  return dtype == ONEBIT_BFLOAT16 ? load_run(input, ONEBIT_BFLOAT16, factor, count, output)
+                                  : load_run(input, ONEBIT_FLOAT16, factor, count, output);
 }
 
 FIXED void mean_group(V total[GROUP], const float *const *inputs, size_t streams, float factor,

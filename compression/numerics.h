@@ -69,6 +69,15 @@ OB_INLINE float ob_scale(double sum, size_t count, onebit_scale_t rule) {
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
+/* The one scale of a whole buffer or share, as DeepSpeed has it: the norm and the root of the count
+ * are float32 before they are divided. The root's rounding is the same in every step, so that it
+ * adds up. */
+OB_INLINE float ob_buffer_scale(double sum, size_t count, onebit_scale_t rule) {
+  if (rule != ONEBIT_SCALE_RMS)
+    return ob_scale(sum, count, rule);
+  return (float)sqrt(sum) / (float)sqrt((double)count);
+}
+
 OB_INLINE int ob_is_finite(float value) { return (ob_bits_of(value) & 0x7f800000u) != 0x7f800000u; }
 
 /* bfloat16 is the upper half of a float32; rounding is to nearest, ties to even. A NaN stays one:

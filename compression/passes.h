@@ -35,7 +35,7 @@ enum ob_slot {
 #define OB_MASK(slot) (1u << (slot))
 
 enum ob_pass_kind {
-  OB_PASS_SQUARES,         /* sum of the squares of the gradients */
+  OB_PASS_SQUARES,         /* sum of the squares of this rank's gradients */
   OB_PASS_POWER,           /* sum of the squares of the momentum */
   OB_PASS_ADAM,            /* a whole step on mean gradients; sum of the variances */
   OB_PASS_FREEZE,          /* momentum becomes a kept value, variance a reciprocal */
@@ -45,36 +45,40 @@ enum ob_pass_kind {
   OB_PASS_APPLY_STEP,      /* the message is the step */
   OB_PASS_SGD,             /* a whole step of SGD with momentum on mean gradients */
   OB_PASS_SGD_FREEZE,      /* momentum becomes a kept value */
-  OB_PASS_LAMB,            /* the moments, and the update to scratch; |p|^2, |u|^2 */
+  OB_PASS_LAMB,            /* the moments, and the update to scratch; v, |p|^2, |u|^2 */
   OB_PASS_LAMB_MOVE,       /* parameters by the update in scratch */
   OB_PASS_LAMB_FREEZE,     /* as FREEZE, and the fresh variance begins */
   OB_PASS_LAMB_FRESH,      /* the fresh variance; |q|^2, |u|^2, largest ratio */
+  OB_PASS_LAMB_FROZEN,     /* likewise without a message, and the update to scratch */
   OB_PASS_ZERO_ONE,        /* the message is the gradient */
   OB_PASS_ZERO_ONE_FREEZE, /* variance becomes a denominator, parameters the anchor */
   OB_PASS_ZERO_ONE_LOCAL,  /* a step of this rank alone */
   OB_PASS_ZERO_ONE_MEET,   /* likewise; only what is to be exchanged is stored, in scratch */
   OB_PASS_ZERO_ONE_MET,    /* the message is the mean of that */
-  OB_PASS_SHARE,           /* sharded: momentum from the mean gradient, the step to scratch */
+  OB_PASS_SHARE,           /* sharded: the momentum from the mean gradient, to scratch */
+  OB_PASS_SHARE_MOVE,      /* sharded: a whole step with frozen variance on mean gradients */
   OB_PASSES
 };
 
 /* Sums that a pass may have, a block at a time: lanes as numerics.h defines, but the last one is
- * the largest value. */
-enum { OB_SUMS = 3, OB_LARGEST = 2 };
+ * the largest value. Of the steps of a warm-up the first one is that of the variances, which the
+ * freeze is found from. */
+enum { OB_SUMS = 4, OB_LARGEST = 3 };
 
 /* What is the same for all elements of a piece. */
 struct ob_pass_factors {
   struct ob_adam_factors adam;
-  float gradient_factor; /* of gradients: loss scale, clipping, accumulation */
+  /* Of this rank's gradients: loss scale, clipping, accumulation. What is exchanged has it. */
+  float gradient_factor;
   float learning_rate, weight_decay;
   float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
   float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
-  float anchor_decay; /* weight decay times the sum of rates, or 0 */
+  float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
   int keep_zero;      /* an element without variance does not move */
   int adds_up;        /* 0/1 Adam: OB_MOVED is kept */
 };
 
-/* An element: slots by number; `sum` of the three. */
+/* An element: slots by number, and what it adds to each sum. */
 struct ob_element {
   float at[OB_SLOTS];
   float sum[OB_SUMS];
@@ -93,6 +97,7 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
   case OB_PASS_ADAM:
   case OB_PASS_FROZEN:
   case OB_PASS_LAMB:
+  case OB_PASS_SHARE_MOVE:
     return s | m | v | p;
   case OB_PASS_FREEZE:
   case OB_PASS_FREEZE_STEP:
@@ -110,6 +115,8 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
     return s | p;
   case OB_PASS_LAMB_FRESH:
     return c | l | v | w | p;
+  case OB_PASS_LAMB_FROZEN:
+    return s | m | v | w | p;
   case OB_PASS_ZERO_ONE:
     return c | m | v | p;
   case OB_PASS_ZERO_ONE_FREEZE:
@@ -121,7 +128,7 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE_MET:
     return c | v | a;
   case OB_PASS_SHARE:
-    return s | m | v;
+    return s | m;
   default:
     return 0;
   }
@@ -137,6 +144,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_FROZEN:
   case OB_PASS_SGD:
   case OB_PASS_ZERO_ONE:
+  case OB_PASS_SHARE_MOVE:
     return m | p;
   case OB_PASS_FREEZE:
   case OB_PASS_FREEZE_STEP:
@@ -153,6 +161,8 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
     return m | v | w;
   case OB_PASS_LAMB_FRESH:
     return w;
+  case OB_PASS_LAMB_FROZEN:
+    return m | w | s;
   case OB_PASS_ZERO_ONE_FREEZE:
     return v | a | d;
   case OB_PASS_ZERO_ONE_LOCAL:
@@ -162,7 +172,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE_MET:
     return m | p | a | d;
   case OB_PASS_SHARE:
-    return m | s;
+    return s;
   default:
     return 0;
   }
@@ -176,9 +186,10 @@ OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
   case OB_PASS_ADAM:
     return 1;
   case OB_PASS_LAMB:
-    return 3;
+    return 1 | 2 | 4;
   case OB_PASS_LAMB_FRESH:
-    return 7;
+  case OB_PASS_LAMB_FROZEN:
+    return 2 | 4 | OB_MASK(OB_LARGEST);
   default:
     return 0;
   }
@@ -199,9 +210,25 @@ OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_fac
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
 }
 
-/* What is exchanged of a movement. */
+/* What is exchanged of a movement; of an element that does not move, whether it is a number. */
 OB_INLINE float ob_zero_one_sent(float moved, float denominator) {
-  return ob_is_finite(denominator) ? moved * denominator : 0;
+  return ob_is_finite(denominator) ? moved * denominator : moved - moved;
+}
+
+/* --- 1-bit LAMB: from two momenta, the one before times beta1, to the fresh variance and the sums;
+ * returns the update */
+
+OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float before,
+                                const struct ob_pass_factors *f) {
+  const struct ob_adam_factors *adam = &f->adam;
+  const float v = e->at[OB_VARIANCE];
+  float *const w = &e->at[OB_FRESH];
+  *w = ob_adam_variance(*w, (now - before) / adam->one_minus_beta1, adam);
+  const float q = now * adam->momentum_factor * v, u = q + f->weight_decay * e->at[OB_PARAMETER];
+  e->sum[1] = q * q;
+  e->sum[2] = u * u;
+  e->sum[OB_LARGEST] = v > 0 ? 1 / (v * ob_adam_denominator(*w, adam)) : 0;
+  return u;
 }
 
 /* One element of a pass; what it does not read is zero. */
@@ -211,11 +238,11 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
   float *const m = &e.at[OB_MOMENTUM], *const v = &e.at[OB_VARIANCE], *const w = &e.at[OB_FRESH],
                *const a = &e.at[OB_ANCHOR], *const d = &e.at[OB_MOVED],
                *const s = &e.at[OB_SCRATCH], *const p = &e.at[OB_PARAMETER];
-  const float g = f->gradient_factor * *s;
+  const float g = *s, own = f->gradient_factor * e.at[OB_GRADIENT];
   const float rate = f->learning_rate, decay = f->weight_decay;
   switch (kind) {
   case OB_PASS_SQUARES:
-    e.sum[0] = e.at[OB_GRADIENT] * e.at[OB_GRADIENT];
+    e.sum[0] = own * own;
     break;
   case OB_PASS_POWER:
     e.sum[0] = *m * *m;
@@ -257,8 +284,9 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *m = ob_adam_momentum(*m, g, adam);
     *v = ob_adam_variance(*v, g, adam);
     *s = *m * adam->momentum_factor / ob_adam_denominator(*v, adam) + decay * *p;
-    e.sum[0] = *p * *p;
-    e.sum[1] = *s * *s;
+    e.sum[0] = *v;
+    e.sum[1] = *p * *p;
+    e.sum[2] = *s * *s;
     break;
   case OB_PASS_LAMB_MOVE:
     *p = *p - rate * *s;
@@ -268,19 +296,21 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *m = adam->beta1 * *m * f->scaling;
     *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
     break;
-  case OB_PASS_LAMB_FRESH: {
-    const float now = e.at[OB_MESSAGE] / f->scaling, before = e.at[OB_LAST] / f->scaling;
-    const float gradient = (now - before) / adam->one_minus_beta1;
-    *w = ob_adam_variance(*w, gradient, adam);
-    const float q = now * adam->momentum_factor * *v, u = q + decay * *p;
-    e.sum[0] = q * q;
-    e.sum[1] = u * u;
-    e.sum[OB_LARGEST] = *v > 0 ? 1 / (*v * ob_adam_denominator(*w, adam)) : 0;
+  case OB_PASS_LAMB_FRESH:
+    ob_lamb_freshen(&e, e.at[OB_MESSAGE] / f->scaling, e.at[OB_LAST] / f->scaling, f);
+    break;
+  case OB_PASS_LAMB_FROZEN: {
+    const float before = *m;
+    *m = ob_adam_frozen_momentum(*m, g, adam);
+    *s = ob_lamb_freshen(&e, *m, before, f);
+    *m = adam->beta1 * *m;
     break;
   }
   case OB_PASS_ZERO_ONE: {
-    const float gradient = e.at[OB_MESSAGE];
-    *m = ob_adam_momentum(*m, gradient, adam);
+    /* One bit has no zero. What came to an element that never had a gradient must not wait in its
+     * momentum for the variance to begin. */
+    const float momentum = ob_adam_momentum(*m, e.at[OB_MESSAGE], adam);
+    *m = f->keep_zero && *v == 0 ? 0 : momentum;
     *p = ob_adam_parameter(*p, *m * adam->momentum_factor / ob_zero_one_denominator(*v, f), rate,
                            decay);
     break;
@@ -303,14 +333,17 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     break;
   }
   case OB_PASS_ZERO_ONE_MET:
-    *m = -(e.at[OB_MESSAGE] / f->rate_sum);
+    *m = f->rate_sum > 0 ? -(e.at[OB_MESSAGE] / f->rate_sum) : 0;
     *p = *a + e.at[OB_MESSAGE] / *v - f->anchor_decay * *a;
     *a = *p;
     *d = 0;
     break;
   case OB_PASS_SHARE:
+    *s = ob_adam_momentum(*m, g, adam);
+    break;
+  case OB_PASS_SHARE_MOVE:
     *m = ob_adam_momentum(*m, g, adam);
-    *s = *m * *v;
+    *p = ob_adam_parameter(*p, *m * adam->momentum_factor * *v, rate, decay);
     break;
   default:
     break;

@@ -74,6 +74,7 @@ static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
       .dense = ob_is_dense(plan),
       .rule = plan->work.rule,
       .dtype = plan->work.dtype,
+      .output_dtype = plan->work.output_dtype,
       .worker = kept_of(&plan->worker, &plan->layout, plan->worker_sums),
       .server = kept_of(&plan->server, &plan->layout, plan->server_sums),
       .outgoing = plan->outgoing,

@@ -75,7 +75,7 @@ struct ob_cuda_plan {
   size_t witness, witness_step;
   bool one_scale, dense;
   onebit_scale_t rule;
-  onebit_dtype_t dtype;
+  onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
   struct ob_cuda_kept worker, server;
   unsigned char *outgoing, *incoming, *results[2];
   struct ob_cuda_state *state;

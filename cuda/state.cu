@@ -32,7 +32,8 @@ static __global__ void __launch_bounds__(OB_LANES)
   const double sum = sum_in_order(kept.sums, kept.blocks);
   if (lane_number() != 0)
     return;
-  const float scale = checked_scale(plan.state, ob_scale(sum, kept.elements, plan.rule), server);
+  const float scale =
+      checked_scale(plan.state, ob_buffer_scale(sum, kept.elements, plan.rule), server);
   kept.scales[!plan.state->now][0] = scale;
   (server ? plan.state->server_scale : plan.state->worker_scale) = scale;
 }

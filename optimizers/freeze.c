@@ -13,6 +13,10 @@ static bool is_automatic(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC;
 }
 
+bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer) {
+  return optimizer->frozen_at || optimizer->moments.no_warmup;
+}
+
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
   if (!is_automatic(optimizer))
     return ONEBIT_OK;
@@ -61,10 +65,11 @@ static onebit_status_t settled(struct onebit_optimizer *optimizer, bool *yes) {
 
 onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) {
   *due = false;
-  if (optimizer->frozen_at)
+  if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
   if (is_automatic(optimizer))
     return settled(optimizer, due);
-  *due = optimizer->steps == ob_freeze_last_step(optimizer);
+  *due =
+      optimizer->steps >= ob_freeze_last_step(optimizer); /* or beyond: a checkpoint was loaded */
   return ONEBIT_OK;
 }

@@ -53,6 +53,7 @@ const struct ob_optimizer_place ob_optimizer_place_host = {.check = check_on_hos
                                                            .join = not_needed,
                                                            .pass = pass_on_host,
                                                            .sum = sum_on_host,
+                                                           .lamb = ob_lamb_on_host,
                                                            .repoint = no_piece,
                                                            .finish = not_needed,
                                                            .wait = not_needed};

@@ -1,13 +1,327 @@
-/* LAMB. */
+/*
+ * 1-bit LAMB: what is its own.
+ *
+ * What a step moves, in bytes a parameter, besides the messages. Warm-up: 28 of LAMB (mean
+ * gradient, moments and parameters are read, moments and the update written) and 12 of LAMB_MOVE,
+ * which has to wait for the tensor's norms. Compressed: 12 of what goes out (kept value, gradient,
+ * kept value), 16 of LAMB_FRESH (reciprocal and parameters are read, the fresh variance read and
+ * written), and, as the factor is of all elements of the tensor, 12 of APPLY in a pass of its own.
+ * The two messages that LAMB_FRESH compares are a quarter of a byte.
+ */
 #include "onebit/lamb.h"
 
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+
 #include "base/error.h"
+#include "base/memory.h"
 #include "optimizers/optimizer.h"
+
+/* --- The numbers of tensors, on the host */
+
+/* Which tensor begins with the unit's piece k, and where the next one does; false after the last. */
+static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                        size_t *k, size_t *tensor) {
+  size_t pieces = unit->bits->layout.pieces;
+  *tensor = *k < pieces ? unit->tensor_of[*k] : optimizer->tensor_count;
+  while (*k < pieces && unit->tensor_of[*k] == *tensor)
+    ++*k;
+  return *tensor < optimizer->tensor_count;
+}
+
+static onebit_status_t sum_of(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                              size_t tensor, int which, double *sum) {
+  const struct ob_tensor *of = &optimizer->tensors[tensor];
+  return optimizer->place->sum(optimizer, unit, which, of->first_block, of->end_block, sum);
+}
+
+static onebit_status_t warm(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t tensor,
+                            double *ratio) {
+  struct ob_lamb *lamb = optimizer->own;
+  double parameters, updates;
+  OB_TRY(sum_of(optimizer, unit, tensor, 1, &parameters));
+  OB_TRY(sum_of(optimizer, unit, tensor, 2, &updates));
+  *ratio = ob_lamb_warm(&lamb->coefficients[tensor], parameters, updates, &lamb->limits);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                               size_t tensor, double *ratio) {
+  struct ob_lamb *lamb = optimizer->own;
+  double plain, updates, largest, *factor = &lamb->factors[tensor];
+  OB_TRY(sum_of(optimizer, unit, tensor, 1, &plain));
+  OB_TRY(sum_of(optimizer, unit, tensor, 2, &updates));
+  OB_TRY(sum_of(optimizer, unit, tensor, OB_LARGEST, &largest));
+  *factor = ob_lamb_correct(*factor, plain, updates, largest, &lamb->limits);
+  *ratio = lamb->coefficients[tensor] * *factor;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                 enum ob_lamb_stage stage) {
+  size_t tensor;
+  for (size_t k = 0, first = 0; next_tensor(optimizer, unit, &k, &tensor); first = k) {
+    double ratio;
+    OB_TRY(stage == OB_LAMB_WARM ? warm(optimizer, unit, tensor, &ratio)
+                                 : correct(optimizer, unit, tensor, &ratio));
+    for (size_t i = first; i < k; i++)
+      unit->learning_rates[i] =
+          ob_lamb_rate(optimizer->step.learning_rate, unit->factors[i], ratio);
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t level_of(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                size_t tensor, double *level) {
+  double squares;
+  OB_TRY(sum_of(optimizer, unit, tensor, 0, &squares));
+  *level = ob_lamb_level(squares, optimizer->tensors[tensor].count);
+  return ONEBIT_OK;
+}
+
+/* The mean is that of the tensors that have momentum. */
+static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  struct ob_lamb *lamb = optimizer->own;
+  double level, total = 0;
+  size_t count = 0, tensor;
+  for (size_t k = 0; next_tensor(optimizer, unit, &k, &tensor);) {
+    OB_TRY(level_of(optimizer, unit, tensor, &level));
+    total += level;
+    count += level > 0;
+  }
+  for (size_t k = 0; next_tensor(optimizer, unit, &k, &tensor);) {
+    OB_TRY(level_of(optimizer, unit, tensor, &level));
+    lamb->scalings[tensor] = (double)ob_lamb_scaling(total / (double)count, level);
+  }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                enum ob_lamb_stage stage) {
+  return stage == OB_LAMB_SCALE ? set_scalings(optimizer, unit) : set_rates(optimizer, unit, stage);
+}
+
+/* Padding keeps its 0. */
+static void take_scalings(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  const struct ob_lamb *lamb = optimizer->own;
+  for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+    if (unit->tensor_of[k] < optimizer->tensor_count)
+      unit->scalings[k] = (float)lamb->scalings[unit->tensor_of[k]];
+}
+
+/* --- Steps */
+
+static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                            enum ob_pass_kind kind) {
+  return ob_unit_pass(optimizer, unit, kind, optimizer->steps + 1);
+}
+
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  OB_TRY(pass(optimizer, unit, OB_PASS_LAMB));
+  OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_WARM));
+  return pass(optimizer, unit, OB_PASS_LAMB_MOVE);
+}
+
+/* One rank alone, where it does not compress, goes on with a frozen variance. */
+static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  OB_TRY(pass(optimizer, unit, OB_PASS_LAMB_FROZEN));
+  OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_CORRECT));
+  return pass(optimizer, unit, OB_PASS_LAMB_MOVE);
+}
+
+static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
+  return optimizer->frozen_at && ob_optimizer_compresses(optimizer) ? OB_EXCHANGE_BITS
+                                                                    : OB_EXCHANGE_DENSE;
+}
+
+/* The factor is of all elements of a tensor: nothing is applied before all are here. Scalings may
+ * have come from a checkpoint. */
+static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
+  take_scalings(optimizer, unit);
+  ob_momentum_call(optimizer, unit, OB_PASS_APPLY, call);
+  call->hold = true;
+}
+
+/* Compares the momentum that has come with the one before, which in the first compressed step is no
+ * message yet: the freeze left it, times beta1, in the kept values, and the exchange has only
+ * written their other copy. */
+static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  struct ob_pass_sink sink =
+      ob_unit_sink(optimizer, unit, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
+  if (optimizer->steps == optimizer->frozen_at)
+    sink.last_values = unit->arrays[OB_MOMENTUM];
+  ob_plan_visit(unit->bits, &sink);
+  return optimizer->place->lamb(optimizer, unit, OB_LAMB_CORRECT);
+}
+
+static onebit_status_t each(struct onebit_optimizer *optimizer,
+                            onebit_status_t (*of)(struct onebit_optimizer *optimizer,
+                                                  struct ob_unit *unit)) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (!optimizer->units[u].uncompressed)
+      OB_TRY(of(optimizer, &optimizer->units[u]));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t update(struct onebit_optimizer *optimizer) {
+  bool sent_bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
+  if (sent_bits)
+    OB_TRY(each(optimizer, compare));
+  OB_TRY(ob_units_apply(optimizer));
+  if (!sent_bits)
+    OB_TRY(each(optimizer, optimizer->frozen_at ? frozen : dense));
+  return ONEBIT_OK;
+}
+
+/* Scalings are for tensors that share one scale. */
+static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  if (unit->bits->work.one_scale && ob_optimizer_compresses(optimizer)) {
+    OB_TRY(ob_unit_pass(optimizer, unit, OB_PASS_POWER, optimizer->steps));
+    OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_SCALE));
+    take_scalings(optimizer, unit);
+  }
+  return ob_unit_pass(optimizer, unit, OB_PASS_LAMB_FREEZE, optimizer->steps);
+}
+
+static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+  bool due;
+  OB_TRY(ob_freeze_is_due(optimizer, &due));
+  if (!due)
+    return ONEBIT_OK;
+  OB_TRY(each(optimizer, freeze));
+  optimizer->frozen_at = optimizer->steps;
+  return ONEBIT_OK;
+}
+
+static size_t numbers(struct onebit_optimizer *optimizer,
+                      struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+  struct ob_lamb *lamb = optimizer->own;
+  const struct ob_lamb_limits *limits = &lamb->limits;
+  list[0] = (struct ob_numbers){.kind = OB_NUMBERS_DOUBLE,
+                                .at = lamb->coefficients,
+                                .count = lamb->count,
+                                .most = limits->coefficient_most};
+  list[1] = (struct ob_numbers){.kind = OB_NUMBERS_DOUBLE,
+                                .at = lamb->factors,
+                                .count = lamb->count,
+                                .least = fmin(limits->factor_least, 1),
+                                .most = fmax(limits->factor_most, 1)};
+  list[2] = (struct ob_numbers){.kind = OB_NUMBERS_DOUBLE,
+                                .at = lamb->scalings,
+                                .count = lamb->count,
+                                .least = (double)FLT_TRUE_MIN,
+                                .most = (double)FLT_MAX};
+  return 3;
+}
+
+static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t tensor,
+                            onebit_tensor_statistics_t *statistics) {
+  const struct ob_lamb *lamb = optimizer->own;
+  statistics->coefficient = lamb->coefficients[tensor];
+  statistics->factor = lamb->factors[tensor];
+  return ONEBIT_OK;
+}
+
+static const struct ob_method method = {.name = "lamb",
+                                        .momentum = true,
+                                        .fused = true,
+                                        .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
+                                        .dense = dense,
+                                        .exchange = exchange,
+                                        .call = call,
+                                        .update = update,
+                                        .advance = advance,
+                                        .tell = tell,
+                                        .numbers = numbers};
+
+/* --- Options */
+
+static onebit_status_t check_order(const char *least_name, double least, const char *most_name,
+                                   double most) {
+  OB_TRY(ob_check_positive(least_name, least));
+  OB_TRY(ob_check_positive(most_name, most));
+  if (least > most)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, more than %s, which is %g", least_name, least,
+                    most_name, most);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t resolve_limits(const onebit_lamb_options_t *options,
+                                      struct ob_lamb_limits *limits) {
+  *limits =
+      (struct ob_lamb_limits){.coefficient_least = ob_given_or(options->coefficient_least, 0.01),
+                              .coefficient_most = ob_given_or(options->coefficient_most, 10),
+                              .coefficient_beta = ob_given_or(options->coefficient_beta, 0.9),
+                              .factor_least = ob_given_or(options->factor_least, 0.5),
+                              .factor_most = ob_given_or(options->factor_most, 4),
+                              .factor_change = ob_given_or(options->factor_change, 0.1)};
+  OB_TRY(check_order("coefficient_least", limits->coefficient_least, "coefficient_most",
+                     limits->coefficient_most));
+  OB_TRY(ob_check_fraction("coefficient_beta", limits->coefficient_beta));
+  OB_TRY(check_order("factor_least", limits->factor_least, "factor_most", limits->factor_most));
+  return ob_check_fraction("factor_change", limits->factor_change);
+}
+
+static onebit_status_t resolve(const onebit_lamb_options_t *given, struct ob_recipe *recipe,
+                               struct ob_lamb_limits *limits) {
+  static const onebit_lamb_options_t defaults = ONEBIT_LAMB_OPTIONS_INIT;
+  const onebit_lamb_options_t *options = given ? given : &defaults;
+  if (options->size != sizeof *options)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "options->size is %zu, not %zu: start from ONEBIT_LAMB_OPTIONS_INIT",
+                    options->size, sizeof *options);
+  recipe->common = options->common;
+  recipe->moments = (struct ob_moments){.beta1 = options->beta1,
+                                        .beta2 = options->beta2,
+                                        .epsilon = options->epsilon,
+                                        .no_bias_correction = options->no_bias_correction,
+                                        .freeze_step = options->freeze_step,
+                                        .freeze_threshold = options->freeze_threshold};
+  OB_TRY(ob_moments_resolve(&recipe->moments, options->common.profile));
+  return resolve_limits(options, limits);
+}
+
+/* All in one array. Without memory for it the recipe fails. */
+static void make_own(struct ob_recipe *recipe, const struct ob_lamb_limits *limits, size_t count) {
+  size_t head = sizeof(struct ob_lamb);
+  bool fits = count <= (SIZE_MAX - head) / (3 * sizeof(double));
+  struct ob_lamb *lamb = fits ? ob_allocate(1, head + 3 * count * sizeof(double)) : NULL;
+  recipe->own = lamb;
+  if (!lamb) {
+    if (recipe->status == ONEBIT_OK)
+      recipe->status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu tensors", count);
+    return;
+  }
+  double *numbers = (double *)(void *)(lamb + 1);
+  *lamb = (struct ob_lamb){*limits, count, numbers, numbers + count, numbers + 2 * count};
+  for (size_t t = 0; t < count; t++)
+    lamb->factors[t] = lamb->scalings[t] = 1;
+}
 
 onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lamb_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  (void)comm, (void)tensors, (void)ntensors, (void)options;
-  *optimizer = NULL;
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "not built yet");
+  struct ob_recipe recipe = {.method = &method};
+  struct ob_lamb_limits limits = {0};
+  recipe.status = resolve(options, &recipe, &limits);
+  make_own(&recipe, &limits, ntensors);
+  const struct ob_moments *moments = &recipe.moments;
+  const struct ob_term terms[] = {
+      {"beta1 (as bits)", ob_bits_of_double(moments->beta1)},
+      {"beta2 (as bits)", ob_bits_of_double(moments->beta2)},
+      {"epsilon (as bits)", ob_bits_of_double(moments->epsilon)},
+      {"freeze_step", moments->freeze_step},
+      {"freeze_threshold (as bits)", ob_bits_of_double(moments->freeze_threshold)},
+      {"no_bias_correction", moments->no_bias_correction},
+      {"coefficient_most (as bits)", ob_bits_of_double(limits.coefficient_most)},
+      {"coefficient_least (as bits)", ob_bits_of_double(limits.coefficient_least)},
+      {"coefficient_beta (as bits)", ob_bits_of_double(limits.coefficient_beta)},
+      {"factor_most (as bits)", ob_bits_of_double(limits.factor_most)},
+      {"factor_least (as bits)", ob_bits_of_double(limits.factor_least)},
+      {"factor_change (as bits)", ob_bits_of_double(limits.factor_change)},
+  };
+  recipe.terms = terms;
+  recipe.term_count = sizeof terms / sizeof terms[0];
+  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
 }

@@ -17,7 +17,7 @@ onebit_status_t ob_check_fraction(const char *name, double value) {
 }
 
 onebit_status_t ob_check_positive(const char *name, double value) {
-  if (!(value > 0) || isinf(value) || (float)value == 0)
+  if (!(value > 0) || isinf((float)value) || (float)value == 0)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not a positive float", name, value);
   return ONEBIT_OK;
 }
@@ -44,6 +44,16 @@ static onebit_status_t check_dtype(const char *name, onebit_dtype_t dtype) {
   return ONEBIT_OK;
 }
 
+static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *options) {
+  double first = options->loss_scale_first, least = options->loss_scale_least;
+  OB_TRY(ob_check_positive("loss_scale_least", least));
+  if (first != 0 && !(first >= 1 && first >= least && first <= OB_MOST_LOSS_SCALE))
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "loss_scale_first is %g, not from 1 and from loss_scale_least, %g, to 2^64",
+                    first, least);
+  return ONEBIT_OK;
+}
+
 static onebit_status_t resolve(const onebit_optimizer_options_t *given,
                                onebit_optimizer_options_t *options) {
   *options = *given;
@@ -54,14 +64,9 @@ static onebit_status_t resolve(const onebit_optimizer_options_t *given,
   OB_TRY(check_dtype("gradient_dtype", options->gradient_dtype));
   OB_TRY(check_dtype("parameter_dtype", options->parameter_dtype));
   OB_TRY(ob_check_positive("gradient_factor", options->gradient_factor));
-  OB_TRY(ob_check_positive("loss_scale_least", options->loss_scale_least));
   if (options->clip_norm != 0)
     OB_TRY(ob_check_positive("clip_norm", options->clip_norm));
-  if (options->loss_scale_first != 0 && !(options->loss_scale_first >= options->loss_scale_least &&
-                                          !isinf(options->loss_scale_first)))
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "loss_scale_first is %g, not a finite number from loss_scale_least, %g, on",
-                    options->loss_scale_first, options->loss_scale_least);
+  OB_TRY(check_loss_scale(options));
   if (options->bucket_size && options->profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "profile is ONEBIT_PROFILE_DEEPSPEED, bucket_size is %zu: what is compressed "
@@ -319,6 +324,8 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_recipe *
   status = agree(optimizer, comm, recipe, status, tensors, ntensors);
   if (status == ONEBIT_OK)
     status = ob_units_create(optimizer, tensors, &shape, counts);
+  if (status == ONEBIT_OK)
+    status = ob_weigh_create(optimizer);
   ob_release(counts);
   if (status != ONEBIT_OK) {
     onebit_optimizer_destroy(optimizer);
@@ -333,6 +340,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
     return;
   ob_optimizer_abandon(optimizer);
   ob_units_destroy(optimizer);
+  ob_weigh_destroy(optimizer);
   if (optimizer->method->destroy)
     optimizer->method->destroy(optimizer);
   ob_release(optimizer->own);

@@ -22,6 +22,8 @@
 #include "collectives/plan.h"
 #include "onebit/adam.h"
 #include "onebit/optimizer.h"
+#include "onebit/statistics.h"
+#include "optimizers/lamb_tensor.h"
 
 /* What a step sends of the gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
@@ -54,7 +56,8 @@ struct ob_unit {
 
 struct ob_tensor {
   size_t unit, count;
-  bool ready; /* in this step */
+  size_t first_block, end_block; /* of its unit's layout */
+  bool ready;                    /* in this step */
 };
 
 /* The status that counts among several, and its words. */
@@ -71,10 +74,18 @@ struct ob_step_state {
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
   size_t started; /* units */
+  /* Seconds: in onebit_optimizer_ready, and where the method brings what it sends to its place. */
+  double ready, prepare;
   bool on_stream;
   void *stream;
   /* This rank's mistakes, and once the exchanges are through what came of them. */
   struct ob_outcome outcome;
+};
+
+/* What the host's clock saw of the steps so far, in seconds. */
+struct ob_times {
+  double compress, network, update;
+  double all; /* the rest of it is what surrounds those three */
 };
 
 /* The table of places: where the arrays are, and who makes the local passes. */
@@ -94,6 +105,11 @@ struct ob_optimizer_place {
   /* Of the latest pass: sum number `which` of the blocks first .. end - 1, in their order. */
   onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
                          size_t first, size_t end, double *sum);
+  /* 1-bit LAMB (optimizer->own is a struct ob_lamb): from the sums of the latest pass to the
+   * numbers of the unit's tensors, and to the learning rates of what follows. A deferred place does
+   * it behind that pass. */
+  onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                          enum ob_lamb_stage stage);
   /* The gradient of a piece is somewhere else now: unit->gradients has it. */
   onebit_status_t (*repoint)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                              size_t piece);
@@ -103,23 +119,49 @@ struct ob_optimizer_place {
   onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
   /* For the passes of steps on streams. */
   onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
+  /* A checkpoint was loaded: arrays, steps and skipped are others. NULL: nothing else knows of
+   * them. */
+  onebit_status_t (*restored)(struct onebit_optimizer *optimizer);
 };
 
 extern const struct ob_optimizer_place ob_optimizer_place_host;
+
+/* The host's (lamb.c). */
+onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                enum ob_lamb_stage stage);
+
 #ifdef ONEBIT_HAVE_CUDA
 extern const struct ob_optimizer_place ob_optimizer_place_cuda;
 #endif
+
+/* Numbers of a method's own that a checkpoint has to have: `count` of them. What is loaded lies in
+ * least .. most. */
+enum ob_numbers_kind { OB_NUMBERS_UINT64, OB_NUMBERS_DOUBLE, OB_NUMBERS_FLOAT };
+
+struct ob_numbers {
+  enum ob_numbers_kind kind;
+  void *at;
+  size_t count;
+  double least, most;
+};
+
+enum { OB_NUMBERS_AT_MOST = 16 };
 
 /* The table of methods: what the optimizers do not have in common. */
 struct ob_method {
   const char *name;
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
+  bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
   unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* What the next step sends. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
+  /* Does that depend on how the steps before ended, in all stages? */
+  bool scheduled;
+  /* A unit is about to send bits: what it sends comes to its place. NULL: it is there. */
+  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
@@ -128,12 +170,22 @@ struct ob_method {
   /* A step is made and counted: does the stage change? NULL: nothing does. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
+  /* What it has to tell of a tensor besides norms: adds that. NULL: nothing. */
+  onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
+                          onebit_tensor_statistics_t *statistics);
+  /* For checkpoints. What it keeps besides the units' arrays: fills in the list, and says how long
+   * it is. NULL: nothing. */
+  size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+  /* Do parameters and momentum differ between ranks now? NULL: never. */
+  bool (*apart)(const struct onebit_optimizer *optimizer);
 };
 
 /* The numbers that the moments go by, with every default filled in. */
 struct ob_moments {
   double beta1, beta2, epsilon;
   bool no_bias_correction;
+  bool no_dampening;  /* a gradient goes into the momentum as it is, not times 1 - beta1 */
+  bool no_warmup;     /* the first step is compressed already; freeze_step is ONEBIT_FREEZE_NEVER */
   size_t freeze_step; /* as in onebit_adam_options_t */
   double freeze_threshold;
   onebit_adam_exchange_t exchange;
@@ -156,13 +208,21 @@ struct onebit_optimizer {
   size_t unit_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
+  uint64_t sent[2];      /* bytes, likewise: of calls that this host made */
+  struct ob_times times;
   struct ob_step_state step;
   /* Automatic freeze: norms of the variance after the last `window` steps, a ring. */
   double *norms, variance_ratio;
   size_t window;
   double loss_scale;   /* 1 without loss scaling */
   uint64_t good_steps; /* since the scale changed */
+  /* Clipping: the exchange of sums of squares, or NULL; this rank's, and the mean of all. */
+  onebit_plan_t squares;
+  float *square[2];
   double gradient_norm;
+  /* Deferred: skipped because of the norm, before the units' exchanges, whose place counts what
+   * they skip. */
+  uint64_t skipped_by_norm;
   uint64_t own_bytes;
 };
 
@@ -210,9 +270,15 @@ onebit_status_t ob_units_set_gradient(struct onebit_optimizer *optimizer, size_t
 /* In profile deepspeed one rank alone does not compress; it freezes the variance all the same. */
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer);
 
+/* What the step being made returns in the end, unless something more serious happens to it. */
+onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status);
+
 /* What the unit sends in the step being made. */
 enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit);
+
+/* Is the step being made one of which no rank tells another anything? */
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 /* On a stream of the device, or without. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
@@ -228,8 +294,17 @@ onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer);
 void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
 
 /* What gradients of the step being made are multiplied with (weigh.c): collective where there is
- * clipping. Sets step.gradient_factor. */
-onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer);
+ * clipping, and then `status` is how this rank fares so far, with the latest words. Sets
+ * step.gradient_factor. */
+onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
+
+/* What clipping needs, once the units are made: collective. */
+onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);
+void ob_weigh_destroy(struct onebit_optimizer *optimizer);
+
+/* Beyond this no loss scale helps: gradients of float16 are infinite long before, and those of
+ * float32 and bfloat16 have exponents enough without one. */
+#define OB_MOST_LOSS_SCALE 0x1p64
 
 /* After a step, made or skipped: the loss scale follows. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped);
@@ -257,6 +332,9 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                       enum ob_pass_kind kind, struct ob_call *call);
 
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
+
+/* Is the warm-up over? Where there is none, frozen_at stays 0. */
+bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer);
 
 /* The number of the warm-up's last step, unless that is found from the variance. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);

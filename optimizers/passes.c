@@ -7,7 +7,7 @@ struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, u
   struct ob_pass_factors factors = {
       .adam = {.beta1 = (float)moments->beta1,
                .beta2 = (float)moments->beta2,
-               .one_minus_beta1 = (float)(1 - moments->beta1),
+               .one_minus_beta1 = moments->no_dampening ? 1 : (float)(1 - moments->beta1),
                .one_minus_beta2 = (float)(1 - moments->beta2),
                .momentum_factor = 1,
                .variance_factor = 1,
@@ -76,7 +76,7 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
   const struct ob_pass_factors *factors = &unit->sink.factors;
   call->source.momentum = true;
   call->source.decay = factors->adam.beta1;
-  call->source.weight = factors->adam.one_minus_beta1 * factors->gradient_factor;
+  call->source.weight = factors->adam.one_minus_beta1;
   call->source.scalings = unit->scalings;
   call->sink = &unit->sink;
   call->hold = optimizer->unit_count > 1;

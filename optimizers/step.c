@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
@@ -41,6 +42,10 @@ onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
   return status;
 }
 
+onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status) {
+  return note(&optimizer->step, status);
+}
+
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
@@ -50,14 +55,24 @@ enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
   return unit->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
 }
 
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange != OB_EXCHANGE_NONE)
+    return false;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].uncompressed)
+      return false;
+  return true;
+}
+
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return (struct ob_call){.source = {.inputs = unit->gradients, .weight = 1},
-                          .outputs = unit->means,
-                          .agreed = ob_bits_of(optimizer->step.learning_rate),
-                          .agreed_name = "learning_rate",
-                          .on_stream = optimizer->step.on_stream,
-                          .stream = optimizer->step.stream,
-                          .hold = optimizer->unit_count > 1 && optimizer->deferred};
+  return (struct ob_call){
+      .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
+      .outputs = unit->means,
+      .agreed = ob_bits_of(optimizer->step.learning_rate),
+      .agreed_name = "learning_rate",
+      .on_stream = optimizer->step.on_stream,
+      .stream = optimizer->step.stream,
+      .hold = optimizer->unit_count > 1 && optimizer->deferred};
 }
 
 static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
@@ -67,9 +82,18 @@ static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_un
   return call;
 }
 
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  double began = ob_seconds();
+  onebit_status_t status = optimizer->method->prepare(optimizer, unit);
+  optimizer->step.prepare += ob_seconds() - began;
+  return status;
+}
+
 static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  if (bits && optimizer->method->prepare)
+    note(step, prepare(optimizer, unit));
   struct ob_call call = bits ? bits_call(optimizer, unit) : dense_call(optimizer, unit);
   note(step, optimizer->place->prepare(optimizer, unit, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
@@ -79,9 +103,29 @@ static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   step->started++;
 }
 
+/* The exchange is over, in `seconds` besides those in ready: what the plans did not spend on their
+ * own work was the network's. They may also have worked elsewhere, in onebit_progress or in a
+ * thread of its own, and then that is less than nothing. */
+static void count_times(struct onebit_optimizer *optimizer, double seconds) {
+  struct ob_spent spent = {0};
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    const struct onebit_plan *plans[] = {optimizer->units[u].bits, optimizer->units[u].dense};
+    for (size_t k = 0; k < 2; k++) {
+      spent.compress += plans[k]->spent.compress;
+      spent.apply += plans[k]->spent.apply;
+    }
+  }
+  spent.compress += optimizer->step.prepare;
+  double network = optimizer->step.ready + seconds - spent.compress - spent.apply;
+  optimizer->times.compress += spent.compress;
+  optimizer->times.update += spent.apply;
+  optimizer->times.network += network > 0 ? network : 0;
+}
+
 /* Starts the units that have not been started, the last one first, and waits for all. */
 static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
   struct ob_step_state *step = &optimizer->step;
+  double began = ob_seconds();
   for (size_t u = optimizer->unit_count; u-- > 0;) {
     struct ob_unit *unit = &optimizer->units[u];
     if (!unit->started && ob_unit_exchange(optimizer, unit) != OB_EXCHANGE_NONE)
@@ -91,10 +135,13 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
     struct ob_unit *unit = &optimizer->units[u];
     bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
     onebit_plan_t plan = bits ? unit->bits : unit->dense;
-    if (unit->started)
-      note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
+    if (!unit->started)
+      continue;
+    note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
+    optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
   }
   step->open = false;
+  count_times(optimizer, ob_seconds() - began);
   return tell(&step->outcome);
 }
 
@@ -114,15 +161,17 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
-    optimizer->units[u].waiting = optimizer->units[u].filled;
-    optimizer->units[u].started = false;
+    struct ob_unit *unit = &optimizer->units[u];
+    unit->waiting = unit->filled;
+    unit->started = false;
+    unit->bits->spent = unit->dense->spent = (struct ob_spent){0};
   }
 }
 
 /* Once a step; with clipping, when all gradients are there. */
 static onebit_status_t weigh(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
-  return ob_optimizer_weigh(optimizer);
+  return ob_optimizer_weigh(optimizer, tell(&optimizer->step.outcome));
 }
 
 static onebit_status_t check_rate(float learning_rate) {
@@ -143,10 +192,12 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "optimizer is on a device: make its steps in one go");
   OB_TRY(check_rate(learning_rate));
+  double began = ob_seconds();
   begin(optimizer, learning_rate);
   if (optimizer->options.clip_norm == 0)
     OB_TRY(weigh(optimizer));
   optimizer->step.open = true;
+  optimizer->times.all += ob_seconds() - began;
   return ONEBIT_OK;
 }
 
@@ -172,12 +223,16 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
                     "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
                     tensor);
   OB_TRY(note(&optimizer->step, check_tensor(optimizer, tensor)));
+  double began = ob_seconds();
   struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
   optimizer->tensors[tensor].ready = true;
   if (optimizer->tensors[tensor].count && --unit->waiting == 0 &&
       optimizer->step.started + 1 < optimizer->unit_count && may_start_early(optimizer, unit))
     start(optimizer, unit);
   ob_engine_advance(optimizer->comm->engine);
+  double seconds = ob_seconds() - began;
+  optimizer->step.ready += seconds;
+  optimizer->times.all += seconds;
   return ONEBIT_OK;
 }
 
@@ -194,7 +249,9 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
  * this step may be beyond it. */
 static bool must_catch_up(const struct onebit_optimizer *optimizer) {
-  return optimizer->unknown && !optimizer->frozen_at &&
+  if (optimizer->method->scheduled)
+    return optimizer->unknown > 0;
+  return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
           optimizer->steps >= ob_freeze_last_step(optimizer));
 }
@@ -207,6 +264,7 @@ static onebit_status_t advance(onebit_optimizer_t optimizer) {
 static onebit_status_t learn(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
   optimizer->place->counts(optimizer, &optimizer->steps, &optimizer->skipped);
+  optimizer->skipped += optimizer->skipped_by_norm;
   optimizer->unknown = 0;
   optimizer->step.on_stream = false; /* the step is over, and its stream perhaps gone */
   ob_optimizer_rescale(optimizer, optimizer->steps - known, optimizer->skipped - skipped);
@@ -233,6 +291,7 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
 static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   if (status == ONEBIT_SKIPPED) {
     optimizer->skipped++;
+    optimizer->skipped_by_norm++;
     ob_optimizer_rescale(optimizer, 0, 1);
   }
   return status;
@@ -245,7 +304,8 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-/* What follows the exchange of a step, in the stage that it is in. */
+/* What follows the exchange of a step, in the stage that it is in. A step that is made may still
+ * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
@@ -255,14 +315,16 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    ob_optimizer_rescale(optimizer, 1, 0);
+    onebit_status_t alone = optimizer->step.outcome.status;
+    ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
     OB_TRY(advance(optimizer));
   }
-  return optimizer->place->finish(optimizer);
+  OB_TRY(optimizer->place->finish(optimizer));
+  return tell(&optimizer->step.outcome);
 }
 
-onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
-                                     bool on_stream, void *stream) {
+static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
+                                 void *stream) {
   if (must_catch_up(optimizer))
     OB_TRY(ob_optimizer_catch_up(optimizer));
   if (optimizer->step.open) {
@@ -276,7 +338,21 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
-  return status == ONEBIT_OK ? update(optimizer) : give_up(optimizer, status);
+  /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
+  if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
+    return give_up(optimizer, status);
+  double began = ob_seconds();
+  status = update(optimizer);
+  optimizer->times.update += ob_seconds() - began;
+  return status;
+}
+
+onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
+                                     bool on_stream, void *stream) {
+  double began = ob_seconds();
+  onebit_status_t status = make_step(optimizer, learning_rate, on_stream, stream);
+  optimizer->times.all += ob_seconds() - began;
+  return status;
 }
 
 /* Its status is its own: that of steps on streams before it stays for who asks for theirs. */
@@ -285,7 +361,9 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
   struct ob_outcome before = optimizer->outcome;
   optimizer->outcome.status = ONEBIT_OK;
   ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, NULL));
+  double began = ob_seconds();
   onebit_status_t status = ob_optimizer_catch_up(optimizer);
+  optimizer->times.all += ob_seconds() - began;
   if (status == ONEBIT_OK)
     status = ob_optimizer_take_outcome(optimizer);
   optimizer->outcome = before;
@@ -305,5 +383,7 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
     return;
   note(&optimizer->step,
        ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
+  if (!optimizer->step.weighed)
+    note(&optimizer->step, weigh(optimizer));
   exchange(optimizer);
 }

@@ -1,10 +1,20 @@
 /* Units: which tensors are exchanged together, and the memory of that. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "optimizers/fused.h"
 #include "optimizers/optimizer.h"
 
+/* Elements that are converted to master values at a time. */
+#define MASTERS_AT_ONCE ((size_t)65536)
+
+/* In profile deepspeed each tensor is compressed by itself, or all of them in one buffer. */
 static bool separate(const struct onebit_optimizer *optimizer) {
-  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
+  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && !optimizer->method->fused;
+}
+
+static bool is_fused(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
+  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && optimizer->method->fused &&
+         !unit->uncompressed;
 }
 
 static bool is_uncompressed(const struct onebit_optimizer *optimizer,
@@ -82,6 +92,11 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_u
       if (!unit->arrays[slot])
         return no_memory(layout);
     }
+  if (optimizer->options.parameter_dtype != ONEBIT_FLOAT32) {
+    unit->masters = take_from(optimizer, memory, layout->words, OB_LANES * sizeof(float));
+    if (!unit->masters)
+      return no_memory(layout);
+  }
   for (int k = 0; k < OB_SUMS; k++) {
     unit->sums[k] = take_from(optimizer, memory, layout->blocks, sizeof(double));
     if (!unit->sums[k])
@@ -108,10 +123,27 @@ static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_uni
   return allocate_arrays(optimizer, unit);
 }
 
+/* --- Where pieces lie */
+
 static const void *gradient_at(const struct onebit_optimizer *optimizer, const void *gradient,
                                size_t offset) {
   size_t bytes = offset * ob_dtype_size(optimizer->options.gradient_dtype);
   return gradient ? (const char *)gradient + bytes : NULL;
+}
+
+/* The arrays of a piece that is not all padding. */
+static void place_arrays(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k,
+                         const onebit_tensor_t *tensor, size_t offset) {
+  size_t word = unit->bits->layout.piece[k].first_word;
+  char *caller =
+      (char *)tensor->parameter + offset * ob_dtype_size(optimizer->options.parameter_dtype);
+  unit->gradients[k] = gradient_at(optimizer, tensor->gradient, offset);
+  if (unit->masters) {
+    unit->parameters[k] = unit->masters + word * OB_LANES;
+    unit->copies[k] = caller;
+  } else {
+    unit->parameters[k] = (float *)(void *)caller;
+  }
 }
 
 /* Where piece k of the unit lies: it begins `offset` elements into tensor t. */
@@ -119,15 +151,24 @@ static void place_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit
                         const onebit_tensor_t *tensors, size_t t, size_t offset) {
   const struct ob_piece *piece = &unit->bits->layout.piece[k];
   const onebit_tensor_t *tensor = &tensors[t];
-  bool real = piece->valid > 0;
-  unit->parameters[k] = real ? (float *)tensor->parameter + offset : NULL;
-  unit->gradients[k] = real ? gradient_at(optimizer, tensor->gradient, offset) : NULL;
+  if (piece->valid)
+    place_arrays(optimizer, unit, k, tensor, offset);
   unit->means[k] = unit->arrays[OB_SCRATCH] + piece->first_word * OB_LANES;
   float factor = tensor->learning_rate_factor;
   unit->factors[k] = factor == 0 ? 1 : factor;
   unit->weight_decays[k] = tensor->weight_decay;
   unit->scalings[k] = 1;
   unit->tensor_of[k] = t;
+  if (offset == 0)
+    optimizer->tensors[t].first_block = piece->first_block;
+  optimizer->tensors[t].end_block = piece[1].first_block;
+}
+
+/* Padding that is no tensor's: its momentum stays as it is. */
+static void place_padding(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k) {
+  unit->means[k] = unit->arrays[OB_SCRATCH] + unit->bits->layout.piece[k].first_word * OB_LANES;
+  unit->factors[k] = 1;
+  unit->tensor_of[k] = optimizer->tensor_count;
 }
 
 /* How far into its tensor a piece begins: pieces of a tensor follow each other. */
@@ -150,23 +191,68 @@ onebit_status_t ob_units_set_gradient(onebit_optimizer_t optimizer, size_t tenso
   return ONEBIT_OK;
 }
 
-/* The plans of a unit: collective. */
+/* The plans of a unit: collective. `status` is how this rank fares so far. Messages that are dense
+ * have other elements of the pieces. */
 static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit *unit,
-                                    const struct ob_plan_shape *shape, size_t count) {
+                                    onebit_status_t status, const struct ob_plan_shape *shape,
+                                    const size_t *dense_counts, size_t count) {
   struct ob_plan_shape bits = *shape, dense = *shape;
   bits.momentum = optimizer->method->momentum;
+  dense.counts = dense_counts;
+  bits.served = true;
   dense.windowed = true;
   dense.one_scale = dense.share_a_piece = false;
+  dense.share_pieces = NULL;
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &bits, count, &unit->bits));
+  dense.output_dtype = ONEBIT_FLOAT32; /* the mean gradient */
+  OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
+  unit->bits->clocked = unit->dense->clocked = true;
   return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
 }
 
-/* What the place needs to know of the unit, now that its pieces are placed: collective. */
+/* Master values of `count` elements that lie in the kind of memory that the unit's arrays are in;
+ * `room` on the host is for as many, in their type and then as float32. */
+static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dtype, float *master,
+                               const void *parameter, size_t count, float *room) {
+  uint16_t *given = (uint16_t *)(void *)(room + MASTERS_AT_ONCE);
+  OB_TRY(memory->copy(given, parameter, count * sizeof *given));
+  for (size_t i = 0; i < count; i++)
+    room[i] = ob_load(given, i, dtype);
+  return memory->copy(master, room, count * sizeof *room);
+}
+
+static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                    float *room) {
+  const struct ob_memory *memory = unit->bits->place->kept;
+  for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
+    size_t many = MASTERS_AT_ONCE;
+    size_t valid = unit->parameters[k] ? unit->bits->layout.piece[k].valid : 0;
+    for (size_t i = 0; i < valid; i += many)
+      OB_TRY(convert(memory, optimizer->options.parameter_dtype, unit->parameters[k] + i,
+                     (const uint16_t *)unit->copies[k] + i, valid - i < many ? valid - i : many,
+                     room));
+  }
+  return ONEBIT_OK;
+}
+
+/* This happens once: the host converts for a device too, a part at a time. */
+static onebit_status_t make_masters(const struct onebit_optimizer *optimizer,
+                                    struct ob_unit *unit) {
+  float *room = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
+  onebit_status_t status =
+      room ? fill_masters(optimizer, unit, room) : no_memory(&unit->bits->layout);
+  ob_release(room);
+  return status;
+}
+
+/* What is left once the unit's pieces are placed: collective. */
 static onebit_status_t complete(onebit_optimizer_t optimizer, struct ob_unit *unit) {
-  return ob_agree(optimizer->comm, optimizer->place->create(optimizer, unit), NULL, 0);
+  onebit_status_t status = unit->masters ? make_masters(optimizer, unit) : ONEBIT_OK;
+  if (status == ONEBIT_OK)
+    status = optimizer->place->create(optimizer, unit);
+  return ob_agree(optimizer->comm, status, NULL, 0);
 }
 
 /* A bucket, or the tensors that stay uncompressed. */
@@ -180,7 +266,7 @@ static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t u,
       total += counts[pieces++] = tensors[t].count;
   shape->pieces = pieces;
   shape->counts = counts;
-  OB_TRY(create_plans(optimizer, unit, shape, total));
+  OB_TRY(create_plans(optimizer, unit, ONEBIT_OK, shape, counts, total));
   for (size_t t = 0, k = 0; t < optimizer->tensor_count; t++)
     if (optimizer->tensors[t].unit == u)
       place_piece(optimizer, unit, k++, tensors, t, 0);
@@ -194,10 +280,37 @@ static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t t,
   struct ob_unit *unit = &optimizer->units[t];
   size_t ranks = (size_t)optimizer->comm->size;
   ob_plan_cut(shape, ranks, tensors[t].count, counts, counts + ranks);
-  OB_TRY(create_plans(optimizer, unit, shape, tensors[t].count));
+  OB_TRY(create_plans(optimizer, unit, ONEBIT_OK, shape, counts, tensors[t].count));
   for (size_t k = 0; k < shape->pieces; k++)
     place_piece(optimizer, unit, k, tensors, t, k * counts[0]);
   return complete(optimizer, unit);
+}
+
+static void place_fused(onebit_optimizer_t optimizer, struct ob_unit *unit,
+                        const onebit_tensor_t *tensors, const struct ob_fused *cut) {
+  for (size_t k = 0; k < cut->pieces; k++)
+    if (cut->real[k])
+      place_piece(optimizer, unit, k, tensors, cut->tensor[k], cut->offset[k]);
+    else
+      place_padding(optimizer, unit, k);
+}
+
+/* All tensors in one buffer, likewise. Dense messages go without the padding. */
+static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
+                                    const onebit_tensor_t *tensors,
+                                    const struct ob_plan_shape *shape) {
+  struct ob_unit *unit = &optimizer->units[u];
+  struct ob_plan_shape own = *shape;
+  struct ob_fused cut;
+  onebit_status_t status = ob_fused_cut(optimizer, u, &cut);
+  own.pieces = cut.pieces;
+  own.counts = cut.counts;
+  own.share_pieces = cut.share_pieces;
+  status = create_plans(optimizer, unit, status, &own, cut.real, cut.total);
+  if (status == ONEBIT_OK)
+    place_fused(optimizer, unit, tensors, &cut);
+  ob_fused_release(&cut);
+  return status == ONEBIT_OK ? complete(optimizer, unit) : status;
 }
 
 onebit_status_t ob_units_create(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
@@ -205,6 +318,8 @@ onebit_status_t ob_units_create(onebit_optimizer_t optimizer, const onebit_tenso
   for (size_t u = 0; u < optimizer->unit_count; u++)
     if (separate(optimizer))
       OB_TRY(create_padded(optimizer, u, tensors, shape, counts));
+    else if (is_fused(optimizer, &optimizer->units[u]))
+      OB_TRY(create_fused(optimizer, u, tensors, shape));
     else
       OB_TRY(create_bucket(optimizer, u, tensors, shape, counts));
   return ONEBIT_OK;

@@ -1,15 +1,140 @@
-/* What the gradients of a step count as: accumulation, loss scale, clipping. */
+/*
+ * What the gradients of a step count as: accumulation, loss scale, clipping.
+ *
+ * All of it is one factor a rank and step, which the exchanges multiply gradients with before they
+ * are added to anyone else's. Clipping wants the norm of all ranks' gradients first: a pass over
+ * them, 4 bytes a parameter read or 2, and a message with this rank's sum of squares to each other
+ * rank, or log2(ranks) of them (40 bytes of header and one word of 32 floats; everyone takes the
+ * mean, so it is one trip). A rank that is not well tells the others in that message, and again in
+ * those of the step's exchanges: every step has the same messages, however it ends, so that nobody
+ * waits for one that does not come.
+ */
+#include <math.h>
+
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer) {
-  optimizer->step.gradient_factor =
-      (float)(optimizer->options.gradient_factor / optimizer->loss_scale);
+/* --- The exchange of sums of squares */
+
+static onebit_status_t create_plan(struct onebit_optimizer *optimizer) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.wire = ONEBIT_WIRE_DENSE;
+  options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip, and every device has it */
+  options.device = optimizer->options.device;
+  options.threads = 1;
+  struct ob_plan_shape shape;
+  size_t count, valid;
+  onebit_status_t status = ob_plan_resolve(&options, &shape);
+  ob_plan_cut(&shape, (size_t)optimizer->comm->size, 1, &count, &valid);
+  return ob_plan_create(optimizer->comm, status, &shape, 1, &optimizer->squares);
+}
+
+/* Calls find their buffers where those of a plan on one buffer do. */
+static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
+  struct onebit_plan *plan = optimizer->squares;
+  for (int k = 0; k < 2; k++) {
+    optimizer->own_bytes += sizeof(float);
+    optimizer->square[k] = plan->place->kept->allocate(1, sizeof(float));
+    if (!optimizer->square[k])
+      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norm of the gradients");
+  }
+  plan->inputs[0] = optimizer->square[0];
+  plan->outputs[0] = optimizer->square[1];
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer) {
+  if (optimizer->options.clip_norm == 0)
+    return ONEBIT_OK;
+  OB_TRY(create_plan(optimizer));
+  return ob_agree(optimizer->comm, allocate_buffers(optimizer), NULL, 0);
+}
+
+void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
+  for (int k = 0; optimizer->squares && k < 2; k++)
+    optimizer->squares->place->kept->release(optimizer->square[k]);
+  onebit_plan_destroy(optimizer->squares);
+}
+
+/* The mean over the ranks of `own`. A rank without one has a status that says why. */
+static onebit_status_t exchange(struct onebit_optimizer *optimizer, onebit_status_t status,
+                                float own, float *mean) {
+  struct onebit_plan *plan = optimizer->squares;
+  const struct ob_memory *memory = plan->place->kept;
+  const struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
+                               .outputs = plan->outputs,
+                               .agreed = ob_bits_of(optimizer->step.learning_rate),
+                               .agreed_name = "learning_rate"};
+  if (status == ONEBIT_OK)
+    status = memory->copy(optimizer->square[0], &own, sizeof own);
+  OB_TRY(ob_plan_start(plan, status, &call));
+  optimizer->sent[OB_EXCHANGE_DENSE] += plan->wire_bytes;
+  OB_TRY(ob_plan_test(plan, true));
+  return memory->copy(mean, optimizer->square[1], sizeof *mean);
+}
+
+/* --- The norm */
+
+/* Added up by tensor, so that no bit of it depends on what is exchanged together. */
+static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *sum) {
+  *sum = 0;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    OB_TRY(ob_unit_pass(optimizer, &optimizer->units[u], OB_PASS_SQUARES, optimizer->steps + 1));
+  for (size_t t = 0; t < optimizer->tensor_count; t++) {
+    const struct ob_tensor *tensor = &optimizer->tensors[t];
+    double part;
+    OB_TRY(optimizer->place->sum(optimizer, &optimizer->units[tensor->unit], 0, tensor->first_block,
+                                 tensor->end_block, &part));
+    *sum += part;
+  }
+  return ONEBIT_OK;
+}
+
+/* Where a step sends nothing, there is only this rank to ask; and a gradient that is not finite is
+ * for the method to look at, since the step counts for the others. */
+static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_status_t status,
+                                   double *mean) {
+  double sum = 0;
+  float of_all;
+  if (status == ONEBIT_OK)
+    status = square_sum(optimizer, &sum);
+  if (!ob_optimizer_sends_nothing(optimizer)) {
+    OB_TRY(exchange(optimizer, status, (float)sum, &of_all));
+    *mean = (double)of_all;
+    return ONEBIT_OK;
+  }
+  *mean = isfinite(sum) ? sum : INFINITY;
+  return status;
+}
+
+onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status) {
+  double factor = optimizer->options.gradient_factor / optimizer->loss_scale, mean;
+  optimizer->step.gradient_factor = (float)factor;
+  if (optimizer->options.clip_norm == 0)
+    return ONEBIT_OK;
+  OB_TRY(mean_square(optimizer, status, &mean));
+  double norm = sqrt(mean);
+  optimizer->gradient_norm = norm;
+  if (norm > optimizer->options.clip_norm)
+    optimizer->step.gradient_factor = (float)(factor * (optimizer->options.clip_norm / norm));
+  return ONEBIT_OK;
+}
+
+/* --- The loss scale */
+
+/* Of several steps whose order is not known, one that was skipped is what counts. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped) {
-  (void)optimizer, (void)made, (void)skipped;
+  const onebit_optimizer_options_t *options = &optimizer->options;
+  if (options->loss_scale_first == 0)
+    return;
+  optimizer->good_steps = skipped ? 0 : optimizer->good_steps + made;
+  if (skipped)
+    optimizer->loss_scale = fmax(optimizer->loss_scale / 2, options->loss_scale_least);
+  if (optimizer->good_steps < options->loss_scale_interval)
+    return;
+  optimizer->good_steps = 0;
+  if (optimizer->loss_scale * 2 <= OB_MOST_LOSS_SCALE)
+    optimizer->loss_scale *= 2;
 }
 
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale) {

@@ -1,14 +1,292 @@
-/* 0/1 Adam. */
+/*
+ * 0/1 Adam: what is its own.
+ *
+ * Bytes of memory that a step reads and writes for a parameter, besides those of messages, where
+ * all is float32:
+ *
+ *   dense     36   gradient 4, mean 4; mean 4, momentum 8, variance 8, parameter 8
+ *   bits      32   gradient 4, kept value 8; momentum 8, variance 4, parameter 8
+ *   silent    28   a look at the gradient, 4; gradient 4, momentum 8, variance 4, parameter 8
+ *   meeting   56   gradient, momentum, variance, parameter, anchor and movement 4 each; movement 4,
+ *                  kept value 8; variance 4, anchor 8, momentum 4, parameter 4
+ *
+ * In profile deepspeed what was moved is one array more: 8 in a silent step and in a meeting.
+ */
 #include "onebit/zero_one_adam.h"
 
+#include <float.h>
+#include <math.h>
+
 #include "base/error.h"
+#include "base/memory.h"
 #include "optimizers/optimizer.h"
+#include "optimizers/zero_one_schedule.h"
+
+struct zero_one {
+  struct ob_zero_one_schedule schedule;
+  uint64_t updates; /* steps in which the variance was brought up to date */
+  uint64_t apart;   /* 1: parameters differ between ranks now */
+  /* Of the steps since they met last: learning rates, and these times the momentum's factor. */
+  double rates, corrected_rates;
+};
+
+static struct zero_one *own_of(const struct onebit_optimizer *optimizer) { return optimizer->own; }
+
+/* As the freeze was, whatever is asked for now: a checkpoint may have been loaded. If that is
+ * beyond the step after which to freeze, the variance stage ends with the next one. */
+static struct ob_zero_one_schedule schedule_of(const struct onebit_optimizer *optimizer) {
+  struct ob_zero_one_schedule schedule = own_of(optimizer)->schedule;
+  if (optimizer->frozen_at)
+    schedule.variance_freeze_step = optimizer->frozen_at;
+  else if (schedule.variance_freeze_step <= optimizer->steps)
+    schedule.variance_freeze_step = optimizer->steps + 1;
+  return schedule;
+}
+
+static bool is_deepspeed(const struct onebit_optimizer *optimizer) {
+  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
+}
+
+static bool is_local(const struct onebit_optimizer *optimizer) { return optimizer->frozen_at; }
+
+/* Of the step being made, or just made. One that cannot be a rate has been told of. */
+static double rate_of(const struct onebit_optimizer *optimizer) {
+  float rate = optimizer->step.learning_rate;
+  return rate >= 0 && ob_is_finite(rate) ? (double)rate : 0;
+}
+
+static double corrected_rate(const struct onebit_optimizer *optimizer, uint64_t step) {
+  return rate_of(optimizer) * (double)ob_factors_of(optimizer, step).adam.momentum_factor;
+}
+
+/* The sums of the rates since the ranks met last, with that of the step being made. */
+static float rate_sum(const struct onebit_optimizer *optimizer) {
+  return (float)(own_of(optimizer)->rates + rate_of(optimizer));
+}
+
+static float corrected_rate_sum(const struct onebit_optimizer *optimizer) {
+  return (float)(own_of(optimizer)->corrected_rates +
+                 corrected_rate(optimizer, optimizer->steps + 1));
+}
+
+/* The variance was not brought up to date in every step: its bias goes by the number of those in
+ * which it was, this one among them if it is such. */
+static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
+                                   const struct ob_unit *unit, enum ob_pass_kind kind,
+                                   uint64_t step) {
+  struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, kind, step);
+  struct ob_pass_factors *factors = &sink.factors;
+  uint64_t updates = own_of(optimizer)->updates + (kind == OB_PASS_ADAM);
+  if (!optimizer->moments.no_bias_correction)
+    factors->adam.variance_factor = ob_adam_variance_factor(optimizer->moments.beta2, updates);
+  factors->rate_sum = corrected_rate_sum(optimizer);
+  factors->anchor_decay = is_deepspeed(optimizer) ? 0 : rate_sum(optimizer);
+  factors->adds_up = is_deepspeed(optimizer);
+  sink.rate_factors = unit->factors;
+  return sink;
+}
+
+static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                            enum ob_pass_kind kind, uint64_t step) {
+  struct ob_pass_sink sink = sink_of(optimizer, unit, kind, step);
+  return optimizer->place->pass(optimizer, unit, &sink);
+}
+
+/* Over all units that are compressed. */
+static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
+                                uint64_t step) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (!optimizer->units[u].uncompressed)
+      OB_TRY(pass(optimizer, &optimizer->units[u], kind, step));
+  return ONEBIT_OK;
+}
+
+/* Of tensors that stay uncompressed: Adam in every step. */
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
+}
+
+static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
+  const struct ob_zero_one_schedule schedule = schedule_of(optimizer);
+  return ob_zero_one_exchange(&schedule, optimizer->steps + 1);
+}
+
+/* When the ranks meet: what this one would have come to goes out, and neither its parameters nor
+ * its momentum change before all is known to be well. */
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  return is_local(optimizer) ? pass(optimizer, unit, OB_PASS_ZERO_ONE_MEET, optimizer->steps + 1)
+                             : ONEBIT_OK;
+}
+
+static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
+  bool meeting = is_local(optimizer);
+  unit->sink = sink_of(optimizer, unit, meeting ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
+                       optimizer->steps + 1);
+  call->sink = &unit->sink;
+  call->hold = optimizer->unit_count > 1;
+  if (!meeting)
+    return;
+  call->source.inputs = (const void *const *)unit->means; /* OB_SCRATCH, where MEET leaves them */
+  call->source.float32 = true;
+  call->source.factor = 1;
+  call->agreed = ob_bits_of(rate_sum(optimizer));
+  call->agreed_name = "the sum of learning_rate since the ranks met last";
+}
+
+/* Are this rank's gradients finite? Where they are clipped their norm is known already. */
+static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
+  double sum = 0, of_unit;
+  *finite = isfinite(optimizer->gradient_norm);
+  if (optimizer->options.clip_norm > 0)
+    return ONEBIT_OK;
+  OB_TRY(pass_all(optimizer, OB_PASS_SQUARES, optimizer->steps + 1));
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    struct ob_unit *unit = &optimizer->units[u];
+    if (unit->uncompressed)
+      continue;
+    OB_TRY(optimizer->place->sum(optimizer, unit, 0, 0, unit->bits->layout.blocks, &of_unit));
+    sum += of_unit;
+  }
+  *finite = isfinite(sum);
+  return ONEBIT_OK;
+}
+
+/* Nobody else learns how this ends: the step counts, and where something was wrong this rank stays
+ * where it is. */
+static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
+  bool finite;
+  if (optimizer->step.outcome.status != ONEBIT_OK)
+    return ONEBIT_OK;
+  OB_TRY(look(optimizer, &finite));
+  if (finite)
+    return pass_all(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
+  ob_optimizer_tell(optimizer,
+                    ob_error(ONEBIT_SKIPPED,
+                             "skipped on this rank alone: a gradient is not finite. Step %llu "
+                             "sends nothing, and counts",
+                             (unsigned long long)optimizer->steps + 1));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t update(struct onebit_optimizer *optimizer) {
+  OB_TRY(ob_units_apply(optimizer));
+  switch (optimizer->step.exchange) {
+  case OB_EXCHANGE_DENSE:
+    return pass_all(optimizer, OB_PASS_ADAM, optimizer->steps + 1);
+  case OB_EXCHANGE_NONE:
+    return move_alone(optimizer);
+  case OB_EXCHANGE_BITS:
+    break;
+  }
+  return ONEBIT_OK;
+}
+
+/* What the kept errors are of is another thing from now on. */
+static onebit_status_t freeze(struct onebit_optimizer *optimizer) {
+  OB_TRY(pass_all(optimizer, OB_PASS_ZERO_ONE_FREEZE, optimizer->steps));
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (!optimizer->units[u].uncompressed)
+      OB_TRY(onebit_plan_reset_error(optimizer->units[u].bits));
+  optimizer->frozen_at = optimizer->steps;
+  return ONEBIT_OK;
+}
+
+static void count_rates(struct onebit_optimizer *optimizer) {
+  struct zero_one *own = own_of(optimizer);
+  bool met = optimizer->step.exchange == OB_EXCHANGE_BITS;
+  own->apart = !met && optimizer->comm->size > 1;
+  own->rates = met ? 0 : own->rates + rate_of(optimizer);
+  own->corrected_rates =
+      met ? 0 : own->corrected_rates + corrected_rate(optimizer, optimizer->steps);
+}
+
+static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+  struct zero_one *own = own_of(optimizer);
+  if (is_local(optimizer)) {
+    count_rates(optimizer);
+    return ONEBIT_OK;
+  }
+  own->updates += optimizer->step.exchange == OB_EXCHANGE_DENSE;
+  return optimizer->steps >= own->schedule.variance_freeze_step ? freeze(optimizer) : ONEBIT_OK;
+}
+
+static size_t numbers(struct onebit_optimizer *optimizer,
+                      struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+  struct zero_one *own = own_of(optimizer);
+  list[0] = (struct ob_numbers){OB_NUMBERS_UINT64, &own->updates, 1, 0, 0x1p63};
+  list[1] = (struct ob_numbers){OB_NUMBERS_UINT64, &own->apart, 1, 0, 1};
+  list[2] = (struct ob_numbers){OB_NUMBERS_DOUBLE, &own->rates, 1, 0, DBL_MAX};
+  list[3] = (struct ob_numbers){OB_NUMBERS_DOUBLE, &own->corrected_rates, 1, 0, DBL_MAX};
+  return 4;
+}
+
+static bool apart(const struct onebit_optimizer *optimizer) { return own_of(optimizer)->apart; }
+
+/* Means and movements have an array of their own: which of the kept values' copies is free changes
+ * with every exchange. */
+#define ARRAYS                                                                                     \
+  (OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) | OB_MASK(OB_ANCHOR) | OB_MASK(OB_SCRATCH))
+#define ZERO_ONE_ADAM(own_arrays)                                                                  \
+  {                                                                                                \
+    .name = "zero_one_adam", .arrays = (own_arrays), .scheduled = true, .dense = dense,            \
+    .exchange = exchange, .prepare = prepare, .call = call, .update = update, .advance = advance,  \
+    .numbers = numbers, .apart = apart                                                             \
+  }
+static const struct ob_method method = ZERO_ONE_ADAM(ARRAYS);
+static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));
+
+/* --- Making one */
+
+static onebit_status_t resolve(const onebit_zero_one_adam_options_t *given,
+                               struct ob_recipe *recipe, struct ob_zero_one_schedule *schedule) {
+  static const onebit_zero_one_adam_options_t defaults = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  const onebit_zero_one_adam_options_t *options = given ? given : &defaults;
+  if (options->size != sizeof *options)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "options->size is %zu, not %zu: start from ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT",
+                    options->size, sizeof *options);
+  const bool deepspeed = options->common.profile == ONEBIT_PROFILE_DEEPSPEED;
+  *schedule = ob_zero_one_resolve(
+      &(struct ob_zero_one_schedule){.variance_freeze_step = options->variance_freeze_step,
+                                     .variance_update_scaler = options->variance_update_scaler,
+                                     .local_step_scaler = options->local_step_scaler,
+                                     .local_step_clipper = options->local_step_clipper,
+                                     .before = deepspeed});
+  recipe->method = deepspeed ? &method_deepspeed : &method;
+  recipe->common = options->common;
+  recipe->moments = (struct ob_moments){.beta1 = options->beta1,
+                                        .beta2 = options->beta2,
+                                        .epsilon = options->epsilon,
+                                        .no_bias_correction = options->no_bias_correction,
+                                        .freeze_step = schedule->variance_freeze_step};
+  return ob_moments_resolve(&recipe->moments, options->common.profile);
+}
 
 onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                             size_t ntensors,
                                             const onebit_zero_one_adam_options_t *options,
                                             onebit_optimizer_t *optimizer) {
-  (void)comm, (void)tensors, (void)ntensors, (void)options;
-  *optimizer = NULL;
-  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "not built yet");
+  struct ob_recipe recipe = {.method = &method};
+  struct ob_zero_one_schedule schedule = {0};
+  struct zero_one *own = ob_allocate(1, sizeof *own);
+  recipe.status = resolve(options, &recipe, &schedule);
+  if (own)
+    own->schedule = schedule;
+  else
+    recipe.status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+  recipe.own = own;
+  const struct ob_moments *moments = &recipe.moments;
+  const struct ob_term terms[] = {
+      {"beta1 (as bits)", ob_bits_of_double(moments->beta1)},
+      {"beta2 (as bits)", ob_bits_of_double(moments->beta2)},
+      {"epsilon (as bits)", ob_bits_of_double(moments->epsilon)},
+      {"no_bias_correction", moments->no_bias_correction},
+      {"variance_freeze_step", schedule.variance_freeze_step},
+      {"variance_update_scaler", schedule.variance_update_scaler},
+      {"local_step_scaler", schedule.local_step_scaler},
+      {"local_step_clipper", schedule.local_step_clipper},
+  };
+  recipe.terms = terms;
+  recipe.term_count = sizeof terms / sizeof terms[0];
+  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
 }

@@ -246,7 +246,7 @@ static void run_dense(const struct codec_case *c, const struct ob_codec *codec,
                       struct result *result) {
   struct guarded_array a = input_create(c, 15), x = floats_create(c, 16), y = floats_create(c, 17),
                        out = input_create(c, 18);
-  bool finite = codec->load(a.data, c->dtype, c->count, x.data);
+  bool finite = codec->load(a.data, c->dtype, 0.7f, c->count, x.data);
   keep(result, &finite, sizeof finite);
   if (finite) {
     const float *inputs[3] = {x.data, y.data, x.data};
@@ -282,12 +282,14 @@ static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_LAMB_MOVE] = "lamb-move",
                                               [OB_PASS_LAMB_FREEZE] = "lamb-freeze",
                                               [OB_PASS_LAMB_FRESH] = "lamb-fresh",
+                                              [OB_PASS_LAMB_FROZEN] = "lamb-frozen",
                                               [OB_PASS_ZERO_ONE] = "zero-one",
                                               [OB_PASS_ZERO_ONE_FREEZE] = "zero-one-freeze",
                                               [OB_PASS_ZERO_ONE_LOCAL] = "zero-one-local",
                                               [OB_PASS_ZERO_ONE_MEET] = "zero-one-meet",
                                               [OB_PASS_ZERO_ONE_MET] = "zero-one-met",
-                                              [OB_PASS_SHARE] = "share"};
+                                              [OB_PASS_SHARE] = "share",
+                                              [OB_PASS_SHARE_MOVE] = "share-move"};
 
 static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,
                        struct result *result) {

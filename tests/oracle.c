@@ -136,6 +136,14 @@ static float scale_of(double sum, size_t count, onebit_scale_t rule) {
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
+/* Of a whole buffer or share. */
+static float common_scale_of(double sum, size_t count, onebit_scale_t rule) {
+  if (rule != ONEBIT_SCALE_RMS)
+    return scale_of(sum, count, rule);
+  float norm = (float)sqrt(sum), root = (float)sqrt((double)count);
+  return norm / root;
+}
+
 static void decode(const float *values, const struct oracle_run *run, float scale, float *decoded) {
   for (size_t i = run->first; i < run->first + run->count; i++)
     decoded[i] = copysignf(scale, values[i]);
@@ -158,7 +166,7 @@ static bool quantize(const struct oracle *oracle, const struct oracle_run *runs,
       decode(values, &runs[k], scale_of((double)sum, runs[k].count, rule), decoded);
   }
   for (size_t k = 0; k < run_count && oracle->common_scale; k++)
-    decode(values, &runs[k], scale_of(total, count, rule), decoded);
+    decode(values, &runs[k], common_scale_of(total, count, rule), decoded);
   return true;
 }
 
@@ -246,8 +254,21 @@ bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *r
   return true;
 }
 
+/* Everyone's values, one after the other. */
+static bool gather_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
+  for (size_t r = 0; r < (size_t)oracle->size; r++)
+    for (size_t i = 0; i < oracle->valid; i++) {
+      if (!isfinite(inputs[r][i]))
+        return false;
+      result[r * oracle->valid + i] = inputs[r][i];
+    }
+  return true;
+}
+
 /* ONEBIT_WIRE_DENSE: the mean in float32, nothing kept. */
 static bool exchange_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
+  if (oracle->options.operation == ONEBIT_ALLGATHER)
+    return gather_dense(oracle, inputs, result);
   float part = 1.0f / (float)oracle->size;
   for (size_t i = 0; i < oracle->valid; i++) {
     float sum = inputs[0][i];

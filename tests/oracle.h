@@ -82,37 +82,82 @@ size_t oracle_server_count(const struct oracle *oracle, int rank);
 /* Cuts the elements into runs (oracle_layout.c). */
 void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors);
 
+/* ---- What gradients count as (oracle_weigh.c) ---- */
+
+struct oracle_weigher {
+  onebit_optimizer_options_t options; /* with the defaults of what is used here filled in */
+  int ranks;
+  size_t share; /* not 0: all tensors are one buffer, of which a rank serves so many elements */
+  double loss_scale, norm; /* norm: of the latest step that was weighed, with clipping */
+  size_t good_steps;       /* since the loss scale changed */
+};
+
+struct oracle_weigher oracle_weigher_of(const onebit_optimizer_options_t *options, int ranks);
+
+/* The factor of this step's gradients: gradients[r] is rank r's, all tensors one after the other.
+ * False when their norm spoils the step. */
+bool oracle_weigh(struct oracle_weigher *weigher, const float *const *gradients,
+                  const size_t *counts, size_t tensors, float *factor);
+
+/* After a step. */
+void oracle_rescale(struct oracle_weigher *weigher, bool skipped);
+
 /* ---- 1-bit Adam (oracle_adam.c) ---- */
 
 struct oracle_adam {
   onebit_adam_options_t options; /* with the defaults filled in */
-  int size, each;                /* workers, and ranks of each, as in struct oracle */
+  struct oracle_weigher weigher;
+  int size, each; /* workers, and ranks of each, as in struct oracle */
   size_t tensors, total;
   size_t *first, *count; /* of each tensor in the arrays below */
   float *weight_decay, *factor;
+  bool *uncompressed;
   float *parameter, *momentum, *variance, *reciprocal; /* [total] */
-  float *means, *local; /* [size][total]: of the ranks of a worker, and its own momentum */
+  float gradient_factor;                               /* of the latest step */
+  float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
   size_t norms_capacity;
   double variance_ratio;
-  /* One a bucket of tensors, from the last bucket on; in profile deepspeed one a tensor. */
+  /* One a bucket of tensors, from the last bucket on; in profile deepspeed one a tensor. Those that
+   * stay uncompressed are in none. */
   struct oracle_exchange {
     struct oracle *oracle;
-    size_t first, tensors;
+    size_t *tensor, tensors, total; /* which tensors, how many, and their elements */
   } * exchanges;
   size_t exchange_count;
 };
 
-/* `size` ranks on hosts as in oracle_create_hosts. The tensors' parameters are the start; they and
- * the gradients are not kept. */
+/* `size` ranks on hosts as in oracle_create_hosts. The tensors' parameters, of parameter_dtype, are
+ * the start; they and the gradients are not kept. */
 struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_adam_options_t *options);
 void oracle_adam_destroy(struct oracle_adam *adam);
 
-/* One step: gradients[r] is rank r's, all tensors one after the other. False, and nothing changed,
- * when skipped. */
+/* One step: gradients[r] is rank r's, all tensors one after the other, as float32. False, and nothing
+ * changed but the loss scale, when skipped. */
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
+
+/* Parts of a step, for optimizers that have them too: what each worker puts in, in `means`; false
+ * when one of them is not finite. */
+bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients);
+
+/* The mean over the workers. */
+float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
+
+/* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
+float oracle_momentum_correction(const struct oracle_adam *adam, size_t t);
+float oracle_variance_correction(const struct oracle_adam *adam, size_t t);
+
+/* After a warm-up step that is counted: is it the last? */
+bool oracle_must_freeze(struct oracle_adam *adam);
+
+/* What worker w adds of element i to the momentum of the compressed stage, which travels `scaling`
+ * times what it is. What a gradient counts as and what the optimizer makes of it are one factor
+ * where the gradient is compressed as it is; in the hierarchical schedule it is a host's mean that
+ * is. */
+float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
+                          size_t i, float scaling);
 
 #endif

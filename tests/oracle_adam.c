@@ -32,15 +32,38 @@ static bool deepspeed(const struct oracle_adam *adam) {
   return adam->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* The exchange of the tensors before number `end`: at least bucket_size elements, all tensors when
- * that is 0. */
-static struct oracle_exchange exchange_before(const struct oracle_adam *adam, size_t end) {
-  size_t first = end, elements = 0, wanted = adam->options.common.bucket_size;
-  if (deepspeed(adam))
-    return (struct oracle_exchange){.first = end - 1, .tensors = 1};
-  while (first > 0 && (wanted == 0 || elements < wanted || adam->count[first - 1] == 0))
-    elements += adam->count[--first];
-  return (struct oracle_exchange){.first = first, .tensors = end - first};
+/* The exchange of the tensors before number *end that are compressed, and moves *end to its first:
+ * at least bucket_size elements, all tensors when that is 0. */
+static struct oracle_exchange exchange_before(const struct oracle_adam *adam, size_t *end) {
+  struct oracle_exchange next = {.tensor = zeros(adam->tensors, sizeof(size_t))};
+  size_t wanted = deepspeed(adam) ? 1 : adam->options.common.bucket_size;
+  for (; *end > 0; --*end) {
+    size_t t = *end - 1;
+    if (adam->uncompressed[t])
+      continue;
+    if (deepspeed(adam) ? next.tensors == 1 : wanted && next.total >= wanted && adam->count[t] > 0)
+      break;
+    next.tensor[next.tensors++] = t; /* put in order below */
+    next.total += adam->count[t];
+  }
+  for (size_t k = 0; k < next.tensors / 2; k++) {
+    size_t kept = next.tensor[k];
+    next.tensor[k] = next.tensor[next.tensors - 1 - k];
+    next.tensor[next.tensors - 1 - k] = kept;
+  }
+  return next;
+}
+
+static void make_exchange(struct oracle_adam *adam, struct oracle_exchange *exchange,
+                          const onebit_plan_options_t *options) {
+  int ranks = adam->size * adam->each;
+  size_t *counts = zeros(exchange->tensors, sizeof *counts);
+  for (size_t k = 0; k < exchange->tensors; k++)
+    counts[k] = adam->count[exchange->tensor[k]];
+  exchange->oracle = deepspeed(adam) ? oracle_create(ranks, *counts, options)
+                                     : oracle_create_tensors(ranks, adam->size, counts,
+                                                             exchange->tensors, options);
+  free(counts);
 }
 
 static void make_exchanges(struct oracle_adam *adam) {
@@ -50,16 +73,15 @@ static void make_exchanges(struct oracle_adam *adam) {
   options.block_size = adam->options.common.block_size;
   options.no_error_feedback = adam->options.common.no_error_feedback;
   options.schedule = adam->options.common.schedule;
-  int ranks = adam->size * adam->each;
   adam->exchanges = zeros(adam->tensors, sizeof *adam->exchanges);
   for (size_t end = adam->tensors; end > 0;) {
-    struct oracle_exchange next = exchange_before(adam, end);
-    const size_t *counts = adam->count + next.first;
-    next.oracle = deepspeed(adam)
-                      ? oracle_create(ranks, *counts, &options)
-                      : oracle_create_tensors(ranks, adam->size, counts, next.tensors, &options);
-    adam->exchanges[adam->exchange_count++] = next;
-    end = next.first;
+    struct oracle_exchange next = exchange_before(adam, &end);
+    if (next.tensors) {
+      make_exchange(adam, &next, &options);
+      adam->exchanges[adam->exchange_count++] = next;
+    } else {
+      free(next.tensor);
+    }
   }
 }
 
@@ -68,6 +90,7 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
   adam->count = zeros(adam->tensors, sizeof(size_t));
   adam->weight_decay = zeros(adam->tensors, sizeof(float));
   adam->factor = zeros(adam->tensors, sizeof(float));
+  adam->uncompressed = zeros(adam->tensors, sizeof(bool));
   for (size_t k = 0; k < adam->tensors; k++) {
     adam->first[k] = adam->total;
     adam->count[k] = tensors[k].count;
@@ -75,19 +98,22 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
     adam->factor[k] = tensors[k].learning_rate_factor;
     if (adam->factor[k] == 0.0f)
       adam->factor[k] = 1.0f;
+    adam->uncompressed[k] =
+        tensors[k].uncompressed || tensors[k].count < adam->options.common.dense_below;
     adam->total += tensors[k].count;
   }
   adam->parameter = zeros(adam->total, sizeof(float));
   for (size_t k = 0; k < adam->tensors; k++)
-    if (tensors[k].count)
-      memcpy(adam->parameter + adam->first[k], tensors[k].parameter,
-             tensors[k].count * sizeof(float));
+    for (size_t i = 0; i < tensors[k].count; i++)
+      adam->parameter[adam->first[k] + i] =
+          oracle_load(tensors[k].parameter, i, adam->options.common.parameter_dtype);
 }
 
 struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_adam_options_t *options) {
   struct oracle_adam *adam = zeros(1, sizeof *adam);
   adam->options = with_defaults(options);
+  adam->weigher = oracle_weigher_of(&options->common, size);
   adam->size = options->common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? hosts : size;
   adam->each = size / adam->size;
   adam->tensors = count;
@@ -96,23 +122,24 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
   adam->variance = zeros(adam->total, sizeof(float));
   adam->reciprocal = zeros(adam->total, sizeof(float));
   adam->means = zeros((size_t)adam->size * adam->total, sizeof(float));
-  adam->local = zeros((size_t)adam->size * adam->total, sizeof(float));
   make_exchanges(adam);
   return adam;
 }
 
 void oracle_adam_destroy(struct oracle_adam *adam) {
-  for (size_t k = 0; k < adam->exchange_count; k++)
+  for (size_t k = 0; k < adam->exchange_count; k++) {
     oracle_destroy(adam->exchanges[k].oracle);
+    free(adam->exchanges[k].tensor);
+  }
   free(adam->exchanges);
   free(adam->norms);
-  free(adam->local);
   free(adam->means);
   free(adam->reciprocal);
   free(adam->variance);
   free(adam->momentum);
   free(adam->parameter);
   free(adam->factor);
+  free(adam->uncompressed);
   free(adam->weight_decay);
   free(adam->count);
   free(adam->first);
@@ -120,32 +147,34 @@ void oracle_adam_destroy(struct oracle_adam *adam) {
 }
 
 /* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
-static float momentum_correction(const struct oracle_adam *adam, size_t t) {
+float oracle_momentum_correction(const struct oracle_adam *adam, size_t t) {
   if (adam->options.no_bias_correction)
     return 1.0f;
   return (float)(1.0 / (1.0 - pow(adam->options.beta1, (double)t)));
 }
 
-static float variance_correction(const struct oracle_adam *adam, size_t t) {
+float oracle_variance_correction(const struct oracle_adam *adam, size_t t) {
   if (adam->options.no_bias_correction)
     return 1.0f;
   return (float)(1.0 / sqrt(1.0 - pow(adam->options.beta2, (double)t)));
 }
 
-/* The mean of element i over consecutive ranks or workers. */
-static float mean_of(const float *const *values, int count, size_t i) {
-  float sum = values[0][i];
+/* The mean of element i over consecutive ranks. */
+static float mean_of(const float *const *values, float factor, int count, size_t i) {
+  float sum = factor * values[0][i];
   for (int r = 1; r < count; r++)
-    sum += values[r][i];
+    sum += factor * values[r][i];
   return sum * (1.0f / (float)count);
 }
 
-/* What each worker puts in: a rank's gradient, or the mean of a host's. False when one of them is
- * not finite. */
-static bool take_gradients(struct oracle_adam *adam, const float *const *gradients) {
+bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients) {
+  float factor;
+  if (!oracle_weigh(&adam->weigher, gradients, adam->count, adam->tensors, &factor))
+    return false;
+  adam->gradient_factor = factor;
   for (size_t w = 0; w < (size_t)adam->size; w++)
     for (size_t i = 0; i < adam->total; i++) {
-      float mean = mean_of(gradients + w * (size_t)adam->each, adam->each, i);
+      float mean = mean_of(gradients + w * (size_t)adam->each, factor, adam->each, i);
       adam->means[w * adam->total + i] = mean;
       if (!isfinite(mean))
         return false;
@@ -153,7 +182,7 @@ static bool take_gradients(struct oracle_adam *adam, const float *const *gradien
   return true;
 }
 
-static float mean_gradient(const struct oracle_adam *adam, size_t i) {
+float oracle_mean_gradient(const struct oracle_adam *adam, size_t i) {
   float sum = adam->means[i];
   for (size_t w = 1; w < (size_t)adam->size; w++)
     sum += adam->means[w * adam->total + i];
@@ -182,8 +211,9 @@ static size_t freeze_distance(double beta2) {
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
-static bool must_freeze(struct oracle_adam *adam) {
+bool oracle_must_freeze(struct oracle_adam *adam) {
   const onebit_adam_options_t *options = &adam->options;
+  keep_norm(adam);
   if (options->freeze_step == ONEBIT_FREEZE_NEVER)
     return false;
   size_t distance = freeze_distance(options->beta2), t = adam->steps;
@@ -196,82 +226,132 @@ static bool must_freeze(struct oracle_adam *adam) {
          adam->variance_ratio <= 1.0 / threshold;
 }
 
+/* Where the step m / (sqrt(v^) + eps) is what is exchanged, it takes the momentum's place. */
+static bool exchanges_step(const struct oracle_adam *adam) {
+  return adam->options.exchange == ONEBIT_ADAM_EXCHANGE_STEP &&
+         !(deepspeed(adam) && adam->size == 1);
+}
+
 static void freeze(struct oracle_adam *adam) {
-  float correction = variance_correction(adam, adam->steps);
+  float correction = oracle_variance_correction(adam, adam->steps);
   float epsilon = (float)adam->options.epsilon;
   for (size_t i = 0; i < adam->total; i++) {
     bool still = adam->variance[i] == 0.0f && !deepspeed(adam);
     float denominator = sqrtf(adam->variance[i]) * correction + epsilon;
     adam->reciprocal[i] = still ? 0.0f : 1.0f / denominator;
+    if (exchanges_step(adam))
+      adam->momentum[i] = adam->momentum[i] * adam->reciprocal[i];
   }
   adam->compressed = true;
   adam->freeze_step = adam->steps;
 }
 
-static void warm_up(struct oracle_adam *adam, float learning_rate) {
+/* Adam's step of one tensor. */
+static void whole_step(struct oracle_adam *adam, size_t k, float learning_rate) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   float b2 = (float)adam->options.beta2, w2 = (float)(1.0 - adam->options.beta2);
   float epsilon = (float)adam->options.epsilon;
-  float k1 = momentum_correction(adam, adam->steps), k2 = variance_correction(adam, adam->steps);
-  for (size_t k = 0; k < adam->tensors; k++) {
-    float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
-    for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
-      float g = mean_gradient(adam, i), *m = &adam->momentum[i];
-      float *v = &adam->variance[i], *p = &adam->parameter[i];
-      *m = b1 * *m + w1 * g;
-      *v = b2 * *v + (w2 * g) * g;
-      float denominator = sqrtf(*v) * k2 + epsilon;
-      *p = *p - rate * ((*m * k1) / denominator + decay * *p);
-    }
+  float k1 = oracle_momentum_correction(adam, adam->steps),
+        k2 = oracle_variance_correction(adam, adam->steps);
+  float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
+  for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
+    float g = oracle_mean_gradient(adam, i), *m = &adam->momentum[i];
+    float *v = &adam->variance[i], *p = &adam->parameter[i];
+    *m = b1 * *m + w1 * g;
+    *v = b2 * *v + (w2 * g) * g;
+    float denominator = sqrtf(*v) * k2 + epsilon;
+    *p = *p - rate * ((*m * k1) / denominator + decay * *p);
   }
-  keep_norm(adam);
-  if (must_freeze(adam))
+}
+
+static void warm_up(struct oracle_adam *adam, float learning_rate) {
+  for (size_t k = 0; k < adam->tensors; k++)
+    whole_step(adam, k, learning_rate);
+  if (oracle_must_freeze(adam))
     freeze(adam);
 }
 
-/* Every worker's own momentum, exchanged: the new common momentum in `momentum`. One rank of
- * profile deepspeed has nobody to exchange with and keeps its momentum exact. */
-static bool exchange_momentum(struct oracle_adam *adam) {
-  float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
-  const float **inputs = zeros((size_t)adam->size, sizeof *inputs);
-  for (size_t r = 0; r < (size_t)adam->size; r++)
-    for (size_t i = 0; i < adam->total; i++)
-      adam->local[r * adam->total + i] =
-          b1 * adam->momentum[i] + w1 * adam->means[r * adam->total + i];
-  bool done = true;
-  for (size_t k = 0; k < adam->exchange_count && done; k++) {
-    const struct oracle_exchange *exchange = &adam->exchanges[k];
-    size_t at = adam->first[exchange->first];
-    for (size_t r = 0; r < (size_t)adam->size; r++)
-      inputs[r] = adam->local + r * adam->total + at;
-    float *output = adam->momentum + at;
-    if (deepspeed(adam) && adam->size == 1)
-      memcpy(output, inputs[0], adam->count[exchange->first] * sizeof *output);
-    else
-      done = oracle_exchange(exchange->oracle, inputs, output);
+/* One rank of profile deepspeed has nobody to exchange with and keeps its momentum exact. */
+static bool is_alone(const struct oracle_adam *adam) { return deepspeed(adam) && adam->size == 1; }
+
+float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
+                          size_t i, float scaling) {
+  float w1 = (float)(1.0 - adam->options.beta1);
+  bool mean = adam->options.common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL || is_alone(adam);
+  return mean ? (w1 * scaling) * adam->means[w * adam->total + i]
+              : (w1 * adam->gradient_factor * scaling) * gradients[w][i];
+}
+
+/* Worker w's own momentum, or step, of element i. */
+static float own_momentum(const struct oracle_adam *adam, const float *const *gradients, size_t w,
+                          size_t i) {
+  float b1 = (float)adam->options.beta1;
+  float own = oracle_own_gradient(adam, gradients, w, i, 1.0f);
+  return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
+}
+
+/* One exchange: of its tensors, one after the other. */
+static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                             const float *const *gradients) {
+  size_t workers = (size_t)adam->size;
+  float **inputs = zeros(workers, sizeof *inputs), *output = zeros(exchange->total, sizeof(float));
+  for (size_t w = 0, at = 0; w < workers; w++, at = 0) {
+    inputs[w] = zeros(exchange->total, sizeof(float));
+    for (size_t k = 0; k < exchange->tensors; k++)
+      for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
+        inputs[w][at++] = own_momentum(adam, gradients, w, adam->first[t] + i);
   }
+  bool alone = is_alone(adam), done = true;
+  if (!alone)
+    done = oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
+  for (size_t k = 0, at = 0; done && k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++)
+      adam->momentum[adam->first[t] + i] = alone ? inputs[0][at] : output[at];
+  for (size_t w = 0; w < workers; w++)
+    free(inputs[w]);
   free(inputs);
+  free(output);
+  return done;
+}
+
+/* Every worker's own momentum, exchanged: the new common momentum in `momentum`. */
+static bool exchange_momentum(struct oracle_adam *adam, const float *const *gradients) {
+  bool done = true;
+  for (size_t k = 0; k < adam->exchange_count && done; k++)
+    done = exchange_tensors(adam, &adam->exchanges[k], gradients);
   return done;
 }
 
 static void compressed_update(struct oracle_adam *adam, float learning_rate) {
-  float k1 = momentum_correction(adam, adam->steps);
+  float k1 = oracle_momentum_correction(adam, adam->steps);
   for (size_t k = 0; k < adam->tensors; k++) {
     float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
+    if (adam->uncompressed[k]) {
+      whole_step(adam, k, learning_rate);
+      continue;
+    }
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
-      float *p = &adam->parameter[i];
-      *p = *p - rate * ((adam->momentum[i] * k1) * adam->reciprocal[i] + decay * *p);
+      float *p = &adam->parameter[i], step = adam->momentum[i] * k1;
+      if (!exchanges_step(adam))
+        step = step * adam->reciprocal[i];
+      *p = *p - rate * (step + decay * *p);
     }
   }
 }
 
+/* Values that overflow in an exchange: tests of these use one exchange, which then changed
+ * nothing. */
+static bool can_step(struct oracle_adam *adam, const float *const *gradients) {
+  return oracle_take_gradients(adam, gradients) &&
+         (!adam->compressed || exchange_momentum(adam, gradients));
+}
+
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients,
                       float learning_rate) {
-  if (!take_gradients(adam, gradients))
+  bool made = can_step(adam, gradients);
+  oracle_rescale(&adam->weigher, !made);
+  if (!made)
     return false;
-  if (adam->compressed && !exchange_momentum(adam))
-    return false; /* values that overflow: tests of these use one exchange, which then changed
-                     nothing */
   adam->steps++;
   if (adam->compressed)
     compressed_update(adam, learning_rate);

@@ -21,38 +21,64 @@ const struct adam_tensors adam_tensors_many_words = {3,
 const struct adam_tensors adam_tensors_tiny = {3, {{1, 0, 0}, {1, 0.1f, 0}, {2, 0, 3.0f}}};
 const struct adam_tensors adam_tensors_none = {0, {{0, 0, 0}}};
 
-/* The optimizer's arrays of one rank. */
+/* What an array of the gradients' type holds of what was meant, at the loss scale. */
+static float held(const struct adam_case *what, float gradient, double loss_scale) {
+  float multiple = what->multiple != 0.0f ? what->multiple : 1.0f;
+  uint32_t element;
+  oracle_store(&element, 0, what->options.common.gradient_dtype,
+               gradient * multiple * (float)loss_scale);
+  return oracle_load(&element, 0, what->options.common.gradient_dtype);
+}
+
+static bool is_absent(const struct adam_case *what, size_t tensor, int rank, int step) {
+  return what->absent && (tensor + (size_t)rank * 3 + (size_t)step * 5) % what->absent == 0;
+}
+
+/* The optimizer's arrays of one rank, of their types; `values` is for gradients as float32. */
 struct learner {
-  float *parameters, *gradients;
+  char *parameters, *gradients[2];
+  float *values;
   onebit_tensor_t tensors[10];
-  size_t total;
+  size_t first[10], total;
 };
 
+static void *element_of(char *array, size_t i, onebit_dtype_t dtype) {
+  return array + i * dtype_size(dtype);
+}
+
 static struct learner make_learner(const struct adam_case *what, const float *start) {
+  const onebit_optimizer_options_t *options = &what->options.common;
   struct learner learner = {0};
   for (size_t k = 0; k < what->tensors->count; k++)
     learner.total += what->tensors->list[k].count;
-  learner.parameters = allocate(learner.total, sizeof(float));
-  learner.gradients = allocate(learner.total, sizeof(float));
-  size_t first = 0;
-  for (size_t k = 0; k < what->tensors->count; k++) {
+  learner.parameters = allocate(learner.total, dtype_size(options->parameter_dtype));
+  learner.values = allocate(learner.total, sizeof(float));
+  for (int k = 0; k < 2; k++)
+    learner.gradients[k] = allocate(learner.total, dtype_size(options->gradient_dtype));
+  for (size_t k = 0, first = 0; k < what->tensors->count; k++) {
     const struct adam_tensor *given = &what->tensors->list[k];
-    learner.tensors[k] = (onebit_tensor_t){given->count ? learner.parameters + first : NULL,
-                                           given->count ? learner.gradients + first : NULL,
+    void *parameter = element_of(learner.parameters, first, options->parameter_dtype);
+    void *gradient = element_of(learner.gradients[0], first, options->gradient_dtype);
+    learner.tensors[k] = (onebit_tensor_t){given->count ? parameter : NULL,
+                                           given->count ? gradient : NULL,
                                            given->count,
                                            given->weight_decay,
                                            given->factor,
-                                           0};
+                                           (int)(what->uncompressed >> k & 1)};
+    learner.first[k] = first;
     first += given->count;
   }
   for (size_t i = 0; i < learner.total; i++)
-    learner.parameters[i] = start ? start[i] : input_value(i, 50, 7);
+    oracle_store(learner.parameters, i, options->parameter_dtype,
+                 start ? start[i] : input_value(i, 50, 7));
   return learner;
 }
 
 static void free_learner(struct learner *learner) {
   free(learner->parameters);
-  free(learner->gradients);
+  free(learner->gradients[0]);
+  free(learner->gradients[1]);
+  free(learner->values);
 }
 
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank,
@@ -75,6 +101,8 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
   struct adam_moment moment = {.compressed = adam->compressed,
                                .freeze_step = adam->freeze_step,
                                .variance_ratio = adam->variance_ratio,
+                               .gradient_norm = adam->weigher.norm,
+                               .after = adam->weigher.loss_scale,
                                .momentum_norm = norm_of(adam->momentum, adam->total)};
   moment.parameters = allocate(adam->total, sizeof(float));
   memcpy(moment.parameters, adam->parameter, adam->total * sizeof(float));
@@ -88,28 +116,79 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
   return moment;
 }
 
+static bool is_poisoned(const struct adam_case *what, int step) {
+  return what->poison != 0.0f && step >= what->poisoned_from;
+}
+
+/* Rank r's gradients of a step, as the oracle is given them. */
+static void oracle_gradient(const struct adam_case *what, const struct learner *learner,
+                            double loss_scale, int rank, int step, float *gradient) {
+  adam_gradient(what, gradient, learner->total, rank, step);
+  for (size_t i = 0; i < learner->total; i++)
+    gradient[i] = held(what, gradient[i], loss_scale);
+  for (size_t k = 0; k < what->tensors->count; k++)
+    if (is_absent(what, k, rank, step))
+      memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
+}
+
+static onebit_status_t create_adam(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                   const struct adam_case *what, onebit_optimizer_t *optimizer) {
+  return onebit_adam_create(comm, tensors, what->tensors->count, &what->options, optimizer);
+}
+
+static void *create_oracle(const struct adam_case *what, const onebit_tensor_t *tensors) {
+  return oracle_adam_create(what->size, what->hosts ? what->hosts : 1, tensors,
+                            what->tensors->count, &what->options);
+}
+
+static struct oracle_adam *state_of_oracle(void *oracle) { return oracle; }
+
+static bool step_oracle(void *oracle, const float *const *gradients, float learning_rate) {
+  return oracle_adam_step(oracle, gradients, learning_rate);
+}
+
+static void destroy_oracle(void *oracle) { oracle_adam_destroy(oracle); }
+
+static const struct optimizer_kind *kind_of(const struct adam_case *what) {
+  static const struct optimizer_kind adam = {"adam",          create_adam, create_oracle,
+                                             state_of_oracle, step_oracle, destroy_oracle};
+  return what->kind ? what->kind : &adam;
+}
+
+static void prepare_step(struct adam_run *run, void *oracle, const struct learner *learner,
+                         float **gradients, int step) {
+  const struct adam_case *what = run->what;
+  const struct optimizer_kind *kind = kind_of(what);
+  struct oracle_adam *adam = kind->state(oracle);
+  if (is_poisoned(what, step))
+    oracle_rescale(&adam->weigher, true);
+  double loss_scale = adam->weigher.loss_scale;
+  for (int r = 0; r < what->size; r++)
+    oracle_gradient(what, learner, loss_scale, r, step, gradients[r]);
+  CHECK(kind->step(oracle, (const float *const *)gradients, adam_learning_rate(step)),
+        "the oracle skips finite gradients");
+  run->moments[step] = moment_of(adam);
+  run->moments[step].before = loss_scale;
+}
+
 struct adam_run adam_prepare(const struct adam_case *what) {
   struct learner learner = make_learner(what, NULL);
-  struct adam_run run = {.what = what, .total = learner.total, .start = learner.parameters};
-  struct oracle_adam *adam =
-      oracle_adam_create(what->size, what->hosts ? what->hosts : 1, learner.tensors,
-                         what->tensors->count, &what->options);
+  struct adam_run run = {.what = what, .total = learner.total};
+  void *oracle = kind_of(what)->oracle(what, learner.tensors);
   float **gradients = allocate((size_t)what->size, sizeof *gradients);
+  run.start = allocate(run.total, sizeof(float));
+  for (size_t i = 0; i < run.total; i++)
+    run.start[i] = oracle_load(learner.parameters, i, what->options.common.parameter_dtype);
   for (int r = 0; r < what->size; r++)
     gradients[r] = allocate(run.total, sizeof(float));
   run.moments = allocate((size_t)what->steps, sizeof *run.moments);
-  for (int step = 0; step < what->steps; step++) {
-    for (int r = 0; r < what->size; r++)
-      adam_gradient(what, gradients[r], run.total, r, step);
-    CHECK(oracle_adam_step(adam, (const float *const *)gradients, adam_learning_rate(step)),
-          "the oracle skips finite gradients");
-    run.moments[step] = moment_of(adam);
-  }
+  for (int step = 0; step < what->steps; step++)
+    prepare_step(&run, oracle, &learner, gradients, step);
   for (int r = 0; r < what->size; r++)
     free(gradients[r]);
   free(gradients);
-  oracle_adam_destroy(adam);
-  free(learner.gradients);
+  kind_of(what)->destroy(oracle);
+  free_learner(&learner);
   return run;
 }
 
@@ -123,10 +202,6 @@ void adam_release(struct adam_run *run) {
 }
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
-
-static bool is_poisoned(const struct adam_case *what, int step) {
-  return what->poison != 0.0f && step >= what->poisoned_from;
-}
 
 static uint64_t skipped_until(const struct adam_case *what, int step) {
   return is_poisoned(what, step) ? (uint64_t)(step - what->poisoned_from) + 1 : 0;
@@ -147,6 +222,12 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
         (int)info.stage);
   CHECK(info.freeze_step == wanted->freeze_step, "step %d: freeze step is %llu, not %zu", step,
         (unsigned long long)info.freeze_step, wanted->freeze_step);
+  CHECK(info.loss_scale == wanted->after, "step %d: loss scale %g, not %g", step, info.loss_scale,
+        wanted->after);
+  CHECK(info.gradient_norm == wanted->gradient_norm, "step %d: gradient norm %.17g, not %.17g",
+        step, info.gradient_norm, wanted->gradient_norm);
+  if (run->what->uncompressed || options->common.dense_below)
+    return; /* what follows is about tensors that are compressed */
   CHECK(near(info.momentum_norm, wanted->momentum_norm), "step %d: momentum norm %g, not %g", step,
         info.momentum_norm, wanted->momentum_norm);
   CHECK(near(info.error_norm, wanted->error_norm[rank]), "step %d: error norm %g, not %g", step,
@@ -184,26 +265,72 @@ static onebit_status_t make_step(const struct adam_case *what, onebit_optimizer_
   return onebit_optimizer_step(optimizer, rate);
 }
 
+/* The gradients of a step, where they are. */
+static void take_gradients(const struct adam_case *what, struct learner *learner,
+                           onebit_optimizer_t optimizer, int rank, int step) {
+  onebit_dtype_t dtype = what->options.common.gradient_dtype;
+  char *array = learner->gradients[what->moving && step % 2];
+  double loss_scale;
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &loss_scale), ONEBIT_OK);
+  adam_gradient(what, learner->values, learner->total, rank, step);
+  for (size_t i = 0; i < learner->total; i++)
+    oracle_store(array, i, dtype, held(what, learner->values[i], loss_scale));
+  for (size_t k = 0; k < what->tensors->count && (what->moving || what->absent); k++)
+    if (is_absent(what, k, rank, step) || !learner->tensors[k].count)
+      CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, k, NULL), ONEBIT_OK);
+    else
+      CHECK_STATUS(
+          onebit_optimizer_set_gradient(optimizer, k, element_of(array, learner->first[k], dtype)),
+          ONEBIT_OK);
+}
+
+/* The parameters are these, rounded. */
+static void check_parameters(const struct adam_run *run, const struct learner *learner,
+                             const char *name, const float *wanted) {
+  onebit_dtype_t dtype = run->what->options.common.parameter_dtype;
+  char *rounded = allocate(run->total, dtype_size(dtype));
+  for (size_t i = 0; i < run->total; i++)
+    oracle_store(rounded, i, dtype, wanted[i]);
+  CHECK_BITS(name, learner->parameters, rounded, run->total, dtype);
+  free(rounded);
+}
+
 /* A step that all ranks must skip, before the step of that number. */
 static void poisoned_step(const struct adam_run *run, struct learner *learner,
                           onebit_optimizer_t optimizer, int rank, int step) {
+  const struct adam_case *what = run->what;
   const float *before = step ? run->moments[step - 1].parameters : run->start;
-  adam_gradient(run->what, learner->gradients, run->total, rank, step + 500);
-  if (rank == run->what->poisoned_rank)
-    learner->gradients[(size_t)step * 977 % run->total] = run->what->poison;
-  CHECK_STATUS(make_step(run->what, optimizer, rank, step), ONEBIT_SKIPPED);
-  CHECK_BITS("parameters after a skipped step", learner->parameters, before, run->total,
-             ONEBIT_FLOAT32);
+  take_gradients(what, learner, optimizer, rank, step + 500);
+  if (rank == what->poisoned_rank)
+    oracle_store(learner->gradients[what->moving && step % 2], (size_t)step * 977 % run->total,
+                 what->options.common.gradient_dtype, what->poison);
+  CHECK_STATUS(make_step(what, optimizer, rank, step), ONEBIT_SKIPPED);
+  check_parameters(run, learner, "parameters after a skipped step", before);
+}
+
+static void good_step(const struct adam_run *run, struct learner *learner,
+                      onebit_optimizer_t optimizer, int rank, int step) {
+  const struct adam_moment *wanted = &run->moments[step];
+  double loss_scale = 0;
+  take_gradients(run->what, learner, optimizer, rank, step);
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &loss_scale), ONEBIT_OK);
+  CHECK(loss_scale == wanted->before, "step %d: the loss scale is %g, not %g", step, loss_scale,
+        wanted->before);
+  CHECK_STATUS(make_step(run->what, optimizer, rank, step), ONEBIT_OK);
+  check_parameters(run, learner, "parameters", wanted->parameters);
 }
 
 static void tell_case(const struct adam_case *what) {
   const onebit_adam_options_t *o = &what->options;
-  check_case("adam of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
-             "threads %d, chunk %zu, buckets of %zu, form %d, schedule %d, %d hosts%s",
-             what->tensors->count, what->size, (int)o->common.profile, (ptrdiff_t)o->freeze_step,
-             (ptrdiff_t)o->common.block_size, (int)o->common.scale, o->common.threads,
-             o->common.chunk_size, o->common.bucket_size, (int)what->form, (int)o->common.schedule,
-             what->hosts, what->poison != 0.0f ? ", poisoned" : "");
+  check_case("%s of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
+             "threads %d, chunk %zu, buckets of %zu, form %d, schedule %d, %d hosts, gradients %s, "
+             "parameters %s, clip %g%s",
+             kind_of(what)->name, what->tensors->count, what->size, (int)o->common.profile,
+             (ptrdiff_t)o->freeze_step, (ptrdiff_t)o->common.block_size, (int)o->common.scale,
+             o->common.threads, o->common.chunk_size, o->common.bucket_size, (int)what->form,
+             (int)o->common.schedule, what->hosts, dtype_name(o->common.gradient_dtype),
+             dtype_name(o->common.parameter_dtype), o->common.clip_norm,
+             what->poison != 0.0f ? ", poisoned" : "");
 }
 
 void adam_on_rank(onebit_comm_t comm, void *context) {
@@ -213,16 +340,11 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(what, run->start);
   onebit_optimizer_t optimizer;
   tell_case(what);
-  if (CHECK_STATUS(onebit_adam_create(comm, learner.tensors, what->tensors->count, &what->options,
-                                      &optimizer),
-                   ONEBIT_OK)) {
+  if (CHECK_STATUS(kind_of(what)->create(comm, learner.tensors, what, &optimizer), ONEBIT_OK)) {
     for (int step = 0; step < what->steps; step++) {
       if (is_poisoned(what, step))
         poisoned_step(run, &learner, optimizer, rank, step);
-      adam_gradient(what, learner.gradients, run->total, rank, step);
-      CHECK_STATUS(make_step(what, optimizer, rank, step), ONEBIT_OK);
-      CHECK_BITS("parameters", learner.parameters, run->moments[step].parameters, run->total,
-                 ONEBIT_FLOAT32);
+      good_step(run, &learner, optimizer, rank, step);
       check_info(run, optimizer, rank, step);
     }
     onebit_optimizer_destroy(optimizer);

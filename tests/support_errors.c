@@ -145,7 +145,7 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   bool guilty = onebit_comm_rank(comm) == culprit->rank;
   for (int k = 0; k < 4; k++) {
-    static const char *const names[] = {"beta1", "gradient", "overlap", "optimizer"};
+    static const char *const names[] = {"beta1", "parameter", "overlap", "optimizer"};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
     onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0, 0},
@@ -153,7 +153,7 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
     check_case("rank %d gives a wrong %s", culprit->rank, names[k]);
     options.beta1 = guilty && k == 0 ? 2 : 0.5;
     if (guilty && k == 1)
-      tensors[1].gradient = NULL;
+      tensors[1].parameter = NULL;
     if (guilty && k == 2)
       tensors[1].parameter = parameters;
     onebit_status_t status =
@@ -175,6 +175,7 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
     options.freeze_step = 3;
+    options.common.clip_norm = culprit->clip_norm;
     options.common.profile = (onebit_profile_t)profile;
     options.common.schedule = culprit->schedule;
     check_case("rank %d gives a wrong learning rate, profile %d", culprit->rank, profile);
@@ -262,6 +263,14 @@ static const struct {
     {"no_error_feedback", 2, COUNT, 0, 0, ADAM(.common.no_error_feedback = 1)},
     {"bucket_size", 2, COUNT, 0, 0, ADAM(.common.bucket_size = 10)},
     {"schedule", 2, COUNT, 0, 0, ADAM(.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL)},
+    {"gradient_dtype", 2, COUNT, 0, 0, ADAM(.common.gradient_dtype = ONEBIT_BFLOAT16)},
+    {"parameter_dtype", 2, COUNT, 0, 0, ADAM(.common.parameter_dtype = ONEBIT_FLOAT16)},
+    {"gradient_factor", 2, COUNT, 0, 0, ADAM(.common.gradient_factor = 0.5)},
+    {"clip_norm", 2, COUNT, 0, 0, ADAM(.common.clip_norm = 1)},
+    {"loss_scale_first", 2, COUNT, 0, 0, ADAM(.common.loss_scale_first = 8)},
+    {"loss_scale_interval", 2, COUNT, 0, 0, ADAM(.common.loss_scale_interval = 8)},
+    {"loss_scale_least", 2, COUNT, 0, 0, ADAM(.common.loss_scale_least = 0.5)},
+    {"dense_below", 2, COUNT, 0, 0, ADAM(.common.dense_below = 10)},
     {"profile", 2, COUNT, 0, 0,
      ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .no_bias_correction = 1)},
 };

@@ -14,13 +14,14 @@ struct pair {
   onebit_optimizer_t optimizer[2];
 };
 
-static struct pair *make_pair(onebit_comm_t comm, onebit_schedule_t schedule) {
+static struct pair *make_pair(onebit_comm_t comm, const struct culprit *culprit) {
   struct pair *pair = allocate(1, sizeof *pair);
   for (int k = 0; k < 2; k++) {
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_tensor_t tensors[TENSORS];
     options.freeze_step = STEPS / 2;
-    options.common.schedule = schedule;
+    options.common.schedule = culprit->schedule;
+    options.common.clip_norm = culprit->clip_norm;
     options.common.bucket_size = k == 0 ? EACH : 0;
     for (int t = 0; t < TENSORS; t++)
       tensors[t] = (onebit_tensor_t){
@@ -88,7 +89,7 @@ static void check_mistake(struct pair *pair, onebit_comm_t comm, int culprit, en
 
 void mistakes_in_an_open_step(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
-  struct pair *pair = make_pair(comm, culprit->schedule);
+  struct pair *pair = make_pair(comm, culprit);
   float *before = allocate(COUNT, sizeof *before);
   for (int step = 0; step < STEPS; step++)
     for (int mistake = 0; mistake < MISTAKES; mistake++) {
@@ -108,7 +109,7 @@ void mistakes_in_an_open_step(onebit_comm_t comm, void *context) {
 void destroyed_in_an_open_step(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   for (int steps = 0; steps <= STEPS; steps += STEPS) { /* in warm-up, and compressed */
-    struct pair *pair = make_pair(comm, culprit->schedule);
+    struct pair *pair = make_pair(comm, culprit);
     check_case("rank %d destroys after %d steps", culprit->rank, steps);
     for (int step = 0; step < steps; step++) {
       fill_input(pair->gradient[0], ONEBIT_FLOAT32, COUNT, onebit_comm_rank(comm), step);

@@ -139,7 +139,7 @@ static void ask_for_allgather(onebit_comm_t comm, void *context) {
   (void)context;
   options.common.schedule = ONEBIT_SCHEDULE_ALLGATHER;
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("momentum");
+  CHECK_WORDS("ONEBIT_SCHEDULE_ALLGATHER");
   CHECK(optimizer == NULL, "an optimizer all the same");
   if (onebit_comm_rank(comm) == 0)
     options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;

@@ -48,6 +48,23 @@ static const struct {
     {"chunk_size", "100", ADAM(.common.chunk_size = 100)},
     {"threads", "-4", ADAM(.common.threads = -4)},
     {"bucket_size", "7", ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.bucket_size = 7)},
+    {"gradient_dtype", "3", ADAM(.common.gradient_dtype = (onebit_dtype_t)3)},
+    {"parameter_dtype", "77", ADAM(.common.parameter_dtype = (onebit_dtype_t)77)},
+    {"gradient_factor", "-1", ADAM(.common.gradient_factor = -1)},
+    {"gradient_factor", "inf", ADAM(.common.gradient_factor = INFINITY)},
+    {"gradient_factor", "nan", ADAM(.common.gradient_factor = NAN)},
+    {"gradient_factor", "1e+60", ADAM(.common.gradient_factor = 1e60)}, /* not as a float */
+    {"gradient_factor", "1e-60", ADAM(.common.gradient_factor = 1e-60)},
+    {"clip_norm", "-0.5", ADAM(.common.clip_norm = -0.5)},
+    {"clip_norm", "nan", ADAM(.common.clip_norm = NAN)},
+    {"clip_norm", "inf", ADAM(.common.clip_norm = INFINITY)},
+    {"loss_scale_first", "0.5", ADAM(.common.loss_scale_first = 0.5)},
+    {"loss_scale_first", "-8", ADAM(.common.loss_scale_first = -8)},
+    {"loss_scale_first", "nan", ADAM(.common.loss_scale_first = NAN)},
+    {"loss_scale_first", "1e+20", ADAM(.common.loss_scale_first = 1e20)}, /* 2^64 is 1.8e19 */
+    {"loss_scale_least", "32", ADAM(.common.loss_scale_first = 16, .common.loss_scale_least = 32)},
+    {"loss_scale_least", "-1", ADAM(.common.loss_scale_least = -1)},
+    {"loss_scale_least", "nan", ADAM(.common.loss_scale_least = NAN)},
     {"profile", "scale",
      ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
 };
@@ -109,6 +126,61 @@ Test(arguments_adam, tensors) {
                 wrong_tensors[k].value);
     CHECK(optimizer == NULL, "a failed creation left an optimizer");
   }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+/* Elements of two bytes may begin at any two bytes, and at no odd one; what overlaps is counted in
+ * their size. */
+Test(arguments_adam, tensors_of_two_bytes) {
+  static const struct {
+    size_t parameter, gradient; /* bytes into the arrays */
+    const char *name, *value;
+  } places[] = {{2, 6, NULL, NULL},
+                {3, 6, "tensors[0].parameter", "align"},
+                {2, 5, "tensors[0].gradient", "align"}};
+  onebit_comm_t comm = self();
+  for (size_t k = 0; k < sizeof places / sizeof places[0]; k++) {
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_optimizer_t optimizer = NULL;
+    char *half = (char *)parameter + places[k].parameter, *from = (char *)gradient;
+    onebit_tensor_t tensors[] = {{half, from + places[k].gradient, COUNT, 0, 0, 0},
+                                 {half + 2 * COUNT, NULL, COUNT, 0, 0, 0}};
+    options.common.parameter_dtype = ONEBIT_FLOAT16;
+    options.common.gradient_dtype = ONEBIT_BFLOAT16;
+    check_case("places %zu", k);
+    onebit_status_t status = onebit_adam_create(comm, tensors, 2, &options, &optimizer);
+    if (places[k].name)
+      check_wrong(status, places[k].name, places[k].value);
+    else
+      CHECK_STATUS(status, ONEBIT_OK);
+    onebit_optimizer_destroy(optimizer);
+  }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+Test(arguments_adam, set_gradient) {
+  onebit_comm_t comm = self();
+  onebit_tensor_t tensors[] = {{parameter, gradient, COUNT, 0, 0, 0}, {NULL, NULL, 0, 0, 0, 0}};
+  onebit_optimizer_t optimizer = NULL;
+  double scale = 0;
+  CHECK_STATUS(onebit_adam_create(comm, tensors, 2, NULL, &optimizer), ONEBIT_OK);
+  check_wrong(onebit_optimizer_set_gradient(NULL, 0, gradient), "optimizer", "NULL");
+  check_wrong(onebit_optimizer_set_gradient(optimizer, 2, gradient), "tensor is 2", "2");
+  check_wrong(onebit_optimizer_set_gradient(optimizer, 0, (char *)gradient + 2), "gradient",
+              "align");
+  CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 1, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_begin(optimizer, 0.1f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, gradient), ONEBIT_ERROR_BUSY);
+  CHECK_WORDS("open");
+  CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, gradient), ONEBIT_OK);
+  check_wrong(onebit_optimizer_get_loss_scale(NULL, &scale), "optimizer", "NULL");
+  check_wrong(onebit_optimizer_get_loss_scale(optimizer, NULL), "scale", "NULL");
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &scale), ONEBIT_OK);
+  CHECK(scale == 1, "a loss scale of %g without loss scaling", scale);
+  onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
   checks_must_hold();
 }

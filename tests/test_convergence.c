@@ -178,10 +178,12 @@ static void regress(onebit_comm_t comm, void *context) {
   free(samples);
 }
 
-static double loss_after(size_t freeze_step, int no_error_feedback) {
+static double loss_after(size_t freeze_step, onebit_adam_exchange_t exchange,
+                         int no_error_feedback) {
   struct regression regression = {.options = ONEBIT_ADAM_OPTIONS_INIT};
   double mean = 0.0;
   regression.options.freeze_step = freeze_step;
+  regression.options.exchange = exchange;
   regression.options.common.no_error_feedback = no_error_feedback;
   on_ranks(RANKS, regress, &regression);
   for (int r = 0; r < RANKS; r++)
@@ -189,12 +191,19 @@ static double loss_after(size_t freeze_step, int no_error_feedback) {
   return mean;
 }
 
-Test(convergence, one_bit_adam_comes_to_the_dense_loss) {
-  double dense = loss_after(ONEBIT_FREEZE_NEVER, 0);
-  double fed_back = loss_after(STEPS / 6, 0);
-  double control = loss_after(STEPS / 6, 1);
+static void compare_losses(onebit_adam_exchange_t exchange) {
+  double dense = loss_after(ONEBIT_FREEZE_NEVER, exchange, 0);
+  double fed_back = loss_after(STEPS / 6, exchange, 0);
+  double control = loss_after(STEPS / 6, exchange, 1);
   cr_log_info("loss: dense Adam %.6f, 1-bit Adam %.6f, control %.6f", dense, fed_back, control);
   cr_expect_lt(dense, 0.6, "dense Adam learns nothing: %g", dense);
   cr_expect_lt(fed_back, 1.01 * dense, "1-bit Adam: %g, dense %g", fed_back, dense);
   cr_expect_gt(control, 1.05 * dense, "the control is no worse: %g, dense %g", control, dense);
+}
+
+Test(convergence, one_bit_adam_comes_to_the_dense_loss) {
+  compare_losses(ONEBIT_ADAM_EXCHANGE_MOMENTUM);
+}
+Test(convergence, exchanging_steps_comes_to_the_dense_loss) {
+  compare_losses(ONEBIT_ADAM_EXCHANGE_STEP);
 }

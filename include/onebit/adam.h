@@ -33,7 +33,9 @@ extern "C" {
 
 /* MOMENTUM is 1-bit Adam as it was published. STEP carries w = m / (sqrt(v^) + eps) instead, which
  * is linear in m as long as the variance is frozen: elements of very different scale come to one
- * size, and the update needs no variance (docs/optimizers.md has the measurement). */
+ * size, and the update needs no variance (docs/optimizers.md has the measurement). For that an
+ * element without variance is not left alone there: like all whose w is small beside their block's
+ * it takes steps of the block's scale, whose signs cancel. */
 typedef enum onebit_adam_exchange {
   ONEBIT_ADAM_EXCHANGE_DEFAULT = 0, /* MOMENTUM */
   ONEBIT_ADAM_EXCHANGE_MOMENTUM = 1,

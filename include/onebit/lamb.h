@@ -20,10 +20,13 @@
  *                f = clamp(f, factor_least, factor_most), then to within factor_change of the last
  *                p = p - lr c f u
  *
- * Norms are over a tensor. Where one scale serves a whole buffer (ONEBIT_BLOCK_BUFFER, profile
- * deepspeed) the momentum travels times k, a factor a tensor that brings all tensors to the same
- * root mean square: mean of it over the tensors / that of the tensor, at the freeze; 1 for a tensor
- * whose momentum is zero.
+ * Norms are over a tensor; c begins as 0, the last f as 1; w^ is w / (1 - b2^t) with the t of the
+ * step. Elements that the freeze keeps still (adam.h) have no part in f. Where one scale serves a
+ * whole buffer (ONEBIT_BLOCK_BUFFER, profile deepspeed) the momentum travels times k, a factor a
+ * tensor that brings the buffer's tensors to the same root mean square at the freeze: mean of it
+ * over them / that of the tensor; 1 for a tensor whose momentum is zero, which the mean leaves out.
+ *
+ * A tensor that stays uncompressed makes the warm-up's step always.
  *
  * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, one compressed call for all
  * tensors with its padding, which keeps what the last call gave it.

@@ -7,6 +7,9 @@
  *   compressed   m = compressed allreduce of (b m + gradient of this rank)
  *   both         p = p - lr (m + wd p)
  *
+ * A bit is + or -: in the compressed stage an element without gradients, too, is moved, by steps of
+ * the size of its block's scale whose signs cancel. Set `uncompressed` for a tensor that must not.
+ *
  * Source: Zheng et al., "Communication-Efficient Distributed Blockwise Momentum SGD with
  * Error-Feedback", arXiv 1905.10936; the momentum's convention is PyTorch's (no dampening, no
  * Nesterov).

@@ -15,27 +15,31 @@
  * equal, bit for bit (0/1 Adam: at its synchronisations). Learning-rate schedules are the caller's:
  * every step is given its rate.
  *
- * Mixed precision. Gradients and parameters may be float16 or bfloat16; then the optimizer keeps
- * float32 master values of the parameters, taken from them when it is made, and each step writes
- * the rounded ones. All arithmetic is float32; factors that are the same for all elements are
- * computed in double and rounded once.
+ * Mixed precision. Gradients and parameters may be float16 or bfloat16. For parameters that are,
+ * the optimizer keeps float32 master values (4 bytes a parameter), taken from them when it is made,
+ * and each step writes the rounded ones. All arithmetic is float32; factors that are the same for
+ * all elements are computed in double and rounded once. Mean gradients are float32 too, in memory
+ * and in dense messages.
  *
  * What a gradient counts as. The array's value times gradient_factor (1 / k, where it is the sum
- * over k micro-batches), divided by the loss scale if there is one, times the factor of clipping. A
- * rank that has no gradient of a tensor sets NULL (onebit_optimizer_set_gradient): zeros.
+ * over k micro-batches), divided by the loss scale if there is one, times the factor of clipping:
+ * one multiplication, before it is added to any other rank's. A rank that has no gradient of a
+ * tensor sets NULL (onebit_optimizer_set_gradient): zeros. A step is skipped when what some
+ * gradient counts as is not finite, or too large for sums of squares in float32.
  *
  * Loss scaling. With loss_scale_first the caller multiplies its loss by the scale that
  * onebit_optimizer_get_loss_scale tells, and the step divides. A step that some rank's gradients
  * spoil (ONEBIT_SKIPPED) lowers the scale to a half; loss_scale_interval good steps in a row double
- * it. All ranks come to the same scale without a message of their own, since whether a step was
- * skipped travels with the gradients.
+ * it, up to 2^64. All ranks come to the same scale without a message of their own, since whether a
+ * step was skipped travels with the gradients.
  *
  * Clipping. With clip_norm gradients are multiplied by min(1, clip_norm / norm), where
  *   norm = sqrt(mean over ranks of |gradient of the rank|^2)
  * and |.| is the Euclidean norm over all tensors. It is the same in all stages, which the norm of
  * the mean gradient could not be: nobody has that once bits travel. It is never less than that one,
  * and with independent noise up to sqrt(ranks) times as much. It costs a pass over the gradients
- * and one message of four bytes, before the first bit can leave.
+ * and one message of four bytes, before the first bit can leave. A norm from 2^32 on counts as not
+ * finite: the step is skipped.
  */
 #ifndef ONEBIT_OPTIMIZER_H
 #define ONEBIT_OPTIMIZER_H
@@ -101,7 +105,7 @@ typedef struct onebit_optimizer_options {
   onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32, without master values */
   double gradient_factor;         /* positive; default 1 */
   double clip_norm;               /* positive; default 0: no clipping */
-  double loss_scale_first;        /* from 1 on; default 0: no loss scaling. 65536 is usual */
+  double loss_scale_first;        /* 1 to 2^64; default 0: no loss scaling. 65536 is usual */
   size_t loss_scale_interval;     /* good steps before the scale doubles; default 2000 */
   double loss_scale_least;        /* the scale does not fall below; default 1 */
   size_t dense_below; /* tensors of fewer elements count as `uncompressed`; default 0: none */

@@ -25,7 +25,9 @@
  *
  * A step that sends nothing cannot tell of a gradient that is not finite: in such a step that rank
  * alone keeps its parameters and momentum and is told ONEBIT_SKIPPED, while the step counts for
- * all.
+ * all. With loss scaling its scale alone falls then, and the ranks have scales of their own: each
+ * must ask for its own. Nor does clipping cost such a step a message: a rank clips by the norm of
+ * its own gradients.
  *
  * Profile deepspeed is DeepSpeed's ZeroOneAdam: no bias correction, its step count, one call a
  * tensor with its padding and scales, weight decay as part of what is exchanged, u added up step by

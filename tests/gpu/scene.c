@@ -82,7 +82,7 @@ static void set_up_work(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   plan->work.layout = &plan->layout;
   plan->work.rule = scene->what->rule;
-  plan->work.dtype = scene->what->dtype;
+  plan->work.dtype = plan->work.output_dtype = scene->what->dtype;
   plan->work.one_scale = scene->what->one_scale;
   plan->work.threads = 1;
   if (ob_codec_choose(&plan->work.codec) ||

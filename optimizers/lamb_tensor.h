@@ -1,0 +1,88 @@
+/*
+ * The numbers of 1-bit LAMB that are a tensor's own, from the sums of its elements: here, since on
+ * a device a kernel computes them, and no host waits for it. All of it is double with one rounding
+ * an operation, in the order in which it stands; what a pass gets is rounded to float32 once.
+ */
+#ifndef OB_OPTIMIZERS_LAMB_TENSOR_H
+#define OB_OPTIMIZERS_LAMB_TENSOR_H
+
+#include "compression/numerics.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* After which pass. Each tensor's sums are those of its blocks, added in their order. */
+enum ob_lamb_stage {
+  OB_LAMB_WARM,    /* LAMB: ratio and coefficient; learning rates for LAMB_MOVE */
+  OB_LAMB_SCALE,   /* POWER, at the freeze: scalings for LAMB_FREEZE */
+  OB_LAMB_CORRECT, /* LAMB_FRESH or LAMB_FROZEN: factor; learning rates for what follows */
+};
+
+/* Options of onebit_lamb_options_t, with every default filled in. */
+struct ob_lamb_limits {
+  double coefficient_least, coefficient_most, coefficient_beta;
+  double factor_least, factor_most, factor_change;
+};
+
+/* What 1-bit LAMB knows of the tensors, by their number. A deferred place keeps its own copy of the
+ * arrays, which it copies here whenever the host waits for it. */
+struct ob_lamb {
+  struct ob_lamb_limits limits;
+  size_t count;
+  double *coefficients; /* c */
+  double *factors;      /* f of the last step; 1 in the warm-up */
+  double *scalings;     /* what momentum travels with: floats; from the freeze on */
+};
+
+/* A value that is not a number becomes the least. */
+OB_INLINE double ob_lamb_clamp(double value, double least, double most) {
+  return !(value > least) ? least : value > most ? most : value;
+}
+
+/* The ratio r of a warm-up step, from |p|^2 and |u|^2; the coefficient follows it. */
+OB_INLINE double ob_lamb_warm(double *coefficient, double parameters, double updates,
+                              const struct ob_lamb_limits *limits) {
+  const double beta = limits->coefficient_beta;
+  double ratio = 1;
+  if (parameters > 0 && updates > 0)
+    ratio = ob_lamb_clamp(sqrt(parameters) / sqrt(updates), limits->coefficient_least,
+                          limits->coefficient_most);
+  if (ratio != 1)
+    *coefficient = beta * *coefficient + (1 - beta) * ratio;
+  return ratio;
+}
+
+/* The factor f of a compressed step, from |q|^2, |u|^2, the largest quotient of denominators and
+ * the factor of the last step. Without weight decay q is u, and the share 1. */
+OB_INLINE double ob_lamb_correct(double last, double plain, double updates, double largest,
+                                 const struct ob_lamb_limits *limits) {
+  const double change = limits->factor_change;
+  double share = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
+  share = share < 1 ? share : 1;
+  double factor =
+      ob_lamb_clamp(largest * share + (1 - share), limits->factor_least, limits->factor_most);
+  return ob_lamb_clamp(factor, last * (1 - change), last * (1 + change));
+}
+
+/* The root mean square of a tensor's momentum, from the sum of its squares. */
+OB_INLINE double ob_lamb_level(double squares, size_t count) {
+  return count ? sqrt(squares / (double)count) : 0;
+}
+
+/* What a momentum of this level travels with. 1 where there is none, and where the quotient is no
+ * float32. */
+OB_INLINE float ob_lamb_scaling(double mean_level, double level) {
+  float scaling = level > 0 ? (float)(mean_level / level) : 1;
+  return scaling > 0 && ob_is_finite(scaling) ? scaling : 1;
+}
+
+/* The learning rate of a tensor's pieces: the step's, the tensor's factor, and r or c f. */
+OB_INLINE float ob_lamb_rate(float learning_rate, float factor, double ratio) {
+  return (float)((double)learning_rate * (double)factor * ratio);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,111 @@
+/* What the gradients of a step count as, by the oracle: their share of a batch, the loss scale,
+ * clipping; and how the loss scale goes on. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "tests/oracle.h"
+
+#define LANES 32
+#define RUN   2048 /* elements whose squares are added in float32, where blocks are not smaller */
+
+struct oracle_weigher oracle_weigher_of(const onebit_optimizer_options_t *options, int ranks) {
+  struct oracle_weigher weigher = {.options = *options, .ranks = ranks, .loss_scale = 1.0};
+  if (weigher.options.gradient_factor == 0.0)
+    weigher.options.gradient_factor = 1.0;
+  if (weigher.options.loss_scale_least == 0.0)
+    weigher.options.loss_scale_least = 1.0;
+  if (weigher.options.loss_scale_interval == 0)
+    weigher.options.loss_scale_interval = 2000;
+  if (weigher.options.loss_scale_first != 0.0)
+    weigher.loss_scale = weigher.options.loss_scale_first;
+  return weigher;
+}
+
+void oracle_rescale(struct oracle_weigher *weigher, bool skipped) {
+  const onebit_optimizer_options_t *options = &weigher->options;
+  if (options->loss_scale_first == 0.0)
+    return;
+  if (skipped) {
+    weigher->good_steps = 0;
+    weigher->loss_scale /= 2.0;
+    if (weigher->loss_scale < options->loss_scale_least)
+      weigher->loss_scale = options->loss_scale_least;
+  } else if (++weigher->good_steps == options->loss_scale_interval) {
+    weigher->good_steps = 0;
+    if (weigher->loss_scale <= ldexp(1.0, 63))
+      weigher->loss_scale *= 2.0;
+  }
+}
+
+static float run_of_squares(const float *gradient, float factor, size_t count) {
+  float lane[LANES] = {0};
+  for (size_t i = 0; i < count; i++) {
+    float counted = factor * gradient[i];
+    lane[i % LANES] += counted * counted;
+  }
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++)
+      lane[i] += lane[i + width];
+  return lane[0];
+}
+
+/* Elements from which on a rank serves what is compressed together, where runs begin anew; 0: there
+ * is no such place. Profile deepspeed pads each tensor and cuts it in a part a rank. */
+static size_t part_of(const struct oracle_weigher *weigher, size_t count) {
+  size_t multiple = 8, ranks = (size_t)weigher->ranks;
+  if (weigher->share || weigher->options.profile != ONEBIT_PROFILE_DEEPSPEED)
+    return weigher->share;
+  while (multiple % ranks)
+    multiple += 8;
+  multiple *= ranks;
+  return (count + multiple - 1) / multiple * multiple / ranks;
+}
+
+/* `before`: elements of tensors before it. */
+static double squares_of_tensor(const struct oracle_weigher *weigher, const float *gradient,
+                                float factor, size_t before, size_t count) {
+  size_t run = weigher->options.block_size, part = part_of(weigher, count);
+  if (run == 0 || run == ONEBIT_BLOCK_BUFFER ||
+      weigher->options.profile == ONEBIT_PROFILE_DEEPSPEED)
+    run = RUN;
+  size_t begun = weigher->share ? before % part : 0; /* of the part where the tensor begins */
+  double sum = 0.0;
+  for (size_t first = 0, length; first < count; first += length) {
+    size_t into = part ? (begun + first) % part : first, left = count - first;
+    length = part && part - into < left ? part - into : left;
+    for (size_t at = 0; at < length; at += run)
+      sum += (double)run_of_squares(gradient + first + at, factor,
+                                    length - at < run ? length - at : run);
+  }
+  return sum;
+}
+
+static float squares_of_rank(const struct oracle_weigher *weigher, const float *gradient,
+                             float factor, const size_t *counts, size_t tensors) {
+  double sum = 0.0;
+  for (size_t k = 0, before = 0; k < tensors; before += counts[k++])
+    sum += squares_of_tensor(weigher, gradient + before, factor, before, counts[k]);
+  return (float)sum;
+}
+
+bool oracle_weigh(struct oracle_weigher *weigher, const float *const *gradients,
+                  const size_t *counts, size_t tensors, float *factor) {
+  double counted = weigher->options.gradient_factor / weigher->loss_scale;
+  *factor = (float)counted;
+  if (weigher->options.clip_norm == 0.0)
+    return true;
+  float sum = 0.0f;
+  for (int r = 0; r < weigher->ranks; r++) {
+    float own = squares_of_rank(weigher, gradients[r], *factor, counts, tensors);
+    sum = r == 0 ? own : sum + own;
+    if (!isfinite(own))
+      return false;
+  }
+  float mean = sum * (1.0f / (float)weigher->ranks);
+  if (!isfinite(mean * mean))
+    return false;
+  weigher->norm = sqrt((double)mean);
+  double clip = weigher->options.clip_norm / weigher->norm;
+  *factor = (float)(counted * (clip < 1.0 ? clip : 1.0));
+  return true;
+}

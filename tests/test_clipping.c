@@ -1,0 +1,302 @@
+/*
+ * Clipping by the norm of all ranks' gradients: parameters and norm equal the oracle's to the bit,
+ * in every stage, profile, type, form and bucket; norms that are not finite skip the step on all
+ * ranks; mistakes of one rank reach the others though there is one exchange more.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_adam.h"
+#include "tests/support_errors.h"
+
+TestSuite(clipping, .timeout = 300);
+
+static const int sizes[] = {1, 2, 3, 4, 7};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+static void check_case_of_adam(const struct adam_case *what) {
+  struct adam_run run = adam_prepare(what);
+  if (what->hosts)
+    on_hosts(what->size, what->hosts, adam_on_rank, &run);
+  else
+    on_ranks(what->size, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+static void check_on_groups(struct adam_case what) {
+  for (size_t p = 0; p < SIZES; p++) {
+    what.size = sizes[p];
+    if (test_wanted(p))
+      check_case_of_adam(&what);
+  }
+}
+
+static struct adam_case case_of(double clip_norm) {
+  struct adam_case what = {.steps = 12,
+                           .options = ONEBIT_ADAM_OPTIONS_INIT,
+                           .tensors = &adam_tensors_odd,
+                           .still = true};
+  what.options.freeze_step = 5;
+  what.options.common.clip_norm = clip_norm;
+  return what;
+}
+
+/* The norms of these gradients: some below the middle one, some above. */
+#define MIDDLE 195.0
+
+Test(clipping, clips_some_steps_of_a_run) {
+  struct adam_case what = case_of(MIDDLE);
+  what.size = 3;
+  struct adam_run run = adam_prepare(&what);
+  int clipped = 0;
+  for (int step = 0; step < what.steps; step++)
+    clipped += run.moments[step].gradient_norm > MIDDLE;
+  cr_assert(clipped > 2 && clipped < what.steps - 2, "%d of %d steps are clipped", clipped,
+            what.steps);
+  adam_release(&run);
+}
+
+Test(clipping, equals_the_oracle) {
+  static const double norms[] = {1e-3, MIDDLE, 1e6};
+  for (size_t k = 0; k < sizeof norms / sizeof norms[0]; k++) {
+    struct adam_case what = case_of(norms[k]);
+    check_on_groups(what);
+    what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+    check_on_groups(what);
+  }
+}
+
+Test(clipping, in_any_form_and_bucket) {
+  static const size_t bucket_sizes[] = {0, 1, 1000};
+  for (int form = 0; form < ADAM_FORMS; form++)
+    for (size_t b = 0; b < 3; b++) {
+      struct adam_case what = case_of(MIDDLE);
+      what.form = (enum adam_form)form;
+      what.options.common.bucket_size = bucket_sizes[b];
+      what.uncompressed = b == 1 ? 0x2b : 0;
+      what.size = 1 + (form + (int)b) % 4;
+      check_case_of_adam(&what);
+    }
+}
+
+Test(clipping, of_any_type_with_a_loss_scale_and_micro_batches) {
+  for (int k = 0; k < 9; k++) {
+    struct adam_case what = case_of(MIDDLE);
+    what.options.common.gradient_dtype = (onebit_dtype_t)(k / 3);
+    what.options.common.parameter_dtype = (onebit_dtype_t)(k % 3);
+    what.options.common.loss_scale_first = 4;
+    what.options.common.loss_scale_interval = 5;
+    what.options.common.gradient_factor = 1.0 / 3;
+    what.multiple = 3.0f;
+    what.absent = k % 2 ? 5 : 0;
+    what.options.common.block_size = k % 2 ? 64 : ONEBIT_BLOCK_BUFFER;
+    check_on_groups(what);
+  }
+}
+
+Test(clipping, on_several_hosts) {
+  static const int splits[][2] = {{4, 2}, {6, 3}, {3, 3}};
+  for (size_t k = 0; k < 3; k++) {
+    struct adam_case what = case_of(MIDDLE);
+    what.size = splits[k][0];
+    what.hosts = splits[k][1];
+    what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+    what.options.common.gradient_dtype = (onebit_dtype_t)k;
+    check_case_of_adam(&what);
+  }
+}
+
+Test(clipping, every_codec_and_any_number_of_threads) {
+  for (size_t c = 0; c < test_codecs_count; c++) {
+    if (!use_codec(test_codecs[c]))
+      continue;
+    for (int threads = 1; threads <= 3; threads++) {
+      struct adam_case what = case_of(MIDDLE);
+      what.size = 2;
+      what.options.common.threads = threads;
+      what.options.common.gradient_dtype = (onebit_dtype_t)(threads % 3);
+      check_case_of_adam(&what);
+    }
+  }
+}
+
+Test(clipping, of_no_tensors) {
+  struct adam_case what = case_of(1.0);
+  what.tensors = &adam_tensors_none;
+  check_on_groups(what);
+}
+
+/* The norm as the public header has it, in double. */
+Test(clipping, the_norm_is_what_it_says) {
+  struct adam_case what = case_of(1.0);
+  what.size = 3;
+  struct adam_run run = adam_prepare(&what);
+  float *gradient = allocate(run.total, sizeof *gradient);
+  for (int step = 0; step < what.steps; step++) {
+    double mean = 0.0;
+    for (int r = 0; r < what.size; r++) {
+      adam_gradient(&what, gradient, run.total, r, step);
+      for (size_t i = 0; i < run.total; i++)
+        mean += (double)gradient[i] * (double)gradient[i] / what.size;
+    }
+    double norm = run.moments[step].gradient_norm;
+    CHECK(fabs(norm - sqrt(mean)) < 1e-6 * norm, "step %d: %g, not %g", step, norm, sqrt(mean));
+  }
+  free(gradient);
+  adam_release(&run);
+  checks_must_hold();
+}
+
+/* A norm that is never reached changes no bit. */
+Test(clipping, of_a_norm_that_is_not_reached_is_no_clipping) {
+  for (int size = 1; size <= 4; size++) {
+    struct adam_case plain = case_of(0.0), clipped = case_of(1e6);
+    plain.size = clipped.size = size;
+    struct adam_run run = adam_prepare(&clipped), without = adam_prepare(&plain);
+    for (int step = 0; step < plain.steps; step++)
+      CHECK_BITS("the oracle's parameters", run.moments[step].parameters,
+                 without.moments[step].parameters, run.total, ONEBIT_FLOAT32);
+    on_ranks(size, adam_on_rank, &run);
+    adam_release(&run);
+    adam_release(&without);
+  }
+}
+
+/* --- Steps that are skipped */
+
+/* -1e22: its square is not finite. 1e11: the square of its square is not, and norms from 2^32 on
+ * count as that. */
+static const float poisons[] = {NAN, INFINITY, -1e22f, 1e11f};
+
+Test(clipping, skips_what_has_no_norm) {
+  for (size_t p = 0; p < SIZES; p++)
+    for (int k = 0; k < 4 && test_wanted(p); k++)
+      for (int profile = 0; profile <= 1; profile++) {
+        struct adam_case what = case_of(MIDDLE);
+        what.size = sizes[p];
+        what.poison = poisons[k];
+        what.poisoned_rank = k % what.size;
+        what.form = (enum adam_form)((k + profile) % ADAM_FORMS);
+        what.options.common.bucket_size = !profile && k % 2 ? 1000 : 0;
+        what.options.common.profile = (onebit_profile_t)profile;
+        what.options.common.loss_scale_first = 2; /* which falls to 1 and comes back */
+        what.options.common.loss_scale_interval = 1;
+        check_case_of_adam(&what);
+      }
+}
+
+/* A finite norm below 2^32 is only clipped, where without clipping squares overflow later. */
+struct large {
+  int rank;
+  float value;
+  onebit_status_t wanted;
+};
+
+static void large_on_rank(onebit_comm_t comm, void *context) {
+  const struct large *large = context;
+  float parameter[100] = {0}, gradient[100] = {1.0f}, before[100];
+  onebit_tensor_t tensor = {parameter, gradient, 100, 0, 0, 0};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer = NULL;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  char words[32];
+  options.freeze_step = 2;
+  options.common.clip_norm = 1;
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  for (int step = 0; step < 4; step++) {
+    check_case("%g on rank %d, step %d", (double)large->value, large->rank, step);
+    memcpy(before, parameter, sizeof before);
+    gradient[step] = onebit_comm_rank(comm) == large->rank ? large->value : 1.0f;
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), large->wanted);
+    gradient[step] = 1.0f;
+    if (large->wanted != ONEBIT_SKIPPED)
+      continue;
+    snprintf(words, sizeof words, "rank %d ", large->rank);
+    CHECK_WORDS(words);
+    CHECK_BITS("parameters", parameter, before, 100, ONEBIT_FLOAT32);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  CHECK(info.skipped == (large->wanted == ONEBIT_SKIPPED ? 4 : 0), "skipped %llu",
+        (unsigned long long)info.skipped);
+  CHECK(info.steps == 4, "%llu steps", (unsigned long long)info.steps);
+  onebit_optimizer_destroy(optimizer);
+}
+
+Test(clipping, norms_up_to_a_limit) {
+  static const struct {
+    float value;
+    onebit_status_t wanted;
+  } values[] = {{4e9f, ONEBIT_OK}, {NAN, ONEBIT_SKIPPED}, {3e38f, ONEBIT_SKIPPED}};
+  for (int size = 1; size <= 4; size++)
+    for (size_t k = 0; k < 3; k++)
+      for (int rank = 0; rank < size; rank++) {
+        struct large large = {rank, values[k].value, values[k].wanted};
+        on_ranks(size, large_on_rank, &large);
+      }
+}
+
+/* --- Errors of one rank, each rank once */
+
+static void everyone_once(rank_body *scenario) {
+  for (int size = 2; size <= 4; size++)
+    for (int rank = 0; rank < size; rank++) {
+      struct culprit culprit = {.rank = rank, .clip_norm = 1.5};
+      on_ranks(size, scenario, &culprit);
+    }
+}
+
+Test(clipping, wrong_learning_rate_on_one_rank) { everyone_once(wrong_learning_rate_on_one_rank); }
+Test(clipping, mistakes_in_an_open_step) { everyone_once(mistakes_in_an_open_step); }
+Test(clipping, destroyed_in_an_open_step) { everyone_once(destroyed_in_an_open_step); }
+
+Test(clipping, errors_on_several_hosts) {
+  for (int rank = 0; rank < 4; rank++) {
+    struct culprit culprit = {
+        .rank = rank, .schedule = ONEBIT_SCHEDULE_HIERARCHICAL, .clip_norm = 1.5};
+    on_hosts(4, 2, wrong_learning_rate_on_one_rank, &culprit);
+    on_hosts(4, 2, mistakes_in_an_open_step, &culprit);
+    on_hosts(4, 2, destroyed_in_an_open_step, &culprit);
+  }
+}
+
+/* --- What it costs */
+
+static void bytes_on_rank(onebit_comm_t comm, void *context) {
+  float parameter[100] = {0}, gradient[100] = {1.0f};
+  onebit_tensor_t tensor = {parameter, gradient, 100, 0, 0, 0};
+  onebit_optimizer_info_t info[2];
+  (void)context;
+  for (int clips = 0; clips <= 1; clips++) {
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_optimizer_t optimizer = NULL;
+    info[clips].size = sizeof info[clips];
+    options.freeze_step = 1;
+    options.common.clip_norm = clips;
+    CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info[clips]), ONEBIT_OK);
+    for (int step = 0; step < 3; step++) {
+      uint64_t before = onebit_comm_bytes_sent(comm);
+      CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+      uint64_t sent = onebit_comm_bytes_sent(comm) - before;
+      uint64_t told = step ? info[clips].compressed_bytes : info[clips].warmup_bytes;
+      CHECK(sent == told, "step %d sent %llu bytes, info says %llu", step, (unsigned long long)sent,
+            (unsigned long long)told);
+    }
+    onebit_optimizer_destroy(optimizer);
+  }
+  /* One message to each other rank: a header and a word of elements. Where it is passed on in
+   * rounds, whole lines of the cache are. */
+  uint64_t others = (uint64_t)onebit_comm_size(comm) - 1, message = 40 + 32 * sizeof(float);
+  uint64_t more = info[1].compressed_bytes - info[0].compressed_bytes;
+  CHECK(more >= others * message && more <= others * (message + 64), "%llu bytes more",
+        (unsigned long long)more);
+}
+
+Test(clipping, sends_one_small_message_to_each) {
+  for (int size = 1; size <= 4; size++)
+    on_ranks(size, bytes_on_rank, NULL);
+}
