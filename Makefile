@@ -199,7 +199,8 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(link) -lcriterion $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_tune: $(TUNED)
-$(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
+$(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
+  $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
 
