@@ -123,6 +123,7 @@ struct oracle_adam {
   float *step;           /* [total]: sharded, what all have got of the step */
   float gradient_factor; /* of the latest step */
   float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
+  const float *scaling; /* NULL, or what each tensor's momentum travels with */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
