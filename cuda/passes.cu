@@ -74,7 +74,8 @@ static __device__ inline void set_factors(const struct ob_cuda_plan &plan,
                                           const struct ob_cuda_pass &pass, size_t piece,
                                           struct ob_pass_factors *factors) {
   *factors = pass.factors;
-  factors->learning_rate = pass.learning_rate * pass.rate_factors[piece];
+  factors->learning_rate = pass.learning_rates ? pass.learning_rates[piece]
+                                               : pass.learning_rate * pass.rate_factors[piece];
   factors->weight_decay = pass.weight_decays[piece];
   factors->scaling = pass.scalings ? pass.scalings[piece] : 1;
   const float of_rates = pass.sums_of_rates ? pass.rate_factors[piece] : 1;
@@ -98,7 +99,9 @@ static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
   if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
     run->message_scale =
         run->message_scale / run->factors.scaling * run->factors.adam.momentum_factor;
-  if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)) || pass.last_values)
+  if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)))
+    return;
+  if (pass.last_values && !(pass.only_at_first && plan.state->outcome.calls > 0))
     return;
   const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
   run->last = last.words + place.word;
@@ -214,15 +217,6 @@ static __device__ inline void pass_elements(const struct run &run, float (&sums)
 
 /* --- Sums */
 
-/* The largest of the lanes, for lane 0. No lane has a NaN. */
-static __device__ inline float largest_lane(float lane) {
-  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
-    const float other = __shfl_down_sync(all_lanes, lane, width);
-    lane = other > lane ? other : lane;
-  }
-  return lane;
-}
-
 template <enum ob_pass_kind kind>
 static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t block,
                                          const float (&sums)[OB_SUMS]) {
@@ -294,32 +288,4 @@ cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, si
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream) {
   return launch(kernel_of(pass.kind), plan.layout.blocks, 1, stream, plan, pass);
-}
-
-/* --- Totals */
-
-static __global__ void __launch_bounds__(OB_LANES)
-    total_kernel(const double *sums, size_t count, double *total) {
-  const double sum = sum_in_order(sums, count);
-  if (lane_number() == 0)
-    *total = sum;
-}
-
-static __global__ void __launch_bounds__(OB_LANES)
-    largest_kernel(const double *sums, size_t count, double *total) {
-  double lane = 0;
-  for (size_t i = lane_number(); i < count; i += OB_LANES)
-    lane = sums[i] > lane ? sums[i] : lane;
-  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
-    const double other = __shfl_down_sync(all_lanes, lane, width);
-    lane = other > lane ? other : lane;
-  }
-  if (lane_number() == 0)
-    *total = lane;
-}
-
-cudaError_t ob_cuda_total(const double *sums, int which, size_t first, size_t end, double *total,
-                          cudaStream_t stream) {
-  return launch_one_warp(which == OB_LARGEST ? largest_kernel : total_kernel, stream, sums + first,
-                         end - first, total);
 }
