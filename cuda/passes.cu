@@ -33,7 +33,8 @@ constexpr unsigned words_at_once =
     kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_LAMB_FROZEN || kind == OB_PASS_ZERO_ONE_MEET ? 4
                                                                                                : 8;
 
-/* What a warp has of a block: where its elements begin. */
+/* What a warp has of a block: where its elements begin. There need not be OB_MOVED, which reads as
+ * zeros then. */
 struct run {
   unsigned count;
   float *arrays[OB_PARAMETER + 1];
@@ -46,6 +47,10 @@ struct run {
   struct ob_pass_factors factors;
 };
 
+static __device__ inline bool has(float *const *arrays, int slot) {
+  return slot != OB_MOVED || arrays[OB_MOVED];
+}
+
 /* --- Where things are, as blocks.c has it */
 
 template <enum ob_pass_kind kind>
@@ -55,7 +60,7 @@ static __device__ inline void point_to_arrays(const struct ob_cuda_pass &pass,
   const size_t at = (block.word - pass.first_word) * OB_LANES, piece = block.piece;
   OB_UNROLL
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (uses & OB_MASK(slot))
+    if (uses & OB_MASK(slot) && has(pass.arrays, slot))
       run->arrays[slot] = pass.arrays[slot] + at;
   if (uses & OB_MASK(OB_PARAMETER) && pass.parameters[piece])
     run->arrays[OB_PARAMETER] = pass.parameters[piece] + block.offset;
@@ -163,7 +168,7 @@ static __device__ inline void load_elements(const struct run &run, unsigned word
   const unsigned reads = ob_pass_reads(kind);
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
-    if (reads & OB_MASK(slot))
+    if (reads & OB_MASK(slot) && has(run.arrays, slot))
       load_array(run.arrays[slot], slot, word, run.count, e);
   if (reads & OB_MASK(OB_GRADIENT))
     load_gradients(run, word, e);
@@ -181,7 +186,7 @@ static __device__ inline void store_element(const struct run &run, unsigned i,
   const unsigned writes = ob_pass_writes(kind);
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
-    if (writes & OB_MASK(slot))
+    if (writes & OB_MASK(slot) && has(run.arrays, slot))
       __stcs(&run.arrays[slot][i], e.at[slot]);
   if (writes & OB_MASK(OB_PARAMETER) && run.copy)
     ob_store(run.copy, i, run.copy_dtype, e.at[OB_PARAMETER]);

@@ -15,6 +15,8 @@ static void take_arrays(struct scene *scene) {
       array[i] = i % 11 == 4 ? 0 : fabsf(array[i]);
     for (size_t i = 0; slot == OB_FRESH && i < elements; i++)
       array[i] = fabsf(array[i]);
+    if (slot == OB_MOVED && !scene->what->adds_up)
+      continue;
     scene->sink.arrays[slot] = array;
     scene->pass.arrays[slot] = ON_DEVICE(scene, array);
   }
