@@ -141,9 +141,9 @@ onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_un
 extern const struct ob_optimizer_place ob_optimizer_place_cuda;
 #endif
 
-/* Numbers of a method's own that a checkpoint has to have: `count` of them. What is loaded lies in
- * least .. most. */
-enum ob_numbers_kind { OB_NUMBERS_UINT64, OB_NUMBERS_DOUBLE, OB_NUMBERS_FLOAT };
+/* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
+ * loaded lies in least .. most. */
+enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
 
 struct ob_numbers {
   enum ob_numbers_kind kind;
@@ -188,6 +188,8 @@ struct ob_method {
   /* For checkpoints. What it keeps besides the units' arrays: fills in the list, and says how long
    * it is. NULL: nothing. */
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+  /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
+  double *(*scalings)(struct onebit_optimizer *optimizer);
   /* Do parameters and momentum differ between ranks now? NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
 };

@@ -123,6 +123,7 @@ struct oracle_adam {
   float *step;           /* [total]: sharded, what all have got of the step */
   float gradient_factor; /* of the latest step */
   float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
+  const float *scaling; /* NULL, or what each tensor's momentum travels with */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
@@ -143,8 +144,8 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
                                        size_t count, const onebit_adam_options_t *options);
 void oracle_adam_destroy(struct oracle_adam *adam);
 
-/* One step: gradients[r] is rank r's, all tensors one after the other, as float32. False, and nothing
- * changed but the loss scale, when skipped. */
+/* One step: gradients[r] is rank r's, all tensors one after the other, as float32. False, and
+ * nothing changed but the loss scale, when skipped. */
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
 
 /* Parts of a step, for optimizers that have them too: what each worker puts in, in `means`; false

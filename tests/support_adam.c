@@ -113,6 +113,23 @@ static double share_norm(const struct oracle_adam *adam, int rank) {
   return sqrt(sum);
 }
 
+/* Of what one exchange keeps on a rank, as errors of the momentum; padding as it is. */
+static double kept_norm(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                        int rank) {
+  const float *error = oracle_worker_error(exchange->oracle, rank);
+  size_t count = oracle_worker_count(exchange->oracle, rank), at = 0;
+  double sum = 0.0;
+  if (!adam->scaling || count < exchange->total) /* part of a host's: nothing is scaled there */
+    return norm_of(error, count);
+  for (size_t k = 0; k < exchange->tensors; k++) {
+    size_t tensor = exchange->tensor[k];
+    double norm = norm_of(error + at, adam->count[tensor]) / (double)adam->scaling[tensor];
+    sum += norm * norm;
+    at += adam->count[tensor];
+  }
+  return hypot(sqrt(sum), norm_of(error + at, count - at));
+}
+
 static struct adam_moment moment_of(const struct oracle_adam *adam) {
   struct adam_moment moment = {.compressed = adam->compressed,
                                .freeze_step = adam->freeze_step,
@@ -129,9 +146,7 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
         adam->options.shards ? share_norm(adam, r) : norm_of(adam->momentum, adam->total);
   for (int r = 0; r < ranks; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
-      moment.error_norm[r] =
-          hypot(moment.error_norm[r], norm_of(oracle_worker_error(adam->exchanges[k].oracle, r),
-                                              oracle_worker_count(adam->exchanges[k].oracle, r)));
+      moment.error_norm[r] = hypot(moment.error_norm[r], kept_norm(adam, &adam->exchanges[k], r));
   return moment;
 }
 
