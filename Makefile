@@ -197,7 +197,8 @@ TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/t
 IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c \
               examples/transformer_math.c)
 ZLIB_LIBS = $(if $(filter 0,$(ZLIB)),,-lz)
-$(BUILD)/examples/idx.o: OWN_CFLAGS = $(if $(filter 0,$(ZLIB)),,-DEXAMPLES_HAVE_ZLIB=1)
+ZLIB_CFLAGS = $(if $(filter 0,$(ZLIB)),,-DEXAMPLES_HAVE_ZLIB=1)
+$(BUILD)/examples/idx.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
 $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
@@ -206,12 +207,16 @@ $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
-	$(link) -lcriterion $(LIBS)
+	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_tune: $(TUNED)
-$(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
+$(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
+  $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
+$(BUILD)/tests/test_images: OWN_LIBS = $(ZLIB_LIBS)
+$(BUILD)/tests/test_images.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
+$(BUILD)/tests/test_images: $(TRAINING) $(IMAGES)
 
 ifneq ($(CUDA),0)
 include tests/gpu/rules.mk

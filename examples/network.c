@@ -75,6 +75,10 @@ VECTORISED static void fold(const struct convolution *c, float *restrict d_in) {
 
 static inline float larger(float a, float b) { return a > b ? a : b; }
 
+/* Not-a-number stays one. */
+static inline float rectify(float x) { return x < 0.0f ? 0.0f : x; }
+static inline float rectify_backward(float d, float y) { return y <= 0.0f ? 0.0f : d; }
+
 VECTORISED static void pool(const struct convolution *c, const float *restrict sums,
                             const float *restrict bias, float *restrict out) {
   const size_t n = c->filters, row = c->sum_columns * n;
@@ -84,7 +88,7 @@ VECTORISED static void pool(const struct convolution *c, const float *restrict s
       for (size_t f = 0; f < n; f++) {
         const float largest =
             larger(larger(at[f], at[n + f]), larger(at[row + f], at[row + n + f]));
-        out[f] = larger(largest + bias[f], 0.0f);
+        out[f] = rectify(largest + bias[f]);
       }
     }
 }
@@ -101,7 +105,7 @@ VECTORISED static void pool_backward(const struct convolution *c, const float *r
       float *da = d_sums + 2 * y * row + 2 * x * n, *db = da + row;
       for (size_t f = 0; f < n; f++) {
         const float largest = larger(larger(a[f], a[n + f]), larger(b[f], b[n + f]));
-        const float d = out[f] > 0.0f ? d_out[f] : 0.0f;
+        const float d = rectify_backward(d_out[f], out[f]);
         const int first = a[f] == largest, second = !first & (a[n + f] == largest);
         const int third = !first & !second & (b[f] == largest);
         da[f] = first ? d : 0.0f;
@@ -182,7 +186,7 @@ void network_forward(network_t *network, const float *pixels, size_t images) {
   convolve(network, second, first->out, images);
   dense(&network->tensors[DENSE], second->out, network->hidden, images, flat, hidden);
   for (size_t i = 0; i < images * hidden; i++)
-    network->hidden[i] = larger(network->hidden[i], 0.0f);
+    network->hidden[i] = rectify(network->hidden[i]);
   dense(&network->tensors[HEAD], network->hidden, network->predicted, images, hidden,
         shape->classes);
   softmax(network->predicted, images, shape->classes, 1.0f, 0);
@@ -222,7 +226,7 @@ void network_backward(network_t *network, const unsigned char *labels, size_t im
   dense_backward(network, HEAD, network->hidden, network->d_hidden, d_logits, images, hidden,
                  classes);
   for (size_t i = 0; i < images * hidden; i++)
-    network->d_hidden[i] = network->hidden[i] > 0.0f ? network->d_hidden[i] : 0.0f;
+    network->d_hidden[i] = rectify_backward(network->d_hidden[i], network->hidden[i]);
   dense_backward(network, DENSE, second->out, second->d_out, network->d_hidden, images, flat,
                  hidden);
   convolve_backward(network, second, first->out, first->d_out, images);
