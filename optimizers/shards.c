@@ -5,13 +5,17 @@
  *                    in                          the server                      back
  *   warm-up,         dense reduce-scatter        Adam on its share               parameters, dense
  *   uncompressed
- *   STEP             reduce-scatter of bits      momentum; step in scratch       steps, in bits
+ *   STEP             reduce-scatter of bits      momentum, and the step          steps, in bits
  *   PARAMETERS       likewise                    momentum; moves its share       parameters, dense
  *
- * What changes when. After the exchange in, all ranks know that every gradient is sound. Whatever
- * brings parameters back moves them as they are, so nothing is left to spoil it, and the server
- * changes its state at once. A step in bits may yet overflow: then all ranks skip, and until that
- * is decided the kept errors of both exchanges, the momentum and the parameters are the old ones.
+ * After the exchange in, all ranks know that every gradient is sound, and nothing is left to spoil
+ * the step: those in bits are in -1 .. 1, parameters travel as they are. So the server changes its
+ * state before the way back begins, and there is nothing to take back.
+ *
+ * Why steps are bounded. An optimizer that is not sharded gets its momentum as bits: every element
+ * of it is as large as its block's scale. Here the server adds up exactly, while the gradients of
+ * large elements come late, as kept errors; with a variance that no longer follows, that resonates.
+ * Adam's own steps are hardly larger than 1, so that much is left to them.
  */
 #include <float.h>
 #include <math.h>
@@ -162,8 +166,8 @@ static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
 
 /* Gradients, with the error of what was sent of them. */
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
-  (void)optimizer, (void)unit;
-  call->hold = true;
+  (void)unit;
+  call->hold = optimizer->unit_count > 1;
 }
 
 static void pass_share(struct ob_unit *unit, const struct ob_pass_sink *sink) {
@@ -187,59 +191,19 @@ static bool start(struct onebit_optimizer *optimizer, onebit_plan_t plan, struct
   return status == ONEBIT_OK;
 }
 
-/* The server's step is m^ / (sqrt(v^) + eps), whose error it keeps. What comes back is that, and no
- * factor has to be added. */
-static void start_steps(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  ob_plan_visit(unit->bits, NULL);
+/* What travels is m^ / (sqrt(v^) + eps), with nothing left to multiply it with. */
+static void send_steps(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   pass(optimizer, unit, OB_PASS_SHARE);
   unit->sink = ob_unit_sink(optimizer, unit, OB_PASS_APPLY_STEP, optimizer->steps + 1);
-  struct ob_call call = {.source = {.factor = 1,
-                                    .weight = unit->sink.factors.adam.momentum_factor,
-                                    .reciprocals = unit->arrays[OB_VARIANCE]},
-                         .sink = &unit->sink,
-                         .share = unit->arrays[OB_SCRATCH],
-                         .hold = optimizer->unit_count > 1};
   unit->sink.factors.adam.momentum_factor = 1;
+  struct ob_call call = {
+      .source = {.factor = 1, .weight = 1}, .sink = &unit->sink, .share = unit->arrays[OB_SCRATCH]};
   unit->started = start(optimizer, unit->steps_back, &call);
 }
 
-/* The step stands: what it was made from becomes the state. */
-static void accept_steps(struct ob_unit *unit) {
-  float *momentum = unit->arrays[OB_SCRATCH];
-  if (unit->steps_back->call.hold)
-    ob_plan_apply(unit->steps_back);
-  ob_plan_commit(unit->bits);
-  unit->arrays[OB_SCRATCH] = unit->arrays[OB_MOMENTUM];
-  unit->arrays[OB_MOMENTUM] = momentum;
-}
-
-static bool goes_by_steps(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
-  return unit->steps_back && ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
-}
-
-static onebit_status_t exchange_steps(struct onebit_optimizer *optimizer) {
-  for (size_t u = optimizer->unit_count; u-- > 0;)
-    if (goes_by_steps(optimizer, &optimizer->units[u]))
-      start_steps(optimizer, &optimizer->units[u]);
-  for (size_t u = optimizer->unit_count; u-- > 0;) {
-    struct ob_unit *unit = &optimizer->units[u];
-    if (goes_by_steps(optimizer, unit) && unit->started)
-      ob_step_note(optimizer, ob_plan_test(unit->steps_back, true));
-  }
-  OB_TRY(ob_step_outcome(optimizer));
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (goes_by_steps(optimizer, &optimizer->units[u]))
-      accept_steps(&optimizer->units[u]);
-  return ONEBIT_OK;
-}
-
-/* Parameters go back from where they lie, and come to where they lie. */
-static void start_parameters(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+/* From where they lie, and to where they lie. */
+static void send_parameters(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
-  if (bits) {
-    ob_plan_visit(unit->bits, NULL);
-    ob_plan_commit(unit->bits);
-  }
   pass(optimizer, unit, bits ? OB_PASS_SHARE_MOVE : OB_PASS_ADAM);
   struct ob_call call = {
       .source = {.inputs = (const void *const *)unit->copies, .factor = 1, .weight = 1},
@@ -247,8 +211,14 @@ static void start_parameters(struct onebit_optimizer *optimizer, struct ob_unit 
   unit->started = start(optimizer, unit->parameters_back, &call);
 }
 
+static onebit_plan_t plan_back(const struct onebit_optimizer *optimizer,
+                               const struct ob_unit *unit) {
+  bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  return bits && unit->steps_back ? unit->steps_back : unit->parameters_back;
+}
+
 /* While the freeze is looked for. */
-static bool start_sums(struct onebit_optimizer *optimizer) {
+static bool send_sum(struct onebit_optimizer *optimizer) {
   struct sums *sums = optimizer->own;
   if (!sums->plan || optimizer->frozen_at)
     return false;
@@ -260,7 +230,7 @@ static bool start_sums(struct onebit_optimizer *optimizer) {
 }
 
 /* In the order of the ranks, so that all come to the same one. */
-static void finish_sums(struct onebit_optimizer *optimizer) {
+static void take_sums(struct onebit_optimizer *optimizer) {
   struct sums *sums = optimizer->own;
   ob_step_note(optimizer, ob_plan_test(sums->plan, true));
   sums->sum = 0;
@@ -268,24 +238,21 @@ static void finish_sums(struct onebit_optimizer *optimizer) {
     sums->sum += join(sums->all + (size_t)r * PARTS);
 }
 
-static onebit_status_t exchange_parameters(struct onebit_optimizer *optimizer) {
-  for (size_t u = optimizer->unit_count; u-- > 0;)
-    if (!goes_by_steps(optimizer, &optimizer->units[u]))
-      start_parameters(optimizer, &optimizer->units[u]);
-  if (start_sums(optimizer))
-    finish_sums(optimizer);
+static onebit_status_t update(struct onebit_optimizer *optimizer) {
+  OB_TRY(ob_units_apply(optimizer));
   for (size_t u = optimizer->unit_count; u-- > 0;) {
     struct ob_unit *unit = &optimizer->units[u];
-    if (!goes_by_steps(optimizer, unit) && unit->started)
-      ob_step_note(optimizer, ob_plan_test(unit->parameters_back, true));
+    if (plan_back(optimizer, unit) == unit->steps_back)
+      send_steps(optimizer, unit);
+    else
+      send_parameters(optimizer, unit);
   }
+  if (send_sum(optimizer))
+    take_sums(optimizer);
+  for (size_t u = optimizer->unit_count; u-- > 0;)
+    if (optimizer->units[u].started)
+      ob_step_note(optimizer, ob_plan_test(plan_back(optimizer, &optimizer->units[u]), true));
   return ob_step_outcome(optimizer);
-}
-
-/* Uncompressed tensors move when it is sure that the others will. */
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
-  OB_TRY(exchange_steps(optimizer));
-  return exchange_parameters(optimizer);
 }
 
 /* The variance becomes a reciprocal; the momentum stays what it is: it is no kept value here. */
