@@ -77,9 +77,8 @@ struct ob_call {
   uint32_t agreed;
   const char *agreed_name;
   /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
-   * outputs are parts of one buffer. And the sink, as kernels are told of it. */
+   * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
-  const struct ob_cuda_pass *device_sink;
   /* On which stream of the device, where the plan is on one: NULL is a stream too. */
   bool on_stream;
   void *stream;
@@ -98,6 +97,12 @@ struct ob_trace {
   struct ob_moment *moments;
   size_t room, count;
   bool open; /* moments[count] has begun */
+};
+
+/* What the host's clock saw of the calls since somebody took it: the work of codecs on messages,
+ * and bringing results to their place. */
+struct ob_spent {
+  double compress, apply; /* seconds */
 };
 
 struct onebit_request {
@@ -162,6 +167,8 @@ struct onebit_plan {
   char words[256];
 
   struct ob_trace trace;
+  bool clocked; /* is `spent` wanted? */
+  struct ob_spent spent;
 
   /* Of calls on streams, until ob_plan_settle: the first that did not end well. */
   onebit_status_t outcome;

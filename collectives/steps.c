@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "collectives/step_parts.h"
 
@@ -165,13 +166,41 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
 
 bool ob_steps_done(const struct onebit_plan *plan) { return plan->step >= plan->stop; }
 
+/* Which of the plan's times a step counts to; NULL: to none. */
+static double *time_of(struct onebit_plan *plan, enum ob_step_kind kind) {
+  switch (kind) {
+  case OB_STEP_SHARE:
+  case OB_STEP_COMPRESS:
+  case OB_STEP_FINISH_WORKER:
+  case OB_STEP_REDUCE:
+  case OB_STEP_FINISH_SERVER:
+    return &plan->spent.compress;
+  case OB_STEP_APPLY_EARLY:
+  case OB_STEP_APPLY:
+  case OB_STEP_COMMIT:
+    return &plan->spent.apply;
+  default:
+    return NULL;
+  }
+}
+
+static bool take_clocked(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  double *time = plan->clocked ? time_of(plan, step->kind) : NULL;
+  if (!time)
+    return plan->place->take(plan, step, wait);
+  double begin = ob_seconds();
+  bool taken = plan->place->take(plan, step, wait);
+  *time += ob_seconds() - begin;
+  return taken;
+}
+
 bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
   bool moved = false;
   while (!ob_steps_done(plan)) {
     const struct ob_step *step = &plan->steps[plan->step++];
     if (plan->trace.room)
       ob_trace_begin(plan, step);
-    if (!plan->place->take(plan, step, wait)) {
+    if (!take_clocked(plan, step, wait)) {
       plan->step--;
       break;
     }

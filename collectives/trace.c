@@ -4,12 +4,13 @@
 
 #include <time.h>
 
+#include "base/clock.h"
 #include "collectives/plan.h"
 #include "collectives/steps.h"
 
-static double seconds_of(clockid_t clock) {
+static double processor_seconds(void) {
   struct timespec time;
-  clock_gettime(clock, &time);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
@@ -51,8 +52,8 @@ void ob_trace_begin(struct onebit_plan *plan, const struct ob_step *step) {
   trace->moments[trace->count] = (struct ob_moment){
       .kind = step->kind,
       .chunk = step->chunk,
-      .begin = seconds_of(CLOCK_MONOTONIC),
-      .processor = seconds_of(CLOCK_THREAD_CPUTIME_ID),
+      .begin = ob_seconds(),
+      .processor = processor_seconds(),
   };
 }
 
@@ -61,7 +62,7 @@ void ob_trace_end(struct onebit_plan *plan) {
   if (!trace->open)
     return;
   struct ob_moment *moment = &trace->moments[trace->count++];
-  moment->end = seconds_of(CLOCK_MONOTONIC);
-  moment->processor = seconds_of(CLOCK_THREAD_CPUTIME_ID) - moment->processor;
+  moment->end = ob_seconds();
+  moment->processor = processor_seconds() - moment->processor;
   trace->open = false;
 }

@@ -22,6 +22,7 @@
 #include "collectives/plan.h"
 #include "onebit/adam.h"
 #include "onebit/optimizer.h"
+#include "onebit/statistics.h"
 #include "optimizers/lamb_tensor.h"
 
 /* What a step sends of the gradients. */
@@ -80,10 +81,18 @@ struct ob_step_state {
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
   size_t started; /* units */
+  /* Seconds: in onebit_optimizer_ready, and where the method brings what it sends to its place. */
+  double ready, prepare;
   bool on_stream;
   void *stream;
   /* This rank's mistakes, and once the exchanges are through what came of them. */
   struct ob_outcome outcome;
+};
+
+/* What the host's clock saw of the steps so far, in seconds. */
+struct ob_times {
+  double compress, network, update;
+  double all; /* the rest of it is what surrounds those three */
 };
 
 /* The table of places: where the arrays are, and who makes the local passes. */
@@ -133,7 +142,7 @@ extern const struct ob_optimizer_place ob_optimizer_place_cuda;
 #endif
 
 /* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
- * loaded lies in least .. most, and is finite. */
+ * loaded lies in least .. most. */
 enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
 
 struct ob_numbers {
@@ -172,9 +181,14 @@ struct ob_method {
   /* A step is made and counted: does the stage change? NULL: nothing does. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
+  /* What it has to tell of a tensor besides norms: adds that. NULL: nothing. */
+  onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
+                          onebit_tensor_statistics_t *statistics);
   /* For checkpoints. What it keeps besides the units' arrays: fills in the list, and says how long
    * it is. NULL: nothing. */
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+  /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
+  double *(*scalings)(struct onebit_optimizer *optimizer);
   /* Do parameters and momentum differ between ranks now? NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
 };
@@ -207,6 +221,8 @@ struct onebit_optimizer {
   size_t unit_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
+  uint64_t sent[2];      /* bytes, likewise: of calls that this host made */
+  struct ob_times times;
   struct ob_step_state step;
   /* Automatic freeze: norms of the variance after the last `window` steps, a ring. */
   double *norms, variance_ratio;

@@ -37,7 +37,8 @@ struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
                               .weight_decays = unit->weight_decays,
                               .scalings = unit->scalings,
                               .last_decay = (float)optimizer->moments.beta1,
-                              .factors = ob_factors_of(optimizer, step)};
+                              .factors = ob_factors_of(optimizer, step),
+                              .device = unit->device};
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     sink.arrays[slot] = uses & OB_MASK(slot) ? unit->arrays[slot] : NULL;
   if (optimizer->method->sharded && uses & OB_MASK(OB_PARAMETER))

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
@@ -90,11 +91,18 @@ static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_un
   return call;
 }
 
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  double began = ob_seconds();
+  onebit_status_t status = optimizer->method->prepare(optimizer, unit);
+  optimizer->step.prepare += ob_seconds() - began;
+  return status;
+}
+
 static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
   if (bits && optimizer->method->prepare)
-    note(step, optimizer->method->prepare(optimizer, unit));
+    note(step, prepare(optimizer, unit));
   struct ob_call call = bits ? bits_call(optimizer, unit) : dense_call(optimizer, unit);
   note(step, optimizer->place->prepare(optimizer, unit, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
@@ -104,9 +112,29 @@ static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   step->started++;
 }
 
+/* The exchange is over, in `seconds` besides those in ready: what the plans did not spend on their
+ * own work was the network's. They may also have worked elsewhere, in onebit_progress or in a
+ * thread of its own, and then that is less than nothing. */
+static void count_times(struct onebit_optimizer *optimizer, double seconds) {
+  struct ob_spent spent = {0};
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    const struct onebit_plan *plans[] = {optimizer->units[u].bits, optimizer->units[u].dense};
+    for (size_t k = 0; k < 2; k++) {
+      spent.compress += plans[k]->spent.compress;
+      spent.apply += plans[k]->spent.apply;
+    }
+  }
+  spent.compress += optimizer->step.prepare;
+  double network = optimizer->step.ready + seconds - spent.compress - spent.apply;
+  optimizer->times.compress += spent.compress;
+  optimizer->times.update += spent.apply;
+  optimizer->times.network += network > 0 ? network : 0;
+}
+
 /* Starts the units that have not been started, the last one first, and waits for all. */
 static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
   struct ob_step_state *step = &optimizer->step;
+  double began = ob_seconds();
   for (size_t u = optimizer->unit_count; u-- > 0;) {
     struct ob_unit *unit = &optimizer->units[u];
     if (!unit->started && ob_unit_exchange(optimizer, unit) != OB_EXCHANGE_NONE)
@@ -116,10 +144,13 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
     struct ob_unit *unit = &optimizer->units[u];
     bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
     onebit_plan_t plan = bits ? unit->bits : unit->dense;
-    if (unit->started)
-      note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
+    if (!unit->started)
+      continue;
+    note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
+    optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
   }
   step->open = false;
+  count_times(optimizer, ob_seconds() - began);
   return tell(&step->outcome);
 }
 
@@ -139,8 +170,10 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
-    optimizer->units[u].waiting = optimizer->units[u].filled;
-    optimizer->units[u].started = false;
+    struct ob_unit *unit = &optimizer->units[u];
+    unit->waiting = unit->filled;
+    unit->started = false;
+    unit->bits->spent = unit->dense->spent = (struct ob_spent){0};
   }
 }
 
@@ -168,10 +201,12 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "optimizer is on a device: make its steps in one go");
   OB_TRY(check_rate(learning_rate));
+  double began = ob_seconds();
   begin(optimizer, learning_rate);
   if (optimizer->options.clip_norm == 0)
     OB_TRY(weigh(optimizer));
   optimizer->step.open = true;
+  optimizer->times.all += ob_seconds() - began;
   return ONEBIT_OK;
 }
 
@@ -197,12 +232,16 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
                     "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
                     tensor);
   OB_TRY(note(&optimizer->step, check_tensor(optimizer, tensor)));
+  double began = ob_seconds();
   struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
   optimizer->tensors[tensor].ready = true;
   if (optimizer->tensors[tensor].count && --unit->waiting == 0 &&
       optimizer->step.started + 1 < optimizer->unit_count && may_start_early(optimizer, unit))
     start(optimizer, unit);
   ob_engine_advance(optimizer->comm->engine);
+  double seconds = ob_seconds() - began;
+  optimizer->step.ready += seconds;
+  optimizer->times.all += seconds;
   return ONEBIT_OK;
 }
 
@@ -285,16 +324,16 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    bool skipped = optimizer->step.outcome.status == ONEBIT_SKIPPED;
-    ob_optimizer_rescale(optimizer, !skipped, skipped);
+    onebit_status_t alone = optimizer->step.outcome.status;
+    ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
     OB_TRY(advance(optimizer));
   }
   OB_TRY(optimizer->place->finish(optimizer));
   return tell(&optimizer->step.outcome);
 }
 
-onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
-                                     bool on_stream, void *stream) {
+static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
+                                 void *stream) {
   if (must_catch_up(optimizer))
     OB_TRY(ob_optimizer_catch_up(optimizer));
   if (optimizer->step.open) {
@@ -309,8 +348,20 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
   /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
-  bool counts = status == ONEBIT_OK || ob_optimizer_sends_nothing(optimizer);
-  return counts ? update(optimizer) : give_up(optimizer, status);
+  if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
+    return give_up(optimizer, status);
+  double began = ob_seconds();
+  status = update(optimizer);
+  optimizer->times.update += ob_seconds() - began;
+  return status;
+}
+
+onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
+                                     bool on_stream, void *stream) {
+  double began = ob_seconds();
+  onebit_status_t status = make_step(optimizer, learning_rate, on_stream, stream);
+  optimizer->times.all += ob_seconds() - began;
+  return status;
 }
 
 /* Its status is its own: that of steps on streams before it stays for who asks for theirs. */
@@ -319,7 +370,9 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
   struct ob_outcome before = optimizer->outcome;
   optimizer->outcome.status = ONEBIT_OK;
   ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, NULL));
+  double began = ob_seconds();
   onebit_status_t status = ob_optimizer_catch_up(optimizer);
+  optimizer->times.all += ob_seconds() - began;
   if (status == ONEBIT_OK)
     status = ob_optimizer_take_outcome(optimizer);
   optimizer->outcome = before;

@@ -84,11 +84,13 @@ static onebit_status_t no_memory(const struct ob_layout *layout) {
 static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_unit *unit) {
   const struct ob_layout *layout = &unit->bits->layout;
   const struct ob_memory *memory = unit->bits->place->kept;
+  const unsigned own = optimizer->method->arrays;
   const size_t size = OB_LANES * sizeof(float);
-  unit->arrays[OB_MOMENTUM] = unit->bits->worker.values[0];
-  unit->arrays[OB_SCRATCH] = unit->bits->worker.values[1];
+  /* Not where they are replaced: what is there is released, whatever came in between. */
+  unit->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : unit->bits->worker.values[0];
+  unit->arrays[OB_SCRATCH] = own & OB_MASK(OB_SCRATCH) ? NULL : unit->bits->worker.values[1];
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (optimizer->method->arrays & OB_MASK(slot)) {
+    if (own & OB_MASK(slot)) {
       unit->arrays[slot] = take_from(optimizer, memory, unit->words, size);
       if (!unit->arrays[slot])
         return no_memory(layout);
@@ -228,6 +230,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
     OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
   }
+  unit->bits->clocked = unit->dense->clocked = true;
   return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
 }
 

@@ -68,6 +68,7 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer, onebit_statu
   if (status == ONEBIT_OK)
     status = memory->copy(optimizer->square[0], &own, sizeof own);
   OB_TRY(ob_plan_start(plan, status, &call));
+  optimizer->sent[OB_EXCHANGE_DENSE] += plan->wire_bytes;
   OB_TRY(ob_plan_test(plan, true));
   return memory->copy(mean, optimizer->square[1], sizeof *mean);
 }

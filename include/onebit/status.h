@@ -2,9 +2,9 @@
  * Statuses and the words that go with them.
  *
  * Every call of the library that can fail returns an onebit_status_t: zero is done, positive is
- * "not yet", negative is a result that the caller must look at. The words of the latest negative
- * status of the calling thread are kept until the next one: ask onebit_last_error() right after the
- * call.
+ * "not yet" or a hint, negative is a result that the caller must look at. The words of the latest
+ * negative status, or warning, of the calling thread are kept until the next one: ask
+ * onebit_last_error() right after the call.
  */
 #ifndef ONEBIT_STATUS_H
 #define ONEBIT_STATUS_H
@@ -47,8 +47,9 @@ typedef enum onebit_status {
  * Never NULL; owned by the library. Thread-safe. */
 const char *onebit_status_string(onebit_status_t status);
 
-/* What went wrong in the latest call of this thread that returned a negative status, as one line of
- * text that names the argument and its value where one is at fault; "" when no call has failed.
+/* What went wrong in the latest call of this thread that returned a negative status, or what
+ * ONEBIT_WARNING warns of, as one line of text that names the argument and its value where one is
+ * at fault; "" when no call has failed.
  * Local.
  * Owned by the library, valid until this thread's next failing call. */
 const char *onebit_last_error(void);

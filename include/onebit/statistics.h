@@ -1,0 +1,122 @@
+/*
+ * What a person who tunes an optimizer needs to see: where the time of its steps goes, what they
+ * send, and whether the error that one bit leaves behind stays in bounds, for all tensors and for
+ * each. A training that goes well needs none of these calls; one that does not should begin with
+ *
+ *   size_t tensor;
+ *   if (onebit_optimizer_check(optimizer, &tensor) == ONEBIT_WARNING)
+ *     fprintf(stderr, "%s\n", onebit_last_error());
+ *
+ * every hundred steps or so, which names the tensor that one bit is too little for.
+ *
+ * The error ratio. What a rank could not say with one bit an element it keeps and says later
+ * (error feedback). error_ratio is the Euclidean norm of what it keeps, relative to that of the
+ * signal: of what came back from the latest exchange of bits, in the same elements. With 1-bit Adam,
+ * LAMB and momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the mean
+ * gradient or movement. About one is healthy: what is new in the signal comes a step late. Ten means
+ * that it takes some ten steps to come. Tensors stay below 2.2 where each block has a scale of its
+ * own, and below 8 where one serves all (docs/scales.md has the measurement); what goes far beyond
+ * is a tensor, or a part of one, that is small beside what it shares a scale with.
+ *
+ * All numbers are this rank's own, and those of kept errors differ between ranks: each keeps what
+ * its own gradients left, in the hierarchical schedule of a part of the elements only. All calls
+ * are local, look at what the latest step left, and must not be made while a step is open. On a
+ * device they wait for steps on streams, and copy what they look at to the host.
+ */
+#ifndef ONEBIT_STATISTICS_H
+#define ONEBIT_STATISTICS_H
+
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Set `size` to sizeof(onebit_optimizer_statistics_t), the call fills in the rest. */
+typedef struct onebit_optimizer_statistics {
+  size_t size;
+  onebit_optimizer_info_t info; /* as onebit_optimizer_get_info has it, filled in by this call */
+  double error_ratio;           /* see above; 0 before the first bits, infinite without a signal */
+  uint64_t dense_bytes;         /* sent by the steps so far in full precision, skipped ones too */
+  uint64_t bits_bytes;          /* and with one bit an element */
+  /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock; what part of
+   * them went into the work on messages (compressing, adding up; converting dense ones), into
+   * sending, receiving and waiting for other ranks, and into updating parameters and state. What is
+   * left surrounds these three: clipping, for example. Where onebit_progress or
+   * ONEBIT_PROGRESS=thread moves messages its work counts too, and then the parts may be more than
+   * the whole. Of a step on a device the host sees what it does itself: it puts work on streams,
+   * which it does not wait for, and that is little. */
+  double seconds, compress_seconds, network_seconds, update_seconds;
+} onebit_optimizer_statistics_t;
+
+/* Tells how the optimizer does. Reads the state once. Times cost two readings of a clock for each
+ * pass over a message's elements, which is below 0.5 % of that pass.
+ *   optimizer    the optimizer
+ *   statistics   out: all of it; `size` is set by the caller
+ * Bytes, times and exchanges are of steps that calls of this host made: not of graphs replayed, nor
+ * of those before a checkpoint was loaded.
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know), ONEBIT_ERROR_BUSY (a
+ * step is open), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
+                                                onebit_optimizer_statistics_t *statistics);
+
+/* Set `size` to sizeof(onebit_tensor_statistics_t), the call fills in the rest. Norms are
+ * Euclidean. */
+typedef struct onebit_tensor_statistics {
+  size_t size;
+  size_t count;          /* elements */
+  int uncompressed;      /* is it exchanged in full precision in all stages? */
+  double parameter_norm; /* of the master values, where there are such */
+  double momentum_norm;  /* of the momentum, or of what is exchanged in its place */
+  double error_norm;     /* of this rank's kept error */
+  double error_ratio;    /* see above; 0 before the first bits, infinite without a signal */
+  double coefficient;    /* 1-bit LAMB: c; else 0 */
+  double factor;         /* 1-bit LAMB: f of the latest step, 1 in the warm-up; else 0 */
+} onebit_tensor_statistics_t;
+
+/* Tells the same of one tensor. Reads its state once.
+ *   optimizer    the optimizer
+ *   tensor       place in the list that the optimizer was made from
+ *   statistics   out: all of it; `size` is set by the caller
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, no such tensor, or a size the library does not know),
+ * ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimizer, size_t tensor,
+                                                       onebit_tensor_statistics_t *statistics);
+
+typedef enum onebit_format { ONEBIT_FORMAT_TEXT = 0, ONEBIT_FORMAT_JSON = 1 } onebit_format_t;
+
+/* Writes the statistics in one line, without a newline at its end: as text for a person, or as a
+ * JSON object whose fields are named as above (those of `info` among them, exchanges as three
+ * fields; a number that is not finite is null).
+ *   optimizer   the optimizer
+ *   format      ONEBIT_FORMAT_TEXT or ONEBIT_FORMAT_JSON
+ *   buffer      out: as much of the line as there is room for, always ended by a zero byte; may be
+ *               NULL where size is 0
+ *   size        bytes of the buffer
+ *   length      out: bytes of the whole line, without the zero byte; may be NULL
+ * A line that does not fit is no error: length is then size or more.
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL; no such format), ONEBIT_ERROR_BUSY (a step is open),
+ * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_format_t format,
+                                          char *buffer, size_t size, size_t *length);
+
+/* From this error ratio of a tensor on onebit_optimizer_check warns: more than any healthy run has
+ * shown, and a fifth of what was seen where one mean-absolute scale served all. */
+#define ONEBIT_ERROR_RATIO_LIMIT 10
+
+/* Looks for the tensor of the largest error ratio, and warns when that is ONEBIT_ERROR_RATIO_LIMIT
+ * or more. The words name the tensor and its ratio, and what can be done: smaller blocks, the
+ * tensor uncompressed, a later freeze, exchanging steps.
+ *   optimizer   the optimizer
+ *   tensor      out: the place of that tensor in the list; only set where the result is
+ *               ONEBIT_WARNING; may be NULL
+ * Result: ONEBIT_OK, or ONEBIT_WARNING, which is no error: nothing is changed. Another rank may
+ * come to another result.
+ * Errors: ONEBIT_ERROR_ARGUMENT (optimizer is NULL), ONEBIT_ERROR_BUSY (a step is open),
+ * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *tensor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

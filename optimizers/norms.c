@@ -1,0 +1,276 @@
+/* Norms of what an optimizer keeps. */
+#include "optimizers/norms.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+/* Elements that are looked at together where the host has to have them copied. */
+#define ELEMENTS_AT_ONCE ((size_t)65536)
+
+struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding) {
+  return (struct ob_span){0, unit->bits->layout.blocks, padding};
+}
+
+struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
+  const struct ob_tensor *of = &optimizer->tensors[tensor];
+  return (struct ob_span){of->first_block, of->end_block, false};
+}
+
+/* Elements of a block that count. A piece of no tensor is padding; so may be the end of others. */
+static size_t counted(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                      const struct ob_block *block, bool padding) {
+  if (padding)
+    return block->count;
+  return unit->tensor_of[block->piece] < optimizer->tensor_count ? block->valid : 0;
+}
+
+/* In the blocks that this rank compresses. */
+static struct ob_span compressed(const struct ob_unit *unit, struct ob_span span) {
+  size_t first, end;
+  ob_plan_compressed(unit->bits, &first, &end);
+  span.first = span.first > first ? span.first : first;
+  span.end = span.end < end ? span.end : end;
+  return span;
+}
+
+/* What a momentum of the piece is multiplied with before it is exchanged. Padding has none. */
+static double scaling_of(const struct ob_unit *unit, size_t piece) {
+  return unit->scalings[piece] == 0 ? 1 : (double)unit->scalings[piece];
+}
+
+static double square_sum(const float *values, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++)
+    sum += (double)values[i] * (double)values[i];
+  return sum;
+}
+
+static double error_square_sum(const float *values, size_t count, float scale) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++) {
+    double error = (double)ob_kept_error(values[i], scale);
+    sum += error * error;
+  }
+  return sum;
+}
+
+/* --- Arrays that lie as a layout's words do */
+
+struct walk {
+  const struct onebit_optimizer *optimizer;
+  const struct ob_unit *unit;
+  struct ob_span span;
+  const float *values;
+  size_t first_word;
+  const float *scales; /* NULL: the values themselves; else kept values' errors. On the host */
+  double factor;       /* of what is stored */
+};
+
+static double block_squares(const struct walk *walk, size_t number, const struct ob_block *block,
+                            const float *values) {
+  const struct ob_kept *kept = &walk->unit->bits->worker;
+  size_t count = counted(walk->optimizer, walk->unit, block, walk->span.padding);
+  double factor = walk->factor * scaling_of(walk->unit, block->piece);
+  double sum = walk->scales
+                   ? error_square_sum(values, count,
+                                      walk->scales[kept->one_scale ? 0 : number - kept->first])
+                   : square_sum(values, count);
+  return sum / (factor * factor);
+}
+
+/* Blocks from `block` on that are looked at together: one at least. */
+static size_t group_end(const struct ob_layout *layout, size_t block, size_t end) {
+  size_t next = block + 1, first = ob_layout_word(layout, block);
+  while (next < end && (ob_layout_word(layout, next + 1) - first) * OB_LANES <= ELEMENTS_AT_ONCE)
+    next++;
+  return next;
+}
+
+static onebit_status_t add_group(const struct walk *walk, size_t first, size_t end, float *room,
+                                 double *squares) {
+  const struct ob_layout *layout = &walk->unit->bits->layout;
+  size_t word = ob_layout_word(layout, first), words = ob_layout_word(layout, end) - word;
+  const float *values = walk->values + (word - walk->first_word) * OB_LANES;
+  if (room) {
+    OB_TRY(walk->unit->bits->place->kept->copy(room, values, words * OB_LANES * sizeof *room));
+    values = room;
+  }
+  size_t piece = 0;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(layout, b, &piece);
+    *squares += block_squares(walk, b, &block, values + (block.word - word) * OB_LANES);
+  }
+  return ONEBIT_OK;
+}
+
+static bool on_host(const struct ob_unit *unit) {
+  return unit->bits->place->kept == &ob_memory_host;
+}
+
+static onebit_status_t no_memory(void) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a look at the state");
+}
+
+static onebit_status_t add_blocks(const struct walk *walk, double *squares) {
+  const struct ob_layout *layout = &walk->unit->bits->layout;
+  size_t most = layout->block > ELEMENTS_AT_ONCE ? layout->block : ELEMENTS_AT_ONCE;
+  float *room = on_host(walk->unit) ? NULL : ob_allocate(most, sizeof *room);
+  onebit_status_t status = room || on_host(walk->unit) ? ONEBIT_OK : no_memory();
+  for (size_t b = walk->span.first, next; status == ONEBIT_OK && b < walk->span.end; b = next) {
+    next = group_end(layout, b, walk->span.end);
+    status = add_group(walk, b, next, room, squares);
+  }
+  ob_release(room);
+  return status;
+}
+
+/* --- Momentum and error */
+
+/* Until the first bits are sent the momentum is where the kept values are, and there is no kept
+ * error. */
+static bool kept_is_momentum(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
+  if (!optimizer->method->momentum)
+    return false;
+  return unit->uncompressed || !ob_optimizer_is_frozen(optimizer) ||
+         optimizer->steps == optimizer->frozen_at || !ob_optimizer_compresses(optimizer);
+}
+
+/* As a kept value it is stored times beta1 from the freeze on. */
+static onebit_status_t add_kept_momentum(const struct onebit_optimizer *optimizer,
+                                         const struct ob_unit *unit, struct ob_span span,
+                                         double *squares) {
+  const struct ob_kept *kept = &unit->bits->worker;
+  bool stored = ob_optimizer_is_frozen(optimizer) && !unit->uncompressed;
+  const struct walk walk = {.optimizer = optimizer,
+                            .unit = unit,
+                            .span = span,
+                            .values = kept->values[kept->now],
+                            .first_word = kept->first_word,
+                            .factor = stored ? (double)(float)optimizer->moments.beta1 : 1};
+  return add_blocks(&walk, squares);
+}
+
+/* Sharded, of the blocks that this rank serves. */
+static onebit_status_t add_own_momentum(const struct onebit_optimizer *optimizer,
+                                        const struct ob_unit *unit, struct ob_span span,
+                                        double *squares) {
+  const size_t end = unit->first_block + unit->blocks;
+  span.first = span.first > unit->first_block ? span.first : unit->first_block;
+  span.end = span.end < end ? span.end : end;
+  const struct walk walk = {.optimizer = optimizer,
+                            .unit = unit,
+                            .span = span,
+                            .values = unit->arrays[OB_MOMENTUM],
+                            .first_word = unit->first_word,
+                            .factor = 1};
+  return add_blocks(&walk, squares);
+}
+
+onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                             struct ob_span span, double *squares) {
+  const struct ob_kept *kept = &unit->bits->worker;
+  if (kept_is_momentum(optimizer, unit))
+    return ONEBIT_OK;
+  struct walk walk = {.optimizer = optimizer,
+                      .unit = unit,
+                      .span = compressed(unit, span),
+                      .values = kept->values[kept->now],
+                      .first_word = kept->first_word,
+                      .scales = kept->scales[kept->now],
+                      .factor = 1};
+  if (on_host(unit))
+    return add_blocks(&walk, squares);
+  size_t count = kept->one_scale ? 1 : kept->blocks;
+  float *scales = ob_allocate(count, sizeof *scales);
+  onebit_status_t status =
+      scales ? kept->memory->copy(scales, walk.scales, count * sizeof *scales) : no_memory();
+  walk.scales = scales;
+  if (status == ONEBIT_OK)
+    status = add_blocks(&walk, squares);
+  ob_release(scales);
+  return status;
+}
+
+/* --- Messages: every element of a block is +-scale */
+
+static void add_message(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                        struct ob_message_shape shape, unsigned char *message, struct ob_span span,
+                        double *squares) {
+  struct ob_view view = ob_message_view(message, &shape);
+  size_t piece = 0, first = shape.first > span.first ? shape.first : span.first;
+  for (size_t b = first; b < shape.first + shape.blocks && b < span.end; b++) {
+    struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
+    double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b - shape.first]) /
+                   scaling_of(unit, block.piece);
+    *squares += scale * scale * (double)counted(optimizer, unit, &block, span.padding);
+  }
+}
+
+/* `room` is for a copy of one message, which may be in memory of a device. */
+static onebit_status_t add_messages(const struct onebit_optimizer *optimizer,
+                                    const struct ob_unit *unit, struct ob_span span,
+                                    unsigned char *room, double *squares) {
+  const struct onebit_plan *plan = unit->bits;
+  for (size_t source = 0; source < ob_plan_sources(plan); source++)
+    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
+      struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
+      if (shape.first >= span.end || shape.first + shape.blocks <= span.first)
+        continue;
+      OB_TRY(plan->place->messages->copy(room, ob_plan_result(plan, false, source, chunk),
+                                         ob_message_bytes(&shape)));
+      add_message(optimizer, unit, shape, room, span, squares);
+    }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t add_result(const struct onebit_optimizer *optimizer,
+                                  const struct ob_unit *unit, struct ob_span span,
+                                  double *squares) {
+  unsigned char *room = ob_allocate(1, unit->bits->stride);
+  onebit_status_t status = room ? add_messages(optimizer, unit, span, room, squares) : no_memory();
+  ob_release(room);
+  return status;
+}
+
+onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                              struct ob_span span, double *squares) {
+  if (kept_is_momentum(optimizer, unit))
+    return ONEBIT_OK;
+  return add_result(optimizer, unit, compressed(unit, span), squares);
+}
+
+onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
+                                const struct ob_unit *unit, struct ob_span span, double *squares) {
+  if (!optimizer->method->momentum)
+    return add_own_momentum(optimizer, unit, span, squares);
+  if (kept_is_momentum(optimizer, unit))
+    return add_kept_momentum(optimizer, unit, span, squares);
+  return add_result(optimizer, unit, span, squares);
+}
+
+/* --- Parameters: a piece's follow each other */
+
+static onebit_status_t add_piece(const struct ob_unit *unit, size_t piece, float *room,
+                                 double *squares) {
+  size_t valid = unit->bits->layout.piece[piece].valid;
+  for (size_t i = 0; i < valid; i += ELEMENTS_AT_ONCE) {
+    size_t count = valid - i < ELEMENTS_AT_ONCE ? valid - i : ELEMENTS_AT_ONCE;
+    const float *values = unit->parameters[piece] + i;
+    if (room)
+      OB_TRY(unit->bits->place->kept->copy(room, values, count * sizeof *room));
+    *squares += square_sum(room ? room : values, count);
+  }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_add_parameters(const struct onebit_optimizer *optimizer, size_t tensor,
+                                  double *squares) {
+  const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  float *room = on_host(unit) ? NULL : ob_allocate(ELEMENTS_AT_ONCE, sizeof *room);
+  onebit_status_t status = room || on_host(unit) ? ONEBIT_OK : no_memory();
+  for (size_t k = 0; status == ONEBIT_OK && k < unit->bits->layout.pieces; k++)
+    if (unit->tensor_of[k] == tensor)
+      status = add_piece(unit, k, room, squares);
+  ob_release(room);
+  return status;
+}

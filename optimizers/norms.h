@@ -1,0 +1,36 @@
+/*
+ * Norms of what an optimizer keeps, of a part of a unit: as squares, which add up. They read the
+ * state once, where it is on a device a part at a time.
+ */
+#ifndef OB_OPTIMIZERS_NORMS_H
+#define OB_OPTIMIZERS_NORMS_H
+
+#include "optimizers/optimizer.h"
+
+/* Blocks first .. end - 1 of a unit's layout, with the padding in them or without. */
+struct ob_span {
+  size_t first, end;
+  bool padding;
+};
+
+/* Of a unit: all of it, or what is in tensors. */
+struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding);
+struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor);
+
+/* Each adds the sum of squares. Errors: ONEBIT_ERROR_MEMORY and those of the unit's memory.
+ *   momentum   what the ranks share of it, or of what is exchanged in its place
+ *   error      what this rank keeps of it
+ *   signal     what came back from the latest exchange of bits, in the blocks that this rank keeps
+ *              an error of; nothing before the first one */
+onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
+                                const struct ob_unit *unit, struct ob_span span, double *squares);
+onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                             struct ob_span span, double *squares);
+onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                              struct ob_span span, double *squares);
+
+/* Of a tensor's parameters, or their master values. */
+onebit_status_t ob_add_parameters(const struct onebit_optimizer *optimizer, size_t tensor,
+                                  double *squares);
+
+#endif

@@ -1,0 +1,123 @@
+/* What a person who tunes an optimizer needs to see. */
+#include "onebit/statistics.h"
+
+#include <math.h>
+
+#include "base/error.h"
+#include "optimizers/norms.h"
+
+/* The state is looked at between steps only: while one is open messages arrive. */
+static onebit_status_t check_idle(onebit_optimizer_t optimizer) {
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  if (optimizer->step.open)
+    return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_size(const void *statistics, size_t given, size_t known) {
+  if (!statistics)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "statistics is NULL");
+  if (given != known)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "statistics->size is %zu, not %zu", given, known);
+  return ONEBIT_OK;
+}
+
+/* From squares. Where there is neither there is nothing to complain of. */
+static double ratio_of(double error, double signal) { return error > 0 ? sqrt(error / signal) : 0; }
+
+static onebit_status_t error_ratio(const struct onebit_optimizer *optimizer, double *ratio) {
+  double error = 0, signal = 0;
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    const struct ob_unit *unit = &optimizer->units[u];
+    OB_TRY(ob_add_error(optimizer, unit, ob_span_of_unit(unit, false), &error));
+    OB_TRY(ob_add_signal(optimizer, unit, ob_span_of_unit(unit, false), &signal));
+  }
+  *ratio = ratio_of(error, signal);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
+                                                onebit_optimizer_statistics_t *statistics) {
+  OB_TRY(check_idle(optimizer));
+  OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  double ratio;
+  OB_TRY(onebit_optimizer_get_info(optimizer, &info));
+  OB_TRY(error_ratio(optimizer, &ratio));
+  *statistics = (onebit_optimizer_statistics_t){.size = sizeof *statistics,
+                                                .info = info,
+                                                .error_ratio = ratio,
+                                                .dense_bytes = optimizer->sent[OB_EXCHANGE_DENSE],
+                                                .bits_bytes = optimizer->sent[OB_EXCHANGE_BITS],
+                                                .seconds = optimizer->times.all,
+                                                .compress_seconds = optimizer->times.compress,
+                                                .network_seconds = optimizer->times.network,
+                                                .update_seconds = optimizer->times.update};
+  return ONEBIT_OK;
+}
+
+static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, size_t tensor,
+                                    double *error, double *ratio) {
+  const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  struct ob_span span = ob_span_of_tensor(optimizer, tensor);
+  double squares = 0, signal = 0;
+  OB_TRY(ob_add_error(optimizer, unit, span, &squares));
+  OB_TRY(ob_add_signal(optimizer, unit, span, &signal));
+  *error = sqrt(squares);
+  *ratio = ratio_of(squares, signal);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimizer, size_t tensor,
+                                                       onebit_tensor_statistics_t *statistics) {
+  OB_TRY(check_idle(optimizer));
+  OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
+  if (tensor >= optimizer->tensor_count)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
+                    optimizer->tensor_count);
+  OB_TRY(ob_optimizer_catch_up(optimizer));
+  const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  onebit_tensor_statistics_t told = {.size = sizeof told,
+                                     .count = optimizer->tensors[tensor].count,
+                                     .uncompressed = unit->uncompressed};
+  double parameters = 0, momentum = 0;
+  OB_TRY(ob_add_parameters(optimizer, tensor, &parameters));
+  OB_TRY(ob_add_momentum(optimizer, unit, ob_span_of_tensor(optimizer, tensor), &momentum));
+  OB_TRY(tensor_ratio(optimizer, tensor, &told.error_norm, &told.error_ratio));
+  told.parameter_norm = sqrt(parameters);
+  told.momentum_norm = sqrt(momentum);
+  if (optimizer->method->tell)
+    OB_TRY(optimizer->method->tell(optimizer, tensor, &told));
+  *statistics = told;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t warn(const struct onebit_optimizer *optimizer, size_t tensor, double ratio) {
+  bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+  return ob_error(ONEBIT_WARNING,
+                  "tensor %zu (%zu elements): its kept error is %.3g times its %s. One bit is too "
+                  "little for it: try a smaller block_size, uncompressed = 1 for this tensor, a "
+                  "later freeze%s",
+                  tensor, optimizer->tensors[tensor].count, ratio, step ? "step" : "signal",
+                  step ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
+}
+
+onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *tensor) {
+  OB_TRY(check_idle(optimizer));
+  OB_TRY(ob_optimizer_catch_up(optimizer));
+  size_t worst = 0;
+  double largest = 0, error, ratio;
+  for (size_t t = 0; t < optimizer->tensor_count; t++) {
+    OB_TRY(tensor_ratio(optimizer, t, &error, &ratio));
+    if (ratio > largest) {
+      largest = ratio;
+      worst = t;
+    }
+  }
+  if (largest < ONEBIT_ERROR_RATIO_LIMIT)
+    return ONEBIT_OK;
+  if (tensor)
+    *tensor = worst;
+  return warn(optimizer, worst, largest);
+}
