@@ -240,8 +240,8 @@ static void check_bound(const struct adam_run *run) {
         double moved = fabs((double)run->moments[step].parameters[i] - before);
         double most = (double)(adam_learning_rate(step) * factor) *
                       (1.0 + (double)tensors->list[k].weight_decay * fabs(before));
-        CHECK(moved <= 1.0001 * most + 1.2e-7 * fabs(before), "step %d moves parameter %zu by %g, not %g", step, i,
-              moved, most);
+        CHECK(moved <= 1.0001 * most + 1.2e-7 * fabs(before),
+              "step %d moves parameter %zu by %g, not %g", step, i, moved, most);
         bounded += moved >= 0.9 * most;
       }
   CHECK(bounded > 1000, "only %zu steps are as large as they may", bounded);
