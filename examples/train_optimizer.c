@@ -27,6 +27,7 @@ static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_te
   const train_options_t *options = optimizer->options;
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
+  adam.epsilon = (double)options->epsilon;
   adam.freeze_step = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
   adam.exchange = options->exchange ? ONEBIT_ADAM_EXCHANGE_STEP : ONEBIT_ADAM_EXCHANGE_MOMENTUM;
   adam.shards = (onebit_shards_t)options->shards;
@@ -39,6 +40,7 @@ static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_te
   const train_options_t *options = optimizer->options;
   onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
   lamb.beta2 = (double)options->beta2;
+  lamb.epsilon = (double)options->epsilon;
   lamb.freeze_step = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
   lamb.common = common_options(optimizer);
   return onebit_lamb_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
@@ -50,6 +52,7 @@ static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
   const train_options_t *options = optimizer->options;
   onebit_zero_one_adam_options_t adam = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
+  adam.epsilon = (double)options->epsilon;
   adam.variance_freeze_step = options->variance_freeze;
   adam.variance_update_scaler = options->variance_scaler;
   adam.local_step_scaler = options->local_scaler;
