@@ -77,9 +77,8 @@ struct ob_call {
   uint32_t agreed;
   const char *agreed_name;
   /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
-   * outputs are parts of one buffer. And the sink, as kernels are told of it. */
+   * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
-  const struct ob_cuda_pass *device_sink;
   /* On which stream of the device, where the plan is on one: NULL is a stream too. */
   bool on_stream;
   void *stream;

@@ -148,6 +148,8 @@ struct ob_pass_sink {
   /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps' rates. */
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
+  /* Where the arrays are a device's: what it has that here is by piece. */
+  const struct ob_unit_device *device;
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take

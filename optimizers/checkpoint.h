@@ -31,8 +31,7 @@ enum ob_space { OB_ELEMENTS, OB_PADDING, OB_SPACES };
 /* What a section has: the numbers of the format. */
 enum ob_saved {
   OB_SAVED_NORMS = 1,  /* of the automatic freeze, double */
-  OB_SAVED_NUMBERS,    /* the method's own, 8 bytes each */
-  OB_SAVED_SCALINGS,   /* one a tensor, float, as the rest */
+  OB_SAVED_NUMBERS,    /* the method's own, 8 bytes each; all others are floats */
   OB_SAVED_PARAMETERS, /* master values, where parameters are not float32 */
   OB_SAVED_MOMENTUM,
   OB_SAVED_VARIANCE,
@@ -108,29 +107,30 @@ const char *ob_saved_name(enum ob_saved what);
 /* --- Where elements lie (checkpoint_map.c) */
 
 /* Elements that lie together in a piece of a unit. */
-struct ob_span {
+struct ob_stretch {
   uint64_t first;
   size_t count, unit, piece, offset;
 };
 
 /* Of a piece: its first `real` elements are those from `element` on, the rest is padding. */
-struct ob_span_of_piece {
+struct ob_piece_map {
   uint64_t element, padding;
   size_t real;
 };
 
 struct ob_map {
-  struct ob_span *spans[OB_SPACES]; /* in the order of the elements */
+  struct ob_stretch *stretches[OB_SPACES]; /* in the order of the elements */
   size_t count[OB_SPACES];
   uint64_t total[OB_SPACES];
-  struct ob_span_of_piece *pieces, **of_unit;
+  struct ob_piece_map *pieces, **of_unit;
 };
 
 onebit_status_t ob_map_create(struct ob_map *map, const struct onebit_optimizer *optimizer);
 void ob_map_destroy(struct ob_map *map);
 
-/* The span that has this element. */
-const struct ob_span *ob_map_find(const struct ob_map *map, enum ob_space space, uint64_t element);
+/* The stretch that has this element. */
+const struct ob_stretch *ob_map_find(const struct ob_map *map, enum ob_space space,
+                                     uint64_t element);
 
 /* --- What there is (checkpoint_state.c) */
 
@@ -150,14 +150,12 @@ float *ob_saved_array(const struct ob_unit *unit, enum ob_saved what);
 
 bool ob_checkpoint_apart(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer); /* as in the header */
-float ob_checkpoint_scaling(const struct onebit_optimizer *optimizer, size_t tensor);
 
-/* The method's own numbers: the list; how many in all; one of them, as the format has it. */
+/* The method's own numbers: the list; how many in all; where one of them is. */
 size_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer,
                              struct ob_numbers list[OB_NUMBERS_AT_MOST]);
 uint64_t ob_checkpoint_count_numbers(struct onebit_optimizer *optimizer);
-uint64_t ob_numbers_get(const struct ob_numbers *numbers, size_t i);
-void ob_numbers_set(const struct ob_numbers *numbers, size_t i, uint64_t bits);
+void *ob_number_at(const struct ob_numbers *numbers, size_t i);
 
 /* --- Out of an optimizer (checkpoint_read.c) */
 

@@ -47,6 +47,17 @@ static onebit_status_t fetch(struct ob_loading *loading, enum ob_saved what, siz
                           values);
 }
 
+/* Where it was no message, it was saved times beta1. */
+static onebit_status_t fetch_momentum(struct ob_loading *loading, size_t unit,
+                                      const struct segment *segment, float *values) {
+  bool was_sent = loading->parts.list[0].header.stage == OB_STAGE_SENT;
+  float beta1 = (float)loading->optimizer->moments.beta1;
+  OB_TRY(fetch(loading, OB_SAVED_MOMENTUM, unit, segment, values));
+  for (size_t i = 0; !was_sent && !loading->dry && i < segment->count; i++)
+    values[i] /= beta1;
+  return ONEBIT_OK;
+}
+
 /* --- Scales ------------------------------------------------------------------------------------*/
 
 /* Of the elements that have one scale. */
@@ -88,7 +99,7 @@ static onebit_status_t measure_segment(struct ob_loading *loading, size_t unit,
   const struct onebit_plan *plan = loading->optimizer->units[unit].bits;
   struct measure *measure = context;
   float *values = loading->values;
-  OB_TRY(fetch(loading, OB_SAVED_MOMENTUM, unit, segment, values));
+  OB_TRY(fetch_momentum(loading, unit, segment, values));
   if (loading->dry)
     return ONEBIT_OK;
   size_t region = region_of(plan, segment->block), known = known_of(loading, unit, segment);
@@ -127,7 +138,7 @@ struct message {
 static onebit_status_t write_signs(struct ob_loading *loading, size_t unit,
                                    const struct segment *segment, void *context) {
   struct message *message = context;
-  OB_TRY(fetch(loading, OB_SAVED_MOMENTUM, unit, segment, loading->values));
+  OB_TRY(fetch_momentum(loading, unit, segment, loading->values));
   uint32_t *words = message->view.words + (segment->word - message->first_word);
   size_t known = known_of(loading, unit, segment);
   for (size_t i = 0; i < known; i++)
@@ -184,7 +195,7 @@ static onebit_status_t add_rest(struct ob_loading *loading, size_t unit,
                                 const struct segment *segment, float *errors) {
   const struct ob_unit *at = &loading->optimizer->units[unit];
   float *momentum = loading->more;
-  OB_TRY(fetch(loading, OB_SAVED_MOMENTUM, unit, segment, momentum));
+  OB_TRY(fetch_momentum(loading, unit, segment, momentum));
   if (loading->dry)
     return ONEBIT_OK;
   float scale = loading->scales[region_of(at->bits, segment->block)];

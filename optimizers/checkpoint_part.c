@@ -55,9 +55,9 @@ uint64_t ob_section_bytes(enum ob_saved what, uint64_t count) {
 }
 
 const char *ob_saved_name(enum ob_saved what) {
-  static const char *const names[] = {"norms",    "numbers",       "scalings",     "parameters",
-                                      "momentum", "variance",      "fresh",        "anchor",
-                                      "moved",    "worker errors", "server errors"};
+  static const char *const names[] = {"norms",         "numbers",      "parameters", "momentum",
+                                      "variance",      "fresh",        "anchor",     "moved",
+                                      "worker errors", "server errors"};
   return what >= OB_SAVED_NORMS && what < OB_SAVED_END ? names[what - 1] : "unknown";
 }
 
@@ -79,8 +79,6 @@ static uint64_t limit_of(const struct ob_part_header *header,
     return padding ? 0 : header->window;
   case OB_SAVED_NUMBERS:
     return padding ? 0 : header->numbers;
-  case OB_SAVED_SCALINGS:
-    return padding ? 0 : header->tensors;
   default:
     return padding ? header->padding : header->elements;
   }
@@ -235,7 +233,7 @@ void ob_part_copy(const struct ob_part *part, const struct ob_part_section *sect
 static onebit_status_t check_finite(const struct ob_part *part,
                                     const struct ob_part_section *section) {
   if (section->what != OB_SAVED_MOMENTUM && section->what != OB_SAVED_WORKER &&
-      section->what != OB_SAVED_SERVER && section->what != OB_SAVED_SCALINGS)
+      section->what != OB_SAVED_SERVER)
     return ONEBIT_OK;
   for (uint64_t i = 0; i < section->count; i++) {
     float value;

@@ -112,16 +112,32 @@ static onebit_status_t check_tensors(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
+/* Is there such a state? A freeze without a warm-up has no step. */
+static bool is_state(const struct ob_part_header *header,
+                     const struct onebit_optimizer *optimizer) {
+  switch (header->stage) {
+  case OB_STAGE_WARMUP:
+    return header->frozen_at == 0;
+  case OB_STAGE_FROZEN:
+    return header->frozen_at <= header->steps;
+  case OB_STAGE_SENT:
+    return header->frozen_at < header->steps && optimizer->method->momentum;
+  default:
+    return false;
+  }
+}
+
 static onebit_status_t check_stage(const struct ob_part *part,
                                    const struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
-  bool frozen = header->stage != OB_STAGE_WARMUP;
-  if (header->stage > OB_STAGE_SENT || frozen != (header->frozen_at > 0) ||
-      header->frozen_at > header->steps ||
-      (header->stage == OB_STAGE_SENT && !optimizer->method->momentum))
+  bool frozen = header->stage != OB_STAGE_WARMUP, no_warmup = frozen && !header->frozen_at;
+  if (!is_state(header, optimizer))
     return ob_part_error(
         part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": no such state of %s",
         header->stage, header->frozen_at, header->steps, optimizer->method->name);
+  if (!header->frozen_at && no_warmup != optimizer->moments.no_warmup)
+    return ob_part_error(part, "saved with%s a warm-up, loaded with%s one", no_warmup ? "out" : "",
+                         no_warmup ? "" : "out");
   if (frozen && header->form != (uint32_t)ob_checkpoint_form(optimizer))
     return ob_part_error(part, "saved after the freeze with exchange of %s, loaded with that of %s",
                          header->form == OB_FORM_STEP ? "steps" : "momentum",
@@ -253,8 +269,9 @@ static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part, en
 static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
                                   uint64_t first, size_t count, float *values) {
   bool error = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
-  memset(parts->sums, 0, count * sizeof *parts->sums);
   memset(parts->counts, 0, count * sizeof *parts->counts);
+  for (size_t i = 0; i < count; i++)
+    parts->sums[i] = -0.0; /* which leaves what is added as it is, also another -0 */
   for (int k = 0; k < parts->count; k++)
     OB_TRY(add_part(parts, &parts->list[k], what, space, first, count, !values));
   for (size_t i = 0; i < count; i++) {

@@ -106,32 +106,32 @@ static onebit_status_t read_messages(struct ob_reader *reader, const struct oneb
 }
 
 static onebit_status_t read_piece(struct ob_reader *reader, enum ob_saved what,
-                                  const struct ob_span *span, size_t offset, size_t count,
+                                  const struct ob_stretch *stretch, size_t offset, size_t count,
                                   float *values) {
-  const struct ob_unit *unit = &reader->optimizer->units[span->unit];
+  const struct ob_unit *unit = &reader->optimizer->units[stretch->unit];
   const struct onebit_plan *plan = unit->bits;
   const struct ob_memory *memory = plan->place->kept;
   bool sent = ob_checkpoint_stage(reader->optimizer) == OB_STAGE_SENT && !unit->uncompressed;
   if (what == OB_SAVED_WORKER)
-    return read_error(reader, plan, &plan->worker, span->piece, offset, count, values);
+    return read_error(reader, plan, &plan->worker, stretch->piece, offset, count, values);
   if (what == OB_SAVED_SERVER)
-    return read_error(reader, plan, &plan->server, span->piece, offset, count, values);
+    return read_error(reader, plan, &plan->server, stretch->piece, offset, count, values);
   if (what == OB_SAVED_MOMENTUM && sent)
-    return read_messages(reader, plan, span->piece, offset, count, values);
+    return read_messages(reader, plan, stretch->piece, offset, count, values);
   const float *from =
       what == OB_SAVED_PARAMETERS
-          ? unit->parameters[span->piece]
-          : ob_saved_array(unit, what) + plan->layout.piece[span->piece].first_word * OB_LANES;
+          ? unit->parameters[stretch->piece]
+          : ob_saved_array(unit, what) + plan->layout.piece[stretch->piece].first_word * OB_LANES;
   return memory->copy(values, from + offset, count * sizeof *values);
 }
 
 onebit_status_t ob_read(struct ob_reader *reader, enum ob_saved what, enum ob_space space,
                         uint64_t first, size_t count, float *values) {
   while (count) {
-    const struct ob_span *span = ob_map_find(reader->map, space, first);
-    size_t before = (size_t)(first - span->first);
-    size_t some = span->count - before < count ? span->count - before : count;
-    OB_TRY(read_piece(reader, what, span, span->offset + before, some, values));
+    const struct ob_stretch *stretch = ob_map_find(reader->map, space, first);
+    size_t before = (size_t)(first - stretch->first);
+    size_t some = stretch->count - before < count ? stretch->count - before : count;
+    OB_TRY(read_piece(reader, what, stretch, stretch->offset + before, some, values));
     first += some;
     values += some;
     count -= some;

@@ -8,7 +8,7 @@
 
 onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what, size_t unit,
                                  size_t piece, size_t offset, size_t count, float *values) {
-  const struct ob_span_of_piece *at = &loading->map.of_unit[unit][piece];
+  const struct ob_piece_map *at = &loading->map.of_unit[unit][piece];
   float *out = loading->dry ? NULL : values;
   size_t real = offset < at->real ? at->real - offset : 0, some = real < count ? real : count;
   if (some)
@@ -63,21 +63,35 @@ static onebit_status_t store_array(struct ob_loading *loading, const struct ob_u
                                  count * sizeof(float));
 }
 
-/* Where nothing is sent any more: what was, times beta1, and all errors that were kept of it. */
-static onebit_status_t store_all_that_was_sent(struct ob_loading *loading,
-                                               const struct ob_unit *unit, enum ob_saved what,
-                                               size_t piece, size_t offset, size_t count) {
+static float scaling_of(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                        size_t piece) {
+  const struct ob_method *method = optimizer->method;
+  size_t tensor = unit->tensor_of[piece];
+  bool scaled = method->scalings && tensor < optimizer->tensor_count;
+  return scaled ? (float)method->scalings((struct onebit_optimizer *)optimizer)[tensor] : 1;
+}
+
+/* Where nothing is sent, after the freeze: momentum times beta1 and all errors that were kept of
+ * it, without the scaling that it travelled with. */
+static onebit_status_t store_unsent(struct ob_loading *loading, const struct ob_unit *unit,
+                                    enum ob_saved what, size_t piece, size_t offset, size_t count) {
   static const enum ob_saved errors[] = {OB_SAVED_WORKER, OB_SAVED_SERVER};
+  bool sent = loading->parts.list[0].header.stage == OB_STAGE_SENT;
   size_t u = (size_t)(unit - loading->optimizer->units);
   float beta1 = (float)loading->optimizer->moments.beta1;
-  for (size_t i = 0; i < count && !loading->dry; i++)
+  for (size_t i = 0; sent && !loading->dry && i < count; i++)
     loading->values[i] *= beta1;
-  for (int k = 0; k < 2; k++) {
+  for (int k = 0; sent && k < 2; k++) {
     OB_TRY(ob_loading_fetch(loading, errors[k], u, piece, offset, count, loading->more));
     for (size_t i = 0; i < count && !loading->dry; i++)
       loading->values[i] += loading->more[i];
   }
-  return loading->dry ? ONEBIT_OK : store_array(loading, unit, what, piece, offset, count);
+  if (loading->dry)
+    return ONEBIT_OK;
+  float scaling = scaling_of(loading->optimizer, unit, piece);
+  for (size_t i = 0; i < count && scaling != 1; i++)
+    loading->values[i] /= scaling;
+  return store_array(loading, unit, what, piece, offset, count);
 }
 
 static onebit_status_t restore_piece(struct ob_loading *loading, size_t u, enum ob_saved what,
@@ -88,7 +102,7 @@ static onebit_status_t restore_piece(struct ob_loading *loading, size_t u, enum 
   for (size_t offset = 0; offset < count; offset += OB_CHUNK) {
     size_t some = count - offset < OB_CHUNK ? count - offset : OB_CHUNK;
     OB_TRY(ob_loading_fetch(loading, what, u, piece, offset, some, loading->values));
-    if (!loading->dry || body == store_all_that_was_sent)
+    if (!loading->dry || body == store_unsent)
       OB_TRY(body(loading, unit, what, piece, offset, some));
   }
   return ONEBIT_OK;
@@ -129,19 +143,23 @@ static onebit_status_t reset(struct ob_loading *loading, struct onebit_plan *pla
   return plan->momentum ? clear_messages(plan) : ONEBIT_OK;
 }
 
+/* Which form momentum and errors take depends on both sides: on what was saved, and on whether this
+ * optimizer's latest step has sent bits. One rank alone that does not compress has sent none. */
 static onebit_status_t restore_momentum(struct ob_loading *loading, size_t u) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   const struct ob_unit *unit = &optimizer->units[u];
-  bool sent = loading->parts.list[0].header.stage == OB_STAGE_SENT && !unit->uncompressed;
+  const struct ob_part_header *header = &loading->parts.list[0].header;
+  bool momentum = optimizer->method->momentum && !unit->uncompressed;
+  bool frozen = momentum && header->stage != OB_STAGE_WARMUP;
+  bool alone = frozen && !ob_optimizer_compresses(optimizer);
+  bool sent = frozen && !alone && header->steps != header->frozen_at;
   OB_TRY(reset(loading, unit->bits));
-  if (sent && ob_optimizer_compresses(optimizer))
+  if (sent)
     OB_TRY(ob_restore_messages(loading, u));
   else
-    OB_TRY(
-        restore_array(loading, u, OB_SAVED_MOMENTUM, sent ? store_all_that_was_sent : store_array));
-  if (unit->uncompressed || !ob_optimizer_compresses(optimizer))
-    return ONEBIT_OK;
-  return sent || !optimizer->method->momentum ? ob_restore_errors(loading, u, sent) : ONEBIT_OK;
+    OB_TRY(restore_array(loading, u, OB_SAVED_MOMENTUM, alone ? store_unsent : store_array));
+  bool errors = sent || (!optimizer->method->momentum && !unit->uncompressed);
+  return errors ? ob_restore_errors(loading, u, sent) : ONEBIT_OK;
 }
 
 static onebit_status_t restore_unit(struct ob_loading *loading, size_t u) {
@@ -171,7 +189,7 @@ static onebit_status_t find(struct ob_loading *loading, enum ob_saved what, uint
 static onebit_status_t check_number(struct ob_loading *loading, const struct ob_numbers *list,
                                     uint64_t bits) {
   double value = (double)bits;
-  if (list->kind != OB_NUMBERS_UINT64)
+  if (list->kind != OB_NUMBERS_WHOLE)
     memcpy(&value, &bits, sizeof value);
   if (!(value >= list->least && value <= list->most))
     return ob_part_error(own_part(loading), "section 'numbers' has %g, not in %g .. %g", value,
@@ -193,7 +211,7 @@ static onebit_status_t restore_numbers(struct ob_loading *loading) {
       if (loading->dry)
         OB_TRY(check_number(loading, &list[k], bits));
       else
-        ob_numbers_set(&list[k], i, bits);
+        memcpy(ob_number_at(&list[k], i), &bits, sizeof bits);
     }
   return ONEBIT_OK;
 }
@@ -215,23 +233,18 @@ static onebit_status_t restore_norms(struct ob_loading *loading) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t restore_scalings(struct ob_loading *loading) {
-  struct onebit_optimizer *optimizer = loading->optimizer;
-  const struct ob_part_section *section = NULL;
-  if (has(loading, OB_SAVED_SCALINGS) && optimizer->tensor_count)
-    OB_TRY(find(loading, OB_SAVED_SCALINGS, optimizer->tensor_count, &section));
-  for (size_t u = 0; u < optimizer->unit_count && !loading->dry; u++) {
+/* What was loaded of them has been used where nothing is sent; else they come to their places with
+ * the next call. */
+static void reset_scalings(struct onebit_optimizer *optimizer) {
+  bool alone = !ob_optimizer_compresses(optimizer) && optimizer->method->scalings;
+  for (size_t t = 0; alone && t < optimizer->tensor_count; t++)
+    optimizer->method->scalings(optimizer)[t] = 1;
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
     struct ob_unit *unit = &optimizer->units[u];
-    for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
-      size_t tensor = unit->tensor_of[k];
-      if (tensor >= optimizer->tensor_count)
-        continue;
-      unit->scalings[k] = 1;
-      if (section)
-        ob_part_copy(own_part(loading), section, tensor, 1, &unit->scalings[k]);
-    }
+    for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+      if (unit->tensor_of[k] < optimizer->tensor_count)
+        unit->scalings[k] = 1;
   }
-  return ONEBIT_OK;
 }
 
 static void restore_counts(struct ob_loading *loading) {
@@ -250,16 +263,16 @@ static void restore_counts(struct ob_loading *loading) {
   optimizer->good_steps = scaled ? header->good_steps : 0;
 }
 
-/* Scalings come first: what is done with momentum asks for them. */
+/* Numbers come first: what is done with momentum may ask for them. */
 onebit_status_t ob_restore(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
-  OB_TRY(restore_scalings(loading));
   OB_TRY(restore_norms(loading));
   OB_TRY(restore_numbers(loading));
   for (size_t u = 0; u < optimizer->unit_count; u++)
     OB_TRY(restore_unit(loading, u));
   if (loading->dry)
     return ONEBIT_OK;
+  reset_scalings(optimizer);
   restore_counts(loading);
   return optimizer->place->restored ? optimizer->place->restored(optimizer) : ONEBIT_OK;
 }

@@ -58,18 +58,19 @@ static size_t start_in(const struct ob_layout *layout, size_t piece, size_t bloc
   return offset < at->count ? offset : at->count;
 }
 
-/* The elements of a span whose errors this rank keeps: from *first on. */
-static size_t kept_of(const struct ob_unit *unit, enum ob_saved what, const struct ob_span *span,
-                      uint64_t *first) {
+/* The elements of a stretch whose errors this rank keeps: from *first on. */
+static size_t kept_of(const struct ob_unit *unit, enum ob_saved what,
+                      const struct ob_stretch *stretch, uint64_t *first) {
   const struct onebit_plan *plan = unit->bits;
   size_t begin = plan->server.first, end = begin + plan->server.blocks;
   if (what == OB_SAVED_WORKER)
     ob_plan_compressed(plan, &begin, &end);
-  size_t low = start_in(&plan->layout, span->piece, begin),
-         high = start_in(&plan->layout, span->piece, end), last = span->offset + span->count;
-  low = low > span->offset ? low : span->offset;
+  size_t low = start_in(&plan->layout, stretch->piece, begin),
+         high = start_in(&plan->layout, stretch->piece, end),
+         last = stretch->offset + stretch->count;
+  low = low > stretch->offset ? low : stretch->offset;
   high = high < last ? high : last;
-  *first = span->first + (low - span->offset);
+  *first = stretch->first + (low - stretch->offset);
   return unit->uncompressed || low >= high ? 0 : high - low;
 }
 
@@ -78,8 +79,8 @@ static void add_errors(struct listing *listing, enum ob_saved what, enum ob_spac
   const struct ob_saving *saving = listing->saving;
   uint64_t first = 0, end = 0, from;
   for (size_t k = 0; k < saving->map.count[space]; k++) {
-    const struct ob_span *span = &saving->map.spans[space][k];
-    size_t count = kept_of(&saving->optimizer->units[span->unit], what, span, &from);
+    const struct ob_stretch *stretch = &saving->map.stretches[space][k];
+    size_t count = kept_of(&saving->optimizer->units[stretch->unit], what, stretch, &from);
     if (count && from != end) {
       add(listing, what, space, first, end - first);
       first = from;
@@ -101,8 +102,6 @@ static void list_sections(struct listing *listing) {
       add(listing, what, OB_ELEMENTS, 0, header->window);
     else if (what == OB_SAVED_NUMBERS)
       add(listing, what, OB_ELEMENTS, 0, header->numbers);
-    else if (what == OB_SAVED_SCALINGS)
-      add(listing, what, OB_ELEMENTS, 0, header->tensors);
     else if (what < OB_SAVED_WORKER)
       add_array(listing, what);
     else
@@ -204,7 +203,7 @@ static void read_numbers(struct onebit_optimizer *optimizer, uint64_t first, siz
   for (size_t k = 0; k < lists; k++)
     for (size_t i = 0; i < list[k].count; i++, number++)
       if (number >= first && number - first < count)
-        room[number - first] = ob_numbers_get(&list[k], i);
+        memcpy(&room[number - first], ob_number_at(&list[k], i), sizeof *room);
 }
 
 static onebit_status_t read_section(struct writing *writing, const struct ob_part_section *section,
@@ -220,10 +219,6 @@ static onebit_status_t read_section(struct writing *writing, const struct ob_par
     return ONEBIT_OK;
   case OB_SAVED_NUMBERS:
     read_numbers(optimizer, first, count, writing->room);
-    return ONEBIT_OK;
-  case OB_SAVED_SCALINGS:
-    for (size_t t = 0; t < count; t++)
-      values[t] = ob_checkpoint_scaling(optimizer, (size_t)first + t);
     return ONEBIT_OK;
   default:
     return ob_read(&writing->reader, what, (enum ob_space)section->space, first, count, values);

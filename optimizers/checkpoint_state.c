@@ -4,7 +4,7 @@
 #include "optimizers/checkpoint.h"
 
 enum ob_stage ob_checkpoint_stage(const struct onebit_optimizer *optimizer) {
-  if (!optimizer->frozen_at)
+  if (!ob_optimizer_is_frozen(optimizer))
     return OB_STAGE_WARMUP;
   bool sent = optimizer->method->momentum && optimizer->steps != optimizer->frozen_at &&
               ob_optimizer_compresses(optimizer);
@@ -35,15 +35,13 @@ float *ob_saved_array(const struct ob_unit *unit, enum ob_saved what) {
   return unit->arrays[slot_of(what)];
 }
 
-/* Fresh variance, anchor and movement begin at the freeze, and so do scalings other than 1. */
+/* Fresh variance, anchor and movement begin at the freeze. */
 bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                        enum ob_saved what) {
   unsigned arrays = optimizer->method->arrays;
   switch (what) {
   case OB_SAVED_NORMS:
     return optimizer->window && stage == OB_STAGE_WARMUP;
-  case OB_SAVED_SCALINGS:
-    return arrays & OB_MASK(OB_FRESH) && stage != OB_STAGE_WARMUP;
   case OB_SAVED_VARIANCE:
     return arrays & OB_MASK(OB_VARIANCE);
   case OB_SAVED_FRESH:
@@ -91,31 +89,6 @@ uint64_t ob_checkpoint_count_numbers(struct onebit_optimizer *optimizer) {
   return count;
 }
 
-uint64_t ob_numbers_get(const struct ob_numbers *numbers, size_t i) {
-  uint64_t bits;
-  if (numbers->kind == OB_NUMBERS_FLOAT) {
-    double value = (double)((const float *)numbers->at)[i];
-    memcpy(&bits, &value, sizeof bits);
-  } else {
-    memcpy(&bits, (const char *)numbers->at + 8 * i, sizeof bits);
-  }
-  return bits;
-}
-
-void ob_numbers_set(const struct ob_numbers *numbers, size_t i, uint64_t bits) {
-  double value;
-  memcpy(&value, &bits, sizeof value);
-  if (numbers->kind == OB_NUMBERS_FLOAT)
-    ((float *)numbers->at)[i] = (float)value;
-  else
-    memcpy((char *)numbers->at + 8 * i, &bits, sizeof bits);
-}
-
-/* All pieces of a tensor have the same scaling. */
-float ob_checkpoint_scaling(const struct onebit_optimizer *optimizer, size_t tensor) {
-  const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
-  for (size_t k = 0; k < unit->bits->layout.pieces; k++)
-    if (unit->tensor_of[k] == tensor)
-      return unit->scalings[k];
-  return 1;
+void *ob_number_at(const struct ob_numbers *numbers, size_t i) {
+  return (char *)numbers->at + sizeof(uint64_t) * i;
 }

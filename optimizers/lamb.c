@@ -198,21 +198,26 @@ static size_t numbers(struct onebit_optimizer *optimizer,
                       struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
   struct ob_lamb *lamb = optimizer->own;
   const struct ob_lamb_limits *limits = &lamb->limits;
-  list[0] = (struct ob_numbers){.kind = OB_NUMBERS_DOUBLE,
+  list[0] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->coefficients,
                                 .count = lamb->count,
                                 .most = limits->coefficient_most};
-  list[1] = (struct ob_numbers){.kind = OB_NUMBERS_DOUBLE,
+  list[1] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->factors,
                                 .count = lamb->count,
                                 .least = fmin(limits->factor_least, 1),
                                 .most = fmax(limits->factor_most, 1)};
-  list[2] = (struct ob_numbers){.kind = OB_NUMBERS_DOUBLE,
+  list[2] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->scalings,
                                 .count = lamb->count,
                                 .least = (double)FLT_TRUE_MIN,
                                 .most = (double)FLT_MAX};
   return 3;
+}
+
+static double *scalings(struct onebit_optimizer *optimizer) {
+  struct ob_lamb *lamb = optimizer->own;
+  return lamb->scalings;
 }
 
 static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t tensor,
@@ -233,7 +238,8 @@ static const struct ob_method method = {.name = "lamb",
                                         .update = update,
                                         .advance = advance,
                                         .tell = tell,
-                                        .numbers = numbers};
+                                        .numbers = numbers,
+                                        .scalings = scalings};
 
 /* --- Options */
 

@@ -7,13 +7,21 @@
 /* Elements that are looked at together where the host has to have them copied. */
 #define ELEMENTS_AT_ONCE ((size_t)65536)
 
-struct ob_span ob_span_of_unit(const struct ob_unit *unit) {
-  return (struct ob_span){0, unit->bits->layout.blocks, true};
+struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding) {
+  return (struct ob_span){0, unit->bits->layout.blocks, padding};
 }
 
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
   const struct ob_tensor *of = &optimizer->tensors[tensor];
   return (struct ob_span){of->first_block, of->end_block, false};
+}
+
+/* Elements of a block that count. A piece of no tensor is padding; so may be the end of others. */
+static size_t counted(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                      const struct ob_block *block, bool padding) {
+  if (padding)
+    return block->count;
+  return unit->tensor_of[block->piece] < optimizer->tensor_count ? block->valid : 0;
 }
 
 /* In the blocks that this rank compresses. */
@@ -49,6 +57,7 @@ static double error_square_sum(const float *values, size_t count, float scale) {
 /* --- Arrays that lie as a layout's words do */
 
 struct walk {
+  const struct onebit_optimizer *optimizer;
   const struct ob_unit *unit;
   struct ob_span span;
   const float *values;
@@ -60,7 +69,7 @@ struct walk {
 static double block_squares(const struct walk *walk, size_t number, const struct ob_block *block,
                             const float *values) {
   const struct ob_kept *kept = &walk->unit->bits->worker;
-  size_t count = walk->span.padding ? block->count : block->valid;
+  size_t count = counted(walk->optimizer, walk->unit, block, walk->span.padding);
   double factor = walk->factor * scaling_of(walk->unit, block->piece);
   double sum = walk->scales
                    ? error_square_sum(values, count,
@@ -132,7 +141,8 @@ static onebit_status_t add_kept_momentum(const struct onebit_optimizer *optimize
                                          double *squares) {
   const struct ob_kept *kept = &unit->bits->worker;
   bool stored = ob_optimizer_is_frozen(optimizer) && !unit->uncompressed;
-  const struct walk walk = {.unit = unit,
+  const struct walk walk = {.optimizer = optimizer,
+                            .unit = unit,
                             .span = span,
                             .values = kept->values[kept->now],
                             .first_word = kept->first_word,
@@ -140,10 +150,19 @@ static onebit_status_t add_kept_momentum(const struct onebit_optimizer *optimize
   return add_blocks(&walk, squares);
 }
 
-static onebit_status_t add_own_momentum(const struct ob_unit *unit, struct ob_span span,
+/* Sharded, of the blocks that this rank serves. */
+static onebit_status_t add_own_momentum(const struct onebit_optimizer *optimizer,
+                                        const struct ob_unit *unit, struct ob_span span,
                                         double *squares) {
-  const struct walk walk = {
-      .unit = unit, .span = span, .values = unit->arrays[OB_MOMENTUM], .factor = 1};
+  const size_t end = unit->first_block + unit->blocks;
+  span.first = span.first > unit->first_block ? span.first : unit->first_block;
+  span.end = span.end < end ? span.end : end;
+  const struct walk walk = {.optimizer = optimizer,
+                            .unit = unit,
+                            .span = span,
+                            .values = unit->arrays[OB_MOMENTUM],
+                            .first_word = unit->first_word,
+                            .factor = 1};
   return add_blocks(&walk, squares);
 }
 
@@ -152,7 +171,8 @@ onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const str
   const struct ob_kept *kept = &unit->bits->worker;
   if (kept_is_momentum(optimizer, unit))
     return ONEBIT_OK;
-  struct walk walk = {.unit = unit,
+  struct walk walk = {.optimizer = optimizer,
+                      .unit = unit,
                       .span = compressed(unit, span),
                       .values = kept->values[kept->now],
                       .first_word = kept->first_word,
@@ -173,21 +193,22 @@ onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const str
 
 /* --- Messages: every element of a block is +-scale */
 
-static void add_message(const struct ob_unit *unit, struct ob_message_shape shape,
-                        unsigned char *message, struct ob_span span, double *squares) {
+static void add_message(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                        struct ob_message_shape shape, unsigned char *message, struct ob_span span,
+                        double *squares) {
   struct ob_view view = ob_message_view(message, &shape);
   size_t piece = 0, first = shape.first > span.first ? shape.first : span.first;
   for (size_t b = first; b < shape.first + shape.blocks && b < span.end; b++) {
     struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
     double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b - shape.first]) /
                    scaling_of(unit, block.piece);
-    if (unit->scalings[block.piece] != 0) /* else padding, and no tensor's momentum */
-      *squares += scale * scale * (double)block.valid;
+    *squares += scale * scale * (double)counted(optimizer, unit, &block, span.padding);
   }
 }
 
 /* `room` is for a copy of one message, which may be in memory of a device. */
-static onebit_status_t add_messages(const struct ob_unit *unit, struct ob_span span,
+static onebit_status_t add_messages(const struct onebit_optimizer *optimizer,
+                                    const struct ob_unit *unit, struct ob_span span,
                                     unsigned char *room, double *squares) {
   const struct onebit_plan *plan = unit->bits;
   for (size_t source = 0; source < ob_plan_sources(plan); source++)
@@ -197,15 +218,16 @@ static onebit_status_t add_messages(const struct ob_unit *unit, struct ob_span s
         continue;
       OB_TRY(plan->place->messages->copy(room, ob_plan_result(plan, false, source, chunk),
                                          ob_message_bytes(&shape)));
-      add_message(unit, shape, room, span, squares);
+      add_message(optimizer, unit, shape, room, span, squares);
     }
   return ONEBIT_OK;
 }
 
-static onebit_status_t add_result(const struct ob_unit *unit, struct ob_span span,
+static onebit_status_t add_result(const struct onebit_optimizer *optimizer,
+                                  const struct ob_unit *unit, struct ob_span span,
                                   double *squares) {
   unsigned char *room = ob_allocate(1, unit->bits->stride);
-  onebit_status_t status = room ? add_messages(unit, span, room, squares) : no_memory();
+  onebit_status_t status = room ? add_messages(optimizer, unit, span, room, squares) : no_memory();
   ob_release(room);
   return status;
 }
@@ -214,16 +236,16 @@ onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const st
                               struct ob_span span, double *squares) {
   if (kept_is_momentum(optimizer, unit))
     return ONEBIT_OK;
-  return add_result(unit, compressed(unit, span), squares);
+  return add_result(optimizer, unit, compressed(unit, span), squares);
 }
 
 onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
                                 const struct ob_unit *unit, struct ob_span span, double *squares) {
   if (!optimizer->method->momentum)
-    return add_own_momentum(unit, span, squares);
+    return add_own_momentum(optimizer, unit, span, squares);
   if (kept_is_momentum(optimizer, unit))
     return add_kept_momentum(optimizer, unit, span, squares);
-  return add_result(unit, span, squares);
+  return add_result(optimizer, unit, span, squares);
 }
 
 /* --- Parameters: a piece's follow each other */

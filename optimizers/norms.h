@@ -13,7 +13,8 @@ struct ob_span {
   bool padding;
 };
 
-struct ob_span ob_span_of_unit(const struct ob_unit *unit);
+/* Of a unit: all of it, or what is in tensors. */
+struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding);
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor);
 
 /* Each adds the sum of squares. Errors: ONEBIT_ERROR_MEMORY and those of the unit's memory.

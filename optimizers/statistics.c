@@ -30,8 +30,8 @@ static onebit_status_t error_ratio(const struct onebit_optimizer *optimizer, dou
   double error = 0, signal = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct ob_unit *unit = &optimizer->units[u];
-    OB_TRY(ob_add_error(optimizer, unit, ob_span_of_unit(unit), &error));
-    OB_TRY(ob_add_signal(optimizer, unit, ob_span_of_unit(unit), &signal));
+    OB_TRY(ob_add_error(optimizer, unit, ob_span_of_unit(unit, false), &error));
+    OB_TRY(ob_add_signal(optimizer, unit, ob_span_of_unit(unit, false), &signal));
   }
   *ratio = ratio_of(error, signal);
   return ONEBIT_OK;

@@ -213,10 +213,10 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
 static size_t numbers(struct onebit_optimizer *optimizer,
                       struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
   struct zero_one *own = own_of(optimizer);
-  list[0] = (struct ob_numbers){OB_NUMBERS_UINT64, &own->updates, 1, 0, 0x1p63};
-  list[1] = (struct ob_numbers){OB_NUMBERS_UINT64, &own->apart, 1, 0, 1};
-  list[2] = (struct ob_numbers){OB_NUMBERS_DOUBLE, &own->rates, 1, 0, DBL_MAX};
-  list[3] = (struct ob_numbers){OB_NUMBERS_DOUBLE, &own->corrected_rates, 1, 0, DBL_MAX};
+  list[0] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->updates, 1, 0, 0x1p63};
+  list[1] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->apart, 1, 0, 1};
+  list[2] = (struct ob_numbers){OB_NUMBERS_REAL, &own->rates, 1, 0, DBL_MAX};
+  list[3] = (struct ob_numbers){OB_NUMBERS_REAL, &own->corrected_rates, 1, 0, DBL_MAX};
   return 4;
 }
 

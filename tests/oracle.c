@@ -235,6 +235,29 @@ static void forget_errors(struct oracle *oracle) {
   memset(oracle->server_error, 0, oracle->elements * sizeof(float));
 }
 
+bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean) {
+  if (!compress(oracle, inputs))
+    return false;
+  average(oracle, mean);
+  return true;
+}
+
+bool oracle_serve(struct oracle *oracle, const float *values, float *result) {
+  float *total = floats(oracle->elements);
+  memcpy(total, values, oracle->elements * sizeof *total);
+  bool done = serve(oracle, total, result);
+  if (done && !oracle->options.no_error_feedback)
+    memcpy(oracle->server_error, total, oracle->elements * sizeof *total);
+  free(total);
+  return done;
+}
+
+void oracle_keep(struct oracle *oracle) {
+  keep_worker_errors(oracle);
+  if (oracle->options.no_error_feedback)
+    forget_errors(oracle);
+}
+
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result) {
   if (!compress(oracle, inputs))
     return false;

@@ -69,6 +69,13 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
 /* The same on float32, without the conversions: inputs[r] has `valid` elements. */
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result);
 
+/* The two halves of an allreduce, for an optimizer that makes something else of the mean in between.
+ * The mean over what the ranks send, which changes nothing; what all get of the servers' values,
+ * whose error they keep; and the workers keep theirs. False: skipped, nothing is changed. */
+bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean);
+bool oracle_serve(struct oracle *oracle, const float *values, float *result);
+void oracle_keep(struct oracle *oracle);
+
 /* The part of the worker error that a rank keeps: all of it, but in the hierarchical schedule. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
@@ -113,8 +120,10 @@ struct oracle_adam {
   float *weight_decay, *factor;
   bool *uncompressed;
   float *parameter, *momentum, *variance, *reciprocal; /* [total] */
-  float gradient_factor;                               /* of the latest step */
+  float *step;           /* [total]: sharded, what all have got of the step */
+  float gradient_factor; /* of the latest step */
   float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
+  const float *scaling; /* NULL, or what each tensor's momentum travels with */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */

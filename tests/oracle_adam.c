@@ -121,6 +121,7 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
   adam->momentum = zeros(adam->total, sizeof(float));
   adam->variance = zeros(adam->total, sizeof(float));
   adam->reciprocal = zeros(adam->total, sizeof(float));
+  adam->step = zeros(adam->total, sizeof(float));
   adam->means = zeros((size_t)adam->size * adam->total, sizeof(float));
   make_exchanges(adam);
   return adam;
@@ -135,6 +136,7 @@ void oracle_adam_destroy(struct oracle_adam *adam) {
   free(adam->norms);
   free(adam->means);
   free(adam->reciprocal);
+  free(adam->step);
   free(adam->variance);
   free(adam->momentum);
   free(adam->parameter);
@@ -314,11 +316,71 @@ static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_excha
   return done;
 }
 
+/* --- Sharded: gradients in, and steps or parameters out */
+
+static float **gradients_of(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                            const float *const *gradients) {
+  float **inputs = zeros((size_t)adam->size, sizeof *inputs);
+  for (size_t w = 0, at = 0; w < (size_t)adam->size; w++, at = 0) {
+    inputs[w] = zeros(exchange->total, sizeof(float));
+    for (size_t k = 0; k < exchange->tensors; k++)
+      for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
+        inputs[w][at++] = adam->gradient_factor * gradients[w][adam->first[t] + i];
+  }
+  return inputs;
+}
+
+/* mean becomes the momentum, `step` the step, in the order of the exchange. */
+static void serve_share(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                        float *mean, float *step) {
+  float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
+  float k1 = oracle_momentum_correction(adam, adam->steps + 1);
+  for (size_t k = 0, at = 0; k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++) {
+      mean[at] = b1 * adam->momentum[adam->first[t] + i] + w1 * mean[at];
+      step[at] = (mean[at] * k1) * adam->reciprocal[adam->first[t] + i];
+    }
+}
+
+static void keep_share(struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                       const float *momentum, const float *step) {
+  for (size_t k = 0, at = 0; k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++) {
+      adam->momentum[adam->first[t] + i] = momentum[at];
+      adam->step[adam->first[t] + i] = step[at];
+    }
+}
+
+/* Every worker's gradients to the servers, which keep the momentum. In mode STEP the steps come
+ * back in bits. */
+static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                            const float *const *gradients) {
+  float **inputs = gradients_of(adam, exchange, gradients);
+  float *mean = zeros(exchange->total, sizeof(float)),
+        *step = zeros(exchange->total, sizeof(float));
+  bool done = oracle_reduce(exchange->oracle, (const float *const *)inputs, mean);
+  if (done)
+    serve_share(adam, exchange, mean, step);
+  if (done && adam->options.shards == ONEBIT_SHARDS_STEP)
+    done = oracle_serve(exchange->oracle, step, step);
+  if (done) {
+    oracle_keep(exchange->oracle);
+    keep_share(adam, exchange, mean, step);
+  }
+  for (size_t w = 0; w < (size_t)adam->size; w++)
+    free(inputs[w]);
+  free(inputs);
+  free(mean);
+  free(step);
+  return done;
+}
+
 /* Every worker's own momentum, exchanged: the new common momentum in `momentum`. */
 static bool exchange_momentum(struct oracle_adam *adam, const float *const *gradients) {
   bool done = true;
   for (size_t k = 0; k < adam->exchange_count && done; k++)
-    done = exchange_tensors(adam, &adam->exchanges[k], gradients);
+    done = adam->options.shards ? exchange_shares(adam, &adam->exchanges[k], gradients)
+                                : exchange_tensors(adam, &adam->exchanges[k], gradients);
   return done;
 }
 
@@ -332,7 +394,9 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
     }
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
       float *p = &adam->parameter[i], step = adam->momentum[i] * k1;
-      if (!exchanges_step(adam))
+      if (adam->options.shards)
+        step = adam->step[i];
+      else if (!exchanges_step(adam))
         step = step * adam->reciprocal[i];
       *p = *p - rate * (step + decay * *p);
     }

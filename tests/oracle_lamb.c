@@ -97,6 +97,7 @@ struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_
   lamb->coefficient = zeros(count, sizeof(double));
   lamb->factor = zeros(count, sizeof(double));
   lamb->scaling = zeros(count, sizeof(float));
+  lamb->state->scaling = lamb->scaling;
   for (size_t k = 0; k < count; k++)
     lamb->factor[k] = lamb->scaling[k] = 1.0f;
   lamb->fresh = zeros(lamb->state->total, sizeof(float));

@@ -57,10 +57,10 @@ struct adam_run {
     float *parameters; /* of all tensors, one after the other: the master values */
     bool compressed;
     size_t freeze_step;
-    double variance_ratio, momentum_norm, gradient_norm;
-    double before, after; /* the loss scale of this step and the next */
-    double *error_norm;   /* [size]: of what each rank keeps */
-  } * moments;            /* [steps] */
+    double variance_ratio, gradient_norm;
+    double before, after;               /* the loss scale of this step and the next */
+    double *momentum_norm, *error_norm; /* [size]: of what each rank keeps */
+  } * moments;                          /* [steps] */
   float *start;
   size_t total;
 };

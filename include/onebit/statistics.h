@@ -13,8 +13,10 @@
  * (error feedback). error_ratio is the Euclidean norm of what it keeps, relative to that of the
  * signal: of what came back from the latest exchange of bits, in the same elements. With 1-bit Adam,
  * LAMB and momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the mean
- * gradient or movement. About one is healthy: a signal comes a step late. Ten means that a change of
- * the signal takes some ten steps to arrive, as a training with a tenth of the patience would.
+ * gradient or movement. About one is healthy: what is new in the signal comes a step late. Ten means
+ * that it takes some ten steps to come. Tensors stay below 2.2 where each block has a scale of its
+ * own, and below 8 where one serves all (docs/scales.md has the measurement); what goes far beyond
+ * is a tensor, or a part of one, that is small beside what it shares a scale with.
  *
  * All numbers are this rank's own, and those of kept errors differ between ranks: each keeps what
  * its own gradients left, in the hierarchical schedule of a part of the elements only. All calls
@@ -47,8 +49,8 @@ typedef struct onebit_optimizer_statistics {
   double seconds, compress_seconds, network_seconds, update_seconds;
 } onebit_optimizer_statistics_t;
 
-/* Tells how the optimizer does. Reads the state once. Its clock costs two readings a part of a
- * message, about 0.2 % of a step.
+/* Tells how the optimizer does. Reads the state once. Times cost two readings of a clock for each
+ * pass over a message's elements, which is below 0.5 % of that pass.
  *   optimizer    the optimizer
  *   statistics   out: all of it; `size` is set by the caller
  * Bytes, times and exchanges are of steps that calls of this host made: not of graphs replayed, nor
@@ -98,7 +100,8 @@ typedef enum onebit_format { ONEBIT_FORMAT_TEXT = 0, ONEBIT_FORMAT_JSON = 1 } on
 onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_format_t format,
                                           char *buffer, size_t size, size_t *length);
 
-/* From this error ratio of a tensor on onebit_optimizer_check warns. */
+/* From this error ratio of a tensor on onebit_optimizer_check warns: more than any healthy run has
+ * shown, and a fifth of what was seen where one mean-absolute scale served all. */
 #define ONEBIT_ERROR_RATIO_LIMIT 10
 
 /* Looks for the tensor of the largest error ratio, and warns when that is ONEBIT_ERROR_RATIO_LIMIT

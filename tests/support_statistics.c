@@ -1,0 +1,75 @@
+/* Optimizers whose statistics are looked at. */
+#include "tests/support_statistics.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
+                               const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer) {
+  onebit_optimizer_options_t common = {.profile = subject->profile,
+                                       .parameter_dtype = subject->dtype,
+                                       .clip_norm = subject->clip_norm};
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
+  onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  adam.freeze_step = lamb.freeze_step = 3;
+  zero_one.variance_freeze_step = 4;
+  zero_one.variance_update_scaler = zero_one.local_step_scaler = 1;
+  adam.common = lamb.common = zero_one.common = momentum.common = common;
+  switch (subject->kind) {
+  case ADAM:
+    return onebit_adam_create(comm, tensors, TENSORS, &adam, optimizer);
+  case LAMB:
+    return onebit_lamb_create(comm, tensors, TENSORS, &lamb, optimizer);
+  case ZERO_ONE:
+    return onebit_zero_one_adam_create(comm, tensors, TENSORS, &zero_one, optimizer);
+  default:
+    return onebit_momentum_create(comm, tensors, TENSORS, &momentum, optimizer);
+  }
+}
+
+void subject_list(void *parameters, onebit_dtype_t dtype, const float *gradients,
+                  onebit_tensor_t *tensors) {
+  for (size_t t = 0; t < TENSORS; t++)
+    tensors[t] = (onebit_tensor_t){.parameter = (char *)parameters + t * LENGTH * dtype_size(dtype),
+                                   .gradient = gradients + t * LENGTH,
+                                   .count = LENGTH,
+                                   .uncompressed = t == 1};
+}
+
+struct alone *alone_create(void) {
+  struct alone *alone = allocate(1, sizeof *alone);
+  onebit_tensor_t tensors[TENSORS];
+  onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  subject_list(alone->parameters, ONEBIT_FLOAT32, alone->gradients, tensors);
+  cr_assert_eq(onebit_comm_create_self(&alone->comm), ONEBIT_OK);
+  cr_assert_eq(onebit_momentum_create(alone->comm, tensors, TENSORS, &options, &alone->optimizer),
+               ONEBIT_OK, "%s", onebit_last_error());
+  return alone;
+}
+
+void alone_step(struct alone *alone, int steps) {
+  for (int step = 0; step < steps; step++) {
+    fill_input(alone->gradients, ONEBIT_FLOAT32, TOTAL, 0, step);
+    CHECK_STATUS(onebit_optimizer_step(alone->optimizer, 1e-3f), ONEBIT_OK);
+  }
+}
+
+void alone_destroy(struct alone *alone) {
+  onebit_optimizer_destroy(alone->optimizer);
+  onebit_comm_destroy(alone->comm);
+  free(alone);
+}
+
+onebit_tensor_statistics_t tensor_of(onebit_optimizer_t optimizer, size_t tensor) {
+  onebit_tensor_statistics_t told = {.size = sizeof told};
+  CHECK_STATUS(onebit_optimizer_get_tensor_statistics(optimizer, tensor, &told), ONEBIT_OK);
+  return told;
+}
+
+onebit_optimizer_statistics_t statistics_of(onebit_optimizer_t optimizer) {
+  onebit_optimizer_statistics_t told = {.size = sizeof told};
+  CHECK_STATUS(onebit_optimizer_get_statistics(optimizer, &told), ONEBIT_OK);
+  return told;
+}

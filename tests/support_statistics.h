@@ -1,0 +1,40 @@
+/* Optimizers whose statistics are looked at. */
+#ifndef ONEBIT_TESTS_SUPPORT_STATISTICS_H
+#define ONEBIT_TESTS_SUPPORT_STATISTICS_H
+
+#include "tests/support.h"
+
+enum kind { ADAM, LAMB, ZERO_ONE, MOMENTUM, KINDS };
+enum { TENSORS = 4, LENGTH = 3000, TOTAL = TENSORS * LENGTH };
+
+struct subject {
+  enum kind kind;
+  onebit_profile_t profile;
+  onebit_dtype_t dtype; /* of the parameters */
+  double clip_norm;
+};
+
+/* An optimizer of TENSORS tensors that freezes early, if at all. */
+onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
+                               const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer);
+
+/* TENSORS tensors of LENGTH, one behind the other. The second one stays uncompressed: it is in a
+ * unit of its own. */
+void subject_list(void *parameters, onebit_dtype_t dtype, const float *gradients,
+                  onebit_tensor_t *tensors);
+
+/* Momentum SGD on one rank, compressed from the first step on. */
+struct alone {
+  onebit_comm_t comm;
+  onebit_optimizer_t optimizer;
+  float parameters[TOTAL], gradients[TOTAL];
+};
+struct alone *alone_create(void);
+void alone_step(struct alone *alone, int steps);
+void alone_destroy(struct alone *alone);
+
+/* The statistics, which must be had. */
+onebit_tensor_statistics_t tensor_of(onebit_optimizer_t optimizer, size_t tensor);
+onebit_optimizer_statistics_t statistics_of(onebit_optimizer_t optimizer);
+
+#endif

@@ -1,0 +1,281 @@
+/*
+ * What optimizers tell about themselves: norms and kept errors of every tensor are the oracle's,
+ * and the account of all of it is that of its tensors, and of the bytes that left.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_adam.h"
+#include "tests/support_statistics.h"
+
+TestSuite(statistics, .timeout = 60);
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
+
+static double square_sum(const float *values, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++)
+    sum += (double)values[i] * (double)values[i];
+  return sum;
+}
+
+/* --- Of every tensor, against the oracle's 1-bit Adam */
+
+struct case_of_adam {
+  int size, hosts;
+  onebit_adam_options_t options;
+  const struct adam_tensors *tensors;
+};
+
+static size_t list_tensors(const struct adam_tensors *given, float *parameters, float *gradients,
+                           onebit_tensor_t *tensors) {
+  size_t first = 0;
+  for (size_t k = 0; k < given->count; k++) {
+    size_t count = given->list[k].count;
+    tensors[k] = (onebit_tensor_t){.parameter = count ? parameters + first : NULL,
+                                   .gradient = count ? gradients + first : NULL,
+                                   .count = count,
+                                   .weight_decay = given->list[k].weight_decay};
+    first += count;
+  }
+  return first;
+}
+
+/* What a rank keeps as error of `count` elements that lie from `first` on in an exchange, and what
+ * came back for the same ones; `momentum` is that of all of them. */
+static void add_kept(const struct oracle *oracle, int rank, const float *momentum, size_t first,
+                     size_t count, double *error, double *signal) {
+  size_t kept = oracle_worker_first(oracle, rank), end = first + count, from = first;
+  size_t kept_end = kept + oracle_worker_count(oracle, rank);
+  from = from > kept ? from : kept;
+  end = end < kept_end ? end : kept_end;
+  if (from >= end)
+    return;
+  *error = square_sum(oracle_worker_error(oracle, rank) + (from - kept), end - from);
+  *signal = square_sum(momentum + (from - first), end - from);
+}
+
+/* The tensor lies from `place` on in the exchange. */
+static void check_tensor(const struct oracle_adam *adam, const struct oracle *oracle, size_t place,
+                         onebit_optimizer_t optimizer, size_t tensor, int rank) {
+  size_t first = adam->first[tensor], count = adam->count[tensor];
+  double error = 0, signal = 0, momentum = square_sum(adam->momentum + first, count);
+  onebit_tensor_statistics_t told = tensor_of(optimizer, tensor);
+  if (adam->compressed && adam->steps > adam->freeze_step)
+    add_kept(oracle, rank, adam->momentum + first, place, count, &error, &signal);
+  double ratio = error > 0 ? sqrt(error / signal) : 0;
+  CHECK(told.count == count && !told.uncompressed, "tensor %zu has %zu elements", tensor,
+        told.count);
+  CHECK(near(told.parameter_norm, sqrt(square_sum(adam->parameter + first, count))),
+        "tensor %zu: parameters of %g", tensor, told.parameter_norm);
+  CHECK(near(told.momentum_norm, sqrt(momentum)), "tensor %zu: momentum of %g, not %g", tensor,
+        told.momentum_norm, sqrt(momentum));
+  CHECK(near(told.error_norm, sqrt(error)), "tensor %zu: error of %g, not %g", tensor,
+        told.error_norm, sqrt(error));
+  CHECK(near(told.error_ratio, ratio), "tensor %zu: ratio %g, not %g", tensor, told.error_ratio,
+        ratio);
+  CHECK(told.coefficient == 0 && told.factor == 0, "1-bit Adam has no coefficients");
+}
+
+static void check_tensors(const struct oracle_adam *adam, onebit_optimizer_t optimizer, int rank) {
+  for (size_t k = 0; k < adam->exchange_count; k++) {
+    const struct oracle_exchange *exchange = &adam->exchanges[k];
+    size_t place = 0;
+    for (size_t t = 0; t < exchange->tensors; t++) {
+      check_tensor(adam, exchange->oracle, place, optimizer, exchange->tensor[t], rank);
+      place += adam->count[exchange->tensor[t]];
+    }
+  }
+}
+
+/* Every rank has an oracle of its own, which knows what all ranks do. */
+static struct oracle_adam *make_oracle(const struct case_of_adam *what, float *parameters,
+                                       float *gradients) {
+  onebit_tensor_t tensors[10];
+  list_tensors(what->tensors, parameters, gradients, tensors);
+  return oracle_adam_create(what->size, what->hosts ? what->hosts : 1, tensors,
+                            what->tensors->count, &what->options);
+}
+
+static void step_oracle(struct oracle_adam *adam, int size, int step) {
+  float **gradients = allocate((size_t)size, sizeof *gradients);
+  for (int r = 0; r < size; r++) {
+    gradients[r] = allocate(adam->total, sizeof(float));
+    fill_input(gradients[r], ONEBIT_FLOAT32, adam->total, r, step);
+  }
+  oracle_adam_step(adam, (const float *const *)gradients, 1e-3f);
+  for (int r = 0; r < size; r++)
+    free(gradients[r]);
+  free(gradients);
+}
+
+static void compare_with_oracle(onebit_comm_t comm, void *context) {
+  enum { MOST = 80000, STEPS = 8 };
+  const struct case_of_adam *what = context;
+  int rank = onebit_comm_rank(comm);
+  float *parameters = allocate(MOST, sizeof(float)), *gradients = allocate(MOST, sizeof(float));
+  onebit_tensor_t tensors[10];
+  onebit_optimizer_t optimizer;
+  size_t total = list_tensors(what->tensors, parameters, gradients, tensors);
+  fill_input(parameters, ONEBIT_FLOAT32, total, 50, 7);
+  struct oracle_adam *adam = make_oracle(what, parameters, gradients);
+  check_case("statistics of %zu tensors on %d ranks, %d hosts, profile %d, buckets of %zu",
+             what->tensors->count, what->size, what->hosts, (int)what->options.common.profile,
+             what->options.common.bucket_size);
+  if (CHECK_STATUS(
+          onebit_adam_create(comm, tensors, what->tensors->count, &what->options, &optimizer),
+          ONEBIT_OK)) {
+    for (int step = 0; step < STEPS; step++) {
+      check_tensors(adam, optimizer, rank);
+      fill_input(gradients, ONEBIT_FLOAT32, total, rank, step);
+      CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
+      step_oracle(adam, what->size, step);
+    }
+    check_tensors(adam, optimizer, rank);
+    onebit_optimizer_destroy(optimizer);
+  }
+  oracle_adam_destroy(adam);
+  free(parameters);
+  free(gradients);
+}
+
+static void check_adam(struct case_of_adam what) {
+  if (what.hosts)
+    on_hosts(what.size, what.hosts, compare_with_oracle, &what);
+  else
+    on_ranks(what.size, compare_with_oracle, &what);
+}
+
+Test(statistics, of_every_tensor_are_the_oracles) {
+  static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tensors_tiny,
+                                                     &adam_tensors_many_words, &adam_tensors_none};
+  for (size_t k = 0; k < 4; k++)
+    for (int size = 1; size <= 4; size++) {
+      struct case_of_adam what = {size, 0, ONEBIT_ADAM_OPTIONS_INIT, lists[k]};
+      what.options.freeze_step = 3;
+      what.options.common.bucket_size = size == 3 ? 1000 : 0;
+      what.options.common.block_size = size == 4 ? ONEBIT_BLOCK_BUFFER : 0;
+      what.options.exchange = (onebit_adam_exchange_t)(1 + size % 2);
+      check_adam(what);
+    }
+}
+
+Test(statistics, of_every_tensor_in_profile_deepspeed) {
+  for (int size = 1; size <= 3; size++) {
+    struct case_of_adam what = {size, 0, ONEBIT_ADAM_OPTIONS_INIT, &adam_tensors_odd};
+    what.options.freeze_step = 4;
+    what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+    check_adam(what);
+  }
+}
+
+/* Each rank keeps errors of its part: of some tensors none. */
+Test(statistics, of_every_tensor_on_hosts) {
+  static const int splits[][2] = {{4, 2}, {6, 3}, {4, 1}};
+  for (size_t k = 0; k < 3; k++) {
+    struct case_of_adam what = {splits[k][0], splits[k][1], ONEBIT_ADAM_OPTIONS_INIT,
+                                &adam_tensors_odd};
+    what.options.freeze_step = 3;
+    what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+    what.options.common.bucket_size = k == 1 ? 1000 : 0;
+    check_adam(what);
+  }
+}
+
+/* --- Of all of it, for every optimizer, and mixed precision */
+
+static void check_whole(const struct subject *subject, onebit_optimizer_t optimizer,
+                        const void *parameters, uint64_t sent) {
+  onebit_optimizer_statistics_t told = statistics_of(optimizer);
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  double momentum = 0, error = 0;
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  CHECK(memcmp(&info, &told.info, sizeof info) == 0, "the statistics have another info");
+  CHECK(told.dense_bytes + told.bits_bytes == sent, "%llu + %llu bytes, and %llu were sent",
+        (unsigned long long)told.dense_bytes, (unsigned long long)told.bits_bytes,
+        (unsigned long long)sent);
+  CHECK(told.bits_bytes == 0 || info.exchanges[1] > 0, "bits without an exchange of bits");
+  double parts = told.compress_seconds + told.network_seconds + told.update_seconds;
+  CHECK(told.compress_seconds >= 0 && told.network_seconds >= 0 && told.update_seconds >= 0 &&
+            parts <= told.seconds * (1 + 1e-9) && (told.seconds > 0) == (info.steps > 0),
+        "%g s: %g + %g + %g", told.seconds, told.compress_seconds, told.network_seconds,
+        told.update_seconds);
+  for (size_t t = 0; t < TENSORS; t++) {
+    onebit_tensor_statistics_t one = tensor_of(optimizer, t);
+    float values[LENGTH];
+    for (size_t i = 0; i < LENGTH; i++)
+      values[i] = oracle_load(parameters, t * LENGTH + i, subject->dtype);
+    double norm = sqrt(square_sum(values, LENGTH)), slack = subject->dtype ? 1e-2 : 1e-6;
+    CHECK(fabs(one.parameter_norm - norm) <= slack * norm, "parameters of %g, not %g",
+          one.parameter_norm, norm);
+    CHECK(one.uncompressed == (t == 1) && (t != 1 || one.error_norm == 0), "tensor %zu", t);
+    momentum += one.momentum_norm * one.momentum_norm;
+    error += one.error_norm * one.error_norm;
+  }
+  CHECK(near(sqrt(momentum), info.momentum_norm), "momenta of %g, in all %g", sqrt(momentum),
+        info.momentum_norm);
+  /* in profile deepspeed padding has errors too */
+  CHECK(subject->profile ? sqrt(error) <= info.error_norm * (1 + 1e-9)
+                         : near(sqrt(error), info.error_norm),
+        "errors of %g, in all %g", sqrt(error), info.error_norm);
+}
+
+static void check_lamb(const struct subject *subject, onebit_optimizer_t optimizer) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  for (size_t t = 0; t < TENSORS && info.steps > 0; t++) {
+    onebit_tensor_statistics_t one = tensor_of(optimizer, t);
+    if (subject->kind != LAMB)
+      CHECK(one.coefficient == 0 && one.factor == 0, "coefficients without LAMB");
+    else
+      CHECK(one.coefficient > 0 && one.coefficient <= 10 && one.factor >= 0.5 && one.factor <= 4 &&
+                (info.stage == ONEBIT_STAGE_COMPRESSED || one.factor == 1),
+            "step %llu: coefficient %g, factor %g", (unsigned long long)info.steps, one.coefficient,
+            one.factor);
+  }
+}
+
+static void account(onebit_comm_t comm, void *context) {
+  const struct subject *subject = context;
+  void *parameters = allocate(TOTAL, dtype_size(subject->dtype));
+  float *gradients = allocate(TOTAL, sizeof(float));
+  onebit_tensor_t tensors[TENSORS];
+  onebit_optimizer_t optimizer;
+  fill_input(parameters, subject->dtype, TOTAL, 90, 0);
+  subject_list(parameters, subject->dtype, gradients, tensors);
+  check_case("optimizer %d, profile %d, dtype %d, clipping %g", (int)subject->kind,
+             (int)subject->profile, (int)subject->dtype, subject->clip_norm);
+  if (CHECK_STATUS(subject_create(subject, comm, tensors, &optimizer), ONEBIT_OK)) {
+    uint64_t before = onebit_comm_bytes_sent(comm);
+    for (int step = 0; step < 12; step++) {
+      check_whole(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
+      check_lamb(subject, optimizer);
+      fill_input(gradients, ONEBIT_FLOAT32, TOTAL, onebit_comm_rank(comm), step);
+      if (step == 5) /* skipped: sends as much */
+        gradients[77] = NAN;
+      onebit_status_t status = onebit_optimizer_step(optimizer, 1e-3f);
+      CHECK(status == ONEBIT_OK || (step == 5 && status == ONEBIT_SKIPPED), "%s",
+            onebit_last_error());
+    }
+    check_whole(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
+    onebit_optimizer_destroy(optimizer);
+  }
+  free(parameters);
+  free(gradients);
+}
+
+Test(statistics, account_for_every_optimizer) {
+  for (int kind = ADAM; kind < KINDS; kind++)
+    for (int size = 1; size <= 3; size++) {
+      struct subject subject = {.kind = (enum kind)kind};
+      on_ranks(size, account, &subject);
+      subject.dtype = ONEBIT_BFLOAT16;
+      subject.clip_norm = 10;
+      on_ranks(size, account, &subject);
+      subject = (struct subject){.kind = (enum kind)kind, .profile = ONEBIT_PROFILE_DEEPSPEED};
+      if (kind != MOMENTUM)
+        on_ranks(size, account, &subject);
+    }
+}
