@@ -100,6 +100,8 @@ static const option_t reports[] = {
     {"checkpoint", OPTION_PATH, AT(checkpoint), 0, 0, "DIRECTORY", 0, "where to save the training"},
     {"save-every", OPTION_COUNT, AT(save_every), 1, 1e9, NULL, 0,
      "steps from one time to the next; default: only at the end"},
+    {"stop-at", OPTION_COUNT, AT(stop_at), 1, 1e9, NULL, 0,
+     "end after this step, before the others of --steps; --resume makes them"},
     {"resume", OPTION_FLAG, AT(resume), 0, 0, NULL, 0, "go on from what was saved there"},
     {"help", OPTION_FLAG, AT(help), 0, 0, NULL, 0, "print this and stop"},
 };
@@ -197,6 +199,11 @@ const char *train_form_name(int method, form_t form) {
       [MOMENTUM] = {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce"},
   };
   return names[method][form];
+}
+
+size_t train_last_step(const train_options_t *options) {
+  const size_t stop_at = options->stop_at;
+  return stop_at > 0 && stop_at < options->steps ? stop_at : options->steps;
 }
 
 /* Lines and a square root, no cosine: all ranks must find the same bits, which two C libraries

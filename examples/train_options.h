@@ -41,7 +41,7 @@ typedef struct train_options {
   size_t loss_scale_interval;
 
   const char *checkpoint; /* a directory; NULL: none */
-  size_t save_every;
+  size_t save_every, stop_at;
   int resume;
 
   size_t report_every, validate_every; /* steps; validate_every 0: only at the end */
@@ -73,6 +73,9 @@ form_t train_options_form(const train_options_t *options);
 
 /* "1-bit Adam", "dense Adam over MPI_Allreduce". */
 const char *train_form_name(int method, form_t form);
+
+/* Steps when the training ends: --steps, or --stop-at. */
+size_t train_last_step(const train_options_t *options);
 
 /* Of step 0 and on: the same bits on all ranks. */
 float train_learning_rate(const train_options_t *options, size_t step);

@@ -57,7 +57,7 @@ static double seconds(const training_t *training) {
 
 /* What is exchanged here is not timed. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since) {
-  const size_t every = training->options->validate_every, last = training->options->steps;
+  const size_t every = training->options->validate_every, last = train_last_step(training->options);
   const int validates = step == last || (every > 0 && step % every == 0);
   float numbers[NUMBERS] = {(float)per_step(since, since->loss)};
   if (mean(training->team, numbers, "mean of the loss") != 0)
