@@ -41,7 +41,7 @@ static const option_t training[] = {
 };
 
 static const option_t optimizer[] = {
-    {"freeze-step", OPTION_COUNT, AT(freeze), 0, 1e9, "auto", ONEBIT_FREEZE_AUTOMATIC,
+    {"freeze-step", OPTION_COUNT, AT(freeze), 0, 1e9, "auto", FREEZE_AUTOMATIC,
      "dense steps of adam, lamb and momentum at first; auto, of the first two: until the variance "
      "is steady; default a fifth of the steps, of momentum 0"},
     {"variance-freeze-step", OPTION_COUNT, AT(variance_freeze), 1, 1e9, NULL, 0,
@@ -159,6 +159,10 @@ static int check_method(const train_options_t *options, char *words) {
              options->exchange ? "exchange" : "shards");
   else if (options->method == ADAM && options->exchange && options->shards)
     snprintf(words, OPTION_WORDS, "--exchange step: not with --shards, which say what is sent");
+  else if (options->freeze == 0 && (options->method == ADAM || options->method == LAMB))
+    snprintf(words, OPTION_WORDS, "--freeze-step 0: wants at least one dense step; auto finds it");
+  else if (options->freeze == FREEZE_AUTOMATIC && options->method == MOMENTUM)
+    snprintf(words, OPTION_WORDS, "--freeze-step auto: of adam and lamb only");
   else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
     snprintf(words, OPTION_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
   else

@@ -13,6 +13,8 @@ typedef enum method { ADAM, LAMB, ZERO_ONE_ADAM, MOMENTUM, METHODS } method_t; /
  * MPI_Allreduce and an optimizer of train_dense.h. */
 typedef enum form { COMPRESSED, DENSE, DENSE_MPI, FORMS } form_t;
 
+#define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
+
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
 /* In the structs of options of both programs it comes first. */
@@ -29,7 +31,7 @@ typedef struct train_options {
   int decay;
   float last_rate; /* where DECAY_LINEAR ends, as a part of the highest */
 
-  size_t freeze; /* dense steps at first, or ONEBIT_FREEZE_AUTOMATIC */
+  size_t freeze; /* dense steps at first, or FREEZE_AUTOMATIC */
   size_t variance_freeze, variance_scaler, local_scaler, local_clipper; /* 0/1 Adam's */
   float beta2, epsilon, momentum, weight_decay, clip_norm;
   int exchange;                                /* an onebit_adam_exchange_t, less 1 */

@@ -82,6 +82,7 @@ static int take_step(training_t *training, size_t step, tally_t *tally) {
                      .loss = loss,
                      .seconds = end - start,
                      .optimizer_seconds = end - middle};
+  training->skipped = status == ONEBIT_SKIPPED ? training->skipped + 1 : 0;
   return status == ONEBIT_SKIPPED ? 0 : check(training->team, status, "optimizer step");
 }
 
