@@ -194,6 +194,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
+$(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
