@@ -25,6 +25,8 @@ NVCC     ?= nvcc
 CUDA     ?= $(if $(shell command -v $(NVCC)),1,0)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
 CUDA_ARCHS ?= 80 90
+# ZLIB=0: train_images reads plain files only; that is also what it does where zlib.h is missing.
+ZLIB     ?= $(shell echo '\#include <zlib.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1 || echo 0)
 NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(CUDA_HOME)/include/nccl.h \
               /usr/include/nccl.h),$(filter-out 0,$(CUDA)),0))
 # Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
@@ -109,6 +111,7 @@ PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info
               bench/tune.c))
 SCRIPTS  := bench/netlab
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
+              examples/train_images.c \
               $(if $(filter 1,$(MPI)),examples/allreduce.c)))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
@@ -132,13 +135,14 @@ WITH_MPI  = $(if $(filter 1,$(MPI)),MPI,no MPI)
 WITH_NCCL = $(if $(filter 1,$(NCCL)),$(comma) NCCL)
 WITH_CUDA = $(if $(filter 0,$(CUDA)),no CUDA: for processors only,$(if $(filter 1,$(CUDA)),CUDA for \
               $(addprefix sm_,$(CUDA_ARCHS)),an emulated CUDA device)$(WITH_NCCL))
+WITH_ZLIB = $(if $(filter 0,$(ZLIB)),; no zlib: train_images reads plain files only)
 $(BUILD)/flags: FORCE | $(filter deps,$(MAKECMDGOALS))
 	@command -v $(CC) >/dev/null || \
 	  { echo "$(CC): not found; 'make deps' installs a compiler" >&2; exit 1; }
 	@[ "$(MPI)" = 0 ] || command -v $(MPICC) >/dev/null || \
 	  { echo "$(MPICC): not found; 'make deps' installs MPI, MPI=0 goes without" >&2; exit 1; }
-	@mkdir -p $(@D); echo '$(CC) $(ALL_CFLAGS) : $(COMPILE_CU) : $(ALL_LDFLAGS) $(LIBS)' >$@.new; \
-	  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; echo 'onebit $(VERSION) with $(WITH_MPI), $(WITH_CUDA)'; fi
+	@mkdir -p $(@D); echo '$(CC) $(ALL_CFLAGS) : $(COMPILE_CU) : $(ALL_LDFLAGS) $(LIBS) : $(ZLIB_LIBS)' >$@.new; \
+	  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; echo 'onebit $(VERSION) with $(WITH_MPI), $(WITH_CUDA)$(WITH_ZLIB)'; fi
 
 # A codec a file, each with the instructions it is written for; compression/codec.c chooses one.
 X86 = $(findstring x86_64,$(shell $(CC) -dumpmachine))
@@ -148,7 +152,7 @@ $(BUILD)/compression/codec_avx512.o: ISA = $(if $(X86),\
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC)
-	$(Q)mkdir -p $(@D); $(CC) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+	$(Q)mkdir -p $(@D); $(CC) $(ALL_CFLAGS) $(ISA) $(OWN_CFLAGS) -MMD -MP -c -o $@ $<
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	$(call say,CU)
 	$(Q)mkdir -p $(@D); $(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $<
@@ -184,21 +188,36 @@ $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 
 $(EXAMPLES) $(DIGEST): $(STATIC)
 	$(call say,LD)
-	$(link) $(LIBS)
-$(BUILD)/examples/train_text: $(filter-out $(only_cuda) $(only_nccl),$(call objects,examples/t*.c)) \
-  $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
+	$(link) $(OWN_LIBS) $(LIBS)
+# What trainings share, and what each has of its own.
+TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o,\
+              $(call objects,examples/options.c examples/train_*.c))
+TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/transformer*.c)) \
+              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
+IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c \
+              examples/transformer_math.c)
+ZLIB_LIBS = $(if $(filter 0,$(ZLIB)),,-lz)
+ZLIB_CFLAGS = $(if $(filter 0,$(ZLIB)),,-DEXAMPLES_HAVE_ZLIB=1)
+$(BUILD)/examples/idx.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
+$(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
+$(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
+$(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
-	$(link) -lcriterion $(LIBS)
+	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
-$(BUILD)/tests/test_replay $(BUILD)/tests/mpi_replay: $(call objects,bench/replay_*.c bench/common*.c)
+$(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
+  $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
+$(BUILD)/tests/test_images: OWN_LIBS = $(ZLIB_LIBS)
+$(BUILD)/tests/test_images.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
+$(BUILD)/tests/test_images: $(TRAINING) $(IMAGES)
 
 ifneq ($(CUDA),0)
 include tests/gpu/rules.mk
@@ -230,7 +249,7 @@ bench: $(BUILD)/onebit-bench
 	bench/report $(BENCH)
 
 # Debian's and Ubuntu's names.
-PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 \
+PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 zlib1g-dev \
   $(if $(filter 1,$(MPI)),libopenmpi-dev openmpi-bin) $(EXTRA_PACKAGES)
 deps:
 	@command -v dpkg-query >/dev/null || \

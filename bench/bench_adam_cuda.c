@@ -35,11 +35,11 @@ static onebit_status_t warm_up(const struct bench_options *options, const struct
   onebit_tensor_t tensor = {
       .parameter = step->parameters, .gradient = work->input, .count = work->count};
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
-  adam.device = ONEBIT_DEVICE_CUDA;
+  adam.common.device = ONEBIT_DEVICE_CUDA;
   adam.freeze_step = 1;
-  adam.scale = options->scale;
-  adam.block_size = options->block_size;
-  adam.chunk_size = options->chunk_size;
+  adam.common.scale = options->scale;
+  adam.common.block_size = options->block_size;
+  adam.common.chunk_size = options->chunk_size;
   onebit_status_t status = onebit_comm_create_self(&step->comm);
   if (status == ONEBIT_OK)
     status = onebit_adam_create(step->comm, &tensor, 1, &adam, &step->optimizer);

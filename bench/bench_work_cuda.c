@@ -53,9 +53,10 @@ static struct ob_cuda_pieces pieces_of(const struct bench_work *work, void *buff
 static cudaError_t launch_compress(struct onebit_plan *plan, struct ob_cuda_pieces inputs,
                                    bool momentum, size_t chunk, cudaStream_t stream) {
   struct ob_cuda_source source = {.inputs = inputs,
+                                  .factor = 1,
                                   .momentum = momentum,
-                                  .beta1 = adam_factors.beta1,
-                                  .one_minus_beta1 = adam_factors.one_minus_beta1};
+                                  .decay = adam_factors.beta1,
+                                  .weight = momentum ? adam_factors.one_minus_beta1 : 1};
   return ob_cuda_compress(plan->device->kernel, source, chunk, stream);
 }
 
@@ -93,28 +94,33 @@ static cudaError_t store(struct bench_work *work, size_t members, size_t chunk,
   return ob_cuda_store(work->bits->device->kernel, pieces_of(work, work->output), chunk, stream);
 }
 
-static struct ob_cuda_adam adam_of(const struct bench_work *work, float *variance) {
-  return (struct ob_cuda_adam){.parameters = work->table,
-                               .factors = work->factors,
-                               .weight_decays = work->factors + 1,
-                               .learning_rate = LEARNING_RATE,
-                               .variance = variance,
-                               .block_sums = work->block_sums,
-                               .adam = adam_factors,
-                               .keep_zero = true};
+static struct ob_cuda_pass pass_of(const struct bench_work *work, enum ob_pass_kind kind,
+                                   float *variance) {
+  return (struct ob_cuda_pass){
+      .kind = kind,
+      .arrays = {[OB_MOMENTUM] = work->bits->worker.values[0],
+                 [OB_VARIANCE] = variance,
+                 [OB_SCRATCH] = work->bits->worker.values[1]},
+      .parameters = work->table,
+      .rate_factors = work->factors,
+      .weight_decays = work->factors + 1,
+      .learning_rate = LEARNING_RATE,
+      .factors = {.adam = adam_factors, .gradient_factor = 1, .keep_zero = true},
+      .sums = {work->block_sums}};
 }
 
 static cudaError_t apply(struct bench_work *work, size_t members, size_t chunk,
                          cudaStream_t stream) {
   (void)members;
-  return ob_cuda_adam_apply(work->bits->device->kernel, adam_of(work, work->reciprocals), chunk,
-                            stream);
+  return ob_cuda_apply(work->bits->device->kernel, pass_of(work, OB_PASS_APPLY, work->reciprocals),
+                       chunk, stream);
 }
 
 static cudaError_t load(struct bench_work *work, size_t members, size_t chunk,
                         cudaStream_t stream) {
   (void)members;
-  return ob_cuda_load(work->dense->device->kernel, pieces_of(work, work->input), chunk, stream);
+  struct ob_cuda_source source = {.inputs = pieces_of(work, work->input), .factor = 1};
+  return ob_cuda_load(work->dense->device->kernel, source, chunk, stream);
 }
 
 static cudaError_t mean(struct bench_work *work, size_t members, size_t chunk,
@@ -141,8 +147,8 @@ RUN(convert, dense)
 
 static int run_adam(const struct bench_put *put, cudaStream_t stream) {
   const struct bench_work *work = work_of(put);
-  BENCH_TRY_CUDA(
-      ob_cuda_adam_step(work->bits->device->kernel, adam_of(work, work->variance), stream));
+  BENCH_TRY_CUDA(ob_cuda_pass_over(work->bits->device->kernel,
+                                   pass_of(work, OB_PASS_ADAM, work->variance), stream));
   return BENCH_OK;
 }
 

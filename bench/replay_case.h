@@ -58,8 +58,8 @@ struct replay_case {
 };
 
 /* Opens the case and checks all of it but the values: what case.txt says, and that each file is
- * there and as long as that asks for. False, with words that name the file, when something is wrong.
- * The directory's name is kept, not copied. Close it in any event. */
+ * there and as long as that asks for. False, with words that name the file, when something is
+ * wrong. The directory's name is kept, not copied. Close it in any event. */
 bool replay_case_open(struct replay_case *recorded, const char *directory,
                       char words[REPLAY_WORDS]);
 void replay_case_close(struct replay_case *recorded);

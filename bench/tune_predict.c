@@ -77,12 +77,13 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
   printf("# Overlap: the exchange hides behind %.0f %% of the computation (backward), but for the "
          "last of %.0f\n#   buckets.\n",
          100 * TUNE_HIDING, 1 / TUNE_EXPOSED);
-  printf("# 0/1 Adam (arXiv 2202.06009), %.0f steps: the first %.0f exchange one bit each and, at "
-         "intervals\n#   that double every %.0f times, full precision; then the interval between "
-         "exchanges doubles\n#   every %.0f steps up to %.0f. In all one bit in %.1f %% of the "
-         "steps, full precision in %.2f %%.\n",
-         training->steps, TUNE_WARMUP_STEPS, TUNE_VARIANCE_SCALE, TUNE_LOCAL_SCALE, TUNE_LOCAL_CAP,
-         100 * policy.one_bit, 100 * policy.dense);
+  printf(
+      "# 0/1 Adam, %.0f steps: its variance is frozen after %d, all else is as onebit_zero_one_adam"
+      "\n#   has it by default. One bit in %.1f %% of the steps, full precision in %.2f %%, "
+      "nothing in "
+      "%.1f %%.\n",
+      training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
+      100 * (1 - policy.one_bit - policy.dense));
   printf("# Pays below: the link at which dense takes as long, if a faster one comes with software "
          "that\n#   moves its bytes faster in proportion; no overlap.\n");
   printf("# One bit: the compressed stage; warm-up steps are as dense. The time of the optimizer "

@@ -3,25 +3,18 @@
 
 #include <math.h>
 
+#include "optimizers/zero_one_schedule.h"
+
 const char *const tune_method_names[TUNE_METHODS] = {"dense float32", "dense float16", "1-bit flat",
                                                      "1-bit hierarchical", "0/1 Adam"};
 
-/* Variance steps: 16 in a row, 16 every second step, 16 every fourth, ... until the variance is
- * frozen. Then the interval of exchanges doubles until its cap. */
 struct tune_policy tune_policy(double steps) {
-  double dense = 0, exchanges = fmin(steps, TUNE_WARMUP_STEPS), interval = 1;
-  if (steps < 1)
-    return (struct tune_policy){1, 0};
-  for (double step = 0; step < exchanges; step += TUNE_VARIANCE_SCALE * interval, interval *= 2)
-    dense += fmin(TUNE_VARIANCE_SCALE, (exchanges - step) / interval);
-  interval = 1;
-  for (double left = steps - exchanges; left > 0; left -= TUNE_LOCAL_SCALE) {
-    exchanges += (interval < TUNE_LOCAL_CAP ? fmin(left, TUNE_LOCAL_SCALE) : left) / interval;
-    if (interval >= TUNE_LOCAL_CAP)
-      break;
-    interval *= 2;
-  }
-  return (struct tune_policy){exchanges / steps, dense / steps};
+  const struct ob_zero_one_schedule schedule =
+      ob_zero_one_resolve(&(struct ob_zero_one_schedule){.variance_freeze_step = TUNE_FREEZE_STEP});
+  uint64_t counts[3], whole = steps < 1 ? 1 : (uint64_t)steps;
+  ob_zero_one_count(&schedule, whole, counts);
+  return (struct tune_policy){(double)counts[OB_EXCHANGE_BITS] / (double)whole,
+                              (double)counts[OB_EXCHANGE_DENSE] / (double)whole};
 }
 
 static struct ob_cost_task task_of(const struct tune_training *training) {

@@ -24,16 +24,15 @@ struct tune_training {
   int hosts, ranks_per_host;
 };
 
-/* 0/1 Adam's policies over a run, in the manner of arXiv 2202.06009: fraction of the steps in which
- * the ranks exchange in one bit, and in which they exchange full precision for the variance. */
+/* 0/1 Adam over a run, by the optimizer's own schedule: fraction of the steps in which the ranks
+ * exchange one bit, and in which they exchange full precision for the variance. */
 struct tune_policy {
   double one_bit, dense;
 };
 
-#define TUNE_WARMUP_STEPS   12500.0 /* before the variance is frozen and local steps begin */
-#define TUNE_VARIANCE_SCALE 16.0    /* variance steps after which their interval doubles */
-#define TUNE_LOCAL_SCALE    32678.0 /* steps after which the interval of local steps doubles */
-#define TUNE_LOCAL_CAP      16.0    /* where that ends */
+/* After which the variance is frozen, as in the recipe for BERT-Large that 0/1 Adam was published
+ * with; the other options are the optimizer's defaults. */
+#define TUNE_FREEZE_STEP 12500
 
 struct tune_policy tune_policy(double steps);
 

@@ -61,7 +61,7 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
   const onebit_plan_options_t *options = &shape->options;
   return (struct ob_cost_task){
       .operation = options->operation,
-      .elements = elements_of(shape),
+      .elements = elements_of(shape) / (shape->of_shares ? (size_t)plan->comm->size : 1),
       .block = options->block_size,
       .wire = options->wire,
       .hosts = hosts->count,

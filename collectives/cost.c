@@ -306,15 +306,20 @@ static double dense_wire(const struct ob_costs *costs, const struct ranks *ranks
 
 /* Dense messages go through a window of two: a chunk's result is waited for before the next but one
  * leaves, so nothing overlaps, and every chunk pays a latency; a rendezvous is two more. */
-static double exchange_dense(const struct ob_costs *costs, const struct ob_cost_task *task,
-                             const struct ranks *ranks, size_t chunk) {
-  double n = (double)task->elements, share = n / ranks->all;
+static double window_dense(const struct ob_costs *costs, const struct ob_cost_task *task,
+                           const struct ranks *ranks, size_t chunk, double share, double phases) {
   struct phase phase = phase_of(task, ONEBIT_WIRE_DENSE, ranks->on_host - 1, ranks->away, share,
                                 pieces(share, chunk));
   double trips = phase.bytes / phase.messages > EAGER_BYTES ? 3 : 1;
-  double codec = n * (costs->load + costs->convert + costs->add) * ranks->core / ranks->threads;
-  return codec + 2 * dense_wire(costs, ranks, &phase) + 2 * phase_work(costs, ranks, &phase) +
+  double codec = share * ranks->all * (costs->load + costs->convert + costs->add) * ranks->core;
+  return codec / ranks->threads + phases * dense_wire(costs, ranks, &phase) +
+         phases * phase_work(costs, ranks, &phase) +
          (phase.messages + 1) * trips * latency(costs, ranks, &phase);
+}
+
+static double exchange_dense(const struct ob_costs *costs, const struct ob_cost_task *task,
+                             const struct ranks *ranks, size_t chunk) {
+  return window_dense(costs, task, ranks, chunk, (double)task->elements / ranks->all, 2);
 }
 
 static double allgather_dense(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -329,6 +334,8 @@ static double allgather_dense(const struct ob_costs *costs, const struct ob_cost
 static double schedule_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                                const struct ranks *ranks, const struct candidate *which) {
   bool dense = which->wire == ONEBIT_WIRE_DENSE;
+  if (dense && task->operation != ONEBIT_ALLREDUCE)
+    return window_dense(costs, task, ranks, which->chunk, (double)task->elements, 1);
   if (task->operation == ONEBIT_ALLGATHER)
     return allgather_bits(costs, task, ranks, which->chunk);
   if (task->operation == ONEBIT_REDUCE_SCATTER)

@@ -38,7 +38,7 @@ bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedul
            task->ranks_per_host > 1;
   if (task->operation == ONEBIT_ALLREDUCE)
     return true;
-  return schedule == ONEBIT_SCHEDULE_EXCHANGE && wire == ONEBIT_WIRE_BITS;
+  return schedule == ONEBIT_SCHEDULE_EXCHANGE;
 }
 
 static bool wanted(const struct ob_cost_task *task, const struct ob_cost_candidate *row) {

@@ -194,7 +194,7 @@ void ob_host_mean(struct onebit_plan *plan, size_t share, size_t chunk,
   const struct ob_host *host = &plan->host;
   for (size_t k = 0; k < host->ranks; k++)
     host->views[k].values = window(plan, k, share, chunk);
-  ob_mean_blocks(&plan->work, host->views, host->ranks, shape, out);
+  ob_mean_blocks(&plan->work, host->views, host->ranks, 1, shape, out);
 }
 
 void ob_host_taken(struct onebit_plan *plan, size_t chunk) {

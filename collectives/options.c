@@ -27,11 +27,6 @@ static onebit_status_t check_kinds(const onebit_plan_options_t *options) {
   OB_TRY(check_enum("scale", (int)options->scale, ONEBIT_SCALE_MEAN_ABSOLUTE));
   OB_TRY(check_enum("schedule", (int)options->schedule, ONEBIT_SCHEDULE_HIERARCHICAL));
   OB_TRY(check_enum("device", (int)options->device, ONEBIT_DEVICE_CUDA));
-  if (options->wire == ONEBIT_WIRE_DENSE && options->operation != ONEBIT_ALLREDUCE)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "wire is ONEBIT_WIRE_DENSE, operation is %d: dense "
-                    "messages are for ONEBIT_ALLREDUCE only",
-                    (int)options->operation);
   return ONEBIT_OK;
 }
 

@@ -29,9 +29,20 @@ static void *take(struct onebit_plan *plan, size_t count, size_t size) {
   return take_from(plan, &ob_memory_host, count, size);
 }
 
-/* A rank of several on a host compresses its part of the elements only. */
+void ob_plan_share(const struct onebit_plan *plan, size_t *first, size_t *end) {
+  const size_t *own = plan->bounds + (plan->first_share + plan->group.place) * plan->chunks;
+  *first = own[0];
+  *end = own[plan->chunks];
+}
+
+/* A rank of several on a host compresses its part of the elements only; and for an allgather of
+ * shares its share. */
 void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
   const size_t *own = plan->bounds + plan->first_share * plan->chunks;
+  if (plan->of_shares && plan->options.operation == ONEBIT_ALLGATHER) {
+    ob_plan_share(plan, first, end);
+    return;
+  }
   *first = plan->host.ranks ? own[0] : 0;
   *end = plan->host.ranks ? own[plan->group.size * plan->chunks] : plan->layout.blocks;
 }
@@ -46,11 +57,9 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan) {
   }
   const struct ob_memory *memory = plan->place->kept;
   OB_TRY(ob_kept_create(&plan->worker, &plan->layout, first, end, work->one_scale, memory));
-  bool serves =
-      plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER;
-  const size_t *own = plan->bounds + (plan->first_share + plan->group.place) * plan->chunks;
-  first = serves ? own[0] : 0;
-  end = serves ? own[plan->chunks] : 0;
+  first = end = 0;
+  if (plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER)
+    ob_plan_share(plan, &first, &end);
   OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale, memory));
   plan->memory_bytes += ob_kept_bytes(&plan->worker) + ob_kept_bytes(&plan->server);
   if (!work->one_scale)
@@ -71,11 +80,12 @@ static onebit_status_t take_messages(struct onebit_plan *plan, size_t count,
 
 static onebit_status_t allocate_messages(struct onebit_plan *plan) {
   size_t members = plan->group.size;
-  bool whole = ob_gathers_whole(plan);
-  bool mean = whole && plan->options.wire == ONEBIT_WIRE_DENSE;
+  bool exchanges = plan->options.operation != ONEBIT_ALLGATHER && !ob_gathers_whole(plan);
+  bool mean = plan->options.operation == ONEBIT_ALLREDUCE && !exchanges &&
+              plan->options.wire == ONEBIT_WIRE_DENSE;
   bool gathers = plan->options.operation != ONEBIT_REDUCE_SCATTER;
-  OB_TRY(take_messages(plan, whole ? mean : members, &plan->outgoing));
-  OB_TRY(take_messages(plan, whole ? 0 : members, &plan->incoming));
+  OB_TRY(take_messages(plan, exchanges ? members : mean, &plan->outgoing));
+  OB_TRY(take_messages(plan, exchanges ? members : 0, &plan->incoming));
   if (ob_host_shares(plan))
     return ONEBIT_OK; /* results are there */
   size_t sources = gathers ? ob_plan_sources(plan) : 0;
@@ -116,9 +126,25 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->one_scale = shape->one_scale;
   work->threads = shape->options.threads;
   work->stream = plan->layout.elements * sizeof(float) >= STREAM_BYTES;
+  work->half = ob_sends_halves(plan);
+  work->bounded =
+      shape->options.operation == ONEBIT_REDUCE_SCATTER && shape->options.wire == ONEBIT_WIRE_DENSE;
   OB_TRY(ob_codec_choose(&work->codec));
   size_t members = plan->group.size, host = (size_t)plan->comm->hosts.each;
-  return ob_work_create(work, members, members > host ? members : host);
+  OB_TRY(ob_work_create(work, members, members > host ? members : host));
+  plan->memory_bytes += ob_work_wide(work) * sizeof *work->wide;
+  return ONEBIT_OK;
+}
+
+/* What only memory of the host has. */
+static onebit_status_t check_place(const struct onebit_plan *plan) {
+  bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
+  if (plan->place == &ob_place_host || plan->options.operation == ONEBIT_ALLREDUCE ||
+      !(dense || plan->of_shares))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "device is ONEBIT_DEVICE_CUDA, operation is %d%s: that is for memory of the host",
+                  (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
 static onebit_status_t set_up_group(struct onebit_plan *plan) {
@@ -140,7 +166,9 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
 static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   plan->options = shape->options;
   plan->momentum = shape->momentum;
+  plan->of_shares = shape->of_shares;
   OB_TRY(ob_place_choose(plan));
+  OB_TRY(check_place(plan));
   OB_TRY(ob_layout_create(&plan->layout, shape->block, shape->pieces, shape->counts, shape->valid));
   OB_TRY(ob_schedule_choose(plan, shape));
   OB_TRY(set_up_group(plan));

@@ -19,7 +19,7 @@
 struct ob_plan_shape {
   onebit_plan_options_t options;
   onebit_dtype_t output_dtype; /* that of the options, unless the caller sets another */
-  size_t block; /* elements a block; with one_scale, elements a run of the sum */
+  size_t block;                /* elements a block; with one_scale, elements a run of the sum */
   bool one_scale;
   bool share_a_piece; /* rank k serves piece k; else shares are cut by size */
   /* NULL, or one a rank and another: rank k serves the pieces from share_pieces[k] up to the next
@@ -29,6 +29,9 @@ struct ob_plan_shape {
   bool served;   /* a pass takes the result, as servers send it in bits */
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
+  /* Reduce-scatter and allgather: of the shares of one list of pieces, cut by size as an allreduce
+   * cuts them. Dense, an allgather then moves its values as they are, finite or not. */
+  bool of_shares;
   size_t pieces;
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
 };
@@ -66,13 +69,16 @@ struct ob_call {
   struct ob_source source;
   void *const *outputs;
   const struct ob_pass_sink *sink;
+  /* Of shares: float32, the share that this rank serves as its words lie, from its first one on. A
+   * reduce-scatter's result, in place of outputs; an allgather of bits takes it in place of
+   * inputs. */
+  float *share;
   /* The bits of a float32 argument that must be the same on all ranks, and its name. */
   uint32_t agreed;
   const char *agreed_name;
   /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
-   * outputs are parts of one buffer. And the sink, as kernels are told of it. */
+   * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
-  const struct ob_cuda_pass *device_sink;
   /* On which stream of the device, where the plan is on one: NULL is a stream too. */
   bool on_stream;
   void *stream;
@@ -111,7 +117,7 @@ struct onebit_plan {
   struct ob_work work;
   const struct ob_place *place;
   struct ob_device *device; /* the place's own, where it is a device */
-  bool momentum;
+  bool momentum, of_shares;
   uint64_t wire_bytes, memory_bytes;
   struct ob_cost_choice choice; /* what was decided, and why */
   onebit_schedule_t schedule;   /* of it: not automatic any more */
@@ -218,9 +224,10 @@ onebit_status_t ob_plan_settle(onebit_plan_t plan);
 void ob_plan_note(onebit_plan_t plan, onebit_status_t status);
 
 /* After a held call ended well: applies and commits it. Or first lets a pass of another sink look
- * at its results. */
+ * at its results, which with NULL go where the call said; and commits it without applying. */
 void ob_plan_apply(onebit_plan_t plan);
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
+void ob_plan_commit(onebit_plan_t plan);
 
 /* Where the result that member or rank `source` sent lies: of the latest call that was committed,
  * or of the one in flight. In a hierarchical plan `source` is the number of the share, and its
@@ -228,11 +235,16 @@ void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk);
 
-/* The blocks first .. end - 1 that this rank compresses. */
+/* The blocks first .. end - 1 that this rank compresses; those of the share that it serves. */
 void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
+void ob_plan_share(const struct onebit_plan *plan, size_t *first, size_t *end);
 
-/* Everyone's message is about everything: an allgather, or the schedule of that name. */
+/* Everyone's message is about everything: an allgather that is not of shares, or the schedule of
+ * that name. */
 bool ob_gathers_whole(const struct onebit_plan *plan);
+
+/* Do dense messages have the 16-bit values of the buffers? Not those of sums. */
+bool ob_sends_halves(const struct onebit_plan *plan);
 
 /* How many results there are. */
 size_t ob_plan_sources(const struct onebit_plan *plan);

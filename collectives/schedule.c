@@ -12,6 +12,9 @@
  *   hierarchical  as bits or dense window: before C the ranks of a host share and meet, before R
  *                 they clear, after c they spread and fetch (host.h)
  *
+ * The operation allgather is as the schedule of that name. In a dense window it is C0 G0 | C1 G1 c0
+ * A0 | ..., and a reduce-scatter C0 E0 | C1 E1 r0 A0 | ...
+ *
  * While a rank compresses chunk i + 1, chunk i travels; while it reduces chunk i, the next ones
  * arrive and results leave. Results are decoded as they come when every worker's word is in and
  * none can spoil the call any more (steps.c, foresee); otherwise after the decision, so that a call
@@ -88,6 +91,7 @@ struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t s
       .words = ob_layout_word(&plan->layout, bound[1]) - word,
       .one_scale = plan->work.one_scale,
       .dense = plan->options.wire == ONEBIT_WIRE_DENSE,
+      .half = ob_sends_halves(plan),
   };
 }
 
@@ -96,6 +100,8 @@ static uint64_t sent_bytes(const struct onebit_plan *plan, size_t share, size_t 
   size_t own = plan->shares == 1 ? 0 : plan->first_share + plan->group.place;
   if (share == own)
     return plan->options.operation == ONEBIT_REDUCE_SCATTER ? 0 : bytes * (plan->group.size - 1);
+  if (plan->options.operation == ONEBIT_ALLGATHER)
+    return 0;
   return share - plan->first_share < plan->group.size ? bytes : 0;
 }
 
@@ -216,18 +222,27 @@ static void add_collecting(struct onebit_plan *plan) {
   }
 }
 
+/* A chunk's result, or this rank's share of it. */
+static void add_result(struct onebit_plan *plan, size_t chunk) {
+  if (plan->options.operation == ONEBIT_ALLREDUCE)
+    add_serving(plan, chunk);
+  if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
+    add(plan, OB_STEP_RECEIVE, chunk);
+  else
+    add_fetching(plan, chunk);
+  add(plan, OB_STEP_APPLY, chunk);
+}
+
 static void add_window(struct onebit_plan *plan) {
+  bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
   for (size_t i = 0; i <= plan->chunks; i++) {
     if (i < plan->chunks) {
       add_meeting(plan, i, 0);
       add(plan, OB_STEP_COMPRESS, i);
-      add(plan, OB_STEP_EXCHANGE, i);
+      add(plan, gathers ? OB_STEP_GATHER : OB_STEP_EXCHANGE, i);
     }
-    if (i == 0)
-      continue;
-    add_serving(plan, i - 1);
-    add_fetching(plan, i - 1);
-    add(plan, OB_STEP_APPLY, i - 1);
+    if (i > 0)
+      add_result(plan, i - 1);
   }
   add(plan, OB_STEP_DECIDE, 0);
   plan->decided = plan->step_count;
@@ -243,8 +258,8 @@ static void add_passing(struct onebit_plan *plan) {
   }
 }
 
-/* Everyone's whole message to everyone. The mean of dense ones is taken before it is decided
- * whether the call is well: it may overflow. */
+/* Everyone's message to everyone. The mean of dense ones is taken before it is decided whether the
+ * call is well: it may overflow. */
 static void add_gathering(struct onebit_plan *plan) {
   if (plan->doubling) {
     add_passing(plan);
@@ -252,7 +267,7 @@ static void add_gathering(struct onebit_plan *plan) {
     add_sending(plan, OB_STEP_GATHER);
     add_all(plan, OB_STEP_COLLECT);
   }
-  if (plan->options.wire == ONEBIT_WIRE_DENSE)
+  if (plan->options.wire == ONEBIT_WIRE_DENSE && plan->options.operation == ONEBIT_ALLREDUCE)
     add_all(plan, OB_STEP_REDUCE);
 }
 

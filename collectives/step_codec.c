@@ -5,11 +5,21 @@
 #include "collectives/step_parts.h"
 #include "collectives/steps.h"
 
+/* Where the message is in the call's share. */
+static float *share_at(const struct onebit_plan *plan, const struct ob_message_shape *shape) {
+  size_t first, end;
+  ob_plan_share(plan, &first, &end);
+  size_t words = ob_layout_word(&plan->layout, shape->first) - ob_layout_word(&plan->layout, first);
+  return plan->call.share + words * OB_LANES;
+}
+
 /* The caller's own input, or the mean of the host's. */
 static void load_message(struct onebit_plan *plan, const struct ob_message_shape *shape,
                          struct ob_view *out, size_t share, size_t chunk) {
   if (plan->host.ranks)
     ob_host_mean(plan, share, chunk, shape, out);
+  else if (plan->of_shares && plan->options.operation == ONEBIT_ALLGATHER)
+    ob_copy_blocks(&plan->work, plan->call.source.inputs, shape, out);
   else
     ob_load_blocks(&plan->work, &plan->call.source, shape, out);
 }
@@ -20,6 +30,8 @@ static void compress_bits(struct onebit_plan *plan, const struct ob_message_shap
   struct ob_view momentum = {0};
   if (source.momentum)
     momentum = ob_message_view(ob_plan_result(plan, false, share, chunk), shape);
+  if (plan->of_shares && plan->options.operation == ONEBIT_ALLGATHER)
+    source.values = share_at(plan, shape);
   if (plan->host.ranks) {
     struct ob_view mean = {.values = plan->host.mean};
     ob_host_mean(plan, share, chunk, shape, &mean);
@@ -41,8 +53,8 @@ static void compress_message(struct onebit_plan *plan, unsigned char *memory, si
 }
 
 static void compress_chunk(struct onebit_plan *plan, size_t chunk) {
-  if (ob_gathers_whole(plan)) {
-    compress_message(plan, ob_result_of(plan, plan->group.place, chunk), 0, chunk);
+  if (ob_gathers_whole(plan) || plan->options.operation == ONEBIT_ALLGATHER) {
+    compress_message(plan, ob_result_of(plan, plan->group.place, chunk), ob_own_share(plan), chunk);
     return;
   }
   for (size_t step = 1; step <= plan->group.size; step++) {
@@ -95,7 +107,7 @@ static void reduce_chunk(struct onebit_plan *plan, size_t chunk) {
   else
     view_workers(plan, chunk, &shape);
   if (ob_is_dense(plan))
-    ob_mean_blocks(&plan->work, plan->views, plan->group.size, &shape, &out);
+    ob_mean_blocks(&plan->work, plan->views, plan->group.size, 1, &shape, &out);
   else
     ob_reduce_blocks(&plan->work, plan->views, &plan->server, &shape, &out, plan->server_sums);
 }
@@ -125,30 +137,46 @@ static void apply_message(struct onebit_plan *plan, unsigned char *memory, size_
 }
 
 /* The mean of all ranks' messages, at once. */
-static void apply_mean(struct onebit_plan *plan, size_t share, size_t chunk, bool of_results) {
-  struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-  if (of_results)
-    view_results(plan, chunk, &shape);
-  else
-    view_workers(plan, chunk, &shape);
+static void apply_mean(struct onebit_plan *plan, size_t chunk) {
+  struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
+  view_results(plan, chunk, &shape);
   ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
 }
 
+/* A reduce-scatter: the mean of all ranks' messages about this rank's share. */
+static void apply_share(struct onebit_plan *plan, size_t chunk) {
+  struct ob_message_shape shape = ob_plan_message(plan, ob_own_share(plan), chunk);
+  struct ob_view out = {0};
+  view_workers(plan, chunk, &shape);
+  if (plan->call.share)
+    out.values = share_at(plan, &shape);
+  if (ob_is_dense(plan) && plan->call.share)
+    ob_mean_blocks(&plan->work, plan->views, plan->group.size, plan->call.source.factor, &shape,
+                   &out);
+  else if (ob_is_dense(plan))
+    ob_average_blocks(&plan->work, plan->views, plan->call.source.factor, &shape,
+                      plan->call.outputs);
+  else if (plan->call.share)
+    ob_sum_values(&plan->work, plan->views, &shape, &out);
+  else
+    ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
+}
+
 static void apply_chunk(struct onebit_plan *plan, size_t chunk) {
-  bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
+  bool whole = ob_gathers_whole(plan); /* each to an output of its own */
   if (plan->status != ONEBIT_OK)
     return; /* in a window, or after a message that was damaged */
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
-    apply_mean(plan, ob_own_share(plan), chunk, false);
+    apply_share(plan, chunk);
   else if (plan->schedule == ONEBIT_SCHEDULE_ALLGATHER && ob_is_dense(plan))
     apply_message(plan, ob_message_at(plan, plan->outgoing, 0, chunk), 0, chunk,
                   plan->call.outputs);
   else if (plan->schedule == ONEBIT_SCHEDULE_ALLGATHER)
-    apply_mean(plan, 0, chunk, true);
+    apply_mean(plan, chunk);
   else
     for (size_t source = 0; source < ob_plan_sources(plan); source++)
-      apply_message(plan, ob_plan_result(plan, true, source, chunk), gathered ? 0 : source, chunk,
-                    plan->call.outputs + (gathered ? source : 0));
+      apply_message(plan, ob_plan_result(plan, true, source, chunk), whole ? 0 : source, chunk,
+                    plan->call.outputs + (whole ? source : 0));
 }
 
 static void commit(struct onebit_plan *plan) {

@@ -27,7 +27,13 @@ size_t ob_plan_sources(const struct onebit_plan *plan) {
 }
 
 bool ob_gathers_whole(const struct onebit_plan *plan) {
-  return plan->options.operation == ONEBIT_ALLGATHER || plan->schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  return (plan->options.operation == ONEBIT_ALLGATHER && !plan->of_shares) ||
+         plan->schedule == ONEBIT_SCHEDULE_ALLGATHER;
+}
+
+bool ob_sends_halves(const struct onebit_plan *plan) {
+  return plan->options.wire == ONEBIT_WIRE_DENSE && plan->options.dtype != ONEBIT_FLOAT32 &&
+         plan->options.operation != ONEBIT_ALLREDUCE;
 }
 
 size_t ob_share_of(const struct onebit_plan *plan, size_t member) {
@@ -113,8 +119,9 @@ void ob_exchange_chunk(struct onebit_plan *plan, size_t chunk) {
 void ob_gather_chunk(struct onebit_plan *plan, size_t chunk) {
   struct ob_message_shape mine = ob_plan_message(plan, ob_own_share(plan), chunk);
   unsigned char *out = ob_result_of(plan, plan->group.place, chunk);
+  bool served = plan->options.operation == ONEBIT_ALLREDUCE && !ob_gathers_whole(plan);
   stamp(plan, ob_message_view(out, &mine).header, &mine, OB_MESSAGE_SERVER,
-        ob_gathers_whole(plan) ? plan->worker_scale : plan->server_scale);
+        served ? plan->server_scale : plan->worker_scale);
   begin(plan, ob_gather_batch(plan, chunk));
 }
 

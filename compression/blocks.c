@@ -26,13 +26,21 @@ void ob_parallel(int threads, size_t first, size_t end,
   body(context, first, end, 0);
 }
 
+size_t ob_work_wide(const struct ob_work *work) {
+  size_t threads = (size_t)work->threads, sums = work->streams + 1;
+  if (!work->half && !work->bounded)
+    return 0;
+  return (threads > sums ? threads : sums) * work->layout->block;
+}
+
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams) {
   size_t slots = streams * (size_t)work->threads;
   work->streams = streams;
   work->words = ob_allocate(slots, sizeof *work->words);
   work->scales = ob_allocate(slots, sizeof *work->scales);
   work->values = ob_allocate(most_streams, sizeof *work->values);
-  if (!work->words || !work->scales || !work->values)
+  work->wide = ob_allocate(ob_work_wide(work), sizeof *work->wide);
+  if (!work->words || !work->scales || !work->values || !work->wide)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
   return ONEBIT_OK;
 }
@@ -41,6 +49,7 @@ void ob_work_destroy(struct ob_work *work) {
   ob_release((void *)work->words);
   ob_release(work->scales);
   ob_release((void *)work->values);
+  ob_release(work->wide);
 }
 
 /* One step on one message, as the threads see it. */
@@ -74,8 +83,11 @@ static const char *input_of(const struct step *step, const struct ob_block *bloc
   return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
 }
 
+/* Where it goes: there, or among the values of the message. */
 static void *output_of(const struct step *step, const struct ob_block *block) {
   size_t size = ob_dtype_size(step->work->output_dtype);
+  if (step->out)
+    return step->out->values + (block->word - step->first_word) * OB_LANES;
   return (char *)step->outputs[block->piece] + block->offset * size;
 }
 
@@ -108,8 +120,13 @@ static void settle(struct step *step, size_t block, size_t count, float sum) {
   step->out->scales[block - step->shape->first] = scale;
 }
 
+/* Where the block's values are among the kept ones. */
+static size_t kept_at(const struct ob_kept *kept, const struct ob_block *block) {
+  return (block->word - kept->first_word) * OB_LANES;
+}
+
 static float *kept_values(const struct ob_kept *kept, int copy, const struct ob_block *block) {
-  return kept->values[copy] + (block->word - kept->first_word) * OB_LANES;
+  return kept->values[copy] + kept_at(kept, block);
 }
 
 static float kept_scale(const struct ob_kept *kept, size_t block) {
@@ -139,7 +156,8 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
         .decay = scaling == 0 ? 1 : source->decay,
         .weight = weight * scaling,
-        .reciprocals = source->reciprocals ? source->reciprocals + block.word * OB_LANES : NULL,
+        .reciprocals =
+            source->reciprocals ? source->reciprocals + kept_at(step->kept, &block) : NULL,
         .kept = kept_values(step->kept, step->kept->now, &block),
         .kept_scale = kept_scale(step->kept, b),
         .kept_out = kept_values(step->kept, !step->kept->now, &block),
@@ -235,7 +253,7 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
                              .bits = words,
                              .scales = scales,
                              .output = output_of(step, &block),
-                             .dtype = work->output_dtype};
+                             .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
     work->codec->sum(&run);
   }
 }
@@ -243,6 +261,12 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs) {
   struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  run_step(&step, sum_body);
+}
+
+void ob_sum_values(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, struct ob_view *out) {
+  struct step step = {.work = work, .shape = shape, .in = in, .out = out};
   run_step(&step, sum_body);
 }
 
@@ -285,7 +309,9 @@ static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_blo
   size_t at = (block->word - sink->first_word) * OB_LANES;
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
-  if (sink->parameters && sink->parameters[block->piece])
+  if (sink->masters)
+    run->parameter = sink->masters + at;
+  else if (sink->parameters && sink->parameters[block->piece])
     run->parameter = sink->parameters[block->piece] + block->offset;
   if (sink->copies && sink->copies[block->piece])
     run->copy =
@@ -333,7 +359,7 @@ static void pass_body(void *context, size_t first, size_t end, int thread) {
   (void)thread;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
-    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->parameters[block.piece];
+    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block.piece];
     if (block.valid && !padding)
       pass_block(step, b, &block);
     else
@@ -349,62 +375,4 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
   struct step step = {
       .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
   run_step(&step, pass_body);
-}
-
-static void load_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
-  struct ob_work *work = step->work;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    float *values = step->out->values + (block.word - step->first_word) * OB_LANES;
-    const char *input = input_of(step, &block);
-    size_t given = input ? block.valid : 0;
-    if (!work->codec->load(input, input_dtype(step), step->source->factor, given, values))
-      atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
-    /* The rest of the last word may hold what an earlier message left there. */
-    for (size_t i = given; i % OB_LANES || i < block.count; i++)
-      values[i] = 0;
-  }
-}
-
-void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
-                    const struct ob_message_shape *shape, struct ob_view *out) {
-  struct step step = {.work = work, .shape = shape, .source = source, .out = out};
-  run_step(&step, load_body);
-}
-
-/* A block at a time, so that what counts as not finite does not depend on how messages are cut. */
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
-                    const struct ob_message_shape *shape, struct ob_view *out) {
-  const float share = (float)(1.0 / (double)streams);
-  size_t first_word = ob_layout_word(work->layout, shape->first), piece = 0;
-  for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    size_t at = (block.word - first_word) * OB_LANES;
-    size_t elements = (block.count + OB_LANES - 1) / OB_LANES * OB_LANES;
-    for (size_t s = 0; s < streams; s++)
-      work->values[s] = in[s].values + at;
-    if (!work->codec->mean(work->values, streams, share, elements, out->values + at))
-      atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
-  }
-}
-
-static void convert_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
-  struct ob_work *work = step->work;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    const float *values = step->in->values + (block.word - step->first_word) * OB_LANES;
-    work->codec->convert(values, block.valid, output_of(step, &block), work->output_dtype);
-  }
-}
-
-void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
-                       const struct ob_message_shape *shape, void *const *outputs) {
-  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  run_step(&step, convert_body);
 }

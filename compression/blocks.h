@@ -61,14 +61,21 @@ struct ob_work {
   onebit_dtype_t dtype, output_dtype; /* of inputs, and of what is stored */
   bool one_scale; /* one for all blocks: known when the last is compressed (ob_finish) */
   bool stream;    /* the buffers exceed the caches */
+  /* Dense messages: of 16-bit values; and of values whose sum will not be looked at, so each block
+   * of the input must have a finite sum of squares. */
+  bool half, bounded;
   int threads;
   size_t streams;         /* messages that are reduced or summed */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
   const float **values;   /* scratch of ob_mean_blocks: most_streams */
+  float *wide;            /* scratch of dense messages: blocks of float32, ob_work_wide in all */
   /* Set by any step that meets such a value or scale; the caller clears them. */
   atomic_bool not_finite, large;
 };
+
+/* Floats of scratch, once `streams` and the members above it are set. */
+size_t ob_work_wide(const struct ob_work *work);
 
 /* The layout must outlive the work. */
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams);
@@ -111,9 +118,11 @@ void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_
  * puts the returned scale into the messages. */
 float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums);
 
-/* outputs[piece] = the mean of the messages, at once. */
+/* outputs[piece] = the mean of the messages, at once; or, as float32, the values of `out`. */
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs);
+void ob_sum_values(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, struct ob_view *out);
 
 /* outputs[piece] = what the message says. */
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
@@ -124,8 +133,10 @@ struct ob_pass_sink {
   enum ob_pass_kind kind;
   size_t first_word;
   float *arrays[OB_ARRAYS];
-  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. */
+  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. Or not
+   * NULL: all of them, which lie as the arrays do. */
   float *const *parameters;
+  float *masters;
   void *const *copies; /* NULL, or the parameters in copy_dtype */
   const void *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
@@ -137,6 +148,8 @@ struct ob_pass_sink {
   /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps' rates. */
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
+  /* Where the arrays are a device's: what it has that here is by piece. */
+  const struct ob_unit_device *device;
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take
@@ -145,12 +158,23 @@ struct ob_pass_sink {
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
-/* Dense messages: values of the source's inputs, times its factor; the mean of messages; a message
- * to the outputs. */
+/* --- Dense messages (dense.c) */
+
+/* Values of the source's inputs, times its factor; of halves, as they are. NULL: zeros. */
 void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out);
-void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams,
+
+/* The same, but whatever they are, finite or not. */
+void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out);
+
+/* The mean of messages, of halves times the factor, as float32; or to the outputs. */
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
+                    const struct ob_message_shape *shape, struct ob_view *out);
+void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
+                       const struct ob_message_shape *shape, void *const *outputs);
+
+/* A message to the outputs. */
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);
 

@@ -426,6 +426,7 @@ static void pass(struct ob_pass_run *run) {
     PASS(OB_PASS_ZERO_ONE_MEET)
     PASS(OB_PASS_ZERO_ONE_MET)
     PASS(OB_PASS_SHARE)
+    PASS(OB_PASS_SHARE_MOVE)
   case OB_PASSES:
     break;
   }

@@ -9,6 +9,11 @@ _Static_assert(sizeof(struct ob_header) == 40, "the header is 40 bytes on the wi
 
 static bool is_scale(float scale) { return ob_is_finite(scale) && scale >= 0; }
 
+/* What the payload is, as flags. */
+static unsigned payload(const struct ob_message_shape *shape) {
+  return (shape->dense ? OB_FLAG_DENSE : 0u) | (shape->half ? OB_FLAG_HALF : 0u);
+}
+
 static onebit_status_t check_header(const struct ob_header *header,
                                     const struct ob_message_shape *shape,
                                     const struct ob_message_expected *expected) {
@@ -18,10 +23,13 @@ static onebit_status_t check_header(const struct ob_header *header,
   if (header->version != OB_MESSAGE_VERSION)
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: version %d, this library speaks %d",
                     header->version, OB_MESSAGE_VERSION);
-  if (header->kind != expected->kind || !(header->flags & OB_FLAG_DENSE) != !shape->dense)
+  if (header->kind != expected->kind ||
+      (header->flags & (OB_FLAG_DENSE | OB_FLAG_HALF)) != payload(shape))
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: kind %d flags %d, expected kind %d %s",
                     header->kind, header->flags, (int)expected->kind,
-                    shape->dense ? "dense" : "of bits");
+                    shape->half    ? "dense, of 16 bit"
+                    : shape->dense ? "dense"
+                                   : "of bits");
   if (header->sequence != expected->sequence)
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: of call %" PRIu32 ", expected %" PRIu32,
                     header->sequence, expected->sequence);

@@ -2,7 +2,7 @@
  * Messages: what travels. docs/wire-format.md is the specification, this is the code of it.
  *
  *   header (40 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
- *   header (40 bytes) | float32 values, a dense message
+ *   header (40 bytes) | float32 values, or 16-bit ones: a dense message
  *
  * A message covers a range of blocks of a layout, which both sides know; the header says enough to
  * notice when they do not mean the same.
@@ -44,7 +44,8 @@ enum ob_message_flag {
   /* one of the sender's scales, sent or kept, is from OB_LARGE_SCALE on: sums may yet overflow */
   OB_FLAG_LARGE = 8,
   /* with OB_FLAG_ERROR: because an argument that all ranks must give alike differs between some */
-  OB_FLAG_MISMATCH = 16
+  OB_FLAG_MISMATCH = 16,
+  OB_FLAG_HALF = 32 /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
 };
 
 struct ob_header {
@@ -63,24 +64,33 @@ struct ob_header {
 struct ob_message_shape {
   size_t first, blocks, words; /* first block; how many blocks and words */
   bool one_scale, dense;
+  bool half; /* dense, of 16-bit values */
 };
 
-/* The parts of a message in memory. `values` of a dense message lie where the scales of another
- * begin. */
+/* The parts of a message in memory. The values of a dense message lie where the scales of another
+ * begin; they are floats or halves. */
 struct ob_view {
   struct ob_header *header;
   float *scales;
   uint32_t *words;
   float *values;
+  uint16_t *halves;
 };
 
-/* These three are here, since device code asks them too. */
+/* These are here, since device code asks them too. */
 OB_INLINE size_t ob_message_scales(const struct ob_message_shape *shape) {
   return shape->dense || shape->one_scale ? 0 : shape->blocks;
 }
 
+/* Bytes of what a message has for each word of the layout. */
+OB_INLINE size_t ob_message_word(const struct ob_message_shape *shape) {
+  if (!shape->dense)
+    return sizeof(uint32_t);
+  return OB_LANES * (shape->half ? sizeof(uint16_t) : sizeof(float));
+}
+
 OB_INLINE size_t ob_message_bytes(const struct ob_message_shape *shape) {
-  size_t word = shape->dense ? OB_LANES * sizeof(float) : sizeof(uint32_t);
+  size_t word = ob_message_word(shape);
   return sizeof(struct ob_header) + ob_message_scales(shape) * sizeof(float) + shape->words * word;
 }
 
@@ -90,6 +100,7 @@ OB_INLINE struct ob_view ob_message_view(void *memory, const struct ob_message_s
   view.scales = (float *)(void *)(view.header + 1);
   view.words = (uint32_t *)(void *)(view.scales + ob_message_scales(shape));
   view.values = view.scales;
+  view.halves = (uint16_t *)(void *)view.scales;
   return view;
 }
 

@@ -55,7 +55,8 @@ enum ob_pass_kind {
   OB_PASS_ZERO_ONE_LOCAL,  /* a step of this rank alone */
   OB_PASS_ZERO_ONE_MEET,   /* likewise; only what is to be exchanged is stored, in scratch */
   OB_PASS_ZERO_ONE_MET,    /* the message is the mean of that */
-  OB_PASS_SHARE,           /* sharded: momentum from the mean gradient, the step to scratch */
+  OB_PASS_SHARE,           /* sharded: the momentum from the mean gradient, to scratch */
+  OB_PASS_SHARE_MOVE,      /* sharded: a whole step with frozen variance on mean gradients */
   OB_PASSES
 };
 
@@ -96,6 +97,7 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
   case OB_PASS_ADAM:
   case OB_PASS_FROZEN:
   case OB_PASS_LAMB:
+  case OB_PASS_SHARE_MOVE:
     return s | m | v | p;
   case OB_PASS_FREEZE:
   case OB_PASS_FREEZE_STEP:
@@ -126,7 +128,7 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE_MET:
     return c | v | a;
   case OB_PASS_SHARE:
-    return s | m | v;
+    return s | m;
   default:
     return 0;
   }
@@ -142,6 +144,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_FROZEN:
   case OB_PASS_SGD:
   case OB_PASS_ZERO_ONE:
+  case OB_PASS_SHARE_MOVE:
     return m | p;
   case OB_PASS_FREEZE:
   case OB_PASS_FREEZE_STEP:
@@ -169,7 +172,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE_MET:
     return m | p | a | d;
   case OB_PASS_SHARE:
-    return m | s;
+    return s;
   default:
     return 0;
   }
@@ -336,8 +339,11 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *d = 0;
     break;
   case OB_PASS_SHARE:
+    *s = ob_adam_momentum(*m, g, adam);
+    break;
+  case OB_PASS_SHARE_MOVE:
     *m = ob_adam_momentum(*m, g, adam);
-    *s = *m * *v;
+    *p = ob_adam_parameter(*p, *m * adam->momentum_factor * *v, rate, decay);
     break;
   default:
     break;

@@ -3,44 +3,45 @@
  *
  * Bytes an element, float32 input: 4 input + 4 kept read, 4 kept written, 1/8 signs written, and at
  * 2048 elements a block 2 scales written and 1 read, 12/2048: 12.13. With momentum its signs are
- * read too: 12.26. Input of 16 bits: 10.13 and 10.26. The ceiling is the card's copy bandwidth over
- * these: at 4.2 TB/s, 346e9 elements a second.
+ * read too: 12.26. Input of 16 bits: 10.13 and 10.26. Where the step is sent and not the momentum, 4
+ * reciprocal read: 16.26. The ceiling is the card's copy bandwidth over these: at 4.2 TB/s, 346e9
+ * elements a second.
  */
 #include "cuda/place.cuh"
 
-/* The kept error and the input, as group_compensate and group_momentum have it. */
-template <bool momentum>
-static __device__ inline float compensated(const struct ob_compress_run &run, float kept,
-                                           float input, uint32_t sign) {
-  if (momentum)
-    input = ob_decode(sign, run.beta1 * run.momentum_scale) + run.one_minus_beta1 * input;
-  return ob_kept_error(kept, run.kept_scale) + input;
-}
-
-/* The elements from `first` on, to the kept values and to the tile in shared memory. `whole`: none
- * is padding, and the input is aligned. */
-template <onebit_dtype_t dtype, bool momentum, bool whole>
+/* The elements from `first` on, to the kept values and to the tile in shared memory, as group_weigh,
+ * group_momentum and group_compensate have it. `whole`: none is padding, and the input is there and
+ * aligned. */
+template <onebit_dtype_t dtype, bool momentum, bool reciprocals, bool whole>
 static __device__ inline void compress_tile(const struct ob_compress_run &run, unsigned first,
-                                            bool aligned, float4 *tile) {
+                                            unsigned given, bool aligned, float4 *tile) {
   const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid, end = whole_words(count);
-  float kept[fours_a_tile][4], value[fours_a_tile][4];
+  float kept[fours_a_tile][4], value[fours_a_tile][4], own[4];
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
     load_some<ONEBIT_FLOAT32, whole>(run.kept, first + four_at(k), end, true, kept[k]);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
-    load_some<dtype, whole>(run.input, first + four_at(k), valid, aligned, value[k]);
+    load_some<dtype, whole>(run.input, first + four_at(k), given, aligned, value[k]);
   const uint32_t signs = momentum ? load_signs(run.momentum_bits, first, count) : 0;
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     const uint32_t four = momentum ? four_signs(signs, k, 0) : 0;
+    if (reciprocals)
+      load_some<ONEBIT_FLOAT32, whole>(run.reciprocals, first + four_at(k), end, true, own);
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
       const unsigned i = first + four_at(k) + j;
-      /* padding has no momentum, and what is past the end is zero */
-      const float with = compensated<momentum>(run, kept[k][j], value[k][j], four >> j & 1);
-      const float without = compensated<false>(run, kept[k][j], value[k][j], 0);
-      value[k][j] = whole || i < valid ? with : i < count ? without : 0;
+      float input = run.weight * value[k][j];
+      if (reciprocals)
+        input = input * own[j];
+      if (momentum)
+        input = ob_decode(four >> j & 1, run.decay * run.momentum_scale) + input;
+      if (!whole && i >= valid) /* padding has no momentum */
+        input = 0;
+      value[k][j] = ob_kept_error(kept[k][j], run.kept_scale) + input;
+      if (!whole && i >= count)
+        value[k][j] = 0;
     }
     store_some<ONEBIT_FLOAT32, whole>(run.kept_out, first + four_at(k), end, true, value[k]);
     tile[four_at(k) / 4] = make_float4(value[k][0], value[k][1], value[k][2], value[k][3]);
@@ -48,16 +49,16 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run, u
 }
 
 /* As a codec's compress; the sum is lane 0's. */
-template <onebit_dtype_t dtype, bool momentum>
+template <onebit_dtype_t dtype, bool momentum, bool reciprocals>
 static __device__ inline float compress(const struct ob_compress_run &run, float4 *tile) {
   const bool aligned = is_aligned(run.input, 4 * size_of<dtype>);
-  const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid;
+  const unsigned count = (unsigned)run.count, given = run.input ? (unsigned)run.valid : 0;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    if (aligned && first + tile_elements <= valid)
-      compress_tile<dtype, momentum, true>(run, first, aligned, tile);
+    if (aligned && first + tile_elements <= given)
+      compress_tile<dtype, momentum, reciprocals, true>(run, first, given, aligned, tile);
     else
-      compress_tile<dtype, momentum, false>(run, first, aligned, tile);
+      compress_tile<dtype, momentum, reciprocals, false>(run, first, given, aligned, tile);
     store_signs(run.bits, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
@@ -65,17 +66,21 @@ static __device__ inline float compress(const struct ob_compress_run &run, float
 
 /* The result of the last exchange that is about the same blocks, as momentum. */
 static __device__ inline void add_momentum(const struct ob_cuda_plan &plan, uint32_t now,
-                                           const struct ob_cuda_source &source,
                                            const struct place &place, struct ob_compress_run *run) {
   const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
   run->momentum_bits = last.words + place.word;
   run->momentum_scale = scale_of(last, place);
-  run->beta1 = source.beta1;
-  run->one_minus_beta1 = source.one_minus_beta1;
+}
+
+static __device__ inline void weigh(const struct ob_cuda_source &source,
+                                    const struct ob_block &block, struct ob_compress_run *run) {
+  const float scaling = source.scalings ? source.scalings[block.piece] : 1;
+  run->decay = scaling == 0 ? 1 : source.decay;
+  run->weight = source.weight * scaling;
 }
 
 /* grid.y is the member that the message is for. */
-template <onebit_dtype_t dtype, bool momentum>
+template <onebit_dtype_t dtype, bool momentum, bool reciprocals>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const __grid_constant__ struct ob_cuda_source source) {
@@ -95,24 +100,37 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   run.kept_scale = kept_scale(plan.worker, now, place);
   run.kept_out = values_of(plan.worker, !now, place.block);
   run.bits = out.words + place.word;
+  weigh(source, place.block, &run);
+  if (reciprocals)
+    run.reciprocals = values_of(plan.worker, source.reciprocals, place.block);
   if (momentum)
-    add_momentum(plan, now, source, place, &run);
-  const float sum = compress<dtype, momentum>(run, tiles[threadIdx.x / OB_LANES]);
+    add_momentum(plan, now, place, &run);
+  const float sum = compress<dtype, momentum, reciprocals>(run, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)
     settle(plan, now, false, place, out, sum);
+}
+
+template <onebit_dtype_t dtype, bool momentum>
+static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
+                                   const struct ob_cuda_source &source, cudaStream_t stream) {
+  return launch(source.reciprocals ? compress_kernel<dtype, momentum, true>
+                                   : compress_kernel<dtype, momentum, false>,
+                plan.most_blocks, plan.whole ? 1 : plan.members, stream, plan, source);
 }
 
 template <onebit_dtype_t dtype>
 static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
                                    const struct ob_cuda_source &source, cudaStream_t stream) {
-  return launch(source.momentum ? compress_kernel<dtype, true> : compress_kernel<dtype, false>,
-                plan.most_blocks, plan.whole ? 1 : plan.members, stream, plan, source);
+  return source.momentum ? launch_compress<dtype, true>(plan, source, stream)
+                         : launch_compress<dtype, false>(plan, source, stream);
 }
 
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream) {
   const struct ob_cuda_plan part = of_chunk(plan, chunk);
-  switch (source.values ? ONEBIT_FLOAT32 : plan.dtype) {
+  if (!source.values) /* where there are values, they have it */
+    source.weight *= source.factor;
+  switch (source.values || source.float32 ? ONEBIT_FLOAT32 : plan.dtype) {
   case ONEBIT_BFLOAT16:
     return launch_compress<ONEBIT_BFLOAT16>(part, source, stream);
   case ONEBIT_FLOAT16:

@@ -17,9 +17,11 @@ static __device__ inline unsigned pair_at(unsigned k) { return (k * OB_LANES + l
 
 /* Returns whether what the lane has of the tile is finite. */
 template <onebit_dtype_t dtype>
-static __device__ inline bool load_tile(const void *input, const struct ob_block &block,
-                                        bool aligned, unsigned first, float *values) {
-  const unsigned valid = (unsigned)block.valid, end = whole_words((unsigned)block.count);
+static __device__ inline bool load_tile(const void *input, float factor,
+                                        const struct ob_block &block, bool aligned, unsigned first,
+                                        float *values) {
+  const unsigned end = whole_words((unsigned)block.count);
+  const unsigned valid = input ? (unsigned)block.valid : 0; /* no input is zeros */
   float pair[pairs_a_tile][2];
   bool finite = true;
   OB_UNROLL
@@ -27,6 +29,8 @@ static __device__ inline bool load_tile(const void *input, const struct ob_block
     load_some<dtype, false>(input, first + pair_at(k), valid, aligned, pair[k]);
   OB_UNROLL
   for (unsigned k = 0; k < pairs_a_tile; k++) {
+    pair[k][0] *= factor;
+    pair[k][1] *= factor;
     finite = finite && ob_is_finite(pair[k][0]) && ob_is_finite(pair[k][1]);
     store_some<ONEBIT_FLOAT32, false>(values, first + pair_at(k), end, true, pair[k]);
   }
@@ -37,25 +41,26 @@ static __device__ inline bool load_tile(const void *input, const struct ob_block
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     load_kernel(const __grid_constant__ struct ob_cuda_plan plan,
-                const __grid_constant__ struct ob_cuda_pieces inputs) {
+                const __grid_constant__ struct ob_cuda_source source) {
   struct place place;
   if (!find_place(plan, share_of(plan, blockIdx.y), &place))
     return;
   const struct ob_view out = view_of(sent_to(plan, plan.state->now, blockIdx.y), place);
-  const void *input = piece_of(inputs, 0, place.block, size_of<dtype>);
+  const void *input = piece_of(source.inputs, 0, place.block, size_of<dtype>);
   const bool aligned = is_aligned(input, 2 * size_of<dtype>);
   float *values = out.values + place.word * OB_LANES;
   bool finite = true;
   for (unsigned first = 0; first < place.block.count; first += tile_elements)
-    finite = load_tile<dtype>(input, place.block, aligned, first, values) && finite;
+    finite = load_tile<dtype>(input, source.factor, place.block, aligned, first, values) && finite;
   if (!finite)
     note(plan.state, OB_FLAG_NOT_FINITE);
 }
 
-cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs, size_t chunk,
+cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.dtype, load_kernel), plan.most_blocks, plan.whole ? 1 : plan.members,
-                stream, of_chunk(plan, chunk), inputs);
+  const onebit_dtype_t dtype = source.float32 ? ONEBIT_FLOAT32 : plan.dtype;
+  return launch(KERNEL_OF(dtype, load_kernel), plan.most_blocks, plan.whole ? 1 : plan.members,
+                stream, of_chunk(plan, chunk), source);
 }
 
 /* --- Mean */
@@ -109,7 +114,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 
 cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                             cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.dtype, convert_kernel), plan.most_blocks,
+  return launch(KERNEL_OF(plan.output_dtype, convert_kernel), plan.most_blocks,
                 is_mean_of_all(plan) ? 1 : plan.members, stream, of_chunk(plan, chunk), outputs,
                 is_mean_of_all(plan));
 }

@@ -187,9 +187,13 @@ static struct ob_cuda_pieces parts(const void *const *each, size_t count, size_t
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   const struct ob_call *call = &plan->call;
   size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->options.dtype);
-  struct ob_cuda_source source = {.momentum = call->source.momentum,
-                                  .beta1 = call->source.beta1,
-                                  .one_minus_beta1 = call->source.one_minus_beta1};
+  struct ob_cuda_source source = {.factor = call->source.factor,
+                                  .momentum = call->source.momentum,
+                                  .decay = call->source.decay,
+                                  .weight = call->source.weight,
+                                  .scalings = call->source.scalings,
+                                  .reciprocals = call->source.reciprocals,
+                                  .float32 = call->source.float32};
   if (call->device_inputs)
     source.inputs.each = call->device_inputs;
   else
@@ -201,7 +205,7 @@ struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan) {
   const struct ob_call *call = &plan->call;
   bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
   size_t count = gathered ? plan->group.size : plan->layout.pieces;
-  size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->options.dtype);
+  size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->work.output_dtype);
   if (call->device_outputs)
     return (struct ob_cuda_pieces){.each = call->device_outputs};
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER) /* a rank has a place for its own share */
@@ -218,7 +222,7 @@ cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cud
     return ob_stream_host_compress(plan, chunk, stream);
   struct ob_cuda_source source = ob_device_source(plan);
   if (ob_is_dense(plan))
-    return ob_cuda_load(plan->device->kernel, source.inputs, chunk, stream);
+    return ob_cuda_load(plan->device->kernel, source, chunk, stream);
   return ob_cuda_compress(plan->device->kernel, source, chunk, stream);
 }
 
@@ -231,8 +235,8 @@ cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaS
 /* In all but two cases a result is a server's message. */
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
-  if (plan->call.device_adam)
-    return ob_cuda_adam_apply(*kernel, *plan->call.device_adam, chunk, stream);
+  if (plan->call.sink)
+    return ob_cuda_apply(*kernel, ob_device_pass(plan->call.sink), chunk, stream);
   struct ob_cuda_pieces outputs = ob_device_outputs(plan);
   if (ob_is_dense(plan))
     return ob_cuda_convert(*kernel, outputs, chunk, stream);

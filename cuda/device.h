@@ -90,6 +90,9 @@ cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait);
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);
 struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan);
 
+/* What kernels are told of an optimizer's pass (optimizer.c). */
+struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
+
 /* What kernels are told where everyone's results count. */
 const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan);
 

@@ -32,10 +32,18 @@ static __device__ int32_t witness_of(const struct ob_cuda_plan &plan, size_t mem
   return (int32_t)(plan.witness + member * plan.witness_step);
 }
 
+/* Who met a value that is not finite: the first, as steps.c has it. For one lane. */
+static __device__ void note_own(const struct ob_cuda_plan &plan) {
+  if (plan.state->flags & OB_FLAG_NOT_FINITE && plan.state->not_finite < 0)
+    plan.state->not_finite = witness_of(plan, plan.place);
+}
+
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
   const uint32_t now = plan.state->now;
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
   const size_t count = server ? 1 : plan.members;
+  if (lane_number() == 0)
+    note_own(plan);
   for (size_t i = lane_number(); i < count; i += OB_LANES) {
     const size_t member = server ? plan.place : i;
     unsigned char *message =
@@ -61,7 +69,8 @@ static __device__ bool is_sound(const struct ob_cuda_plan &plan, const struct ob
                                 const struct ob_header &header,
                                 const struct ob_message_shape &shape) {
   return header.magic == OB_MESSAGE_MAGIC && header.version == OB_MESSAGE_VERSION &&
-         header.kind == stamp.kind && !(header.flags & OB_FLAG_DENSE) == !plan.dense &&
+         header.kind == stamp.kind &&
+         (header.flags & (OB_FLAG_DENSE | OB_FLAG_HALF)) == (plan.dense ? OB_FLAG_DENSE : 0) &&
          header.sequence == plan.state->sequence && header.elements == plan.layout.elements &&
          header.block == shape.first && is_scale(header.scale);
 }
@@ -160,8 +169,7 @@ static __global__ void decide(const struct ob_cuda_plan plan, const struct ob_cu
   struct ob_cuda_state *state = plan.state;
   if (lane_number() != 0)
     return;
-  if (state->flags & OB_FLAG_NOT_FINITE)
-    state->not_finite = witness_of(plan, plan.place);
+  note_own(plan);
   if (state->status == ONEBIT_OK && state->failed >= 0) {
     state->status = ONEBIT_ERROR_PEER;
     state->witness = state->failed;

@@ -18,6 +18,7 @@
 
 #include "compression/layout.h"
 #include "compression/message.h"
+#include "compression/passes.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -94,21 +95,31 @@ struct ob_cuda_source {
   struct ob_cuda_pieces inputs;
   const float *values;
   size_t step; /* elements */
+  float factor;
   bool momentum;
-  float beta1, one_minus_beta1;
+  float decay, weight;
+  const float *scalings;    /* NULL, or one a piece */
+  const float *reciprocals; /* NULL, or one an element */
+  bool float32;
 };
 
-/* As struct ob_adam_sink. Rates and decays are one a piece; the step's rate times a piece's
- * factor is the piece's rate. */
-struct ob_cuda_adam {
+/* As struct ob_pass_sink. The step's rate times a piece's factor is the piece's rate. */
+struct ob_cuda_pass {
+  enum ob_pass_kind kind;
+  size_t first_word;
+  float *arrays[OB_ARRAYS];
   float *const *parameters;
-  const float *factors, *weight_decays;
+  void *const *copies, *const *gradients;
+  onebit_dtype_t copy_dtype, gradient_dtype;
   float learning_rate;
-  float *variance;    /* or, once frozen, the reciprocals; it lies as the kept values do */
-  double *block_sums; /* of a step's variances, one a block */
-  struct ob_adam_factors adam;
-  bool counted;   /* the momentum's factor is state->momentum_factor instead */
-  bool keep_zero; /* an element without variance does not move */
+  const float *rate_factors, *weight_decays;
+  bool sums_of_rates;       /* multiplied by the pieces' factors too */
+  const float *scalings;    /* NULL: 1 */
+  const float *last_values; /* NULL: the last message has them, times last_decay */
+  float last_decay;
+  struct ob_pass_factors factors; /* but for what is one a piece */
+  bool counted;                   /* those of the step are the state's instead */
+  double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
 };
 
 /* --- Bits. `chunk` is of all peers' messages. */
@@ -135,14 +146,15 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream);
 
-/* The results as momentum, to the parameters. */
-cudaError_t ob_cuda_adam_apply(struct ob_cuda_plan plan, struct ob_cuda_adam adam, size_t chunk,
-                               cudaStream_t stream);
+/* A pass that takes messages, with those of the call in flight. */
+cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
+                          cudaStream_t stream);
 
 /* --- Dense messages */
 
-/* The inputs as float32 to the messages, zeros in what is left of their last words. */
-cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_pieces inputs, size_t chunk,
+/* The inputs times their factor as float32 to the messages, zeros in what is left of their last
+ * words. */
+cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream);
 
 /* The mean of the members' messages about this rank's share to its result, or with plan.whole that
@@ -161,25 +173,16 @@ cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outp
 cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, size_t members, float *values, size_t step,
                               size_t chunk, cudaStream_t stream);
 
-/* --- The optimizer's local passes. The momentum is the current copy of worker.values, the mean
- * gradient the other; the momentum of a rank that does not compress is stored times beta1 once
- * frozen. */
+/* --- The optimizers' local passes */
 
-/* A whole Adam step; block_sums[b] = the sum of block b's variances. */
-cudaError_t ob_cuda_adam_step(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
+/* A pass that takes no message, over all blocks. Without a state nothing can stop it. */
+cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream);
 
-/* momentum *= beta1, variance = 1 / denominator. */
-cudaError_t ob_cuda_adam_freeze(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
-                                cudaStream_t stream);
-
-/* The frozen step of a rank that does not compress. */
-cudaError_t ob_cuda_adam_frozen(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
-                                cudaStream_t stream);
-
-/* *total = the block sums, added in their order; for one thread. */
-cudaError_t ob_cuda_adam_norm(struct ob_cuda_plan plan, struct ob_cuda_adam adam, double *total,
-                              cudaStream_t stream);
+/* *total = the sums first .. end - 1 of one kind, added in their order, or for OB_LARGEST the
+ * largest of them; by one warp. */
+cudaError_t ob_cuda_total(const double *sums, int which, size_t first, size_t end, double *total,
+                          cudaStream_t stream);
 
 /* --- Calls that no host looks after (headers.cu). These set, read and judge headers as
  * collectives/step_messages.c and steps.c do. */

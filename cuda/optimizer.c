@@ -1,4 +1,4 @@
-/* 1-bit Adam on a device: what its kernels are told, and its passes on the step's stream. */
+/* Optimizers on a device: what their kernels are told, and their passes on the step's stream. */
 #include "optimizers/optimizer.h"
 
 #include "base/error.h"
@@ -7,14 +7,16 @@
 #include "onebit/cuda.h"
 
 struct ob_unit_device {
+  const struct onebit_optimizer *optimizer;
   int number;
-  struct ob_cuda_adam kernel; /* but for what changes with the step */
   /* By piece, in memory of the device. */
   float **parameters;
-  void **gradients, **means;
-  float *factors, *weight_decays;
-  double *norm; /* one, for the norm of the variance */
-  /* All units' states, the first unit has them: dense plans', then those of bits. */
+  void **copies, **gradients, **means;
+  float *factors, *weight_decays, *scalings;
+  bool counted;  /* in this step the device has the bias corrections */
+  double *total; /* one, of sums */
+  /* All units' states, the first unit has them: of what they send dense; and when others send
+   * bits. */
   struct ob_cuda_state **states;
   cudaStream_t own; /* for steps without a stream */
   cudaEvent_t last; /* the end of the latest step on any stream; the first unit's is used */
@@ -42,34 +44,23 @@ static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob
   struct ob_unit_device *device = unit->device;
   size_t pieces = unit->bits->layout.pieces;
   device->parameters = copied(optimizer, unit->parameters, pieces, sizeof *device->parameters);
+  device->copies = copied(optimizer, unit->copies, pieces, sizeof *device->copies);
   device->gradients = copied(optimizer, unit->gradients, pieces, sizeof *device->gradients);
   device->means = copied(optimizer, unit->means, pieces, sizeof *device->means);
   device->factors = copied(optimizer, unit->factors, pieces, sizeof(float));
   device->weight_decays = copied(optimizer, unit->weight_decays, pieces, sizeof(float));
-  device->norm = ob_memory_cuda.allocate(1, sizeof *device->norm);
-  return device->parameters && device->gradients && device->means && device->factors &&
-                 device->weight_decays && device->norm
+  device->scalings = copied(optimizer, unit->scalings, pieces, sizeof(float));
+  device->total = ob_memory_cuda.allocate(1, sizeof *device->total);
+  return device->parameters && device->copies && device->gradients && device->means &&
+                 device->factors && device->weight_decays && device->scalings && device->total
              ? ONEBIT_OK
              : out_of_memory(device);
-}
-
-static struct ob_cuda_adam describe(const struct onebit_optimizer *optimizer,
-                                    const struct ob_unit *unit) {
-  return (struct ob_cuda_adam){
-      .parameters = unit->device->parameters,
-      .factors = unit->device->factors,
-      .weight_decays = unit->device->weight_decays,
-      .variance = unit->variance,
-      .block_sums = unit->block_sums,
-      .keep_zero = optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED,
-  };
 }
 
 static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   OB_TRY(copy_pieces(optimizer, unit));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&unit->device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&unit->device->last, cudaEventDisableTiming));
-  unit->device->kernel = describe(optimizer, unit);
   return ONEBIT_OK;
 }
 
@@ -77,6 +68,7 @@ static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_unit
   unit->device = ob_allocate(1, sizeof *unit->device);
   if (!unit->device)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+  unit->device->optimizer = optimizer;
   unit->device->number = unit->bits->device->number;
   int before = ob_cuda_enter(unit->device->number);
   onebit_status_t status = create_here(optimizer, unit);
@@ -95,11 +87,13 @@ static void destroy(struct ob_unit *unit) {
   if (device->own)
     cudaStreamDestroy(device->own);
   ob_memory_cuda.release(device->parameters);
+  ob_memory_cuda.release(device->copies);
   ob_memory_cuda.release(device->gradients);
   ob_memory_cuda.release(device->means);
   ob_memory_cuda.release(device->factors);
   ob_memory_cuda.release(device->weight_decays);
-  ob_memory_cuda.release(device->norm);
+  ob_memory_cuda.release(device->scalings);
+  ob_memory_cuda.release(device->total);
   ob_memory_cuda.release(device->states);
   ob_release(device);
   unit->device = NULL;
@@ -112,6 +106,17 @@ static onebit_status_t check(const char *name, const void *array) {
   return ob_cuda_check(number, name, array);
 }
 
+static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                               size_t piece) {
+  struct ob_unit_device *device = unit->device;
+  int before = ob_cuda_enter(device->number);
+  onebit_status_t status = ob_memory_cuda.copy(&device->gradients[piece], &unit->gradients[piece],
+                                               sizeof *device->gradients);
+  (void)optimizer;
+  ob_cuda_leave(before);
+  return status;
+}
+
 /* --- A step ------------------------------------------------------------------------------------*/
 
 static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
@@ -119,8 +124,13 @@ static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
   return optimizer->step.on_stream ? optimizer->step.stream : unit->device->own;
 }
 
-static bool compresses(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at && ob_optimizer_compresses(optimizer);
+/* What the unit sends its gradients with in this step; NULL: nothing. */
+static const struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
+                                         const struct ob_unit *unit) {
+  enum ob_exchange exchange = ob_unit_exchange(optimizer, unit);
+  return exchange == OB_EXCHANGE_NONE   ? NULL
+         : exchange == OB_EXCHANGE_BITS ? unit->bits
+                                        : unit->dense;
 }
 
 /* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
@@ -128,7 +138,7 @@ static bool compresses(const struct onebit_optimizer *optimizer) {
  * What is captured has no place in time yet. */
 static onebit_status_t follow(const struct onebit_optimizer *optimizer,
                               const struct ob_unit *unit) {
-  const struct onebit_plan *plan = compresses(optimizer) ? unit->bits : unit->dense;
+  const struct onebit_plan *plan = plan_of(optimizer, unit);
   cudaEvent_t last = optimizer->units[0].device->last;
   cudaStream_t stream = optimizer->step.stream;
   if (!optimizer->step.on_stream) {
@@ -145,26 +155,24 @@ static onebit_status_t follow(const struct onebit_optimizer *optimizer,
 /* Where the host does not know how many steps were made, the device counts: those of this stage
  * are calls of one plan, and before it came those of the other. */
 static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  const onebit_adam_options_t *options = &optimizer->options;
-  bool bits = compresses(optimizer);
-  const struct onebit_plan *plan = bits ? unit->bits : unit->dense;
-  bool counted = optimizer->deferred && !options->no_bias_correction;
-  unit->device->kernel.counted = counted;
-  if (counted)
-    OB_TRY_CUDA(ob_cuda_adam_count(plan->device->kernel, options->beta1, options->beta2,
-                                   bits ? optimizer->frozen_at : 0, stream_of(optimizer, unit)));
+  const struct ob_moments *moments = &optimizer->moments;
+  const struct onebit_plan *plan = plan_of(optimizer, unit);
+  unit->device->counted = optimizer->deferred && !moments->no_bias_correction;
+  if (unit->device->counted)
+    OB_TRY_CUDA(ob_cuda_adam_count(plan->device->kernel, moments->beta1, moments->beta2,
+                                   plan == unit->bits ? optimizer->frozen_at : 0,
+                                   stream_of(optimizer, unit)));
   return ONEBIT_OK;
 }
 
 static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit,
                                struct ob_call *call) {
   struct ob_unit_device *device = unit->device;
-  call->device_inputs = device->gradients;
+  bool given = call->source.inputs == unit->gradients;
+  call->device_inputs = given ? device->gradients : device->means;
   call->device_outputs = call->outputs ? device->means : NULL;
-  device->kernel.learning_rate = optimizer->step.learning_rate;
-  device->kernel.adam = ob_adam_factors_of(optimizer, optimizer->steps + 1);
-  if (call->adam)
-    call->device_adam = &device->kernel;
+  if (call->source.scalings)
+    call->source.scalings = device->scalings;
   int before = ob_cuda_enter(device->number);
   onebit_status_t status = follow(optimizer, unit);
   if (status == ONEBIT_OK)
@@ -178,8 +186,9 @@ static onebit_status_t list_states(struct onebit_optimizer *optimizer) {
   size_t count = optimizer->unit_count;
   struct ob_cuda_state **states = ob_allocate(2 * count, sizeof *states);
   for (size_t u = 0; states && u < count; u++) {
-    states[u] = optimizer->units[u].dense->device->kernel.state;
-    states[count + u] = optimizer->units[u].bits->device->kernel.state;
+    const struct ob_unit *unit = &optimizer->units[u];
+    states[u] = unit->dense->device->kernel.state;
+    states[count + u] = unit->uncompressed ? states[u] : unit->bits->device->kernel.state;
   }
   if (states)
     first->states = copied(optimizer, states, 2 * count, sizeof *states);
@@ -189,8 +198,9 @@ static onebit_status_t list_states(struct onebit_optimizer *optimizer) {
 
 /* Nothing is applied in any unit unless all are well: where the host does not know, the device sees
  * to that. The list is made in the first step, which is one of the warm-up and so in no graph. */
-static onebit_status_t join(struct onebit_optimizer *optimizer, bool bits) {
+static onebit_status_t join(struct onebit_optimizer *optimizer) {
   struct ob_unit *first = optimizer->units;
+  bool bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
   if (!optimizer->deferred || optimizer->unit_count < 2)
     return ONEBIT_OK;
   if (!first->device->states)
@@ -200,47 +210,75 @@ static onebit_status_t join(struct onebit_optimizer *optimizer, bool bits) {
   return ONEBIT_OK;
 }
 
-/* In the warm-up it is the dense exchange that may have been stopped. */
+/* Of a sink, what is by piece is the device's. */
+struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
+  const struct ob_unit_device *device = sink->device;
+  struct ob_cuda_pass pass = {
+      .kind = sink->kind,
+      .first_word = sink->first_word,
+      .parameters = device->parameters,
+      .copies = sink->copies ? device->copies : NULL,
+      .gradients = device->gradients,
+      .copy_dtype = sink->copy_dtype,
+      .gradient_dtype = sink->gradient_dtype,
+      .learning_rate = device->optimizer->step.learning_rate,
+      .rate_factors = device->factors,
+      .weight_decays = device->weight_decays,
+      .sums_of_rates = sink->rate_factors != NULL,
+      .scalings = sink->scalings ? device->scalings : NULL,
+      .last_values = sink->last_values,
+      .last_decay = sink->last_decay,
+      .factors = sink->factors,
+      .counted = device->counted,
+  };
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    pass.arrays[slot] = sink->arrays[slot];
+  for (int k = 0; k < OB_SUMS; k++)
+    pass.sums[k] = sink->sums[k];
+  return pass;
+}
+
+/* Where the host does not know, the exchange of the step that is being put on a stream may have
+ * been stopped, and so must what follows it. What only adds up has nothing to stop. */
+static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
+                                      const struct ob_unit *unit, enum ob_pass_kind kind) {
+  const struct onebit_plan *plan = plan_of(optimizer, unit);
+  bool follows = optimizer->deferred && optimizer->step.on_stream && ob_pass_writes(kind);
+  return follows && plan ? plan->device->kernel.state : NULL;
+}
+
 static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                              enum ob_adam_pass kind, uint64_t step) {
+                              const struct ob_pass_sink *sink) {
   struct ob_cuda_plan plan = unit->bits->device->kernel;
-  struct ob_cuda_adam adam = unit->device->kernel;
-  cudaStream_t stream = stream_of(optimizer, unit);
-  adam.adam = ob_adam_factors_of(optimizer, step);
-  if (kind != OB_ADAM_FREEZE)
-    plan.state = unit->dense->device->kernel.state;
-  if (kind == OB_ADAM_STEP)
-    OB_TRY_CUDA(ob_cuda_adam_step(plan, adam, stream));
-  else if (kind == OB_ADAM_FREEZE)
-    OB_TRY_CUDA(ob_cuda_adam_freeze(plan, adam, stream));
-  else
-    OB_TRY_CUDA(ob_cuda_adam_frozen(plan, adam, stream));
+  struct ob_cuda_pass pass = ob_device_pass(sink);
+  plan.state = state_of(optimizer, unit, sink->kind);
+  pass.counted &= plan.state != NULL;
+  OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, stream_of(optimizer, unit)));
   return ONEBIT_OK;
 }
 
 static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                            enum ob_adam_pass kind, uint64_t step) {
+                            const struct ob_pass_sink *sink) {
   int before = ob_cuda_enter(unit->device->number);
-  onebit_status_t status = launch(optimizer, unit, kind, step);
+  onebit_status_t status = launch(optimizer, unit, sink);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t add_up(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                              double *norm) {
+static onebit_status_t add_up(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
+                              size_t first, size_t end, double *sum) {
   cudaStream_t stream = stream_of(optimizer, unit);
-  OB_TRY_CUDA(ob_cuda_adam_norm(unit->bits->device->kernel, unit->device->kernel,
-                                unit->device->norm, stream));
-  OB_TRY_CUDA(
-      cudaMemcpyAsync(norm, unit->device->norm, sizeof *norm, cudaMemcpyDeviceToHost, stream));
+  double *total = unit->device->total;
+  OB_TRY_CUDA(ob_cuda_total(unit->sums[which], which, first, end, total, stream));
+  OB_TRY_CUDA(cudaMemcpyAsync(sum, total, sizeof *sum, cudaMemcpyDeviceToHost, stream));
   OB_TRY_CUDA(cudaStreamSynchronize(stream));
   return ONEBIT_OK;
 }
 
-static onebit_status_t norm(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                            double *value) {
+static onebit_status_t sum(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
+                           size_t first, size_t end, double *value) {
   int before = ob_cuda_enter(unit->device->number);
-  onebit_status_t status = add_up(optimizer, unit, value);
+  onebit_status_t status = add_up(optimizer, unit, which, first, end, value);
   ob_cuda_leave(before);
   return status;
 }
@@ -290,7 +328,8 @@ const struct ob_optimizer_place ob_optimizer_place_cuda = {.check = check,
                                                            .prepare = prepare,
                                                            .join = join,
                                                            .pass = pass,
-                                                           .norm = norm,
+                                                           .sum = sum,
+                                                           .repoint = repoint,
                                                            .counts = counts,
                                                            .finish = finish,
                                                            .wait = wait_for_passes};

@@ -1,209 +1,325 @@
 /*
- * The optimizer's local passes, over all blocks of a plan at once.
+ * The passes of the optimizers: a loop around each row of compression/passes.h.
  *
- * Bytes an element: a whole step reads gradient, momentum, variance and parameter and writes the
- * last three: 28. The freeze reads and writes momentum and variance: 16. The frozen step of a rank
- * that does not compress reads gradient, momentum, reciprocal and parameter and writes momentum and
- * parameter: 24. The ceiling is the card's copy bandwidth over these.
+ * A warp takes a block, and lane l its elements l, l + 32, ...: so a word of signs has one bit for
+ * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
+ * buffer a tensor begins. Eight words are loaded at once, or four: that is 32 bytes in flight a
+ * thread with one array, 96 with six, and 24 warps of the former are what a multiprocessor needs
+ * (device.cuh); where there is one array only, more are resident. An access of 4 bytes is an instruction for 128 bytes, of which an H200 could issue
+ * nine times as many as its memory can serve; the arithmetic of the largest pass, about 100
+ * instructions for 1 KiB, fits beside.
+ *
+ * Bytes an element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for a
+ * message.
+ *
+ *   apply (step)            12.13 (8.13)   lamb         28      zero-one         20.13
+ *   adam                    28             lamb move    12      zero-one local   24
+ *   frozen, share move      24             lamb freeze  20      zero-one meet    24
+ *   freeze, freeze step     16             lamb fresh   16.25   zero-one met     20.13
+ *   sgd                     20             lamb frozen  32      zero-one freeze  12
+ *   sgd freeze              8              share        12      squares, power   4
+ *
+ * 0/1 Adam in profile deepspeed reads and writes what was moved, too. Where parameters have master
+ * values, a pass that writes them writes 2 more. The ceiling is the
+ * card's copy bandwidth over these.
  */
+#include <utility>
+
 #include "cuda/place.cuh"
 
-/* Four arrays: with two fours of each as many loads are in flight as with four of two. */
-constexpr unsigned fours_at_once = 2, elements_at_once = fours_at_once * 4 * OB_LANES;
+/* Fewer of many arrays, for which there are not the registers. */
+template <enum ob_pass_kind kind>
+constexpr unsigned words_at_once =
+    kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_LAMB_FROZEN || kind == OB_PASS_ZERO_ONE_MEET ? 4
+                                                                                               : 8;
 
-/* A block's parts of the arrays. */
-struct arrays {
-  float *momentum, *mean, *variance, *parameter; /* the mean is the gradient's */
-  float learning_rate, weight_decay;
-  unsigned valid;
-  bool aligned; /* the parameters are, to 16 bytes */
+/* What a warp has of a block: where its elements begin. */
+struct run {
+  unsigned count;
+  float *arrays[OB_PARAMETER + 1];
+  void *copy;
+  onebit_dtype_t copy_dtype, gradient_dtype;
+  const void *gradient; /* NULL: zeros */
+  const uint32_t *message, *last;
+  float message_scale, last_scale;
+  const float *last_values;
+  struct ob_pass_factors factors;
 };
 
-/* What a lane has of them: two fours. */
-struct fours {
-  float momentum[fours_at_once][4], mean[fours_at_once][4], variance[fours_at_once][4],
-      parameter[fours_at_once][4];
-};
+/* --- Where things are, as blocks.c has it */
 
-static __device__ inline struct arrays arrays_of(const struct ob_cuda_plan &plan,
-                                                 const struct ob_cuda_adam &adam,
-                                                 const struct ob_block &block) {
-  const uint32_t now = plan.state->now;
-  struct arrays arrays;
-  arrays.momentum = values_of(plan.worker, now, block);
-  arrays.mean = values_of(plan.worker, !now, block);
-  arrays.variance = adam.variance + block.word * OB_LANES;
-  arrays.parameter = adam.parameters[block.piece] + block.offset;
-  arrays.learning_rate = adam.learning_rate * adam.factors[block.piece];
-  arrays.weight_decay = adam.weight_decays[block.piece];
-  arrays.valid = (unsigned)block.valid;
-  arrays.aligned = is_aligned(arrays.parameter, 16);
-  return arrays;
+template <enum ob_pass_kind kind>
+static __device__ inline void point_to_arrays(const struct ob_cuda_pass &pass,
+                                              const struct ob_block &block, struct run *run) {
+  const unsigned reads = ob_pass_reads(kind), uses = reads | ob_pass_writes(kind);
+  const size_t at = (block.word - pass.first_word) * OB_LANES, piece = block.piece;
+  OB_UNROLL
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    if (uses & OB_MASK(slot))
+      run->arrays[slot] = pass.arrays[slot] + at;
+  if (uses & OB_MASK(OB_PARAMETER) && pass.parameters[piece])
+    run->arrays[OB_PARAMETER] = pass.parameters[piece] + block.offset;
+  run->copy_dtype = pass.copy_dtype;
+  if (uses & OB_MASK(OB_PARAMETER) && pass.copies && pass.copies[piece])
+    run->copy = (char *)pass.copies[piece] + block.offset * ob_dtype_size(pass.copy_dtype);
+  run->gradient_dtype = pass.gradient_dtype;
+  if (reads & OB_MASK(OB_GRADIENT) && pass.gradients[piece])
+    run->gradient =
+        (char *)pass.gradients[piece] + block.offset * ob_dtype_size(pass.gradient_dtype);
+  if (reads & OB_MASK(OB_LAST) && pass.last_values)
+    run->last_values = pass.last_values + at;
 }
 
-/* False when there is no such block, or the call does not end well. */
-static __device__ inline bool find_block(const struct ob_cuda_plan &plan, struct ob_block *block) {
+static __device__ inline void set_factors(const struct ob_cuda_plan &plan,
+                                          const struct ob_cuda_pass &pass, size_t piece,
+                                          struct ob_pass_factors *factors) {
+  *factors = pass.factors;
+  factors->learning_rate = pass.learning_rate * pass.rate_factors[piece];
+  factors->weight_decay = pass.weight_decays[piece];
+  factors->scaling = pass.scalings ? pass.scalings[piece] : 1;
+  const float of_rates = pass.sums_of_rates ? pass.rate_factors[piece] : 1;
+  factors->rate_sum *= of_rates;
+  factors->anchor_decay = factors->weight_decay * (factors->anchor_decay * of_rates);
+  if (pass.counted) {
+    factors->adam.momentum_factor = plan.state->momentum_factor;
+    factors->adam.variance_factor = plan.state->variance_factor;
+  }
+}
+
+/* The messages of a member about the block: of the call in flight, and of the last one. */
+template <enum ob_pass_kind kind>
+static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
+                                                const struct ob_cuda_pass &pass,
+                                                const struct place &place, struct run *run) {
+  const uint32_t now = plan.state->now;
+  const struct ob_view in = view_of(result_of(plan, next_of(plan, now), blockIdx.y), place);
+  run->message = in.words + place.word;
+  run->message_scale = scale_of(in, place);
+  if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
+    run->message_scale =
+        run->message_scale / run->factors.scaling * run->factors.adam.momentum_factor;
+  if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)) || pass.last_values)
+    return;
+  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
+  run->last = last.words + place.word;
+  run->last_scale = scale_of(last, place) * pass.last_decay;
+}
+
+/* --- Elements */
+
+/* Element number `word` of a lane. */
+static __device__ inline unsigned element_at(unsigned word) {
+  return word * OB_LANES + lane_number();
+}
+
+template <onebit_dtype_t dtype, unsigned words>
+static __device__ inline void load_gradients(const struct run &run, unsigned word,
+                                             struct ob_element (&e)[words]) {
+  OB_UNROLL
+  for (unsigned w = 0; w < words; w++) {
+    const unsigned i = element_at(word + w);
+    e[w].at[OB_GRADIENT] = i < run.count ? ob_load(run.gradient, i, dtype) : 0;
+  }
+}
+
+template <unsigned words>
+static __device__ inline void load_gradients(const struct run &run, unsigned word,
+                                             struct ob_element (&e)[words]) {
+  if (!run.gradient)
+    return;
+  if (run.gradient_dtype == ONEBIT_FLOAT32)
+    load_gradients<ONEBIT_FLOAT32>(run, word, e);
+  else if (run.gradient_dtype == ONEBIT_BFLOAT16)
+    load_gradients<ONEBIT_BFLOAT16>(run, word, e);
+  else
+    load_gradients<ONEBIT_FLOAT16>(run, word, e);
+}
+
+/* What the signs stand for: all lanes read the same word. */
+template <int slot, unsigned words>
+static __device__ inline void load_message(const uint32_t *message, float scale, unsigned word,
+                                           unsigned count, struct ob_element (&e)[words]) {
+  OB_UNROLL
+  for (unsigned w = 0; w < words; w++) {
+    const uint32_t signs = (word + w) * OB_LANES < count ? message[word + w] : 0;
+    e[w].at[slot] = ob_decode(signs >> lane_number() & 1, scale);
+  }
+}
+
+template <unsigned words>
+static __device__ inline void load_array(const float *array, int slot, unsigned word,
+                                         unsigned count, struct ob_element (&e)[words]) {
+  OB_UNROLL
+  for (unsigned w = 0; w < words; w++)
+    e[w].at[slot] = element_at(word + w) < count ? __ldcs(&array[element_at(word + w)]) : 0;
+}
+
+template <enum ob_pass_kind kind, unsigned words>
+static __device__ inline void load_elements(const struct run &run, unsigned word,
+                                            struct ob_element (&e)[words]) {
+  const unsigned reads = ob_pass_reads(kind);
+  OB_UNROLL
+  for (int slot = 0; slot <= OB_PARAMETER; slot++)
+    if (reads & OB_MASK(slot))
+      load_array(run.arrays[slot], slot, word, run.count, e);
+  if (reads & OB_MASK(OB_GRADIENT))
+    load_gradients(run, word, e);
+  if (reads & OB_MASK(OB_MESSAGE))
+    load_message<OB_MESSAGE>(run.message, run.message_scale, word, run.count, e);
+  if (reads & OB_MASK(OB_LAST) && run.last)
+    load_message<OB_LAST>(run.last, run.last_scale, word, run.count, e);
+  else if (reads & OB_MASK(OB_LAST))
+    load_array(run.last_values, OB_LAST, word, run.count, e);
+}
+
+template <enum ob_pass_kind kind>
+static __device__ inline void store_element(const struct run &run, unsigned i,
+                                            const struct ob_element &e) {
+  const unsigned writes = ob_pass_writes(kind);
+  OB_UNROLL
+  for (int slot = 0; slot <= OB_PARAMETER; slot++)
+    if (writes & OB_MASK(slot))
+      __stcs(&run.arrays[slot][i], e.at[slot]);
+  if (writes & OB_MASK(OB_PARAMETER) && run.copy)
+    ob_store(run.copy, i, run.copy_dtype, e.at[OB_PARAMETER]);
+}
+
+template <enum ob_pass_kind kind>
+static __device__ inline void add_element(const struct ob_element &e, float (&sums)[OB_SUMS]) {
+  const unsigned summed = ob_pass_sums(kind);
+  OB_UNROLL
+  for (int k = 0; k < OB_LARGEST; k++)
+    if (summed & OB_MASK(k))
+      sums[k] += e.sum[k];
+  if (summed & OB_MASK(OB_LARGEST))
+    sums[OB_LARGEST] = e.sum[OB_LARGEST] > sums[OB_LARGEST] ? e.sum[OB_LARGEST] : sums[OB_LARGEST];
+}
+
+template <enum ob_pass_kind kind>
+static __device__ inline void pass_elements(const struct run &run, float (&sums)[OB_SUMS]) {
+  constexpr unsigned words = words_at_once<kind>;
+  for (unsigned word = 0; word * OB_LANES < run.count; word += words) {
+    struct ob_element e[words] = {};
+    load_elements<kind>(run, word, e);
+    OB_UNROLL
+    for (unsigned w = 0; w < words; w++) {
+      if (element_at(word + w) >= run.count)
+        continue;
+      e[w] = ob_pass_element(kind, e[w], &run.factors);
+      store_element<kind>(run, element_at(word + w), e[w]);
+      add_element<kind>(e[w], sums);
+    }
+  }
+}
+
+/* --- Sums */
+
+/* The largest of the lanes, for lane 0. No lane has a NaN. */
+static __device__ inline float largest_lane(float lane) {
+  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
+    const float other = __shfl_down_sync(all_lanes, lane, width);
+    lane = other > lane ? other : lane;
+  }
+  return lane;
+}
+
+template <enum ob_pass_kind kind>
+static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t block,
+                                         const float (&sums)[OB_SUMS]) {
+  OB_UNROLL
+  for (int k = 0; k < OB_SUMS; k++) {
+    if (!(ob_pass_sums(kind) & OB_MASK(k)) || !pass.sums[k])
+      continue;
+    const float sum = k == OB_LARGEST ? largest_lane(sums[k]) : sum_lanes(sums[k]);
+    if (lane_number() == 0)
+      pass.sums[k][block] = (double)sum;
+  }
+}
+
+/* --- Kernels */
+
+/* Finds the block of a message; or of the layout, where the pass takes none. False: there is no
+ * such block. */
+template <enum ob_pass_kind kind>
+static __device__ inline bool find(const struct ob_cuda_plan &plan, struct place *place) {
+  if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
+    return find_place(plan, share_of(plan, blockIdx.y), place);
   size_t piece = 0;
-  if (plan.state->stop || warp_number() >= plan.layout.blocks)
+  place->number = warp_number();
+  if (place->number >= plan.layout.blocks)
     return false;
-  *block = ob_layout_block(&plan.layout, warp_number(), &piece);
+  place->block = ob_layout_block(&plan.layout, place->number, &piece);
   return true;
 }
 
-template <bool whole>
-static __device__ inline void load_fours(const struct arrays &from, unsigned first,
-                                         struct fours *fours) {
-  const unsigned end = from.valid;
-  OB_UNROLL
-  for (unsigned k = 0; k < fours_at_once; k++) {
-    const unsigned at = first + four_at(k);
-    load_some<ONEBIT_FLOAT32, whole>(from.mean, at, end, true, fours->mean[k]);
-    load_some<ONEBIT_FLOAT32, whole>(from.momentum, at, end, true, fours->momentum[k]);
-    load_some<ONEBIT_FLOAT32, whole>(from.variance, at, end, true, fours->variance[k]);
-    load_some<ONEBIT_FLOAT32, whole>(from.parameter, at, end, from.aligned, fours->parameter[k]);
-  }
-}
-
-/* --- A whole step */
-
-/* Two fours of a lane; their variances go to the tile in shared memory. */
-template <bool whole>
-static __device__ inline void step_fours(const struct arrays &arrays,
-                                         const struct ob_adam_factors &factors, unsigned first,
-                                         float4 *tile) {
-  struct fours f;
-  load_fours<whole>(arrays, first, &f);
-  OB_UNROLL
-  for (unsigned k = 0; k < fours_at_once; k++) {
-    const unsigned at = first + four_at(k);
-    OB_UNROLL
-    for (unsigned j = 0; j < 4; j++) {
-      const float gradient = f.mean[k][j];
-      f.momentum[k][j] = ob_adam_momentum(f.momentum[k][j], gradient, &factors);
-      f.variance[k][j] = ob_adam_variance(f.variance[k][j], gradient, &factors);
-      const float step = f.momentum[k][j] * factors.momentum_factor /
-                         ob_adam_denominator(f.variance[k][j], &factors);
-      f.parameter[k][j] =
-          ob_adam_parameter(f.parameter[k][j], step, arrays.learning_rate, arrays.weight_decay);
-    }
-    store_some<ONEBIT_FLOAT32, whole>(arrays.momentum, at, arrays.valid, true, f.momentum[k]);
-    store_some<ONEBIT_FLOAT32, whole>(arrays.variance, at, arrays.valid, true, f.variance[k]);
-    store_some<ONEBIT_FLOAT32, whole>(arrays.parameter, at, arrays.valid, arrays.aligned,
-                                      f.parameter[k]);
-    tile[four_at(k) / 4] =
-        make_float4(f.variance[k][0], f.variance[k][1], f.variance[k][2], f.variance[k][3]);
-  }
-}
-
-static __global__ void __launch_bounds__(threads_a_block)
-    step_kernel(const __grid_constant__ struct ob_cuda_plan plan,
-                const __grid_constant__ struct ob_cuda_adam adam) {
-  __shared__ float4 tiles[warps_a_block][tile_elements / 4];
-  float4 *tile = tiles[threadIdx.x / OB_LANES];
-  struct ob_block block;
-  if (!find_block(plan, &block))
+/* grid.y is the member whose result it is. */
+template <enum ob_pass_kind kind>
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+    pass_kernel(const __grid_constant__ struct ob_cuda_plan plan,
+                const __grid_constant__ struct ob_cuda_pass pass) {
+  struct place place;
+  if ((plan.state && plan.state->stop) || !find<kind>(plan, &place))
     return;
-  const struct arrays arrays = arrays_of(plan, adam, block);
-  struct ob_adam_factors factors = adam.adam;
-  if (adam.counted) {
-    factors.momentum_factor = plan.state->momentum_factor;
-    factors.variance_factor = plan.state->variance_factor;
-  }
-  float lane = 0;
-  for (unsigned first = 0; first < arrays.valid; first += elements_at_once) {
-    if (arrays.aligned && first + elements_at_once <= arrays.valid)
-      step_fours<true>(arrays, factors, first, tile);
-    else /* elements past the end are zeros, and so are their variances */
-      step_fours<false>(arrays, factors, first, tile);
-    __syncwarp();
-    OB_UNROLL
-    for (unsigned i = 0; i < elements_at_once; i += OB_LANES)
-      lane += ((const float *)tile)[i + lane_number()];
-    __syncwarp(); /* the next ones come into the same place */
-  }
-  const float sum = sum_lanes(lane);
-  if (lane_number() == 0)
-    adam.block_sums[warp_number()] = (double)sum;
+  struct run run = {};
+  float sums[OB_SUMS] = {};
+  point_to_arrays<kind>(pass, place.block, &run);
+  set_factors(plan, pass, place.block.piece, &run.factors);
+  if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
+    point_to_messages<kind>(plan, pass, place, &run);
+  const bool padding = (ob_pass_reads(kind) | ob_pass_writes(kind)) & OB_MASK(OB_PARAMETER) &&
+                       !run.arrays[OB_PARAMETER];
+  run.count = padding ? 0 : (unsigned)place.block.valid;
+  pass_elements<kind>(run, sums);
+  store_sums<kind>(pass, place.number, sums);
 }
 
-cudaError_t ob_cuda_adam_step(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
+using pass_function = void(struct ob_cuda_plan, struct ob_cuda_pass);
+
+template <size_t... kind>
+static pass_function *kernel_of(enum ob_pass_kind wanted, std::index_sequence<kind...>) {
+  static pass_function *const kernels[] = {pass_kernel<(enum ob_pass_kind)kind>...};
+  return kernels[wanted];
+}
+
+static pass_function *kernel_of(enum ob_pass_kind kind) {
+  return kernel_of(kind, std::make_index_sequence<OB_PASSES>());
+}
+
+cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
+                          cudaStream_t stream) {
+  return launch(kernel_of(pass.kind), plan.most_blocks, plan.members, stream, of_chunk(plan, chunk),
+                pass);
+}
+
+cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream) {
-  return launch(step_kernel, plan.layout.blocks, 1, stream, plan, adam);
+  return launch(kernel_of(pass.kind), plan.layout.blocks, 1, stream, plan, pass);
 }
 
-/* --- The freeze. Once in a training: nothing here is for speed. */
-
-static __global__ void __launch_bounds__(threads_a_block)
-    freeze_kernel(const __grid_constant__ struct ob_cuda_plan plan,
-                  const __grid_constant__ struct ob_cuda_adam adam) {
-  struct ob_block block;
-  if (!find_block(plan, &block))
-    return;
-  float *momentum = values_of(plan.worker, plan.state->now, block);
-  float *variance = adam.variance + block.word * OB_LANES;
-  for (unsigned i = lane_number(); i < block.count; i += OB_LANES) {
-    momentum[i] = adam.adam.beta1 * momentum[i];
-    variance[i] = ob_adam_reciprocal(variance[i], adam.keep_zero, &adam.adam);
-  }
-}
-
-cudaError_t ob_cuda_adam_freeze(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
-                                cudaStream_t stream) {
-  return launch(freeze_kernel, plan.layout.blocks, 1, stream, plan, adam);
-}
-
-/* --- The frozen step of a rank that does not compress */
-
-template <bool whole>
-static __device__ inline void frozen_fours(const struct arrays &arrays,
-                                           const struct ob_adam_factors &factors, unsigned first) {
-  struct fours f;
-  load_fours<whole>(arrays, first, &f);
-  OB_UNROLL
-  for (unsigned k = 0; k < fours_at_once; k++) {
-    const unsigned at = first + four_at(k);
-    OB_UNROLL
-    for (unsigned j = 0; j < 4; j++) {
-      const float m = ob_adam_frozen_momentum(f.momentum[k][j], f.mean[k][j], &factors);
-      f.parameter[k][j] = ob_adam_parameter(f.parameter[k][j], m * f.variance[k][j],
-                                            arrays.learning_rate, arrays.weight_decay);
-      f.momentum[k][j] = factors.beta1 * m;
-    }
-    store_some<ONEBIT_FLOAT32, whole>(arrays.momentum, at, arrays.valid, true, f.momentum[k]);
-    store_some<ONEBIT_FLOAT32, whole>(arrays.parameter, at, arrays.valid, arrays.aligned,
-                                      f.parameter[k]);
-  }
-}
-
-static __global__ void __launch_bounds__(threads_a_block)
-    frozen_kernel(const __grid_constant__ struct ob_cuda_plan plan,
-                  const __grid_constant__ struct ob_cuda_adam adam) {
-  struct ob_block block;
-  if (!find_block(plan, &block))
-    return;
-  const struct arrays arrays = arrays_of(plan, adam, block);
-  for (unsigned first = 0; first < arrays.valid; first += elements_at_once)
-    if (arrays.aligned && first + elements_at_once <= arrays.valid)
-      frozen_fours<true>(arrays, adam.adam, first);
-    else
-      frozen_fours<false>(arrays, adam.adam, first);
-}
-
-cudaError_t ob_cuda_adam_frozen(struct ob_cuda_plan plan, struct ob_cuda_adam adam,
-                                cudaStream_t stream) {
-  return launch(frozen_kernel, plan.layout.blocks, 1, stream, plan, adam);
-}
-
-/* --- The norm */
+/* --- Totals */
 
 static __global__ void __launch_bounds__(OB_LANES)
-    norm_kernel(const double *sums, size_t count, double *total) {
+    total_kernel(const double *sums, size_t count, double *total) {
   const double sum = sum_in_order(sums, count);
   if (lane_number() == 0)
     *total = sum;
 }
 
-cudaError_t ob_cuda_adam_norm(struct ob_cuda_plan plan, struct ob_cuda_adam adam, double *total,
-                              cudaStream_t stream) {
-  return launch_one_warp(norm_kernel, stream, adam.block_sums, plan.layout.blocks, total);
+static __global__ void __launch_bounds__(OB_LANES)
+    largest_kernel(const double *sums, size_t count, double *total) {
+  double lane = 0;
+  for (size_t i = lane_number(); i < count; i += OB_LANES)
+    lane = sums[i] > lane ? sums[i] : lane;
+  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
+    const double other = __shfl_down_sync(all_lanes, lane, width);
+    lane = other > lane ? other : lane;
+  }
+  if (lane_number() == 0)
+    *total = lane;
+}
+
+cudaError_t ob_cuda_total(const double *sums, int which, size_t first, size_t end, double *total,
+                          cudaStream_t stream) {
+  return launch_one_warp(which == OB_LARGEST ? largest_kernel : total_kernel, stream, sums + first,
+                         end - first, total);
 }

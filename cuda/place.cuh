@@ -108,9 +108,16 @@ static __device__ inline float scale_of(const struct ob_view &view, const struct
 
 /* --- Kept values */
 
+/* Of an array that lies as they do. */
+template <typename T>
+static __device__ inline T *values_of(const struct ob_cuda_kept &kept, T *array,
+                                      const struct ob_block &block) {
+  return array + (block.word - kept.first_word) * OB_LANES;
+}
+
 static __device__ inline float *values_of(const struct ob_cuda_kept &kept, uint32_t copy,
                                           const struct ob_block &block) {
-  return kept.values[copy] + (block.word - kept.first_word) * OB_LANES;
+  return values_of(kept, kept.values[copy], block);
 }
 
 static __device__ inline float kept_scale(const struct ob_cuda_kept &kept, uint32_t now,

@@ -198,6 +198,6 @@ cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t 
 
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.dtype, sum_kernel), plan.most_blocks, 1, stream,
+  return launch(KERNEL_OF(plan.output_dtype, sum_kernel), plan.most_blocks, 1, stream,
                 of_chunk(plan, chunk), outputs, share_of_mean(plan));
 }

@@ -242,6 +242,17 @@ static onebit_status_t compute(struct onebit_plan *plan, const struct ob_step *s
   }
 }
 
+/* For another pass over the results of a held call. */
+static void apply(struct onebit_plan *plan, size_t chunk) {
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = ONEBIT_OK;
+  if (plan->status == ONEBIT_OK)
+    status = launched(ob_device_apply(plan, chunk, stream_of(plan)));
+  if (status != ONEBIT_OK)
+    ob_steps_fail(plan, status);
+  ob_cuda_leave(before);
+}
+
 static onebit_status_t decide(struct onebit_plan *plan) {
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   OB_TRY_CUDA(ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
@@ -413,4 +424,5 @@ const struct ob_place ob_place_stream = {
     .end = end,
     .take = take,
     .settled = settled,
+    .apply = apply,
 };

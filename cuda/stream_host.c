@@ -164,7 +164,7 @@ onebit_status_t ob_stream_host_share(struct onebit_plan *plan, size_t chunk) {
   cudaStream_t stream = plan->device->stream;
   cudaError_t error = cudaSuccess;
   if (plan->status == ONEBIT_OK)
-    error = ob_cuda_load(*window, ob_device_source(plan).inputs, chunk, stream);
+    error = ob_cuda_load(*window, ob_device_source(plan), chunk, stream);
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
   ob_stream_seal(plan, window, chunk, OB_MESSAGE_WORKER);

@@ -1,26 +1,21 @@
-/* The dense Adam of train_dense.h. */
+/* The dense training of train_dense.h. */
 #include "examples/train_dense.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/transformer_math.h"
+#include "examples/train_update.h"
 
-train_dense_t *train_dense_create(const team_t *team, const train_options_t *options,
-                                  transformer_t *model) {
+train_dense_t *train_dense_create(const train_task_t *task, const train_options_t *options) {
   train_dense_t *dense = calloc(1, sizeof *dense);
   if (!dense)
     return NULL;
-  *dense = (train_dense_t){.team = team,
-                           .model = model,
-                           .beta1 = 0.9,
-                           .beta2 = (double)options->beta2,
-                           .epsilon = 1e-8f,
-                           .weight_decay = options->weight_decay,
-                           .gradient = calloc(model->parameters, sizeof(float)),
-                           .momentum = calloc(model->parameters, sizeof(float)),
-                           .variance = calloc(model->parameters, sizeof(float))};
+  *dense = (train_dense_t){.options = options,
+                           .task = task,
+                           .gradient = calloc(task->parameters, sizeof(float)),
+                           .momentum = calloc(task->parameters, sizeof(float)),
+                           .variance = calloc(task->parameters, sizeof(float))};
   if (dense->gradient && dense->momentum && dense->variance)
     return dense;
   train_dense_destroy(dense);
@@ -36,29 +31,47 @@ void train_dense_destroy(train_dense_t *dense) {
   free(dense);
 }
 
+static update_t numbers_of(const train_dense_t *dense, float learning_rate) {
+  const double t = (double)dense->steps, beta1 = 0.9, beta2 = (double)dense->options->beta2;
+  return (update_t){.beta1 = dense->options->method == MOMENTUM ? dense->options->momentum
+                                                                : (float)beta1,
+                    .beta2 = (float)beta2,
+                    .epsilon = 1e-8f,
+                    .gradient_factor = 1.0f / (float)dense->task->team->size,
+                    .momentum_factor = (float)(1.0 / (1.0 - pow(beta1, t))),
+                    .variance_factor = (float)(1.0 / (1.0 - pow(beta2, t))),
+                    .learning_rate = learning_rate};
+}
+
+/* One tensor, whose moments and gradient begin at `at`. */
+static void update(const train_dense_t *dense, const update_t *numbers,
+                   const train_tensor_t *tensor, size_t at) {
+  float *gradient = dense->gradient + at, *momentum = dense->momentum + at;
+  float *variance = dense->variance + at;
+  if (dense->options->method == MOMENTUM)
+    update_momentum(numbers, tensor->value, momentum, gradient, tensor->count);
+  else if (dense->options->method == LAMB)
+    update_lamb(numbers, tensor->value, momentum, variance, gradient, tensor->count);
+  else
+    update_adam(numbers, tensor->value, momentum, variance, gradient, tensor->count);
+}
+
 void train_dense_step(train_dense_t *dense, float learning_rate) {
-  const transformer_t *model = dense->model;
-  const double t = (double)++dense->steps;
-  adam_t adam = {.beta1 = (float)dense->beta1,
-                 .beta2 = (float)dense->beta2,
-                 .epsilon = dense->epsilon,
-                 .gradient_factor = 1.0f / (float)dense->team->size,
-                 .momentum_factor = (float)(1.0 / (1.0 - pow(dense->beta1, t))),
-                 .variance_factor = (float)(1.0 / (1.0 - pow(dense->beta2, t))),
-                 .learning_rate = learning_rate};
+  const train_task_t *task = dense->task;
+  dense->steps++;
+  update_t numbers = numbers_of(dense, learning_rate);
   size_t at = 0;
-  for (size_t i = 0; i < model->ntensors; at += model->tensors[i++].count)
-    memcpy(dense->gradient + at, model->tensors[i].gradient,
-           model->tensors[i].count * sizeof(float));
-  sum_with_mpi(dense->gradient, model->parameters);
+  for (size_t i = 0; i < task->ntensors; at += task->tensors[i++].count)
+    memcpy(dense->gradient + at, task->tensors[i].gradient, task->tensors[i].count * sizeof(float));
+  sum_with_mpi(dense->gradient, task->parameters);
   at = 0;
-  for (size_t i = 0; i < model->ntensors; at += model->tensors[i++].count) {
-    adam.weight_decay = model->tensors[i].is_gain ? 0.0f : dense->weight_decay;
-    adam_update(&adam, model->tensors[i].value, dense->momentum + at, dense->variance + at,
-                dense->gradient + at, model->tensors[i].count);
+  for (size_t i = 0; i < task->ntensors; at += task->tensors[i++].count) {
+    numbers.weight_decay = task->tensors[i].decays ? dense->options->weight_decay : 0.0f;
+    update(dense, &numbers, &task->tensors[i], at);
   }
 }
 
 size_t train_dense_bytes(const train_dense_t *dense) {
-  return 2 * (dense->team->size - 1) * dense->model->parameters * sizeof(float) / dense->team->size;
+  const size_t ranks = dense->task->team->size;
+  return 2 * (ranks - 1) * dense->task->parameters * sizeof(float) / ranks;
 }

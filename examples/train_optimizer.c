@@ -3,85 +3,194 @@
 
 #include <stdlib.h>
 
-static onebit_status_t create_onebit(train_optimizer_t *optimizer, const train_options_t *options) {
-  const train_model_t *model = optimizer->model;
-  const size_t ntensors = model->host->ntensors;
+/* --- The library's -----------------------------------------------------------------------------*/
+
+static onebit_optimizer_options_t common_options(const train_optimizer_t *optimizer) {
+  const train_options_t *options = optimizer->options;
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  common.scale = (onebit_scale_t)options->scale;
+  common.block_size = options->block_size;
+  common.bucket_size = options->bucket_size;
+  common.no_error_feedback = options->no_error_feedback;
+  common.device = optimizer->task->memory;
+  common.gradient_dtype = (onebit_dtype_t)options->gradients;
+  common.parameter_dtype = (onebit_dtype_t)options->parameters;
+  common.gradient_factor = 1.0 / (double)options->accumulate;
+  common.clip_norm = (double)options->clip_norm;
+  common.loss_scale_first = (double)options->loss_scale;
+  common.loss_scale_interval = options->loss_scale_interval;
+  common.dense_below = options->dense_below;
+  return common;
+}
+
+static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
+  const train_options_t *options = optimizer->options;
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
-  adam.freeze_step = optimizer->kind == ADAM ? ONEBIT_FREEZE_NEVER : options->freeze;
-  adam.common.scale = (onebit_scale_t)options->scale;
-  adam.common.block_size = options->block_size;
-  adam.common.bucket_size = options->bucket_size;
-  adam.common.no_error_feedback = options->no_error_feedback;
-  adam.common.device = model->device->memory;
-  onebit_tensor_t *tensors = calloc(ntensors, sizeof *tensors);
-  for (size_t t = 0; tensors && t < ntensors; t++)
+  adam.freeze_step = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
+  adam.exchange = options->exchange ? ONEBIT_ADAM_EXCHANGE_STEP : ONEBIT_ADAM_EXCHANGE_MOMENTUM;
+  adam.shards = (onebit_shards_t)options->shards;
+  adam.common = common_options(optimizer);
+  return onebit_adam_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
+                            &adam, &optimizer->onebit);
+}
+
+static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
+  const train_options_t *options = optimizer->options;
+  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
+  lamb.beta2 = (double)options->beta2;
+  lamb.freeze_step = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
+  lamb.common = common_options(optimizer);
+  return onebit_lamb_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
+                            &lamb, &optimizer->onebit);
+}
+
+static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
+                                            const onebit_tensor_t *tensors) {
+  const train_options_t *options = optimizer->options;
+  onebit_zero_one_adam_options_t adam = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  adam.beta2 = (double)options->beta2;
+  adam.variance_freeze_step = options->variance_freeze;
+  adam.variance_update_scaler = options->variance_scaler;
+  adam.local_step_scaler = options->local_scaler;
+  adam.local_step_clipper = options->local_clipper;
+  adam.common = common_options(optimizer);
+  return onebit_zero_one_adam_create(optimizer->task->team->gradients, tensors,
+                                     optimizer->task->ntensors, &adam, &optimizer->onebit);
+}
+
+static onebit_status_t create_momentum(train_optimizer_t *optimizer,
+                                       const onebit_tensor_t *tensors) {
+  const train_options_t *options = optimizer->options;
+  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  momentum.momentum = (double)options->momentum;
+  momentum.warmup_steps = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
+  momentum.common = common_options(optimizer);
+  return onebit_momentum_create(optimizer->task->team->gradients, tensors,
+                                optimizer->task->ntensors, &momentum, &optimizer->onebit);
+}
+
+/* Dense 0/1 Adam is Adam. */
+static onebit_status_t create_of_method(train_optimizer_t *optimizer,
+                                        const onebit_tensor_t *tensors) {
+  static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
+      [ADAM] = create_adam,
+      [LAMB] = create_lamb,
+      [ZERO_ONE_ADAM] = create_zero_one_adam,
+      [MOMENTUM] = create_momentum};
+  const int method = optimizer->options->method;
+  if (method == ZERO_ONE_ADAM && optimizer->form == DENSE)
+    return create_adam(optimizer, tensors);
+  return create[method](optimizer, tensors);
+}
+
+static onebit_status_t create_onebit(train_optimizer_t *optimizer) {
+  const train_task_t *task = optimizer->task;
+  onebit_tensor_t *tensors = calloc(task->ntensors, sizeof *tensors);
+  for (size_t t = 0; tensors && t < task->ntensors; t++)
     tensors[t] = (onebit_tensor_t){
-        .parameter = model->tensors[t].value,
-        .gradient = model->tensors[t].gradient,
-        .count = model->tensors[t].count,
-        .weight_decay = model->tensors[t].is_gain ? 0.0f : options->weight_decay,
+        .parameter = train_arrays_parameter(&optimizer->arrays, t),
+        .gradient = train_arrays_gradient(&optimizer->arrays, t),
+        .count = task->tensors[t].count,
+        .weight_decay = task->tensors[t].decays ? optimizer->options->weight_decay : 0.0f,
     };
-  const onebit_status_t status =
-      onebit_adam_create(optimizer->team->gradients, tensors, ntensors, &adam, &optimizer->onebit);
+  const onebit_status_t status = create_of_method(optimizer, tensors);
   free(tensors);
   return status;
+}
+
+/* --- Either ------------------------------------------------------------------------------------*/
+
+static void note(train_optimizer_t *optimizer, onebit_status_t status) {
+  if (optimizer->status == ONEBIT_OK)
+    optimizer->status = status;
 }
 
 /* The backward pass has come to a tensor. */
 static void tell(void *context, size_t tensor) {
   train_optimizer_t *optimizer = context;
-  const onebit_status_t status = onebit_optimizer_ready(optimizer->onebit, tensor);
-  if (optimizer->status == ONEBIT_OK)
-    optimizer->status = status;
+  const size_t micro_batch = optimizer->micro_batch;
+  train_arrays_take(&optimizer->arrays, tensor, micro_batch, optimizer->loss_scale);
+  if (micro_batch + 1 == optimizer->options->accumulate)
+    note(optimizer, onebit_optimizer_ready(optimizer->onebit, tensor));
 }
 
-int train_optimizer_create(train_optimizer_t *optimizer, int kind, const team_t *team,
-                           const train_options_t *options, train_model_t *model) {
-  *optimizer = (train_optimizer_t){.kind = kind, .team = team, .model = model};
-  if (kind == DENSE_MPI) {
-    optimizer->dense = train_dense_create(team, options, model->host);
-    return agree(team, optimizer->dense != NULL, "out of memory for dense Adam");
+int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task_t *task,
+                           const train_options_t *options) {
+  *optimizer = (train_optimizer_t){
+      .form = form, .options = options, .task = task, .loss_scale = 1.0f, .arrays = {.task = task}};
+  if (form == DENSE_MPI) {
+    optimizer->dense = train_dense_create(task, options);
+    return agree(task->team, optimizer->dense != NULL, "out of memory for dense moments");
   }
-  if (check(team, create_onebit(optimizer, options), "optimizer") != 0)
+  if (agree(task->team, train_arrays_create(&optimizer->arrays, task, options) == 0,
+            "out of memory for rounded parameters and gradients") != 0 ||
+      check(task->team, create_onebit(optimizer), "optimizer") != 0)
     return -1;
   optimizer->in_parts = options->bucket_size > 0;
   if (optimizer->in_parts) {
-    model->host->ready = tell;
-    model->host->ready_context = optimizer;
+    task->ready = tell;
+    task->ready_context = optimizer;
   }
   return 0;
 }
 
 void train_optimizer_destroy(train_optimizer_t *optimizer) {
+  if (!optimizer->task)
+    return;
   onebit_optimizer_destroy(optimizer->onebit);
   train_dense_destroy(optimizer->dense);
+  train_arrays_destroy(&optimizer->arrays);
 }
 
 onebit_status_t train_optimizer_begin(train_optimizer_t *optimizer, float learning_rate) {
+  double loss_scale = 1.0;
   optimizer->status = ONEBIT_OK;
-  return optimizer->in_parts ? onebit_optimizer_begin(optimizer->onebit, learning_rate) : ONEBIT_OK;
+  if (optimizer->dense)
+    return ONEBIT_OK;
+  if (optimizer->options->loss_scale > 0.0f)
+    note(optimizer, onebit_optimizer_get_loss_scale(optimizer->onebit, &loss_scale));
+  optimizer->loss_scale = (float)loss_scale;
+  if (optimizer->in_parts)
+    note(optimizer, onebit_optimizer_begin(optimizer->onebit, learning_rate));
+  return optimizer->status;
+}
+
+double train_optimizer_gradient(train_optimizer_t *optimizer, size_t step) {
+  train_task_t *task = optimizer->task;
+  const size_t micro_batches = optimizer->options->accumulate;
+  double loss = 0.0;
+  for (size_t k = 0; k < micro_batches; k++) {
+    optimizer->micro_batch = k;
+    loss += task->kind->gradient(task, step * micro_batches + k) / (double)micro_batches;
+    for (size_t t = 0; !optimizer->in_parts && !optimizer->dense && t < task->ntensors; t++)
+      train_arrays_take(&optimizer->arrays, t, k, optimizer->loss_scale);
+  }
+  return loss;
 }
 
 onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learning_rate) {
+  train_task_t *task = optimizer->task;
   if (optimizer->dense) {
     train_dense_step(optimizer->dense, learning_rate);
     return ONEBIT_OK;
   }
-  train_model_t *model = optimizer->model;
-  const onebit_status_t status = model->device->step(model, optimizer->onebit, learning_rate);
+  const onebit_status_t status = task->kind->step(task, optimizer->onebit, learning_rate);
+  train_arrays_refresh(&optimizer->arrays);
   return optimizer->status != ONEBIT_OK ? optimizer->status : status;
 }
 
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
+  onebit_optimizer_info_t info = {.size = sizeof info, .synchronized = 1};
   if (optimizer->onebit)
     onebit_optimizer_get_info(optimizer->onebit, &info);
+  else
+    info.exchanges[0] = info.steps = optimizer->dense->steps;
   return info;
 }
 
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer) {
   if (optimizer->dense)
     return optimizer->dense->steps * train_dense_bytes(optimizer->dense);
-  return onebit_comm_bytes_sent(optimizer->team->gradients);
+  return onebit_comm_bytes_sent(optimizer->task->team->gradients);
 }

@@ -1,30 +1,35 @@
 /*
- * What train_text trains with: the library's optimizer, frozen at some time or never, or the dense
- * Adam of train_dense.h, behind the same few calls.
+ * What a training makes its steps with: an optimizer of the library, compressed or dense, or
+ * train_dense.h, behind the same few calls.
  */
 #ifndef EXAMPLES_TRAIN_OPTIMIZER_H
 #define EXAMPLES_TRAIN_OPTIMIZER_H
 
+#include "examples/train_arrays.h"
 #include "examples/train_dense.h"
-#include "examples/train_device.h"
 
 typedef struct train_optimizer {
-  int kind; /* ADAM, ONEBIT_ADAM or DENSE_MPI */
-  const team_t *team;
-  train_model_t *model;
+  form_t form;
+  const train_options_t *options;
+  train_task_t *task;
   onebit_optimizer_t onebit; /* NULL for DENSE_MPI, which has the other one */
   train_dense_t *dense;
+  train_arrays_t arrays;
   int in_parts;           /* gradients are told of as they become final */
+  size_t micro_batch;     /* of the step, that is computed now */
+  float loss_scale;       /* of this step */
   onebit_status_t status; /* of telling */
 } train_optimizer_t;
 
-/* 0, or -1 after saying why. The optimizer stays where it is: the model calls it back. */
-int train_optimizer_create(train_optimizer_t *optimizer, int kind, const team_t *team,
-                           const train_options_t *options, train_model_t *model);
+/* 0, or -1 after saying why. The optimizer stays where it is: the task calls it back. */
+int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task_t *task,
+                           const train_options_t *options);
 void train_optimizer_destroy(train_optimizer_t *optimizer);
 
-/* Before the backward pass, and after it: the same learning rate. */
+/* A step is these three; begin and step have the same learning rate. gradient returns the loss on
+ * this rank's samples of step 0, 1, ... */
 onebit_status_t train_optimizer_begin(train_optimizer_t *optimizer, float learning_rate);
+double train_optimizer_gradient(train_optimizer_t *optimizer, size_t step);
 onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learning_rate);
 
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer);

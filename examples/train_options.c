@@ -1,278 +1,213 @@
-/*
- * The command line of train_text: one table that parsing and --help share.
- */
+/* The options of train_options.h. */
 #include "examples/train_options.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "onebit/onebit.h"
 
-typedef enum kind {
-  PATH,   /* may be given several times */
-  OUTPUT, /* a path */
-  COUNT,  /* a size_t from `least` to `most`, or the word in `choices`, which means `special` */
-  REAL,   /* a float from `least` to `most` */
-  CHOICE, /* an int: the place of the word in `choices` */
-  FLAG    /* an int: 1 when the option is there; takes no value */
-} kind_t;
-
-typedef struct option {
-  const char *name;
-  kind_t kind;
-  size_t offset; /* in train_options_t */
-  double least, most;
-  const char *choices; /* words with | between */
-  size_t special;
-  const char *help;
-} option_t;
-
 #define AT(field) offsetof(train_options_t, field)
+#define TABLE(title, options)                                                                      \
+  { title, options, sizeof options / sizeof options[0] }
 
-/* The upper limits only keep products of sizes within a size_t. */
-static const option_t table[] = {
-    {"data", PATH, AT(data), 0, 0, "PATH", 0,
-     "text to train on: a file, or all files of a directory; may be given again"},
-    {"optimizer", CHOICE, AT(optimizer), 0, 0, "adam|onebit-adam|dense-mpi", 0,
-     "default onebit-adam; adam: the same, never frozen; dense-mpi: a plain Adam on gradients "
-     "summed "
-     "by MPI_Allreduce"},
-    {"compare", FLAG, AT(compare), 0, 0, NULL, 0,
-     "train with dense Adam, again with 1-bit Adam, and end with a table"},
-    {"steps", COUNT, AT(steps), 1, 1e9, NULL, 0, "training steps"},
-    {"freeze", COUNT, AT(freeze), 1, 1e9, "auto", ONEBIT_FREEZE_AUTOMATIC,
-     "warm-up steps of 1-bit Adam; auto: until the variance is steady; default a fifth of the "
-     "steps"},
-    {"learning-rate", REAL, AT(learning_rate), 0, 10, NULL, 0, "its highest value"},
-    {"beta2", REAL, AT(beta2), 0.1, 0.999999, NULL, 0, "how slowly the variance forgets"},
-    {"weight-decay", REAL, AT(weight_decay), 0, 10, NULL, 0, "of the matrices"},
-    {"scale", CHOICE, AT(scale), 0, 0, "rms|mean-absolute", 0,
+/* --- Tables. The upper limits only keep products of sizes within a size_t. ---------------------*/
+
+static const option_t training[] = {
+    {"optimizer", OPTION_CHOICE, AT(method), 0, 0, "adam|lamb|zero-one-adam|momentum", 0,
+     "what to train with: 1-bit Adam, default, 1-bit LAMB, 0/1 Adam, or 1-bit momentum SGD"},
+    {"dense", OPTION_FLAG, AT(dense), 0, 0, NULL, 0,
+     "its plain data-parallel form: full precision in all steps"},
+    {"dense-mpi", OPTION_FLAG, AT(dense_mpi), 0, 0, NULL, 0,
+     "the same without the library: gradients summed by MPI_Allreduce"},
+    {"compare", OPTION_FLAG, AT(compare), 0, 0, NULL, 0,
+     "train with the dense form, again with the compressed one, and end with a table"},
+    {"no-error-feedback", OPTION_FLAG, AT(no_error_feedback), 0, 0, NULL, 0,
+     "forget the rounding errors: a control that should train worse"},
+    {"steps", OPTION_COUNT, AT(steps), 1, 1e9, NULL, 0, "training steps"},
+    {"batch", OPTION_COUNT, AT(batch), 1, 65536, NULL, 0, "samples of each rank in a micro-batch"},
+    {"accumulate", OPTION_COUNT, AT(accumulate), 1, 65536, NULL, 0, "micro-batches in a step"},
+    {"learning-rate", OPTION_REAL, AT(learning_rate), 0, 10, NULL, 0,
+     "its highest value; by default what suits the optimizer"},
+    {"rise", OPTION_COUNT, AT(rise), 1, 1e9, NULL, 0,
+     "steps over which it rises from zero; default a tenth of the steps"},
+    {"decay", OPTION_CHOICE, AT(decay), 0, 0, "linear|inverse-root|none", 0,
+     "how it falls after that; default linear"},
+    {"last-rate", OPTION_REAL, AT(last_rate), 0, 1, NULL, 0,
+     "where the linear fall ends, as a part of the highest value"},
+    {"seed", OPTION_COUNT, AT(seed), 0, 1e15, NULL, 0,
+     "of the first parameters, the batches, the sample"},
+    {"ranks", OPTION_COUNT, AT(ranks), 1, 1024, NULL, 0,
+     "ranks as threads of this process, instead of MPI's processes"},
+};
+
+static const option_t optimizer[] = {
+    {"freeze-step", OPTION_COUNT, AT(freeze), 0, 1e9, "auto", ONEBIT_FREEZE_AUTOMATIC,
+     "dense steps of adam, lamb and momentum at first; auto, of the first two: until the variance "
+     "is steady; default a fifth of the steps, of momentum 0"},
+    {"variance-freeze-step", OPTION_COUNT, AT(variance_freeze), 1, 1e9, NULL, 0,
+     "0/1 Adam: steps with a variance that lives; default half of the steps"},
+    {"variance-update-scaler", OPTION_COUNT, AT(variance_scaler), 1, 1e9, NULL, 0,
+     "0/1 Adam: updates of the variance after which they become half as frequent; default a "
+     "hundredth of the steps"},
+    {"local-step-scaler", OPTION_COUNT, AT(local_scaler), 1, 1e9, NULL, 0,
+     "0/1 Adam: steps after which the ranks meet half as often; default a tenth of the steps"},
+    {"local-step-clipper", OPTION_COUNT, AT(local_clipper), 1, 1e9, NULL, 0,
+     "0/1 Adam: most steps from one meeting to the next; default 4"},
+    {"exchange", OPTION_CHOICE, AT(exchange), 0, 0, "momentum|step", 0,
+     "adam: what one bit an element stands for; default momentum"},
+    {"shards", OPTION_CHOICE, AT(shards), 0, 0, "none|step|parameters", 0,
+     "adam: each rank keeps the state of its share only, and what is sent back to all; default "
+     "none"},
+    {"beta2", OPTION_REAL, AT(beta2), 0.1, 0.999999, NULL, 0, "how slowly the variance forgets"},
+    {"momentum", OPTION_REAL, AT(momentum), 0.01, 0.999999, NULL, 0, "of momentum SGD"},
+    {"weight-decay", OPTION_REAL, AT(weight_decay), 0, 10, NULL, 0, "of the matrices"},
+    {"clip-norm", OPTION_REAL, AT(clip_norm), 0, 1e9, NULL, 0,
+     "largest norm of the gradient; default 0: any"},
+    {"scale", OPTION_CHOICE, AT(scale), 0, 0, "rms|mean-absolute", 0,
      "what stands for a block; default rms"},
-    {"block-size", COUNT, AT(block_size), 32, 65536, "buffer", ONEBIT_BLOCK_BUFFER,
+    {"block-size", OPTION_COUNT, AT(block_size), 32, 65536, "buffer", ONEBIT_BLOCK_BUFFER,
      "elements that share a scale, a multiple of 32; buffer: all; default the library's"},
-    {"bucket-size", COUNT, AT(bucket_size), 0, 1e15, NULL, 0,
+    {"bucket-size", OPTION_COUNT, AT(bucket_size), 0, 1e15, NULL, 0,
      "exchange tensors in buckets of so many elements, while the backward pass goes on; default 0: "
      "all at once, after it"},
-    {"no-error-feedback", FLAG, AT(no_error_feedback), 0, 0, NULL, 0,
-     "forget the rounding errors: a control that should train worse"},
-    {"batch", COUNT, AT(batch), 1, 65536, NULL, 0, "sequences of each rank in a step"},
-    {"context", COUNT, AT(context), 1, 4096, NULL, 0, "bytes in a sequence"},
-    {"layers", COUNT, AT(layers), 1, 1000, NULL, 0, "blocks of the transformer"},
-    {"width", COUNT, AT(width), 1, 16384, NULL, 0, "its width"},
-    {"heads", COUNT, AT(heads), 1, 16384, NULL, 0, "attention heads; divides the width"},
-    {"seed", COUNT, AT(seed), 0, 1e15, NULL, 0, "of the first parameters, the batches, the sample"},
-    {"report-every", COUNT, AT(report_every), 1, 1e9, NULL, 0, "steps from one line to the next"},
-    {"validate-every", COUNT, AT(validate_every), 0, 1e9, NULL, 0,
+    {"dense-below", OPTION_COUNT, AT(dense_below), 0, 1e15, NULL, 0,
+     "tensors of fewer elements are never compressed; default 0: none"},
+};
+
+static const option_t numbers[] = {
+    {"parameters", OPTION_CHOICE, AT(parameters), 0, 0, "float32|bfloat16|float16", 0,
+     "what the model's parameters are rounded to, beside float32 masters; default float32: none"},
+    {"gradients", OPTION_CHOICE, AT(gradients), 0, 0, "float32|bfloat16|float16", 0,
+     "what gradients are rounded to; default float32"},
+    {"loss-scale", OPTION_REAL, AT(loss_scale), 1, 0x1p30, NULL, 0,
+     "first factor of the loss; it falls and rises with what the gradients can hold"},
+    {"loss-scale-interval", OPTION_COUNT, AT(loss_scale_interval), 1, 1e9, NULL, 0,
+     "good steps before it doubles"},
+};
+
+static const option_t reports[] = {
+    {"report-every", OPTION_COUNT, AT(report_every), 1, 1e9, NULL, 0,
+     "steps from one line to the next"},
+    {"validate-every", OPTION_COUNT, AT(validate_every), 0, 1e9, NULL, 0,
      "steps from one validation to the next; default 0: only at the end"},
-    {"log", OUTPUT, AT(log), 0, 0, "FILE", 0,
+    {"log", OPTION_PATH, AT(log), 0, 0, "FILE", 0,
      "write a line a report: step, seconds of training, training loss, and, of a step with "
      "validation, the validation loss"},
-    {"sample", COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
-    {"ranks", COUNT, AT(ranks), 1, 1024, NULL, 0,
-     "ranks as threads of this process, instead of MPI's processes"},
-    {"device", CHOICE, AT(device), 0, 0, "host|cuda", 0,
-     "where to compute: the processor, default, or a GPU; the ranks of a host take its GPUs in "
-     "turn"},
-    {"transport", CHOICE, AT(transport), 0, 0, "staged|nccl", 0,
-     "how gradients leave a GPU: by way of the host, default, or over NCCL"},
-    {"products", CHOICE, AT(products), 0, 0, "bfloat16|float32", 0,
-     "what a GPU's matrix products multiply; default bfloat16"},
-    {"help", FLAG, AT(help), 0, 0, NULL, 0, "print this and stop"},
+    {"json", OPTION_FLAG, AT(json), 0, 0, NULL, 0, "end each training with a line of JSON"},
+    {"quiet", OPTION_FLAG, AT(quiet), 0, 0, NULL, 0, "print nothing else"},
+    {"checkpoint", OPTION_PATH, AT(checkpoint), 0, 0, "DIRECTORY", 0, "where to save the training"},
+    {"save-every", OPTION_COUNT, AT(save_every), 1, 1e9, NULL, 0,
+     "steps from one time to the next; default: only at the end"},
+    {"resume", OPTION_FLAG, AT(resume), 0, 0, NULL, 0, "go on from what was saved there"},
+    {"help", OPTION_FLAG, AT(help), 0, 0, NULL, 0, "print this and stop"},
 };
 
-enum { OPTIONS = sizeof table / sizeof table[0] };
+const option_table_t train_option_tables[TRAIN_TABLES] = {
+    TABLE("Training", training), TABLE("Optimizer", optimizer), TABLE("Precision", numbers),
+    TABLE("Reports and checkpoints", reports)};
 
-static const train_options_t defaults = {
-    .optimizer = ONEBIT_ADAM,
-    .steps = 400,
-    .seed = 1,
-    .learning_rate = 4e-3f,
-    .batch = 8,
-    .freeze = FREEZE_DEFAULT,
-    .beta2 = 0.99f,
-    .weight_decay = 0.1f,
-    .scale = ONEBIT_SCALE_RMS,
-    .layers = 5,
-    .width = 128,
-    .heads = 4,
-    .context = 64,
-    .report_every = 20,
-    .sample = 400,
-};
+/* --- Defaults that depend on others, and options that do not go together -----------------------*/
 
-static int refuse(char *words, const option_t *option, const char *value, const char *why) {
-  snprintf(words, OPTION_WORDS, "--%s %.100s: %.300s", option->name, value, why);
-  return -1;
+static void complete(size_t *field, size_t value) {
+  if (*field == COUNT_UNSET)
+    *field = value > 0 ? value : 1;
 }
 
-static int refuse_range(char *words, const option_t *option, const char *value) {
-  char why[100];
-  snprintf(why, sizeof why, "not a number from %.10g to %.10g%s%s", option->least, option->most,
-           option->choices ? ", nor " : "", option->choices ? option->choices : "");
-  return refuse(words, option, value, why);
+void train_options_complete(train_options_t *options, const float learning_rates[METHODS]) {
+  const size_t steps = options->steps;
+  if (options->learning_rate == REAL_UNSET)
+    options->learning_rate = learning_rates[options->method];
+  if (options->method == MOMENTUM && options->freeze == COUNT_UNSET)
+    options->freeze = 0;
+  complete(&options->rise, steps / 10 + 1);
+  complete(&options->freeze, steps / 5);
+  complete(&options->variance_freeze, steps / 2);
+  complete(&options->variance_scaler, steps / 100);
+  complete(&options->local_scaler, steps / 10);
+  complete(&options->local_clipper, 4);
 }
 
-/* The place of the word among the choices, or -1. */
-static int place(const char *choices, const char *word) {
-  const size_t length = strlen(word);
-  for (int i = 0; choices; i++) {
-    const char *end = strchr(choices, '|');
-    if (length > 0 && strncmp(choices, word, length) == 0 && choices[length] == (end ? '|' : '\0'))
-      return i;
-    choices = end ? end + 1 : NULL;
-  }
-  return -1;
+form_t train_options_form(const train_options_t *options) {
+  return options->dense_mpi ? DENSE_MPI : options->dense ? DENSE : COMPRESSED;
 }
 
-static int set_count(const option_t *option, size_t *field, const char *value, char *words) {
-  char *end;
-  if (place(option->choices, value) == 0) {
-    *field = option->special;
-    return 0;
-  }
-  errno = 0;
-  const unsigned long long number = strtoull(value, &end, 10);
-  if (*value < '0' || *value > '9' || *end || errno || (double)number < option->least ||
-      (double)number > option->most)
-    return refuse_range(words, option, value);
-  *field = (size_t)number;
-  return 0;
-}
-
-static int set_real(const option_t *option, float *field, const char *value, char *words) {
-  char *end;
-  const double number = strtod(value, &end);
-  if (end == value || *end || !(number >= option->least && number <= option->most))
-    return refuse_range(words, option, value);
-  *field = (float)number;
-  return 0;
-}
-
-static int set_choice(const option_t *option, int *field, const char *value, char *words) {
-  const int choice = place(option->choices, value);
-  if (choice < 0) {
-    char why[100];
-    snprintf(why, sizeof why, "not one of %s", option->choices);
-    return refuse(words, option, value, why);
-  }
-  *field = choice;
-  return 0;
-}
-
-static int add_path(const option_t *option, train_options_t *options, const char *value,
-                    char *words) {
-  if (options->ndata == MOST_PATHS)
-    return refuse(words, option, value, "too many; give a directory");
-  options->data[options->ndata++] = value;
-  return 0;
-}
-
-static int set(const option_t *option, train_options_t *options, const char *value, char *words) {
-  void *field = (char *)options + option->offset;
-  switch (option->kind) {
-  case PATH:
-    return add_path(option, options, value, words);
-  case OUTPUT:
-    *(const char **)field = value;
-    return 0;
-  case COUNT:
-    return set_count(option, field, value, words);
-  case REAL:
-    return set_real(option, field, value, words);
-  case CHOICE:
-    return set_choice(option, field, value, words);
-  case FLAG:
-    break;
-  }
-  *(int *)field = 1;
-  return 0;
-}
-
-/* The option that --NAME or --NAME=VALUE names. */
-static const option_t *find(const char *argument) {
-  const size_t length = strncmp(argument, "--", 2) == 0 ? strcspn(argument + 2, "=") : 0;
-  for (size_t i = 0; i < OPTIONS; i++)
-    if (length == strlen(table[i].name) && strncmp(argument + 2, table[i].name, length) == 0)
-      return &table[i];
-  return NULL;
-}
-
-/* What no option alone can be blamed for. */
-static int check(const train_options_t *options, char *words) {
-  if (options->help)
-    return 0;
-  if (options->ndata == 0)
-    snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
-  else if (options->log && options->compare)
-    snprintf(words, OPTION_WORDS, "--log %.300s: of one training, and --compare makes two",
-             options->log);
-  else if (options->width % options->heads != 0)
-    snprintf(words, OPTION_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
-             options->width);
-  else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
-    snprintf(words, OPTION_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
-  else if (options->device == ON_HOST && options->transport == OVER_NCCL)
-    snprintf(words, OPTION_WORDS, "--transport nccl: is between GPUs; wants --device cuda");
-  else if (options->device == ON_CUDA && options->optimizer == DENSE_MPI && !options->compare)
-    snprintf(words, OPTION_WORDS, "--optimizer dense-mpi: not with --device cuda");
-  else if (options->device == ON_CUDA && options->bucket_size > 0)
+static int check_form(const train_options_t *options, char *words) {
+  if (options->compare && options->dense + options->dense_mpi > 0)
+    snprintf(words, OPTION_WORDS, "--compare: makes both trainings; not with --dense%s",
+             options->dense_mpi ? "-mpi" : "");
+  else if (options->dense && options->dense_mpi)
+    snprintf(words, OPTION_WORDS, "--dense and --dense-mpi: one of them");
+  else if (options->dense_mpi &&
+           (options->checkpoint || options->parameters || options->gradients ||
+            options->loss_scale > 0.0f || options->clip_norm > 0.0f || options->accumulate > 1 ||
+            options->bucket_size > 0 || options->shards))
     snprintf(words, OPTION_WORDS,
-             "--bucket-size %zu: not with --device cuda, where gradients are exchanged after the "
-             "backward pass",
-             options->bucket_size);
+             "--dense-mpi: is the plainest form: no checkpoint, parameters, gradients, loss-scale, "
+             "clip-norm, accumulate, bucket-size or shards");
   else
     return 0;
   return -1;
 }
 
-int train_options_parse(train_options_t *options, int argc, char **argv, char words[OPTION_WORDS]) {
-  *options = defaults;
-  for (int i = 1; i < argc; i++) {
-    const option_t *option = find(argv[i]);
-    const char *value = strchr(argv[i], '=');
-    if (!option) {
-      snprintf(words, OPTION_WORDS, "%.100s: unknown option; --help lists them", argv[i]);
-      return -1;
-    }
-    if (option->kind == FLAG ? value != NULL : !value && i + 1 == argc)
-      return refuse(words, option, value ? value : "",
-                    value ? "takes no value" : "a value is missing");
-    if (option->kind != FLAG)
-      value = value ? value + 1 : argv[++i];
-    if (set(option, options, value, words) != 0)
-      return -1;
-  }
-  if (options->freeze == FREEZE_DEFAULT)
-    options->freeze = options->steps < 5 ? 1 : options->steps / 5;
-  return check(options, words);
+static int check_method(const train_options_t *options, char *words) {
+  if (options->method != ADAM && (options->exchange || options->shards))
+    snprintf(words, OPTION_WORDS, "--%s: of --optimizer adam only",
+             options->exchange ? "exchange" : "shards");
+  else if (options->method == ADAM && options->exchange && options->shards)
+    snprintf(words, OPTION_WORDS, "--exchange step: not with --shards, which say what is sent");
+  else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
+    snprintf(words, OPTION_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
+  else
+    return 0;
+  return -1;
 }
 
-static void print_default(const option_t *option) {
-  const void *field = (const char *)&defaults + option->offset;
-  if (option->kind == REAL)
-    printf("; default %g", (double)*(const float *)field);
-  if (option->kind != COUNT)
-    return;
-  const size_t count = *(const size_t *)field;
-  if (count != 0 && count != FREEZE_DEFAULT)
-    printf("; default %zu", count);
+static int check_files(const train_options_t *options, char *words) {
+  if (options->log && options->compare)
+    snprintf(words, OPTION_WORDS, "--log %.300s: of one training, and --compare makes two",
+             options->log);
+  else if (options->checkpoint && options->compare)
+    snprintf(words, OPTION_WORDS, "--checkpoint %.300s: of one training, and --compare makes two",
+             options->checkpoint);
+  else if (!options->checkpoint && (options->save_every > 0 || options->resume))
+    snprintf(words, OPTION_WORDS, "--%s: wants --checkpoint, which says where",
+             options->resume ? "resume" : "save-every");
+  else
+    return 0;
+  return -1;
 }
 
-void train_options_print_help(void) {
-  printf("train_text: data-parallel training of a character-level transformer\n\n");
-  for (size_t i = 0; i < OPTIONS; i++) {
-    const option_t *option = &table[i];
-    static const char *const values[] = {"PATH", "", "N", "X", "", ""};
-    char left[64];
-    snprintf(left, sizeof left, "--%s %s%s%s", option->name,
-             option->kind == PATH ? "" : values[option->kind],
-             option->kind == COUNT && option->choices ? "|" : "",
-             option->choices ? option->choices : "");
-    printf("  %-30s %s", left, option->help);
-    print_default(option);
-    printf("\n");
-  }
+int train_options_check(const train_options_t *options, char words[OPTION_WORDS]) {
+  if (options->help)
+    return 0;
+  if (check_form(options, words) != 0 || check_method(options, words) != 0)
+    return -1;
+  return check_files(options, words);
+}
+
+/* --- What the options mean ---------------------------------------------------------------------*/
+
+const char *train_form_name(int method, form_t form) {
+  static const char *const names[METHODS][FORMS] = {
+      [ADAM] = {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
+      [LAMB] = {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce"},
+      [ZERO_ONE_ADAM] = {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
+      [MOMENTUM] = {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce"},
+  };
+  return names[method][form];
+}
+
+/* Lines and a square root, no cosine: all ranks must find the same bits, which two C libraries
+ * might not give. */
+float train_learning_rate(const train_options_t *options, size_t step) {
+  const float peak = options->learning_rate;
+  const size_t rise = options->rise;
+  if (step < rise)
+    return peak * (float)(step + 1) / (float)rise;
+  if (options->decay == DECAY_NONE)
+    return peak;
+  if (options->decay == DECAY_INVERSE_ROOT)
+    return peak * sqrtf((float)rise / (float)(step + 1));
+  const float fall = 1.0f - options->last_rate;
+  return peak * (1.0f - fall * (float)(step - rise) / (float)(options->steps - rise));
 }

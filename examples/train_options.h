@@ -1,47 +1,80 @@
 /*
- * The command line of train_text.
+ * The options that all trainings have: the optimizer, the schedule of learning rates, reports,
+ * checkpoints. train_text and train_images have options of their own beside them.
  */
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
 
-#include <stddef.h>
+#include "examples/options.h"
 
-enum { ADAM = 0, ONEBIT_ADAM = 1, DENSE_MPI = 2 }; /* --optimizer */
-enum { ON_HOST = 0, ON_CUDA = 1 };                 /* --device */
-enum { STAGED = 0, OVER_NCCL = 1 };                /* --transport */
-enum { MOST_PATHS = 64, OPTION_WORDS = 512 };
-#define FREEZE_DEFAULT ((size_t)-1) /* --freeze not given */
+typedef enum method { ADAM, LAMB, ZERO_ONE_ADAM, MOMENTUM, METHODS } method_t; /* --optimizer */
 
+/* How gradients travel: with the bits of the method, dense by the same optimizer, or dense by
+ * MPI_Allreduce and an optimizer of train_dense.h. */
+typedef enum form { COMPRESSED, DENSE, DENSE_MPI, FORMS } form_t;
+
+enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
+
+/* In the structs of options of both programs it comes first. */
 typedef struct train_options {
-  const char *data[MOST_PATHS];
-  size_t ndata;
-  int optimizer;
-  int compare;
-  size_t steps;
-  size_t seed;
-  float learning_rate;
-  size_t batch;  /* sequences of a rank in a step */
-  size_t freeze; /* warm-up steps, or ONEBIT_FREEZE_AUTOMATIC */
-  float beta2;
-  float weight_decay;
-  int scale;         /* an onebit_scale_t */
-  size_t block_size; /* as in onebit_adam_options_t, and so is the next */
-  size_t bucket_size;
+  int method; /* a method_t */
+  int dense, dense_mpi, compare;
   int no_error_feedback;
-  size_t layers, width, heads, context;
-  size_t report_every;   /* steps */
-  size_t validate_every; /* steps; 0: only at the end */
-  const char *log;       /* a file; NULL: none */
-  size_t sample;         /* bytes of text to generate at the end */
-  size_t ranks;          /* threads of this process; 0: MPI's processes */
-  int device, transport;
-  int products; /* a transformer_products_t */
+  size_t steps, seed;
+  size_t batch;      /* samples of a rank in a micro-batch */
+  size_t accumulate; /* micro-batches in a step */
+
+  float learning_rate; /* its highest value */
+  size_t rise;         /* steps until then */
+  int decay;
+  float last_rate; /* where DECAY_LINEAR ends, as a part of the highest */
+
+  size_t freeze; /* dense steps at first, or ONEBIT_FREEZE_AUTOMATIC */
+  size_t variance_freeze, variance_scaler, local_scaler, local_clipper; /* 0/1 Adam's */
+  float beta2, momentum, weight_decay, clip_norm;
+  int exchange;                                /* an onebit_adam_exchange_t, less 1 */
+  int shards;                                  /* an onebit_shards_t */
+  int scale;                                   /* an onebit_scale_t */
+  size_t block_size, bucket_size, dense_below; /* as in onebit_optimizer_options_t */
+  int parameters, gradients;                   /* onebit_dtype_t */
+  float loss_scale;
+  size_t loss_scale_interval;
+
+  const char *checkpoint; /* a directory; NULL: none */
+  size_t save_every;
+  int resume;
+
+  size_t report_every, validate_every; /* steps; validate_every 0: only at the end */
+  const char *log;                     /* a file; NULL: none */
+  int json, quiet;
+  size_t ranks; /* threads of this process; 0: MPI's processes */
   int help;
 } train_options_t;
 
-/* Fills in the options. Returns 0, or -1 with words that name the option at fault and its value. */
-int train_options_parse(train_options_t *options, int argc, char **argv, char words[OPTION_WORDS]);
+/* What a program's own defaults begin with. */
+#define TRAIN_OPTIONS_DEFAULTS                                                                     \
+  .seed = 1, .accumulate = 1, .learning_rate = REAL_UNSET, .rise = COUNT_UNSET, .last_rate = 0.1f, \
+  .freeze = COUNT_UNSET, .variance_freeze = COUNT_UNSET, .variance_scaler = COUNT_UNSET,           \
+  .local_scaler = COUNT_UNSET, .local_clipper = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,     \
+  .loss_scale_interval = 2000, .report_every = 20
 
-void train_options_print_help(void);
+/* The tables of train_options_t: what is trained how, numbers, checkpoints and reports. */
+enum { TRAIN_TABLES = 4 };
+extern const option_table_t train_option_tables[TRAIN_TABLES];
+
+/* The defaults that depend on other options; learning_rates: the program's, of each method. */
+void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
+
+/* Options that go together, or not: 0, or -1 with words that name those at fault. */
+int train_options_check(const train_options_t *options, char words[OPTION_WORDS]);
+
+/* Of one training: --compare makes two. */
+form_t train_options_form(const train_options_t *options);
+
+/* "1-bit Adam", "dense Adam over MPI_Allreduce". */
+const char *train_form_name(int method, form_t form);
+
+/* Of step 0 and on: the same bits on all ranks. */
+float train_learning_rate(const train_options_t *options, size_t step);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The ranks of train_text.h: processes of an MPI job or threads of this process, and the few
+ * The ranks of train_team.h: processes of an MPI job or threads of this process, and the few
  * numbers that they exchange beside the gradients.
  */
 #include "examples/train_team.h"
@@ -13,16 +13,18 @@
 #include "onebit/mpi.h"
 #endif
 
+static const char *program_name = "training"; /* as team_run was told */
+
 void complain(const team_t *team, const char *words) {
   if (team->rank == 0)
-    fprintf(stderr, "train_text: %s\n", words);
+    fprintf(stderr, "%s: %s\n", program_name, words);
 }
 
 int check(const team_t *team, onebit_status_t status, const char *what) {
   if (status == ONEBIT_OK)
     return 0;
   if (team->rank == 0)
-    fprintf(stderr, "train_text: %s: %s: %s\n", what, onebit_status_string(status),
+    fprintf(stderr, "%s: %s: %s: %s\n", program_name, what, onebit_status_string(status),
             onebit_last_error());
   return -1;
 }
@@ -47,7 +49,7 @@ int agree(const team_t *team, int well, const char *words) {
   if (mean(team, numbers, "agreement of the ranks") != 0)
     return -1;
   if (!well && (team->rank == 0 || numbers[1] == 0.0f))
-    fprintf(stderr, "train_text: %s\n", words);
+    fprintf(stderr, "%s: %s\n", program_name, words);
   return numbers[0] == 0.0f ? 0 : -1;
 }
 
@@ -75,7 +77,7 @@ static int run_body(onebit_comm_t comm, size_t local_rank, int has_mpi, rank_bod
 }
 
 void give_up(const char *what, const char *why) {
-  fprintf(stderr, "train_text: %s: %s\n", what, why);
+  fprintf(stderr, "%s: %s: %s\n", program_name, what, why);
   exit(EXIT_FAILURE);
 }
 
@@ -137,7 +139,7 @@ static int run_process(rank_body_t *body, const void *context) {
   if (onebit_comm_create_mpi(MPI_COMM_WORLD, &comm) == ONEBIT_OK)
     status = run_body(comm, local_rank(), 1, body, context);
   else
-    fprintf(stderr, "train_text: MPI: %s\n", onebit_last_error());
+    fprintf(stderr, "%s: MPI: %s\n", program_name, onebit_last_error());
   MPI_Finalize();
   return status;
 }
@@ -159,6 +161,7 @@ static int run_process(rank_body_t *body, const void *context) {
 }
 #endif
 
-int team_run(size_t threads, rank_body_t *body, const void *context) {
+int team_run(const char *program, size_t threads, rank_body_t *body, const void *context) {
+  program_name = program;
   return threads > 0 ? run_threads(threads, body, context) : run_process(body, context);
 }

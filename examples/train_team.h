@@ -1,5 +1,5 @@
 /*
- * The ranks of train_text: starting them, and numbers that all of them learn.
+ * The ranks of a training: starting them, and numbers that all of them learn.
  */
 #ifndef EXAMPLES_TRAIN_TEAM_H
 #define EXAMPLES_TRAIN_TEAM_H
@@ -20,17 +20,21 @@ typedef struct team {
   size_t local_rank;  /* among those of this host */
   onebit_plan_t plan; /* dense allreduce of NUMBERS floats */
   int has_mpi;        /* the ranks are MPI's processes */
+  int quiet;          /* nothing is to be said */
 } team_t;
 
 /* What each rank does; returns its exit status. */
 typedef int rank_body_t(team_t *team, const void *context);
 
 /* Runs the body on every rank: threads of this process as many as asked for, or, for 0, the
- * processes that MPI started; in a build without MPI one rank. Returns the exit status. */
-int team_run(size_t threads, rank_body_t *body, const void *context);
+ * processes that MPI started; in a build without MPI one rank. Returns the exit status. The
+ * program's name stands before all complaints. */
+int team_run(const char *program, size_t threads, rank_body_t *body, const void *context);
 
 /* Words from one rank for all. */
-#define say(team, ...) ((team)->rank == 0 ? (void)printf(__VA_ARGS__) : (void)0)
+#define say(team, ...) (speaks(team) ? (void)printf(__VA_ARGS__) : (void)0)
+
+static inline int speaks(const team_t *team) { return team->rank == 0 && !team->quiet; }
 
 void complain(const team_t *team, const char *words);
 

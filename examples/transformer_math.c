@@ -8,15 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A loop is compiled for several instruction sets, and the program takes the best that the machine
- * has when it starts: one portable program, full speed. Sanitizers are not ready that early, and
- * clang 14 makes such functions invisible to other files. The results are the same bits. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define VECTORISED
-#endif
+#include "examples/vectorised.h"
 
 /* --- The matrix product -------------------------------------------------------------------------
  *
@@ -172,22 +164,5 @@ void normalise_backward(float *dx, float *d_gain, const float *dy, const float *
       d_gain[j] += dy[j] * x[j] * inverse_rms[r];
       dx[j] += inverse_rms[r] * (dy[j] * gain[j] - x[j] * dot);
     }
-  }
-}
-
-/* --- Adam --------------------------------------------------------------------------------------*/
-
-VECTORISED void adam_update(const adam_t *adam, float *restrict value, float *restrict momentum,
-                            float *restrict variance, const float *restrict gradient,
-                            size_t count) {
-  const adam_t a = *adam;
-  for (size_t i = 0; i < count; i++) {
-    const float g = gradient[i] * a.gradient_factor;
-    const float m = a.beta1 * momentum[i] + (1.0f - a.beta1) * g;
-    const float v = a.beta2 * variance[i] + (1.0f - a.beta2) * g * g;
-    const float step = m * a.momentum_factor / (sqrtf(v * a.variance_factor) + a.epsilon);
-    momentum[i] = m;
-    variance[i] = v;
-    value[i] -= a.learning_rate * (step + a.weight_decay * value[i]);
   }
 }

@@ -46,16 +46,4 @@ void normalise(float *y, float *inverse_rms, const float *x, const float *gain, 
 void normalise_backward(float *dx, float *d_gain, const float *dy, const float *x,
                         const float *inverse_rms, const float *gain, size_t rows, size_t width);
 
-/* Numbers of a step of Adam (Kingma and Ba, arXiv 1412.6980; decay as in AdamW). */
-typedef struct adam {
-  float beta1, beta2, epsilon;
-  float gradient_factor;                  /* of the sum that is given, to make it a mean */
-  float momentum_factor, variance_factor; /* bias corrections */
-  float learning_rate, weight_decay;
-} adam_t;
-
-/* One pass: moments and values after this gradient. */
-void adam_update(const adam_t *adam, float *restrict value, float *restrict momentum,
-                 float *restrict variance, const float *restrict gradient, size_t count);
-
 #endif

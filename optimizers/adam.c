@@ -75,6 +75,10 @@ static onebit_status_t resolve(const onebit_adam_options_t *given, struct ob_rec
   if (options->shards > ONEBIT_SHARDS_PARAMETERS)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "shards is %d, which is no onebit_shards_t",
                     (int)options->shards);
+  if (options->shards != ONEBIT_SHARDS_NONE) {
+    recipe->method = &ob_method_shards;
+    OB_TRY(ob_shards_check(options));
+  }
   return ob_moments_resolve(&recipe->moments, options->common.profile);
 }
 

@@ -35,15 +35,25 @@ size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer) {
   return wanted;
 }
 
-/* The variance's norm after the latest step, with its bias correction. */
-static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double *norm) {
-  double of_unit, root = (double)ob_factors_of(optimizer, optimizer->steps).adam.variance_factor;
-  *norm = 0;
+onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum) {
+  double of_unit;
+  *sum = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     struct ob_unit *unit = &optimizer->units[u];
-    OB_TRY(optimizer->place->sum(optimizer, unit, 0, 0, unit->bits->layout.blocks, &of_unit));
-    *norm += of_unit;
+    size_t first = unit->first_block, end = first + unit->blocks;
+    OB_TRY(optimizer->place->sum(optimizer, unit, 0, first, end, &of_unit));
+    *sum += of_unit;
   }
+  return ONEBIT_OK;
+}
+
+/* The variance's norm after the latest step, with its bias correction. */
+static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double *norm) {
+  double root = (double)ob_factors_of(optimizer, optimizer->steps).adam.variance_factor;
+  if (optimizer->method->sharded)
+    *norm = ob_shards_variance(optimizer);
+  else
+    OB_TRY(ob_freeze_sum(optimizer, norm));
   *norm *= root * root;
   return ONEBIT_OK;
 }

@@ -47,13 +47,13 @@ static onebit_status_t warm(struct onebit_optimizer *optimizer, struct ob_unit *
 }
 
 static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                               size_t tensor, double weight_decay, double *ratio) {
+                               size_t tensor, double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double plain, updates, largest, *factor = &lamb->factors[tensor];
   OB_TRY(sum_of(optimizer, unit, tensor, 1, &plain));
   OB_TRY(sum_of(optimizer, unit, tensor, 2, &updates));
   OB_TRY(sum_of(optimizer, unit, tensor, OB_LARGEST, &largest));
-  *factor = ob_lamb_correct(*factor, plain, updates, largest, weight_decay > 0, &lamb->limits);
+  *factor = ob_lamb_correct(*factor, plain, updates, largest, &lamb->limits);
   *ratio = lamb->coefficients[tensor] * *factor;
   return ONEBIT_OK;
 }
@@ -63,10 +63,8 @@ static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_u
   size_t tensor;
   for (size_t k = 0, first = 0; next_tensor(optimizer, unit, &k, &tensor); first = k) {
     double ratio;
-    if (stage == OB_LAMB_WARM)
-      OB_TRY(warm(optimizer, unit, tensor, &ratio));
-    else
-      OB_TRY(correct(optimizer, unit, tensor, (double)unit->weight_decays[first], &ratio));
+    OB_TRY(stage == OB_LAMB_WARM ? warm(optimizer, unit, tensor, &ratio)
+                                 : correct(optimizer, unit, tensor, &ratio));
     for (size_t i = first; i < k; i++)
       unit->learning_rates[i] =
           ob_lamb_rate(optimizer->step.learning_rate, unit->factors[i], ratio);
@@ -217,6 +215,11 @@ static size_t numbers(struct onebit_optimizer *optimizer,
   return 3;
 }
 
+static double *scalings(struct onebit_optimizer *optimizer) {
+  struct ob_lamb *lamb = optimizer->own;
+  return lamb->scalings;
+}
+
 static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t tensor,
                             onebit_tensor_statistics_t *statistics) {
   const struct ob_lamb *lamb = optimizer->own;
@@ -235,7 +238,8 @@ static const struct ob_method method = {.name = "lamb",
                                         .update = update,
                                         .advance = advance,
                                         .tell = tell,
-                                        .numbers = numbers};
+                                        .numbers = numbers,
+                                        .scalings = scalings};
 
 /* --- Options */
 

@@ -54,17 +54,14 @@ OB_INLINE double ob_lamb_warm(double *coefficient, double parameters, double upd
 }
 
 /* The factor f of a compressed step, from |q|^2, |u|^2, the largest quotient of denominators and
- * the factor of the last step. `decays`: the tensor has weight decay. */
+ * the factor of the last step. Without weight decay q is u, and the share 1. */
 OB_INLINE double ob_lamb_correct(double last, double plain, double updates, double largest,
-                                 int decays, const struct ob_lamb_limits *limits) {
+                                 const struct ob_lamb_limits *limits) {
   const double change = limits->factor_change;
-  double factor = largest;
-  if (decays) {
-    double share = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
-    share = share < 1 ? share : 1;
-    factor = factor * share + (1 - share);
-  }
-  factor = ob_lamb_clamp(factor, limits->factor_least, limits->factor_most);
+  double share = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
+  share = share < 1 ? share : 1;
+  double factor =
+      ob_lamb_clamp(largest * share + (1 - share), limits->factor_least, limits->factor_most);
   return ob_lamb_clamp(factor, last * (1 - change), last * (1 + change));
 }
 

@@ -150,13 +150,18 @@ static onebit_status_t add_kept_momentum(const struct onebit_optimizer *optimize
   return add_blocks(&walk, squares);
 }
 
+/* Sharded, of the blocks that this rank serves. */
 static onebit_status_t add_own_momentum(const struct onebit_optimizer *optimizer,
                                         const struct ob_unit *unit, struct ob_span span,
                                         double *squares) {
+  const size_t end = unit->first_block + unit->blocks;
+  span.first = span.first > unit->first_block ? span.first : unit->first_block;
+  span.end = span.end < end ? span.end : end;
   const struct walk walk = {.optimizer = optimizer,
                             .unit = unit,
                             .span = span,
                             .values = unit->arrays[OB_MOMENTUM],
+                            .first_word = unit->first_word,
                             .factor = 1};
   return add_blocks(&walk, squares);
 }

@@ -326,6 +326,8 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_recipe *
     status = ob_units_create(optimizer, tensors, &shape, counts);
   if (status == ONEBIT_OK)
     status = ob_weigh_create(optimizer);
+  if (status == ONEBIT_OK && recipe->method->create)
+    status = recipe->method->create(optimizer);
   ob_release(counts);
   if (status != ONEBIT_OK) {
     onebit_optimizer_destroy(optimizer);

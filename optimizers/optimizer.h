@@ -30,8 +30,14 @@ enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
 
 struct ob_unit {
   onebit_plan_t bits, dense;
+  /* Sharded: these two are reduce-scatters, and allgathers bring back what the servers of the
+   * shares have made of the gradients, steps in bits (or NULL) and parameters. Else NULL. */
+  onebit_plan_t steps_back, parameters_back;
   struct ob_unit_device *device; /* the place's own, where it is a device */
   bool uncompressed;             /* exchanged dense in every step */
+  /* The part of the layout that arrays and master values are of: all of it, or sharded the share
+   * that this rank serves. They begin with its first word. */
+  size_t first_block, blocks, first_word, words;
   /* By slot, NULL where the method has none. Momentum and scratch are the two copies of the kept
    * values, where they have no array of their own: as such they are good until bits are sent. */
   float *arrays[OB_ARRAYS];
@@ -39,7 +45,8 @@ struct ob_unit {
   double *sums[OB_SUMS]; /* of a pass, one a block */
   /* By piece of the plan: where its parameters (the master values), the caller's in their own type
    * where these are not the same (else NULL), its gradients and mean gradients lie, and its
-   * constants. */
+   * constants. Sharded it has no master values and no mean gradients, which are the share's, and
+   * always the caller's parameters. */
   float **parameters;
   void **copies;
   const void **gradients;
@@ -135,7 +142,7 @@ extern const struct ob_optimizer_place ob_optimizer_place_cuda;
 #endif
 
 /* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
- * loaded lies in least .. most, and is finite. */
+ * loaded lies in least .. most. */
 enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
 
 struct ob_numbers {
@@ -153,8 +160,12 @@ struct ob_method {
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
   bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
+  bool sharded;    /* has a unit only the state of the share that this rank serves? (shards.c) */
   unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
-  /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. */
+  /* What it needs besides the units, once they are made: collective. NULL: nothing. */
+  onebit_status_t (*create)(struct onebit_optimizer *optimizer);
+  /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. NULL:
+   * update has done it. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* What the next step sends. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
@@ -165,7 +176,7 @@ struct ob_method {
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
-   * is all there is to do. */
+   * is all there is to do. ONEBIT_SKIPPED, on all ranks: it has changed nothing. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
   /* A step is made and counted: does the stage change? NULL: nothing does. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
@@ -176,6 +187,8 @@ struct ob_method {
   /* For checkpoints. What it keeps besides the units' arrays: fills in the list, and says how long
    * it is. NULL: nothing. */
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+  /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
+  double *(*scalings)(struct onebit_optimizer *optimizer);
   /* Do parameters and momentum differ between ranks now? NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
 };
@@ -277,6 +290,10 @@ onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_sta
 enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit);
 
+/* Adds a status to what came of the step being made; what that is so far, with its words. */
+onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status);
+onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer);
+
 /* Is the step being made one of which no rank tells another anything? */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
@@ -344,5 +361,26 @@ onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due);
 
 /* Room for the norms, where the freeze is found from them. */
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);
+
+/* The sum of the variances in what this rank keeps of them, from the latest pass. */
+onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
+
+/* --- 1-bit Adam whose state is sharded (shards.c) */
+
+extern const struct ob_method ob_method_shards;
+
+/* Can it be had with these options? */
+onebit_status_t ob_shards_check(const onebit_adam_options_t *options);
+
+/* The plans of a unit, beginning with those of an unsharded one: collective. */
+onebit_status_t ob_shards_plans(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
+                                size_t count);
+
+/* The sum of the variances of all ranks, which the latest step has exchanged. */
+double ob_shards_variance(const struct onebit_optimizer *optimizer);
+
+/* What a step of the warm-up exchanges besides the units' plans, or NULL. */
+onebit_plan_t ob_shards_sums(const struct onebit_optimizer *optimizer);
 
 #endif

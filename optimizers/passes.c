@@ -25,7 +25,9 @@ struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, u
 struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
                                  const struct ob_unit *unit, enum ob_pass_kind kind,
                                  uint64_t step) {
+  const unsigned uses = ob_pass_reads(kind) | ob_pass_writes(kind);
   struct ob_pass_sink sink = {.kind = kind,
+                              .first_word = unit->first_word,
                               .parameters = unit->parameters,
                               .copies = unit->masters ? unit->copies : NULL,
                               .gradients = unit->gradients,
@@ -35,9 +37,12 @@ struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
                               .weight_decays = unit->weight_decays,
                               .scalings = unit->scalings,
                               .last_decay = (float)optimizer->moments.beta1,
-                              .factors = ob_factors_of(optimizer, step)};
+                              .factors = ob_factors_of(optimizer, step),
+                              .device = unit->device};
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    sink.arrays[slot] = unit->arrays[slot];
+    sink.arrays[slot] = uses & OB_MASK(slot) ? unit->arrays[slot] : NULL;
+  if (optimizer->method->sharded && uses & OB_MASK(OB_PARAMETER))
+    sink.masters = unit->masters;
   for (int k = 0; k < OB_SUMS; k++)
     sink.sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? unit->sums[k] : NULL;
   return sink;

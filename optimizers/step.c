@@ -36,6 +36,14 @@ static onebit_status_t tell(const struct ob_outcome *outcome) {
   return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->words);
 }
 
+onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status) {
+  return note(&optimizer->step, status);
+}
+
+onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer) {
+  return tell(&optimizer->step.outcome);
+}
+
 onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
   onebit_status_t status = tell(&optimizer->outcome);
   optimizer->outcome.status = ONEBIT_OK;
@@ -68,6 +76,7 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struc
   return (struct ob_call){
       .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
       .outputs = unit->means,
+      .share = optimizer->method->sharded ? unit->arrays[OB_SCRATCH] : NULL,
       .agreed = ob_bits_of(optimizer->step.learning_rate),
       .agreed_name = "learning_rate",
       .on_stream = optimizer->step.on_stream,
@@ -299,7 +308,7 @@ static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t sta
 
 static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (optimizer->units[u].uncompressed)
+    if (optimizer->units[u].uncompressed && optimizer->method->dense)
       OB_TRY(optimizer->method->dense(optimizer, &optimizer->units[u]));
   return ONEBIT_OK;
 }
@@ -308,15 +317,17 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
  * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
-  OB_TRY(optimizer->method->update(optimizer));
+  onebit_status_t updated = optimizer->method->update(optimizer);
+  if (updated != ONEBIT_OK)
+    return give_up(optimizer, updated);
   OB_TRY(update_dense(optimizer));
   optimizer->exchanges[optimizer->step.exchange]++;
   optimizer->steps++;
   if (optimizer->deferred) {
     optimizer->unknown++;
   } else {
-    bool skipped = optimizer->step.outcome.status == ONEBIT_SKIPPED;
-    ob_optimizer_rescale(optimizer, !skipped, skipped);
+    onebit_status_t alone = optimizer->step.outcome.status;
+    ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
     OB_TRY(advance(optimizer));
   }
   OB_TRY(optimizer->place->finish(optimizer));

@@ -84,16 +84,19 @@ static onebit_status_t no_memory(const struct ob_layout *layout) {
 static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_unit *unit) {
   const struct ob_layout *layout = &unit->bits->layout;
   const struct ob_memory *memory = unit->bits->place->kept;
-  unit->arrays[OB_MOMENTUM] = unit->bits->worker.values[0];
-  unit->arrays[OB_SCRATCH] = unit->bits->worker.values[1];
+  const unsigned own = optimizer->method->arrays;
+  const size_t size = OB_LANES * sizeof(float);
+  /* Not where they are replaced: what is there is released, whatever came in between. */
+  unit->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : unit->bits->worker.values[0];
+  unit->arrays[OB_SCRATCH] = own & OB_MASK(OB_SCRATCH) ? NULL : unit->bits->worker.values[1];
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (optimizer->method->arrays & OB_MASK(slot)) {
-      unit->arrays[slot] = take_from(optimizer, memory, layout->words, OB_LANES * sizeof(float));
+    if (own & OB_MASK(slot)) {
+      unit->arrays[slot] = take_from(optimizer, memory, unit->words, size);
       if (!unit->arrays[slot])
         return no_memory(layout);
     }
   if (optimizer->options.parameter_dtype != ONEBIT_FLOAT32) {
-    unit->masters = take_from(optimizer, memory, layout->words, OB_LANES * sizeof(float));
+    unit->masters = take_from(optimizer, memory, unit->words, size);
     if (!unit->masters)
       return no_memory(layout);
   }
@@ -105,9 +108,21 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_u
   return ONEBIT_OK;
 }
 
+static void set_extent(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  const struct ob_layout *layout = &unit->bits->layout;
+  size_t first = 0, end = layout->blocks;
+  if (optimizer->method->sharded)
+    ob_plan_share(unit->bits, &first, &end);
+  unit->first_block = first;
+  unit->blocks = end - first;
+  unit->first_word = ob_layout_word(layout, first);
+  unit->words = ob_layout_word(layout, end) - unit->first_word;
+}
+
 /* Everything of a unit but its plans. */
 static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_unit *unit) {
   size_t pieces = unit->bits->layout.pieces;
+  set_extent(optimizer, unit);
   unit->parameters = ob_optimizer_take(optimizer, pieces, sizeof *unit->parameters);
   unit->copies = ob_optimizer_take(optimizer, pieces, sizeof *unit->copies);
   unit->gradients = ob_optimizer_take(optimizer, pieces, sizeof *unit->gradients);
@@ -131,16 +146,18 @@ static const void *gradient_at(const struct onebit_optimizer *optimizer, const v
   return gradient ? (const char *)gradient + bytes : NULL;
 }
 
-/* The arrays of a piece that is not all padding. */
+/* The arrays of a piece that is not all padding. Of a share's master values a piece has but a part:
+ * passes know where they lie. */
 static void place_arrays(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k,
                          const onebit_tensor_t *tensor, size_t offset) {
   size_t word = unit->bits->layout.piece[k].first_word;
   char *caller =
       (char *)tensor->parameter + offset * ob_dtype_size(optimizer->options.parameter_dtype);
   unit->gradients[k] = gradient_at(optimizer, tensor->gradient, offset);
-  if (unit->masters) {
-    unit->parameters[k] = unit->masters + word * OB_LANES;
+  if (unit->masters || optimizer->method->sharded)
     unit->copies[k] = caller;
+  if (unit->masters) {
+    unit->parameters[k] = optimizer->method->sharded ? NULL : unit->masters + word * OB_LANES;
   } else {
     unit->parameters[k] = (float *)(void *)caller;
   }
@@ -153,7 +170,8 @@ static void place_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit
   const onebit_tensor_t *tensor = &tensors[t];
   if (piece->valid)
     place_arrays(optimizer, unit, k, tensor, offset);
-  unit->means[k] = unit->arrays[OB_SCRATCH] + piece->first_word * OB_LANES;
+  if (!optimizer->method->sharded)
+    unit->means[k] = unit->arrays[OB_SCRATCH] + piece->first_word * OB_LANES;
   float factor = tensor->learning_rate_factor;
   unit->factors[k] = factor == 0 ? 1 : factor;
   unit->weight_decays[k] = tensor->weight_decay;
@@ -206,34 +224,54 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
   dense.output_dtype = ONEBIT_FLOAT32; /* the mean gradient */
-  OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
+  if (optimizer->method->sharded) {
+    OB_TRY(ob_shards_plans(optimizer, unit, &bits, &dense, count));
+  } else {
+    OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
+    OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));
+  }
   unit->bits->clocked = unit->dense->clocked = true;
   return ob_agree(optimizer->comm, allocate_unit(optimizer, unit), NULL, 0);
 }
 
 /* Master values of `count` elements that lie in the kind of memory that the unit's arrays are in;
- * `room` on the host is for as many, in their type and then as float32. */
+ * `room` on the host is for MASTERS_AT_ONCE, in their type and then as float32. */
 static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dtype, float *master,
-                               const void *parameter, size_t count, float *room) {
+                               const uint16_t *parameter, size_t count, float *room) {
   uint16_t *given = (uint16_t *)(void *)(room + MASTERS_AT_ONCE);
-  OB_TRY(memory->copy(given, parameter, count * sizeof *given));
-  for (size_t i = 0; i < count; i++)
-    room[i] = ob_load(given, i, dtype);
-  return memory->copy(master, room, count * sizeof *room);
+  for (size_t at = 0; at < count; at += MASTERS_AT_ONCE) {
+    size_t some = count - at < MASTERS_AT_ONCE ? count - at : MASTERS_AT_ONCE;
+    OB_TRY(memory->copy(given, parameter + at, some * sizeof *given));
+    for (size_t i = 0; i < some; i++)
+      room[i] = ob_load(given, i, dtype);
+    OB_TRY(memory->copy(master + at, room, some * sizeof *room));
+  }
+  return ONEBIT_OK;
+}
+
+/* Of a piece, what the unit has master values of. */
+static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                  size_t k, float *room) {
+  const struct ob_layout *layout = &unit->bits->layout;
+  const struct ob_piece *piece = &layout->piece[k];
+  size_t first = unit->first_block, last = first + unit->blocks;
+  first = piece->first_block > first ? piece->first_block : first;
+  last = piece[1].first_block < last ? piece[1].first_block : last;
+  if (!unit->copies[k] || first >= last)
+    return ONEBIT_OK;
+  size_t begin = (first - piece->first_block) * layout->block;
+  size_t end = (last - piece->first_block) * layout->block;
+  size_t word = ob_layout_word(layout, first) - unit->first_word;
+  end = end < piece->valid ? end : piece->valid;
+  return convert(unit->bits->place->kept, optimizer->options.parameter_dtype,
+                 unit->masters + word * OB_LANES, (const uint16_t *)unit->copies[k] + begin,
+                 end > begin ? end - begin : 0, room);
 }
 
 static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
                                     float *room) {
-  const struct ob_memory *memory = unit->bits->place->kept;
-  for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
-    size_t many = MASTERS_AT_ONCE;
-    size_t valid = unit->parameters[k] ? unit->bits->layout.piece[k].valid : 0;
-    for (size_t i = 0; i < valid; i += many)
-      OB_TRY(convert(memory, optimizer->options.parameter_dtype, unit->parameters[k] + i,
-                     (const uint16_t *)unit->copies[k] + i, valid - i < many ? valid - i : many,
-                     room));
-  }
+  for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+    OB_TRY(fill_piece(optimizer, unit, k, room));
   return ONEBIT_OK;
 }
 
@@ -340,6 +378,8 @@ static void destroy_unit(const struct onebit_optimizer *optimizer, struct ob_uni
   if (optimizer->place)
     optimizer->place->destroy(unit);
   release_arrays(optimizer, unit);
+  onebit_plan_destroy(unit->parameters_back);
+  onebit_plan_destroy(unit->steps_back);
   onebit_plan_destroy(unit->dense);
   onebit_plan_destroy(unit->bits);
   ob_release(unit->parameters);

@@ -133,10 +133,10 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
   call->agreed_name = "the sum of learning_rate since the ranks met last";
 }
 
-/* Are this rank's gradients finite? Where they are clipped that is known already. */
+/* Are this rank's gradients finite? Where they are clipped their norm is known already. */
 static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
   double sum = 0, of_unit;
-  *finite = true;
+  *finite = isfinite(optimizer->gradient_norm);
   if (optimizer->options.clip_norm > 0)
     return ONEBIT_OK;
   OB_TRY(pass_all(optimizer, OB_PASS_SQUARES, optimizer->steps + 1));

@@ -288,7 +288,8 @@ static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_ZERO_ONE_LOCAL] = "zero-one-local",
                                               [OB_PASS_ZERO_ONE_MEET] = "zero-one-meet",
                                               [OB_PASS_ZERO_ONE_MET] = "zero-one-met",
-                                              [OB_PASS_SHARE] = "share"};
+                                              [OB_PASS_SHARE] = "share",
+                                              [OB_PASS_SHARE_MOVE] = "share-move"};
 
 static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,
                        struct result *result) {

@@ -30,12 +30,17 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
                                               .words = receiver->layout.words -
                                                        ob_layout_word(&receiver->layout, first),
                                               .one_scale = choice[2] & 4,
-                                              .dense = choice[2] & 8};
+                                              .dense = choice[2] & 8,
+                                              .half = (choice[2] & 24) == 24};
   receiver->work = (struct ob_work){.codec = ob_codec_row(choice[3] & 1),
                                     .layout = &receiver->layout,
                                     .output_dtype = (onebit_dtype_t)(choice[3] / 2 % 3),
                                     .one_scale = receiver->shape.one_scale,
+                                    .half = receiver->shape.half,
+                                    .bounded = receiver->shape.half,
                                     .threads = 1};
+  if (receiver->shape.half && receiver->work.dtype == ONEBIT_FLOAT32)
+    receiver->work.dtype = receiver->work.output_dtype = ONEBIT_BFLOAT16;
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
     receiver->work.codec = &ob_codec_scalar;
   receiver->expected = (struct ob_message_expected){OB_MESSAGE_WORKER, choice[4], count};
@@ -71,6 +76,8 @@ static void decode(struct receiver *receiver, unsigned char *message) {
   void *const outputs[1] = {output};
   if (receiver->shape.dense) {
     ob_convert_blocks(&receiver->work, &view, &receiver->shape, outputs);
+    if (receiver->shape.half)
+      ob_average_blocks(&receiver->work, both, 1, &receiver->shape, outputs);
   } else {
     ob_store_blocks(&receiver->work, &view, &receiver->shape, outputs);
     ob_sum_blocks(&receiver->work, both, &receiver->shape, outputs);

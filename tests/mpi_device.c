@@ -138,15 +138,15 @@ Test(mpi_device, plans_equal_the_host) {
 
 #define ADAM(...)                                                                                  \
   {                                                                                                \
-    .size = sizeof(onebit_adam_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE,                   \
+    .size = sizeof(onebit_adam_options_t), .common.schedule = ONEBIT_SCHEDULE_EXCHANGE,            \
     .freeze_step = FREEZE, __VA_ARGS__                                                             \
   }
 
 static const onebit_adam_options_t adam_cases[] = {
-    ADAM(.bucket_size = 0),
-    ADAM(.bucket_size = 3000),
-    ADAM(.block_size = ONEBIT_BLOCK_BUFFER),
-    ADAM(.profile = ONEBIT_PROFILE_DEEPSPEED),
+    ADAM(.common.bucket_size = 0),
+    ADAM(.common.bucket_size = 3000),
+    ADAM(.common.block_size = ONEBIT_BLOCK_BUFFER),
+    ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED),
 };
 
 static size_t adam_total(void) {
@@ -201,8 +201,8 @@ static void run_adam(onebit_comm_t comm, const onebit_adam_options_t *given, enu
   float *parameters = room(device, bytes), *gradients = room(device, bytes);
   onebit_tensor_t tensors[TENSORS];
   onebit_optimizer_t optimizer;
-  options.device = device;
-  check_case("Adam, bucket_size %zu, job %d", options.bucket_size, (int)job);
+  options.common.device = device;
+  check_case("Adam, bucket_size %zu, job %d", options.common.bucket_size, (int)job);
   fill_input(results, ONEBIT_FLOAT32, total, 50, 7);
   copy(parameters, results, bytes);
   place_tensors(tensors, parameters, gradients);
@@ -258,16 +258,16 @@ static void pretend_hosts(onebit_comm_t comm) {
 }
 
 static void create_mixed(onebit_comm_t comm, onebit_schedule_t schedule, onebit_status_t wanted) {
-  onebit_adam_options_t options = {.size = sizeof options, .schedule = schedule};
+  onebit_adam_options_t options = {.size = sizeof options, .common.schedule = schedule};
   onebit_optimizer_t optimizer;
-  options.device = device_of(ODD_DEVICE, comm->rank);
-  float *arrays = room(options.device, 2000 * sizeof(float));
-  onebit_tensor_t tensor = {arrays, arrays + 1000, 1000, 0.0f, 0.0f};
+  options.common.device = device_of(ODD_DEVICE, comm->rank);
+  float *arrays = room(options.common.device, 2000 * sizeof(float));
+  onebit_tensor_t tensor = {.parameter = arrays, .gradient = arrays + 1000, .count = 1000};
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), wanted);
   if (wanted == ONEBIT_ERROR_MISMATCH)
     CHECK_WORDS("name ONEBIT_SCHEDULE_EXCHANGE");
   onebit_optimizer_destroy(optimizer);
-  release(options.device, arrays);
+  release(options.common.device, arrays);
 }
 
 static void leave_it_to_the_library(onebit_comm_t comm, void *context) {

@@ -28,6 +28,8 @@ static void record(int rank, int world, const char *scratch, const char *name,
   path_join(path, scratch, name);
   if (rank == 0 && name[0] == 'a')
     record_adam(scratch, name, world, 8, path);
+  else if (rank == 0 && name[0] == 'z')
+    record_zero_one(scratch, name, world, 14, path);
   else if (rank == 0)
     record_allreduce(scratch, name, world, 1003, 4, path);
   MPI_Barrier(MPI_COMM_WORLD);
@@ -52,6 +54,8 @@ Test(mpi_replay, cases_of_this_and_of_other_worlds) {
   record(rank, world, scratch, "reduce", path);
   replayed(path, REPLAY_OK, "");
   record(rank, world, scratch, "adam", path);
+  replayed(path, REPLAY_OK, "");
+  record(rank, world, scratch, "zero-one", path);
   replayed(path, REPLAY_OK, "");
   record(rank, world + 1, scratch, "reduce-more", path);
   replayed(path, REPLAY_FAILED, "reduce-more/case.txt: world is ");

@@ -235,6 +235,29 @@ static void forget_errors(struct oracle *oracle) {
   memset(oracle->server_error, 0, oracle->elements * sizeof(float));
 }
 
+bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean) {
+  if (!compress(oracle, inputs))
+    return false;
+  average(oracle, mean);
+  return true;
+}
+
+bool oracle_serve(struct oracle *oracle, const float *values, float *result) {
+  float *total = floats(oracle->elements);
+  memcpy(total, values, oracle->elements * sizeof *total);
+  bool done = serve(oracle, total, result);
+  if (done && !oracle->options.no_error_feedback)
+    memcpy(oracle->server_error, total, oracle->elements * sizeof *total);
+  free(total);
+  return done;
+}
+
+void oracle_keep(struct oracle *oracle) {
+  keep_worker_errors(oracle);
+  if (oracle->options.no_error_feedback)
+    forget_errors(oracle);
+}
+
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result) {
   if (!compress(oracle, inputs))
     return false;
@@ -254,8 +277,21 @@ bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *r
   return true;
 }
 
+/* Everyone's values, one after the other. */
+static bool gather_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
+  for (size_t r = 0; r < (size_t)oracle->size; r++)
+    for (size_t i = 0; i < oracle->valid; i++) {
+      if (!isfinite(inputs[r][i]))
+        return false;
+      result[r * oracle->valid + i] = inputs[r][i];
+    }
+  return true;
+}
+
 /* ONEBIT_WIRE_DENSE: the mean in float32, nothing kept. */
 static bool exchange_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
+  if (oracle->options.operation == ONEBIT_ALLGATHER)
+    return gather_dense(oracle, inputs, result);
   float part = 1.0f / (float)oracle->size;
   for (size_t i = 0; i < oracle->valid; i++) {
     float sum = inputs[0][i];

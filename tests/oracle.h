@@ -69,6 +69,13 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
 /* The same on float32, without the conversions: inputs[r] has `valid` elements. */
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result);
 
+/* The two halves of an allreduce, for an optimizer that makes something else of the mean in between.
+ * The mean over what the ranks send, which changes nothing; what all get of the servers' values,
+ * whose error they keep; and the workers keep theirs. False: skipped, nothing is changed. */
+bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean);
+bool oracle_serve(struct oracle *oracle, const float *values, float *result);
+void oracle_keep(struct oracle *oracle);
+
 /* The part of the worker error that a rank keeps: all of it, but in the hierarchical schedule. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
@@ -87,6 +94,7 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
 struct oracle_weigher {
   onebit_optimizer_options_t options; /* with the defaults of what is used here filled in */
   int ranks;
+  size_t share; /* not 0: all tensors are one buffer, of which a rank serves so many elements */
   double loss_scale, norm; /* norm: of the latest step that was weighed, with clipping */
   size_t good_steps;       /* since the loss scale changed */
 };
@@ -112,8 +120,10 @@ struct oracle_adam {
   float *weight_decay, *factor;
   bool *uncompressed;
   float *parameter, *momentum, *variance, *reciprocal; /* [total] */
-  float gradient_factor;                               /* of the latest step */
+  float *step;           /* [total]: sharded, what all have got of the step */
+  float gradient_factor; /* of the latest step */
   float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
+  const float *scaling; /* NULL, or what each tensor's momentum travels with */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
@@ -137,5 +147,26 @@ void oracle_adam_destroy(struct oracle_adam *adam);
 /* One step: gradients[r] is rank r's, all tensors one after the other, as float32. False, and nothing
  * changed but the loss scale, when skipped. */
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
+
+/* Parts of a step, for optimizers that have them too: what each worker puts in, in `means`; false
+ * when one of them is not finite. */
+bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients);
+
+/* The mean over the workers. */
+float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
+
+/* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
+float oracle_momentum_correction(const struct oracle_adam *adam, size_t t);
+float oracle_variance_correction(const struct oracle_adam *adam, size_t t);
+
+/* After a warm-up step that is counted: is it the last? */
+bool oracle_must_freeze(struct oracle_adam *adam);
+
+/* What worker w adds of element i to the momentum of the compressed stage, which travels `scaling`
+ * times what it is. What a gradient counts as and what the optimizer makes of it are one factor
+ * where the gradient is compressed as it is; in the hierarchical schedule it is a host's mean that
+ * is. */
+float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
+                          size_t i, float scaling);
 
 #endif

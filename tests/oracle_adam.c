@@ -121,6 +121,7 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
   adam->momentum = zeros(adam->total, sizeof(float));
   adam->variance = zeros(adam->total, sizeof(float));
   adam->reciprocal = zeros(adam->total, sizeof(float));
+  adam->step = zeros(adam->total, sizeof(float));
   adam->means = zeros((size_t)adam->size * adam->total, sizeof(float));
   make_exchanges(adam);
   return adam;
@@ -135,6 +136,7 @@ void oracle_adam_destroy(struct oracle_adam *adam) {
   free(adam->norms);
   free(adam->means);
   free(adam->reciprocal);
+  free(adam->step);
   free(adam->variance);
   free(adam->momentum);
   free(adam->parameter);
@@ -147,13 +149,13 @@ void oracle_adam_destroy(struct oracle_adam *adam) {
 }
 
 /* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
-static float momentum_correction(const struct oracle_adam *adam, size_t t) {
+float oracle_momentum_correction(const struct oracle_adam *adam, size_t t) {
   if (adam->options.no_bias_correction)
     return 1.0f;
   return (float)(1.0 / (1.0 - pow(adam->options.beta1, (double)t)));
 }
 
-static float variance_correction(const struct oracle_adam *adam, size_t t) {
+float oracle_variance_correction(const struct oracle_adam *adam, size_t t) {
   if (adam->options.no_bias_correction)
     return 1.0f;
   return (float)(1.0 / sqrt(1.0 - pow(adam->options.beta2, (double)t)));
@@ -167,9 +169,7 @@ static float mean_of(const float *const *values, float factor, int count, size_t
   return sum * (1.0f / (float)count);
 }
 
-/* What each worker puts in: what a rank's gradient counts as, or the mean of a host's. False when
- * one of them is not finite. */
-static bool take_gradients(struct oracle_adam *adam, const float *const *gradients) {
+bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients) {
   float factor;
   if (!oracle_weigh(&adam->weigher, gradients, adam->count, adam->tensors, &factor))
     return false;
@@ -184,7 +184,7 @@ static bool take_gradients(struct oracle_adam *adam, const float *const *gradien
   return true;
 }
 
-static float mean_gradient(const struct oracle_adam *adam, size_t i) {
+float oracle_mean_gradient(const struct oracle_adam *adam, size_t i) {
   float sum = adam->means[i];
   for (size_t w = 1; w < (size_t)adam->size; w++)
     sum += adam->means[w * adam->total + i];
@@ -213,8 +213,9 @@ static size_t freeze_distance(double beta2) {
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
-static bool must_freeze(struct oracle_adam *adam) {
+bool oracle_must_freeze(struct oracle_adam *adam) {
   const onebit_adam_options_t *options = &adam->options;
+  keep_norm(adam);
   if (options->freeze_step == ONEBIT_FREEZE_NEVER)
     return false;
   size_t distance = freeze_distance(options->beta2), t = adam->steps;
@@ -234,7 +235,7 @@ static bool exchanges_step(const struct oracle_adam *adam) {
 }
 
 static void freeze(struct oracle_adam *adam) {
-  float correction = variance_correction(adam, adam->steps);
+  float correction = oracle_variance_correction(adam, adam->steps);
   float epsilon = (float)adam->options.epsilon;
   for (size_t i = 0; i < adam->total; i++) {
     bool still = adam->variance[i] == 0.0f && !deepspeed(adam);
@@ -252,10 +253,11 @@ static void whole_step(struct oracle_adam *adam, size_t k, float learning_rate) 
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   float b2 = (float)adam->options.beta2, w2 = (float)(1.0 - adam->options.beta2);
   float epsilon = (float)adam->options.epsilon;
-  float k1 = momentum_correction(adam, adam->steps), k2 = variance_correction(adam, adam->steps);
+  float k1 = oracle_momentum_correction(adam, adam->steps),
+        k2 = oracle_variance_correction(adam, adam->steps);
   float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
   for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
-    float g = mean_gradient(adam, i), *m = &adam->momentum[i];
+    float g = oracle_mean_gradient(adam, i), *m = &adam->momentum[i];
     float *v = &adam->variance[i], *p = &adam->parameter[i];
     *m = b1 * *m + w1 * g;
     *v = b2 * *v + (w2 * g) * g;
@@ -267,23 +269,26 @@ static void whole_step(struct oracle_adam *adam, size_t k, float learning_rate) 
 static void warm_up(struct oracle_adam *adam, float learning_rate) {
   for (size_t k = 0; k < adam->tensors; k++)
     whole_step(adam, k, learning_rate);
-  keep_norm(adam);
-  if (must_freeze(adam))
+  if (oracle_must_freeze(adam))
     freeze(adam);
 }
 
 /* One rank of profile deepspeed has nobody to exchange with and keeps its momentum exact. */
 static bool is_alone(const struct oracle_adam *adam) { return deepspeed(adam) && adam->size == 1; }
 
-/* Worker w's own momentum, or step, of element i. What a gradient counts as and what Adam makes of it are
- * one factor where the gradient is compressed as it is; in the hierarchical schedule it is a host's
- * mean that is. */
+float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
+                          size_t i, float scaling) {
+  float w1 = (float)(1.0 - adam->options.beta1);
+  bool mean = adam->options.common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL || is_alone(adam);
+  return mean ? (w1 * scaling) * adam->means[w * adam->total + i]
+              : (w1 * adam->gradient_factor * scaling) * gradients[w][i];
+}
+
+/* Worker w's own momentum, or step, of element i. */
 static float own_momentum(const struct oracle_adam *adam, const float *const *gradients, size_t w,
                           size_t i) {
-  float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
-  bool mean = adam->options.common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL || is_alone(adam);
-  float own =
-      mean ? w1 * adam->means[w * adam->total + i] : (w1 * adam->gradient_factor) * gradients[w][i];
+  float b1 = (float)adam->options.beta1;
+  float own = oracle_own_gradient(adam, gradients, w, i, 1.0f);
   return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
 }
 
@@ -311,16 +316,76 @@ static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_excha
   return done;
 }
 
+/* --- Sharded: gradients in, and steps or parameters out */
+
+static float **gradients_of(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                            const float *const *gradients) {
+  float **inputs = zeros((size_t)adam->size, sizeof *inputs);
+  for (size_t w = 0, at = 0; w < (size_t)adam->size; w++, at = 0) {
+    inputs[w] = zeros(exchange->total, sizeof(float));
+    for (size_t k = 0; k < exchange->tensors; k++)
+      for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
+        inputs[w][at++] = adam->gradient_factor * gradients[w][adam->first[t] + i];
+  }
+  return inputs;
+}
+
+/* mean becomes the momentum, `step` the step, in the order of the exchange. */
+static void serve_share(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                        float *mean, float *step) {
+  float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
+  float k1 = oracle_momentum_correction(adam, adam->steps + 1);
+  for (size_t k = 0, at = 0; k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++) {
+      mean[at] = b1 * adam->momentum[adam->first[t] + i] + w1 * mean[at];
+      step[at] = (mean[at] * k1) * adam->reciprocal[adam->first[t] + i];
+    }
+}
+
+static void keep_share(struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                       const float *momentum, const float *step) {
+  for (size_t k = 0, at = 0; k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++) {
+      adam->momentum[adam->first[t] + i] = momentum[at];
+      adam->step[adam->first[t] + i] = step[at];
+    }
+}
+
+/* Every worker's gradients to the servers, which keep the momentum. In mode STEP the steps come
+ * back in bits. */
+static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                            const float *const *gradients) {
+  float **inputs = gradients_of(adam, exchange, gradients);
+  float *mean = zeros(exchange->total, sizeof(float)),
+        *step = zeros(exchange->total, sizeof(float));
+  bool done = oracle_reduce(exchange->oracle, (const float *const *)inputs, mean);
+  if (done)
+    serve_share(adam, exchange, mean, step);
+  if (done && adam->options.shards == ONEBIT_SHARDS_STEP)
+    done = oracle_serve(exchange->oracle, step, step);
+  if (done) {
+    oracle_keep(exchange->oracle);
+    keep_share(adam, exchange, mean, step);
+  }
+  for (size_t w = 0; w < (size_t)adam->size; w++)
+    free(inputs[w]);
+  free(inputs);
+  free(mean);
+  free(step);
+  return done;
+}
+
 /* Every worker's own momentum, exchanged: the new common momentum in `momentum`. */
 static bool exchange_momentum(struct oracle_adam *adam, const float *const *gradients) {
   bool done = true;
   for (size_t k = 0; k < adam->exchange_count && done; k++)
-    done = exchange_tensors(adam, &adam->exchanges[k], gradients);
+    done = adam->options.shards ? exchange_shares(adam, &adam->exchanges[k], gradients)
+                                : exchange_tensors(adam, &adam->exchanges[k], gradients);
   return done;
 }
 
 static void compressed_update(struct oracle_adam *adam, float learning_rate) {
-  float k1 = momentum_correction(adam, adam->steps);
+  float k1 = oracle_momentum_correction(adam, adam->steps);
   for (size_t k = 0; k < adam->tensors; k++) {
     float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
     if (adam->uncompressed[k]) {
@@ -329,7 +394,9 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
     }
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
       float *p = &adam->parameter[i], step = adam->momentum[i] * k1;
-      if (!exchanges_step(adam))
+      if (adam->options.shards)
+        step = adam->step[i];
+      else if (!exchanges_step(adam))
         step = step * adam->reciprocal[i];
       *p = *p - rate * (step + decay * *p);
     }
@@ -339,7 +406,7 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
 /* Values that overflow in an exchange: tests of these use one exchange, which then changed
  * nothing. */
 static bool can_step(struct oracle_adam *adam, const float *const *gradients) {
-  return take_gradients(adam, gradients) &&
+  return oracle_take_gradients(adam, gradients) &&
          (!adam->compressed || exchange_momentum(adam, gradients));
 }
 

@@ -75,12 +75,24 @@ static size_t least_common_multiple(size_t a, size_t b) {
   return multiple;
 }
 
-/* Padded to a multiple of P * lcm(P, 8), cut in P chunks. */
-static void lay_out_deepspeed(struct oracle *oracle, size_t count) {
-  size_t size = (size_t)oracle->size, quantum = size * least_common_multiple(size, 8);
+/* The part of a tensor that lies in one chunk, in runs. */
+static void lay_out_part(struct oracle *oracle, size_t first, size_t end, size_t chunk, size_t k) {
+  size_t begin = first > k * chunk ? first : k * chunk;
+  size_t last = smaller(end, (k + 1) * chunk);
+  if (begin < last)
+    add_runs(oracle, begin, last - begin, RUN, (int)k);
+}
+
+/* One tensor after the other, padded to a multiple of P * lcm(P, 8), which the last one's runs take
+ * up, and cut in P chunks. */
+static void lay_out_deepspeed(struct oracle *oracle, const size_t *counts, size_t tensors) {
+  size_t size = (size_t)oracle->size, quantum = size * least_common_multiple(size, 8), count = 0;
+  for (size_t t = 0; t < tensors; t++)
+    count += counts[t];
   size_t padded = (count + quantum - 1) / quantum * quantum, chunk = padded / size;
   for (size_t k = 0; k < size; k++)
-    add_runs(oracle, k * chunk, chunk, RUN, (int)k);
+    for (size_t t = 0, first = 0; t < tensors; first += counts[t++])
+      lay_out_part(oracle, first, t + 1 < tensors ? first + counts[t] : padded, chunk, k);
   oracle->valid = oracle->result_count = count;
   oracle->elements = padded;
 }
@@ -93,7 +105,7 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
   oracle->common_scale = deepspeed || options->block_size == ONEBIT_BLOCK_BUFFER;
   options->scale = deepspeed ? ONEBIT_SCALE_RMS : options->scale;
   if (deepspeed)
-    lay_out_deepspeed(oracle, counts[0]);
+    lay_out_deepspeed(oracle, counts, tensors);
   else if (options->operation == ONEBIT_ALLREDUCE)
     lay_out_allreduce(oracle, counts, tensors);
   else

@@ -49,36 +49,42 @@ static float run_of_squares(const float *gradient, float factor, size_t count) {
   return lane[0];
 }
 
-/* Runs begin anew with each part of a tensor: profile deepspeed pads it and cuts it in a part a
- * rank. */
+/* Elements from which on a rank serves what is compressed together, where runs begin anew; 0: there
+ * is no such place. Profile deepspeed pads each tensor and cuts it in a part a rank. */
+static size_t part_of(const struct oracle_weigher *weigher, size_t count) {
+  size_t multiple = 8, ranks = (size_t)weigher->ranks;
+  if (weigher->share || weigher->options.profile != ONEBIT_PROFILE_DEEPSPEED)
+    return weigher->share;
+  while (multiple % ranks)
+    multiple += 8;
+  multiple *= ranks;
+  return (count + multiple - 1) / multiple * multiple / ranks;
+}
+
+/* `before`: elements of tensors before it. */
 static double squares_of_tensor(const struct oracle_weigher *weigher, const float *gradient,
-                                float factor, size_t count) {
-  size_t length = weigher->options.block_size, part = count, ranks = (size_t)weigher->ranks;
-  bool deepspeed = weigher->options.profile == ONEBIT_PROFILE_DEEPSPEED;
-  if (length == 0 || length == ONEBIT_BLOCK_BUFFER || deepspeed)
-    length = RUN;
-  if (deepspeed) {
-    size_t multiple = 8;
-    while (multiple % ranks)
-      multiple += 8;
-    multiple *= ranks;
-    part = (count + multiple - 1) / multiple * multiple / ranks;
-  }
+                                float factor, size_t before, size_t count) {
+  size_t run = weigher->options.block_size, part = part_of(weigher, count);
+  if (run == 0 || run == ONEBIT_BLOCK_BUFFER ||
+      weigher->options.profile == ONEBIT_PROFILE_DEEPSPEED)
+    run = RUN;
+  size_t begun = weigher->share ? before % part : 0; /* of the part where the tensor begins */
   double sum = 0.0;
-  for (size_t first = 0; first < count; first += part)
-    for (size_t at = first; at < first + part && at < count; at += length) {
-      size_t end = first + part < count ? first + part : count;
-      size_t left = end - at < length ? end - at : length;
-      sum += (double)run_of_squares(gradient + at, factor, left);
-    }
+  for (size_t first = 0, length; first < count; first += length) {
+    size_t into = part ? (begun + first) % part : first, left = count - first;
+    length = part && part - into < left ? part - into : left;
+    for (size_t at = 0; at < length; at += run)
+      sum += (double)run_of_squares(gradient + first + at, factor,
+                                    length - at < run ? length - at : run);
+  }
   return sum;
 }
 
 static float squares_of_rank(const struct oracle_weigher *weigher, const float *gradient,
                              float factor, const size_t *counts, size_t tensors) {
   double sum = 0.0;
-  for (size_t k = 0; k < tensors; gradient += counts[k++])
-    sum += squares_of_tensor(weigher, gradient, factor, counts[k]);
+  for (size_t k = 0, before = 0; k < tensors; before += counts[k++])
+    sum += squares_of_tensor(weigher, gradient + before, factor, before, counts[k]);
   return (float)sum;
 }
 

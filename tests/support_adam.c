@@ -97,22 +97,56 @@ static double norm_of(const float *values, size_t count) {
   return sqrt(sum);
 }
 
+/* Of the share that a rank serves, of all exchanges. */
+static double share_norm(const struct oracle_adam *adam, int rank) {
+  double sum = 0.0;
+  for (size_t k = 0; k < adam->exchange_count; k++) {
+    const struct oracle_exchange *exchange = &adam->exchanges[k];
+    size_t first = oracle_server_first(exchange->oracle, rank);
+    size_t end = first + oracle_server_count(exchange->oracle, rank);
+    for (size_t j = 0, at = 0; j < exchange->tensors; j++)
+      for (size_t t = exchange->tensor[j], i = 0; i < adam->count[t]; i++, at++)
+        if (at >= first && at < end)
+          sum += (double)adam->momentum[adam->first[t] + i] *
+                 (double)adam->momentum[adam->first[t] + i];
+  }
+  return sqrt(sum);
+}
+
+/* Of what one exchange keeps on a rank, as errors of the momentum; padding as it is. */
+static double kept_norm(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                        int rank) {
+  const float *error = oracle_worker_error(exchange->oracle, rank);
+  size_t count = oracle_worker_count(exchange->oracle, rank), at = 0;
+  double sum = 0.0;
+  if (!adam->scaling || count < exchange->total) /* part of a host's: nothing is scaled there */
+    return norm_of(error, count);
+  for (size_t k = 0; k < exchange->tensors; k++) {
+    size_t tensor = exchange->tensor[k];
+    double norm = norm_of(error + at, adam->count[tensor]) / (double)adam->scaling[tensor];
+    sum += norm * norm;
+    at += adam->count[tensor];
+  }
+  return hypot(sqrt(sum), norm_of(error + at, count - at));
+}
+
 static struct adam_moment moment_of(const struct oracle_adam *adam) {
   struct adam_moment moment = {.compressed = adam->compressed,
                                .freeze_step = adam->freeze_step,
                                .variance_ratio = adam->variance_ratio,
                                .gradient_norm = adam->weigher.norm,
-                               .after = adam->weigher.loss_scale,
-                               .momentum_norm = norm_of(adam->momentum, adam->total)};
+                               .after = adam->weigher.loss_scale};
   moment.parameters = allocate(adam->total, sizeof(float));
   memcpy(moment.parameters, adam->parameter, adam->total * sizeof(float));
   int ranks = adam->size * adam->each;
   moment.error_norm = allocate((size_t)ranks, sizeof(double));
+  moment.momentum_norm = allocate((size_t)ranks, sizeof(double));
+  for (int r = 0; r < ranks; r++)
+    moment.momentum_norm[r] =
+        adam->options.shards ? share_norm(adam, r) : norm_of(adam->momentum, adam->total);
   for (int r = 0; r < ranks; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
-      moment.error_norm[r] =
-          hypot(moment.error_norm[r], norm_of(oracle_worker_error(adam->exchanges[k].oracle, r),
-                                              oracle_worker_count(adam->exchanges[k].oracle, r)));
+      moment.error_norm[r] = hypot(moment.error_norm[r], kept_norm(adam, &adam->exchanges[k], r));
   return moment;
 }
 
@@ -131,15 +165,41 @@ static void oracle_gradient(const struct adam_case *what, const struct learner *
       memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
 }
 
-static void prepare_step(struct adam_run *run, struct oracle_adam *adam,
-                         const struct learner *learner, float **gradients, int step) {
+static onebit_status_t create_adam(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                   const struct adam_case *what, onebit_optimizer_t *optimizer) {
+  return onebit_adam_create(comm, tensors, what->tensors->count, &what->options, optimizer);
+}
+
+static void *create_oracle(const struct adam_case *what, const onebit_tensor_t *tensors) {
+  return oracle_adam_create(what->size, what->hosts ? what->hosts : 1, tensors,
+                            what->tensors->count, &what->options);
+}
+
+static struct oracle_adam *state_of_oracle(void *oracle) { return oracle; }
+
+static bool step_oracle(void *oracle, const float *const *gradients, float learning_rate) {
+  return oracle_adam_step(oracle, gradients, learning_rate);
+}
+
+static void destroy_oracle(void *oracle) { oracle_adam_destroy(oracle); }
+
+static const struct optimizer_kind *kind_of(const struct adam_case *what) {
+  static const struct optimizer_kind adam = {"adam",          create_adam, create_oracle,
+                                             state_of_oracle, step_oracle, destroy_oracle};
+  return what->kind ? what->kind : &adam;
+}
+
+static void prepare_step(struct adam_run *run, void *oracle, const struct learner *learner,
+                         float **gradients, int step) {
   const struct adam_case *what = run->what;
+  const struct optimizer_kind *kind = kind_of(what);
+  struct oracle_adam *adam = kind->state(oracle);
   if (is_poisoned(what, step))
     oracle_rescale(&adam->weigher, true);
   double loss_scale = adam->weigher.loss_scale;
   for (int r = 0; r < what->size; r++)
     oracle_gradient(what, learner, loss_scale, r, step, gradients[r]);
-  CHECK(oracle_adam_step(adam, (const float *const *)gradients, adam_learning_rate(step)),
+  CHECK(kind->step(oracle, (const float *const *)gradients, adam_learning_rate(step)),
         "the oracle skips finite gradients");
   run->moments[step] = moment_of(adam);
   run->moments[step].before = loss_scale;
@@ -148,9 +208,7 @@ static void prepare_step(struct adam_run *run, struct oracle_adam *adam,
 struct adam_run adam_prepare(const struct adam_case *what) {
   struct learner learner = make_learner(what, NULL);
   struct adam_run run = {.what = what, .total = learner.total};
-  struct oracle_adam *adam =
-      oracle_adam_create(what->size, what->hosts ? what->hosts : 1, learner.tensors,
-                         what->tensors->count, &what->options);
+  void *oracle = kind_of(what)->oracle(what, learner.tensors);
   float **gradients = allocate((size_t)what->size, sizeof *gradients);
   run.start = allocate(run.total, sizeof(float));
   for (size_t i = 0; i < run.total; i++)
@@ -159,11 +217,11 @@ struct adam_run adam_prepare(const struct adam_case *what) {
     gradients[r] = allocate(run.total, sizeof(float));
   run.moments = allocate((size_t)what->steps, sizeof *run.moments);
   for (int step = 0; step < what->steps; step++)
-    prepare_step(&run, adam, &learner, gradients, step);
+    prepare_step(&run, oracle, &learner, gradients, step);
   for (int r = 0; r < what->size; r++)
     free(gradients[r]);
   free(gradients);
-  oracle_adam_destroy(adam);
+  kind_of(what)->destroy(oracle);
   free_learner(&learner);
   return run;
 }
@@ -172,6 +230,7 @@ void adam_release(struct adam_run *run) {
   for (int step = 0; step < run->what->steps; step++) {
     free(run->moments[step].parameters);
     free(run->moments[step].error_norm);
+    free(run->moments[step].momentum_norm);
   }
   free(run->moments);
   free(run->start);
@@ -204,8 +263,8 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
         step, info.gradient_norm, wanted->gradient_norm);
   if (run->what->uncompressed || options->common.dense_below)
     return; /* what follows is about tensors that are compressed */
-  CHECK(near(info.momentum_norm, wanted->momentum_norm), "step %d: momentum norm %g, not %g", step,
-        info.momentum_norm, wanted->momentum_norm);
+  CHECK(near(info.momentum_norm, wanted->momentum_norm[rank]), "step %d: momentum norm %g, not %g",
+        step, info.momentum_norm, wanted->momentum_norm[rank]);
   CHECK(near(info.error_norm, wanted->error_norm[rank]), "step %d: error norm %g, not %g", step,
         info.error_norm, wanted->error_norm[rank]);
   if (options->freeze_step == ONEBIT_FREEZE_AUTOMATIC && !wanted->compressed)
@@ -298,14 +357,14 @@ static void good_step(const struct adam_run *run, struct learner *learner,
 
 static void tell_case(const struct adam_case *what) {
   const onebit_adam_options_t *o = &what->options;
-  check_case("adam of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
+  check_case("%s of %zu tensors on %d ranks, profile %d, freeze %zd, block %zd, scale %d, "
              "threads %d, chunk %zu, buckets of %zu, form %d, schedule %d, %d hosts, gradients %s, "
-             "parameters %s, clip %g%s",
-             what->tensors->count, what->size, (int)o->common.profile, (ptrdiff_t)o->freeze_step,
-             (ptrdiff_t)o->common.block_size, (int)o->common.scale, o->common.threads,
-             o->common.chunk_size, o->common.bucket_size, (int)what->form, (int)o->common.schedule,
-             what->hosts, dtype_name(o->common.gradient_dtype),
-             dtype_name(o->common.parameter_dtype), o->common.clip_norm,
+             "parameters %s, clip %g, shards %d%s",
+             kind_of(what)->name, what->tensors->count, what->size, (int)o->common.profile,
+             (ptrdiff_t)o->freeze_step, (ptrdiff_t)o->common.block_size, (int)o->common.scale,
+             o->common.threads, o->common.chunk_size, o->common.bucket_size, (int)what->form,
+             (int)o->common.schedule, what->hosts, dtype_name(o->common.gradient_dtype),
+             dtype_name(o->common.parameter_dtype), o->common.clip_norm, (int)o->shards,
              what->poison != 0.0f ? ", poisoned" : "");
 }
 
@@ -316,9 +375,7 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(what, run->start);
   onebit_optimizer_t optimizer;
   tell_case(what);
-  if (CHECK_STATUS(onebit_adam_create(comm, learner.tensors, what->tensors->count, &what->options,
-                                      &optimizer),
-                   ONEBIT_OK)) {
+  if (CHECK_STATUS(kind_of(what)->create(comm, learner.tensors, what, &optimizer), ONEBIT_OK)) {
     for (int step = 0; step < what->steps; step++) {
       if (is_poisoned(what, step))
         poisoned_step(run, &learner, optimizer, rank, step);

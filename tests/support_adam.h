@@ -1,6 +1,7 @@
 /*
  * Cases of 1-bit Adam, and how one of them is run and compared with the oracle: the same code for
- * ranks that are threads and for ranks of MPI.
+ * ranks that are threads and for ranks of MPI. Cases of other optimizers name their kind, and are
+ * run in the same way.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ADAM_H
 #define ONEBIT_TESTS_SUPPORT_ADAM_H
@@ -27,7 +28,11 @@ extern const struct adam_tensors adam_tensors_odd, adam_tensors_one, adam_tensor
  * some of them only, or makes every third step in one call. */
 enum adam_form { IN_ONE_CALL, BACKWARD, FORWARD, SHUFFLED, PARTLY, ADAM_FORMS };
 
+struct optimizer_kind;
+
 struct adam_case {
+  const struct optimizer_kind *kind; /* NULL: 1-bit Adam */
+  const void *more;                  /* options of that kind that 1-bit Adam has not */
   int size, steps;
   int hosts; /* on which the ranks are, as many on each; 0 is 1 */
   onebit_adam_options_t options;
@@ -52,12 +57,24 @@ struct adam_run {
     float *parameters; /* of all tensors, one after the other: the master values */
     bool compressed;
     size_t freeze_step;
-    double variance_ratio, momentum_norm, gradient_norm;
-    double before, after; /* the loss scale of this step and the next */
-    double *error_norm;   /* [size]: of what each rank keeps */
-  } * moments;            /* [steps] */
+    double variance_ratio, gradient_norm;
+    double before, after;               /* the loss scale of this step and the next */
+    double *momentum_norm, *error_norm; /* [size]: of what each rank keeps */
+  } * moments;                          /* [steps] */
   float *start;
   size_t total;
+};
+
+/* An optimizer: how it is made of a case, and its oracle, which is built upon one of 1-bit Adam
+ * (`state`: tensors, exchanges, moments). */
+struct optimizer_kind {
+  const char *name;
+  onebit_status_t (*create)(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                            const struct adam_case *what, onebit_optimizer_t *optimizer);
+  void *(*oracle)(const struct adam_case *what, const onebit_tensor_t *tensors);
+  struct oracle_adam *(*state)(void *oracle);
+  bool (*step)(void *oracle, const float *const *gradients, float learning_rate);
+  void (*destroy)(void *oracle);
 };
 
 struct adam_run adam_prepare(const struct adam_case *what);

@@ -75,16 +75,24 @@ static size_t combinations(int size, enum extent extent, size_t count) {
   return extent == EVERY_OPTION ? BLOCK_SIZES * SCALES * DTYPES : BLOCK_SIZES * SCALES;
 }
 
-/* What only the allreduce knows: profile deepspeed, dense messages, and the control without error
- * feedback. */
-static void add_allreduce_kinds(struct table *table, size_t count, enum extent extent) {
+/* A case of that type, where all of them are wanted. */
+static struct collective_case *add_kind(struct table *table, onebit_operation_t operation,
+                                        size_t count, size_t dtypes, size_t dtype) {
+  struct collective_case *what = add(table, operation, count);
+  if (dtypes == DTYPES)
+    what->options.dtype = (onebit_dtype_t)dtype;
+  return what;
+}
+
+/* Dense messages of all operations, and what only the allreduce knows: profile deepspeed, and the
+ * control without error feedback. */
+static void add_other_kinds(struct table *table, size_t count, enum extent extent) {
   size_t dtypes = extent == FEW || count > 10000 ? 1 : DTYPES;
   for (size_t k = 0; k < dtypes; k++) {
-    add(table, ONEBIT_ALLREDUCE, count)->options.profile = ONEBIT_PROFILE_DEEPSPEED;
-    add(table, ONEBIT_ALLREDUCE, count)->options.wire = ONEBIT_WIRE_DENSE;
-    if (dtypes == DTYPES)
-      table->cases[table->count - 1].options.dtype = table->cases[table->count - 2].options.dtype =
-          (onebit_dtype_t)k;
+    add_kind(table, ONEBIT_ALLREDUCE, count, dtypes, k)->options.profile = ONEBIT_PROFILE_DEEPSPEED;
+    for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
+      add_kind(table, (onebit_operation_t)operation, count, dtypes, k)->options.wire =
+          ONEBIT_WIRE_DENSE;
   }
   add(table, ONEBIT_ALLREDUCE, count)->options.no_error_feedback = 1;
 }
@@ -102,7 +110,7 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
                                                 : k,
                         extent == EVERY_OPTION && wanted > BLOCK_SIZES * SCALES);
     }
-    add_allreduce_kinds(&table, test_counts[c], extent);
+    add_other_kinds(&table, test_counts[c], extent);
   }
   *count = table.count;
   return table.cases;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tests/oracle.h"
+#include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 
 /* --- Directories and files ---------------------------------------------------------------------*/
@@ -163,17 +164,20 @@ void record_allreduce(const char *directory, const char *name, int world, size_t
   free(result);
 }
 
-static struct oracle_adam *create_adam(int world) {
+/* Where the parameters begin, in five tensors. */
+static void describe_tensors(onebit_tensor_t tensors[5]) {
   static float parameter[RECORDED_TOTAL];
   const size_t counts[] = {513, 37 * 3, 1, 8, 64 * 40};
-  onebit_tensor_t tensors[5] = {{0}};
   for (size_t i = 0; i < RECORDED_TOTAL; i++)
     parameter[i] = (float)(i * 31 % 199) / 100.0f - 0.995f;
-  for (size_t t = 0, first = 0; t < 5; first += counts[t++]) {
-    tensors[t].parameter = parameter + first;
-    tensors[t].count = counts[t];
-    tensors[t].weight_decay = 0.01f;
-  }
+  for (size_t t = 0, first = 0; t < 5; first += counts[t++])
+    tensors[t] = (onebit_tensor_t){
+        .parameter = parameter + first, .count = counts[t], .weight_decay = 0.01f};
+}
+
+static struct oracle_adam *create_adam(int world) {
+  onebit_tensor_t tensors[5];
+  describe_tensors(tensors);
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   options.freeze_step = RECORDED_WARMUP + 1;
@@ -215,5 +219,60 @@ void record_adam(const char *directory, const char *name, int world, int steps,
           world, steps, RECORDED_SHAPES, RECORDED_WARMUP + 1, RECORDED_TOTAL, dense);
   cr_assert_eq(fclose(text), 0);
   oracle_adam_destroy(adam);
+  free(dense);
+}
+
+static struct oracle_zero_one *create_zero_one(int world) {
+  onebit_tensor_t tensors[5];
+  describe_tensors(tensors);
+  onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.beta2 = 0.97;
+  options.epsilon = 1e-6;
+  options.variance_freeze_step = 7;
+  options.variance_update_scaler = 2;
+  options.local_step_scaler = 1;
+  options.local_step_clipper = 2;
+  return oracle_zero_one_create(world, 1, tensors, 5, &options);
+}
+
+static void record_zero_one_steps(const char *path, struct oracle_zero_one *oracle, int steps,
+                                  char *dense) {
+  size_t all = (size_t)oracle->ranks * oracle->total;
+  float *gradients = allocate(all, sizeof *gradients);
+  const float **ranks = by_rank(gradients, oracle->total, oracle->ranks);
+  onebit_status_t *statuses = allocate((size_t)oracle->ranks, sizeof *statuses);
+  FILE *in = open_in(path, "grads.f32", "wb"), *out = open_in(path, "params.f32", "wb");
+  for (int step = 0; step < steps; step++) {
+    dense[step] = oracle_zero_one_clock_next(&oracle->clock) == ORACLE_DENSE ? '1' : '0';
+    fill_all(gradients, oracle->total, oracle->ranks, step);
+    oracle_zero_one_step(oracle, ranks, 0.003f, statuses);
+    put(in, gradients, all);
+    put(out, oracle->parameter, all);
+  }
+  cr_assert(fclose(in) == 0 && fclose(out) == 0);
+  free(statuses);
+  free((void *)ranks);
+  free(gradients);
+}
+
+void record_zero_one(const char *directory, const char *name, int world, int steps,
+                     char path[PATH_ROOM]) {
+  begin_case(directory, name, path);
+  char *dense = allocate((size_t)steps + 1, 1);
+  struct oracle_zero_one *oracle = create_zero_one(world);
+  put_all(path, "params0.f32", oracle->parameter, oracle->total);
+  record_zero_one_steps(path, oracle, steps, dense);
+  put_all(path, "exp_avg.f32", oracle->momentum, oracle->total);
+  put_all(path, "exp_avg_sq.f32", oracle->variance, oracle->total);
+  FILE *text = open_in(path, "case.txt", "w");
+  fprintf(text,
+          "kind = zoadam\nworld = %d\nsteps = %d\nseed = 3\nshapes = %s\nlr = 0.003\n"
+          "betas = 0.9 0.97\neps = 1e-06\nweight_decay = 0.01\nvar_freeze_step = 7\n"
+          "var_update_scaler = 2\nlocal_step_scaler = 1\nlocal_step_clipper = 2\ntotal = %d\n"
+          "params_ranks = %d\ndense_allreduce_before_step = %s\n",
+          world, steps, RECORDED_SHAPES, RECORDED_TOTAL, world, dense);
+  cr_assert_eq(fclose(text), 0);
+  oracle_zero_one_destroy(oracle);
   free(dense);
 }

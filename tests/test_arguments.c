@@ -103,8 +103,6 @@ static const struct {
     {"block_size", "65568", PLAN(.block_size = 65536 + 32)},
     {"chunk_size", "31", PLAN(.chunk_size = 31)},
     {"threads", "-1", PLAN(.threads = -1)},
-    {"wire", "1", PLAN(.wire = ONEBIT_WIRE_DENSE, .operation = ONEBIT_ALLGATHER)},
-    {"wire", "2", PLAN(.wire = ONEBIT_WIRE_DENSE, .operation = ONEBIT_REDUCE_SCATTER)},
     {"profile", "1", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .operation = ONEBIT_ALLGATHER)},
     {"profile", "2", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .operation = ONEBIT_REDUCE_SCATTER)},
     {"profile", "scale",

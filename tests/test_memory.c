@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "onebit/lamb.h"
 #include "tests/support_collectives.h"
 
 TestSuite(memory, .timeout = 120);
@@ -95,6 +96,19 @@ static onebit_status_t create_adam(onebit_comm_t comm, const struct creation *cr
   return status;
 }
 
+static onebit_status_t create_lamb(onebit_comm_t comm, const struct creation *creation) {
+  onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0, 0},
+                               {parameters + 1000, gradients + 1000, 500, 0, 0, 1},
+                               {parameters + 1500, gradients + 1500, 3500, 0, 0, 0}};
+  onebit_lamb_options_t options = ONEBIT_LAMB_OPTIONS_INIT;
+  options.common = creation->adam.common;
+  onebit_optimizer_t optimizer = NULL;
+  onebit_status_t status = onebit_lamb_create(comm, tensors, 3, &options, &optimizer);
+  CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+  onebit_optimizer_destroy(optimizer);
+  return status;
+}
+
 /* Rank 0 sets the failure between two barriers, so all allocations in between are those of the
  * creation. */
 static void create_until_it_works(onebit_comm_t comm, void *context) {
@@ -154,6 +168,8 @@ Test(memory, plan_create) {
   check_plan(ONEBIT_ALLREDUCE, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
   check_plan(ONEBIT_ALLGATHER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
   check_plan(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
+  check_plan(ONEBIT_ALLGATHER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
+  check_plan(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
 }
 
 Test(memory, plan_create_in_other_schedules) {
@@ -193,6 +209,13 @@ Test(memory, adam_create_with_masters_and_clipping) {
   creation.adam.common.gradient_dtype = ONEBIT_FLOAT16;
   creation.adam.common.dense_below = 2000;
   creation.adam.common.clip_norm = 1;
+  check_creation(&creation);
+}
+
+Test(memory, lamb_create) {
+  struct creation creation = {.create = create_lamb, .adam = ONEBIT_ADAM_OPTIONS_INIT};
+  check_creation(&creation);
+  creation.adam.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   check_creation(&creation);
 }
 

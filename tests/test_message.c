@@ -33,7 +33,9 @@ Test(message, has_the_documented_layout) {
   cr_expect_eq(memcmp(memory, "O1B1\1\1\0\0\7\0\0\0", 12), 0);
   struct ob_message_shape one = {.words = 65, .blocks = 2, .one_scale = true};
   struct ob_message_shape dense = {.words = 2, .blocks = 2, .dense = true};
+  struct ob_message_shape half = {.words = 2, .blocks = 2, .dense = true, .half = true};
   cr_expect_eq(ob_message_bytes(&one), 40 + 65 * 4);
+  cr_expect_eq(ob_message_bytes(&half), 40 + 64 * 2);
   cr_expect_eq(ob_message_bytes(&dense), 40 + 64 * 4);
 }
 
@@ -71,6 +73,26 @@ Test(message, is_refused_when_any_field_is_wrong) {
   view = make(memory);
   view.header->block = 4;
   refused(memory, bytes, "block 4");
+}
+
+/* Values of another width, or bits in their place. */
+Test(message, is_refused_when_its_payload_is_another) {
+  static const unsigned flags[] = {0, OB_FLAG_DENSE, OB_FLAG_DENSE | OB_FLAG_HALF};
+  _Alignas(8) unsigned char memory[512] = {0};
+  for (int wanted = 0; wanted < 3; wanted++)
+    for (int sent = 0; sent < 3; sent++) {
+      struct ob_message_shape dense = {
+          .words = 2, .blocks = 1, .one_scale = true, .dense = wanted > 0, .half = wanted > 1};
+      struct ob_message_expected any = {OB_MESSAGE_WORKER, 7, 100003};
+      *ob_message_view(memory, &dense).header = (struct ob_header){.magic = OB_MESSAGE_MAGIC,
+                                                                   .version = OB_MESSAGE_VERSION,
+                                                                   .kind = OB_MESSAGE_WORKER,
+                                                                   .flags = (uint16_t)flags[sent],
+                                                                   .sequence = 7,
+                                                                   .elements = 100003};
+      cr_expect_eq(ob_message_check(memory, ob_message_bytes(&dense), &dense, &any),
+                   sent == wanted ? ONEBIT_OK : ONEBIT_ERROR_MESSAGE, "%d for %d", sent, wanted);
+    }
 }
 
 Test(message, is_refused_when_a_scale_is_not_one) {

@@ -92,8 +92,11 @@ static void check_everywhere(struct collective_case what) {
   struct poisoned poisoned = {.run = collective_prepare(&what)};
   for (int k = 0; k < POISONS * 3; k++) {
     size_t places[] = {0, sent / 2, sent - 1};
-    /* |c| adds up where c * c does not; dense messages hold any finite number */
-    bool squares = what.options.scale == ONEBIT_SCALE_RMS && what.options.wire == ONEBIT_WIRE_BITS;
+    /* |c| adds up where c * c does not; dense messages hold any finite number, but for those that a
+     * reduce-scatter will add up unseen */
+    bool squares = what.options.wire == ONEBIT_WIRE_BITS
+                       ? what.options.scale == ONEBIT_SCALE_RMS
+                       : what.options.operation == ONEBIT_REDUCE_SCATTER;
     poisoned.poison = (enum poison)(k % POISONS);
     poisoned.place = places[k % 3];
     poisoned.rank = k / POISONS * (what.size - 1) / 2;
@@ -140,6 +143,13 @@ Test(nonfinite, allgather) {
 }
 Test(nonfinite, reduce_scatter) {
   check_operation(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT);
+}
+
+Test(nonfinite, allgather_dense) {
+  check_operation(ONEBIT_ALLGATHER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT);
+}
+Test(nonfinite, reduce_scatter_dense) {
+  check_operation(ONEBIT_REDUCE_SCATTER, ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT);
 }
 
 /* The other schedules: every rank in turn, at the first and the last element. Chunks are many, and

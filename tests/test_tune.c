@@ -9,6 +9,7 @@
 
 #include "bench/tune.h"
 #include "bench/tune_training.h"
+#include "tests/oracle_zero_one.h"
 #include "tests/support_program.h"
 
 static void begin(void) { setenv("ONEBIT_TUNING", "none", 1); }
@@ -66,29 +67,19 @@ Test(tune, overlap_never_costs_and_never_hides_all) {
   }
 }
 
-/* The policies of the paper, counted step by step. */
-Test(tune, policy_counts_what_the_paper_says) {
+/* 0/1 Adam's steps, counted one by one. */
+Test(tune, policy_is_the_optimizers) {
   for (double steps = 1; steps < 1e6; steps *= 3) {
-    long exchanges = 0, dense = 0, next = 0, since = 0, variance = 0, interval = 1;
-    long frozen = (long)fmin(steps, TUNE_WARMUP_STEPS);
-    for (long step = 0; step < frozen; step++, exchanges++)
-      if (step == next) {
-        next += interval;
-        dense++;
-        if (++variance % (long)TUNE_VARIANCE_SCALE == 0)
-          interval *= 2;
-      }
-    interval = 1;
-    for (long step = frozen; step < (long)steps; step++, since++) {
-      if (since > 0 && since % (long)TUNE_LOCAL_SCALE == 0 && interval < (long)TUNE_LOCAL_CAP)
-        interval *= 2;
-      exchanges += since % interval == 0;
+    const onebit_zero_one_adam_options_t options = {.variance_freeze_step = TUNE_FREEZE_STEP};
+    struct oracle_zero_one_clock clock = oracle_zero_one_clock_of(&options, false);
+    double counts[3] = {0, 0, 0}, whole = floor(steps);
+    for (double step = 0; step < whole; step++) {
+      counts[oracle_zero_one_clock_next(&clock)]++;
+      oracle_zero_one_clock_advance(&clock);
     }
-    struct tune_policy policy = tune_policy(floor(steps));
-    double whole = floor(steps);
-    cr_expect_float_eq(policy.one_bit * whole, (double)exchanges, 6, "%g steps", steps);
-    cr_expect_float_eq(policy.dense * whole, (double)dense, 2, "%g steps: %g, not %ld", steps,
-                       policy.dense * whole, dense);
+    struct tune_policy policy = tune_policy(steps);
+    cr_expect_eq(policy.one_bit, counts[ORACLE_BITS] / whole, "%g steps", steps);
+    cr_expect_eq(policy.dense, counts[ORACLE_DENSE] / whole, "%g steps", steps);
   }
 }
 

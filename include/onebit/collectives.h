@@ -12,7 +12,9 @@
  *    number of threads.
  *  - Not-a-number and infinity never enter the kept error. If the input of any rank holds one, or
  *    holds values so large that the sum of their squares overflows float32, every rank gets
- *    ONEBIT_SKIPPED from that very call, and recvbuf and kept errors are as they were.
+ *    ONEBIT_SKIPPED from that very call, and recvbuf and kept errors are as they were. (With
+ *    ONEBIT_WIRE_DENSE it is the squares of an allreduce's result that count, and none of an
+ *    allgather's.)
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
  *    ever, and no recvbuf and no kept error is changed.

@@ -52,8 +52,9 @@ typedef enum onebit_scale {
 
 typedef enum onebit_wire {
   ONEBIT_WIRE_BITS = 0, /* one bit an element, with error feedback */
-  /* float32, no error, allreduce only: for warm-up steps, and to compare with. Sums are in rank
-   * order, so all ranks and all transports give the same bits. */
+  /* Values, no error: for warm-up steps, and to compare with. Sums are float32 and in rank order,
+   * so all ranks and all transports give the same bits. float32 travels; in an allgather and a
+   * reduce-scatter what the buffers hold, and these two are for memory of the host only. */
   ONEBIT_WIRE_DENSE = 1
 } onebit_wire_t;
 

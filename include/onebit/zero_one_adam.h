@@ -18,20 +18,33 @@
  *                il begins with 1 and doubles after every local_step_scaler steps, up to
  *                local_step_clipper
  *
+ * with m^ = m / (1 - b1^t), and v^ = v / (1 - b2^k) where k is how many times v was brought up to
+ * date, which is far less than t. il-th and iv-th are steps whose number il or iv divides.
+ *
  * The p that the ranks meet at is computed from a, which is kept, so that it is the same on all of
  * them in every bit; between two meetings parameters differ (onebit_optimizer_info_t,
  * synchronized). Weight decay between meetings is not part of what is exchanged: when they meet it
- * is that of a, wd L' a with L' the sum of lr.
+ * is that of a, wd L' a with L' the sum of lr. Where L is 0, m becomes 0. Kept errors begin anew at
+ * the freeze, since they are of another quantity then.
+ *
+ * One bit has no zero: an element without variance, which never had a gradient in a dense step,
+ * would collect what the scale of its neighbours gives it. It has no momentum and stays where it is
+ * (weight decay still applies); once the variance is frozen, for good.
  *
  * A step that sends nothing cannot tell of a gradient that is not finite: in such a step that rank
  * alone keeps its parameters and momentum and is told ONEBIT_SKIPPED, while the step counts for
  * all. With loss scaling its scale alone falls then, and the ranks have scales of their own: each
  * must ask for its own. Nor does clipping cost such a step a message: a rank clips by the norm of
- * its own gradients.
+ * its own gradients. A mistake in such a step (ONEBIT_ERROR_ARGUMENT) is told to who made it, and
+ * the step counts likewise. Rates that differ between ranks are found when these meet, with
+ * ONEBIT_ERROR_MISMATCH on all of them, and then in every meeting until a checkpoint is loaded.
+ * Where some tensors stay uncompressed, these are exchanged in every step: then no step sends
+ * nothing, mistakes fail on all ranks, and only what is said of gradients holds for the others.
  *
  * Profile deepspeed is DeepSpeed's ZeroOneAdam: no bias correction, its step count, one call a
  * tensor with its padding and scales, weight decay as part of what is exchanged, u added up step by
- * step.
+ * step. p is computed from a here too; DeepSpeed takes u off again, which rounds. One rank alone
+ * exchanges with itself; in DeepSpeed its momentum stands still between the variance's steps.
  */
 #ifndef ONEBIT_ZERO_ONE_ADAM_H
 #define ONEBIT_ZERO_ONE_ADAM_H
@@ -63,8 +76,9 @@ typedef struct onebit_zero_one_adam_options {
 /* clang-format on */
 
 /* Makes a 0/1 Adam optimizer of a list of tensors. As onebit_adam_create, but for its options.
- * Memory, in bytes a parameter: 20 (momentum, variance, two copies of the kept value, the
- * parameters of the last meeting) + 8 / size + 1/2 for messages.
+ * Memory, in bytes a parameter: 24 (momentum, variance, two copies of the kept value, the
+ * parameters of the last meeting, and the mean gradient or what is to be exchanged of a movement)
+ * + 8 / size + 1/2 for messages; in profile deepspeed 4 more, for u.
  * Errors: those of onebit_adam_create. */
 onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                             size_t ntensors,

@@ -90,8 +90,8 @@ bool adam_learner_open(struct adam_learner *learner, const struct adam_case *wha
                        onebit_comm_t comm, int rank, int size, bool device) {
   *learner = (struct adam_learner){.what = what, .rank = rank, .size = size, .device = device};
   onebit_adam_options_t options = what->options;
-  options.device = device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
-  options.threads = 1;
+  options.common.device = device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  options.common.threads = 1;
   if (!take_memory(learner))
     exit(2); /* the other ranks would wait for this one */
   place_tensors(learner);

@@ -69,8 +69,26 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->from_values = of->from_values && drawn(number, 10, 4) == 0;
   what->now = (uint32_t)drawn(number, 11, 2);
   what->stop = of->stop && drawn(number, 12, 6) == 0;
-  what->keep_zero = drawn(number, 13, 2);
   what->dense = of->dense;
+  what->weighed = of->weighed && drawn(number, 13, 3) == 0;
+  what->output_dtype = (onebit_dtype_t)drawn(number, 21, 3);
+  what->float32 = drawn(number, 22, 4) == 0;
+}
+
+/* What a pass sees of the last message needs two copies of the results, unless it is told. */
+static void draw_pass(const struct kernel_cases *of, size_t number, struct scene_case *what) {
+  const bool last = ob_pass_reads(of->kind) & OB_MASK(OB_LAST);
+  what->passes = of->passes;
+  what->kind = of->kind;
+  what->copy_dtype = (onebit_dtype_t)drawn(number, 14, 3);
+  what->copies = drawn(number, 15, 2);
+  what->scalings = drawn(number, 16, 2);
+  what->last_values = drawn(number, 17, 2);
+  what->keep_zero = drawn(number, 18, 2);
+  what->adds_up = drawn(number, 19, 2);
+  what->counted = drawn(number, 20, 2);
+  what->sums_of_rates = drawn(number, 23, 2);
+  what->momentum |= of->passes && last && !what->last_values;
 }
 
 /* What the mode makes of it: a piece a member, rounds that pass on single messages, a momentum that
@@ -103,6 +121,7 @@ bool kernel_case(const struct kernel_cases *of, size_t index, struct scene_case 
                               .members = members[group]};
   memcpy(what->counts, layouts[layout].counts, sizeof what->counts);
   draw_options(of, index, what);
+  draw_pass(of, index, what);
   fit_mode(what);
   return of->one_scale || of->only_one_scale || !what->one_scale;
 }

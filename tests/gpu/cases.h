@@ -8,7 +8,9 @@
 /* What a kernel is for. */
 struct kernel_cases {
   unsigned modes; /* a bit a scene_mode */
-  bool dense, one_scale, only_one_scale, momentum, stop, from_values;
+  bool dense, one_scale, only_one_scale, momentum, stop, from_values, weighed;
+  bool passes;
+  enum ob_pass_kind kind; /* of those */
 };
 
 #define MODE(mode) (1u << (mode))

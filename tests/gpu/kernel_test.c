@@ -36,7 +36,8 @@ void kernel_walk(const struct kernel_test *test) {
   size_t walked = 0;
   if (!twin_create(&twin, ROOM))
     return;
-  for (size_t i = 0; i < kernel_cases_count(); i += gpu_stride()) {
+  const size_t step = gpu_stride() * (test->sparse ? test->sparse : 1);
+  for (size_t i = test->cases.kind % step; i < kernel_cases_count(); i += step) {
     struct scene_case what;
     char words[240];
     if (!kernel_case(&test->cases, i, &what))

@@ -6,7 +6,8 @@
 
 struct kernel_test {
   struct kernel_cases cases;
-  bool once; /* for all chunks, not for each */
+  bool once;     /* for all chunks, not for each */
+  size_t sparse; /* walks one case of so many; 0: all */
   /* What the library does with a chunk, in the scene's host memory; what the device does. */
   void (*host)(struct scene *scene, size_t chunk);
   cudaError_t (*device)(struct scene *scene, size_t chunk);

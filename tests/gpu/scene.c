@@ -15,13 +15,14 @@ static const char *const mode_names[SCENE_MODES] = {
 void scene_describe(const struct scene_case *what, char *words, size_t room) {
   size_t at = (size_t)snprintf(
       words, room,
-      "%s of %zu, place %zu, block %zu%s, chunks %zu/%zu, dtype %d rule %d values %d%s%s",
+      "%s of %zu, place %zu, block %zu%s, chunks %zu/%zu, dtype %d to %d rule %d values %d%s%s",
       mode_names[what->mode], what->members, what->place, what->block,
       what->one_scale ? " one scale" : "", what->chunks, what->slots, (int)what->dtype,
-      (int)what->rule, (int)what->values, what->momentum ? " momentum" : "",
-      what->from_values ? " from values" : "");
-  at += (size_t)snprintf(words + at, room - at, ", skew %zu%s, now %u%s, elements", what->skew,
-                         what->each ? " each" : "", what->now, what->stop ? " stop" : "");
+      (int)what->output_dtype, (int)what->rule, (int)what->values,
+      what->momentum ? " momentum" : "", what->from_values ? " from values" : "");
+  at += (size_t)snprintf(words + at, room - at, ", skew %zu%s%s%s, now %u%s, elements", what->skew,
+                         what->each ? " each" : "", what->float32 ? " float32" : "",
+                         what->weighed ? " weighed" : "", what->now, what->stop ? " stop" : "");
   for (size_t k = 0; k < what->pieces && at < room; k++)
     at += (size_t)snprintf(words + at, room - at, " %zu", what->counts[k]);
 }
@@ -82,7 +83,8 @@ static void set_up_work(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   plan->work.layout = &plan->layout;
   plan->work.rule = scene->what->rule;
-  plan->work.dtype = plan->work.output_dtype = scene->what->dtype;
+  plan->work.dtype = scene->what->dtype;
+  plan->work.output_dtype = scene->what->output_dtype;
   plan->work.one_scale = scene->what->one_scale;
   plan->work.threads = 1;
   if (ob_codec_choose(&plan->work.codec) ||
@@ -220,6 +222,7 @@ static void tell_device(struct scene *scene) {
       .dense = scene->what->dense,
       .rule = scene->what->rule,
       .dtype = scene->what->dtype,
+      .output_dtype = scene->what->output_dtype,
       .worker = kept_on_device(scene, &plan->worker, plan->worker_sums),
       .server = kept_on_device(scene, &plan->server, plan->server_sums),
       .outgoing = ON_DEVICE(scene, plan->outgoing),
@@ -246,7 +249,8 @@ void scene_create(struct scene *scene, struct twin *twin, const struct scene_cas
   scene->end_chunk = all ? what->chunks : scene->first_chunk + 1;
   scene_fill_plan(scene);
   scene_fill_buffers(scene);
-  scene_fill_adam(scene);
+  if (what->passes)
+    scene_fill_pass(scene);
 }
 
 void scene_destroy(struct scene *scene) {

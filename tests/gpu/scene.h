@@ -34,13 +34,19 @@ struct scene_case {
   size_t block, members, place, chunks, slots;
   size_t skew; /* elements that buffers are away from any alignment */
   enum codec_values values;
-  onebit_dtype_t dtype;
+  onebit_dtype_t dtype, output_dtype;
   onebit_scale_t rule;
   bool one_scale, dense, momentum;
-  bool each;        /* pieces lie anywhere, not one step after another */
+  bool each;        /* pieces lie anywhere, not one step after another; some have no input */
   bool from_values; /* the input is float32, as messages have it */
-  bool keep_zero;   /* of Adam: an element without variance does not move */
+  bool float32;     /* the inputs are, whatever the plan's type */
+  bool weighed;     /* of compress: with scalings and reciprocals */
   uint32_t now, stop;
+  /* Of passes. */
+  bool passes; /* there is what they work on */
+  enum ob_pass_kind kind;
+  onebit_dtype_t copy_dtype;
+  bool copies, scalings, last_values, keep_zero, adds_up, counted, sums_of_rates;
 };
 
 struct scene {
@@ -54,20 +60,29 @@ struct scene {
   struct ob_cuda_source source;
   struct ob_cuda_pieces outputs;
   const float *input_values;
-  struct ob_adam_sink sink; /* the host's, and the device's */
-  struct ob_cuda_adam adam;
-  double *block_sums, *total; /* the host's */
-  float *variance, *parameters[SCENE_PIECES];
+  struct ob_pass_sink sink; /* the host's, and the device's */
+  struct ob_cuda_pass pass;
+  float *parameters[SCENE_PIECES]; /* the host's, and so are the others */
+  void *copies[SCENE_PIECES], *gradients[SCENE_PIECES];
+  double *total;
 };
 
 /* Fills everything in; the device's memory is still to be sent. */
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
 void scene_destroy(struct scene *scene);
 
-/* The two halves of making one (scene_data.c): what is worked on, once the plan is there. */
+/* What is worked on, once the plan is there (scene_data.c, scene_pass.c). */
 void scene_fill_plan(struct scene *scene);
 void scene_fill_buffers(struct scene *scene);
-void scene_fill_adam(struct scene *scene);
+void scene_fill_pass(struct scene *scene);
+
+/* For them: values that are finite whatever the case's are; an array of them; sums so far apart
+ * that adding them rounds, so that their order shows; one number a piece. */
+enum codec_values scene_finite_values(const struct scene *scene);
+float *scene_take_floats(struct scene *scene, const char *name, size_t count, size_t skew,
+                         uint32_t salt);
+double scene_sum_at(const struct scene *scene, size_t block, uint32_t salt);
+float *scene_take_scalings(struct scene *scene, bool zeros);
 
 /* The device's address of something of the host's. */
 #define ON_DEVICE(scene, pointer) ((void *)twin_on_device((scene)->twin, (pointer)))

@@ -7,7 +7,7 @@
 #include "tests/gpu/scene.h"
 
 /* Kept values and messages are finite whatever the case's values are. */
-static enum codec_values finite_values(const struct scene *scene) {
+enum codec_values scene_finite_values(const struct scene *scene) {
   return scene->what->values == VALUES_NAN ? VALUES_GRADIENTS : scene->what->values;
 }
 
@@ -27,7 +27,7 @@ static void fill_message(const struct scene *scene, unsigned char *memory, size_
   view.header->scale = shape.one_scale ? scale_at(scene, salt, salt) : 0;
   if (shape.dense) {
     for (size_t i = 0; i < shape.words * OB_LANES; i++)
-      view.values[i] = value_at(i, salt, finite_values(scene));
+      view.values[i] = value_at(i, salt, scene_finite_values(scene));
     return;
   }
   for (size_t b = 0; b < ob_message_scales(&shape); b++)
@@ -66,7 +66,7 @@ static void fill_kept(const struct scene *scene, struct ob_kept *kept, uint32_t 
     struct ob_block block = ob_layout_block(layout, b, &piece);
     size_t first = (block.word - kept->first_word) * OB_LANES;
     for (size_t i = first; i < first + block.count; i++)
-      values[i] = value_at(i, salt, finite_values(scene));
+      values[i] = value_at(i, salt, scene_finite_values(scene));
   }
   for (size_t b = 0; b < (kept->one_scale ? 1 : kept->blocks); b++)
     kept->scales[kept->now][b] = scale_at(scene, b, salt);
@@ -90,8 +90,7 @@ static void fill_state(struct scene *scene) {
                                          .not_finite = -1};
 }
 
-/* Sums so far apart that adding them rounds: then their order shows. */
-static double sum_at(const struct scene *scene, size_t block, uint32_t salt) {
+double scene_sum_at(const struct scene *scene, size_t block, uint32_t salt) {
   return ldexp(fabs((double)value_at(block, salt, scene->what->values)), -(int)(block % 41));
 }
 
@@ -103,24 +102,25 @@ void scene_fill_plan(struct scene *scene) {
   fill_kept(scene, &plan->worker, 1);
   fill_kept(scene, &plan->server, 2);
   for (size_t b = 0; b < plan->worker.blocks; b++)
-    plan->worker_sums[b] = sum_at(scene, b, 3);
+    plan->worker_sums[b] = scene_sum_at(scene, b, 3);
   for (size_t b = 0; b < plan->server.blocks; b++)
-    plan->server_sums[b] = sum_at(scene, b, 4);
+    plan->server_sums[b] = scene_sum_at(scene, b, 4);
   fill_state(scene);
 }
 
 /* --- The caller's buffers */
 
 /* The pieces of a buffer, `each` anywhere or one `step` after another. Empty ones are NULL where
- * they can be. */
+ * they can be, and so are some inputs. */
 static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, void **host,
-                                         size_t pieces, size_t step) {
+                                         size_t pieces, size_t step, onebit_dtype_t dtype) {
   const struct scene_case *what = scene->what;
   const struct ob_layout *layout = &scene->host.layout;
-  size_t size = ob_dtype_size(what->dtype);
-  enum twin_content content = what->dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
-                              : what->dtype == ONEBIT_BFLOAT16 ? TWIN_BFLOAT16
-                                                               : TWIN_FLOAT16;
+  const bool inputs = host == (void **)scene->host.inputs;
+  size_t size = ob_dtype_size(dtype);
+  enum twin_content content = dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
+                              : dtype == ONEBIT_BFLOAT16 ? TWIN_BFLOAT16
+                                                         : TWIN_FLOAT16;
   if (!what->each) {
     size_t last = pieces == layout->pieces ? layout->piece[pieces - 1].valid : step;
     char *base = twin_take(scene->twin, name, (step ? (pieces - 1) * step + last : last) * size,
@@ -132,7 +132,7 @@ static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, 
   void **table = twin_take(scene->twin, "pointers", pieces * sizeof *table, TWIN_BYTES, 0);
   for (size_t k = 0; k < pieces; k++) {
     size_t valid = layout->piece[pieces == layout->pieces ? k : 0].valid;
-    host[k] = valid
+    host[k] = valid && !(inputs && k % 5 == 3)
                   ? twin_take(scene->twin, name, valid * size, content, (what->skew + k) % 4 * size)
                   : NULL;
     table[k] = ON_DEVICE(scene, host[k]);
@@ -150,12 +150,14 @@ static size_t longest_piece(const struct scene *scene) {
 static void fill_inputs(struct scene *scene) {
   const struct scene_case *what = scene->what;
   const struct ob_layout *layout = &scene->host.layout;
+  const onebit_dtype_t dtype = what->float32 ? ONEBIT_FLOAT32 : what->dtype;
   void **inputs = gpu_allocate(what->pieces, sizeof *inputs);
   scene->host.inputs = (const void **)inputs;
-  scene->source.inputs = take_pieces(scene, "input", inputs, what->pieces, longest_piece(scene));
+  scene->source.inputs =
+      take_pieces(scene, "input", inputs, what->pieces, longest_piece(scene), dtype);
   for (size_t k = 0; k < what->pieces; k++)
-    for (size_t i = 0; i < layout->piece[k].valid; i++)
-      ob_store(inputs[k], i, what->dtype, value_at(i, 50 + (uint32_t)k, what->values));
+    for (size_t i = 0; inputs[k] && i < layout->piece[k].valid; i++)
+      ob_store(inputs[k], i, dtype, value_at(i, 50 + (uint32_t)k, what->values));
   if (!what->from_values)
     return;
   scene->source.step = ob_plan_longest_message(&scene->host);
@@ -173,8 +175,37 @@ static void take_outputs(struct scene *scene) {
   size_t count = gathered ? what->members : what->pieces;
   scene->host.outputs = gpu_allocate(count, sizeof *scene->host.outputs);
   /* Of a reduce-scatter every piece's output would be the same buffer. */
-  scene->outputs = take_pieces(scene, "output", scene->host.outputs, count,
-                               what->mode == SCENE_SCATTER ? 0 : longest_piece(scene));
+  scene->outputs =
+      take_pieces(scene, "output", scene->host.outputs, count,
+                  what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), what->output_dtype);
+}
+
+float *scene_take_floats(struct scene *scene, const char *name, size_t count, size_t skew,
+                         uint32_t salt) {
+  float *floats =
+      twin_take(scene->twin, name, count * sizeof *floats, TWIN_FLOAT32, skew * sizeof *floats);
+  for (size_t i = 0; i < count; i++)
+    floats[i] = value_at(i, salt, scene_finite_values(scene));
+  return floats;
+}
+
+float *scene_take_scalings(struct scene *scene, bool zeros) {
+  size_t pieces = scene->what->pieces;
+  float *scalings = scene_take_floats(scene, "scalings", pieces, 0, 96);
+  for (size_t k = 0; k < pieces; k++)
+    scalings[k] = zeros && k % 4 == 2 ? 0 : 1.3f / (float)(k + 1);
+  return scalings;
+}
+
+static void weigh(struct scene *scene) {
+  struct ob_source *source = &scene->host.call.source;
+  float *scalings = scene_take_scalings(scene, true);
+  float *reciprocals =
+      scene_take_floats(scene, "reciprocals", scene->host.layout.words * OB_LANES, 0, 97);
+  source->scalings = scalings;
+  source->reciprocals = reciprocals;
+  scene->source.scalings = ON_DEVICE(scene, scalings);
+  scene->source.reciprocals = ON_DEVICE(scene, reciprocals);
 }
 
 void scene_fill_buffers(struct scene *scene) {
@@ -182,77 +213,12 @@ void scene_fill_buffers(struct scene *scene) {
   take_outputs(scene);
   struct ob_source *source = &scene->host.call.source;
   source->inputs = scene->host.inputs;
+  source->factor = scene->source.factor = 0.7f;
+  source->float32 = scene->source.float32 = scene->what->float32;
   source->momentum = scene->source.momentum = scene->what->momentum;
-  source->beta1 = scene->source.beta1 = 0.9f;
-  source->one_minus_beta1 = scene->source.one_minus_beta1 = 0.1f;
+  source->decay = scene->source.decay = 0.9f;
+  source->weight = scene->source.weight = scene->what->momentum ? 0.1f : 1;
+  if (scene->what->weighed)
+    weigh(scene);
   scene->host.call.outputs = scene->host.outputs;
-}
-
-/* --- Adam's */
-
-static float *take_floats(struct scene *scene, const char *name, size_t count, size_t skew,
-                          uint32_t salt) {
-  float *floats =
-      twin_take(scene->twin, name, count * sizeof *floats, TWIN_FLOAT32, skew * sizeof *floats);
-  for (size_t i = 0; i < count; i++)
-    floats[i] = value_at(i, salt, finite_values(scene));
-  return floats;
-}
-
-static void take_parameters(struct scene *scene) {
-  const struct scene_case *what = scene->what;
-  float **table = twin_take(scene->twin, "pointers", what->pieces * sizeof *table, TWIN_BYTES, 0);
-  for (size_t k = 0; k < what->pieces; k++) {
-    scene->parameters[k] = what->counts[k] ? take_floats(scene, "parameters", what->counts[k],
-                                                         (what->skew + k) % 4, 80 + (uint32_t)k)
-                                           : NULL;
-    table[k] = ON_DEVICE(scene, scene->parameters[k]);
-  }
-  scene->sink.parameters = scene->parameters;
-  scene->adam.parameters = ON_DEVICE(scene, table);
-}
-
-/* Every piece has a rate and a decay of its own. The host is given the rates, already times the
- * step's. */
-static void take_rates(struct scene *scene) {
-  const struct scene_case *what = scene->what;
-  float *factors = take_floats(scene, "factors", what->pieces, 0, 90);
-  float *decays = take_floats(scene, "weight decays", what->pieces, 0, 91);
-  float *rates = take_floats(scene, "rates", what->pieces, 0, 92);
-  scene->adam.learning_rate = 0.013f;
-  for (size_t k = 0; k < what->pieces; k++) {
-    factors[k] = 0.5f + 0.3f * (float)k;
-    decays[k] = k % 2 ? 0 : 0.07f / (float)(k + 1);
-    rates[k] = scene->adam.learning_rate * factors[k];
-  }
-  scene->sink.learning_rates = rates;
-  scene->sink.weight_decays = decays;
-  scene->adam.factors = ON_DEVICE(scene, factors);
-  scene->adam.weight_decays = ON_DEVICE(scene, decays);
-}
-
-/* The variance of some elements is zero. The mean gradient is where the other copy of the kept
- * values would be. */
-void scene_fill_adam(struct scene *scene) {
-  struct onebit_plan *plan = &scene->host;
-  size_t elements = plan->layout.words * OB_LANES;
-  take_parameters(scene);
-  take_rates(scene);
-  scene->variance = take_floats(scene, "variance", elements, 0, 93);
-  for (size_t i = 0; i < elements; i++)
-    scene->variance[i] = i % 11 == 4 ? 0 : fabsf(scene->variance[i]);
-  for (size_t i = 0; i < plan->worker.words * OB_LANES; i++)
-    plan->worker.values[!plan->worker.now][i] = value_at(i, 94, finite_values(scene));
-  size_t blocks = plan->layout.blocks;
-  scene->block_sums =
-      twin_take(scene->twin, "block sums", blocks * sizeof(double), TWIN_FLOAT64, 0);
-  for (size_t b = 0; b < blocks; b++)
-    scene->block_sums[b] = sum_at(scene, b, 95);
-  scene->total = twin_take(scene->twin, "total", sizeof(double), TWIN_FLOAT64, 0);
-  scene->sink.reciprocals = scene->variance;
-  scene->sink.momentum_factor = 1.7f;
-  scene->adam.variance = ON_DEVICE(scene, scene->variance);
-  scene->adam.block_sums = ON_DEVICE(scene, scene->block_sums);
-  scene->adam.keep_zero = scene->what->keep_zero;
-  scene->adam.adam = (struct ob_adam_factors){0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f};
 }

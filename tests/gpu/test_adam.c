@@ -13,45 +13,50 @@
 
 static const struct adam_case cases[] = {
     {"freeze at 1", OPTIONS(.freeze_step = 1), ONE_STREAM, 0},
-    {"freeze at 2, buckets", OPTIONS(.freeze_step = 2, .bucket_size = 40), ONE_STREAM, 0},
+    {"freeze at 2, buckets", OPTIONS(.freeze_step = 2, .common.bucket_size = 40), ONE_STREAM, 0},
     {"freeze at 5", OPTIONS(.freeze_step = 5), NO_STREAM, 0},
     {"freeze at 5, two streams", OPTIONS(.freeze_step = 5), TWO_STREAMS, 0},
-    {"freeze at 5, buckets, two streams", OPTIONS(.freeze_step = 5, .bucket_size = 100),
+    {"freeze at 5, buckets, two streams", OPTIONS(.freeze_step = 5, .common.bucket_size = 100),
      TWO_STREAMS, 0},
-    {"freeze at 5, buckets, some without", OPTIONS(.freeze_step = 5, .bucket_size = 100),
+    {"freeze at 5, buckets, some without", OPTIONS(.freeze_step = 5, .common.bucket_size = 100),
      SOME_WITHOUT, 0},
     {"automatic", OPTIONS(AUTOMATIC), ONE_STREAM, 0},
     {"automatic, two streams", OPTIONS(AUTOMATIC), TWO_STREAMS, 0},
-    {"automatic, buckets", OPTIONS(AUTOMATIC, .bucket_size = 100), DEFAULT_STREAM, 0},
+    {"automatic, buckets", OPTIONS(AUTOMATIC, .common.bucket_size = 100), DEFAULT_STREAM, 0},
     {"automatic, no bias correction", OPTIONS(AUTOMATIC, .no_bias_correction = 1), SOME_WITHOUT, 0},
     {"never", OPTIONS(.freeze_step = ONEBIT_FREEZE_NEVER), ONE_STREAM, 0},
     {"never, two streams",
-     OPTIONS(.freeze_step = ONEBIT_FREEZE_NEVER, .bucket_size = 40, .beta1 = 0.5), TWO_STREAMS, 0},
-    {"deepspeed", OPTIONS(.freeze_step = 4, .profile = ONEBIT_PROFILE_DEEPSPEED), ONE_STREAM, 0},
-    {"deepspeed, two streams", OPTIONS(.freeze_step = 4, .profile = ONEBIT_PROFILE_DEEPSPEED),
+     OPTIONS(.freeze_step = ONEBIT_FREEZE_NEVER, .common.bucket_size = 40, .beta1 = 0.5),
      TWO_STREAMS, 0},
-    {"deepspeed, skips", OPTIONS(.freeze_step = 4, .profile = ONEBIT_PROFILE_DEEPSPEED),
+    {"deepspeed", OPTIONS(.freeze_step = 4, .common.profile = ONEBIT_PROFILE_DEEPSPEED), ONE_STREAM,
+     0},
+    {"deepspeed, two streams",
+     OPTIONS(.freeze_step = 4, .common.profile = ONEBIT_PROFILE_DEEPSPEED), TWO_STREAMS, 0},
+    {"deepspeed, skips", OPTIONS(.freeze_step = 4, .common.profile = ONEBIT_PROFILE_DEEPSPEED),
      SOME_WITHOUT, BIT(1) | BIT(3) | BIT(6) | BIT(9)},
-    {"mean of magnitudes", OPTIONS(.freeze_step = 3, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE),
+    {"mean of magnitudes", OPTIONS(.freeze_step = 3, .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE),
      DEFAULT_STREAM, 0},
-    {"one scale", OPTIONS(.freeze_step = 3, .block_size = ONEBIT_BLOCK_BUFFER), ONE_STREAM, 0},
+    {"one scale", OPTIONS(.freeze_step = 3, .common.block_size = ONEBIT_BLOCK_BUFFER), ONE_STREAM,
+     0},
     {"one scale a bucket, skips",
-     OPTIONS(.freeze_step = 3, .block_size = ONEBIT_BLOCK_BUFFER, .bucket_size = 100), SOME_WITHOUT,
-     BIT(2) | BIT(5)},
-    {"small blocks", OPTIONS(.freeze_step = 3, .block_size = 64), ONE_STREAM, 0},
+     OPTIONS(.freeze_step = 3, .common.block_size = ONEBIT_BLOCK_BUFFER, .common.bucket_size = 100),
+     SOME_WITHOUT, BIT(2) | BIT(5)},
+    {"small blocks", OPTIONS(.freeze_step = 3, .common.block_size = 64), ONE_STREAM, 0},
     {"large blocks, small chunks",
-     OPTIONS(.freeze_step = 3, .block_size = 4096, .chunk_size = 4096), TWO_STREAMS, 0},
-    {"no error feedback", OPTIONS(.freeze_step = 3, .no_error_feedback = 1), ONE_STREAM, BIT(6)},
+     OPTIONS(.freeze_step = 3, .common.block_size = 4096, .common.chunk_size = 4096), TWO_STREAMS,
+     0},
+    {"no error feedback", OPTIONS(.freeze_step = 3, .common.no_error_feedback = 1), ONE_STREAM,
+     BIT(6)},
     {"no bias correction", OPTIONS(.freeze_step = 3, .no_bias_correction = 1), ONE_STREAM, 0},
     {"other betas", OPTIONS(.freeze_step = 3, .beta1 = 0.5, .beta2 = 0.9, .epsilon = 1e-4),
      DEFAULT_STREAM, BIT(0)},
     {"a skip before the freeze", OPTIONS(.freeze_step = 5), ONE_STREAM, BIT(2)},
     {"a skip at the freeze", OPTIONS(.freeze_step = 5), ONE_STREAM, BIT(4)},
     {"a skip after the freeze", OPTIONS(.freeze_step = 5), ONE_STREAM, BIT(5)},
-    {"many skips, buckets", OPTIONS(.freeze_step = 5, .bucket_size = 40), ONE_STREAM,
+    {"many skips, buckets", OPTIONS(.freeze_step = 5, .common.bucket_size = 40), ONE_STREAM,
      BIT(0) | BIT(1) | BIT(6) | BIT(7) | BIT(8) | BIT(13)},
     {"automatic, a skip before the freeze", OPTIONS(AUTOMATIC), ONE_STREAM, BIT(2)},
-    {"automatic, skips about the freeze", OPTIONS(AUTOMATIC, .bucket_size = 100), ONE_STREAM,
+    {"automatic, skips about the freeze", OPTIONS(AUTOMATIC, .common.bucket_size = 100), ONE_STREAM,
      BIT(5) | BIT(6) | BIT(8)},
     {"automatic, skips, some without", OPTIONS(AUTOMATIC), SOME_WITHOUT, BIT(5) | BIT(7) | BIT(9)},
 };
@@ -154,13 +159,13 @@ static void alone(void) {
 static void without_tensors(void) {
   static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
   for (size_t k = 0; k < 2; k++) {
-    onebit_adam_options_t options = OPTIONS(.freeze_step = 3, .profile = profiles[k]);
+    onebit_adam_options_t options = OPTIONS(.freeze_step = 3, .common.profile = profiles[k]);
     const onebit_optimizer_info_t wanted = {
         .stage = ONEBIT_STAGE_COMPRESSED, .steps = 6, .freeze_step = k == 0 ? 3 : 2};
     onebit_comm_t comm = NULL;
     onebit_optimizer_t optimizer = NULL;
-    options.device = ONEBIT_DEVICE_CUDA;
-    check_case("no tensors, profile %d", (int)options.profile);
+    options.common.device = ONEBIT_DEVICE_CUDA;
+    check_case("no tensors, profile %d", (int)options.common.profile);
     CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
     CHECK_STATUS(onebit_adam_create(comm, NULL, 0, &options, &optimizer), ONEBIT_OK);
     for (int step = 0; step < 6; step++)

@@ -55,7 +55,7 @@ static void check_refused(onebit_comm_t comm, int rank, int size, float *paramet
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = 64};
   onebit_optimizer_t optimizer;
-  options.device = device;
+  options.common.device = device;
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer),
                rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(!optimizer, "a failed creation left an optimizer");
@@ -163,7 +163,7 @@ static void wrong_steps(onebit_comm_t comm, int rank, int size) {
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {
     struct adam_case what = plain;
     struct adam_learner learner;
-    what.options.bucket_size = bucket;
+    what.options.common.bucket_size = bucket;
     if (!adam_learner_open(&learner, &what, comm, rank, size, true))
       return;
     for (int attempt = 0; attempt < 6; attempt++) {
@@ -234,11 +234,12 @@ static bool create_without_memory(onebit_comm_t comm, int rank, int size, const 
   onebit_tensor_t tensors[2] = {{.count = 640}, {.count = 33}};
   onebit_optimizer_t optimizer;
   for (int k = 0; k < 2; k++) {
-    tensors[k].parameter = (float *)(size_t)arrays + 2000 * k;
-    tensors[k].gradient = tensors[k].parameter + 1000;
+    float *parameter = (float *)(size_t)arrays + 2000 * k;
+    tensors[k].parameter = parameter;
+    tensors[k].gradient = parameter + 1000;
   }
-  options.bucket_size = 10;
-  options.device = ONEBIT_DEVICE_CUDA;
+  options.common.bucket_size = 10;
+  options.common.device = ONEBIT_DEVICE_CUDA;
   onebit_status_t status = onebit_adam_create(comm, tensors, 2, &options, &optimizer);
   CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY ||
             (status == ONEBIT_ERROR_PEER && size > 1),

@@ -32,10 +32,11 @@
 /* Gradients come again after ADAM_ATTEMPTS, and so do those that are not numbers. */
 static const struct adam_case cases[] = {
     {"one bucket", OPTIONS(FROZEN, .beta1 = 0.9), ONE_STREAM, 1u << 9},
-    {"buckets", OPTIONS(FROZEN, .bucket_size = 40), ONE_STREAM, 1u << 5 | 1u << 6},
+    {"buckets", OPTIONS(FROZEN, .common.bucket_size = 40), ONE_STREAM, 1u << 5 | 1u << 6},
     {"one scale, no error feedback",
-     OPTIONS(FROZEN, .block_size = ONEBIT_BLOCK_BUFFER, .no_error_feedback = 1), ONE_STREAM, 0},
-    {"deepspeed", OPTIONS(.profile = ONEBIT_PROFILE_DEEPSPEED, .freeze_step = WARMUP + 1),
+     OPTIONS(FROZEN, .common.block_size = ONEBIT_BLOCK_BUFFER, .common.no_error_feedback = 1),
+     ONE_STREAM, 0},
+    {"deepspeed", OPTIONS(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .freeze_step = WARMUP + 1),
      ONE_STREAM, 1u << 9},
 };
 #define CASES (sizeof cases / sizeof cases[0])
@@ -305,9 +306,9 @@ static void count_alone(const struct gpu_rank *self, void *context) {
  * commit and the results that stay. Every bucket has its own, and they are joined. One rank has no
  * messages to open. */
 static void costs_are_known(void) {
-  static const struct adam_case single = {"one bucket", OPTIONS(FROZEN, .bucket_size = 0),
+  static const struct adam_case single = {"one bucket", OPTIONS(FROZEN, .common.bucket_size = 0),
                                           ONE_STREAM, 0};
-  static const struct adam_case four = {"four buckets", OPTIONS(FROZEN, .bucket_size = 40),
+  static const struct adam_case four = {"four buckets", OPTIONS(FROZEN, .common.bucket_size = 40),
                                         ONE_STREAM, 0};
   for (int size = 0; size <= 3; size++) { /* 0: one rank, without NCCL */
     const long each = size < 2 ? 11 : 13;

@@ -34,9 +34,10 @@ struct adam_case {
 
 static const struct adam_case cases[] = {
     {"one bucket", OPTIONS(.beta2 = 0.9)},
-    {"buckets, many messages", OPTIONS(.bucket_size = 100, .block_size = 64, .chunk_size = 128,
-                                       .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
-    {"nothing kept", OPTIONS(.no_error_feedback = 1)},
+    {"buckets, many messages",
+     OPTIONS(.common.bucket_size = 100, .common.block_size = 64, .common.chunk_size = 128,
+             .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
+    {"nothing kept", OPTIONS(.common.no_error_feedback = 1)},
 };
 #define CASES (sizeof cases / sizeof cases[0])
 
@@ -76,8 +77,8 @@ static bool open_learner(struct learner *learner, onebit_comm_t comm,
   onebit_adam_options_t options = what->options;
   onebit_tensor_t tensors[TENSORS];
   bool several = split->hosts > 1 && split->each > 1;
-  options.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
-  options.schedule =
+  options.common.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  options.common.schedule =
       learner->device && several ? ONEBIT_SCHEDULE_AUTOMATIC : ONEBIT_SCHEDULE_HIERARCHICAL;
   learner->parameters = take(learner->device);
   learner->gradients = take(learner->device);

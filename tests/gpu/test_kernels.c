@@ -66,7 +66,8 @@ static void compress(void) {
       .cases = {.modes = (1u << SCENE_MODES) - 1,
                 .one_scale = true,
                 .momentum = true,
-                .from_values = true},
+                .from_values = true,
+                .weighed = true},
       .host = compress_on_host,
       .device = compress_on_device,
       .even_out = even_out_compress,
@@ -179,24 +180,6 @@ static void sum(void) {
   kernel_walk(&test);
 }
 
-static void adam_apply_on_host(struct scene *scene, size_t chunk) {
-  scene->host.call.adam = &scene->sink;
-  ob_place_host.apply(&scene->host, chunk);
-}
-
-static cudaError_t adam_apply_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_adam_apply(scene->device, scene->adam, chunk, 0);
-}
-
-static void adam_apply(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE), .one_scale = true, .momentum = true, .stop = true},
-      .host = adam_apply_on_host,
-      .device = adam_apply_on_device,
-  };
-  kernel_walk(&test);
-}
-
 /* --- Dense messages */
 
 static void load_on_host(struct scene *scene, size_t chunk) {
@@ -205,7 +188,7 @@ static void load_on_host(struct scene *scene, size_t chunk) {
 }
 
 static cudaError_t load_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_load(scene->device, scene->source.inputs, chunk, 0);
+  return ob_cuda_load(scene->device, scene->source, chunk, 0);
 }
 
 static void load(void) {
@@ -338,7 +321,6 @@ static const struct gpu_test tests[] = {
     {"finish server", finish_server, false},
     {"store", store, false},
     {"sum", sum, false},
-    {"adam apply", adam_apply, false},
     {"load", load, false},
     {"mean", mean, false},
     {"convert", convert, false},

@@ -21,7 +21,7 @@ struct twin_array {
   enum twin_content content;
 };
 
-#define TWIN_ARRAYS 160
+#define TWIN_ARRAYS 320
 
 struct twin {
   unsigned char *host, *device, *back; /* back: what the device's was when it was fetched */

@@ -1,8 +1,8 @@
 /*
- * A CUDA device for each rank of train_text, as a device of train_device.h: the model of
+ * A CUDA device for each rank of train_text, as a device of text_device.h: the model of
  * transformer_cuda.h, and steps of the optimizer on the model's stream.
  */
-#include "examples/train_device.h"
+#include "examples/text_device.h"
 #include "examples/train_nccl.h"
 #include "examples/transformer_cuda.h"
 #include "onebit/cuda.h"
@@ -20,7 +20,7 @@ static cudaError_t take_device(const team_t *team, struct cudaDeviceProp *device
   return status;
 }
 
-static int open_device(team_t *team, const train_options_t *options) {
+static int open_device(team_t *team, const text_options_t *options) {
   struct cudaDeviceProp device;
   char words[OPTION_WORDS];
   const cudaError_t status = take_device(team, &device);
@@ -48,25 +48,25 @@ static void close_device(team_t *team) {
 
 /* --- Models ------------------------------------------------------------------------------------*/
 
-static const char *create(train_model_t *model, const train_options_t *options) {
+static const char *create(text_model_t *model, const text_options_t *options) {
   const char *words;
-  model->cuda = transformer_cuda_create(model->host, options->batch,
+  model->cuda = transformer_cuda_create(model->host, options->train.batch,
                                         (transformer_products_t)options->products, &words);
   if (model->cuda)
     model->tensors = transformer_cuda_tensors(model->cuda);
   return words;
 }
 
-static void destroy(train_model_t *model) { transformer_cuda_destroy(model->cuda); }
+static void destroy(text_model_t *model) { transformer_cuda_destroy(model->cuda); }
 
 /* A device that fails leaves a rank without gradients, while the others wait for them. */
-static void look(const train_model_t *model) {
+static void look(const text_model_t *model) {
   const char *words = transformer_cuda_error(model->cuda);
   if (words)
     give_up("CUDA", words);
 }
 
-static double loss(train_model_t *model, const unsigned char *tokens, size_t sequences) {
+static double loss(text_model_t *model, const unsigned char *tokens, size_t sequences) {
   transformer_cuda_forward(model->cuda, tokens, sequences);
   const double found = transformer_cuda_loss(model->cuda, sequences);
   look(model);
@@ -74,7 +74,7 @@ static double loss(train_model_t *model, const unsigned char *tokens, size_t seq
 }
 
 /* The loss is asked for last, because that waits. */
-static double gradient(train_model_t *model, const unsigned char *tokens, size_t sequences) {
+static double gradient(text_model_t *model, const unsigned char *tokens, size_t sequences) {
   transformer_cuda_forward(model->cuda, tokens, sequences);
   transformer_cuda_backward(model->cuda, sequences);
   const double found = transformer_cuda_loss(model->cuda, sequences);
@@ -82,32 +82,32 @@ static double gradient(train_model_t *model, const unsigned char *tokens, size_t
   return found;
 }
 
-static void predict(train_model_t *model, const unsigned char *tokens) {
+static void predict(text_model_t *model, const unsigned char *tokens) {
   transformer_cuda_forward(model->cuda, tokens, 1);
   transformer_cuda_next(model->cuda, 1, model->host->next);
   look(model);
 }
 
-static void fetch(train_model_t *model) {
+static void fetch(text_model_t *model) {
   transformer_cuda_store(model->cuda, model->host);
   look(model);
 }
 
 /* Waits, for the sake of the times that are reported; a program that only trains need not. */
-static onebit_status_t step(train_model_t *model, onebit_optimizer_t optimizer,
+static onebit_status_t step(text_model_t *model, onebit_optimizer_t optimizer,
                             float learning_rate) {
   const onebit_status_t status =
       onebit_optimizer_step_stream(optimizer, learning_rate, transformer_cuda_stream(model->cuda));
   return status == ONEBIT_OK ? onebit_optimizer_synchronize(optimizer) : status;
 }
 
-const train_device_t train_device_cuda = {.memory = ONEBIT_DEVICE_CUDA,
-                                          .open = open_device,
-                                          .close = close_device,
-                                          .create = create,
-                                          .destroy = destroy,
-                                          .gradient = gradient,
-                                          .loss = loss,
-                                          .predict = predict,
-                                          .step = step,
-                                          .fetch = fetch};
+const text_device_t text_device_cuda = {.memory = ONEBIT_DEVICE_CUDA,
+                                        .open = open_device,
+                                        .close = close_device,
+                                        .create = create,
+                                        .destroy = destroy,
+                                        .gradient = gradient,
+                                        .loss = loss,
+                                        .predict = predict,
+                                        .step = step,
+                                        .fetch = fetch};

@@ -1,0 +1,69 @@
+/*
+ * Results to their places in outputs.
+ *
+ * Bytes an element, 2048 elements a block: 1/8 signs read, 4 written as float32 or 2 of 16 bits:
+ * 4.13 or 2.13. The ceiling is the card's copy bandwidth over these; what is mostly writing, as
+ * this is, may reach somewhat more or less than a copy does.
+ */
+#include "cuda/place.cuh"
+
+/* The scale as raw words that want signs only: as the conversions leave a sign alone, one of them
+ * serves all elements. */
+template <onebit_dtype_t dtype> static __device__ inline uint32_t unsigned_word(float scale) {
+  if (dtype == ONEBIT_FLOAT32)
+    return ob_bits_of(scale);
+  return (dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(scale) : ob_to_float16(scale)) * 0x10001u;
+}
+
+/* Four elements at once. */
+template <onebit_dtype_t dtype>
+static __device__ inline void store_four(void *output, unsigned first, uint32_t four,
+                                         uint32_t word) {
+  constexpr unsigned elements = 4 / size_of<dtype>; /* in a word */
+  uint32_t raw[4 / elements];
+  OB_UNROLL
+  for (unsigned i = 0; i < 4 / elements; i++) {
+    const uint32_t signs = four >> i * elements;
+    raw[i] = word | (elements == 1 ? signs << 31 : signs << 30 & OB_SIGN_BIT) |
+             (elements == 1 ? 0 : (signs & 1) << 15);
+  }
+  store_raw((char *)output + (size_t)first * size_of<dtype>, raw);
+}
+
+/* grid.y is the member whose result it is. What is past `valid` has no place in the caller's
+ * buffer. */
+template <onebit_dtype_t dtype>
+static __global__ void __launch_bounds__(threads_a_block)
+    store_kernel(const __grid_constant__ struct ob_cuda_plan plan,
+                 const __grid_constant__ struct ob_cuda_pieces outputs) {
+  struct place place;
+  if (plan.state->stop || !find_place(plan, share_of(plan, blockIdx.y), &place))
+    return;
+  const struct ob_view in =
+      view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), place);
+  const uint32_t *words = in.words + place.word;
+  const float scale = scale_of(in, place);
+  const uint32_t word = unsigned_word<dtype>(scale);
+  const unsigned valid = (unsigned)place.block.valid;
+  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, place.block, size_of<dtype>);
+  const bool aligned = is_aligned(output, 4 * size_of<dtype>);
+  for (unsigned first = 0; first < valid; first += tile_elements) {
+    const uint32_t signs = load_signs(words, first, valid);
+    OB_UNROLL
+    for (unsigned k = 0; k < fours_a_tile; k++) {
+      const unsigned at = first + four_at(k);
+      const uint32_t four = four_signs(signs, k, 0);
+      if (aligned && at + 4 <= valid)
+        store_four<dtype>(output, at, four, word);
+      else
+        for (unsigned j = 0; j < 4 && at + j < valid; j++)
+          ob_store(output, at + j, dtype, ob_decode(four >> j & 1, scale));
+    }
+  }
+}
+
+cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
+                          cudaStream_t stream) {
+  return launch(KERNEL_OF(plan.output_dtype, store_kernel), plan.most_blocks, plan.members, stream,
+                of_chunk(plan, chunk), outputs);
+}

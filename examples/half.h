@@ -1,0 +1,51 @@
+/*
+ * Numbers of 16 bits: float32 rounded to the nearest, ties to even, and back. What is too large
+ * becomes an infinity; not-a-number stays one.
+ */
+#ifndef EXAMPLES_HALF_H
+#define EXAMPLES_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* The upper half of a float32. */
+static inline uint16_t to_bfloat16(float x) {
+  const uint32_t bits = bits_of(x);
+  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return (uint16_t)(x != x ? bits >> 16 | 0x40u : rounded);
+}
+
+static inline float from_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
+
+/* IEEE binary16: 5 bits of exponent, 10 of fraction. Below 2^-14 its steps are 2^-24 wide, as are
+ * those of a float32 from 0.5 to 1: adding 0.5 rounds there. */
+static inline uint16_t to_float16(float x) {
+  const uint32_t sign = bits_of(x) >> 16 & 0x8000u, size = bits_of(x) & 0x7fffffffu;
+  const uint32_t small = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
+  const uint32_t normal = (size - (112u << 23) + 0xfffu + (size >> 13 & 1u)) >> 13;
+  const uint32_t large = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t half = size < 0x38800000u ? small : size < 0x47800000u ? normal : large;
+  return (uint16_t)(sign | half);
+}
+
+static inline float from_float16(uint16_t half) {
+  const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, size = half & 0x7fffu;
+  const float small = (float)size * 0x1p-24f;
+  const uint32_t exponent = size < 0x7c00u ? 112u << 23 : 224u << 23;
+  const uint32_t bits = size < 0x0400u ? bits_of(small) : (size << 13) + exponent;
+  return float_of(sign | bits);
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* The command line of image_options.h. */
+#include "examples/image_options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "examples/images.h"
+
+#define AT(field) offsetof(image_options_t, field)
+
+static const option_t data[] = {
+    {"images", OPTION_PATH, AT(images), 0, 0, "FILE", 0,
+     "images to learn, in MNIST's IDX format, plain or compressed by gzip; default: drawn digits"},
+    {"labels", OPTION_PATH, AT(labels), 0, 0, "FILE", 0, "their labels"},
+    {"drawn", OPTION_COUNT, AT(drawn), 2, 1e7, NULL, 0, "how many digits to draw"},
+    {"side", OPTION_COUNT, AT(side), IMAGE_LEAST, 256, NULL, 0, "pixels a side of drawn digits"},
+    {"held-out", OPTION_COUNT, AT(held_out), 1, 1e7, NULL, 0,
+     "images to keep from learning, for the accuracy; default a fifth"},
+    {"channels", OPTION_COUNT, AT(channels), 1, 4096, NULL, 0,
+     "of the first convolution; the second has twice as many"},
+    {"hidden", OPTION_COUNT, AT(hidden), 1, 65536, NULL, 0, "units of the dense layer"},
+};
+
+static const image_options_t defaults = {
+    .train = {TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 32, .weight_decay = 0.01f},
+    .drawn = 10000,
+    .side = 28,
+    .channels = 16,
+    .hidden = 64,
+};
+
+static const float learning_rates[METHODS] = {
+    [ADAM] = 2e-3f, [LAMB] = 1e-2f, [ZERO_ONE_ADAM] = 2e-3f, [MOMENTUM] = 2e-2f};
+
+static option_table_t tables[1 + TRAIN_TABLES] = {
+    {"Images and network", data, sizeof data / sizeof data[0]}};
+
+static command_line_t command_line(void) {
+  memcpy(tables + 1, train_option_tables, sizeof train_option_tables);
+  return (command_line_t){"train_images", "data-parallel training of a small convolutional network",
+                          tables, 1 + TRAIN_TABLES, &defaults};
+}
+
+int image_options_parse(image_options_t *options, int argc, char **argv, char words[OPTION_WORDS]) {
+  const command_line_t line = command_line();
+  *options = defaults;
+  if (command_line_parse(&line, options, argc, argv, words) != 0)
+    return -1;
+  train_options_complete(&options->train, learning_rates);
+  if (!options->images == !options->labels)
+    return train_options_check(&options->train, words);
+  snprintf(words, OPTION_WORDS, "--%s: missing; images and labels come in a file each",
+           options->images ? "labels" : "images");
+  return -1;
+}
+
+void image_options_print_help(void) {
+  const command_line_t line = command_line();
+  command_line_print_help(&line);
+}

@@ -1,0 +1,96 @@
+/* The command line of text_options.h. */
+#include "examples/text_options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define AT(field) offsetof(text_options_t, field)
+
+static const option_t data[] = {
+    {"data", OPTION_PATHS, AT(data), 0, 0, "PATH", 0,
+     "text to train on: a file, or all files of a directory; may be given again"},
+    {"context", OPTION_COUNT, AT(context), 1, 4096, NULL, 0, "bytes in a sequence, a sample"},
+    {"layers", OPTION_COUNT, AT(layers), 1, 1000, NULL, 0, "blocks of the transformer"},
+    {"width", OPTION_COUNT, AT(width), 1, 16384, NULL, 0, "its width"},
+    {"heads", OPTION_COUNT, AT(heads), 1, 16384, NULL, 0, "attention heads; divides the width"},
+    {"sample", OPTION_COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
+    {"device", OPTION_CHOICE, AT(device), 0, 0, "host|cuda", 0,
+     "where to compute: the processor, default, or a GPU; the ranks of a host take its GPUs in "
+     "turn"},
+    {"transport", OPTION_CHOICE, AT(transport), 0, 0, "staged|nccl", 0,
+     "how gradients leave a GPU: by way of the host, default, or over NCCL"},
+    {"products", OPTION_CHOICE, AT(products), 0, 0, "bfloat16|float32", 0,
+     "what a GPU's matrix products multiply; default bfloat16"},
+};
+
+static const text_options_t defaults = {
+    .train = {TRAIN_OPTIONS_DEFAULTS, .steps = 400, .batch = 8, .weight_decay = 0.1f},
+    .layers = 5,
+    .width = 128,
+    .heads = 4,
+    .context = 64,
+    .sample = 400,
+};
+
+static const float learning_rates[METHODS] = {
+    [ADAM] = 4e-3f, [LAMB] = 2e-2f, [ZERO_ONE_ADAM] = 4e-3f, [MOMENTUM] = 5e-2f};
+
+static option_table_t tables[1 + TRAIN_TABLES] = {
+    {"Text and model", data, sizeof data / sizeof data[0]}};
+
+static command_line_t command_line(void) {
+  memcpy(tables + 1, train_option_tables, sizeof train_option_tables);
+  return (command_line_t){"train_text", "data-parallel training of a character-level transformer",
+                          tables, 1 + TRAIN_TABLES, &defaults};
+}
+
+static int check_device(const text_options_t *options, char *words) {
+  const train_options_t *train = &options->train;
+  if (options->device == ON_HOST) {
+    snprintf(words, OPTION_WORDS, "--transport nccl: is between GPUs; wants --device cuda");
+    return options->transport == OVER_NCCL ? -1 : 0;
+  }
+  if (train->dense_mpi)
+    snprintf(words, OPTION_WORDS, "--dense-mpi: not with --device cuda");
+  else if (train->bucket_size > 0)
+    snprintf(words, OPTION_WORDS,
+             "--bucket-size %zu: not with --device cuda, where gradients are exchanged after the "
+             "backward pass",
+             train->bucket_size);
+  else if (train->parameters || train->gradients || train->loss_scale > 0.0f ||
+           train->accumulate > 1)
+    snprintf(words, OPTION_WORDS,
+             "--device cuda: not with --parameters, --gradients, --loss-scale or --accumulate, "
+             "which the model on the processor has");
+  else
+    return 0;
+  return -1;
+}
+
+/* What no option alone can be blamed for. */
+static int check(const text_options_t *options, char *words) {
+  if (options->train.help)
+    return 0;
+  if (options->data.count == 0)
+    snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
+  else if (options->width % options->heads != 0)
+    snprintf(words, OPTION_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
+             options->width);
+  else if (train_options_check(&options->train, words) == 0)
+    return check_device(options, words);
+  return -1;
+}
+
+int text_options_parse(text_options_t *options, int argc, char **argv, char words[OPTION_WORDS]) {
+  const command_line_t line = command_line();
+  *options = defaults;
+  if (command_line_parse(&line, options, argc, argv, words) != 0)
+    return -1;
+  train_options_complete(&options->train, learning_rates);
+  return check(options, words);
+}
+
+void text_options_print_help(void) {
+  const command_line_t line = command_line();
+  command_line_print_help(&line);
+}

@@ -1,0 +1,26 @@
+/*
+ * The command line of train_text.
+ */
+#ifndef EXAMPLES_TEXT_OPTIONS_H
+#define EXAMPLES_TEXT_OPTIONS_H
+
+#include "examples/train_options.h"
+
+enum { ON_HOST = 0, ON_CUDA = 1 };  /* --device */
+enum { STAGED = 0, OVER_NCCL = 1 }; /* --transport */
+
+typedef struct text_options {
+  train_options_t train;
+  paths_t data;
+  size_t layers, width, heads, context;
+  size_t sample; /* bytes of text to generate at the end */
+  int device, transport;
+  int products; /* a transformer_products_t */
+} text_options_t;
+
+/* Fills in the options. Returns 0, or -1 with words that name the option at fault and its value. */
+int text_options_parse(text_options_t *options, int argc, char **argv, char words[OPTION_WORDS]);
+
+void text_options_print_help(void);
+
+#endif

@@ -1,0 +1,171 @@
+/* The task of text_task.h. */
+#include "examples/text_task.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/random.h"
+
+typedef struct text_task {
+  train_task_t task;
+  const text_options_t *options;
+  const text_t *text;
+  text_model_t model;
+  unsigned char *tokens; /* [batch][context + 1] */
+} text_task_t;
+
+static text_task_t *of(train_task_t *task) { return (text_task_t *)(void *)task; }
+
+/* --- Making it ---------------------------------------------------------------------------------*/
+
+static void destroy(train_task_t *task) {
+  if (!task)
+    return;
+  text_model_destroy(&of(task)->model);
+  free(of(task)->tokens);
+  free(task->tensors);
+  free(task);
+}
+
+/* The model's backward pass has come to a tensor. */
+static void tell(void *context, size_t tensor) {
+  const text_task_t *own = context;
+  if (own->task.ready)
+    own->task.ready(own->task.ready_context, tensor);
+}
+
+static void describe(text_task_t *own, const text_data_t *data) {
+  const transformer_t *host = own->model.host;
+  own->task.memory = data->device->memory;
+  own->task.ntensors = host->ntensors;
+  own->task.parameters = host->parameters;
+  own->task.samples = own->options->train.batch * own->options->context;
+  for (size_t t = 0; t < host->ntensors; t++)
+    own->task.tensors[t] =
+        (train_tensor_t){own->model.tensors[t].value, own->model.tensors[t].gradient,
+                         own->model.tensors[t].count, !own->model.tensors[t].is_gain};
+  own->model.host->ready = tell;
+  own->model.host->ready_context = own;
+}
+
+static int fill(text_task_t *own, const text_data_t *data) {
+  const team_t *team = own->task.team;
+  own->tokens = malloc(own->options->train.batch * (own->options->context + 1));
+  if (agree(team, own->tokens != NULL, "out of memory for a batch") != 0 ||
+      text_model_create(&own->model, data->device, team, own->options, data->text->vocabulary) != 0)
+    return -1;
+  own->task.tensors = calloc(own->model.host->ntensors, sizeof *own->task.tensors);
+  if (agree(team, own->task.tensors != NULL, "out of memory for the list of tensors") != 0)
+    return -1;
+  describe(own, data);
+  return 0;
+}
+
+static train_task_t *create(const team_t *team, const train_options_t *options, const void *data) {
+  text_task_t *own = calloc(1, sizeof *own);
+  if (own) {
+    own->task.kind = &text_kind;
+    own->task.team = team;
+    own->options = (const text_options_t *)(const void *)options;
+    own->text = ((const text_data_t *)data)->text;
+  }
+  if (agree(team, own != NULL, "out of memory for the training") == 0 && fill(own, data) == 0)
+    return &own->task;
+  destroy(own ? &own->task : NULL);
+  return NULL;
+}
+
+/* --- Learning ----------------------------------------------------------------------------------*/
+
+/* The gradient of this rank's own sequences. */
+static double gradient(train_task_t *task, size_t micro_batch) {
+  text_task_t *own = of(task);
+  const train_options_t *options = &own->options->train;
+  uint64_t random = random_stream(options->seed, 1 + task->team->rank, micro_batch);
+  text_sample(own->text, options->batch, own->options->context + 1, &random, own->tokens);
+  return own->model.device->gradient(&own->model, own->tokens, options->batch);
+}
+
+static onebit_status_t step(train_task_t *task, onebit_optimizer_t optimizer, float learning_rate) {
+  text_model_t *model = &of(task)->model;
+  return model->device->step(model, optimizer, learning_rate);
+}
+
+/* The loss on the held-out text: rank r takes every size-th window from window r on. */
+static int validate(train_task_t *task, train_quality_t *quality) {
+  text_task_t *own = of(task);
+  const team_t *team = task->team;
+  const size_t context = own->options->context, windows = text_held_out(own->text, context);
+  double sum = 0.0, count = 0.0;
+  for (size_t window = team->rank; window < windows;) {
+    size_t filled = 0;
+    for (; filled < own->options->train.batch && window < windows; filled++, window += team->size)
+      text_held_out_window(own->text, context, window, own->tokens + filled * (context + 1));
+    sum += (double)filled * own->model.device->loss(&own->model, own->tokens, filled);
+    count += (double)filled;
+  }
+  float numbers[NUMBERS] = {(float)sum, (float)count};
+  if (mean(team, numbers, "validation loss") != 0)
+    return -1;
+  *quality = (train_quality_t){(double)numbers[0] / (double)numbers[1], -1.0};
+  say(team, "validation loss %.4f over %zu bytes of held-out text\n", quality->loss,
+      windows * context);
+  return 0;
+}
+
+static uint64_t checksum(train_task_t *task) {
+  text_model_t *model = &of(task)->model;
+  uint64_t sum = 0;
+  model->device->fetch(model);
+  for (size_t t = 0; t < model->host->ntensors; t++)
+    sum = train_hash(sum, model->host->tensors[t].value,
+                     model->host->tensors[t].count * sizeof(float));
+  return sum;
+}
+
+/* --- Showing what was learnt -------------------------------------------------------------------*/
+
+static size_t draw_token(const float *probabilities, size_t vocabulary, uint64_t *random) {
+  float left = random_uniform(random);
+  size_t token = 0;
+  while (token + 1 < vocabulary && left >= probabilities[token])
+    left -= probabilities[token++];
+  return token;
+}
+
+static void print_byte(unsigned char byte) { putchar(byte < ' ' && byte != '\n' ? '?' : byte); }
+
+/* Goes on from the first held-out window, byte by byte. */
+static void show(train_task_t *task) {
+  text_task_t *own = of(task);
+  if (own->options->sample == 0)
+    return;
+  const text_t *text = own->text;
+  const size_t context = own->options->context;
+  uint64_t random = random_stream(own->options->train.seed, 0, 1);
+  unsigned char *tokens = own->tokens;
+  text_held_out_window(text, context, 0, tokens);
+  printf("\nSample, going on from the held-out text\n----\n");
+  for (size_t i = 0; i < context; i++)
+    print_byte(text->bytes[tokens[i]]);
+  printf(" >>> ");
+  for (size_t i = 0; i < own->options->sample; i++) {
+    own->model.device->predict(&own->model, tokens);
+    const float *next = own->model.host->next + (context - 1) * text->vocabulary;
+    const size_t token = draw_token(next, text->vocabulary, &random);
+    print_byte(text->bytes[token]);
+    memmove(tokens, tokens + 1, context);
+    tokens[context - 1] = (unsigned char)token;
+  }
+  printf("\n----\n");
+}
+
+const train_kind_t text_kind = {.name = "text",
+                                .samples = "tokens",
+                                .create = create,
+                                .destroy = destroy,
+                                .gradient = gradient,
+                                .validate = validate,
+                                .step = step,
+                                .checksum = checksum,
+                                .show = show};

@@ -1,0 +1,224 @@
+/* The reports of train_report.h. */
+#include "examples/train_report.h"
+
+#include <math.h>
+
+/* Of a compressed training's two stages. */
+static const char *stage_name(const training_t *training, onebit_stage_t stage) {
+  static const char *const names[][2] = {{"warm-up", "compressed"}, {"variance", "local"}};
+  return training->form == COMPRESSED ? names[training->options->method == ZERO_ONE_ADAM][stage]
+                                      : "dense";
+}
+
+double per_step(const tally_t *tally, double sum) {
+  return tally->steps > 0 ? sum / (double)tally->steps : 0.0;
+}
+
+/* --- While it trains ---------------------------------------------------------------------------*/
+
+int report_open(training_t *training) {
+  const char *path = training->options->log;
+  if (path && training->team->rank == 0) {
+    training->log = fopen(path, training->first > 0 ? "a" : "w");
+    if (training->log && training->first == 0)
+      fprintf(training->log, "# step seconds training-loss validation-loss\n");
+  }
+  return agree(training->team, !path || training->team->rank != 0 || training->log != NULL,
+               "--log: the file cannot be written");
+}
+
+void report_close(training_t *training) {
+  if (training->log)
+    fclose(training->log);
+  training->log = NULL;
+}
+
+void report_head(const training_t *training) {
+  say(training->team,
+      "\n%s, %zu parameters in %zu tensors\n"
+      "  step  stage          loss  learning rate  %s/s  sent/rank/step\n",
+      train_form_name(training->options->method, training->form), training->parameters,
+      training->ntensors, training->task->kind->samples);
+}
+
+static void print_progress(const training_t *training, size_t step, onebit_stage_t stage,
+                           const tally_t *since) {
+  const train_options_t *options = training->options;
+  const size_t samples =
+      since->steps * training->team->size * options->accumulate * training->task->samples;
+  say(training->team, "%6zu  %-10s  %7.4f  %13.2e  %8.0f  %14.0f\n", step,
+      stage_name(training, stage), training->loss, (double)train_learning_rate(options, step - 1),
+      (double)samples / since->seconds, per_step(since, (double)since->bytes));
+}
+
+static double seconds(const training_t *training) {
+  return training->tally[0].seconds + training->tally[1].seconds;
+}
+
+/* What is exchanged here is not timed. */
+int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since) {
+  const size_t every = training->options->validate_every, last = training->options->steps;
+  const int validates = step == last || (every > 0 && step % every == 0);
+  float numbers[NUMBERS] = {(float)per_step(since, since->loss)};
+  if (mean(training->team, numbers, "mean of the loss") != 0)
+    return -1;
+  training->loss = (double)numbers[0];
+  print_progress(training, step, stage, since);
+  if (validates && training->task->kind->validate(training->task, &training->quality) != 0)
+    return -1;
+  if (!training->log)
+    return 0;
+  fprintf(training->log, "%zu %.6f %.6f", step, seconds(training), training->loss);
+  fprintf(training->log, validates ? " %.6f\n" : "\n", training->quality.loss);
+  return 0;
+}
+
+/* --- When it is done ---------------------------------------------------------------------------*/
+
+static void print_speed(const training_t *training) {
+  for (onebit_stage_t stage = ONEBIT_STAGE_WARMUP; stage <= ONEBIT_STAGE_COMPRESSED; stage++) {
+    const tally_t *tally = &training->tally[stage];
+    if (tally->steps > 0)
+      printf("%s: %zu steps, %.3f steps/s, %.3f ms a step, %.3f of them in the optimizer\n",
+             stage_name(training, stage), tally->steps, (double)tally->steps / tally->seconds,
+             1e3 * per_step(tally, tally->seconds),
+             1e3 * per_step(tally, tally->optimizer_seconds));
+  }
+}
+
+static double kept_error(const training_t *training) {
+  const onebit_optimizer_info_t *info = &training->info;
+  return info->momentum_norm > 0.0 ? info->error_norm / info->momentum_norm : 0.0;
+}
+
+/* What the compressed stage sent against the warm-up, and how large the error is that waits to be
+ * sent, next to the momentum that it belongs to. */
+static void print_compression(const training_t *training) {
+  const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
+  const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
+  const int has_schedules = training->options->method == ZERO_ONE_ADAM;
+  const double first_bytes = per_step(first, (double)first->bytes);
+  const double bits_bytes = per_step(bits, (double)bits->bytes);
+  printf("bytes sent per rank and step: ");
+  if (first->steps > 0)
+    printf("%.0f %s", first_bytes, has_schedules ? "in the variance stage" : "dense");
+  if (bits->steps > 0)
+    printf("%s%.0f %s", first->steps > 0 ? ", " : "", bits_bytes,
+           has_schedules ? "in the local stage" : "compressed");
+  if (first->steps > 0 && bits_bytes > 0.0)
+    printf(" (1/%.2f)", first_bytes / bits_bytes);
+  if (bits->steps > 0)
+    printf("; kept error / momentum: %.2f", kept_error(training));
+  printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
+}
+
+static uint64_t bytes(const training_t *training) {
+  return training->tally[0].bytes + training->tally[1].bytes;
+}
+
+static size_t steps(const training_t *training) {
+  return training->tally[0].steps + training->tally[1].steps;
+}
+
+static void print_sum(const training_t *training) {
+  const uint64_t *rounds = training->info.exchanges;
+  printf("in all: %zu steps in %.2f s; sent per rank: %llu bytes, %.0f a step; steps that sent "
+         "full precision: %llu, one bit: %llu, nothing: %llu\n",
+         steps(training), seconds(training), (unsigned long long)bytes(training),
+         (double)bytes(training) / fmax(1.0, (double)steps(training)),
+         (unsigned long long)rounds[0], (unsigned long long)rounds[1],
+         (unsigned long long)rounds[2]);
+}
+
+/* JSON has no word for what is not finite. */
+static void print_number(const char *name, double number) {
+  if (isfinite(number))
+    printf(",\"%s\":%.6g", name, number);
+  else
+    printf(",\"%s\":null", name);
+}
+
+static void print_json(const training_t *training) {
+  static const char *const methods[] = {"adam", "lamb", "zero-one-adam", "momentum"};
+  static const char *const forms[] = {"compressed", "dense", "dense-mpi"};
+  const train_options_t *options = training->options;
+  const onebit_optimizer_info_t *info = &training->info;
+  printf("{\"training\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\",\"seed\":%zu,\"ranks\":%zu",
+         training->task->kind->name, methods[options->method], forms[training->form], options->seed,
+         training->team->size);
+  printf(",\"parameters\":%zu,\"steps\":%zu,\"resumed_at\":%zu", training->parameters,
+         options->steps, training->first);
+  print_number("learning_rate", (double)options->learning_rate);
+  print_number("training_loss", training->loss);
+  print_number("loss", training->quality.loss);
+  if (training->quality.accuracy >= 0.0)
+    print_number("accuracy", training->quality.accuracy);
+  printf(",\"bytes\":%llu", (unsigned long long)bytes(training));
+  print_number("bytes_per_step", (double)bytes(training) / fmax(1.0, (double)steps(training)));
+  printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"silent_steps\":%llu,\"skipped\":%llu",
+         (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1],
+         (unsigned long long)info->exchanges[2], (unsigned long long)info->skipped);
+  print_number("kept_error", kept_error(training));
+  print_number("seconds", seconds(training));
+  print_number("optimizer_seconds",
+               training->tally[0].optimizer_seconds + training->tally[1].optimizer_seconds);
+  printf(",\"synchronized\":%s,\"checksum\":\"%016llx\"}\n", info->synchronized ? "true" : "false",
+         (unsigned long long)training->checksum);
+}
+
+void report_end(const training_t *training) {
+  if (training->team->rank != 0)
+    return;
+  if (!training->options->quiet) {
+    print_speed(training);
+    print_compression(training);
+    if (!training->options->compare)
+      print_sum(training);
+    if (training->task->kind->show)
+      training->task->kind->show(training->task);
+  }
+  if (training->options->json)
+    print_json(training);
+}
+
+/* --- Two trainings -----------------------------------------------------------------------------*/
+
+/* Of 1-bit Adam the compressed stage; all steps of what is dense, and of 0/1 Adam. */
+static tally_t steady(const training_t *training) {
+  const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
+  const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
+  if (training->options->method != ZERO_ONE_ADAM)
+    return bits->steps > 0 ? *bits : *first;
+  return (tally_t){.steps = first->steps + bits->steps,
+                   .bytes = first->bytes + bits->bytes,
+                   .seconds = first->seconds + bits->seconds,
+                   .optimizer_seconds = first->optimizer_seconds + bits->optimizer_seconds};
+}
+
+static void print_row(const char *what, const char *format, double dense, double bits) {
+  char left[32], right[32];
+  snprintf(left, sizeof left, format, dense);
+  snprintf(right, sizeof right, format, bits);
+  printf("%-34s %12s %12s %12.4f\n", what, left, right, bits / dense);
+}
+
+void report_comparison(const training_t *dense, const training_t *bits) {
+  const int method = bits->options->method;
+  const tally_t a = steady(dense), b = steady(bits);
+  printf("\n%-34s %12s %12s %12s\n", "", train_form_name(method, DENSE),
+         train_form_name(method, COMPRESSED), "ratio");
+  print_row("validation loss", "%.4f", dense->quality.loss, bits->quality.loss);
+  if (dense->quality.accuracy >= 0.0)
+    print_row("accuracy", "%.4f", dense->quality.accuracy, bits->quality.accuracy);
+  print_row("bytes sent per rank and step *", "%.0f", per_step(&a, (double)a.bytes),
+            per_step(&b, (double)b.bytes));
+  print_row("milliseconds per step *", "%.2f", 1e3 * per_step(&a, a.seconds),
+            1e3 * per_step(&b, b.seconds));
+  print_row("  of them in the optimizer *", "%.2f", 1e3 * per_step(&a, a.optimizer_seconds),
+            1e3 * per_step(&b, b.optimizer_seconds));
+  if (method == ZERO_ONE_ADAM)
+    printf("* over all steps\n");
+  else
+    printf("* of %s in its compressed stage, after %zu steps of dense warm-up\n",
+           train_form_name(method, COMPRESSED), bits->tally[ONEBIT_STAGE_WARMUP].steps);
+}

@@ -1,0 +1,28 @@
+/*
+ * What trainings print: a line for some steps, and what came of it all.
+ */
+#ifndef EXAMPLES_TRAIN_REPORT_H
+#define EXAMPLES_TRAIN_REPORT_H
+
+#include "examples/train_run.h"
+
+double per_step(const tally_t *tally, double sum);
+
+/* The log of --log. 0, or -1 after saying why. */
+int report_open(training_t *training);
+void report_close(training_t *training);
+
+/* Columns of the lines that follow. */
+void report_head(const training_t *training);
+
+/* Of so many steps made, the latest of them in `since`. Collective; validates where that is due. 0,
+ * or -1 after saying why. */
+int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since);
+
+/* Of a training that is done; with its line of JSON. */
+void report_end(const training_t *training);
+
+/* Both side by side. */
+void report_comparison(const training_t *dense, const training_t *bits);
+
+#endif

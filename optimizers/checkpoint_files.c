@@ -1,0 +1,311 @@
+/*
+ * Checkpoints in files. A checkpoint is what the manifest names; the order of what is done to the
+ * directory keeps that whole:
+ *
+ *   every rank   writes its part under a name that was never used, and syncs it
+ *   agree        all parts are on the disk
+ *   rank 0       syncs the directory, so the parts' names are there; writes manifest.new, syncs it;
+ *                renames it to manifest, syncs the directory
+ *   agree
+ *   rank 0       removes older parts
+ *
+ * Before the rename the old manifest names old parts, which nobody has touched; after it the new
+ * one names new parts, which are on the disk.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <dirent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "onebit/checkpoint.h"
+#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint_manifest.h"
+#include "optimizers/checkpoint_system.h"
+
+/* --- The directory -----------------------------------------------------------------------------*/
+
+/* Its parent's path, in place. */
+static void cut_to_parent(char *path) {
+  size_t length = strlen(path);
+  while (length > 1 && path[length - 1] == '/')
+    length--;
+  while (length > 0 && path[length - 1] != '/')
+    length--;
+  while (length > 1 && path[length - 1] == '/')
+    length--;
+  if (length)
+    path[length] = 0;
+  else
+    strcpy(path, ".");
+}
+
+static onebit_status_t make_directory(const char *directory) {
+  char parent[OB_PATH];
+  OB_TRY(ob_directory_create(directory));
+  if (snprintf(parent, sizeof parent, "%s", directory) >= OB_PATH)
+    return ob_error(ONEBIT_ERROR_FILE, "directory's path is too long");
+  cut_to_parent(parent);
+  return ob_directory_sync(parent);
+}
+
+/* The largest generation that a part has, whoever named it; removes those before `keep`. */
+static onebit_status_t look_through(const char *directory, uint64_t keep, uint64_t *largest) {
+  DIR *list = opendir(directory);
+  uint64_t generation;
+  *largest = 0;
+  if (!list)
+    return ob_error(ONEBIT_ERROR_FILE, "%s: the directory cannot be read", directory);
+  for (const struct dirent *entry; (entry = readdir(list)) != NULL;) {
+    if (!ob_part_named(entry->d_name, &generation))
+      continue;
+    if (generation > *largest)
+      *largest = generation;
+    if (generation < keep)
+      ob_file_remove(directory, entry->d_name);
+  }
+  closedir(list);
+  return ONEBIT_OK;
+}
+
+/* --- Saving ------------------------------------------------------------------------------------*/
+
+struct files {
+  onebit_optimizer_t optimizer;
+  const char *directory;
+  uint64_t generation;
+  char name[OB_PART_NAME]; /* of this rank's part */
+  struct ob_manifest manifest;
+  bool published;
+};
+
+static onebit_status_t check(onebit_optimizer_t optimizer, const char *directory) {
+  if (!directory || !*directory)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "directory is %s", directory ? "empty" : "NULL");
+  return ob_checkpoint_idle(optimizer);
+}
+
+/* Rank 0 says which generation this is. */
+static onebit_status_t begin(struct files *files) {
+  onebit_status_t status = check(files->optimizer, files->directory);
+  onebit_comm_t comm = files->optimizer->comm;
+  uint64_t largest = 0;
+  if (comm->rank == 0 && status == ONEBIT_OK)
+    status = make_directory(files->directory);
+  if (comm->rank == 0 && status == ONEBIT_OK)
+    status = look_through(files->directory, 0, &largest);
+  OB_TRY(ob_agree_noting(comm, status, NULL, 0, largest + 1));
+  files->generation = ob_agree_note(comm, 0);
+  ob_part_name(files->name, files->generation, comm->rank);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t put_in_file(void *file, uint64_t offset, const void *data, size_t bytes) {
+  return ob_file_write(file, offset, data, bytes);
+}
+
+static onebit_status_t write_file(const struct files *files, struct ob_saving *saving) {
+  struct ob_file file;
+  const struct ob_sink sink = {put_in_file, &file};
+  OB_TRY(ob_file_create(&file, files->directory, files->name));
+  onebit_status_t status = ob_saving_write(saving, &sink);
+  if (status == ONEBIT_OK)
+    status = ob_file_finish(&file);
+  if (status != ONEBIT_OK)
+    ob_file_abandon(&file);
+  return status;
+}
+
+/* Its checksum is what the other ranks are told. */
+static onebit_status_t write_part(const struct files *files, uint64_t *checksum) {
+  struct ob_saving saving;
+  onebit_status_t status = ob_saving_create(&saving, files->optimizer);
+  if (status == ONEBIT_OK)
+    status = write_file(files, &saving);
+  *checksum = saving.header.checksum;
+  ob_saving_destroy(&saving);
+  return status;
+}
+
+/* That all ranks' parts are where rank 0 looks for them is not a matter of course: a directory of
+ * that name may be another one on another machine. */
+static onebit_status_t look_at_part(struct files *files, int rank) {
+  struct ob_manifest_part *part = &files->manifest.parts[rank];
+  struct ob_part_header header;
+  struct ob_mapping mapping;
+  char name[OB_PART_NAME];
+  part->checksum = ob_agree_note(files->optimizer->comm, rank);
+  ob_part_name(name, files->generation, rank);
+  OB_TRY(ob_file_map(&mapping, files->directory, name));
+  part->bytes = mapping.bytes;
+  bool whole = mapping.bytes >= sizeof header;
+  if (whole)
+    memcpy(&header, mapping.memory, sizeof header);
+  ob_file_unmap(&mapping);
+  if (!whole || header.checksum != part->checksum || header.bytes != part->bytes)
+    return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->directory, name,
+                    rank);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t write_manifest(const struct files *files) {
+  struct ob_file file;
+  char *text = ob_manifest_text(&files->manifest);
+  if (!text)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+  onebit_status_t status = ob_file_create(&file, files->directory, OB_MANIFEST_NEW);
+  bool made = status == ONEBIT_OK;
+  if (made)
+    status = ob_file_write(&file, 0, text, strlen(text));
+  if (status == ONEBIT_OK)
+    status = ob_file_finish(&file);
+  if (made && status != ONEBIT_OK)
+    ob_file_abandon(&file);
+  ob_release(text);
+  return status;
+}
+
+static onebit_status_t publish(struct files *files) {
+  const struct onebit_optimizer *optimizer = files->optimizer;
+  struct ob_manifest *manifest = &files->manifest;
+  *manifest = (struct ob_manifest){
+      .steps = optimizer->steps, .generation = files->generation, .ranks = optimizer->comm->size};
+  snprintf(manifest->kind, sizeof manifest->kind, "%s", optimizer->method->name);
+  manifest->parts = ob_allocate((size_t)manifest->ranks, sizeof *manifest->parts);
+  if (!manifest->parts)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+  for (int rank = 0; rank < manifest->ranks; rank++)
+    OB_TRY(look_at_part(files, rank));
+  OB_TRY(write_manifest(files));
+  OB_TRY(ob_directory_sync(files->directory));
+  OB_TRY(ob_file_rename(files->directory, OB_MANIFEST_NEW, OB_MANIFEST));
+  files->published = true;
+  return ob_directory_sync(files->directory);
+}
+
+/* Parts of the new generation, when it has come to nothing. */
+static void remove_parts(const struct files *files) {
+  char name[OB_PART_NAME];
+  ob_file_remove(files->directory, OB_MANIFEST_NEW);
+  for (int rank = 0; rank < files->optimizer->comm->size; rank++) {
+    ob_part_name(name, files->generation, rank);
+    ob_file_remove(files->directory, name);
+  }
+}
+
+/* Is it certain that rank 0 has heard of a failure, and names no part in a manifest? Not where it
+ * was the agreement itself that failed. */
+static bool is_agreed(onebit_status_t status) {
+  return status != ONEBIT_ERROR_TRANSPORT && status != ONEBIT_ERROR_MESSAGE;
+}
+
+static onebit_status_t save(struct files *files) {
+  onebit_comm_t comm = files->optimizer->comm;
+  uint64_t checksum, largest;
+  OB_TRY(begin(files));
+  onebit_status_t written = write_part(files, &checksum);
+  onebit_status_t status = ob_agree_noting(comm, written, NULL, 0, checksum);
+  if (status != ONEBIT_OK && written == ONEBIT_OK && is_agreed(status))
+    ob_file_remove(files->directory, files->name);
+  OB_TRY(status);
+  if (comm->rank == 0) {
+    status = publish(files);
+    if (status != ONEBIT_OK && !files->published)
+      remove_parts(files);
+  }
+  OB_TRY(ob_agree(comm, status, NULL, 0));
+  if (comm->rank == 0) /* what cannot be removed is in nobody's way */
+    (void)look_through(files->directory, files->generation, &largest);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
+  struct files files = {.optimizer = optimizer, .directory = directory};
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  onebit_status_t status = save(&files);
+  ob_release(files.manifest.parts);
+  return status;
+}
+
+/* --- Loading -----------------------------------------------------------------------------------*/
+
+/* The parts that a manifest names, as memory. */
+struct opened {
+  struct ob_manifest manifest;
+  struct ob_mapping *mappings;
+  const void **memory;
+  size_t *bytes;
+};
+
+static onebit_status_t read_manifest(struct opened *opened, const char *directory) {
+  struct ob_mapping mapping;
+  OB_TRY(ob_file_map(&mapping, directory, OB_MANIFEST));
+  onebit_status_t status = ob_manifest_parse(&opened->manifest, mapping.memory, mapping.bytes);
+  ob_file_unmap(&mapping);
+  if (status == ONEBIT_ERROR_CHECKPOINT)
+    status = ob_error(status, "%s/" OB_MANIFEST ": %s", directory, onebit_last_error());
+  return status;
+}
+
+static onebit_status_t open_part(struct opened *opened, const char *directory, int rank) {
+  const struct ob_manifest_part *part = &opened->manifest.parts[rank];
+  struct ob_mapping *mapping = &opened->mappings[rank];
+  struct ob_part_header header;
+  char name[OB_PART_NAME];
+  ob_part_name(name, opened->manifest.generation, rank);
+  OB_TRY(ob_file_map(mapping, directory, name));
+  opened->memory[rank] = mapping->memory;
+  opened->bytes[rank] = mapping->bytes;
+  if (mapping->bytes < part->bytes)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: truncated: %zu of %" PRIu64 " bytes",
+                    directory, name, mapping->bytes, part->bytes);
+  if (mapping->bytes >= sizeof header)
+    memcpy(&header, mapping->memory, sizeof header);
+  if (mapping->bytes != part->bytes || part->bytes < sizeof header ||
+      header.checksum != part->checksum)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: not the part that the manifest names",
+                    directory, name);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t open_all(struct opened *opened, onebit_optimizer_t optimizer,
+                                const char *directory) {
+  OB_TRY(check(optimizer, directory));
+  OB_TRY(read_manifest(opened, directory));
+  size_t ranks = (size_t)opened->manifest.ranks;
+  opened->mappings = ob_allocate(ranks, sizeof *opened->mappings);
+  opened->memory = ob_allocate(ranks, sizeof *opened->memory);
+  opened->bytes = ob_allocate(ranks, sizeof *opened->bytes);
+  if (!opened->mappings || !opened->memory || !opened->bytes)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu parts", ranks);
+  for (int rank = 0; rank < opened->manifest.ranks; rank++)
+    OB_TRY(open_part(opened, directory, rank));
+  return ONEBIT_OK;
+}
+
+static void close_all(struct opened *opened) {
+  for (int rank = 0; opened->mappings && rank < opened->manifest.ranks; rank++)
+    ob_file_unmap(&opened->mappings[rank]);
+  ob_release(opened->mappings);
+  ob_release((void *)opened->memory);
+  ob_release(opened->bytes);
+  ob_release(opened->manifest.parts);
+}
+
+onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
+  struct opened opened = {0};
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  onebit_status_t status = open_all(&opened, optimizer, directory);
+  bool ready = status == ONEBIT_OK;
+  status =
+      ob_checkpoint_load(optimizer, status, opened.memory, opened.bytes, opened.manifest.ranks);
+  if (ready && status == ONEBIT_ERROR_CHECKPOINT)
+    status = ob_error(status, "%s: %s", directory, onebit_last_error());
+  close_all(&opened);
+  return status;
+}

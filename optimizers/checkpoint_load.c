@@ -1,0 +1,82 @@
+/* Parts to an optimizer. */
+#include <inttypes.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "onebit/checkpoint.h"
+#include "optimizers/checkpoint.h"
+
+static onebit_status_t allocate(struct ob_loading *loading) {
+  const struct onebit_optimizer *optimizer = loading->optimizer;
+  size_t scales = 0, stride = 0;
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    const struct onebit_plan *plan = optimizer->units[u].bits;
+    size_t wanted = plan->work.one_scale ? plan->shares : plan->layout.blocks;
+    scales = wanted > scales ? wanted : scales;
+    stride = plan->stride > stride ? plan->stride : stride;
+  }
+  loading->values = ob_allocate(OB_CHUNK, sizeof(float));
+  loading->more = ob_allocate(OB_CHUNK, sizeof(float));
+  loading->scales = ob_allocate(scales, sizeof(float));
+  loading->message = ob_allocate(1, stride);
+  if (!loading->values || !loading->more || !loading->scales || !loading->message)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an optimizer");
+  return ONEBIT_OK;
+}
+
+/* All that can be looked at without changing anything. */
+static onebit_status_t look(struct ob_loading *loading, onebit_status_t status,
+                            const void *const *memory, const size_t *bytes, int count) {
+  onebit_optimizer_t optimizer = loading->optimizer;
+  OB_TRY(status);
+  OB_TRY(ob_checkpoint_idle(optimizer));
+  if (optimizer->deferred && !optimizer->place->restored)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "optimizer is on a device that counts its steps: it cannot be told of others");
+  OB_TRY(ob_map_create(&loading->map, optimizer));
+  OB_TRY(ob_parts_open(&loading->parts, memory, bytes, count));
+  OB_TRY(ob_parts_check(&loading->parts, optimizer, &loading->map));
+  OB_TRY(allocate(loading));
+  loading->dry = true;
+  return ob_restore(loading);
+}
+
+/* Which checkpoint it is: its parts' checksums. */
+static uint64_t identity(const struct ob_parts *parts) {
+  struct ob_checksum sum = ob_checksum_begin();
+  for (int k = 0; k < parts->count; k++)
+    ob_checksum_add(&sum, &parts->list[k].header.checksum, sizeof(uint64_t));
+  return ob_checksum_end(&sum);
+}
+
+static onebit_status_t load(struct ob_loading *loading, onebit_status_t status) {
+  onebit_comm_t comm = loading->optimizer->comm;
+  const struct ob_term terms[] = {
+      {"count", (uint64_t)loading->parts.count},
+      {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? identity(&loading->parts) : 0},
+  };
+  OB_TRY(ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]));
+  loading->dry = false;
+  return ob_agree(comm, ob_restore(loading), NULL, 0);
+}
+
+onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,
+                                   const void *const *memory, const size_t *bytes, int count) {
+  struct ob_loading loading = {.optimizer = optimizer};
+  status = load(&loading, look(&loading, status, memory, bytes, count));
+  ob_parts_close(&loading.parts);
+  ob_map_destroy(&loading.map);
+  ob_release(loading.values);
+  ob_release(loading.more);
+  ob_release(loading.scales);
+  ob_release(loading.message);
+  return status;
+}
+
+onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
+                                      const size_t *bytes, int count) {
+  if (!optimizer)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  return ob_checkpoint_load(optimizer, ONEBIT_OK, parts, bytes, count);
+}

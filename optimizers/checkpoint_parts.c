@@ -1,0 +1,313 @@
+/* The parts of all ranks: do they fit together, and what do they have of some elements? */
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "optimizers/checkpoint.h"
+
+onebit_status_t ob_parts_open(struct ob_parts *parts, const void *const *memory,
+                              const size_t *bytes, int count) {
+  *parts = (struct ob_parts){.own = -1};
+  if (!memory || !bytes)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", memory ? "bytes" : "parts");
+  if (count < 1)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "count is %d: no part", count);
+  parts->list = ob_allocate((size_t)count, sizeof *parts->list);
+  parts->sums = ob_allocate(OB_CHUNK, sizeof *parts->sums);
+  parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);
+  if (!parts->list || !parts->sums || !parts->counts)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %d parts", count);
+  for (int k = 0; k < count; k++) {
+    parts->count = k + 1; /* to be closed, even when opening it has failed */
+    OB_TRY(ob_part_open(&parts->list[k], k, memory[k], bytes[k]));
+  }
+  return ONEBIT_OK;
+}
+
+void ob_parts_close(struct ob_parts *parts) {
+  for (int k = 0; k < parts->count; k++)
+    ob_part_close(&parts->list[k]);
+  ob_release(parts->list);
+  ob_release(parts->sums);
+  ob_release(parts->counts);
+}
+
+/* --- Do they fit together? ---------------------------------------------------------------------*/
+
+enum {
+  ALIKE_FROM = offsetof(struct ob_part_header, kind),
+  ALIKE_END = offsetof(struct ob_part_header, rank)
+};
+
+static onebit_status_t check_alike(const struct ob_part *part, const struct ob_part *first) {
+  const struct ob_part_header *mine = &part->header, *theirs = &first->header;
+  if (mine->steps != theirs->steps)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT,
+                    "parts 0 and %d are of different steps, %" PRIu64 " and %" PRIu64, part->number,
+                    theirs->steps, mine->steps);
+  if (memcmp((const char *)mine + ALIKE_FROM, (const char *)theirs + ALIKE_FROM,
+             ALIKE_END - ALIKE_FROM) != 0 ||
+      memcmp(part->tensors, first->tensors, mine->tensors * sizeof(struct ob_part_tensor)) != 0)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "parts 0 and %d are not of the same checkpoint",
+                    part->number);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_together(const struct ob_parts *parts) {
+  for (int k = 0; k < parts->count; k++) {
+    const struct ob_part *part = &parts->list[k];
+    if (part->header.ranks != (uint32_t)parts->count)
+      return ob_part_error(part, "saved by one of %" PRIu32 " ranks, and there are %d parts",
+                           part->header.ranks, parts->count);
+    if (part->header.rank != (uint32_t)k)
+      return ob_part_error(part, "saved by rank %" PRIu32 ", it has another place",
+                           part->header.rank);
+    OB_TRY(check_alike(part, &parts->list[0]));
+  }
+  return ONEBIT_OK;
+}
+
+/* --- Do they fit the optimizer? ----------------------------------------------------------------*/
+
+static onebit_status_t check_kind(const struct ob_part *part,
+                                  const struct onebit_optimizer *optimizer) {
+  const struct ob_part_header *header = &part->header;
+  if (strncmp(header->kind, optimizer->method->name, sizeof header->kind) != 0)
+    return ob_part_error(part, "of another optimizer: saved by %.16s, loaded by %s", header->kind,
+                         optimizer->method->name);
+  if (header->profile != (uint32_t)optimizer->options.profile)
+    return ob_part_error(part, "of another profile: saved with %" PRIu32 ", loaded with %d",
+                         header->profile, (int)optimizer->options.profile);
+  if (header->shards != (uint32_t)optimizer->moments.shards)
+    return ob_part_error(part, "shards was %" PRIu32 " when it was saved, and is %d",
+                         header->shards, (int)optimizer->moments.shards);
+  return ONEBIT_OK;
+}
+
+/* From the freeze on, what is kept of a tensor depends on whether it is compressed. */
+static onebit_status_t check_tensors(const struct ob_part *part,
+                                     const struct onebit_optimizer *optimizer,
+                                     const struct ob_map *map) {
+  const struct ob_part_header *header = &part->header;
+  if (header->tensors != optimizer->tensor_count)
+    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
+                         optimizer->tensor_count);
+  for (size_t t = 0; t < optimizer->tensor_count; t++) {
+    const struct ob_tensor *tensor = &optimizer->tensors[t];
+    struct ob_part_tensor row = ob_part_tensor_of(part, t);
+    bool uncompressed = optimizer->units[tensor->unit].uncompressed;
+    if (row.count != tensor->count)
+      return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
+                           tensor->count, row.count);
+    if (header->stage != OB_STAGE_WARMUP && row.count && row.uncompressed != uncompressed)
+      return ob_part_error(part, "tensor %zu was %scompressed when it was saved, after the freeze",
+                           t, uncompressed ? "" : "un");
+  }
+  if (header->elements != map->total[OB_ELEMENTS])
+    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %" PRIu64,
+                         header->elements, map->total[OB_ELEMENTS]);
+  return ONEBIT_OK;
+}
+
+/* Is there such a state? A freeze without a warm-up has no step. */
+static bool is_state(const struct ob_part_header *header,
+                     const struct onebit_optimizer *optimizer) {
+  switch (header->stage) {
+  case OB_STAGE_WARMUP:
+    return header->frozen_at == 0;
+  case OB_STAGE_FROZEN:
+    return header->frozen_at <= header->steps;
+  case OB_STAGE_SENT:
+    return header->frozen_at < header->steps && optimizer->method->momentum;
+  default:
+    return false;
+  }
+}
+
+static onebit_status_t check_stage(const struct ob_part *part,
+                                   const struct onebit_optimizer *optimizer) {
+  const struct ob_part_header *header = &part->header;
+  bool frozen = header->stage != OB_STAGE_WARMUP, no_warmup = frozen && !header->frozen_at;
+  if (!is_state(header, optimizer))
+    return ob_part_error(
+        part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": no such state of %s",
+        header->stage, header->frozen_at, header->steps, optimizer->method->name);
+  if (!header->frozen_at && no_warmup != optimizer->moments.no_warmup)
+    return ob_part_error(part, "saved with%s a warm-up, loaded with%s one", no_warmup ? "out" : "",
+                         no_warmup ? "" : "out");
+  if (frozen && header->form != (uint32_t)ob_checkpoint_form(optimizer))
+    return ob_part_error(part, "saved after the freeze with exchange of %s, loaded with that of %s",
+                         header->form == OB_FORM_STEP ? "steps" : "momentum",
+                         header->form == OB_FORM_STEP ? "momentum" : "steps");
+  return ONEBIT_OK;
+}
+
+/* Own numbers are compared with what they may be where they are loaded. */
+static onebit_status_t check_numbers(const struct ob_part *part,
+                                     struct onebit_optimizer *optimizer) {
+  const struct ob_part_header *header = &part->header;
+  uint64_t numbers = ob_checkpoint_count_numbers(optimizer);
+  if (header->numbers != numbers)
+    return ob_part_error(part, "%" PRIu64 " numbers of %s's own, it has %" PRIu64, header->numbers,
+                         optimizer->method->name, numbers);
+  if (!(header->loss_scale >= 0) || isinf(header->loss_scale))
+    return ob_part_error(part, "a loss scale of %g", header->loss_scale);
+  return ONEBIT_OK;
+}
+
+static bool same_places(const struct ob_parts *parts, const struct onebit_optimizer *optimizer) {
+  const struct ob_hosts *hosts = &optimizer->comm->hosts;
+  const struct ob_part_header *first = &parts->list[0].header;
+  if (parts->count != optimizer->comm->size || first->hosts != ob_checkpoint_hosts(optimizer))
+    return false;
+  for (int k = 0; first->hosts && k < parts->count; k++) {
+    const struct ob_part_header *header = &parts->list[k].header;
+    if (header->host >= (uint32_t)hosts->count || header->place >= (uint32_t)hosts->each ||
+        hosts->ranks[header->host * (uint32_t)hosts->each + header->place] != k)
+      return false;
+  }
+  return true;
+}
+
+onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
+                               const struct ob_map *map) {
+  OB_TRY(check_together(parts));
+  for (int k = 0; k < parts->count; k++) {
+    const struct ob_part *part = &parts->list[k];
+    OB_TRY(check_kind(part, optimizer));
+    OB_TRY(check_tensors(part, optimizer, map));
+    OB_TRY(check_stage(part, optimizer));
+    OB_TRY(check_numbers(part, optimizer));
+  }
+  if (same_places(parts, optimizer))
+    parts->own = optimizer->comm->rank;
+  parts->same_padding = parts->count == optimizer->comm->size &&
+                        parts->list[0].header.padding == map->total[OB_PADDING];
+  return ONEBIT_OK;
+}
+
+/* --- What do they have? ------------------------------------------------------------------------*/
+
+/* The part that has an element of what all have alike: most often that of the element before. */
+static struct ob_part *part_with(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
+                                 uint64_t element, const struct ob_part_section **section) {
+  for (int k = 0; k < parts->count; k++) {
+    int number = (parts->latest + k) % parts->count;
+    struct ob_part *part = &parts->list[number];
+    *section = ob_part_from(part, what, space, element);
+    if (*section && (*section)->first <= element) {
+      parts->latest = number;
+      return part;
+    }
+  }
+  return NULL;
+}
+
+/* Elements of a section, as many of `count` as it has. */
+static onebit_status_t take(struct ob_part *part, const struct ob_part_section *section,
+                            uint64_t first, size_t count, float *values, size_t *taken) {
+  uint64_t left = section->first + section->count - first;
+  *taken = left < count ? (size_t)left : count;
+  if (!values)
+    return ob_part_verify(part, section);
+  ob_part_copy(part, section, first, *taken, values);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t missing(enum ob_saved what, uint64_t element) {
+  return ob_error(ONEBIT_ERROR_CHECKPOINT, "no part has element %" PRIu64 " of section '%s'",
+                  element, ob_saved_name(what));
+}
+
+static onebit_status_t fetch_alike(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
+                                   uint64_t first, size_t count, float *values) {
+  for (size_t taken; count; count -= taken, first += taken) {
+    const struct ob_part_section *section;
+    struct ob_part *part = part_with(parts, what, space, first, &section);
+    if (!part)
+      return missing(what, first);
+    OB_TRY(take(part, section, first, count, values, &taken));
+    values = values ? values + taken : NULL;
+  }
+  return ONEBIT_OK;
+}
+
+static void add_values(struct ob_parts *parts, const struct ob_part *part,
+                       const struct ob_part_section *section, uint64_t first, size_t at,
+                       size_t count, bool dry) {
+  float values[1024];
+  for (size_t i = 0, some; i < count; i += some) {
+    some = count - i < 1024 ? count - i : 1024;
+    if (!dry)
+      ob_part_copy(part, section, first + i, some, values);
+    for (size_t j = 0; j < some; j++) {
+      parts->sums[at + i + j] += dry ? 0 : (double)values[j];
+      parts->counts[at + i + j]++;
+    }
+  }
+}
+
+/* Adds one part's to the sums. */
+static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part, enum ob_saved what,
+                                enum ob_space space, uint64_t first, size_t count, bool dry) {
+  for (size_t i = 0, taken; i < count; i += taken) {
+    const struct ob_part_section *section = ob_part_from(part, what, space, first + i);
+    if (!section || section->first >= first + count)
+      break;
+    if (section->first > first + i)
+      i = (size_t)(section->first - first);
+    OB_TRY(take(part, section, first + i, count - i, NULL, &taken));
+    add_values(parts, part, section, first + i, i, taken, dry);
+  }
+  return ONEBIT_OK;
+}
+
+/* The mean over those who have it. Of an error that nobody has, 0; all else all must have. */
+static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
+                                  uint64_t first, size_t count, float *values) {
+  bool error = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
+  memset(parts->counts, 0, count * sizeof *parts->counts);
+  for (size_t i = 0; i < count; i++)
+    parts->sums[i] = -0.0; /* which leaves what is added as it is, also another -0 */
+  for (int k = 0; k < parts->count; k++)
+    OB_TRY(add_part(parts, &parts->list[k], what, space, first, count, !values));
+  for (size_t i = 0; i < count; i++) {
+    if (!error && parts->counts[i] != (uint32_t)parts->count)
+      return missing(what, first + i);
+    if (values)
+      values[i] = parts->counts[i] ? (float)(parts->sums[i] / parts->counts[i]) : 0;
+  }
+  return ONEBIT_OK;
+}
+
+/* This rank's own, and the mean where it had none: in a hierarchical schedule with other blocks or
+ * buckets, which all ranks of a place have alike. */
+static onebit_status_t fetch_own(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
+                                 uint64_t first, size_t count, float *values) {
+  struct ob_part *part = &parts->list[parts->own];
+  for (size_t taken; count; count -= taken, first += taken) {
+    const struct ob_part_section *section = ob_part_from(part, what, space, first);
+    if (section && section->first <= first) {
+      OB_TRY(take(part, section, first, count, values, &taken));
+    } else {
+      uint64_t left = section ? section->first - first : count;
+      taken = left < count ? (size_t)left : count;
+      OB_TRY(fetch_mean(parts, what, space, first, taken, values));
+    }
+    values = values ? values + taken : NULL;
+  }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_parts_fetch(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
+                               uint64_t first, size_t count, float *values) {
+  bool own = ob_saved_is_own(what, parts->list[0].header.apart);
+  if (own && parts->own >= 0)
+    return fetch_own(parts, what, space, first, count, values);
+  if (own || what == OB_SAVED_SERVER)
+    return fetch_mean(parts, what, space, first, count, values);
+  return fetch_alike(parts, what, space, first, count, values);
+}

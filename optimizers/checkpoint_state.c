@@ -1,0 +1,94 @@
+/* What an optimizer has that checkpoints have to have. */
+#include <string.h>
+
+#include "optimizers/checkpoint.h"
+
+enum ob_stage ob_checkpoint_stage(const struct onebit_optimizer *optimizer) {
+  if (!ob_optimizer_is_frozen(optimizer))
+    return OB_STAGE_WARMUP;
+  bool sent = optimizer->method->momentum && optimizer->steps != optimizer->frozen_at &&
+              ob_optimizer_compresses(optimizer);
+  return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
+}
+
+enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
+  bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+  return step && ob_optimizer_compresses(optimizer) ? OB_FORM_STEP : OB_FORM_MOMENTUM;
+}
+
+static int slot_of(enum ob_saved what) {
+  switch (what) {
+  case OB_SAVED_VARIANCE:
+    return OB_VARIANCE;
+  case OB_SAVED_FRESH:
+    return OB_FRESH;
+  case OB_SAVED_ANCHOR:
+    return OB_ANCHOR;
+  case OB_SAVED_MOVED:
+    return OB_MOVED;
+  default:
+    return OB_MOMENTUM;
+  }
+}
+
+float *ob_saved_array(const struct ob_unit *unit, enum ob_saved what) {
+  return unit->arrays[slot_of(what)];
+}
+
+/* Fresh variance, anchor and movement begin at the freeze. */
+bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage stage,
+                       enum ob_saved what) {
+  unsigned arrays = optimizer->method->arrays;
+  switch (what) {
+  case OB_SAVED_NORMS:
+    return optimizer->window && stage == OB_STAGE_WARMUP;
+  case OB_SAVED_VARIANCE:
+    return arrays & OB_MASK(OB_VARIANCE);
+  case OB_SAVED_FRESH:
+  case OB_SAVED_ANCHOR:
+  case OB_SAVED_MOVED:
+    return arrays & OB_MASK(slot_of(what)) && stage != OB_STAGE_WARMUP;
+  case OB_SAVED_WORKER:
+  case OB_SAVED_SERVER:
+    return !optimizer->options.no_error_feedback &&
+           (stage == OB_STAGE_SENT || !optimizer->method->momentum);
+  default:
+    return true;
+  }
+}
+
+bool ob_saved_is_own(enum ob_saved what, bool apart) {
+  return what == OB_SAVED_WORKER ||
+         (apart &&
+          (what == OB_SAVED_PARAMETERS || what == OB_SAVED_MOMENTUM || what == OB_SAVED_MOVED));
+}
+
+/* --- What is not an array ----------------------------------------------------------------------*/
+
+bool ob_checkpoint_apart(const struct onebit_optimizer *optimizer) {
+  return optimizer->method->apart && optimizer->method->apart(optimizer);
+}
+
+size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].bits->host.ranks)
+      return (size_t)optimizer->comm->hosts.count;
+  return 0;
+}
+
+size_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer,
+                             struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+  return optimizer->method->numbers ? optimizer->method->numbers(optimizer, list) : 0;
+}
+
+uint64_t ob_checkpoint_count_numbers(struct onebit_optimizer *optimizer) {
+  struct ob_numbers list[OB_NUMBERS_AT_MOST];
+  uint64_t count = 0;
+  for (size_t k = ob_checkpoint_numbers(optimizer, list); k-- > 0;)
+    count += list[k].count;
+  return count;
+}
+
+void *ob_number_at(const struct ob_numbers *numbers, size_t i) {
+  return (char *)numbers->at + sizeof(uint64_t) * i;
+}

@@ -1,0 +1,143 @@
+/* What a pass of an optimizer works on, in a scene. */
+#include <math.h>
+
+#include "tests/gpu/scene.h"
+
+/* All arrays are there, also those that a pass must leave alone. The variance of some elements is
+ * zero. */
+static void take_arrays(struct scene *scene) {
+  static const char *const names[OB_ARRAYS] = {"momentum", "variance", "fresh",
+                                               "anchor",   "moved",    "scratch"};
+  const size_t elements = scene->host.layout.words * OB_LANES;
+  for (int slot = 0; slot < OB_ARRAYS; slot++) {
+    float *array = scene_take_floats(scene, names[slot], elements, 0, 80 + (uint32_t)slot);
+    for (size_t i = 0; slot == OB_VARIANCE && i < elements; i++)
+      array[i] = i % 11 == 4 ? 0 : fabsf(array[i]);
+    for (size_t i = 0; slot == OB_FRESH && i < elements; i++)
+      array[i] = fabsf(array[i]);
+    scene->sink.arrays[slot] = array;
+    scene->pass.arrays[slot] = ON_DEVICE(scene, array);
+  }
+  if (!scene->what->last_values)
+    return;
+  scene->sink.last_values = scene_take_floats(scene, "last values", elements, 0, 89);
+  scene->pass.last_values = ON_DEVICE(scene, scene->sink.last_values);
+}
+
+/* A table of pointers to pieces, for the device. */
+static void *table_of(struct scene *scene, void *const *pieces) {
+  const size_t count = scene->what->pieces;
+  void **table = twin_take(scene->twin, "pointers", count * sizeof *table, TWIN_BYTES, 0);
+  for (size_t k = 0; k < count; k++)
+    table[k] = ON_DEVICE(scene, pieces[k]);
+  return ON_DEVICE(scene, table);
+}
+
+static void *take_numbers(struct scene *scene, const char *name, size_t k, onebit_dtype_t dtype,
+                          enum codec_values values) {
+  const size_t count = scene->host.layout.piece[k].valid, size = ob_dtype_size(dtype);
+  const enum twin_content content = dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
+                                    : dtype == ONEBIT_BFLOAT16 ? TWIN_BFLOAT16
+                                                               : TWIN_FLOAT16;
+  if (!count)
+    return NULL;
+  void *numbers =
+      twin_take(scene->twin, name, count * size, content, (scene->what->skew + k) % 4 * size);
+  for (size_t i = 0; i < count; i++)
+    ob_store(numbers, i, dtype, value_at(i, 100 + (uint32_t)k, values));
+  return numbers;
+}
+
+/* Some pieces have no gradient. */
+static void take_pieces(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  void *parameters[SCENE_PIECES];
+  for (size_t k = 0; k < what->pieces; k++) {
+    parameters[k] =
+        take_numbers(scene, "parameters", k, ONEBIT_FLOAT32, scene_finite_values(scene));
+    scene->parameters[k] = parameters[k];
+    if (what->copies)
+      scene->copies[k] =
+          take_numbers(scene, "copies", k, what->copy_dtype, scene_finite_values(scene));
+    if (k % 5 != 3)
+      scene->gradients[k] = take_numbers(scene, "gradients", k, what->dtype, what->values);
+  }
+  scene->sink.parameters = scene->parameters;
+  scene->sink.copies = what->copies ? scene->copies : NULL;
+  scene->sink.gradients = (const void *const *)scene->gradients;
+  scene->sink.copy_dtype = scene->pass.copy_dtype = what->copy_dtype;
+  scene->sink.gradient_dtype = scene->pass.gradient_dtype = what->dtype;
+  scene->pass.parameters = table_of(scene, parameters);
+  scene->pass.copies = what->copies ? table_of(scene, scene->copies) : NULL;
+  scene->pass.gradients = table_of(scene, scene->gradients);
+}
+
+/* Every piece has a rate and a decay of its own. The host is given the rates, already times the
+ * step's. */
+static void take_rates(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  float *factors = scene_take_floats(scene, "factors", what->pieces, 0, 90);
+  float *decays = scene_take_floats(scene, "weight decays", what->pieces, 0, 91);
+  float *rates = scene_take_floats(scene, "rates", what->pieces, 0, 92);
+  scene->pass.learning_rate = 0.013f;
+  for (size_t k = 0; k < what->pieces; k++) {
+    factors[k] = 0.5f + 0.3f * (float)k;
+    decays[k] = k % 2 ? 0 : 0.07f / (float)(k + 1);
+    rates[k] = scene->pass.learning_rate * factors[k];
+  }
+  scene->sink.learning_rates = rates;
+  scene->sink.weight_decays = decays;
+  scene->pass.rate_factors = ON_DEVICE(scene, factors);
+  scene->sink.rate_factors = what->sums_of_rates ? factors : NULL;
+  scene->pass.sums_of_rates = what->sums_of_rates;
+  scene->pass.weight_decays = ON_DEVICE(scene, decays);
+  if (!what->scalings)
+    return;
+  scene->sink.scalings = scene_take_scalings(scene, false);
+  scene->pass.scalings = ON_DEVICE(scene, scene->sink.scalings);
+}
+
+/* The bias corrections are perhaps the state's, and not what the kernel is told. */
+static void set_factors(struct scene *scene) {
+  const struct scene_case *what = scene->what;
+  scene->sink.kind = scene->pass.kind = what->kind;
+  scene->sink.last_decay = scene->pass.last_decay = 0.9f;
+  scene->sink.factors = (struct ob_pass_factors){
+      .adam = {0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f},
+      .gradient_factor = 0.7f,
+      .rate_sum = 0.6f,
+      .anchor_decay = 0.03f,
+      .keep_zero = what->keep_zero,
+      .adds_up = what->adds_up,
+  };
+  scene->pass.factors = scene->sink.factors;
+  scene->pass.counted = what->counted;
+  if (!what->counted)
+    return;
+  scene->state->momentum_factor = scene->sink.factors.adam.momentum_factor;
+  scene->state->variance_factor = scene->sink.factors.adam.variance_factor;
+  scene->pass.factors.adam.momentum_factor = scene->pass.factors.adam.variance_factor = 5;
+}
+
+static void take_sums(struct scene *scene) {
+  const size_t blocks = scene->host.layout.blocks;
+  for (int k = 0; k < OB_SUMS; k++) {
+    double *sums = twin_take(scene->twin, "sums", blocks * sizeof *sums, TWIN_FLOAT64, 0);
+    for (size_t b = 0; b < blocks; b++)
+      sums[b] = scene_sum_at(scene, b, 95 + (uint32_t)k);
+    if (!(ob_pass_sums(scene->what->kind) & OB_MASK(k)))
+      continue;
+    scene->sink.sums[k] = sums;
+    scene->pass.sums[k] = ON_DEVICE(scene, sums);
+  }
+  scene->total = twin_take(scene->twin, "total", sizeof(double), TWIN_FLOAT64, 0);
+}
+
+void scene_fill_pass(struct scene *scene) {
+  take_arrays(scene);
+  take_pieces(scene);
+  take_rates(scene);
+  take_sums(scene);
+  set_factors(scene);
+  scene->host.call.sink = &scene->sink;
+}

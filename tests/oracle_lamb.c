@@ -1,0 +1,366 @@
+/* 1-bit LAMB of the oracle: elements in float32, what is a tensor's in double, one operation after
+ * the other as the public header writes them. */
+#include "tests/oracle_lamb.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 32
+
+static void *zeros(size_t count, size_t size) {
+  void *memory = calloc(count ? count : 1, size);
+  cr_assert(memory, "no memory for %zu elements", count);
+  return memory;
+}
+
+static double given_or(double given, double fallback) { return given != 0.0 ? given : fallback; }
+
+static bool deepspeed(const struct oracle_lamb *lamb) {
+  return lamb->state->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
+}
+
+static onebit_adam_options_t adam_options(const onebit_lamb_options_t *options) {
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  adam.beta1 = options->beta1;
+  adam.beta2 = options->beta2;
+  adam.epsilon = options->epsilon;
+  adam.freeze_step = options->freeze_step;
+  adam.freeze_threshold = options->freeze_threshold;
+  adam.no_bias_correction = options->no_bias_correction;
+  adam.common = options->common;
+  return adam;
+}
+
+static size_t padded(size_t count, size_t ranks) {
+  size_t multiple = ranks;
+  while (multiple % 8)
+    multiple += ranks;
+  size_t quantum = multiple * ranks;
+  return (count + quantum - 1) / quantum * quantum;
+}
+
+/* The exchange of all tensors that are compressed, instead of one of each. */
+static struct oracle_exchange join(struct oracle_adam *state) {
+  struct oracle_exchange all = {.tensor = zeros(state->tensors, sizeof(size_t))};
+  for (size_t k = 0; k < state->tensors; k++)
+    if (!state->uncompressed[k]) {
+      all.tensor[all.tensors++] = k;
+      all.total += state->count[k];
+    }
+  for (size_t x = 0; x < state->exchange_count; x++) {
+    oracle_destroy(state->exchanges[x].oracle);
+    free(state->exchanges[x].tensor);
+  }
+  free(state->exchanges);
+  state->exchanges = zeros(1, sizeof *state->exchanges);
+  state->exchange_count = 1;
+  return all;
+}
+
+/* The padding is a tensor of its own there. */
+static void fuse(struct oracle_lamb *lamb) {
+  struct oracle_adam *state = lamb->state;
+  struct oracle_exchange all = join(state);
+  size_t *counts = zeros(all.tensors + 1, sizeof *counts);
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  options.no_error_feedback = state->options.common.no_error_feedback;
+  lamb->padding_count = padded(all.total, (size_t)state->size) - all.total;
+  for (size_t k = 0; k < all.tensors; k++)
+    counts[k] = state->count[all.tensor[k]];
+  counts[all.tensors] = lamb->padding_count;
+  all.oracle = oracle_create_tensors(state->size, 1, counts, all.tensors + 1, &options);
+  state->exchanges[0] = all;
+  state->weigher.share = (all.total + lamb->padding_count) / (size_t)state->size;
+  free(counts);
+}
+
+static void take_limits(struct oracle_lamb *lamb, const onebit_lamb_options_t *options) {
+  lamb->coefficient_least = given_or(options->coefficient_least, 0.01);
+  lamb->coefficient_most = given_or(options->coefficient_most, 10.0);
+  lamb->coefficient_beta = given_or(options->coefficient_beta, 0.9);
+  lamb->factor_least = given_or(options->factor_least, 0.5);
+  lamb->factor_most = given_or(options->factor_most, 4.0);
+  lamb->factor_change = given_or(options->factor_change, 0.1);
+}
+
+struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count, const onebit_lamb_options_t *options) {
+  struct oracle_lamb *lamb = zeros(1, sizeof *lamb);
+  onebit_adam_options_t adam = adam_options(options);
+  lamb->state = oracle_adam_create(size, hosts, tensors, count, &adam);
+  take_limits(lamb, options);
+  if (deepspeed(lamb))
+    fuse(lamb);
+  lamb->coefficient = zeros(count, sizeof(double));
+  lamb->factor = zeros(count, sizeof(double));
+  lamb->scaling = zeros(count, sizeof(float));
+  lamb->state->scaling = lamb->scaling;
+  for (size_t k = 0; k < count; k++)
+    lamb->factor[k] = lamb->scaling[k] = 1.0f;
+  lamb->fresh = zeros(lamb->state->total, sizeof(float));
+  lamb->update = zeros(lamb->state->total, sizeof(float));
+  lamb->plain = zeros(lamb->state->total, sizeof(float));
+  lamb->received = zeros(lamb->state->total, sizeof(float));
+  lamb->carried = zeros(lamb->state->total, sizeof(float));
+  lamb->padding = zeros(lamb->padding_count, sizeof(float));
+  return lamb;
+}
+
+void oracle_lamb_destroy(struct oracle_lamb *lamb) {
+  oracle_adam_destroy(lamb->state);
+  free(lamb->coefficient);
+  free(lamb->factor);
+  free(lamb->scaling);
+  free(lamb->fresh);
+  free(lamb->update);
+  free(lamb->plain);
+  free(lamb->received);
+  free(lamb->carried);
+  free(lamb->padding);
+  free(lamb);
+}
+
+/* --- Norms */
+
+/* Of one run, as scales are summed: element i goes to lane i mod 32, lanes are added by halving. */
+static float run_squares(const float *values, size_t count) {
+  float lane[LANES] = {0};
+  for (size_t i = 0; i < count; i++)
+    lane[i % LANES] += values[i] * values[i];
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++)
+      lane[i] += lane[i + width];
+  return lane[0];
+}
+
+/* The runs of tensor k among those of its exchange, where elements of it are `before` the tensor. */
+static double squares_there(const struct oracle *oracle, size_t before, size_t count,
+                            const float *values) {
+  double sum = 0.0;
+  for (size_t r = 0; r < oracle->run_count; r++) {
+    const struct oracle_run *run = &oracle->runs[r];
+    if (run->first >= before && run->first < before + count)
+      sum += (double)run_squares(values + run->first - before, run->count);
+  }
+  return sum;
+}
+
+/* Of a tensor that is in no exchange: in blocks, or in runs where a scale would cover more. */
+static double squares_alone(const struct oracle_lamb *lamb, size_t count, const float *values) {
+  size_t length = lamb->state->options.common.block_size;
+  double sum = 0.0;
+  if (length == 0 || length == ONEBIT_BLOCK_BUFFER)
+    length = 2048;
+  for (size_t done = 0; done < count; done += length)
+    sum += (double)run_squares(values + done, count - done < length ? count - done : length);
+  return sum;
+}
+
+/* Of a tensor: of its runs, added in double. */
+static double squares(const struct oracle_lamb *lamb, size_t k, const float *all_values) {
+  const struct oracle_adam *state = lamb->state;
+  const float *values = all_values + state->first[k];
+  for (size_t x = 0; x < state->exchange_count; x++)
+    for (size_t j = 0, before = 0; j < state->exchanges[x].tensors; j++) {
+      size_t tensor = state->exchanges[x].tensor[j];
+      if (tensor == k)
+        return squares_there(state->exchanges[x].oracle, before, state->count[k], values);
+      before += state->count[tensor];
+    }
+  return squares_alone(lamb, state->count[k], values);
+}
+
+static double clamp(double value, double least, double most) {
+  return fmax(fmin(value, most), least);
+}
+
+static void move(struct oracle_lamb *lamb, size_t k, float learning_rate, double ratio) {
+  struct oracle_adam *state = lamb->state;
+  float rate = (float)((double)learning_rate * (double)state->factor[k] * ratio);
+  for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
+    state->parameter[i] = state->parameter[i] - rate * lamb->update[i];
+}
+
+/* --- Warm-up */
+
+static void warm_up_tensor(struct oracle_lamb *lamb, size_t k, float learning_rate) {
+  struct oracle_adam *state = lamb->state;
+  float b1 = (float)state->options.beta1, w1 = (float)(1.0 - state->options.beta1);
+  float b2 = (float)state->options.beta2, w2 = (float)(1.0 - state->options.beta2);
+  float k1 = oracle_momentum_correction(state, state->steps);
+  float k2 = oracle_variance_correction(state, state->steps);
+  for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
+    float g = oracle_mean_gradient(state, i), *m = &state->momentum[i], *v = &state->variance[i];
+    *m = b1 * *m + w1 * g;
+    *v = b2 * *v + (w2 * g) * g;
+    float denominator = sqrtf(*v) * k2 + (float)state->options.epsilon;
+    lamb->update[i] = (*m * k1) / denominator + state->weight_decay[k] * state->parameter[i];
+  }
+  double p = sqrt(squares(lamb, k, state->parameter)), u = sqrt(squares(lamb, k, lamb->update));
+  double ratio = 1.0;
+  if (p != 0.0 && u != 0.0)
+    ratio = clamp(p / u, lamb->coefficient_least, lamb->coefficient_most);
+  if (ratio != 1.0)
+    lamb->coefficient[k] =
+        lamb->coefficient_beta * lamb->coefficient[k] + (1.0 - lamb->coefficient_beta) * ratio;
+  move(lamb, k, learning_rate, ratio);
+}
+
+static double level_of(const struct oracle_lamb *lamb, size_t k) {
+  size_t count = lamb->state->count[k];
+  return count ? sqrt(squares(lamb, k, lamb->state->momentum) / (double)count) : 0.0;
+}
+
+/* Root mean squares of momenta, over the tensors of an exchange. */
+static void scale_exchange(struct oracle_lamb *lamb, const struct oracle_exchange *exchange) {
+  double sum = 0.0;
+  int moving = 0;
+  for (size_t j = 0; j < exchange->tensors; j++) {
+    sum += level_of(lamb, exchange->tensor[j]);
+    moving += level_of(lamb, exchange->tensor[j]) != 0.0;
+  }
+  for (size_t j = 0; j < exchange->tensors; j++)
+    if (level_of(lamb, exchange->tensor[j]) != 0.0)
+      lamb->scaling[exchange->tensor[j]] =
+          (float)(sum / moving / level_of(lamb, exchange->tensor[j]));
+}
+
+static void freeze(struct oracle_lamb *lamb) {
+  struct oracle_adam *state = lamb->state;
+  float correction = oracle_variance_correction(state, state->steps);
+  bool shared =
+      deepspeed(lamb) ? state->size > 1 : state->options.common.block_size == ONEBIT_BLOCK_BUFFER;
+  for (size_t x = 0; shared && x < state->exchange_count; x++)
+    scale_exchange(lamb, &state->exchanges[x]);
+  for (size_t k = 0; k < state->tensors; k++)
+    for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
+      float v = state->variance[i];
+      bool still = v == 0.0f && !deepspeed(lamb);
+      float denominator = sqrtf(v) * correction + (float)state->options.epsilon;
+      state->reciprocal[i] = still ? 0.0f : 1.0f / denominator;
+      lamb->fresh[i] = v;
+      lamb->carried[i] = (float)state->options.beta1 * state->momentum[i] * lamb->scaling[k];
+    }
+  state->compressed = true;
+  state->freeze_step = state->steps;
+}
+
+/* --- Compressed */
+
+/* What worker w sends in an exchange. */
+static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
+                         const float *const *gradients, size_t w) {
+  const struct oracle_adam *state = lamb->state;
+  float *input = zeros(exchange->total + lamb->padding_count, sizeof *input);
+  size_t at = 0;
+  for (size_t j = 0; j < exchange->tensors; j++) {
+    size_t k = exchange->tensor[j];
+    for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
+      input[at++] =
+          lamb->carried[i] + oracle_own_gradient(state, gradients, w, i, lamb->scaling[k]);
+  }
+  for (size_t i = 0; i < lamb->padding_count; i++)
+    input[at++] = lamb->padding[i];
+  return input;
+}
+
+static void receive(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
+                    const float *result) {
+  const struct oracle_adam *state = lamb->state;
+  size_t at = 0;
+  for (size_t j = 0; j < exchange->tensors; j++)
+    for (size_t k = exchange->tensor[j], i = 0; i < state->count[k]; i++)
+      lamb->received[state->first[k] + i] = result[at++];
+  for (size_t i = 0; i < lamb->padding_count; i++)
+    lamb->padding[i] = result[at++];
+}
+
+/* One rank of profile deepspeed has nobody to exchange with. */
+static bool exchange_tensors(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
+                             const float *const *gradients) {
+  size_t size = (size_t)lamb->state->size;
+  float **inputs = zeros(size, sizeof *inputs);
+  float *result = zeros(exchange->total + lamb->padding_count, sizeof *result);
+  for (size_t w = 0; w < size; w++)
+    inputs[w] = make_input(lamb, exchange, gradients, w);
+  bool alone = deepspeed(lamb) && size == 1, done = true;
+  if (!alone)
+    done = oracle_exchange(exchange->oracle, (const float *const *)inputs, result);
+  if (done)
+    receive(lamb, exchange, alone ? inputs[0] : result);
+  for (size_t w = 0; w < size; w++)
+    free(inputs[w]);
+  free(inputs);
+  free(result);
+  return done;
+}
+
+static bool exchange_all(struct oracle_lamb *lamb, const float *const *gradients) {
+  bool done = true;
+  for (size_t x = 0; x < lamb->state->exchange_count && done; x++)
+    done = exchange_tensors(lamb, &lamb->state->exchanges[x], gradients);
+  return done;
+}
+
+/* The update and the fresh variance; returns the largest quotient of denominators. */
+static float compare(struct oracle_lamb *lamb, size_t k) {
+  struct oracle_adam *state = lamb->state;
+  float w1 = (float)(1.0 - state->options.beta1);
+  float b2 = (float)state->options.beta2, w2 = (float)(1.0 - state->options.beta2);
+  float k1 = oracle_momentum_correction(state, state->steps);
+  float k2 = oracle_variance_correction(state, state->steps), largest = 0.0f;
+  for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
+    float m = lamb->received[i] / lamb->scaling[k], *w = &lamb->fresh[i];
+    float h = (m - lamb->carried[i] / lamb->scaling[k]) / w1;
+    *w = b2 * *w + (w2 * h) * h;
+    float denominator = sqrtf(*w) * k2 + (float)state->options.epsilon;
+    if (state->reciprocal[i] != 0.0f)
+      largest = fmaxf(largest, 1.0f / (state->reciprocal[i] * denominator));
+    state->momentum[i] = m;
+    lamb->plain[i] = (m * k1) * state->reciprocal[i];
+    lamb->update[i] = lamb->plain[i] + state->weight_decay[k] * state->parameter[i];
+  }
+  return largest;
+}
+
+static void compressed_tensor(struct oracle_lamb *lamb, size_t k, float learning_rate) {
+  double f = (double)compare(lamb, k), last = lamb->factor[k];
+  if (lamb->state->weight_decay[k] > 0.0f) {
+    double q = sqrt(squares(lamb, k, lamb->plain)), u = sqrt(squares(lamb, k, lamb->update));
+    double s = u == 0.0 ? 1.0 : fmin(1.0, q / u);
+    f = f * s + (1.0 - s);
+  }
+  f = clamp(f, lamb->factor_least, lamb->factor_most);
+  f = clamp(f, last * (1.0 - lamb->factor_change), last * (1.0 + lamb->factor_change));
+  lamb->factor[k] = f;
+  move(lamb, k, learning_rate, lamb->coefficient[k] * f);
+}
+
+/* As in oracle_adam_step. */
+static bool can_step(struct oracle_lamb *lamb, const float *const *gradients) {
+  return oracle_take_gradients(lamb->state, gradients) &&
+         (!lamb->state->compressed || exchange_all(lamb, gradients));
+}
+
+bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients,
+                      float learning_rate) {
+  struct oracle_adam *state = lamb->state;
+  bool made = can_step(lamb, gradients);
+  oracle_rescale(&state->weigher, !made);
+  if (!made)
+    return false;
+  state->steps++;
+  for (size_t k = 0; k < state->tensors; k++)
+    if (state->compressed && !state->uncompressed[k])
+      compressed_tensor(lamb, k, learning_rate);
+    else
+      warm_up_tensor(lamb, k, learning_rate);
+  for (size_t i = 0; i < state->total; i++) /* the padding is not decayed */
+    lamb->carried[i] = (float)state->options.beta1 * lamb->received[i];
+  if (!state->compressed && oracle_must_freeze(state))
+    freeze(lamb);
+  return true;
+}

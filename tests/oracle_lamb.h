@@ -1,0 +1,34 @@
+/*
+ * 1-bit LAMB of the oracle. Its tensors, exchanges, moments and parameters are those of an Adam of
+ * the oracle; the steps are its own.
+ */
+#ifndef ONEBIT_TESTS_ORACLE_LAMB_H
+#define ONEBIT_TESTS_ORACLE_LAMB_H
+
+#include "onebit/lamb.h"
+#include "tests/oracle.h"
+
+struct oracle_lamb {
+  /* Its `momentum` is what came back last, without scaling. In profile deepspeed it has one
+   * exchange, of all tensors that are compressed, and of padding behind them. */
+  struct oracle_adam *state;
+  double coefficient_least, coefficient_most, coefficient_beta;
+  double factor_least, factor_most, factor_change;
+  double *coefficient, *factor; /* of each tensor */
+  float *scaling;
+  float *fresh, *update, *plain; /* [total] */
+  /* What came back, and what a worker's next momentum begins with, as it travels. */
+  float *received, *carried;
+  float *padding; /* likewise: both */
+  size_t padding_count;
+};
+
+/* As oracle_adam_create. */
+struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count, const onebit_lamb_options_t *options);
+void oracle_lamb_destroy(struct oracle_lamb *lamb);
+
+/* As oracle_adam_step. */
+bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients, float learning_rate);
+
+#endif

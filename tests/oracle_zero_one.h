@@ -1,0 +1,66 @@
+/* 0/1 Adam of the oracle, with all ranks in one process: parameters and momentum are each rank's
+ * own, since they differ between meetings. */
+#ifndef ONEBIT_TESTS_ORACLE_ZERO_ONE_H
+#define ONEBIT_TESTS_ORACLE_ZERO_ONE_H
+
+#include "tests/oracle.h"
+
+enum { ORACLE_DENSE, ORACLE_BITS, ORACLE_NOTHING };
+
+/* When what is exchanged: counters that go on with every step, as DeepSpeed's ZeroOneAdam has them.
+ * The freeze comes after as many steps in both profiles: DeepSpeed's is after the first step whose
+ * number, one larger, is beyond the option. */
+struct oracle_zero_one_clock {
+  size_t update_scaler, step_scaler, clipper; /* the options */
+  size_t left;                                /* steps before the freeze */
+  size_t number;                              /* of the latest step */
+  size_t variance_interval, variance_count, local_interval, local_count;
+  bool local;
+};
+
+/* `deepspeed`: a call that makes no step has been counted. */
+struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
+                                                      bool deepspeed);
+
+/* What the next step sends; and that step is made. */
+int oracle_zero_one_clock_next(const struct oracle_zero_one_clock *clock);
+void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
+
+struct oracle_zero_one {
+  onebit_zero_one_adam_options_t options; /* with the defaults filled in */
+  struct oracle_zero_one_clock clock;
+  int ranks, workers, each; /* workers: ranks, or hosts with so many ranks each */
+  size_t tensors, total;
+  size_t *first, *count; /* of each tensor in the arrays below */
+  float *weight_decay, *factor;
+  bool *uncompressed;
+  float *parameter, *momentum, *moved, *sent; /* [ranks][total] */
+  float *variance, *denominator, *anchor;     /* [total] */
+  float *means; /* [workers][total]: what workers put into an exchange */
+  float *mean;  /* [total]: what came of it */
+  size_t steps, updates, freeze_step, exchanges[3];
+  double rates, corrected_rates; /* since the ranks met last */
+  /* One a bucket of tensors, or in profile deepspeed one a tensor. */
+  struct oracle_zero_one_bucket {
+    struct oracle *oracle;
+    size_t *tensor, tensors, total;
+  } * buckets;
+  size_t bucket_count;
+};
+
+/* `ranks` on hosts as in oracle_create_hosts. The tensors' parameters, of parameter_dtype, are the
+ * start on all ranks; they and the gradients are not kept. */
+struct oracle_zero_one *oracle_zero_one_create(int ranks, int hosts, const onebit_tensor_t *tensors,
+                                               size_t count,
+                                               const onebit_zero_one_adam_options_t *options);
+void oracle_zero_one_destroy(struct oracle_zero_one *oracle);
+
+/* One step: gradients[r] is rank r's, all tensors one after the other. statuses[r]: what rank r is
+ * told. Where all of them skip it nothing has changed. */
+void oracle_zero_one_step(struct oracle_zero_one *oracle, const float *const *gradients,
+                          float learning_rate, onebit_status_t *statuses);
+
+/* Are parameters equal on all ranks now? */
+bool oracle_zero_one_together(const struct oracle_zero_one *oracle);
+
+#endif

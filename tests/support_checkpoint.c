@@ -1,0 +1,207 @@
+/* Optimizers that are saved and loaded. */
+#include "tests/support_checkpoint.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ADAM      .kind = CHECKPOINT_ADAM
+#define LAMB      .kind = CHECKPOINT_LAMB
+#define ZERO_ONE  .kind = CHECKPOINT_ZERO_ONE
+#define MOMENTUM  .kind = CHECKPOINT_MOMENTUM
+#define DEEPSPEED .profile = ONEBIT_PROFILE_DEEPSPEED
+#define HOSTS     .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
+#define ONE_SCALE .block_size = ONEBIT_BLOCK_BUFFER
+
+/* clang-format off */
+const struct checkpoint_case checkpoint_cases[] = {
+    {"adam", ADAM, .size = 3, .steps = 10, .freeze_step = 4},
+    {"adam alone", ADAM, .size = 1, .steps = 8, .freeze_step = 3},
+    {"adam, steps", ADAM, .size = 4, .steps = 10, .freeze_step = 4,
+     .exchange = ONEBIT_ADAM_EXCHANGE_STEP},
+    {"adam, skipped steps", ADAM, .size = 2, .steps = 9, .freeze_step = 3, .skips = true},
+    {"adam, uncompressed tensors", ADAM, .size = 3, .steps = 10, .freeze_step = 4,
+     .uncompressed = 1 << 1 | 1 << 5},
+    {"adam, nothing compressed", ADAM, .size = 2, .steps = 6, .freeze_step = 3, .uncompressed = 63},
+    {"adam, buckets", ADAM, .size = 3, .steps = 10, .freeze_step = 4, .uncompressed = 1 << 1,
+     .common = {.bucket_size = 1000}},
+    {"adam, automatic freeze", ADAM, .size = 2, .steps = 14, .beta2 = 0.8, .skips = true,
+     .common = {.bucket_size = 3000}},
+    {"adam, never frozen", ADAM, .size = 2, .steps = 5, .freeze_step = ONEBIT_FREEZE_NEVER},
+    {"adam, one scale", ADAM, .size = 3, .steps = 10, .freeze_step = 4,
+     .common = {ONE_SCALE, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE}},
+    {"adam, small blocks and chunks", ADAM, .size = 4, .steps = 9, .freeze_step = 3,
+     .common = {.block_size = 64, .chunk_size = 256, .threads = 2}},
+    {"adam, no error feedback", ADAM, .size = 2, .steps = 8, .freeze_step = 3,
+     .common = {.no_error_feedback = 1}},
+    {"adam, hosts", ADAM, .size = 4, .hosts = 2, .steps = 10, .freeze_step = 4,
+     .uncompressed = 1 << 1, .skips = true,
+     .common = {HOSTS, .chunk_size = 512, .bucket_size = 2000}},
+    {"adam, three hosts", ADAM, .size = 6, .hosts = 3, .steps = 8, .freeze_step = 3,
+     .common = {HOSTS, .block_size = 256}},
+    {"adam, deepspeed", ADAM, .size = 3, .steps = 10, .freeze_step = 5, .uncompressed = 1 << 3,
+     .skips = true, .common = {DEEPSPEED}},
+    {"adam, deepspeed alone", ADAM, .size = 1, .steps = 8, .freeze_step = 4,
+     .common = {DEEPSPEED}},
+    {"adam in bfloat16", ADAM, .size = 2, .steps = 9, .freeze_step = 3, .uncompressed = 1 << 1,
+     .skips = true,
+     .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16,
+                .loss_scale_first = 1024, .loss_scale_interval = 3}},
+    {"lamb", LAMB, .size = 3, .steps = 10, .freeze_step = 4, .uncompressed = 1 << 1, .skips = true},
+    {"lamb, deepspeed alone", LAMB, .size = 1, .steps = 8, .freeze_step = 4,
+     .common = {DEEPSPEED}},
+    {"lamb, one scale", LAMB, .size = 2, .steps = 10, .freeze_step = 4, .common = {ONE_SCALE}},
+    {"lamb, hosts", LAMB, .size = 4, .hosts = 2, .steps = 10, .freeze_step = 4,
+     .common = {HOSTS, .bucket_size = 2000}},
+    {"lamb, deepspeed", LAMB, .size = 3, .steps = 10, .freeze_step = 5, .common = {DEEPSPEED}},
+    {"0/1 adam", ZERO_ONE, .size = 3, .steps = 24, .freeze_step = 9},
+    {"0/1 adam, uncompressed tensors", ZERO_ONE, .size = 2, .steps = 24, .freeze_step = 9,
+     .uncompressed = 1 << 1, .common = {.bucket_size = 3000}},
+    {"0/1 adam, hosts", ZERO_ONE, .size = 4, .hosts = 2, .steps = 24, .freeze_step = 9,
+     .common = {HOSTS}},
+    {"0/1 adam, deepspeed", ZERO_ONE, .size = 3, .steps = 24, .freeze_step = 9,
+     .common = {DEEPSPEED}},
+    {"0/1 adam in float16", ZERO_ONE, .size = 2, .steps = 24, .freeze_step = 9,
+     .common = {.gradient_dtype = ONEBIT_FLOAT16, .parameter_dtype = ONEBIT_FLOAT16,
+                .clip_norm = 10}},
+    {"momentum", MOMENTUM, .size = 3, .steps = 8, .uncompressed = 1 << 1, .skips = true},
+    {"momentum with a warm-up", MOMENTUM, .size = 2, .steps = 9, .freeze_step = 3},
+};
+/* clang-format on */
+const size_t checkpoint_cases_count = sizeof checkpoint_cases / sizeof checkpoint_cases[0];
+
+static const size_t counts[TRAINEE_TENSORS] = {33, 2049, 0, 4097, 1, 100};
+
+static void place_tensors(struct trainee *trainee) {
+  const struct checkpoint_case *what = trainee->what;
+  size_t first = 0;
+  for (size_t t = 0; t < TRAINEE_TENSORS; t++) {
+    onebit_tensor_t *tensor = &trainee->tensors[t];
+    *tensor = (onebit_tensor_t){.count = counts[t],
+                                .weight_decay = t % 2 ? 0.01f : 0.0f,
+                                .learning_rate_factor = t == 3 ? 0.5f : 0.0f,
+                                .uncompressed = what->uncompressed >> t & 1};
+    if (counts[t]) {
+      tensor->parameter =
+          (char *)trainee->parameters + first * dtype_size(what->common.parameter_dtype);
+      tensor->gradient =
+          (char *)trainee->gradients + first * dtype_size(what->common.gradient_dtype);
+    }
+    first += counts[t];
+  }
+}
+
+static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
+  const struct checkpoint_case *what = trainee->what;
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
+  onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  const size_t count = TRAINEE_TENSORS;
+  switch (what->kind) {
+  case CHECKPOINT_ADAM:
+    adam.freeze_step = what->freeze_step;
+    adam.beta2 = what->beta2;
+    adam.exchange = what->exchange;
+    adam.common = what->common;
+    return onebit_adam_create(comm, trainee->tensors, count, &adam, &trainee->optimizer);
+  case CHECKPOINT_LAMB:
+    lamb.freeze_step = what->freeze_step;
+    lamb.beta2 = what->beta2;
+    lamb.common = what->common;
+    return onebit_lamb_create(comm, trainee->tensors, count, &lamb, &trainee->optimizer);
+  case CHECKPOINT_ZERO_ONE:
+    zero_one.variance_freeze_step = what->freeze_step;
+    zero_one.variance_update_scaler = 2;
+    zero_one.local_step_scaler = 3;
+    zero_one.local_step_clipper = 4;
+    zero_one.common = what->common;
+    return onebit_zero_one_adam_create(comm, trainee->tensors, count, &zero_one,
+                                       &trainee->optimizer);
+  default:
+    momentum.warmup_steps = what->freeze_step;
+    momentum.common = what->common;
+    return onebit_momentum_create(comm, trainee->tensors, count, &momentum, &trainee->optimizer);
+  }
+}
+
+struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *what, int start) {
+  struct trainee trainee = {.what = what, .rank = onebit_comm_rank(comm)};
+  trainee.parameters = allocate(TRAINEE_ELEMENTS, sizeof(float));
+  trainee.gradients = allocate(TRAINEE_ELEMENTS, sizeof(float));
+  fill_input(trainee.parameters, what->common.parameter_dtype, TRAINEE_ELEMENTS, 50, start);
+  place_tensors(&trainee);
+  onebit_status_t status = create(comm, &trainee);
+  CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_UNSUPPORTED, "%s: %s", what->name,
+        onebit_last_error());
+  return trainee;
+}
+
+void trainee_destroy(struct trainee *trainee) {
+  onebit_optimizer_destroy(trainee->optimizer);
+  free(trainee->parameters);
+  free(trainee->gradients);
+}
+
+void trainee_step(struct trainee *trainee, int step) {
+  const struct checkpoint_case *what = trainee->what;
+  onebit_dtype_t dtype = what->common.gradient_dtype;
+  float rate = 1e-3f * (float)(1 + step % 3);
+  static const uint16_t infinite[] = {[ONEBIT_BFLOAT16] = 0x7f80, [ONEBIT_FLOAT16] = 0x7c00};
+  fill_input(trainee->gradients, dtype, TRAINEE_ELEMENTS, trainee->rank, step);
+  if (what->skips && step % 3 == 1) {
+    size_t at = (size_t)step * 977 % TRAINEE_ELEMENTS;
+    if (trainee->rank == what->size - 1 && dtype == ONEBIT_FLOAT32)
+      ((float *)trainee->gradients)[at] = INFINITY;
+    else if (trainee->rank == what->size - 1)
+      ((uint16_t *)trainee->gradients)[at] = infinite[dtype];
+    CHECK_STATUS(onebit_optimizer_step(trainee->optimizer, rate), ONEBIT_SKIPPED);
+    fill_input(trainee->gradients, dtype, TRAINEE_ELEMENTS, trainee->rank, step);
+  }
+  CHECK_STATUS(onebit_optimizer_step(trainee->optimizer, rate), ONEBIT_OK);
+}
+
+void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_parts *parts) {
+  size_t bytes = 0, again = 0;
+  CHECK_STATUS(onebit_optimizer_save(trainee->optimizer, NULL, 0, &bytes), ONEBIT_OK);
+  void *memory = allocate(1, bytes);
+  fill_pattern(memory, bytes);
+  CHECK_STATUS(onebit_optimizer_save(trainee->optimizer, memory, bytes, &again), ONEBIT_OK);
+  CHECK(again == bytes, "%zu bytes were asked for, %zu are written", bytes, again);
+  parts->memory[trainee->rank] = memory;
+  parts->bytes[trainee->rank] = bytes;
+  parts->count = onebit_comm_size(comm);
+  meet(comm);
+}
+
+onebit_status_t trainee_load(struct trainee *trainee, const struct saved_parts *parts) {
+  return onebit_optimizer_load(trainee->optimizer, (const void *const *)parts->memory, parts->bytes,
+                               parts->count);
+}
+
+void free_parts(struct saved_parts *parts) {
+  for (int k = 0; k < parts->count; k++)
+    free(parts->memory[k]);
+}
+
+struct saving_run {
+  const struct checkpoint_case *what;
+  int steps;
+  struct saved_parts *parts;
+};
+
+static void run_and_save(onebit_comm_t comm, void *context) {
+  struct saving_run *run = context;
+  struct trainee trainee = trainee_create(comm, run->what, 0);
+  for (int step = 0; trainee.optimizer && step < run->steps; step++)
+    trainee_step(&trainee, step);
+  if (trainee.optimizer)
+    trainee_save(&trainee, comm, run->parts);
+  trainee_destroy(&trainee);
+}
+
+void save_after(const struct checkpoint_case *what, int steps, struct saved_parts *parts) {
+  struct saving_run run = {what, steps, parts};
+  *parts = (struct saved_parts){0};
+  on_hosts(what->size, what->hosts ? what->hosts : 1, run_and_save, &run);
+}

@@ -1,0 +1,60 @@
+/*
+ * Optimizers that are saved and loaded: a table of them, and a trainee, which is one of them on one
+ * rank with tensors of its own, making steps on gradients that are the same every time.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
+#define ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
+
+#include "tests/support.h"
+
+enum checkpoint_kind { CHECKPOINT_ADAM, CHECKPOINT_LAMB, CHECKPOINT_ZERO_ONE, CHECKPOINT_MOMENTUM };
+
+struct checkpoint_case {
+  const char *name;
+  enum checkpoint_kind kind;
+  int size, hosts, steps; /* hosts: 0 is 1 */
+  size_t freeze_step;
+  double beta2; /* 0: the default */
+  onebit_adam_exchange_t exchange;
+  unsigned uncompressed; /* tensors, as bits */
+  bool skips;            /* some steps are first tried with a gradient that is not finite */
+  onebit_optimizer_options_t common;
+};
+
+/* Every optimizer, in every stage, in both profiles, on one rank and on several. */
+extern const struct checkpoint_case checkpoint_cases[];
+extern const size_t checkpoint_cases_count;
+
+enum { TRAINEE_TENSORS = 6, TRAINEE_ELEMENTS = 33 + 2049 + 4097 + 1 + 100 };
+
+struct trainee {
+  const struct checkpoint_case *what;
+  int rank;
+  void *parameters, *gradients; /* of the case's types */
+  onebit_tensor_t tensors[TRAINEE_TENSORS];
+  onebit_optimizer_t optimizer; /* NULL: this build has no such optimizer yet */
+};
+
+/* Collective. `start`: parameters are input_value's of this number. */
+struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *what, int start);
+void trainee_destroy(struct trainee *trainee);
+
+/* Makes step number `step`, 0 being the first. */
+void trainee_step(struct trainee *trainee, int step);
+
+/* Parts of all ranks. */
+struct saved_parts {
+  int count;
+  void *memory[16];
+  size_t bytes[16];
+};
+
+/* Saves this rank's part there, and waits until all ranks have. */
+void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_parts *parts);
+onebit_status_t trainee_load(struct trainee *trainee, const struct saved_parts *parts);
+void free_parts(struct saved_parts *parts);
+
+/* Runs a case for so many steps and saves the parts. */
+void save_after(const struct checkpoint_case *what, int steps, struct saved_parts *parts);
+
+#endif

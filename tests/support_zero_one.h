@@ -1,0 +1,52 @@
+/*
+ * Cases of 0/1 Adam, run and compared with the oracle: the same code for ranks that are threads and
+ * for ranks of MPI. Tensors and inputs are those of support_adam.h.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
+#define ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
+
+#include "tests/oracle_zero_one.h"
+#include "tests/support_adam.h"
+
+struct zero_one_case {
+  int size, hosts, steps; /* hosts: 0 is 1 */
+  onebit_zero_one_adam_options_t options;
+  const struct adam_tensors *tensors;
+  bool parts;        /* gradients are told of one by one, from the last on */
+  bool still;        /* every 13th element never gets a gradient */
+  bool absent;       /* now and then a rank has no gradient of a tensor */
+  bool uncompressed; /* every other tensor is */
+  /* When not 0: in every other call a gradient of poisoned_rank has this value. Without `absent`.
+   */
+  float poison;
+  int poisoned_rank;
+};
+
+/* What the oracle says after each call. */
+struct zero_one_moment {
+  onebit_status_t *statuses;          /* [size] */
+  float *parameters;                  /* [size][total] */
+  double *momentum_norm, *error_norm; /* [size] */
+  uint64_t steps, skipped, freeze_step, exchanges[3];
+  bool local, together;
+};
+
+struct zero_one_run {
+  const struct zero_one_case *what;
+  float *start;
+  struct zero_one_moment *moments; /* [steps] */
+  size_t total;
+};
+
+struct zero_one_run zero_one_prepare(const struct zero_one_case *what);
+void zero_one_release(struct zero_one_run *run);
+
+/* A rank_body whose context is the struct zero_one_run: parameters equal the oracle's after each
+ * call, to the bit. */
+void zero_one_on_rank(onebit_comm_t comm, void *run);
+
+/* Options with short stages: the variance is frozen after `freeze_step` steps, its interval doubles
+ * after every second update, that of meetings after every third step. */
+onebit_zero_one_adam_options_t zero_one_options(size_t freeze_step);
+
+#endif

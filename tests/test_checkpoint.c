@@ -1,0 +1,115 @@
+/*
+ * Checkpoints in memory lose nothing: a run that is saved after any step, destroyed, made anew and
+ * loaded goes on as the one that was not interrupted, to the bit; and what it saves then is what was
+ * loaded, byte for byte.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_checkpoint.h"
+
+TestSuite(checkpoint, .timeout = 300);
+
+enum { MOST_STEPS = 32 };
+
+/* A run that is not interrupted: what it had after each step. */
+struct history {
+  const struct checkpoint_case *what;
+  struct saved_parts parts[MOST_STEPS];
+  unsigned char *parameters[MOST_STEPS]; /* of all ranks */
+  bool made;
+};
+
+static size_t parameter_bytes(const struct checkpoint_case *what) {
+  return TRAINEE_ELEMENTS * dtype_size(what->common.parameter_dtype);
+}
+
+static unsigned char *parameters_at(struct history *history, int step, int rank) {
+  return history->parameters[step] + (size_t)rank * parameter_bytes(history->what);
+}
+
+static void check_parameters(struct history *history, const struct trainee *trainee, int step) {
+  check_case("%s, step %d", history->what->name, step);
+  CHECK_BITS("parameters", trainee->parameters, parameters_at(history, step, trainee->rank),
+             TRAINEE_ELEMENTS, history->what->common.parameter_dtype);
+}
+
+/* What the optimizer saves now must be this part. */
+static void check_part(struct trainee *trainee, const struct saved_parts *parts) {
+  size_t bytes = 0, wanted = parts->bytes[trainee->rank];
+  void *memory = allocate(1, wanted);
+  CHECK_STATUS(onebit_optimizer_save(trainee->optimizer, memory, wanted, &bytes), ONEBIT_OK);
+  CHECK(bytes == wanted, "the part has %zu bytes, not %zu", bytes, wanted);
+  CHECK(memcmp(memory, parts->memory[trainee->rank], wanted) == 0, "the part differs");
+  free(memory);
+}
+
+/* Goes on from what was saved after `step` steps, for a few steps. */
+static void resume(struct trainee *trainee, struct history *history, int step) {
+  int end = step + 4 < history->what->steps ? step + 4 : history->what->steps;
+  check_case("%s, loaded at step %d", history->what->name, step);
+  CHECK_STATUS(trainee_load(trainee, &history->parts[step]), ONEBIT_OK);
+  check_parameters(history, trainee, step);
+  check_part(trainee, &history->parts[step]);
+  for (int next = step; next < end; next++) {
+    trainee_step(trainee, next);
+    check_parameters(history, trainee, next + 1);
+  }
+  check_part(trainee, &history->parts[end]);
+}
+
+static void keep(struct history *history, struct trainee *trainee, onebit_comm_t comm, int step) {
+  trainee_save(trainee, comm, &history->parts[step]);
+  memcpy(parameters_at(history, step, trainee->rank), trainee->parameters,
+         parameter_bytes(history->what));
+}
+
+/* To the end; then from every step anew; and back and forth in one optimizer. */
+static void run_case(onebit_comm_t comm, void *context) {
+  struct history *history = context;
+  const struct checkpoint_case *what = history->what;
+  check_case("%s", what->name);
+  struct trainee trainee = trainee_create(comm, what, 0);
+  if (!trainee.optimizer) {
+    trainee_destroy(&trainee);
+    return;
+  }
+  keep(history, &trainee, comm, 0);
+  for (int step = 0; step < what->steps; step++) {
+    trainee_step(&trainee, step);
+    keep(history, &trainee, comm, step + 1);
+  }
+  for (int step = 0; step <= what->steps; step++) {
+    struct trainee other = trainee_create(comm, what, 1);
+    resume(&other, history, step);
+    trainee_destroy(&other);
+    resume(&trainee, history, step * 7 % (what->steps + 1));
+  }
+  trainee_destroy(&trainee);
+  history->made = true;
+}
+
+static void check_exact(const struct checkpoint_case *what) {
+  struct history history = {.what = what};
+  for (int step = 0; step <= what->steps; step++)
+    history.parameters[step] = allocate((size_t)what->size, parameter_bytes(what));
+  on_hosts(what->size, what->hosts ? what->hosts : 1, run_case, &history);
+  if (!history.made)
+    cr_log_warn("not here yet: %s", what->name);
+  for (int step = 0; step <= what->steps; step++) {
+    free_parts(&history.parts[step]);
+    free(history.parameters[step]);
+  }
+}
+
+static void check_kind(enum checkpoint_kind kind) {
+  for (size_t k = 0; k < checkpoint_cases_count; k++)
+    if (checkpoint_cases[k].kind == kind && test_wanted(k))
+      check_exact(&checkpoint_cases[k]);
+}
+
+Test(checkpoint, adam_goes_on_exactly) { check_kind(CHECKPOINT_ADAM); }
+Test(checkpoint, lamb_goes_on_exactly) { check_kind(CHECKPOINT_LAMB); }
+Test(checkpoint, zero_one_adam_goes_on_exactly) { check_kind(CHECKPOINT_ZERO_ONE); }
+Test(checkpoint, momentum_goes_on_exactly) { check_kind(CHECKPOINT_MOMENTUM); }

@@ -1,0 +1,299 @@
+/*
+ * Other ranks load what some ranks saved: what all had alike is the same then, to the bit; worker
+ * errors are the mean of the saved ones, server errors go with their elements; and so they do where
+ * options have changed. The loss goes on without a jump.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compression/numerics.h"
+#include "tests/support_parts.h"
+
+TestSuite(checkpoint_elastic, .timeout = 300);
+
+static const struct checkpoint_case *find_case(const char *name) {
+  for (size_t k = 0; k < checkpoint_cases_count; k++)
+    if (strcmp(checkpoint_cases[k].name, name) == 0)
+      return &checkpoint_cases[k];
+  cr_assert_fail("no case is called %s", name);
+  return NULL;
+}
+
+static bool is_apart(const struct saved_parts *parts) {
+  uint32_t apart;
+  memcpy(&apart, (const char *)parts->memory[0] + PART_APART, sizeof apart);
+  return apart;
+}
+
+/* The caller's parameters are the saved ones, in their type. */
+static void check_rounded(const void *parameters, const double *wanted, onebit_dtype_t dtype) {
+  void *rounded = allocate(TRAINEE_ELEMENTS, sizeof(float));
+  for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
+    ob_store(rounded, i, dtype, (float)wanted[i]);
+  CHECK_BITS("parameters", parameters, rounded, TRAINEE_ELEMENTS, dtype);
+  free(rounded);
+}
+
+/* What ranks that are others than those that saved have after loading, as they save it. */
+struct loading_run {
+  const struct checkpoint_case *what;
+  const struct saved_parts *from;
+  struct saved_parts *to;
+  int steps; /* to make afterwards */
+};
+
+static void load_and_save(onebit_comm_t comm, void *context) {
+  struct loading_run *run = context;
+  struct trainee trainee = trainee_create(comm, run->what, 1);
+  check_case("%s", run->what->name);
+  CHECK_STATUS(trainee_load(&trainee, run->from), ONEBIT_OK);
+  double *parameters = parts_mean(run->from, SECTION_PARAMETERS);
+  onebit_dtype_t dtype = run->what->common.parameter_dtype;
+  uint64_t steps = part_number(run->from->memory[0], PART_STEPS);
+  if (run->what->size != run->from->count || !is_apart(run->from))
+    check_rounded(trainee.parameters, parameters, dtype);
+  free(parameters);
+  trainee_save(&trainee, comm, run->to);
+  for (int step = 0; step < run->steps; step++)
+    trainee_step(&trainee, (int)steps + step);
+  trainee_destroy(&trainee);
+}
+
+static void load_into(const struct checkpoint_case *what, const struct saved_parts *from,
+                      struct saved_parts *to) {
+  struct loading_run run = {what, from, to, 3};
+  *to = (struct saved_parts){0};
+  on_hosts(what->size, what->hosts ? what->hosts : 1, load_and_save, &run);
+}
+
+static void check_same(const char *name, uint32_t what, const struct saved_parts *from,
+                       const struct saved_parts *to) {
+  float *wanted = parts_values(from, what), *got = parts_values(to, what);
+  CHECK_BITS(name, got, wanted, TRAINEE_ELEMENTS, ONEBIT_FLOAT32);
+  free(wanted);
+  free(got);
+}
+
+/* The mean of what each has is what it was, but for rounding. */
+static void check_mean(const struct saved_parts *from, const struct saved_parts *to,
+                       uint32_t what) {
+  double *wanted = parts_mean(from, what), *got = parts_mean(to, what);
+  for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
+    if (!CHECK(isnan(wanted[i]) == isnan(got[i]) &&
+                   (isnan(got[i]) || fabs(got[i] - wanted[i]) <= 1e-6 * fabs(wanted[i])),
+               "section %d, element %zu: the mean is %.9g, not %.9g", (int)what, i, got[i],
+               wanted[i]))
+      break;
+  free(wanted);
+  free(got);
+}
+
+/* Where the blocks are the same: what all have alike is, and of what each has of its own the mean. */
+static void check_remapped(const struct saved_parts *from, const struct saved_parts *to) {
+  for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_SERVER; what++) {
+    bool moves = what == SECTION_PARAMETERS || what == SECTION_MOMENTUM || what == SECTION_MOVED;
+    if (what == SECTION_WORKER || (moves && is_apart(from)))
+      check_mean(from, to, what);
+    else
+      check_same("what all have alike", what, from, to);
+  }
+}
+
+/* Steps: after how many it is saved, 3 more each time. */
+static void check_others(struct checkpoint_case what, int size, int hosts) {
+  struct saved_parts from, to, back;
+  what.skips = false;
+  struct checkpoint_case other = what;
+  other.size = size;
+  other.hosts = hosts;
+  other.common.schedule = hosts > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL : ONEBIT_SCHEDULE_EXCHANGE;
+  for (int steps = 0; steps <= what.steps; steps += 3) {
+    check_case("%s, %d ranks to %d, step %d", what.name, what.size, size, steps);
+    save_after(&what, steps, &from);
+    load_into(&other, &from, &to);
+    check_remapped(&from, &to);
+    load_into(&what, &to, &back);
+    check_remapped(&from, &back);
+    checks_must_hold();
+    free_parts(&from);
+    free_parts(&to);
+    free_parts(&back);
+  }
+}
+
+Test(checkpoint_elastic, other_numbers_of_ranks) {
+  static const int sizes[] = {1, 2, 3, 4, 8, 13};
+  for (size_t from = 0; from < 5; from++)
+    for (size_t to = 0; to < 6; to++) {
+      struct checkpoint_case what = *find_case("adam, uncompressed tensors");
+      what.size = sizes[from];
+      check_others(what, sizes[to], 1);
+    }
+}
+
+Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
+  static const char *const names[] = {
+      "adam, steps", "adam, buckets", "adam, automatic freeze",         "adam in bfloat16",
+      "lamb",        "0/1 adam",      "0/1 adam, uncompressed tensors", "momentum"};
+  for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+    check_others(*find_case(names[k]), 1, 1);
+    check_others(*find_case(names[k]), 5, 1);
+  }
+}
+
+Test(checkpoint_elastic, other_hosts) {
+  check_others(*find_case("adam, hosts"), 4, 1);
+  check_others(*find_case("adam, hosts"), 3, 1);
+  check_others(*find_case("adam, hosts"), 6, 3);
+  check_others(*find_case("adam, hosts"), 6, 2);
+  check_others(*find_case("adam, three hosts"), 4, 2);
+  check_others(*find_case("adam, steps"), 4, 2);
+  check_others(*find_case("lamb, hosts"), 6, 3);
+  check_others(*find_case("0/1 adam, hosts"), 2, 1);
+}
+
+/* --- Other options */
+
+/* A run that goes on with the options it had, and with others from which no bit depends. */
+struct options_run {
+  const struct checkpoint_case *what, *other;
+  const struct saved_parts *from;
+  int steps;
+};
+
+static void compare_options(onebit_comm_t comm, void *context) {
+  struct options_run *run = context;
+  struct trainee one = trainee_create(comm, run->what, 1);
+  struct trainee two = trainee_create(comm, run->other, 2);
+  check_case("%s, other options", run->what->name);
+  CHECK_STATUS(trainee_load(&one, run->from), ONEBIT_OK);
+  CHECK_STATUS(trainee_load(&two, run->from), ONEBIT_OK);
+  for (int step = run->steps; step < run->what->steps; step++) {
+    trainee_step(&one, step);
+    trainee_step(&two, step);
+    CHECK_BITS("parameters", two.parameters, one.parameters, TRAINEE_ELEMENTS, ONEBIT_FLOAT32);
+  }
+  trainee_destroy(&one);
+  trainee_destroy(&two);
+}
+
+static void check_options(const struct checkpoint_case *what, onebit_optimizer_options_t common) {
+  struct checkpoint_case other = *what;
+  struct saved_parts from;
+  other.common = common;
+  for (int steps = 1; steps < what->steps; steps += 2) {
+    save_after(what, steps, &from);
+    struct options_run run = {what, &other, &from, steps};
+    on_hosts(what->size, what->hosts ? what->hosts : 1, compare_options, &run);
+    free_parts(&from);
+  }
+}
+
+Test(checkpoint_elastic, options_on_which_no_bit_depends) {
+  static const char *const names[] = {"adam", "adam, steps", "adam, uncompressed tensors"};
+  for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+    const struct checkpoint_case *what = find_case(names[k]);
+    check_options(what, (onebit_optimizer_options_t){.bucket_size = 100, .threads = 3});
+    check_options(what, (onebit_optimizer_options_t){.chunk_size = 128});
+  }
+  const struct checkpoint_case *what = find_case("adam, small blocks and chunks");
+  check_options(what, (onebit_optimizer_options_t){.block_size = 64, .bucket_size = 1});
+  for (size_t k = 0; k < test_codecs_count; k++)
+    if (use_codec(test_codecs[k]))
+      check_options(what, (onebit_optimizer_options_t){.block_size = 64});
+  use_codec("");
+}
+
+/* What is compensated next is beta1 times the momentum, and the kept error: where messages cannot
+ * say what the momentum was, it is the same all the same. */
+static double *compensated(const struct saved_parts *parts) {
+  float *momentum = parts_values(parts, SECTION_MOMENTUM);
+  double *errors = parts_mean(parts, SECTION_WORKER);
+  for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
+    errors[i] += (double)0.9f * (double)momentum[i];
+  free(momentum);
+  return errors;
+}
+
+static void check_compensated(struct checkpoint_case what, struct checkpoint_case other) {
+  struct saved_parts from, to;
+  save_after(&what, what.steps, &from);
+  load_into(&other, &from, &to);
+  check_same("parameters", SECTION_PARAMETERS, &from, &to);
+  check_same("variance", SECTION_VARIANCE, &from, &to);
+  float *before = parts_values(&from, SECTION_MOMENTUM),
+        *after = parts_values(&to, SECTION_MOMENTUM);
+  double *wanted = compensated(&from), *got = compensated(&to);
+  size_t other_momentum = 0;
+  for (size_t i = 0; i < TRAINEE_ELEMENTS; i++) {
+    other_momentum += before[i] != after[i];
+    if (!CHECK(fabs(got[i] - wanted[i]) <= 1e-5 * fabs(wanted[i]) + 1e-7 * fabs((double)before[i]),
+               "element %zu: %.9g is compensated, not %.9g", i, got[i], wanted[i]))
+      break;
+  }
+  CHECK(other_momentum > 100, "all momentum could be said");
+  checks_must_hold();
+  free(before);
+  free(after);
+  free(wanted);
+  free(got);
+  free_parts(&from);
+  free_parts(&to);
+}
+
+Test(checkpoint_elastic, momentum_that_messages_cannot_say) {
+  const struct checkpoint_case *what = find_case("adam");
+  struct checkpoint_case other = *what;
+  other.common.block_size = 96;
+  check_compensated(*what, other);
+  other.common.bucket_size = 500;
+  other.common.block_size = ONEBIT_BLOCK_BUFFER;
+  check_compensated(*what, other);
+  other = *find_case("adam, one scale");
+  other.size = 5;
+  check_compensated(*find_case("adam, one scale"), other);
+  other = *find_case("adam, deepspeed");
+  struct checkpoint_case deepspeed = other;
+  deepspeed.skips = other.skips = false;
+  deepspeed.uncompressed = other.uncompressed = 0;
+  other.size = 2;
+  check_compensated(deepspeed, other);
+}
+
+/* Of a sum with terms of this size. */
+static bool is_near(double a, double b, double size) { return fabs(a - b) <= 1e-6 * size; }
+
+/* In profile deepspeed one rank alone does not compress: all that was kept goes into its momentum,
+ * times beta1, and comes out of it again. */
+Test(checkpoint_elastic, one_rank_that_does_not_compress) {
+  struct checkpoint_case many = *find_case("adam, deepspeed"),
+                         one = *find_case("adam, deepspeed alone");
+  struct saved_parts from, to, back;
+  many.skips = false;
+  many.uncompressed = 0;
+  save_after(&many, many.steps, &from);
+  load_into(&one, &from, &to);
+  load_into(&many, &to, &back);
+  double *before = compensated(&from), *after = compensated(&back);
+  float *server = parts_values(&from, SECTION_SERVER), *got = parts_values(&to, SECTION_MOMENTUM);
+  float *momentum = parts_values(&from, SECTION_MOMENTUM);
+  for (size_t i = 0; i < TRAINEE_ELEMENTS; i++) {
+    double wanted = before[i] + (double)server[i];
+    double size = fabs(before[i]) + fabs((double)server[i]) + fabs((double)momentum[i]);
+    if (!CHECK(is_near((double)got[i], wanted, size) && is_near(after[i], wanted, size),
+               "element %zu: %.9g and then %.9g is kept, not %.9g", i, (double)got[i], after[i],
+               wanted))
+      break;
+  }
+  checks_must_hold();
+  free(before);
+  free(after);
+  free(server);
+  free(momentum);
+  free(got);
+  free_parts(&from);
+  free_parts(&to);
+  free_parts(&back);
+}

@@ -1,0 +1,400 @@
+/*
+ * What examples/train_images learns from and with: files in MNIST's format, drawn digits, and the
+ * network, whose gradients are compared with finite differences.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "examples/digits.h"
+#include "examples/idx.h"
+#include "examples/images.h"
+#include "examples/network.h"
+#include "examples/random.h"
+
+/* --- Files -------------------------------------------------------------------------------------*/
+
+/* 2 x 3 x 4 bytes that count up from 0, and the same compressed by gzip. */
+enum { HEADER = 16, ELEMENTS = 24, PLAIN = HEADER + ELEMENTS };
+static const unsigned char plain[PLAIN] = {0,  0,  8,  3,  0,  0,  0,  2,  0,  0,  0,  3, 0,  0,
+                                           0,  4,  0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11,
+                                           12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23};
+static const unsigned char compressed[] = {
+    0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0x63, 0x60, 0xe0, 0x60,
+    0x66, 0x60, 0x60, 0x60, 0x02, 0x62, 0x10, 0xcd, 0xc2, 0xc0, 0xc8, 0xc4, 0xcc, 0xc2,
+    0xca, 0xc6, 0xce, 0xc1, 0xc9, 0xc5, 0xcd, 0xc3, 0xcb, 0xc7, 0x2f, 0x20, 0x28, 0x24,
+    0x2c, 0x22, 0x2a, 0x26, 0x0e, 0x00, 0x80, 0x94, 0xe8, 0x16, 0x28, 0x00, 0x00, 0x00};
+
+static char path[64];
+
+static void write_file(const void *bytes, size_t count) {
+  strcpy(path, "/tmp/onebit-test-XXXXXX");
+  const int file = mkstemp(path);
+  cr_assert(file >= 0 && write(file, bytes, count) == (ssize_t)count && close(file) == 0);
+}
+
+static void remove_file(void) {
+  if (path[0])
+    unlink(path);
+}
+
+TestSuite(images, .fini = remove_file);
+
+/* The bytes as a file of so many dimensions are refused with words that contain the part. */
+static void refused(const void *bytes, size_t count, size_t dimensions, const char *part) {
+  idx_t idx;
+  char words[IDX_WORDS] = "";
+  write_file(bytes, count);
+  cr_expect_eq(idx_read(&idx, path, dimensions, words), -1, "accepted, where \"%s\" was to be said",
+               part);
+  cr_expect(strstr(words, part) && strstr(words, path), "\"%s\" does not say \"%s\"", words, part);
+  cr_expect_null(idx.data);
+  remove_file();
+}
+
+static void expect_counting(const char *what) {
+  idx_t idx;
+  char words[IDX_WORDS] = "";
+  cr_assert_eq(idx_read(&idx, path, 3, words), 0, "%s: %s", what, words);
+  cr_expect(idx.size[0] == 2 && idx.size[1] == 3 && idx.size[2] == 4, "%s: %zu x %zu x %zu", what,
+            idx.size[0], idx.size[1], idx.size[2]);
+  for (size_t i = 0; i < ELEMENTS; i++)
+    cr_expect_eq(idx.data[i], i, "%s: element %zu is %d", what, i, idx.data[i]);
+  idx_free(&idx);
+}
+
+Test(images, files_plain_and_compressed_are_read) {
+  write_file(plain, sizeof plain);
+  expect_counting("plain");
+  remove_file();
+#ifdef EXAMPLES_HAVE_ZLIB
+  write_file(compressed, sizeof compressed);
+  expect_counting("compressed");
+#else
+  refused(compressed, sizeof compressed, 3, "built without zlib");
+#endif
+}
+
+Test(images, arrays_without_elements_are_read) {
+  const unsigned char none[] = {0, 0, 8, 1, 0, 0, 0, 0};
+  idx_t idx;
+  char words[IDX_WORDS] = "";
+  write_file(none, sizeof none);
+  cr_assert_eq(idx_read(&idx, path, 1, words), 0, "%s", words);
+  cr_expect(idx.size[0] == 0 && !idx.data);
+}
+
+Test(images, sizes_begin_with_their_highest_byte) {
+  enum { COUNT = 0x010203 };
+  unsigned char *file = calloc(1, 8 + COUNT);
+  idx_t idx;
+  char words[IDX_WORDS] = "";
+  memcpy(file, "\0\0\10\1\0\1\2\3", 8);
+  write_file(file, 8 + COUNT);
+  cr_assert_eq(idx_read(&idx, path, 1, words), 0, "%s", words);
+  cr_expect_eq(idx.size[0], COUNT);
+  idx_free(&idx);
+  free(file);
+}
+
+Test(images, files_that_end_too_early_or_too_late_are_refused) {
+  unsigned char longer[PLAIN + 1] = {0};
+  memcpy(longer, plain, PLAIN);
+  refused(longer, sizeof longer, 3, "more bytes than its header announces");
+  for (size_t count = HEADER; count < PLAIN; count++)
+    refused(plain, count, 3, "its header announces 24 bytes");
+  for (size_t count = 4; count < HEADER; count++)
+    refused(plain, count, 3, "cut short within its header");
+  refused(plain, 3, 3, "begins with 00 00 08 00");
+  refused(plain, 0, 3, "begins with 00 00 00 00");
+}
+
+Test(images, files_of_another_kind_are_refused) {
+  unsigned char other[PLAIN];
+  memcpy(other, plain, PLAIN);
+  refused(plain, PLAIN, 1, "begins with 00 00 08 03, not 00 00 08 01");
+  other[2] = 0x0d;
+  refused(other, PLAIN, 3, "begins with 00 00 0d 03");
+  memcpy(other, plain, PLAIN);
+  other[4] = 0xff; /* 4,278,190,082 images */
+  refused(other, PLAIN, 3, "more than a gigabyte");
+  refused("P5 28 28 255 ", 13, 3, "begins with 50 35 20 32");
+  strcpy(path, "/nowhere/images");
+  idx_t idx;
+  char words[IDX_WORDS] = "";
+  cr_expect_eq(idx_read(&idx, path, 3, words), -1);
+  cr_expect(strstr(words, "/nowhere/images: No such file"), "%s", words);
+}
+
+#ifdef EXAMPLES_HAVE_ZLIB
+/* Cut anywhere behind the header, and with a bit turned there. */
+Test(images, compressed_files_that_are_damaged_are_refused) {
+  unsigned char other[sizeof compressed];
+  for (size_t count = 19; count < sizeof compressed; count++)
+    refused(compressed, count, 3, "cut short");
+  for (size_t at = 20; at < sizeof compressed; at++) {
+    memcpy(other, compressed, sizeof other);
+    other[at] ^= 1;
+    refused(other, sizeof other, 3, "");
+  }
+}
+#endif
+
+static void write_pair(char images_path[64], char labels_path[64], unsigned char labels,
+                       unsigned char side) {
+  const unsigned char head[] = {0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, side, 0, 0, 0, side};
+  unsigned char file[16 + 3 * 256] = {0},
+                              label_file[12] = {0, 0, 8, 1, 0, 0, 0, labels, 4, 0, 2, 1};
+  memcpy(file, head, sizeof head);
+  write_file(file, 16u + 3u * side * side);
+  strcpy(images_path, path);
+  write_file(label_file, 8u + labels);
+  strcpy(labels_path, path);
+}
+
+static int load_pair(images_t *images, unsigned char labels, unsigned char side,
+                     char words[IMAGE_WORDS]) {
+  char images_path[64], labels_path[64];
+  write_pair(images_path, labels_path, labels, side);
+  const int result = images_load(images, images_path, labels_path, words);
+  unlink(images_path);
+  unlink(labels_path);
+  return result;
+}
+
+Test(images, images_and_labels_must_go_together) {
+  images_t images;
+  char words[IMAGE_WORDS];
+  cr_assert_eq(load_pair(&images, 3, 10, words), 0);
+  cr_expect(images.count == 3 && images.rows == 10 && images.classes == 5);
+  images_free(&images);
+  cr_expect_eq(load_pair(&images, 4, 10, words), -1);
+  cr_expect(strstr(words, "4 labels, of 3 images"), "%s", words);
+  cr_expect_eq(load_pair(&images, 3, 9, words), -1);
+  cr_expect(strstr(words, "9 x 9 pixels"), "%s", words);
+}
+
+/* --- Drawn ones --------------------------------------------------------------------------------*/
+
+static images_t draw(size_t count) {
+  images_t images;
+  char words[IMAGE_WORDS];
+  cr_assert_eq(images_draw(&images, count, 16, words), 0);
+  return images;
+}
+
+static uint64_t sum_of(const images_t *images, size_t image) {
+  uint64_t sum = images->label[image];
+  for (size_t i = 0; i < 256; i++)
+    sum = sum * 1099511628211u + images->pixel[image * 256 + i];
+  return sum;
+}
+
+static int ascending(const void *a, const void *b) {
+  const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+  return x < y ? -1 : x > y;
+}
+
+Test(images, drawn_digits_are_the_same_every_time_and_all_different) {
+  enum { COUNT = 500 };
+  images_t a = draw(COUNT), b = draw(COUNT);
+  uint64_t sums[COUNT];
+  size_t of_class[DIGITS] = {0};
+  cr_expect_arr_eq(a.pixel, b.pixel, COUNT * 256);
+  cr_expect_arr_eq(a.label, b.label, COUNT);
+  for (size_t i = 0; i < COUNT; i++) {
+    sums[i] = sum_of(&a, i);
+    of_class[a.label[i]]++;
+  }
+  qsort(sums, COUNT, sizeof *sums, ascending);
+  for (size_t i = 1; i < COUNT; i++)
+    cr_expect_neq(sums[i], sums[i - 1]);
+  for (size_t k = 0; k < DIGITS; k++)
+    cr_expect_gt(of_class[k], COUNT / DIGITS / 2, "%zu times %zu", of_class[k], k);
+  images_free(&a);
+  images_free(&b);
+}
+
+Test(images, splitting_keeps_every_image_with_its_label) {
+  enum { COUNT = 300 };
+  images_t images = draw(COUNT);
+  uint64_t before[COUNT], after[COUNT];
+  size_t moved = 0;
+  for (size_t i = 0; i < COUNT; i++)
+    before[i] = sum_of(&images, i);
+  images_split(&images, 60);
+  for (size_t i = 0; i < COUNT; i++) {
+    after[i] = sum_of(&images, i);
+    moved += before[i] != after[i];
+  }
+  cr_expect_eq(images.training, 240);
+  cr_expect_gt(moved, 280);
+  qsort(before, COUNT, sizeof *before, ascending);
+  qsort(after, COUNT, sizeof *after, ascending);
+  cr_expect_arr_eq(before, after, COUNT);
+  images_free(&images);
+}
+
+/* Each number is in each of the four places about as often as in the others. */
+Test(images, shuffling_gives_every_order_the_same_chance) {
+  size_t times[4][4] = {{0}};
+  uint64_t random = 1;
+  for (int repeat = 0; repeat < 4000; repeat++) {
+    uint32_t order[4];
+    shuffle(order, 4, &random);
+    for (size_t place = 0; place < 4; place++)
+      times[place][order[place]]++;
+  }
+  for (size_t place = 0; place < 4; place++)
+    for (size_t number = 0; number < 4; number++)
+      cr_expect(times[place][number] > 900 && times[place][number] < 1100, "%zu in place %zu: %zu",
+                number, place, times[place][number]);
+}
+
+/* --- The network -------------------------------------------------------------------------------*/
+
+/* Sizes that no tile divides, and rows that the pools cut off. */
+enum { IMAGES = 5, ROWS = 13, COLUMNS = 16, CLASSES = 7 };
+static const network_shape_t small = {.rows = ROWS,
+                                      .columns = COLUMNS,
+                                      .channels = 5,
+                                      .hidden = 11,
+                                      .classes = CLASSES,
+                                      .images = IMAGES};
+
+static float pixels[IMAGES * ROWS * COLUMNS];
+static unsigned char labels[IMAGES];
+
+static network_t *make_network(uint64_t seed) {
+  uint64_t random = random_stream(seed, 1, 0);
+  network_t *network = network_create(&small);
+  cr_assert_not_null(network);
+  network_initialise(network, seed);
+  for (size_t t = 1; t < NETWORK_TENSORS; t += 2) /* biases that matter */
+    for (size_t i = 0; i < network->tensors[t].count; i++)
+      network->tensors[t].value[i] = 0.3f * (random_uniform(&random) - 0.3f);
+  for (size_t i = 0; i < sizeof pixels / sizeof *pixels; i++)
+    pixels[i] = 2.0f * random_uniform(&random) - 0.5f;
+  for (size_t i = 0; i < IMAGES; i++)
+    labels[i] = (unsigned char)(random_bits(&random) % CLASSES);
+  return network;
+}
+
+static double loss(network_t *network) {
+  network_forward(network, pixels, IMAGES);
+  return network_loss(network, labels, IMAGES);
+}
+
+static double dot(const float *a, const float *b, size_t count) {
+  double sum = 0.0;
+  for (size_t i = 0; i < count; i++)
+    sum += (double)a[i] * (double)b[i];
+  return sum;
+}
+
+/* Half along the gradient, half anywhere. */
+static void draw_direction(float *direction, const network_tensor_t *tensor, uint64_t *random) {
+  const double norm = sqrt(dot(tensor->gradient, tensor->gradient, tensor->count));
+  const double length = 1.7 / sqrt((double)tensor->count);
+  cr_assert_gt(norm, 0.0);
+  for (size_t i = 0; i < tensor->count; i++)
+    direction[i] = (float)((double)tensor->gradient[i] / norm +
+                           length * (2.0 * (double)random_uniform(random) - 1.0));
+}
+
+static double loss_beside(network_t *network, const network_tensor_t *tensor,
+                          const float *direction, float distance) {
+  float from[4096];
+  cr_assert_leq(tensor->count, 4096);
+  memcpy(from, tensor->value, tensor->count * sizeof(float));
+  for (size_t i = 0; i < tensor->count; i++)
+    tensor->value[i] += distance * direction[i];
+  const double found = loss(network);
+  memcpy(tensor->value, from, tensor->count * sizeof(float));
+  return found;
+}
+
+/* The loss has kinks, so the distance is as small as float32 allows. */
+Test(images, gradients_are_the_slopes_of_the_loss) {
+  network_t *network = make_network(3);
+  uint64_t random = 5;
+  float direction[4096];
+  loss(network);
+  network_backward(network, labels, IMAGES);
+  for (size_t t = 0; t < NETWORK_TENSORS; t++)
+    for (int repeat = 0; repeat < 8; repeat++) {
+      const network_tensor_t *tensor = &network->tensors[t];
+      const float distance = 1e-3f;
+      draw_direction(direction, tensor, &random);
+      const double expected = (loss_beside(network, tensor, direction, distance) -
+                               loss_beside(network, tensor, direction, -distance)) /
+                              (2.0 * (double)distance);
+      const double found = dot(tensor->gradient, direction, tensor->count);
+      cr_expect_float_eq(found, expected, 2e-3 * fabs(expected) + 2e-4,
+                         "tensor %zu: gradient says %g, the loss %g", t, found, expected);
+    }
+  network_destroy(network);
+}
+
+Test(images, steps_along_the_gradient_learn_the_batch) {
+  network_t *network = make_network(6);
+  const double start = loss(network);
+  cr_expect_gt(start, 0.8 * log((double)CLASSES));
+  for (int step = 0; step < 300; step++) {
+    loss(network);
+    network_backward(network, labels, IMAGES);
+    for (size_t t = 0; t < NETWORK_TENSORS; t++)
+      for (size_t i = 0; i < network->tensors[t].count; i++)
+        network->tensors[t].value[i] -= 0.03f * network->tensors[t].gradient[i];
+  }
+  cr_expect_lt(loss(network), 0.1 * start);
+  cr_expect_eq(network_correct(network, labels, IMAGES), IMAGES);
+  network_destroy(network);
+}
+
+/* A batch of five is the mean of its images, wherever an image stands in it. */
+Test(images, an_image_counts_the_same_wherever_it_stands) {
+  network_t *network = make_network(7);
+  const double all = loss(network);
+  double sum = 0.0;
+  float *predicted = malloc(IMAGES * CLASSES * sizeof(float));
+  memcpy(predicted, network->predicted, IMAGES * CLASSES * sizeof(float));
+  for (size_t i = 0; i < IMAGES; i++) {
+    network_forward(network, pixels + i * ROWS * COLUMNS, 1);
+    sum += network_loss(network, labels + i, 1);
+    cr_expect_arr_eq(network->predicted, predicted + i * CLASSES, CLASSES * sizeof(float));
+  }
+  cr_expect_float_eq(sum / IMAGES, all, 1e-9);
+  free(predicted);
+  network_destroy(network);
+}
+
+Test(images, what_is_not_a_number_is_not_right) {
+  network_t *network = make_network(8);
+  network->tensors[0].value[0] = NAN;
+  loss(network);
+  cr_expect_eq(network_correct(network, labels, IMAGES), 0);
+  network_destroy(network);
+}
+
+static size_t told[NETWORK_TENSORS], tells;
+static void tell(void *context, size_t tensor) {
+  cr_expect_eq(context, &told);
+  told[tensor] = ++tells;
+}
+
+Test(images, every_tensor_is_told_of_once) {
+  network_t *network = make_network(9);
+  network->ready = tell;
+  network->ready_context = &told;
+  loss(network);
+  network_backward(network, labels, IMAGES);
+  cr_expect_eq(tells, NETWORK_TENSORS);
+  for (size_t t = 0; t < NETWORK_TENSORS; t++)
+    cr_expect_gt(told[t], 0, "tensor %zu", t);
+  network_destroy(network);
+}

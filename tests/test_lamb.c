@@ -1,0 +1,368 @@
+/*
+ * 1-bit LAMB equals the oracle's in every bit of every parameter after every step: warm-up, freeze
+ * and compressed stage, in the default profile and DeepSpeed's, whatever the codec, the threads,
+ * the buckets and the split over hosts; and plain LAMB equals the published formulas.
+ */
+#include <criterion/criterion.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "optimizers/lamb_tensor.h"
+#include "tests/support_lamb.h"
+
+TestSuite(lamb, .timeout = 300);
+
+static void check_one(const struct adam_case *what) {
+  struct adam_run run = adam_prepare(what);
+  if (what->hosts)
+    on_hosts(what->size, what->hosts, adam_on_rank, &run);
+  else
+    on_ranks(what->size, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+static void check_on_groups(struct adam_case what) {
+  static const int sizes[] = {1, 2, 3, 4, 7};
+  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
+    what.size = sizes[p];
+    if (test_wanted(p))
+      check_one(&what);
+  }
+}
+
+static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
+  struct adam_case what = {.kind = &lamb,
+                           .size = 3,
+                           .steps = 20,
+                           .options = ONEBIT_ADAM_OPTIONS_INIT,
+                           .tensors = tensors,
+                           .still = true};
+  what.options.freeze_step = freeze_step;
+  return what;
+}
+
+static struct adam_case deepspeed_case(const struct adam_tensors *tensors, size_t freeze_step) {
+  struct adam_case what = case_of(tensors, freeze_step);
+  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  return what;
+}
+
+Test(lamb, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd, 7)); }
+Test(lamb, one_tensor) { check_on_groups(case_of(&adam_tensors_one, 7)); }
+Test(lamb, whole_words_and_blocks) { check_on_groups(case_of(&adam_tensors_many_words, 3)); }
+Test(lamb, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny, 3)); }
+Test(lamb, no_tensors) { check_on_groups(case_of(&adam_tensors_none, 3)); }
+Test(lamb, freeze_after_the_first_step) { check_on_groups(case_of(&adam_tensors_odd, 1)); }
+Test(lamb, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
+
+Test(lamb, mean_absolute_in_small_blocks) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+  what.options.common.block_size = 64;
+  what.options.common.chunk_size = 128;
+  check_on_groups(what);
+}
+
+/* The fourth tensor's only element never has a gradient. */
+static const struct adam_tensors with_a_still_one = {
+    6, {{2, 0.1f, 0}, {0, 0, 0}, {3, 0, 2.0f}, {1, 0, 0}, {2100, 0, 0}, {777, 0.01f, 0.5f}}};
+
+/* Momenta travel scaled; one of them is zero. */
+Test(lamb, one_scale_a_buffer) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
+  check_on_groups(what);
+  what.tensors = &with_a_still_one;
+  check_on_groups(what);
+  what.options.common.bucket_size = 1000; /* each of which has its own scalings */
+  check_on_groups(what);
+}
+
+Test(lamb, other_options) {
+  static const onebit_lamb_options_t more = {.coefficient_most = 0.3,
+                                             .coefficient_least = 0.2,
+                                             .coefficient_beta = 0.7,
+                                             .factor_most = 1.05,
+                                             .factor_least = 0.93,
+                                             .factor_change = 0.02};
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.more = &more;
+  check_on_groups(what);
+  what.options.beta1 = 0.8;
+  what.options.beta2 = 0.95;
+  what.options.epsilon = 1e-3;
+  what.options.no_bias_correction = 1;
+  what.options.common.no_error_feedback = 1;
+  check_on_groups(what);
+}
+
+Test(lamb, profile_deepspeed) {
+  static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &with_a_still_one,
+                                                     &adam_tensors_one, &adam_tensors_tiny,
+                                                     &adam_tensors_none};
+  for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
+    check_on_groups(deepspeed_case(lists[k], 6));
+    check_on_groups(deepspeed_case(lists[k], 1)); /* one step of warm-up all the same */
+  }
+}
+
+/* Messages end inside of tensors, and in the padding. */
+Test(lamb, profile_deepspeed_in_many_messages) {
+  struct adam_case what = deepspeed_case(&adam_tensors_many_words, 4);
+  what.options.common.chunk_size = 2048;
+  check_on_groups(what);
+}
+
+Test(lamb, uncompressed_tensors) {
+  struct adam_case what = case_of(&adam_tensors_odd, 5);
+  what.uncompressed = 0x92; /* the second, the fifth, the eighth */
+  check_on_groups(what);
+  what.options.common.bucket_size = 1000;
+  check_on_groups(what);
+  what.options.common.bucket_size = 0;
+  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  check_on_groups(what);
+  what.uncompressed = 0x1ff; /* all of them */
+  check_one(&what);
+}
+
+Test(lamb, every_codec_and_any_number_of_threads) {
+  for (size_t c = 0; c < test_codecs_count; c++) {
+    if (!use_codec(test_codecs[c]))
+      continue;
+    for (int threads = 1; threads <= 3; threads++) {
+      struct adam_case what = case_of(&adam_tensors_odd, 5);
+      what.options.common.threads = threads;
+      check_one(&what);
+      what = deepspeed_case(&adam_tensors_odd, 5);
+      what.options.common.threads = threads;
+      check_one(&what);
+    }
+  }
+}
+
+/* However tensors are put into buckets, the bits are the same: the library's are the oracle's. */
+static void check_bucket(struct adam_case what, const struct adam_run *one_bucket) {
+  struct adam_run run = adam_prepare(&what);
+  const float *last = run.moments[what.steps - 1].parameters;
+  on_ranks(what.size, adam_on_rank, &run);
+  CHECK_BITS("parameters with other buckets", last, one_bucket->moments[what.steps - 1].parameters,
+             run.total, ONEBIT_FLOAT32);
+  adam_release(&run);
+}
+
+Test(lamb, buckets_in_any_form) {
+  static const size_t sizes[] = {1, 1000, 5200};
+  struct adam_case plain = case_of(&adam_tensors_odd, 4);
+  plain.steps = 10;
+  struct adam_run one_bucket = adam_prepare(&plain);
+  for (int form = 0; form < ADAM_FORMS; form++)
+    for (size_t b = 0; b < sizeof sizes / sizeof sizes[0]; b++) {
+      struct adam_case what = plain;
+      what.form = (enum adam_form)form;
+      what.options.common.bucket_size = sizes[b];
+      check_bucket(what, &one_bucket);
+    }
+  adam_release(&one_bucket);
+  checks_must_hold();
+}
+
+/* Gradients and parameters of any type, weighed, clipped and not always there. */
+Test(lamb, mixed_precision) {
+  for (int k = 0; k < 9; k++)
+    for (int profile = 0; profile < 2; profile++) {
+      struct adam_case what =
+          profile ? deepspeed_case(&adam_tensors_odd, 5) : case_of(&adam_tensors_odd, 5);
+      what.options.common.gradient_dtype = (onebit_dtype_t)(k / 3);
+      what.options.common.parameter_dtype = (onebit_dtype_t)(k % 3);
+      what.options.common.gradient_factor = 1.0 / 3;
+      what.options.common.loss_scale_first = 4;
+      what.options.common.loss_scale_interval = 5;
+      what.options.common.clip_norm = k % 2 ? 0.3 : 0;
+      what.multiple = 3.0f;
+      what.absent = 5;
+      what.moving = true;
+      what.uncompressed = k % 2 ? 0 : 0x12;
+      what.size = 1 + k % 4;
+      what.steps = 12;
+      check_one(&what);
+    }
+}
+
+Test(lamb, hosts) {
+  static const int splits[][2] = {{4, 2}, {6, 3}, {8, 4}, {4, 4}, {4, 1}};
+  for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++) {
+    struct adam_case what = case_of(&adam_tensors_odd, 4);
+    what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+    what.options.common.bucket_size = k % 2 ? 1000 : 0;
+    what.options.common.chunk_size = k % 2 ? 0 : 2048;
+    what.size = splits[k][0];
+    what.hosts = splits[k][1];
+    what.steps = 12;
+    if (test_wanted(k))
+      check_one(&what);
+  }
+}
+
+/* Nothing of a skipped step is left, not even in the fresh variance; also of the step after the
+ * freeze, and where other buckets than the poisoned one went well. */
+Test(lamb, skipped_steps_change_nothing) {
+  for (int rank = 0; rank < 3; rank++)
+    for (int profile = 0; profile < 3; profile++) {
+      struct adam_case what =
+          profile == 2 ? deepspeed_case(&adam_tensors_odd, 4) : case_of(&adam_tensors_odd, 4);
+      what.options.common.bucket_size = profile == 1 ? 1000 : 0;
+      what.steps = 10;
+      what.poison = rank == 1 ? 1e30f : INFINITY;
+      what.poisoned_rank = rank;
+      what.poisoned_from = rank == 1 ? 5 : 0; /* 1e30 is no trouble in a mean */
+      check_one(&what);
+    }
+}
+
+Test(lamb, freezes_when_the_variance_has_settled) {
+  struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
+  what.options.beta2 = 0.875;
+  what.steps = 40;
+  for (what.size = 1; what.size <= 4; what.size++) {
+    struct adam_run run = adam_prepare(&what);
+    cr_assert(run.moments[what.steps - 1].freeze_step >= 9, "the oracle froze at %zu",
+              run.moments[what.steps - 1].freeze_step);
+    on_ranks(what.size, adam_on_rank, &run);
+    adam_release(&run);
+  }
+  what = deepspeed_case(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
+  what.options.beta2 = 0.875;
+  what.steps = 40;
+  check_one(&what);
+}
+
+/* --- The published formulas, in double, of the mean gradient: bias correction, no clamp at all. */
+
+struct textbook {
+  double *parameter, *momentum, *variance, *update;
+};
+
+static double norm_of(const double *values, size_t count) {
+  double sum = 0.0;
+  for (size_t i = 0; i < count; i++)
+    sum += values[i] * values[i];
+  return sqrt(sum);
+}
+
+static void textbook_step(const struct adam_case *what, struct textbook *book, size_t total,
+                          int step, float *gradient) {
+  double *mean = allocate(total, sizeof *mean), t = step + 1;
+  double decay = (double)what->tensors->list[0].weight_decay;
+  for (int r = 0; r < what->size; r++) {
+    adam_gradient(what, gradient, total, r, step);
+    for (size_t i = 0; i < total; i++)
+      mean[i] += (double)gradient[i] / what->size;
+  }
+  for (size_t i = 0; i < total; i++) {
+    book->momentum[i] = 0.9 * book->momentum[i] + 0.1 * mean[i];
+    book->variance[i] = 0.999 * book->variance[i] + 0.001 * mean[i] * mean[i];
+    double m = book->momentum[i] / (1 - pow(0.9, t)), v = book->variance[i] / (1 - pow(0.999, t));
+    book->update[i] = m / (sqrt(v) + 1e-8) + decay * book->parameter[i];
+  }
+  double ratio = norm_of(book->parameter, total) / norm_of(book->update, total);
+  for (size_t i = 0; i < total; i++)
+    book->parameter[i] -= (double)adam_learning_rate(step) * ratio * book->update[i];
+  free(mean);
+}
+
+static struct textbook make_textbook(const struct adam_run *run) {
+  struct textbook book = {
+      allocate(run->total, sizeof(double)), allocate(run->total, sizeof(double)),
+      allocate(run->total, sizeof(double)), allocate(run->total, sizeof(double))};
+  for (size_t i = 0; i < run->total; i++)
+    book.parameter[i] = (double)run->start[i];
+  return book;
+}
+
+Test(lamb, plain_lamb_is_the_published_one) {
+  static const onebit_lamb_options_t more = {.coefficient_most = 1e9, .coefficient_least = 1e-9};
+  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
+  what.more = &more;
+  struct adam_run run = adam_prepare(&what);
+  struct textbook book = make_textbook(&run);
+  float *gradient = allocate(run.total, sizeof(float));
+  on_ranks(what.size, adam_on_rank, &run);
+  for (int step = 0; step < what.steps; step++) {
+    textbook_step(&what, &book, run.total, step, gradient);
+    for (size_t i = 0; i < run.total; i++) {
+      double got = (double)run.moments[step].parameters[i], wanted = book.parameter[i];
+      CHECK(fabs(got - wanted) <= (step + 1) * (1e-7 + 1e-6 * fabs(wanted)),
+            "step %d, parameter %zu is %.9g, the formulas say %.9g", step, i, got, wanted);
+    }
+  }
+  free(gradient);
+  free(book.parameter);
+  free(book.momentum);
+  free(book.variance);
+  free(book.update);
+  adam_release(&run);
+  checks_must_hold();
+}
+
+/* --- A tensor's numbers at their ends */
+
+static const struct ob_lamb_limits limits = {.coefficient_least = 0.01,
+                                             .coefficient_most = 10,
+                                             .coefficient_beta = 0.9,
+                                             .factor_least = 0.5,
+                                             .factor_most = 4,
+                                             .factor_change = 0.1};
+
+Test(lamb, ratios_at_their_ends) {
+  static const struct {
+    double parameters, updates, ratio;
+  } cases[] = {{4, 1, 2},         {0, 1, 1},
+               {1, 0, 1},         {0, 0, 1},
+               {1e6, 1, 10},      {1e-9, 1, 0.01},
+               {INFINITY, 1, 10}, {1, INFINITY, 0.01},
+               {1e-40, 1e-40, 1}, {INFINITY, INFINITY, 0.01}};
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    double coefficient = 3;
+    double ratio = ob_lamb_warm(&coefficient, cases[k].parameters, cases[k].updates, &limits);
+    CHECK(ratio == cases[k].ratio, "case %zu: ratio %g, not %g", k, ratio, cases[k].ratio);
+    double wanted = ratio == 1 ? 3 : 0.9 * 3 + (1 - 0.9) * ratio;
+    CHECK(coefficient == wanted, "case %zu: coefficient %g, not %g", k, coefficient, wanted);
+  }
+  checks_must_hold();
+}
+
+Test(lamb, factors_at_their_ends) {
+  static const struct {
+    double last, plain, updates, largest, factor;
+  } cases[] = {
+      {1, 1, 1, 1.05, 1.05},
+      {1, 1, 4, 1.08, 1.08 * 0.5 + 0.5}, /* half of the update is weight decay */
+      {1, 9, 4, 1.08, 1.08},             /* the share is 1 at most */
+      {1, 0, 0, 0.95, 0.95},             /* nothing moves: no share of it is known */
+      {1, 1, 1, 7, 1.0 * 1.1},           /* one step's change */
+      {1, 1, 1, 0, 1.0 * 0.9},           /* no element moves */
+      {3.9, 1, 1, 100, 4},               /* the most comes first */
+      {0.51, 1, 1, 0.1, 0.5},
+      {5, 1, 1, 100, 5 * 0.9}, /* and the change counts more */
+      {1, NAN, 1, NAN, 1.0 * 0.9},
+  };
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    double factor =
+        ob_lamb_correct(cases[k].last, cases[k].plain, cases[k].updates, cases[k].largest, &limits);
+    CHECK(fabs(factor - cases[k].factor) <= 1e-15, "case %zu: factor %.17g, not %.17g", k, factor,
+          cases[k].factor);
+  }
+  checks_must_hold();
+}
+
+Test(lamb, scalings_at_their_ends) {
+  CHECK(ob_lamb_level(12, 3) == 2 && ob_lamb_level(0, 0) == 0, "levels");
+  CHECK(ob_lamb_scaling(3, 2) == 1.5f, "the mean over the level");
+  CHECK(ob_lamb_scaling(3, 0) == 1, "no momentum");
+  CHECK(ob_lamb_scaling(NAN, 0) == 1, "no momentum anywhere");
+  CHECK(ob_lamb_scaling(1, 1e-300) == 1 && ob_lamb_scaling(1e-300, 1) == 1, "no float32");
+  checks_must_hold();
+}

@@ -1,0 +1,275 @@
+/*
+ * Loss scaling: a scale that is a power of two changes no bit of float32; it falls to a half with
+ * each skipped step and doubles after so many good ones, on all ranks alike, between its bounds;
+ * gradients of float16 that overflow bring it down to where they do not; and no scale makes a step
+ * be skipped that would not be without it.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_adam.h"
+
+TestSuite(loss_scale, .timeout = 300);
+
+static const int sizes[] = {1, 2, 3, 4, 7};
+enum { SIZES = sizeof sizes / sizeof sizes[0], COUNT = 2500, FREEZE = 4, STEPS = 9 };
+
+/* One optimizer of two tensors on a rank; its gradients are of some type. */
+struct learner {
+  float parameter[COUNT];
+  void *gradient;
+  onebit_dtype_t dtype;
+  onebit_optimizer_t optimizer;
+};
+
+static struct learner *make_learner(onebit_comm_t comm, const onebit_adam_options_t *options) {
+  struct learner *learner = allocate(1, sizeof *learner);
+  learner->dtype = options->common.gradient_dtype;
+  learner->gradient = allocate(COUNT, sizeof(float));
+  fill_input(learner->parameter, ONEBIT_FLOAT32, COUNT, 99, 0);
+  char *second = (char *)learner->gradient + 100 * dtype_size(learner->dtype);
+  onebit_tensor_t tensors[] = {
+      {learner->parameter, learner->gradient, 100, 0.01f, 0, 0},
+      {learner->parameter + 100, second, COUNT - 100, 0, 0, 0},
+  };
+  CHECK_STATUS(onebit_adam_create(comm, tensors, 2, options, &learner->optimizer), ONEBIT_OK);
+  return learner;
+}
+
+static void free_learner(struct learner *learner) {
+  onebit_optimizer_destroy(learner->optimizer);
+  free(learner->gradient);
+  free(learner);
+}
+
+static double scale_of(const struct learner *learner) {
+  double scale = 0;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+  CHECK(info.loss_scale == scale, "info says %g, the scale is %g", info.loss_scale, scale);
+  return scale;
+}
+
+/* The gradients of a loss that is multiplied by the scale. */
+static void compute_gradient(struct learner *learner, int rank, int step) {
+  float scale = (float)scale_of(learner);
+  for (size_t i = 0; i < COUNT; i++)
+    oracle_store(learner->gradient, i, learner->dtype, input_value(i, rank, step) * scale);
+}
+
+static onebit_status_t make_step(struct learner *learner) {
+  return onebit_optimizer_step(learner->optimizer, 0.01f);
+}
+
+static void spoil_gradient(struct learner *learner, int step) {
+  oracle_store(learner->gradient, (size_t)step * 977 % COUNT, learner->dtype,
+               step % 2 ? NAN : INFINITY);
+}
+
+/* --- Against a run without a scale */
+
+static void same_on_rank(onebit_comm_t comm, void *context) {
+  const onebit_adam_options_t *options = context;
+  int rank = onebit_comm_rank(comm);
+  onebit_adam_options_t without = *options;
+  without.common.loss_scale_first = 0;
+  struct learner *scaled = make_learner(comm, options), *plain = make_learner(comm, &without);
+  for (int step = 0; step < STEPS; step++) {
+    check_case("step %d, scale %g, clip %g, profile %d, %s", step, scale_of(scaled),
+               options->common.clip_norm, (int)options->common.profile,
+               dtype_name(options->common.gradient_dtype));
+    if (step % 4 == 2) { /* a bad step in between */
+      compute_gradient(scaled, rank, step + 500);
+      if (rank == step % onebit_comm_size(comm))
+        spoil_gradient(scaled, step);
+      CHECK_STATUS(make_step(scaled), ONEBIT_SKIPPED);
+    }
+    compute_gradient(scaled, rank, step);
+    compute_gradient(plain, rank, step);
+    CHECK_STATUS(make_step(scaled), ONEBIT_OK);
+    CHECK_STATUS(make_step(plain), ONEBIT_OK);
+    CHECK_BITS("parameters", scaled->parameter, plain->parameter, COUNT, ONEBIT_FLOAT32);
+  }
+  free_learner(scaled);
+  free_learner(plain);
+}
+
+/* 2^64: the squares of what the arrays then hold are infinite. */
+static void check_same(onebit_profile_t profile, double clip_norm, int hosts) {
+  static const double scales[] = {1, 1024, 0x1p64};
+  for (size_t p = 0; p < SIZES; p++)
+    for (int k = 0; k < 6 && test_wanted(p); k++) {
+      onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+      options.freeze_step = FREEZE;
+      options.common.profile = profile;
+      options.common.clip_norm = clip_norm;
+      options.common.gradient_dtype = k / 3 ? ONEBIT_BFLOAT16 : ONEBIT_FLOAT32;
+      options.common.loss_scale_first = scales[k % 3];
+      options.common.loss_scale_interval = 2;
+      if (!hosts)
+        on_ranks(sizes[p], same_on_rank, &options);
+      options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+      if (hosts && sizes[p] % hosts == 0)
+        on_hosts(sizes[p], hosts, same_on_rank, &options);
+    }
+}
+
+Test(loss_scale, changes_no_bit) { check_same(ONEBIT_PROFILE_DEFAULT, 0, 0); }
+Test(loss_scale, changes_no_bit_in_profile_deepspeed) {
+  check_same(ONEBIT_PROFILE_DEEPSPEED, 0, 0);
+}
+Test(loss_scale, changes_no_bit_with_clipping) { check_same(ONEBIT_PROFILE_DEFAULT, 190, 0); }
+Test(loss_scale, changes_no_bit_on_several_hosts) { check_same(ONEBIT_PROFILE_DEFAULT, 0, 2); }
+
+/* --- Up and down */
+
+/* A scale and its bounds, and what befalls it: '+' a good step, '-' a bad one; and what it is
+ * after them. */
+struct story {
+  double first, least;
+  size_t interval;
+  const char *steps;
+  double last;
+};
+
+static const struct story stories[] = {
+    {64, 0, 3, "+++", 128},
+    {64, 0, 3, "++-++", 32},      /* the row of good steps begins anew */
+    {64, 0, 3, "++-+++", 64},     /* and is long enough */
+    {64, 0, 3, "+++++++++", 512}, /* one doubling after the other */
+    {64, 0, 3, "--------", 1},    /* the default bound */
+    {64, 16, 3, "---", 16},       /* another one */
+    {64, 0.25, 1, "-----------", 0.25},
+    {64, 24, 2, "--++-++", 48},      /* a bound that no power of two is */
+    {0x1p62, 0, 1, "+++++", 0x1p64}, /* the highest */
+    {1, 1, 1, "+-+-+-+-", 1},
+    {64, 0, 0, "+++++++++++-", 32}, /* the default interval is longer than this */
+};
+
+static void story_on_rank(onebit_comm_t comm, void *context) {
+  const struct story *story = context;
+  int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  uint64_t skipped = 0;
+  options.freeze_step = FREEZE;
+  options.common.loss_scale_first = story->first;
+  options.common.loss_scale_least = story->least;
+  options.common.loss_scale_interval = story->interval;
+  struct oracle_weigher oracle = oracle_weigher_of(&options.common, size);
+  struct learner *learner = make_learner(comm, &options);
+  for (int step = 0; story->steps[step]; step++) {
+    onebit_optimizer_info_t info = {.size = sizeof info};
+    bool bad = story->steps[step] == '-';
+    check_case("%s from %g, step %d", story->steps, story->first, step);
+    compute_gradient(learner, rank, step);
+    if (bad && rank == step % size)
+      spoil_gradient(learner, step);
+    CHECK_STATUS(make_step(learner), bad ? ONEBIT_SKIPPED : ONEBIT_OK);
+    oracle_rescale(&oracle, bad);
+    CHECK(scale_of(learner) == oracle.loss_scale, "the scale is %g, not %g", scale_of(learner),
+          oracle.loss_scale);
+    skipped += bad;
+    CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+    CHECK(info.skipped == skipped && info.steps == (uint64_t)step + 1 - skipped,
+          "%llu steps, %llu skipped", (unsigned long long)info.steps,
+          (unsigned long long)info.skipped);
+  }
+  CHECK(scale_of(learner) == story->last, "the last scale is %g, not %g", scale_of(learner),
+        story->last);
+  free_learner(learner);
+}
+
+Test(loss_scale, falls_and_recovers) {
+  for (size_t p = 0; p < SIZES; p++)
+    for (size_t k = 0; k < sizeof stories / sizeof stories[0] && test_wanted(p); k++)
+      on_ranks(sizes[p], story_on_rank, (void *)&stories[k]);
+}
+
+/* --- Gradients of float16 */
+
+static float largest_of(int ranks, int step) {
+  float largest = 0.0f;
+  for (int r = 0; r < ranks; r++)
+    for (size_t i = 0; i < COUNT; i++)
+      largest = fmaxf(largest, fabsf(input_value(i, r, step)));
+  return largest;
+}
+
+/* The same gradients again and again, until a step is made of them. */
+static void float16_on_rank(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm), skipped = 0;
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  (void)context;
+  options.freeze_step = FREEZE;
+  options.common.gradient_dtype = ONEBIT_FLOAT16;
+  options.common.loss_scale_first = 65536;
+  struct learner *learner = make_learner(comm, &options), *knowing = NULL;
+  for (int step = 0; step < STEPS; step++) {
+    onebit_status_t status = ONEBIT_SKIPPED;
+    check_case("step %d of float16", step);
+    for (; status == ONEBIT_SKIPPED && skipped < 30; skipped += status == ONEBIT_SKIPPED) {
+      compute_gradient(learner, rank, 0);
+      status = make_step(learner);
+    }
+    CHECK_STATUS(status, ONEBIT_OK);
+    options.common.loss_scale_first = scale_of(learner);
+    if (step == 0) /* one that begins with the scale that was found */
+      knowing = make_learner(comm, &options);
+    compute_gradient(knowing, rank, 0);
+    CHECK_STATUS(make_step(knowing), ONEBIT_OK);
+    CHECK_BITS("parameters", learner->parameter, knowing->parameter, COUNT, ONEBIT_FLOAT32);
+  }
+  double largest = (double)largest_of(size, 0), scale = scale_of(learner);
+  CHECK(skipped > 1 && largest * scale < 65520 && largest * scale * 2 >= 65520,
+        "after %d skipped steps the scale is %g, the largest gradient %g", skipped, scale, largest);
+  free_learner(learner);
+  free_learner(knowing);
+}
+
+Test(loss_scale, comes_down_to_where_float16_does_not_overflow) {
+  for (size_t p = 0; p < SIZES; p++)
+    if (test_wanted(p))
+      on_ranks(sizes[p], float16_on_rank, NULL);
+}
+
+/* --- In parts: a scale that is asked for while a step is open is that of this step. */
+
+static void open_on_rank(onebit_comm_t comm, void *context) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  int rank = onebit_comm_rank(comm);
+  (void)context;
+  options.freeze_step = FREEZE;
+  options.common.bucket_size = 1;
+  options.common.loss_scale_first = 16;
+  options.common.loss_scale_interval = 2;
+  struct oracle_weigher oracle = oracle_weigher_of(&options.common, onebit_comm_size(comm));
+  struct learner *learner = make_learner(comm, &options);
+  for (int step = 0; step < STEPS; step++) {
+    bool bad = step % 3 == 1;
+    double scale = 0;
+    check_case("step %d in parts", step);
+    CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 0.01f), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
+    CHECK(scale == oracle.loss_scale, "the scale is %g, not %g", scale, oracle.loss_scale);
+    for (size_t i = 0; i < COUNT; i++)
+      oracle_store(learner->gradient, i, ONEBIT_FLOAT32, input_value(i, rank, step) * (float)scale);
+    if (bad && rank == 0)
+      spoil_gradient(learner, step);
+    for (size_t t = 2; t-- > 0;) {
+      CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, t), ONEBIT_OK);
+      CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
+      CHECK(scale == oracle.loss_scale, "the scale is %g, not %g", scale, oracle.loss_scale);
+    }
+    CHECK_STATUS(make_step(learner), bad ? ONEBIT_SKIPPED : ONEBIT_OK);
+    oracle_rescale(&oracle, bad);
+  }
+  free_learner(learner);
+}
+
+Test(loss_scale, of_a_step_in_parts) {
+  for (int size = 1; size <= 4; size++)
+    on_ranks(size, open_on_rank, NULL);
+}

@@ -1,0 +1,253 @@
+/*
+ * 1-bit Adam whose state is sharded: parameters equal the oracle's in every bit after every step,
+ * for groups of 1 to 7 ranks, in both modes; its warm-up is that of an optimizer that is not
+ * sharded; skipped steps change nothing, also where it is the step that overflows. What it costs
+ * and refuses is in test_shards_costs.c, that it converges in test_convergence.c.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_adam.h"
+
+TestSuite(shards, .timeout = 300);
+
+static const onebit_shards_t modes[] = {ONEBIT_SHARDS_STEP, ONEBIT_SHARDS_PARAMETERS};
+
+static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
+  struct adam_case what = {
+      .steps = 14, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = tensors, .still = true};
+  what.options.freeze_step = freeze_step;
+  return what;
+}
+
+static void check_one(const struct adam_case *what) {
+  struct adam_run run = adam_prepare(what);
+  on_ranks(what->size, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+static void check_on_groups(struct adam_case what) {
+  static const int sizes[] = {1, 2, 3, 4, 7};
+  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
+    for (size_t m = 0; m < 2; m++) {
+      what.size = sizes[p];
+      what.options.shards = modes[m];
+      if (test_wanted(p))
+        check_one(&what);
+    }
+}
+
+Test(shards, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd, 5)); }
+Test(shards, one_tensor) { check_on_groups(case_of(&adam_tensors_one, 5)); }
+Test(shards, whole_words_and_blocks) { check_on_groups(case_of(&adam_tensors_many_words, 3)); }
+Test(shards, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny, 3)); }
+Test(shards, no_tensors) { check_on_groups(case_of(&adam_tensors_none, 3)); }
+Test(shards, freeze_after_the_first_step) { check_on_groups(case_of(&adam_tensors_odd, 1)); }
+Test(shards, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
+
+Test(shards, options_are_heeded) {
+  struct adam_case what = case_of(&adam_tensors_odd, 4);
+  what.options.no_bias_correction = 1;
+  what.options.beta1 = 0.8;
+  what.options.epsilon = 1e-3;
+  what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+  what.options.common.block_size = 64;
+  what.options.common.chunk_size = 128;
+  check_on_groups(what);
+  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
+  check_on_groups(what);
+  what.options.common.no_error_feedback = 1;
+  check_on_groups(what);
+}
+
+/* With beta2 = 7/8 the ninth step is the first that can. */
+Test(shards, automatic_freeze) {
+  struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
+  what.options.beta2 = 0.875;
+  what.steps = 24;
+  struct adam_run run = adam_prepare(&(struct adam_case){.size = 1,
+                                                         .steps = what.steps,
+                                                         .options = what.options,
+                                                         .tensors = what.tensors,
+                                                         .still = true});
+  cr_assert_geq(run.moments[what.steps - 1].freeze_step, 9);
+  adam_release(&run);
+  what.options.common.bucket_size = 1000;
+  check_on_groups(what);
+}
+
+Test(shards, buckets_in_any_form) {
+  static const size_t sizes[] = {1, 1000, 5200};
+  for (int form = 0; form < ADAM_FORMS; form++) {
+    struct adam_case what = case_of(&adam_tensors_odd, 4);
+    what.options.common.bucket_size = sizes[form % 3];
+    what.options.common.chunk_size = form % 2 ? 256 : 0;
+    what.options.common.block_size = 64;
+    what.form = (enum adam_form)form;
+    check_on_groups(what);
+  }
+}
+
+Test(shards, every_codec_and_any_number_of_threads) {
+  for (size_t c = 0; c < test_codecs_count; c++) {
+    if (!use_codec(test_codecs[c]))
+      continue;
+    for (int threads = 1; threads <= 3; threads++)
+      for (size_t m = 0; m < 2; m++) {
+        struct adam_case what = case_of(&adam_tensors_odd, 4);
+        what.size = 3;
+        what.options.shards = modes[m];
+        what.options.common.threads = threads;
+        check_one(&what);
+      }
+  }
+}
+
+/* --- What gradients and parameters are, and count as */
+
+static struct adam_case mixed_case(onebit_dtype_t gradients, onebit_dtype_t parameters) {
+  struct adam_case what = case_of(&adam_tensors_odd, 4);
+  what.options.common.gradient_dtype = gradients;
+  what.options.common.parameter_dtype = parameters;
+  what.options.common.block_size = 128;
+  what.options.common.chunk_size = 512;
+  return what;
+}
+
+Test(shards, types_of_sixteen_bits) {
+  static const int sizes[] = {1, 2, 3, 4, 7};
+  for (int k = 0; k < 9; k++)
+    for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
+      struct adam_case what = mixed_case((onebit_dtype_t)(k / 3), (onebit_dtype_t)(k % 3));
+      what.size = sizes[p];
+      what.options.shards = ONEBIT_SHARDS_PARAMETERS;
+      what.options.common.threads = 1 + k % 2;
+      if (test_wanted(p))
+        check_one(&what);
+      what.options.shards = ONEBIT_SHARDS_STEP;
+      if (test_wanted(p) && what.options.common.parameter_dtype == ONEBIT_FLOAT32)
+        check_one(&what);
+    }
+}
+
+Test(shards, clipping_and_loss_scales) {
+  struct adam_case what = mixed_case(ONEBIT_FLOAT16, ONEBIT_FLOAT32);
+  what.options.common.clip_norm = 0.5;
+  what.options.common.loss_scale_first = 4;
+  what.options.common.loss_scale_interval = 5;
+  what.options.common.gradient_factor = 0.25;
+  what.multiple = 4;
+  check_on_groups(what);
+  what.poison = INFINITY;
+  what.options.common.bucket_size = 1000;
+  check_on_groups(what);
+}
+
+Test(shards, absent_and_moving_gradients) {
+  struct adam_case what = case_of(&adam_tensors_odd, 4);
+  what.absent = 3;
+  what.moving = true;
+  what.options.common.bucket_size = 1000;
+  check_on_groups(what);
+}
+
+Test(shards, tensors_that_stay_uncompressed) {
+  struct adam_case what = case_of(&adam_tensors_odd, 4);
+  what.uncompressed = 1u << 4 | 1u << 7;
+  check_on_groups(what);
+  what.options.common.dense_below = 50;
+  what.options.common.bucket_size = 2000;
+  what.form = BACKWARD;
+  check_on_groups(what);
+  what.uncompressed = (1u << 9) - 1;
+  check_on_groups(what);
+}
+
+/* --- The warm-up, beside an optimizer that is not sharded */
+
+enum { TOTAL = 30011, WARM_UP = 8 };
+
+static float *parameters_after(onebit_comm_t comm, onebit_shards_t shards) {
+  float *parameters = allocate(TOTAL, sizeof(float)), *gradients = allocate(TOTAL, sizeof(float));
+  onebit_tensor_t tensors[] = {{parameters, gradients, 20000, 0.01f, 0, 0},
+                               {parameters + 20000, gradients + 20000, TOTAL - 20000, 0, 0, 0}};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer = NULL;
+  options.freeze_step = ONEBIT_FREEZE_NEVER;
+  options.shards = shards;
+  for (size_t i = 0; i < TOTAL; i++)
+    parameters[i] = input_value(i, 50, 7);
+  CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
+  for (int step = 0; step < WARM_UP; step++) {
+    fill_input(gradients, ONEBIT_FLOAT32, TOTAL, onebit_comm_rank(comm), step);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-2f), ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
+  free(gradients);
+  return parameters;
+}
+
+static void compare_warm_ups(onebit_comm_t comm, void *context) {
+  (void)context;
+  float *whole = parameters_after(comm, ONEBIT_SHARDS_NONE);
+  for (size_t m = 0; m < 2; m++) {
+    float *sharded = parameters_after(comm, modes[m]);
+    CHECK_BITS("parameters after the warm-up", sharded, whole, TOTAL, ONEBIT_FLOAT32);
+    free(sharded);
+  }
+  free(whole);
+}
+
+Test(shards, warm_up_is_that_of_all) {
+  static const int sizes[] = {1, 2, 3, 4, 7};
+  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
+    on_ranks(sizes[p], compare_warm_ups, NULL);
+}
+
+/* --- Skipped steps */
+
+Test(shards, skipped_steps_change_nothing) {
+  static const float poisons[] = {INFINITY, NAN, -3e38f, 1e22f};
+  for (int k = 0; k < 4; k++)
+    for (int from = 0; from <= 6; from += 6) { /* in the warm-up too, or only behind it */
+      struct adam_case what = case_of(&adam_tensors_odd, 4);
+      what.poison = poisons[k];
+      what.poisoned_from = from;
+      what.options.common.bucket_size = k % 2 ? 1000 : 0;
+      for (int size = 1; size <= 4; size++)
+        for (int m = 0; m < 2; m++) {
+          what.size = size;
+          what.poisoned_rank = (k + m) % size;
+          what.options.shards = modes[m];
+          if (test_wanted((size_t)size - 1))
+            check_one(&what);
+        }
+    }
+}
+
+/* A gradient that is fine in itself, of an element whose variance is next to nothing: the step
+ * overflows, when the gradients' bits have been exchanged already. */
+static struct adam_case overflowing_case(int size, size_t bucket_size) {
+  struct adam_case what = case_of(&adam_tensors_odd, 3);
+  what.size = size;
+  what.poison = 1e25f;
+  what.poisoned_from = 4;
+  what.poisoned_rank = size - 1;
+  what.options.shards = ONEBIT_SHARDS_STEP;
+  what.options.epsilon = 1e-17;
+  what.options.common.gradient_factor = 1e-12;
+  what.options.common.bucket_size = bucket_size;
+  return what;
+}
+
+Test(shards, steps_that_overflow_are_skipped) {
+  static const size_t sizes[] = {0, 1, 1000};
+  for (int size = 1; size <= 4; size++)
+    for (int k = 0; k < 3; k++) {
+      struct adam_case what = overflowing_case(size, sizes[k]);
+      if (test_wanted((size_t)size - 1))
+        check_one(&what);
+    }
+}

@@ -1,0 +1,276 @@
+/*
+ * A gradient that is not finite, on one rank, before any step of any optimizer: every rank skips
+ * that step, and the steps after it are to the bit what they are in a run that never saw it.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/oracle.h"
+#include "tests/support.h"
+
+TestSuite(skips, .timeout = 300);
+
+enum { EACH = 700, TENSORS = 3, COUNT = EACH * TENSORS, STEPS = 10 };
+
+/* --- The optimizers: each changes its stage within STEPS steps */
+
+typedef onebit_status_t maker(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                              const onebit_optimizer_options_t *common,
+                              onebit_optimizer_t *optimizer);
+
+static onebit_status_t make_adam(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                 const onebit_optimizer_options_t *common,
+                                 onebit_optimizer_t *optimizer) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common = *common;
+  options.freeze_step = 5;
+  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
+static onebit_status_t make_adam_that_sends_steps(onebit_comm_t comm,
+                                                  const onebit_tensor_t *tensors,
+                                                  const onebit_optimizer_options_t *common,
+                                                  onebit_optimizer_t *optimizer) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common = *common;
+  options.freeze_step = 5;
+  options.exchange = ONEBIT_ADAM_EXCHANGE_STEP;
+  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
+/* The freeze is found from the variance: a skipped step is no step of it. */
+static onebit_status_t make_adam_that_freezes(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                              const onebit_optimizer_options_t *common,
+                                              onebit_optimizer_t *optimizer) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common = *common;
+  options.beta2 = 0.75;
+  options.freeze_threshold = 0.1;
+  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
+static onebit_status_t make_momentum(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                     const onebit_optimizer_options_t *common,
+                                     onebit_optimizer_t *optimizer) {
+  onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  options.common = *common;
+  options.warmup_steps = 5;
+  return onebit_momentum_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
+static onebit_status_t make_momentum_without_warmup(onebit_comm_t comm,
+                                                    const onebit_tensor_t *tensors,
+                                                    const onebit_optimizer_options_t *common,
+                                                    onebit_optimizer_t *optimizer) {
+  onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  options.common = *common;
+  return onebit_momentum_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
+/* Dense, dense, bits, dense, bits; then it meets, is silent, meets, is silent twice or more. */
+static onebit_status_t make_zero_one_adam(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                          const onebit_optimizer_options_t *common,
+                                          onebit_optimizer_t *optimizer) {
+  onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  options.common = *common;
+  options.variance_freeze_step = 5;
+  options.variance_update_scaler = 2;
+  options.local_step_scaler = 2;
+  options.local_step_clipper = 4;
+  return onebit_zero_one_adam_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
+static const struct {
+  const char *name;
+  maker *make;
+  bool deepspeed; /* is there such a profile of it? */
+} optimizers[] = {
+    {"adam", make_adam, true},
+    {"adam that sends steps", make_adam_that_sends_steps, true},
+    {"adam that freezes by itself", make_adam_that_freezes, true},
+    {"momentum", make_momentum, false},
+    {"momentum without warm-up", make_momentum_without_warmup, false},
+    {"0/1 adam", make_zero_one_adam, true},
+};
+enum { OPTIMIZERS = sizeof optimizers / sizeof optimizers[0] };
+
+/* --- A run that sees it beside one that does not */
+
+struct skip {
+  size_t optimizer;
+  onebit_optimizer_options_t common;
+  bool in_parts; /* the step with it: ready from the last tensor on */
+  unsigned uncompressed;
+  int step, rank; /* before which step, and on which rank */
+  float poison;
+};
+
+struct run {
+  char *parameters, *gradients;
+  onebit_optimizer_t optimizer;
+};
+
+static struct run make_run(onebit_comm_t comm, const struct skip *skip) {
+  onebit_dtype_t parameters = skip->common.parameter_dtype, gradients = skip->common.gradient_dtype;
+  struct run run = {allocate(COUNT, dtype_size(parameters)), allocate(COUNT, dtype_size(gradients)),
+                    NULL};
+  onebit_tensor_t tensors[TENSORS];
+  for (size_t t = 0; t < TENSORS; t++)
+    tensors[t] = (onebit_tensor_t){run.parameters + t * EACH * dtype_size(parameters),
+                                   run.gradients + t * EACH * dtype_size(gradients),
+                                   EACH,
+                                   0.01f,
+                                   0,
+                                   (int)(skip->uncompressed >> t & 1)};
+  fill_input(run.parameters, parameters, COUNT, 99, 0);
+  CHECK_STATUS(optimizers[skip->optimizer].make(comm, tensors, &skip->common, &run.optimizer),
+               ONEBIT_OK);
+  return run;
+}
+
+static void free_run(struct run *run) {
+  onebit_optimizer_destroy(run->optimizer);
+  free(run->parameters);
+  free(run->gradients);
+}
+
+static void compute_gradient(struct run *run, const struct skip *skip, int rank, int step) {
+  double scale = 0;
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(run->optimizer, &scale), ONEBIT_OK);
+  for (size_t i = 0; i < COUNT; i++)
+    oracle_store(run->gradients, i, skip->common.gradient_dtype,
+                 input_value(i, rank, step) * (float)scale);
+}
+
+static onebit_status_t make_step(struct run *run, bool in_parts) {
+  if (in_parts)
+    CHECK_STATUS(onebit_optimizer_begin(run->optimizer, 0.01f), ONEBIT_OK);
+  for (size_t t = TENSORS; in_parts && t-- > 0;)
+    CHECK_STATUS(onebit_optimizer_ready(run->optimizer, t), ONEBIT_OK);
+  return onebit_optimizer_step(run->optimizer, 0.01f);
+}
+
+/* Of any place in any tensor. */
+static void poisoned_step(struct run *run, const struct skip *skip, int rank) {
+  onebit_dtype_t dtype = skip->common.parameter_dtype;
+  char *before = allocate(COUNT, dtype_size(dtype));
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  memcpy(before, run->parameters, COUNT * dtype_size(dtype));
+  compute_gradient(run, skip, rank, skip->step + 500);
+  if (rank == skip->rank)
+    oracle_store(run->gradients, (size_t)skip->step * 977 % COUNT, skip->common.gradient_dtype,
+                 skip->poison);
+  CHECK_STATUS(make_step(run, skip->in_parts), ONEBIT_SKIPPED);
+  CHECK_BITS("parameters after a skipped step", run->parameters, before, COUNT, dtype);
+  CHECK_STATUS(onebit_optimizer_get_info(run->optimizer, &info), ONEBIT_OK);
+  CHECK(info.skipped == 1 && info.steps == (uint64_t)skip->step, "%llu steps, %llu skipped",
+        (unsigned long long)info.steps, (unsigned long long)info.skipped);
+  free(before);
+}
+
+/* Makes a step, and says whether it sent nothing: in one of those a rank is alone with what it sees,
+ * which is for the optimizer's own tests. */
+static bool is_silent(struct run *run) {
+  onebit_optimizer_info_t before = {.size = sizeof before}, after = {.size = sizeof after};
+  CHECK_STATUS(onebit_optimizer_get_info(run->optimizer, &before), ONEBIT_OK);
+  CHECK_STATUS(make_step(run, false), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_get_info(run->optimizer, &after), ONEBIT_OK);
+  return after.exchanges[2] > before.exchanges[2];
+}
+
+static void skip_on_rank(onebit_comm_t comm, void *context) {
+  const struct skip *skip = context;
+  int rank = onebit_comm_rank(comm);
+  struct run seen = make_run(comm, skip), unseen = make_run(comm, skip);
+  for (int step = 0; step < STEPS; step++) {
+    check_case("%s, profile %d, gradients %s, parameters %s, clip %g, %g on rank %d before step "
+               "%d: step %d",
+               optimizers[skip->optimizer].name, (int)skip->common.profile,
+               dtype_name(skip->common.gradient_dtype), dtype_name(skip->common.parameter_dtype),
+               skip->common.clip_norm, (double)skip->poison, skip->rank, skip->step, step);
+    compute_gradient(&unseen, skip, rank, step);
+    bool told = !is_silent(&unseen);
+    if (step == skip->step && told)
+      poisoned_step(&seen, skip, rank);
+    compute_gradient(&seen, skip, rank, step);
+    CHECK_STATUS(make_step(&seen, false), ONEBIT_OK);
+    CHECK_BITS("parameters", seen.parameters, unseen.parameters, COUNT,
+               skip->common.parameter_dtype);
+  }
+  onebit_optimizer_info_t infos[2] = {{.size = sizeof infos[0]}, {.size = sizeof infos[0]}};
+  CHECK_STATUS(onebit_optimizer_get_info(seen.optimizer, &infos[0]), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_get_info(unseen.optimizer, &infos[1]), ONEBIT_OK);
+  CHECK(infos[0].freeze_step == infos[1].freeze_step, "it froze at %llu, not %llu",
+        (unsigned long long)infos[0].freeze_step, (unsigned long long)infos[1].freeze_step);
+  CHECK(infos[0].error_norm == infos[1].error_norm, "the kept error is %g, not %g",
+        infos[0].error_norm, infos[1].error_norm);
+  free_run(&seen);
+  free_run(&unseen);
+}
+
+/* --- Every optimizer, every step, every rank in turn */
+
+static void check_optimizer(size_t optimizer, const onebit_optimizer_options_t *common,
+                            unsigned uncompressed) {
+  static const float poisons[] = {NAN, INFINITY, -INFINITY, 1e30f};
+  static const int sizes[] = {1, 2, 3, 4, 7};
+  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
+    for (int step = 0; step < STEPS && test_wanted(p); step++) {
+      struct skip skip = {.optimizer = optimizer,
+                          .common = *common,
+                          .in_parts = step % 2,
+                          .uncompressed = uncompressed,
+                          .step = step,
+                          .rank = (step + 1) % sizes[p],
+                          .poison = poisons[step % 4]};
+      on_ranks(sizes[p], skip_on_rank, &skip);
+    }
+}
+
+static void check_all(const onebit_optimizer_options_t *common, unsigned uncompressed) {
+  for (size_t k = 0; k < OPTIMIZERS; k++)
+    if (common->profile == ONEBIT_PROFILE_DEFAULT || optimizers[k].deepspeed)
+      check_optimizer(k, common, uncompressed);
+}
+
+Test(skips, leave_no_trace) {
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  check_all(&common, 0);
+}
+
+Test(skips, leave_no_trace_in_profile_deepspeed) {
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  check_all(&common, 0);
+}
+
+Test(skips, leave_no_trace_in_buckets) {
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  common.bucket_size = 1;
+  check_all(&common, 2);
+}
+
+Test(skips, leave_no_trace_in_mixed_precision) {
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  common.gradient_dtype = ONEBIT_FLOAT16; /* where 1e30 is infinite */
+  common.parameter_dtype = ONEBIT_BFLOAT16;
+  check_all(&common, 4);
+}
+
+/* The scale falls, and with it what the arrays hold, but not what that counts as. */
+Test(skips, leave_no_trace_but_the_loss_scale) {
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  common.gradient_dtype = ONEBIT_BFLOAT16;
+  common.loss_scale_first = 1024;
+  common.loss_scale_interval = 3;
+  check_all(&common, 0);
+}
+
+Test(skips, leave_no_trace_with_clipping) {
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  common.clip_norm = 10;
+  common.bucket_size = 1;
+  check_all(&common, 1);
+}

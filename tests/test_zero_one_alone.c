@@ -1,0 +1,354 @@
+/*
+ * 0/1 Adam between two meetings: ranks that go on alone, each with parameters of its own, what may
+ * go wrong there, and that they are the same again, bit for bit, whenever they have met.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_zero_one.h"
+
+TestSuite(zero_one_alone, .timeout = 120);
+
+#define MOST_RANKS 4
+#define COUNT      3000
+
+/* One rank's optimizer of two tensors. */
+struct learner {
+  float parameters[COUNT], gradients[COUNT];
+  onebit_tensor_t tensors[2];
+  onebit_optimizer_t optimizer;
+};
+
+static struct learner *begin_learning(onebit_comm_t comm,
+                                      const onebit_zero_one_adam_options_t *options) {
+  struct learner *learner = allocate(1, sizeof *learner);
+  for (size_t i = 0; i < COUNT; i++)
+    learner->parameters[i] = input_value(i, 50, 7);
+  learner->tensors[0] =
+      (onebit_tensor_t){learner->parameters, learner->gradients, 1000, 0.01f, 0, 0};
+  learner->tensors[1] = (onebit_tensor_t){
+      learner->parameters + 1000, learner->gradients + 1000, COUNT - 1000, 0, 0.5f, 0};
+  CHECK_STATUS(onebit_zero_one_adam_create(comm, learner->tensors, 2, options, &learner->optimizer),
+               ONEBIT_OK);
+  return learner;
+}
+
+static void end_learning(struct learner *learner) {
+  onebit_optimizer_destroy(learner->optimizer);
+  free(learner);
+}
+
+static onebit_status_t learn(struct learner *learner, int rank, int step, float rate) {
+  for (size_t i = 0; i < COUNT; i++)
+    learner->gradients[i] = input_value(i, rank, step);
+  return onebit_optimizer_step(learner->optimizer, rate);
+}
+
+static onebit_optimizer_info_t info_of(const struct learner *learner) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+  return info;
+}
+
+/* 64-bit FNV-1a. */
+static uint64_t hash_of(const struct learner *learner) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < COUNT; i++) {
+    uint32_t bits;
+    memcpy(&bits, &learner->parameters[i], sizeof bits);
+    hash = (hash ^ bits) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+/* --- Two thousand steps */
+
+#define STEPS 2000
+static uint64_t hashes[MOST_RANKS][STEPS];
+static bool together[MOST_RANKS][STEPS];
+
+static void learn_long(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  struct learner *learner = begin_learning(comm, context);
+  for (int step = 0; step < STEPS; step++) {
+    CHECK_STATUS(learn(learner, rank, step % 50, adam_learning_rate(step)), ONEBIT_OK);
+    hashes[rank][step] = hash_of(learner);
+    together[rank][step] = info_of(learner).synchronized;
+  }
+  end_learning(learner);
+}
+
+static void check_replicas(const onebit_zero_one_adam_options_t *options, int ranks) {
+  onebit_zero_one_adam_options_t mine = *options;
+  int meetings = 0, apart = 0;
+  on_ranks(ranks, learn_long, &mine);
+  for (int step = 0; step < STEPS; step++) {
+    bool equal = true;
+    for (int r = 1; r < ranks; r++)
+      equal = equal && hashes[r][step] == hashes[0][step];
+    for (int r = 0; r < ranks; r++)
+      cr_assert_eq(together[r][step], equal, "step %d, rank %d: %s", step, r,
+                   equal ? "equal, and info denies it" : "info says they are equal");
+    *(equal ? &meetings : &apart) += 1;
+  }
+  cr_log_info("%d steps with equal parameters, %d without", meetings, apart);
+  cr_assert(meetings > STEPS / 8 && apart > STEPS / 2);
+}
+
+Test(zero_one_alone, replicas_are_equal_whenever_they_have_met) {
+  onebit_zero_one_adam_options_t options = zero_one_options(100);
+  options.local_step_scaler = 200;
+  options.local_step_clipper = 6;
+  check_replicas(&options, 4);
+  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  check_replicas(&options, 3);
+}
+
+/* --- Alone */
+
+/* Freezes after three steps, and meets in every fourth. */
+static onebit_zero_one_adam_options_t every_fourth(void) {
+  onebit_zero_one_adam_options_t options = zero_one_options(3);
+  options.local_step_scaler = 1;
+  return options;
+}
+
+/* Steps of every_fourth() that send nothing come after these. */
+#define BEFORE_SILENCE 8
+#define SILENT_STEPS   3
+
+static struct learner *come_to_silence(onebit_comm_t comm, int rank,
+                                       const onebit_zero_one_adam_options_t *options) {
+  struct learner *learner = begin_learning(comm, options);
+  for (int step = 0; step < BEFORE_SILENCE; step++)
+    CHECK_STATUS(learn(learner, rank, step, 1e-3f), ONEBIT_OK);
+  CHECK(info_of(learner).synchronized, "the ranks have not met");
+  return learner;
+}
+
+/* The meeting that ends it. */
+static void meet_again(struct learner *learner, int rank) {
+  CHECK_STATUS(learn(learner, rank, 50, 1e-3f), ONEBIT_OK);
+  CHECK(info_of(learner).synchronized, "the ranks have not met");
+  hashes[rank][0] = hash_of(learner);
+}
+
+static void check_met(int ranks) {
+  for (int r = 1; r < ranks; r++)
+    cr_assert_eq(hashes[r][0], hashes[0][0], "rank %d has met with other parameters", r);
+}
+
+static pthread_barrier_t everyone;
+
+/* The others begin with their silent steps when rank 0 is through with its own. */
+static void go_first(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  struct learner *learner = come_to_silence(comm, rank, context);
+  pthread_barrier_wait(&everyone);
+  if (rank > 0)
+    pthread_barrier_wait(&everyone);
+  for (int step = 0; step < SILENT_STEPS; step++) {
+    CHECK_STATUS(learn(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
+    CHECK(!info_of(learner).synchronized, "still together in step %d", step);
+  }
+  if (rank == 0)
+    pthread_barrier_wait(&everyone);
+  meet_again(learner, rank);
+  CHECK(info_of(learner).exchanges[2] >= SILENT_STEPS, "only %llu silent steps",
+        (unsigned long long)info_of(learner).exchanges[2]);
+  end_learning(learner);
+}
+
+Test(zero_one_alone, silent_steps_need_nobody_else) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  pthread_barrier_init(&everyone, NULL, 3);
+  on_ranks(3, go_first, &options);
+  pthread_barrier_destroy(&everyone);
+  check_met(3);
+}
+
+/* --- Gradients that are not finite */
+
+static void spoil(struct learner *learner, int rank, int step, float value) {
+  for (size_t i = 0; i < COUNT; i++)
+    learner->gradients[i] = rank == 1 ? value : input_value(i, rank, step);
+}
+
+/* Rank 1's gradients are nothing but NaN: alone, and then when the ranks would meet. */
+static void lose_gradients(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  struct learner *learner = come_to_silence(comm, rank, context);
+  double scale, first;
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &first), ONEBIT_OK);
+  for (int step = 0; step < SILENT_STEPS; step++) {
+    uint64_t before = hash_of(learner);
+    double momentum = info_of(learner).momentum_norm;
+    bool lost = rank == 1 && step != 1;
+    spoil(learner, rank, step, step == 1 ? 1.0f : step == 0 ? NAN : 1e30f);
+    CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
+                 lost ? ONEBIT_SKIPPED : ONEBIT_OK);
+    if (lost)
+      CHECK_WORDS("this rank alone");
+    bool same = hash_of(learner) == before && !(info_of(learner).momentum_norm != momentum);
+    CHECK(same == lost, "step %d: the parameters %s", step, same ? "stay" : "change");
+    CHECK(info_of(learner).steps == (uint64_t)(BEFORE_SILENCE + 1 + step) &&
+              info_of(learner).skipped == 0,
+          "step %d is not counted as made", step);
+  }
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
+  CHECK(scale == (rank == 1 && first > 1 ? first / 4 : first), "the scale is %g, and was %g", scale,
+        first);
+  uint64_t before = hash_of(learner);
+  spoil(learner, rank, 20, NAN);
+  CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
+  CHECK(hash_of(learner) == before && info_of(learner).skipped == 1 &&
+            !info_of(learner).synchronized,
+        "a meeting that is skipped changed something");
+  meet_again(learner, rank);
+  end_learning(learner);
+}
+
+Test(zero_one_alone, gradients_of_nan) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  on_ranks(3, lose_gradients, &options);
+  check_met(3);
+  options.common.loss_scale_first = 1024;
+  on_ranks(3, lose_gradients, &options);
+  check_met(3);
+}
+
+Test(zero_one_alone, gradients_of_nan_are_found_by_clipping) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  options.common.clip_norm = 1;
+  on_ranks(3, lose_gradients, &options);
+  check_met(3);
+  options.common.loss_scale_first = 1024;
+  on_ranks(2, lose_gradients, &options);
+  check_met(2);
+}
+
+/* --- Clipping */
+
+/* Steps with gradients that no clipping is for, and then a silent one with these times `size`. */
+static struct learner *grow(onebit_comm_t comm, const onebit_zero_one_adam_options_t *options,
+                            float size) {
+  struct learner *learner = begin_learning(comm, options);
+  for (int step = 0; step <= BEFORE_SILENCE; step++) {
+    for (size_t i = 0; i < COUNT; i++)
+      learner->gradients[i] =
+          input_value(i, 0, step) * (step == BEFORE_SILENCE ? size : 1.0f / 1024);
+    CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_OK);
+  }
+  return learner;
+}
+
+/* A rank that clips to half of what its gradients are does what one with halved gradients does. */
+static void clip_alone(onebit_comm_t comm, void *context) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  (void)context;
+  options.common.clip_norm = 1e6;
+  struct learner *halved = grow(comm, &options, 0.5f);
+  options.common.clip_norm = info_of(halved).gradient_norm;
+  struct learner *clipped = grow(comm, &options, 1);
+  CHECK(info_of(clipped).gradient_norm == 2 * info_of(halved).gradient_norm, "norms of %g and %g",
+        info_of(clipped).gradient_norm, info_of(halved).gradient_norm);
+  CHECK_BITS("parameters", clipped->parameters, halved->parameters, COUNT, ONEBIT_FLOAT32);
+  end_learning(halved);
+  end_learning(clipped);
+}
+
+Test(zero_one_alone, clips_by_its_own_norm) { on_ranks(1, clip_alone, NULL); }
+
+/* --- Mistakes */
+
+/* Rank 1 tells of a tensor twice. Nobody else can learn of it: its step counts, as theirs does, and
+ * leaves it where it is. */
+static void make_mistake(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  struct learner *learner = come_to_silence(comm, rank, context);
+  uint64_t before = hash_of(learner);
+  CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 1e-3f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_OK);
+  if (rank == 1)
+    CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
+               rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
+  CHECK((hash_of(learner) == before) == (rank == 1), "a mistake, and parameters that change");
+  CHECK(info_of(learner).steps == BEFORE_SILENCE + 1, "the step is not counted");
+  for (int step = 1; step < SILENT_STEPS; step++)
+    CHECK_STATUS(learn(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
+  meet_again(learner, rank);
+  end_learning(learner);
+}
+
+Test(zero_one_alone, mistakes_are_told_and_the_step_counts) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  on_ranks(3, make_mistake, &options);
+  check_met(3);
+}
+
+/* Rates that differ are found when the ranks meet. */
+static void differ_in_rate(onebit_comm_t comm, void *context) {
+  static const float rates[] = {2e-3f, NAN, -1.0f};
+  int rank = onebit_comm_rank(comm);
+  for (size_t k = 0; k < sizeof rates / sizeof rates[0]; k++) {
+    struct learner *learner = come_to_silence(comm, rank, context);
+    for (int step = 0; step < SILENT_STEPS; step++) {
+      bool other = rank == 1 && step == 1;
+      CHECK_STATUS(learn(learner, rank, 10 + step, other ? rates[k] : 1e-3f),
+                   other && k > 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
+      CHECK(info_of(learner).steps == (uint64_t)(BEFORE_SILENCE + 1 + step), "not counted");
+    }
+    uint64_t before = hash_of(learner);
+    onebit_status_t status = learn(learner, rank, 20, 1e-3f);
+    CHECK(status == ONEBIT_ERROR_MISMATCH, "status %d: %s", (int)status, onebit_last_error());
+    CHECK_WORDS("the sum of learning_rate since the ranks met last");
+    CHECK(hash_of(learner) == before, "parameters have changed");
+    end_learning(learner);
+  }
+}
+
+Test(zero_one_alone, rates_that_differ_are_found_when_the_ranks_meet) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  on_ranks(2, differ_in_rate, &options);
+}
+
+static void leave_open(onebit_comm_t comm, void *context) {
+  struct learner *learner = come_to_silence(comm, onebit_comm_rank(comm), context);
+  CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 1e-3f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 1), ONEBIT_OK);
+  end_learning(learner);
+  meet(comm);
+}
+
+Test(zero_one_alone, destroyed_while_a_silent_step_is_open) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  on_ranks(3, leave_open, &options);
+}
+
+/* --- Rates of zero */
+
+/* Without a rate there is no movement to make a momentum of: it is zero, not a quotient by zero. */
+static void stand_still(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  struct learner *learner = come_to_silence(comm, rank, context);
+  for (int step = 0; step <= SILENT_STEPS; step++)
+    CHECK_STATUS(learn(learner, rank, 10 + step, 0), ONEBIT_OK);
+  onebit_optimizer_info_t info = info_of(learner);
+  CHECK(info.synchronized && info.momentum_norm == 0, "momentum of %g", info.momentum_norm);
+  for (int step = 0; step < 9; step++)
+    CHECK_STATUS(learn(learner, rank, 20 + step, 1e-3f), ONEBIT_OK);
+  for (size_t i = 0; i < COUNT; i++)
+    CHECK(isfinite(learner->parameters[i]), "parameter %zu is %g", i,
+          (double)learner->parameters[i]);
+  end_learning(learner);
+}
+
+Test(zero_one_alone, rates_of_zero) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  on_ranks(2, stand_still, &options);
+}
