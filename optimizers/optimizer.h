@@ -176,7 +176,7 @@ struct ob_method {
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
-   * is all there is to do. ONEBIT_SKIPPED, on all ranks: it has changed nothing. */
+   * is all there is to do. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
   /* A step is made and counted: does the stage change? NULL: nothing does. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);

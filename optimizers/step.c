@@ -317,9 +317,7 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
  * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
-  onebit_status_t updated = optimizer->method->update(optimizer);
-  if (updated != ONEBIT_OK)
-    return give_up(optimizer, updated);
+  OB_TRY(optimizer->method->update(optimizer));
   OB_TRY(update_dense(optimizer));
   optimizer->exchanges[optimizer->step.exchange]++;
   optimizer->steps++;
