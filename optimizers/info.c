@@ -17,6 +17,22 @@ static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
+/* What steps send, and what the plans take. */
+static void add_plans(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                      onebit_optimizer_info_t *info) {
+  const struct onebit_plan *back = unit->parameters_back;
+  bool bits = ob_optimizer_compresses(optimizer) && !unit->uncompressed;
+  info->warmup_bytes += unit->dense->wire_bytes + (back ? back->wire_bytes : 0);
+  info->memory_bytes += unit->bits->memory_bytes + unit->dense->memory_bytes;
+  info->memory_bytes += back ? back->memory_bytes : 0;
+  if (unit->steps_back) {
+    info->memory_bytes += unit->steps_back->memory_bytes;
+    back = bits ? unit->steps_back : back;
+  }
+  info->compressed_bytes += bits ? unit->bits->wire_bytes : unit->dense->wire_bytes;
+  info->compressed_bytes += back ? back->wire_bytes : 0;
+}
+
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info) {
   if (!optimizer || !info)
@@ -42,12 +58,11 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
     info->warmup_bytes = info->compressed_bytes = optimizer->squares->wire_bytes;
     info->memory_bytes += optimizer->squares->memory_bytes;
   }
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct ob_unit *unit = &optimizer->units[u];
-    info->warmup_bytes += unit->dense->wire_bytes;
-    bool compressed = ob_optimizer_compresses(optimizer) && !unit->uncompressed;
-    info->compressed_bytes += compressed ? unit->bits->wire_bytes : unit->dense->wire_bytes;
-    info->memory_bytes += unit->bits->memory_bytes + unit->dense->memory_bytes;
+  if (optimizer->method->sharded && ob_shards_sums(optimizer)) {
+    info->warmup_bytes += ob_shards_sums(optimizer)->wire_bytes;
+    info->memory_bytes += ob_shards_sums(optimizer)->memory_bytes;
   }
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    add_plans(optimizer, &optimizer->units[u], info);
   return add_norms(optimizer, info);
 }

@@ -20,9 +20,12 @@
  * what it shares a scale with.
  *
  * All numbers are this rank's own, and those of kept errors differ between ranks: each keeps what
- * its own gradients left, in the hierarchical schedule of a part of the elements only. All calls
- * are local, look at what the latest step left, and must not be made while a step is open. On a
- * device they wait for steps on streams, and copy what they look at to the host.
+ * its own gradients left, in the hierarchical schedule of a part of the elements only. Where 1-bit
+ * Adam's state is sharded, norms of momentum and master values are those of the share that the rank
+ * serves; nobody but the servers knows the mean gradient, and the signal is what the rank has sent,
+ * beside which the error is never large: onebit_optimizer_check does not warn there. All calls are
+ * local, look at what the latest step left, and must not be made while a step is open. On a device
+ * they wait for steps on streams, and copy what they look at to the host.
  */
 #ifndef ONEBIT_STATISTICS_H
 #define ONEBIT_STATISTICS_H
