@@ -214,9 +214,12 @@ $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
   $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
-$(BUILD)/tests/test_images: OWN_LIBS = $(ZLIB_LIBS)
+$(BUILD)/tests/test_images $(BUILD)/tests/test_training $(BUILD)/tests/test_training_parts: \
+  OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/tests/test_images.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
-$(BUILD)/tests/test_images: $(TRAINING) $(IMAGES)
+$(BUILD)/tests/test_images $(BUILD)/tests/test_training $(BUILD)/tests/test_training_parts: \
+  $(TRAINING) $(IMAGES)
+$(BUILD)/tests/test_training_parts: $(BUILD)/examples/text_options.o $(EXAMPLES)
 
 ifneq ($(CUDA),0)
 include tests/gpu/rules.mk

@@ -21,8 +21,11 @@ static const option_t data[] = {
     {"hidden", OPTION_COUNT, AT(hidden), 1, 65536, NULL, 0, "units of the dense layer"},
 };
 
+/* Weights behind a unit that is rarely active have almost no variance. Frozen, it must not be what
+ * steps are divided by: epsilon is large against it, and small against all others' (some 1e-2). */
 static const image_options_t defaults = {
-    .train = {TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 32, .weight_decay = 0.01f},
+    .train = {TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 32, .weight_decay = 0.01f,
+              .epsilon = 1e-4f},
     .drawn = 10000,
     .side = 28,
     .channels = 16,

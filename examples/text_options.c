@@ -24,7 +24,8 @@ static const option_t data[] = {
 };
 
 static const text_options_t defaults = {
-    .train = {TRAIN_OPTIONS_DEFAULTS, .steps = 400, .batch = 8, .weight_decay = 0.1f},
+    .train = {TRAIN_OPTIONS_DEFAULTS, .steps = 400, .batch = 8, .weight_decay = 0.1f,
+              .epsilon = 1e-8f},
     .layers = 5,
     .width = 128,
     .heads = 4,

@@ -36,7 +36,7 @@ static update_t numbers_of(const train_dense_t *dense, float learning_rate) {
   return (update_t){.beta1 = dense->options->method == MOMENTUM ? dense->options->momentum
                                                                 : (float)beta1,
                     .beta2 = (float)beta2,
-                    .epsilon = 1e-8f,
+                    .epsilon = dense->options->epsilon,
                     .gradient_factor = 1.0f / (float)dense->task->team->size,
                     .momentum_factor = (float)(1.0 / (1.0 - pow(beta1, t))),
                     .variance_factor = (float)(1.0 / (1.0 - pow(beta2, t))),

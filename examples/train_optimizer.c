@@ -23,11 +23,19 @@ static onebit_optimizer_options_t common_options(const train_optimizer_t *optimi
   return common;
 }
 
+static size_t freeze_step(const train_optimizer_t *optimizer) {
+  const size_t freeze = optimizer->options->freeze;
+  if (optimizer->form == DENSE)
+    return ONEBIT_FREEZE_NEVER;
+  return freeze == FREEZE_AUTOMATIC ? ONEBIT_FREEZE_AUTOMATIC : freeze;
+}
+
 static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
-  adam.freeze_step = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
+  adam.epsilon = (double)options->epsilon;
+  adam.freeze_step = freeze_step(optimizer);
   adam.exchange = options->exchange ? ONEBIT_ADAM_EXCHANGE_STEP : ONEBIT_ADAM_EXCHANGE_MOMENTUM;
   adam.shards = (onebit_shards_t)options->shards;
   adam.common = common_options(optimizer);
@@ -39,7 +47,8 @@ static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_te
   const train_options_t *options = optimizer->options;
   onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
   lamb.beta2 = (double)options->beta2;
-  lamb.freeze_step = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
+  lamb.epsilon = (double)options->epsilon;
+  lamb.freeze_step = freeze_step(optimizer);
   lamb.common = common_options(optimizer);
   return onebit_lamb_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
                             &lamb, &optimizer->onebit);
@@ -50,6 +59,7 @@ static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
   const train_options_t *options = optimizer->options;
   onebit_zero_one_adam_options_t adam = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
+  adam.epsilon = (double)options->epsilon;
   adam.variance_freeze_step = options->variance_freeze;
   adam.variance_update_scaler = options->variance_scaler;
   adam.local_step_scaler = options->local_scaler;
@@ -64,7 +74,7 @@ static onebit_status_t create_momentum(train_optimizer_t *optimizer,
   const train_options_t *options = optimizer->options;
   onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
   momentum.momentum = (double)options->momentum;
-  momentum.warmup_steps = optimizer->form == DENSE ? ONEBIT_FREEZE_NEVER : options->freeze;
+  momentum.warmup_steps = freeze_step(optimizer);
   momentum.common = common_options(optimizer);
   return onebit_momentum_create(optimizer->task->team->gradients, tensors,
                                 optimizer->task->ntensors, &momentum, &optimizer->onebit);

@@ -41,7 +41,7 @@ static const option_t training[] = {
 };
 
 static const option_t optimizer[] = {
-    {"freeze-step", OPTION_COUNT, AT(freeze), 0, 1e9, "auto", ONEBIT_FREEZE_AUTOMATIC,
+    {"freeze-step", OPTION_COUNT, AT(freeze), 0, 1e9, "auto", FREEZE_AUTOMATIC,
      "dense steps of adam, lamb and momentum at first; auto, of the first two: until the variance "
      "is steady; default a fifth of the steps, of momentum 0"},
     {"variance-freeze-step", OPTION_COUNT, AT(variance_freeze), 1, 1e9, NULL, 0,
@@ -59,6 +59,8 @@ static const option_t optimizer[] = {
      "adam: each rank keeps the state of its share only, and what is sent back to all; default "
      "none"},
     {"beta2", OPTION_REAL, AT(beta2), 0.1, 0.999999, NULL, 0, "how slowly the variance forgets"},
+    {"epsilon", OPTION_REAL, AT(epsilon), 1e-12, 1, NULL, 0,
+     "added to the root of the variance: what counts as no gradient"},
     {"momentum", OPTION_REAL, AT(momentum), 0.01, 0.999999, NULL, 0, "of momentum SGD"},
     {"weight-decay", OPTION_REAL, AT(weight_decay), 0, 10, NULL, 0, "of the matrices"},
     {"clip-norm", OPTION_REAL, AT(clip_norm), 0, 1e9, NULL, 0,
@@ -98,6 +100,8 @@ static const option_t reports[] = {
     {"checkpoint", OPTION_PATH, AT(checkpoint), 0, 0, "DIRECTORY", 0, "where to save the training"},
     {"save-every", OPTION_COUNT, AT(save_every), 1, 1e9, NULL, 0,
      "steps from one time to the next; default: only at the end"},
+    {"stop-at", OPTION_COUNT, AT(stop_at), 1, 1e9, NULL, 0,
+     "end after this step, before the others of --steps; --resume makes them"},
     {"resume", OPTION_FLAG, AT(resume), 0, 0, NULL, 0, "go on from what was saved there"},
     {"help", OPTION_FLAG, AT(help), 0, 0, NULL, 0, "print this and stop"},
 };
@@ -155,6 +159,10 @@ static int check_method(const train_options_t *options, char *words) {
              options->exchange ? "exchange" : "shards");
   else if (options->method == ADAM && options->exchange && options->shards)
     snprintf(words, OPTION_WORDS, "--exchange step: not with --shards, which say what is sent");
+  else if (options->freeze == 0 && (options->method == ADAM || options->method == LAMB))
+    snprintf(words, OPTION_WORDS, "--freeze-step 0: wants at least one dense step; auto finds it");
+  else if (options->freeze == FREEZE_AUTOMATIC && options->method == MOMENTUM)
+    snprintf(words, OPTION_WORDS, "--freeze-step auto: of adam and lamb only");
   else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
     snprintf(words, OPTION_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
   else
@@ -195,6 +203,11 @@ const char *train_form_name(int method, form_t form) {
       [MOMENTUM] = {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce"},
   };
   return names[method][form];
+}
+
+size_t train_last_step(const train_options_t *options) {
+  const size_t stop_at = options->stop_at;
+  return stop_at > 0 && stop_at < options->steps ? stop_at : options->steps;
 }
 
 /* Lines and a square root, no cosine: all ranks must find the same bits, which two C libraries

@@ -13,6 +13,8 @@ typedef enum method { ADAM, LAMB, ZERO_ONE_ADAM, MOMENTUM, METHODS } method_t; /
  * MPI_Allreduce and an optimizer of train_dense.h. */
 typedef enum form { COMPRESSED, DENSE, DENSE_MPI, FORMS } form_t;
 
+#define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
+
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
 /* In the structs of options of both programs it comes first. */
@@ -29,9 +31,9 @@ typedef struct train_options {
   int decay;
   float last_rate; /* where DECAY_LINEAR ends, as a part of the highest */
 
-  size_t freeze; /* dense steps at first, or ONEBIT_FREEZE_AUTOMATIC */
+  size_t freeze; /* dense steps at first, or FREEZE_AUTOMATIC */
   size_t variance_freeze, variance_scaler, local_scaler, local_clipper; /* 0/1 Adam's */
-  float beta2, momentum, weight_decay, clip_norm;
+  float beta2, epsilon, momentum, weight_decay, clip_norm;
   int exchange;                                /* an onebit_adam_exchange_t, less 1 */
   int shards;                                  /* an onebit_shards_t */
   int scale;                                   /* an onebit_scale_t */
@@ -41,7 +43,7 @@ typedef struct train_options {
   size_t loss_scale_interval;
 
   const char *checkpoint; /* a directory; NULL: none */
-  size_t save_every;
+  size_t save_every, stop_at;
   int resume;
 
   size_t report_every, validate_every; /* steps; validate_every 0: only at the end */
@@ -73,6 +75,9 @@ form_t train_options_form(const train_options_t *options);
 
 /* "1-bit Adam", "dense Adam over MPI_Allreduce". */
 const char *train_form_name(int method, form_t form);
+
+/* Steps when the training ends: --steps, or --stop-at. */
+size_t train_last_step(const train_options_t *options);
 
 /* Of step 0 and on: the same bits on all ranks. */
 float train_learning_rate(const train_options_t *options, size_t step);

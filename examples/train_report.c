@@ -55,12 +55,26 @@ static double seconds(const training_t *training) {
   return training->tally[0].seconds + training->tally[1].seconds;
 }
 
+/* Do the steps lead anywhere? Some are skipped while the loss scale falls, from 2^30 to 1 thirty. */
+static int check_progress(const training_t *training, const tally_t *since) {
+  char words[OPTION_WORDS];
+  snprintf(words, sizeof words,
+           "no gradient is a number any more: the latest %zu steps were skipped; a lower "
+           "--learning-rate may help",
+           training->skipped);
+  if (agree(training->team, isfinite(since->loss),
+            "the loss is not a number any more; a lower --learning-rate may help") != 0)
+    return -1;
+  return agree(training->team, training->skipped <= 40, words);
+}
+
 /* What is exchanged here is not timed. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since) {
-  const size_t every = training->options->validate_every, last = training->options->steps;
+  const size_t every = training->options->validate_every, last = train_last_step(training->options);
   const int validates = step == last || (every > 0 && step % every == 0);
   float numbers[NUMBERS] = {(float)per_step(since, since->loss)};
-  if (mean(training->team, numbers, "mean of the loss") != 0)
+  if (check_progress(training, since) != 0 ||
+      mean(training->team, numbers, "mean of the loss") != 0)
     return -1;
   training->loss = (double)numbers[0];
   print_progress(training, step, stage, since);

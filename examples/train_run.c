@@ -29,6 +29,42 @@ static void destroy(training_t *training, const train_kind_t *kind) {
   training->task = NULL;
 }
 
+/* --- Checkpoints -------------------------------------------------------------------------------*/
+
+/* The samples of a step depend on its number alone, so what the optimizer saves is all there is to
+ * save. */
+static int resume(training_t *training) {
+  const train_options_t *options = training->options;
+  train_optimizer_t *optimizer = &training->optimizer;
+  char words[OPTION_WORDS];
+  if (!options->resume)
+    return 0;
+  if (check(training->team, onebit_optimizer_load_files(optimizer->onebit, options->checkpoint),
+            "--resume") != 0)
+    return -1;
+  train_arrays_refresh(&optimizer->arrays);
+  const onebit_optimizer_info_t info = train_optimizer_info(optimizer);
+  training->first = (size_t)(info.steps + info.skipped);
+  snprintf(words, sizeof words, "--resume: %.300s is of step %zu, and %zu steps are all",
+           options->checkpoint, training->first, train_last_step(options));
+  say(training->team, "resumed after step %zu, from %s\n", training->first, options->checkpoint);
+  return agree(training->team, training->first < train_last_step(options), words);
+}
+
+/* After so many steps, where one is due. */
+static int save(training_t *training, size_t step) {
+  const train_options_t *options = training->options;
+  const size_t every = options->save_every;
+  if (!options->checkpoint ||
+      (step < train_last_step(options) && (every == 0 || step % every != 0)))
+    return 0;
+  return check(training->team,
+               onebit_optimizer_save_files(training->optimizer.onebit, options->checkpoint),
+               "--checkpoint");
+}
+
+/* --- Steps -------------------------------------------------------------------------------------*/
+
 /* The optimizer's time includes waiting for a slower rank. */
 static int take_step(training_t *training, size_t step, tally_t *tally) {
   train_optimizer_t *optimizer = &training->optimizer;
@@ -46,6 +82,7 @@ static int take_step(training_t *training, size_t step, tally_t *tally) {
                      .loss = loss,
                      .seconds = end - start,
                      .optimizer_seconds = end - middle};
+  training->skipped = status == ONEBIT_SKIPPED ? training->skipped + 1 : 0;
   return status == ONEBIT_SKIPPED ? 0 : check(training->team, status, "optimizer step");
 }
 
@@ -58,7 +95,7 @@ static void add(tally_t *sum, const tally_t *tally) {
 }
 
 static int is_reported(const train_options_t *options, size_t step) {
-  return step % options->report_every == 0 || step == options->steps ||
+  return step % options->report_every == 0 || step == train_last_step(options) ||
          (options->validate_every > 0 && step % options->validate_every == 0);
 }
 
@@ -73,7 +110,7 @@ static int take_steps(training_t *training) {
   onebit_stage_t stage = next_stage(training, ONEBIT_STAGE_WARMUP);
   tally_t since = {0}, one;
   report_head(training);
-  for (size_t step = training->first + 1; step <= training->options->steps; step++) {
+  for (size_t step = training->first + 1; step <= train_last_step(training->options); step++) {
     if (take_step(training, step - 1, &one) != 0)
       return -1;
     add(&training->tally[stage], &one);
@@ -83,6 +120,8 @@ static int take_steps(training_t *training) {
         return -1;
       since = (tally_t){0};
     }
+    if (save(training, step) != 0)
+      return -1;
     stage = next_stage(training, stage);
   }
   return 0;
@@ -114,6 +153,8 @@ static int check_parameters(training_t *training) {
 
 int train(training_t *training, const train_kind_t *kind, const void *data) {
   int result = create(training, kind, data);
+  if (result == 0)
+    result = resume(training);
   if (result == 0)
     result = report_open(training);
   if (result == 0)

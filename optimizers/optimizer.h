@@ -160,6 +160,7 @@ struct ob_method {
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
   bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
+  bool lamb;       /* is optimizer->own a struct ob_lamb? */
   bool sharded;    /* has a unit only the state of the share that this rank serves? (shards.c) */
   unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
   /* What it needs besides the units, once they are made: collective. NULL: nothing. */

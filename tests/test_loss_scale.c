@@ -235,6 +235,64 @@ Test(loss_scale, comes_down_to_where_float16_does_not_overflow) {
       on_ranks(sizes[p], float16_on_rank, NULL);
 }
 
+/* --- A scale of each rank's own */
+
+static struct learner *make_zero_one(onebit_comm_t comm, double loss_scale, double clip_norm) {
+  struct learner *learner = allocate(1, sizeof *learner);
+  onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  options.variance_freeze_step = 2;
+  options.local_step_scaler = 2;
+  options.local_step_clipper = 3;
+  options.common.loss_scale_first = loss_scale;
+  options.common.clip_norm = clip_norm;
+  learner->gradient = allocate(COUNT, sizeof(float));
+  fill_input(learner->parameter, ONEBIT_FLOAT32, COUNT, 99, 0);
+  onebit_tensor_t tensor = {learner->parameter, learner->gradient, COUNT, 0, 0, 0};
+  CHECK_STATUS(onebit_zero_one_adam_create(comm, &tensor, 1, &options, &learner->optimizer),
+               ONEBIT_OK);
+  return learner;
+}
+
+/* In a step that sends nothing, rank 0 alone sees that its gradient is spoilt, and its scale falls
+ * alone: what the ranks then exchange is as if there were no scales. */
+static void own_scale_on_rank(onebit_comm_t comm, void *context) {
+  const double *clip_norm = context;
+  int rank = onebit_comm_rank(comm), fallen = 0;
+  struct learner *scaled = make_zero_one(comm, 1024, *clip_norm);
+  struct learner *plain = make_zero_one(comm, 0, *clip_norm);
+  for (int step = 0; step < 24; step++) {
+    onebit_optimizer_info_t before = {.size = sizeof before}, after = {.size = sizeof after};
+    bool bad = step % 2 && rank == 0;
+    check_case("step %d of 0/1 Adam, clip %g", step, *clip_norm);
+    CHECK_STATUS(onebit_optimizer_get_info(plain->optimizer, &before), ONEBIT_OK);
+    compute_gradient(plain, rank, step);
+    compute_gradient(scaled, rank, step);
+    if (bad) {
+      spoil_gradient(plain, step);
+      spoil_gradient(scaled, step);
+    }
+    onebit_status_t status = make_step(plain);
+    CHECK_STATUS(make_step(scaled), status);
+    CHECK_BITS("parameters", scaled->parameter, plain->parameter, COUNT, ONEBIT_FLOAT32);
+    CHECK_STATUS(onebit_optimizer_get_info(plain->optimizer, &after), ONEBIT_OK);
+    bool silent = after.exchanges[2] > before.exchanges[2];
+    if (step % 2) /* of another step all ranks learn, and skip it */
+      CHECK_STATUS(status, silent && rank ? ONEBIT_OK : ONEBIT_SKIPPED);
+    fallen += status == ONEBIT_SKIPPED;
+    CHECK(scale_of(scaled) == fmax(1024.0 / (double)(1 << fallen), 1), "the scale is %g after %d",
+          scale_of(scaled), fallen);
+  }
+  CHECK(rank ? fallen > 0 && fallen < 12 : fallen == 12, "%d of 12 steps were skipped", fallen);
+  free_learner(scaled);
+  free_learner(plain);
+}
+
+Test(loss_scale, is_a_ranks_own_where_a_step_sends_nothing) {
+  for (int size = 1; size <= 4; size++)
+    for (int clips = 0; clips <= 1; clips++)
+      on_ranks(size, own_scale_on_rank, &(double){clips * 100.0});
+}
+
 /* --- In parts: a scale that is asked for while a step is open is that of this step. */
 
 static void open_on_rank(onebit_comm_t comm, void *context) {

@@ -1,0 +1,216 @@
+/*
+ * Parts that are damaged, or made to do harm: any bit that is another one is found, a part that is
+ * cut off too, and what has checksums that are right but numbers that are not does no harm. On an
+ * error nothing has changed.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_parts.h"
+
+TestSuite(checkpoint_damage, .timeout = 300);
+
+/* --- A small optimizer of one rank, whose part is small too */
+
+enum { SMALL = 45 };
+
+struct small {
+  onebit_comm_t comm;
+  float parameters[SMALL], gradients[SMALL];
+  onebit_optimizer_t optimizer;
+};
+
+static void small_step(struct small *small, int step) {
+  fill_input(small->gradients, ONEBIT_FLOAT32, SMALL, 0, step);
+  CHECK_STATUS(onebit_optimizer_step(small->optimizer, 0.01f), ONEBIT_OK);
+}
+
+static struct small *make_small(int steps, size_t freeze_step) {
+  struct small *small = allocate(1, sizeof *small);
+  const onebit_tensor_t tensors[] = {
+      {.parameter = small->parameters, .gradient = small->gradients, .count = 40},
+      {.parameter = small->parameters + 40,
+       .gradient = small->gradients + 40,
+       .count = 5,
+       .uncompressed = 1}};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.freeze_step = freeze_step;
+  options.beta2 = 0.7;
+  options.common.block_size = 32;
+  fill_input(small->parameters, ONEBIT_FLOAT32, SMALL, 50, steps);
+  CHECK_STATUS(onebit_comm_create_self(&small->comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(small->comm, tensors, 2, &options, &small->optimizer), ONEBIT_OK);
+  for (int step = 0; step < steps; step++)
+    small_step(small, step);
+  return small;
+}
+
+static void free_small(struct small *small) {
+  onebit_optimizer_destroy(small->optimizer);
+  onebit_comm_destroy(small->comm);
+  free(small);
+}
+
+static unsigned char *save_small(struct small *small, size_t *bytes) {
+  CHECK_STATUS(onebit_optimizer_save(small->optimizer, NULL, 0, bytes), ONEBIT_OK);
+  unsigned char *part = allocate(1, *bytes);
+  CHECK_STATUS(onebit_optimizer_save(small->optimizer, part, *bytes, bytes), ONEBIT_OK);
+  return part;
+}
+
+static onebit_status_t load_small(struct small *small, const void *part, size_t bytes) {
+  const void *parts[] = {part};
+  return onebit_optimizer_load(small->optimizer, parts, &bytes, 1);
+}
+
+/* The optimizer is as it was: so it saves the same part, and its parameters are the same. */
+struct unchanged {
+  struct small *small;
+  unsigned char *part;
+  float parameters[SMALL];
+  size_t bytes;
+};
+
+static struct unchanged remember(struct small *small) {
+  struct unchanged unchanged = {.small = small};
+  unchanged.part = save_small(small, &unchanged.bytes);
+  memcpy(unchanged.parameters, small->parameters, sizeof small->parameters);
+  return unchanged;
+}
+
+static bool check_unchanged(const struct unchanged *unchanged) {
+  size_t bytes = 0;
+  unsigned char *part = save_small(unchanged->small, &bytes);
+  bool same = CHECK(bytes == unchanged->bytes && memcmp(part, unchanged->part, bytes) == 0,
+                    "the optimizer has changed");
+  free(part);
+  return same && CHECK_BITS("parameters", unchanged->small->parameters, unchanged->parameters,
+                            SMALL, ONEBIT_FLOAT32);
+}
+
+/* Each stage has sections of its own. */
+static const struct {
+  int steps;
+  size_t freeze_step;
+} stages[] = {{2, 0}, {3, 3}, {5, 3}};
+
+static void flip_every_bit(int steps, size_t freeze_step) {
+  struct small *saved = make_small(steps, freeze_step), *other = make_small(1, freeze_step);
+  size_t bytes;
+  unsigned char *part = save_small(saved, &bytes);
+  struct unchanged unchanged = remember(other);
+  for (size_t bit = 0; bit < 8 * bytes; bit++) {
+    part[bit / 8] ^= (unsigned char)(1 << bit % 8);
+    onebit_status_t status = load_small(other, part, bytes);
+    if (!CHECK(status == ONEBIT_ERROR_CHECKPOINT, "bit %zu of %zu bytes: status %d", bit, bytes,
+               (int)status))
+      break;
+    part[bit / 8] ^= (unsigned char)(1 << bit % 8);
+  }
+  check_unchanged(&unchanged);
+  CHECK_STATUS(load_small(other, part, bytes), ONEBIT_OK);
+  CHECK_BITS("parameters", other->parameters, saved->parameters, SMALL, ONEBIT_FLOAT32);
+  checks_must_hold();
+  free(part);
+  free(unchanged.part);
+  free_small(saved);
+  free_small(other);
+}
+
+Test(checkpoint_damage, every_bit_that_flips_is_found) {
+  for (size_t k = 0; k < sizeof stages / sizeof stages[0]; k++)
+    flip_every_bit(stages[k].steps, stages[k].freeze_step);
+}
+
+/* The memory ends where the part is cut off: nothing behind it may be touched. */
+static void cut_everywhere(int steps, size_t freeze_step) {
+  struct small *saved = make_small(steps, freeze_step);
+  size_t bytes;
+  unsigned char *part = save_small(saved, &bytes);
+  struct unchanged unchanged = remember(saved);
+  char words[64];
+  for (size_t length = 0; length < bytes; length++) {
+    struct guarded cut = guarded_create(length, GUARD_ABOVE);
+    memcpy(cut.data, part, length);
+    CHECK_STATUS(load_small(saved, cut.data, length), ONEBIT_ERROR_CHECKPOINT);
+    CHECK_WORDS("part 0: truncated: ");
+    snprintf(words, sizeof words, "%zu of %zu bytes", length, bytes);
+    if (length >= PART_ROWS && !CHECK_WORDS(words))
+      break;
+    guarded_destroy(&cut);
+  }
+  check_unchanged(&unchanged);
+  unsigned char *longer = allocate(1, bytes + 8);
+  memcpy(longer, part, bytes);
+  CHECK_STATUS(load_small(saved, longer, bytes + 8), ONEBIT_ERROR_CHECKPOINT);
+  checks_must_hold();
+  free(longer);
+  free(part);
+  free(unchanged.part);
+  free_small(saved);
+}
+
+Test(checkpoint_damage, cut_off_after_every_byte) {
+  for (size_t k = 0; k < sizeof stages / sizeof stages[0]; k++)
+    cut_everywhere(stages[k].steps, stages[k].freeze_step);
+}
+
+/* --- Made to do harm: every number of the front becomes any that may hurt, with checksums that are
+ * right. What is then no error is another state, which must be one: it is saved and stepped. */
+
+static void try_harm(struct small *other, unsigned char *part, size_t bytes,
+                     const unsigned char *good, size_t at, size_t width, uint64_t number) {
+  memcpy(part, good, bytes);
+  memcpy(part + at, &number, width);
+  uint64_t front = part_number(part, PART_FRONT), tensors = part_number(part, PART_TENSORS);
+  if (front <= bytes && front % 8 == 0 && tensors < 100)
+    part_sign(part);
+  onebit_status_t status = load_small(other, part, bytes);
+  CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_CHECKPOINT, "byte %zu as %llu: status %d", at,
+        (unsigned long long)number, (int)status);
+  if (status != ONEBIT_OK)
+    return;
+  small_step(other, 3);
+  CHECK_STATUS(load_small(other, good, bytes), ONEBIT_OK);
+}
+
+static void harm_everywhere(int steps, size_t freeze_step) {
+  static const uint64_t numbers[] = {0,
+                                     1,
+                                     2,
+                                     7,
+                                     41,
+                                     0x7fffffff,
+                                     0x80000000,
+                                     0xffffffff,
+                                     0x100000000,
+                                     0x3fffffffffffffff,
+                                     0x7fffffffffffffff,
+                                     0x8000000000000000,
+                                     0xfffffffffffffff8,
+                                     0xffffffffffffffff,
+                                     0x7ff0000000000000,
+                                     0x7ff8000000000000};
+  struct small *saved = make_small(steps, freeze_step), *other = make_small(1, freeze_step);
+  size_t bytes;
+  unsigned char *good = save_small(saved, &bytes), *part = allocate(1, bytes);
+  size_t front = part_number(good, PART_FRONT);
+  for (size_t at = PART_VERSION; at < front; at += 4)
+    for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
+      try_harm(other, part, bytes, good, at, 4, numbers[k]);
+      if (at + 8 <= front)
+        try_harm(other, part, bytes, good, at, 8, numbers[k]);
+    }
+  checks_must_hold();
+  free(good);
+  free(part);
+  free_small(saved);
+  free_small(other);
+}
+
+Test(checkpoint_damage, numbers_that_may_hurt) {
+  for (size_t k = 0; k < sizeof stages / sizeof stages[0]; k++)
+    harm_everywhere(stages[k].steps, stages[k].freeze_step);
+}

@@ -1,0 +1,285 @@
+/*
+ * Parts that are not what they should be: an error with words that say what is wrong with which of
+ * them, on every rank, and nothing has changed.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_parts.h"
+
+TestSuite(checkpoint_wrong, .timeout = 300);
+
+struct mistake_run {
+  const struct checkpoint_case *what;
+  struct saved_parts parts;
+  onebit_status_t wanted;
+  const char *words;
+};
+
+static void load_mistake(onebit_comm_t comm, void *context) {
+  struct mistake_run *run = context;
+  struct trainee trainee = trainee_create(comm, run->what, 3);
+  struct saved_parts before = {0}, after = {0};
+  check_case("%s", run->words);
+  CHECK_STATUS(onebit_optimizer_save(trainee.optimizer, NULL, 0, &before.bytes[0]), ONEBIT_OK);
+  before.memory[0] = allocate(1, before.bytes[0]);
+  after.memory[0] = allocate(1, before.bytes[0]);
+  CHECK_STATUS(
+      onebit_optimizer_save(trainee.optimizer, before.memory[0], before.bytes[0], &before.bytes[0]),
+      ONEBIT_OK);
+  CHECK_STATUS(trainee_load(&trainee, &run->parts), run->wanted);
+  CHECK_WORDS(run->words);
+  CHECK_STATUS(
+      onebit_optimizer_save(trainee.optimizer, after.memory[0], before.bytes[0], &after.bytes[0]),
+      ONEBIT_OK);
+  CHECK(memcmp(before.memory[0], after.memory[0], before.bytes[0]) == 0, "it has changed");
+  trainee_step(&trainee, 0);
+  free(before.memory[0]);
+  free(after.memory[0]);
+  trainee_destroy(&trainee);
+}
+
+static struct mistake_run saved_mistake(const struct checkpoint_case *what, int steps,
+                                        const char *words) {
+  struct mistake_run run = {.what = what, .wanted = ONEBIT_ERROR_CHECKPOINT, .words = words};
+  save_after(what, steps, &run.parts);
+  return run;
+}
+
+static void check_mistake(struct mistake_run *run, const struct checkpoint_case *what) {
+  run->what = what;
+  on_hosts(what->size, what->hosts ? what->hosts : 1, load_mistake, run);
+  free_parts(&run->parts);
+}
+
+static const struct checkpoint_case two = {"two ranks", .kind = CHECKPOINT_ADAM, .size = 2,
+                                           .steps = 8, .freeze_step = 3};
+
+Test(checkpoint_wrong, words_for_another_optimizer) {
+  struct checkpoint_case other = two;
+  struct mistake_run run = saved_mistake(&two, 5, "saved by adam, loaded by momentum");
+  other.kind = CHECKPOINT_MOMENTUM;
+  other.freeze_step = 0;
+  check_mistake(&run, &other);
+  run = saved_mistake(&two, 5, "profile");
+  other = two;
+  other.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  check_mistake(&run, &other);
+  run = saved_mistake(&two, 5, "exchange");
+  other = two;
+  other.exchange = ONEBIT_ADAM_EXCHANGE_STEP;
+  check_mistake(&run, &other);
+  run = saved_mistake(&two, 5, "tensor 1 was compressed");
+  other = two;
+  other.uncompressed = 2;
+  check_mistake(&run, &other);
+  run = saved_mistake(&two, 5, "saved after the freeze with shards 0, loaded with 1");
+  other = two;
+  other.shards = ONEBIT_SHARDS_STEP;
+  check_mistake(&run, &other);
+  struct checkpoint_case momentum = two;
+  momentum.kind = CHECKPOINT_MOMENTUM;
+  momentum.freeze_step = 0;
+  run = saved_mistake(&momentum, 2, "saved without a warm-up, loaded with one");
+  other = momentum;
+  other.freeze_step = 3;
+  check_mistake(&run, &other);
+  run = saved_mistake(&other, 2, "saved with a warm-up, loaded without one");
+  check_mistake(&run, &momentum);
+}
+
+static void swap(struct saved_parts *parts, int a, int b) {
+  void *memory = parts->memory[a];
+  size_t bytes = parts->bytes[a];
+  parts->memory[a] = parts->memory[b];
+  parts->bytes[a] = parts->bytes[b];
+  parts->memory[b] = memory;
+  parts->bytes[b] = bytes;
+}
+
+/* The section of that kind, and where its number `at` lies. */
+static size_t find_section(const void *part, uint32_t what) {
+  size_t number = 0;
+  while (part_section(part, number).what != what)
+    number++;
+  return number;
+}
+
+static void damage(void *part, uint32_t what) {
+  struct section section = part_section(part, find_section(part, what));
+  ((unsigned char *)part)[section.offset + 5] ^= 4;
+}
+
+Test(checkpoint_wrong, words_for_parts) {
+  struct mistake_run run = saved_mistake(&two, 5, "part 0: saved by one of 2 ranks");
+  free(run.parts.memory[1]);
+  run.parts.count = 1;
+  check_mistake(&run, &two);
+  run = saved_mistake(&two, 5, "part 0: saved by rank 1");
+  swap(&run.parts, 0, 1);
+  check_mistake(&run, &two);
+  struct mistake_run later = saved_mistake(&two, 6, "");
+  run = saved_mistake(&two, 5, "parts 0 and 1 are of different steps, 5 and 6");
+  void *one = run.parts.memory[1];
+  run.parts.memory[1] = later.parts.memory[1];
+  check_mistake(&run, &two);
+  later.parts.memory[1] = one;
+  free_parts(&later.parts);
+  run = saved_mistake(&two, 5, "part 1: truncated: 1000 of ");
+  run.parts.bytes[1] = 1000;
+  check_mistake(&run, &two);
+  run = saved_mistake(&two, 5, "part 1: section 'variance': checksum ");
+  damage(run.parts.memory[1], SECTION_VARIANCE);
+  check_mistake(&run, &two);
+  run = saved_mistake(&two, 5, "part 1: written by format version 9, this library reads up to 1");
+  ((unsigned char *)run.parts.memory[1])[PART_VERSION] = 9;
+  check_mistake(&run, &two);
+  run = saved_mistake(&two, 5, "part 1: its first bytes");
+  ((unsigned char *)run.parts.memory[1])[3] ^= 1;
+  check_mistake(&run, &two);
+  run = saved_mistake(&two, 5, "part 0: header: checksum ");
+  ((unsigned char *)run.parts.memory[0])[PART_STEPS] ^= 1;
+  check_mistake(&run, &two);
+}
+
+/* A tensor's count, in all parts, with checksums that are right. */
+Test(checkpoint_wrong, words_for_other_tensors) {
+  struct mistake_run run =
+      saved_mistake(&two, 5, "part 0: tensor 3 has 4097 elements, saved were 12");
+  for (int k = 0; k < 2; k++) {
+    part_set(run.parts.memory[k], PART_ROWS + 3 * 16, 12);
+    part_sign(run.parts.memory[k]);
+  }
+  check_mistake(&run, &two);
+}
+
+/* What is left out of all parts. */
+Test(checkpoint_wrong, words_for_missing_elements) {
+  struct mistake_run run = saved_mistake(&two, 5, "no part has element 0 of section 'variance'");
+  char *part = run.parts.memory[0];
+  size_t number = find_section(part, SECTION_VARIANCE);
+  struct section section = part_section(part, number);
+  section.first++;
+  section.count--;
+  if (section.count % 2)
+    section.count--; /* so that its bytes are as many but 8: the next one moves up */
+  part_set_section(part, number, &section);
+  size_t bytes = run.parts.bytes[0] - 8, next = section.offset + (section.count * 4 + 7) / 8 * 8;
+  memmove(part + next, part + next + 8, bytes - next);
+  for (size_t k = number + 1; k < part_number(part, PART_SECTIONS); k++) {
+    struct section after = part_section(part, k);
+    after.offset -= 8;
+    part_set_section(part, k, &after);
+  }
+  part_set(part, PART_BYTES, bytes);
+  run.parts.bytes[0] = bytes;
+  part_sign_section(part, number);
+  part_sign(part);
+  check_mistake(&run, &two);
+}
+
+Test(checkpoint_wrong, values_that_are_not_finite) {
+  static const uint32_t whats[] = {SECTION_MOMENTUM, SECTION_WORKER, SECTION_SERVER};
+  static const char *const words[] = {"section 'momentum': element ",
+                                      "section 'worker errors': element ",
+                                      "section 'server errors': element "};
+  for (int k = 0; k < 3; k++) {
+    struct checkpoint_case one = two;
+    one.size = 1;
+    struct mistake_run run = saved_mistake(&one, 5, words[k]);
+    char *part = run.parts.memory[0];
+    size_t number = find_section(part, whats[k]);
+    const float infinite = 1.0f / 0.0f;
+    memcpy(part + part_section(part, number).offset, &infinite, sizeof infinite);
+    part_sign_section(part, number);
+    part_sign(part);
+    check_mistake(&run, &one);
+  }
+}
+
+/* Only what a rank needs is looked at: the error of another one is not. The others hear of what one
+ * rank has found. */
+static void load_damaged(onebit_comm_t comm, void *context) {
+  struct mistake_run *run = context;
+  struct trainee trainee = trainee_create(comm, run->what, 3);
+  bool mine = trainee.rank == 1;
+  CHECK_STATUS(trainee_load(&trainee, &run->parts),
+               mine ? ONEBIT_ERROR_CHECKPOINT : ONEBIT_ERROR_PEER);
+  CHECK_WORDS(mine ? "section 'worker errors'" : "rank 1 reports ONEBIT_ERROR_CHECKPOINT");
+  trainee_step(&trainee, 0);
+  trainee_destroy(&trainee);
+}
+
+Test(checkpoint_wrong, one_rank_tells_the_others) {
+  struct mistake_run run = saved_mistake(&two, 5, "");
+  damage(run.parts.memory[1], SECTION_WORKER);
+  on_ranks(2, load_damaged, &run);
+  free_parts(&run.parts);
+}
+
+/* --- Arguments */
+
+Test(checkpoint_wrong, arguments) {
+  onebit_comm_t comm;
+  static unsigned char memory[9000]; /* the norms of the automatic freeze, most of it */
+  float parameter = 0, gradient = 1;
+  onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
+  onebit_optimizer_t optimizer;
+  size_t bytes = 7, whole;
+  const void *parts[] = {memory, NULL};
+  size_t lengths[] = {0, 0};
+  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_save(NULL, NULL, 0, &bytes), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("optimizer is NULL");
+  CHECK_STATUS(onebit_optimizer_save(optimizer, memory, sizeof memory, NULL),
+               ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("bytes is NULL");
+  CHECK_STATUS(onebit_optimizer_save(optimizer, NULL, 0, &whole), ONEBIT_OK);
+  fill_pattern(memory, sizeof memory);
+  CHECK_STATUS(onebit_optimizer_save(optimizer, memory, whole - 1, &bytes), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("capacity is ");
+  CHECK(bytes == whole && pattern_holds(memory, sizeof memory), "it has written");
+  CHECK_STATUS(onebit_optimizer_save(optimizer, memory, whole, &bytes), ONEBIT_OK);
+  lengths[0] = whole;
+  CHECK_STATUS(onebit_optimizer_load(NULL, parts, lengths, 1), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_optimizer_load(optimizer, NULL, lengths, 1), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("parts is NULL");
+  CHECK_STATUS(onebit_optimizer_load(optimizer, parts, NULL, 1), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("bytes is NULL");
+  CHECK_STATUS(onebit_optimizer_load(optimizer, parts, lengths, 0), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("count is 0");
+  CHECK_STATUS(onebit_optimizer_load(optimizer, parts, lengths, 2), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("parts[1] is NULL");
+  CHECK_STATUS(onebit_optimizer_begin(optimizer, 0.1f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_save(optimizer, memory, whole, &bytes), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_optimizer_load(optimizer, parts, lengths, 1), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_load(optimizer, parts, lengths, 1), ONEBIT_OK);
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+/* An optimizer of nothing is saved and loaded like any other. */
+Test(checkpoint_wrong, no_tensor) {
+  onebit_comm_t comm;
+  onebit_optimizer_t optimizer;
+  unsigned char memory[2000];
+  const void *parts[] = {memory};
+  size_t bytes;
+  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(comm, NULL, 0, NULL, &optimizer), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_save(optimizer, memory, sizeof memory, &bytes),
+               ONEBIT_ERROR_ARGUMENT);
+  unsigned char *whole = allocate(1, bytes);
+  parts[0] = whole;
+  CHECK_STATUS(onebit_optimizer_save(optimizer, whole, bytes, &bytes), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_load(optimizer, parts, &bytes, 1), ONEBIT_OK);
+  free(whole);
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}

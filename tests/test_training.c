@@ -1,0 +1,235 @@
+/*
+ * What the trainings of examples/ share, on small drawn digits and four ranks: each optimizer
+ * learns what it does not without error feedback, a training that is saved and resumed ends with
+ * the same bits, and options that must not matter do not.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/image_options.h"
+#include "examples/image_task.h"
+#include "examples/images.h"
+#include "examples/train_run.h"
+#include "tests/support_replay.h"
+
+TestSuite(training, .timeout = 300);
+
+enum { RANKS = 4, MOST_ARGUMENTS = 40 };
+
+struct outcome {
+  image_options_t options;
+  images_t images;
+  training_t training; /* of rank 0 */
+};
+
+static int run_rank(team_t *team, const void *context) {
+  struct outcome *outcome = (struct outcome *)(uintptr_t)context;
+  const train_options_t *options = &outcome->options.train;
+  training_t training = {.options = options, .team = team, .form = train_options_form(options)};
+  team->quiet = 1;
+  team->gradients = team->comm;
+  const int result = train(&training, &image_kind, &outcome->images);
+  if (team->rank == 0)
+    outcome->training = training;
+  return result == 0 ? 0 : 1;
+}
+
+static void parse(image_options_t *options, const char *arguments) {
+  char words[OPTION_WORDS] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
+  char *line = strdup(arguments), *rest = line;
+  int argc = 1;
+  for (char *word; (word = strtok_r(rest, " ", &rest));)
+    argv[argc++] = word;
+  cr_assert_eq(image_options_parse(options, argc, argv, words), 0, "%s", words);
+  options->train.checkpoint = options->train.checkpoint ? strdup(options->train.checkpoint) : NULL;
+  free(line);
+}
+
+static void draw(images_t *images) {
+  char words[IMAGE_WORDS];
+  cr_assert_eq(images_draw(images, 1000, 16, words), 0, "%s", words);
+  images_split(images, 200);
+}
+
+/* A training with these options on so many ranks. */
+static training_t train_on(size_t ranks, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static training_t train_on(size_t ranks, const char *format, ...) {
+  struct outcome outcome = {.training = {0}};
+  char arguments[PATH_ROOM + 512] = "--channels 4 --hidden 16 --quiet ";
+  const size_t used = strlen(arguments);
+  va_list rest;
+  va_start(rest, format);
+  vsnprintf(arguments + used, sizeof arguments - used, format, rest);
+  va_end(rest);
+  parse(&outcome.options, arguments);
+  draw(&outcome.images);
+  cr_expect_eq(team_run("test", ranks, run_rank, &outcome), 0, "%s", arguments);
+  images_free(&outcome.images);
+  free((void *)(uintptr_t)outcome.options.train.checkpoint);
+  return outcome.training;
+}
+
+/* --- Learning ----------------------------------------------------------------------------------*/
+
+/* 600 steps, of which a tenth, or a half, is dense. Without the error fed back the loss stays near
+ * that of guessing, ln 10 = 2.3, or goes back to it. */
+static void learns(const char *arguments) {
+  const training_t fed_back = train_on(RANKS, "--batch 8 --steps 600 %s", arguments);
+  const training_t control =
+      train_on(RANKS, "--batch 8 --steps 600 --no-error-feedback %s", arguments);
+  cr_log_info("%s: loss %.3f, control %.3f", arguments, fed_back.loss, control.loss);
+  cr_expect_lt(fed_back.loss, 1.0, "%s: loss %g", arguments, fed_back.loss);
+  cr_expect_gt(fed_back.quality.accuracy, 0.45, "%s: %g are right", arguments,
+               fed_back.quality.accuracy);
+  cr_expect_gt(control.loss, 1.2, "%s: the control is no worse: %g", arguments, control.loss);
+}
+
+Test(training, adam_learns) { learns("--optimizer adam --learning-rate 0.005"); }
+Test(training, adam_that_exchanges_steps_learns) {
+  learns("--optimizer adam --exchange step --learning-rate 0.005");
+}
+Test(training, lamb_learns) { learns("--optimizer lamb --learning-rate 0.005"); }
+Test(training, zero_one_adam_learns) { learns("--optimizer zero-one-adam --learning-rate 0.005"); }
+Test(training, momentum_learns) { learns("--optimizer momentum --learning-rate 0.02"); }
+
+/* Numbers of 16 bits learn as well; float16's small gradients want a loss scale. */
+Test(training, sixteen_bits_learn) {
+  const char *const cases[] = {
+      "--parameters bfloat16 --gradients bfloat16",
+      "--parameters float16 --gradients float16 --loss-scale 65536 --loss-scale-interval 50",
+      "--parameters bfloat16 --dense",
+      "--gradients float16 --clip-norm 100 --accumulate 2",
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const training_t training =
+        train_on(RANKS, "--batch 8 --steps 600 --learning-rate 0.005 %s", cases[i]);
+    cr_expect_lt(training.loss, 1.0, "%s: loss %g", cases[i], training.loss);
+    cr_expect_lt(training.info.skipped, 30, "%s: %d skipped", cases[i], (int)training.info.skipped);
+  }
+}
+
+/* --- Bits --------------------------------------------------------------------------------------*/
+
+static void same_end(const training_t *a, const training_t *b, const char *what) {
+  cr_expect_eq(a->checksum, b->checksum, "%s: other parameters", what);
+  cr_expect_eq(memcmp(&a->quality, &b->quality, sizeof a->quality), 0,
+               "%s: losses %.9g and %.9g of the held-out images", what, a->quality.loss,
+               b->quality.loss);
+  cr_expect_eq(a->info.steps, b->info.steps, "%s: %d steps and %d", what, (int)a->info.steps,
+               (int)b->info.steps);
+}
+
+static void other_end(const training_t *a, const training_t *b, const char *what) {
+  cr_expect_neq(a->checksum, b->checksum, "%s: the same parameters", what);
+}
+
+/* 30 steps, of which 10 are dense; or, of 0/1 Adam, 15 with a variance that lives. Saved in the
+ * first stage, at its end and in the second; between two meetings of 0/1 Adam too. */
+static void goes_on(const char *arguments) {
+  char directory[PATH_ROOM];
+  const char *run = "--batch 4 --steps 30 --freeze-step 10 --learning-rate 0.005";
+  const training_t whole = train_on(RANKS, "%s %s", run, arguments);
+  const size_t stops[] = {7, 10, 15, 20, 29};
+  scratch_create(directory);
+  for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
+    train_on(RANKS, "%s %s --checkpoint %s --stop-at %zu", run, arguments, directory, stops[i]);
+    const training_t rest =
+        train_on(RANKS, "%s %s --checkpoint %s --resume", run, arguments, directory);
+    cr_expect_eq(rest.first, stops[i], "%s: resumed after step %zu", arguments, rest.first);
+    same_end(&whole, &rest, arguments);
+  }
+  scratch_remove(directory);
+}
+
+Test(training, adam_goes_on_as_it_would_have) { goes_on("--optimizer adam"); }
+Test(training, adam_that_exchanges_steps_goes_on_as_it_would_have) {
+  goes_on("--optimizer adam --exchange step");
+}
+Test(training, lamb_goes_on_as_it_would_have) { goes_on("--optimizer lamb"); }
+Test(training, zero_one_adam_goes_on_as_it_would_have) {
+  goes_on("--optimizer zero-one-adam --local-step-scaler 3");
+}
+Test(training, momentum_goes_on_as_it_would_have) { goes_on("--optimizer momentum"); }
+Test(training, sixteen_bits_go_on_as_they_would_have) {
+  goes_on("--parameters float16 --gradients bfloat16 --loss-scale 1e6 --loss-scale-interval 6");
+}
+Test(training, dense_training_goes_on_as_it_would_have) { goes_on("--dense --clip-norm 1"); }
+
+/* The last of several checkpoints is gone on from, and a training that is over is not. */
+Test(training, the_latest_checkpoint_counts) {
+  char directory[PATH_ROOM], arguments[PATH_ROOM + 100];
+  struct outcome outcome = {.training = {0}};
+  scratch_create(directory);
+  train_on(2, "--batch 4 --steps 30 --checkpoint %s --save-every 4 --stop-at 22", directory);
+  const training_t rest = train_on(2, "--batch 4 --steps 30 --checkpoint %s --resume", directory);
+  cr_expect_eq(rest.first, 22);
+  snprintf(arguments, sizeof arguments,
+           "--channels 4 --hidden 16 --batch 4 --steps 30 --checkpoint %s --resume", directory);
+  parse(&outcome.options, arguments);
+  draw(&outcome.images);
+  cr_expect_eq(team_run("test", 2, run_rank, &outcome), 1);
+  images_free(&outcome.images);
+  free((void *)(uintptr_t)outcome.options.train.checkpoint);
+  scratch_remove(directory);
+}
+
+/* What must not change a bit: how gradients are handed over, a loss scale that is a power of two,
+ * reports. What must: the seed, the method. */
+Test(training, what_must_not_matter_does_not) {
+  const char *run = "--batch 4 --steps 30";
+  const training_t plain = train_on(RANKS, "%s", run);
+  const char *const alike[] = {"--bucket-size 300", "--loss-scale 4096 --loss-scale-interval 5",
+                               "--validate-every 7 --report-every 3"};
+  const char *const unlike[] = {"--seed 2",         "--exchange step", "--no-error-feedback",
+                                "--weight-decay 0", "--clip-norm 0.5", "--dense-below 100",
+                                "--decay none",     "--rise 20",       "--epsilon 1e-8"};
+  for (size_t i = 0; i < sizeof alike / sizeof *alike; i++) {
+    const training_t other = train_on(RANKS, "%s %s", run, alike[i]);
+    same_end(&plain, &other, alike[i]);
+  }
+  for (size_t i = 0; i < sizeof unlike / sizeof *unlike; i++) {
+    const training_t other = train_on(RANKS, "%s %s", run, unlike[i]);
+    other_end(&plain, &other, unlike[i]);
+  }
+  const training_t adam = train_on(RANKS, "%s --dense", run);
+  const training_t zero_one = train_on(RANKS, "%s --dense --optimizer zero-one-adam", run);
+  same_end(&adam, &zero_one, "dense 0/1 Adam is Adam");
+}
+
+/* Of two micro-batches of 4 images, and of one of 8: the same sums but for their order. In parts
+ * and after the backward pass: the same bits. */
+Test(training, micro_batches_add_up) {
+  const char *run = "--optimizer momentum --dense --steps 10";
+  const training_t one = train_on(1, "%s --batch 8", run);
+  const training_t two = train_on(1, "%s --batch 4 --accumulate 2", run);
+  const training_t parts = train_on(1, "%s --batch 4 --accumulate 2 --bucket-size 100", run);
+  cr_expect_float_eq(one.quality.loss, two.quality.loss, 1e-5, "%.9g and %.9g", one.quality.loss,
+                     two.quality.loss);
+  same_end(&two, &parts, "in parts");
+  const training_t half = train_on(1, "%s --batch 4", run);
+  cr_expect_gt(fabs(half.quality.loss - one.quality.loss), 1e-4, "the second has no effect");
+}
+
+/* --- Bytes -------------------------------------------------------------------------------------*/
+
+Test(training, rounds_and_bytes_are_those_of_the_schedule) {
+  const training_t adam = train_on(RANKS, "--batch 4 --steps 40 --freeze-step 10");
+  cr_expect(adam.info.exchanges[0] == 10 && adam.info.exchanges[1] == 30);
+  cr_expect_eq(adam.tally[0].bytes, 10 * adam.info.warmup_bytes);
+  cr_expect_eq(adam.tally[1].bytes, 30 * adam.info.compressed_bytes);
+  const training_t zero_one = train_on(RANKS, "--batch 4 --steps 40 --optimizer zero-one-adam "
+                                              "--variance-freeze-step 14 --variance-update-scaler "
+                                              "4 --local-step-scaler 4 --local-step-clipper 4");
+  const uint64_t *rounds = zero_one.info.exchanges;
+  cr_expect(rounds[0] > 4 && rounds[0] < 10 && rounds[2] > 10 &&
+                rounds[0] + rounds[1] + rounds[2] == 40,
+            "%d dense, %d of bits, %d silent", (int)rounds[0], (int)rounds[1], (int)rounds[2]);
+  const uint64_t bytes = zero_one.tally[0].bytes + zero_one.tally[1].bytes;
+  cr_expect_eq(bytes, rounds[0] * adam.info.warmup_bytes + rounds[1] * adam.info.compressed_bytes);
+}

@@ -1,0 +1,247 @@
+/*
+ * The parts of the trainings of examples/: the plain optimizers beside the library's dense ones,
+ * numbers of 16 bits, schedules of learning rates, and command lines, in words and as programs.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compression/numerics.h"
+#include "examples/half.h"
+#include "examples/image_options.h"
+#include "examples/text_options.h"
+#include "examples/train_update.h"
+#include "tests/support.h"
+#include "tests/support_program.h"
+
+TestSuite(training_parts, .timeout = 120);
+
+/* --- Plain optimizers beside the library's -----------------------------------------------------*/
+
+enum { COUNT = 3000, STEPS = 12 };
+
+static float values[COUNT], gradient[COUNT];
+
+static void start(void) { fill_input(values, ONEBIT_FLOAT32, COUNT, 0, 1000); }
+
+/* Where the library's dense optimizer leaves the values. */
+static void train_library(int method, onebit_comm_t comm, float *result) {
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
+  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  const onebit_tensor_t tensor = {
+      .parameter = values, .gradient = gradient, .count = COUNT, .weight_decay = 0.02f};
+  onebit_optimizer_t optimizer = NULL;
+  adam.freeze_step = lamb.freeze_step = momentum.warmup_steps = ONEBIT_FREEZE_NEVER;
+  start();
+  CHECK_STATUS(method == ADAM   ? onebit_adam_create(comm, &tensor, 1, &adam, &optimizer)
+               : method == LAMB ? onebit_lamb_create(comm, &tensor, 1, &lamb, &optimizer)
+                                : onebit_momentum_create(comm, &tensor, 1, &momentum, &optimizer),
+               ONEBIT_OK);
+  for (int step = 0; step < STEPS; step++) {
+    fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, step);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
+  memcpy(result, values, sizeof values);
+}
+
+static void train_plainly(int method, float *result) {
+  static float moments[2][COUNT];
+  memset(moments, 0, sizeof moments);
+  start();
+  for (int step = 0; step < STEPS; step++) {
+    const double t = step + 1;
+    const update_t update = {.beta1 = 0.9f,
+                             .beta2 = 0.999f,
+                             .epsilon = 1e-8f,
+                             .gradient_factor = 1.0f,
+                             .momentum_factor = (float)(1.0 / (1.0 - pow(0.9, t))),
+                             .variance_factor = (float)(1.0 / (1.0 - pow(0.999, t))),
+                             .learning_rate = 0.01f,
+                             .weight_decay = 0.02f};
+    fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, step);
+    if (method == ADAM)
+      update_adam(&update, values, moments[0], moments[1], gradient, COUNT);
+    else if (method == LAMB)
+      update_lamb(&update, values, moments[0], moments[1], gradient, COUNT);
+    else
+      update_momentum(&update, values, moments[0], gradient, COUNT);
+  }
+  memcpy(result, values, sizeof values);
+}
+
+/* They round in their own ways. */
+static void compare(onebit_comm_t comm, void *context) {
+  static float library[COUNT], plain[COUNT];
+  for (int method = ADAM; method < METHODS; method++) {
+    double distance = 0.0, moved = 0.0;
+    if (method == ZERO_ONE_ADAM)
+      continue;
+    train_library(method, comm, library);
+    train_plainly(method, plain);
+    start();
+    for (size_t i = 0; i < COUNT; i++) {
+      distance += ((double)library[i] - (double)plain[i]) * ((double)library[i] - (double)plain[i]);
+      moved += ((double)plain[i] - (double)values[i]) * ((double)plain[i] - (double)values[i]);
+    }
+    CHECK(distance < 1e-10 * moved, "method %d: %g of %g apart", method, sqrt(distance),
+          sqrt(moved));
+  }
+  (void)context;
+}
+
+Test(training_parts, plain_optimizers_agree_with_the_dense_ones) { on_ranks(1, compare, NULL); }
+
+/* --- Numbers of 16 bits ------------------------------------------------------------------------*/
+
+/* Each of them, and float32 in the middle between two and beside it. */
+Test(training_parts, sixteen_bits_are_those_of_the_library) {
+  for (uint32_t bits = 0; bits < 1u << 16; bits++) {
+    const uint16_t half = (uint16_t)bits;
+    const float b = from_bfloat16(half), f = from_float16(half);
+    const float library_b = ob_from_bfloat16(half), library_f = ob_from_float16(half);
+    cr_assert(memcmp(&b, &library_b, 4) == 0 || (isnan(b) && isnan(library_b)), "%04x", bits);
+    cr_assert(memcmp(&f, &library_f, 4) == 0 || (isnan(f) && isnan(library_f)), "%04x: %g and %g",
+              bits, (double)f, (double)library_f);
+    for (uint32_t low = 0; low < 4; low++) {
+      static const uint32_t lower[] = {0, 0x7fff, 0x8000, 0x8001}, finer[] = {0, 0xfff, 0x1000, 1};
+      const float x = float_of(bits << 16 | lower[low]);
+      const float y = float_of(bits_of(f) + finer[low]);
+      cr_assert_eq(to_bfloat16(x), ob_to_bfloat16(x), "%g", (double)x);
+      cr_assert(to_float16(x) == ob_to_float16(x) || isnan(x), "%g", (double)x);
+      cr_assert(to_float16(y) == ob_to_float16(y) || isnan(y), "%g", (double)y);
+    }
+  }
+}
+
+/* --- Schedules ---------------------------------------------------------------------------------*/
+
+static float rate(int decay, size_t step) {
+  const train_options_t options = {
+      .steps = 100, .learning_rate = 2.0f, .rise = 20, .decay = decay, .last_rate = 0.25f};
+  return train_learning_rate(&options, step);
+}
+
+Test(training_parts, learning_rates_rise_and_fall) {
+  for (int decay = DECAY_LINEAR; decay <= DECAY_NONE; decay++) {
+    cr_expect_float_eq(rate(decay, 0), 0.1f, 1e-6);
+    cr_expect_float_eq(rate(decay, 19), 2.0f, 1e-6);
+  }
+  cr_expect_float_eq(rate(DECAY_LINEAR, 20), 2.0f, 1e-6);
+  cr_expect_float_eq(rate(DECAY_LINEAR, 60), 1.25f, 1e-6);
+  cr_expect_float_eq(rate(DECAY_LINEAR, 99), 0.5f + 1.5f / 80.0f, 1e-6);
+  cr_expect_float_eq(rate(DECAY_INVERSE_ROOT, 79), 1.0f, 1e-6);
+  cr_expect_float_eq(rate(DECAY_NONE, 99), 2.0f, 1e-6);
+}
+
+/* --- Command lines -----------------------------------------------------------------------------*/
+
+enum { MOST_WORDS = 16 };
+
+static int parse(const char *line, image_options_t *options, char words[OPTION_WORDS]) {
+  static char copy[512];
+  char *argv[MOST_WORDS] = {"train_images"};
+  int argc = 1;
+  snprintf(copy, sizeof copy, "%s", line);
+  for (char *word = strtok(copy, " "); word; word = strtok(NULL, " "))
+    argv[argc++] = word;
+  words[0] = '\0';
+  return image_options_parse(options, argc, argv, words);
+}
+
+Test(training_parts, options_that_are_wrong_are_named) {
+  static const char *const lines[][2] = {
+      {"--optimizer sgd", "--optimizer sgd: not one of adam|lamb|zero-one-adam|momentum"},
+      {"--steps 0", "--steps 0: not a number from 1 to 1000000000"},
+      {"--steps -3", "--steps -3: not a number"},
+      {"--steps", "--steps : a value is missing"},
+      {"--freeze-step soon", "--freeze-step soon: not a number from 0 to 1000000000, nor auto"},
+      {"--learning-rate nan", "--learning-rate nan: not a number from 0 to 10"},
+      {"--dense=1", "--dense =1: takes no value"},
+      {"--quick", "--quick: unknown option"},
+      {"steps", "steps: unknown option"},
+      {"--dense --dense-mpi", "--dense and --dense-mpi: one of them"},
+      {"--compare --dense-mpi", "--compare: makes both trainings; not with --dense-mpi"},
+      {"--dense-mpi --accumulate 2", "--dense-mpi: is the plainest form"},
+      {"--optimizer lamb --exchange step", "--exchange: of --optimizer adam only"},
+      {"--optimizer momentum --shards step", "--shards: of --optimizer adam only"},
+      {"--exchange step --shards step", "--exchange step: not with --shards"},
+      {"--block-size 33", "--block-size 33: not a multiple of 32"},
+      {"--compare --log x", "--log x: of one training"},
+      {"--compare --checkpoint x", "--checkpoint x: of one training"},
+      {"--resume", "--resume: wants --checkpoint"},
+      {"--save-every 3", "--save-every: wants --checkpoint"},
+      {"--optimizer lamb --freeze-step 0", "--freeze-step 0: wants at least one dense step"},
+      {"--optimizer momentum --freeze-step auto", "--freeze-step auto: of adam and lamb only"},
+      {"--images x", "--labels: missing"},
+      {"--labels x", "--images: missing"},
+      {"--side 9", "--side 9: not a number from 10 to 256"},
+  };
+  image_options_t options;
+  char words[OPTION_WORDS];
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+    cr_expect_eq(parse(lines[i][0], &options, words), -1, "%s: accepted", lines[i][0]);
+    cr_expect(strstr(words, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], words,
+              lines[i][1]);
+  }
+}
+
+Test(training_parts, defaults_follow_other_options) {
+  image_options_t options;
+  char words[OPTION_WORDS];
+  cr_expect_eq(parse("--steps 1000", &options, words), 0);
+  cr_expect(options.train.freeze == 200 && options.train.rise == 101);
+  cr_expect_float_eq(options.train.learning_rate, 2e-3f, 1e-9);
+  cr_expect_eq(parse("--optimizer momentum", &options, words), 0);
+  cr_expect_eq(options.train.freeze, 0);
+  cr_expect_gt(options.train.learning_rate, 5e-3f);
+  cr_expect_eq(parse("--freeze-step auto --steps=7", &options, words), 0);
+  cr_expect(options.train.freeze == FREEZE_AUTOMATIC && options.train.steps == 7);
+}
+
+/* --- Programs ----------------------------------------------------------------------------------*/
+
+Test(training_parts, programs_say_what_came_of_it) {
+  const char *small = "--ranks 2 --steps 6 --freeze-step 3 --batch 2";
+  const char *said = program(0, "examples/train_images --drawn 60 --side 12 --json %s", small);
+  expect_said(said, "2 ranks; 60 drawn digits of 12 x 12 pixels, 12 of them held out, 10 classes");
+  expect_said(said, "1-bit Adam, ");
+  expect_said(said, "of 12 held-out images");
+  expect_said(said, "parameters: the same bits on all 2 ranks, checksum ");
+  expect_said(said, "in all: 6 steps in ");
+  expect_said(said, "full precision: 3, one bit: 3, nothing: 0");
+  expect_said(said, "\n{\"training\":\"images\",\"optimizer\":\"adam\",\"form\":\"compressed\"");
+  said = program(0,
+                 "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
+                 "--sample 20 --optimizer momentum --compare %s",
+                 small);
+  expect_said(said, "dense SGD, ");
+  expect_said(said, "Sample, going on from the held-out text");
+  expect_said(said, "validation loss   ");
+  expect_said(said, "* of 1-bit SGD in its compressed stage, after 3 steps of dense warm-up");
+  said = program(0,
+                 "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
+                 "--optimizer zero-one-adam --quiet --json %s",
+                 small);
+  cr_expect_eq(strncmp(said, "{\"training\":\"text\"", 18), 0, "%s", said);
+}
+
+Test(training_parts, programs_say_what_is_wrong) {
+  expect_said(program(2, "examples/train_images --ranks 2 --images /nowhere --labels /nowhere"),
+              "train_images: /nowhere: No such file or directory");
+  expect_said(program(2, "examples/train_images --ranks 2 --held-out 60 --drawn 60"),
+              "train_images: --held-out 60: leaves nothing of 60 images to learn from");
+  expect_said(program(2, "examples/train_images --ranks 2 --drawn 60 --dense-mpi"),
+              "train_images: --dense-mpi: wants ranks that are MPI's processes");
+  expect_said(program(2, "examples/train_text --ranks 2 --data /nowhere"),
+              "train_text: /nowhere: No such file or directory");
+  expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 5 --resume "
+                         "--checkpoint /nowhere"),
+              "train_images: --resume: ONEBIT_ERROR_FILE");
+  expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 50 "
+                         "--weight-decay 10 --learning-rate 10"),
+              "train_images: no gradient is a number any more");
+}
