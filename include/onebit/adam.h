@@ -42,11 +42,42 @@ typedef enum onebit_adam_exchange {
   ONEBIT_ADAM_EXCHANGE_STEP = 2
 } onebit_adam_exchange_t;
 
-/* The fit for ZeRO stage 1. The gradients' bits go to the server of each share only, with error
- * feedback; it keeps momentum, variance and master values of its share and makes the step there.
- *   STEP         what all get is the step w, one bit an element, with an error of its own kept by
- *                the server; each applies it to float32 parameters
- *   PARAMETERS   all get the new parameters, in parameter_dtype */
+/* The fit for ZeRO stage 1. Every rank serves a share of the parameters, a part of consecutive
+ * blocks as large as the others' but for a block, and has momentum, variance and master values of
+ * that alone. Gradients go to the servers, and what comes back to all is
+ *   STEP         the step, one bit an element, which each adds to float32 parameters. With
+ *                parameters of another type: ONEBIT_ERROR_ARGUMENT
+ *   PARAMETERS   the new parameters, in parameter_dtype, as they are
+ * In the warm-up (the same, bit for bit, as without shards) it is parameters in both, and gradients
+ * go in full precision, in their own type. Then, at the server of an element,
+ *
+ *   g = mean over ranks of +-scale, by the bits of (gradient + kept error) of each rank
+ *   m = b1 m + (1 - b1) g
+ *   w = m^ / (sqrt(v^) + eps), but at most 1 and at least -1
+ *   STEP         w goes to all as the bits of (w + kept error of the server), w' = +-scale;
+ *                p = p - lr (w' + wd p) on every rank
+ *   PARAMETERS   p = p - lr (w + wd p) at the server
+ *
+ * The bound is where Adam's own steps hardly come, as long as the variance follows the gradients;
+ * frozen it does not, and kept errors and an exact momentum would resonate at rates that NONE
+ * takes, where a momentum of bits is as large as its scale at most. With STEP a bit is + or -: an
+ * element without variance, too, is moved, by steps of its block's scale whose signs cancel.
+ *
+ *                bytes a parameter, of a rank                sent by a step, bytes a parameter
+ *                                                            compressed      warm-up
+ *   NONE         12 + 8 / size + 1/2                         1/4             8
+ *   STEP         8 + 20 / size + 3/8                         1/4             gradient's + 4
+ *   PARAMETERS   8 + 12 / size + 1/4                         1/8 + its own   gradient's + its own
+ *
+ * where master values add 4 (NONE) or 4 / size (PARAMETERS), each part of what is sent counts
+ * (size - 1) / size times, and "own" is the size of its type: with bfloat16 for both a warm-up step
+ * sends 4 bytes in place of 8. 8 of the bytes are the kept error of all gradients, twice, so that a
+ * skipped step leaves it as it was.
+ *
+ * Not with profile deepspeed, schedule ONEBIT_SCHEDULE_HIERARCHICAL (AUTOMATIC is the exchange
+ * here) or device ONEBIT_DEVICE_CUDA: ONEBIT_ERROR_UNSUPPORTED; nor with exchange
+ * ONEBIT_ADAM_EXCHANGE_STEP: ONEBIT_ERROR_ARGUMENT. onebit_optimizer_get_info and statistics tell
+ * of the rank's own share; the error ratio is relative to what the rank sent of its gradients. */
 typedef enum onebit_shards {
   ONEBIT_SHARDS_NONE = 0,
   ONEBIT_SHARDS_STEP = 1,
@@ -93,7 +124,7 @@ typedef struct onebit_adam_options {
  *   optimizer   out: the optimizer; NULL when the call fails
  * Memory, in bytes a parameter: 12 (momentum then kept value, variance then reciprocal denominator,
  * averaged gradient then second kept value) + 8 / size + 1/2 for messages; plain data-parallel Adam
- * with a buffer for the mean takes 12.
+ * with a buffer for the mean takes 12. With shards: see onebit_shards_t.
  * Errors: those of onebit_plan_create; ONEBIT_ERROR_ARGUMENT also for a NULL or misaligned array,
  * arrays that overlap, a weight decay or factor that is negative or not finite. */
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
