@@ -55,7 +55,7 @@ static double seconds(const training_t *training) {
   return training->tally[0].seconds + training->tally[1].seconds;
 }
 
-/* Do the steps lead anywhere? Some are skipped while the loss scale falls, from 2^30 to 1 thirty. */
+/* Do the steps lead anywhere? Some are skipped while a loss scale falls: from 2^30 to 1 thirty. */
 static int check_progress(const training_t *training, const tally_t *since) {
   char words[OPTION_WORDS];
   snprintf(words, sizeof words,
