@@ -209,6 +209,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
+$(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
 $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
   $(call objects,bench/replay_*.c bench/common*.c)

@@ -8,13 +8,13 @@
 #include "compression/codec.h"
 
 /* Adam's, and a learning rate that moves parameters little however long the benchmark runs. */
-static const struct ob_adam_factors factors = {.beta1 = 0.9f,
-                                               .beta2 = 0.999f,
-                                               .one_minus_beta1 = 0.1f,
-                                               .one_minus_beta2 = 0.001f,
-                                               .momentum_factor = 1,
-                                               .variance_factor = 1,
-                                               .epsilon = 1e-8f};
+const struct ob_adam_factors bench_factors = {.beta1 = 0.9f,
+                                              .beta2 = 0.999f,
+                                              .one_minus_beta1 = 0.1f,
+                                              .one_minus_beta2 = 0.001f,
+                                              .momentum_factor = 1,
+                                              .variance_factor = 1,
+                                              .epsilon = 1e-8f};
 #define LEARNING_RATE 1e-6f
 
 /* --- The passes. A plan of one rank has one share, cut in chunks: a message each. */
@@ -29,24 +29,33 @@ static unsigned char *stream_of(const struct bench_passes *passes, size_t stream
   return passes->messages + stream * passes->plan->chunks * passes->plan->stride;
 }
 
-static void compress(struct bench_passes *passes, struct ob_kept *kept, bool momentum,
-                     bool stream) {
-  const void *input = passes->input;
-  struct ob_source source = {.inputs = &input,
-                             .factor = 1,
-                             .momentum = momentum,
-                             .decay = factors.beta1,
-                             .weight = momentum ? factors.one_minus_beta1 : 1};
+static void compress_source(struct bench_passes *passes, const struct ob_source *source,
+                            struct ob_kept *kept, bool stream) {
   passes->work.stream = stream;
   for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view last = view_of(passes, passes->messages, chunk);
     struct ob_view out = view_of(passes, passes->plan->outgoing, chunk);
-    ob_compress_blocks(&passes->work, &source, kept, &shape, &last, &out, passes->sums);
+    ob_compress_blocks(&passes->work, source, kept, &shape, &last, &out, passes->sums);
   }
   if (passes->work.one_scale)
     ob_finish(&passes->work, kept, passes->sums);
   ob_kept_commit(kept);
+}
+
+void bench_pass_compress(struct bench_passes *passes, const struct ob_source *source) {
+  compress_source(passes, source, &passes->plan->worker, passes->plan->work.stream);
+}
+
+static void compress(struct bench_passes *passes, struct ob_kept *kept, bool momentum,
+                     bool stream) {
+  const void *input = passes->input;
+  const struct ob_source source = {.inputs = &input,
+                                   .factor = 1,
+                                   .momentum = momentum,
+                                   .decay = bench_factors.beta1,
+                                   .weight = momentum ? bench_factors.one_minus_beta1 : 1};
+  compress_source(passes, &source, kept, stream);
 }
 
 static void run_compress(struct bench_passes *passes, size_t streams) {
@@ -102,38 +111,50 @@ static void run_store(struct bench_passes *passes, size_t streams) {
   }
 }
 
-static struct ob_pass_sink sink_of(const struct bench_passes *passes, enum ob_pass_kind kind,
-                                   float **parameters) {
+struct ob_pass_sink bench_sink(const struct bench_passes *passes, enum ob_pass_kind kind,
+                               float **parameters) {
   return (struct ob_pass_sink){.kind = kind,
                                .parameters = parameters,
                                .learning_rates = &passes->learning_rate,
                                .weight_decays = &passes->weight_decay,
-                               .factors = {.adam = factors, .gradient_factor = 1}};
+                               .factors = {.adam = bench_factors, .gradient_factor = 1}};
+}
+
+void bench_pass_on_arrays(struct bench_passes *passes, const struct ob_pass_sink *sink) {
+  ob_pass_blocks(&passes->work, NULL, NULL, NULL, sink);
+}
+
+/* The message before, where it is wanted, is another one. */
+void bench_pass_on_messages(struct bench_passes *passes, const struct ob_pass_sink *sink) {
+  bool wants_last = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST);
+  passes->work.stream = passes->plan->work.stream;
+  for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
+    struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
+    struct ob_view in = view_of(passes, passes->messages, chunk), last = {0};
+    if (wants_last)
+      last = view_of(passes, stream_of(passes, 1), chunk);
+    ob_pass_blocks(&passes->work, &in, wants_last ? &last : NULL, &shape, sink);
+  }
 }
 
 static void run_apply(struct bench_passes *passes, size_t streams) {
   float *parameters = passes->parameters;
-  struct ob_pass_sink sink = sink_of(passes, OB_PASS_APPLY, &parameters);
-  sink.arrays[OB_VARIANCE] = passes->reciprocals;
+  struct ob_pass_sink sink = bench_sink(passes, OB_PASS_APPLY, &parameters);
   (void)streams;
-  passes->work.stream = passes->plan->work.stream;
-  for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
-    struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view in = view_of(passes, passes->messages, chunk);
-    ob_pass_blocks(&passes->work, &in, NULL, &shape, &sink);
-  }
+  sink.arrays[OB_VARIANCE] = passes->reciprocals;
+  bench_pass_on_messages(passes, &sink);
 }
 
 /* The dense step, on blocks, as the library's warm-up does it. */
 static void run_adam(struct bench_passes *passes, size_t streams) {
   float *parameters = passes->parameters;
-  struct ob_pass_sink sink = sink_of(passes, OB_PASS_ADAM, &parameters);
+  struct ob_pass_sink sink = bench_sink(passes, OB_PASS_ADAM, &parameters);
   (void)streams;
   sink.arrays[OB_SCRATCH] = passes->gradient;
   sink.arrays[OB_MOMENTUM] = passes->momentum;
   sink.arrays[OB_VARIANCE] = passes->variance;
   sink.sums[0] = passes->sums;
-  ob_pass_blocks(&passes->work, NULL, NULL, NULL, &sink);
+  bench_pass_on_arrays(passes, &sink);
 }
 
 static void run_triad(struct bench_passes *passes, size_t streams) {
@@ -208,7 +229,7 @@ static void fill(struct bench_passes *passes, size_t streams) {
   bench_fill(passes->parameters, passes->count, 2);
   for (size_t i = 0; i < passes->count; i++) {
     passes->variance[i] = passes->gradient[i] * passes->gradient[i];
-    passes->reciprocals[i] = 1 / ob_adam_denominator(passes->variance[i], &factors);
+    passes->reciprocals[i] = 1 / ob_adam_denominator(passes->variance[i], &bench_factors);
     if (passes->input != passes->gradient)
       ob_store(passes->input, i, passes->work.dtype, passes->gradient[i]);
   }

@@ -22,8 +22,10 @@ struct bench_passes {
   float *parameters, *reciprocals, *momentum, *variance;
   float learning_rate, weight_decay; /* of the one piece */
   double *sums;                      /* one a block */
-  onebit_optimizer_t optimizer;      /* the adam benchmark's */
-  onebit_status_t status;            /* of its latest step */
+  /* The optimizers benchmark's. */
+  const struct bench_optimizer_arrays *optimizer_arrays;
+  onebit_optimizer_t optimizer; /* the adam benchmark's */
+  onebit_status_t status;       /* of its latest step */
 };
 
 /* A pass, and what it must move for an element: inputs of the plan's dtype, float32 values, bits.
@@ -73,6 +75,16 @@ void bench_print_plan(const struct bench_options *options, const struct bench_pa
 
 double bench_pass_bytes(const struct bench_passes *passes, const struct bench_entry *entry);
 size_t bench_most_streams(const struct bench_options *options);
+
+/* For passes that are defined elsewhere: compressing what a source gives; a pass of an optimizer on
+ * all of its arrays, or on a message, whose last one is another stream's: for these there must be
+ * two. `parameters`: a list of one. */
+void bench_pass_compress(struct bench_passes *passes, const struct ob_source *source);
+struct ob_pass_sink bench_sink(const struct bench_passes *passes, enum ob_pass_kind kind,
+                               float **parameters);
+void bench_pass_on_arrays(struct bench_passes *passes, const struct ob_pass_sink *sink);
+void bench_pass_on_messages(struct bench_passes *passes, const struct ob_pass_sink *sink);
+extern const struct ob_adam_factors bench_factors;
 
 /* The baselines: a[i] = b[i] + s * a[i], with the widest vectors of this processor. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);

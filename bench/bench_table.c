@@ -3,6 +3,7 @@
 
 #include "bench/bench_buckets.h"
 #include "bench/bench_collective.h"
+#include "bench/bench_optimizers.h"
 #include "bench/bench_passes.h"
 
 #ifdef ONEBIT_HAVE_CUDA
@@ -30,6 +31,8 @@ const struct bench_benchmark bench_table[] = {
      128 << 20, bench_run_codec, CUDA(bench_cuda_codec)},
     {"adam", "the local work of a 1-bit Adam step, beside a fused Adam step", BENCH_ADAM, 0,
      128 << 20, bench_run_adam, CUDA(bench_cuda_adam)},
+    {"optimizers", "the local work of each optimizer's step, beside its dense step", BENCH_ADAM, 0,
+     128 << 20, bench_run_optimizers, NULL},
     {"buckets", "steps of 1-bit Adam that overlap with a backward pass", BENCH_COLLECTIVES,
      16 << 20, 16 << 20, bench_run_buckets, NULL},
     {0},

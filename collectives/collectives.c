@@ -127,13 +127,6 @@ void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
   plan->call.sink = own;
 }
 
-void ob_plan_commit(onebit_plan_t plan) {
-  plan->step = plan->step_count - 1;
-  plan->stop = plan->step_count;
-  ob_steps_walk(plan, true);
-  end_call(plan);
-}
-
 void ob_plan_apply(onebit_plan_t plan) {
   plan->stop = plan->step_count;
   ob_steps_walk(plan, true);

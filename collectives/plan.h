@@ -224,10 +224,9 @@ onebit_status_t ob_plan_settle(onebit_plan_t plan);
 void ob_plan_note(onebit_plan_t plan, onebit_status_t status);
 
 /* After a held call ended well: applies and commits it. Or first lets a pass of another sink look
- * at its results, which with NULL go where the call said; and commits it without applying. */
+ * at its results. */
 void ob_plan_apply(onebit_plan_t plan);
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
-void ob_plan_commit(onebit_plan_t plan);
 
 /* Where the result that member or rank `source` sent lies: of the latest call that was committed,
  * or of the one in flight. In a hierarchical plan `source` is the number of the share, and its

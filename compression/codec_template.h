@@ -284,7 +284,10 @@ struct pass_group {
   float small[OB_SLOTS][OB_LANES] __attribute__((aligned(64)));
 };
 
-FIXED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run, size_t first,
+/* The same for all passes: not worth a copy in each. */
+#define SHARED __attribute__((noinline)) static
+
+SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run, size_t first,
                               size_t count) {
   V group[GROUP];
   if (!run->gradient)
@@ -302,7 +305,7 @@ FIXED void pass_load_signs(float to[OB_LANES], uint32_t word, float scale) {
   group_store(group, to, 0, ONEBIT_FLOAT32);
 }
 
-FIXED void pass_store_copy(const float *from, const struct ob_pass_run *run, size_t first,
+SHARED void pass_store_copy(const float *from, const struct ob_pass_run *run, size_t first,
                            size_t count) {
   V group[GROUP];
   group_load(group, from, 0, ONEBIT_FLOAT32);
@@ -348,17 +351,16 @@ FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *
     pass_store_copy(group->at[OB_PARAMETER], run, first, count);
 }
 
-/* `count` is 32, or of the last group what is left of it. */
+/* Elements past the end are zeros, and whatever comes of them stays here; they add nothing. */
 FIXED void pass_elements(enum ob_pass_kind kind, const struct pass_group *group,
-                         const struct ob_pass_factors *factors, float sums[OB_SUMS][OB_LANES],
-                         size_t count) {
+                         const struct ob_pass_factors *factors, float sums[OB_SUMS][OB_LANES]) {
   const unsigned reads = ob_pass_reads(kind), writes = ob_pass_writes(kind),
                  summed = ob_pass_sums(kind);
   float *at[OB_SLOTS];
   for (int slot = 0; slot < OB_SLOTS; slot++)
     at[slot] = group->at[slot];
   OB_INDEPENDENT
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < OB_LANES; i++) {
     struct ob_element e;
     for (int slot = 0; slot < OB_SLOTS; slot++)
       e.at[slot] = reads & OB_MASK(slot) ? at[slot][i] : 0;
@@ -380,16 +382,11 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind) {
   float sums[OB_SUMS][OB_LANES] = {{0}};
   const struct ob_pass_factors factors = run->factors;
   memset(&group, 0, sizeof group);
-  size_t i = 0;
-  for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    pass_read(&group, run, kind, i, OB_LANES);
-    pass_elements(kind, &group, &factors, sums, OB_LANES);
-    pass_write(&group, run, kind, i, OB_LANES);
-  }
-  if (i < run->count) {
-    pass_read(&group, run, kind, i, run->count - i);
-    pass_elements(kind, &group, &factors, sums, run->count - i);
-    pass_write(&group, run, kind, i, run->count - i);
+  for (size_t i = 0; i < run->count; i += OB_LANES) {
+    const size_t count = smaller(OB_LANES, run->count - i);
+    pass_read(&group, run, kind, i, count);
+    pass_elements(kind, &group, &factors, sums);
+    pass_write(&group, run, kind, i, count);
   }
   for (int k = 0; k < OB_LARGEST; k++)
     run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? ob_sum_lanes(sums[k]) : 0;

@@ -187,6 +187,12 @@ OB_INLINE float ob_adam_frozen_momentum(float stored, float gradient,
   return stored + f->one_minus_beta1 * gradient;
 }
 
+/* A step in -1 .. 1, where that of Adam is as long as its variance lives. Whatever it was. */
+OB_INLINE float ob_adam_bounded(float step) {
+  const float below = step < 1 ? step : 1;
+  return below > -1 ? below : -1;
+}
+
 /* The new parameter, from the step m^ / denominator. */
 OB_INLINE float ob_adam_parameter(float parameter, float step, float learning_rate,
                                   float weight_decay) {

@@ -55,7 +55,7 @@ enum ob_pass_kind {
   OB_PASS_ZERO_ONE_LOCAL,  /* a step of this rank alone */
   OB_PASS_ZERO_ONE_MEET,   /* likewise; only what is to be exchanged is stored, in scratch */
   OB_PASS_ZERO_ONE_MET,    /* the message is the mean of that */
-  OB_PASS_SHARE,           /* sharded: the momentum from the mean gradient, to scratch */
+  OB_PASS_SHARE,           /* sharded: momentum from the mean gradient, the step to scratch */
   OB_PASS_SHARE_MOVE,      /* sharded: a whole step with frozen variance on mean gradients */
   OB_PASSES
 };
@@ -128,7 +128,7 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE_MET:
     return c | v | a;
   case OB_PASS_SHARE:
-    return s | m;
+    return s | m | v;
   default:
     return 0;
   }
@@ -172,7 +172,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE_MET:
     return m | p | a | d;
   case OB_PASS_SHARE:
-    return s;
+    return m | s;
   default:
     return 0;
   }
@@ -339,11 +339,12 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *d = 0;
     break;
   case OB_PASS_SHARE:
-    *s = ob_adam_momentum(*m, g, adam);
+    *m = ob_adam_momentum(*m, g, adam);
+    *s = ob_adam_bounded(*m * adam->momentum_factor * *v);
     break;
   case OB_PASS_SHARE_MOVE:
     *m = ob_adam_momentum(*m, g, adam);
-    *p = ob_adam_parameter(*p, *m * adam->momentum_factor * *v, rate, decay);
+    *p = ob_adam_parameter(*p, ob_adam_bounded(*m * adam->momentum_factor * *v), rate, decay);
     break;
   default:
     break;

@@ -228,6 +228,15 @@ static __device__ inline float sum_lanes(float lane) {
   return lane;
 }
 
+/* The largest of the lanes, none of which has a NaN; for all of them. */
+template <typename T> static __device__ inline T largest_lane(T lane) {
+  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
+    const T other = __shfl_xor_sync(all_lanes, lane, (int)width);
+    lane = other > lane ? other : lane;
+  }
+  return lane;
+}
+
 /* The sum of doubles in their order, by one warp. Only the additions wait for each other: the lanes
  * have loaded the next 128 before the present ones are added, which takes longer than a load. */
 static __device__ inline double sum_in_order(const double *values, size_t count) {

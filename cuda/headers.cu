@@ -211,11 +211,10 @@ static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
   }
 }
 
-static __global__ void adam_count(struct ob_cuda_state *state, double beta1, double beta2,
-                                  uint64_t before) {
+static __global__ void adam_count(struct ob_cuda_state *state, double beta1, double beta2) {
   if (lane_number() != 0)
     return;
-  const uint64_t step = before + state->outcome.calls + 1;
+  const uint64_t step = state->before + state->outcome.calls + 1;
   state->momentum_factor = ob_adam_momentum_factor(beta1, step);
   state->variance_factor = ob_adam_variance_factor(beta2, step);
 }
@@ -249,6 +248,6 @@ cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cuda
 }
 
 cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
-                               uint64_t before, cudaStream_t stream) {
-  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2, before);
+                               cudaStream_t stream) {
+  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2);
 }

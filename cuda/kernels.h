@@ -19,6 +19,7 @@
 #include "compression/layout.h"
 #include "compression/message.h"
 #include "compression/passes.h"
+#include "optimizers/lamb_tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,6 +48,7 @@ struct ob_cuda_state {
   int32_t failed, not_finite;             /* the first that said so, or -1 */
   uint32_t agreed;                        /* the witness's number, where that is the matter */
   float momentum_factor, variance_factor; /* of this step */
+  uint64_t before;                        /* steps that were made besides the outcome's calls */
   struct ob_cuda_outcome outcome;
 };
 
@@ -103,7 +105,8 @@ struct ob_cuda_source {
   bool float32;
 };
 
-/* As struct ob_pass_sink. The step's rate times a piece's factor is the piece's rate. */
+/* As struct ob_pass_sink. Where there are no learning rates, the step's times a piece's factor is the
+ * piece's. */
 struct ob_cuda_pass {
   enum ob_pass_kind kind;
   size_t first_word;
@@ -112,10 +115,11 @@ struct ob_cuda_pass {
   void *const *copies, *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   float learning_rate;
-  const float *rate_factors, *weight_decays;
+  const float *learning_rates, *rate_factors, *weight_decays;
   bool sums_of_rates;       /* multiplied by the pieces' factors too */
   const float *scalings;    /* NULL: 1 */
   const float *last_values; /* NULL: the last message has them, times last_decay */
+  bool only_at_first;       /* also when a call of the plan has ended well, by its state */
   float last_decay;
   struct ob_pass_factors factors; /* but for what is one a piece */
   bool counted;                   /* those of the step are the state's instead */
@@ -179,10 +183,25 @@ cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, size_t members, float *v
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream);
 
-/* *total = the sums first .. end - 1 of one kind, added in their order, or for OB_LARGEST the
- * largest of them; by one warp. */
-cudaError_t ob_cuda_total(const double *sums, int which, size_t first, size_t end, double *total,
-                          cudaStream_t stream);
+/* Of one unit of 1-bit LAMB, as struct ob_lamb has it. */
+struct ob_cuda_tensor {
+  size_t number, first_block, end_block, first_piece, end_piece;
+};
+
+struct ob_cuda_lamb {
+  struct ob_lamb_limits limits;
+  const struct ob_cuda_tensor *tensors;
+  size_t count;
+  double *coefficients, *factors; /* by number of the tensor */
+  float *learning_rates;          /* by piece */
+  const float *rate_factors;
+  const double *sums[OB_SUMS];
+};
+
+/* From the sums of the unit's latest pass to its tensors' numbers and learning rates; unless
+ * state->stop, where there is a state. Not OB_LAMB_SCALE. */
+cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,
+                               enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
 
 /* --- Calls that no host looks after (headers.cu). These set, read and judge headers as
  * collectives/step_messages.c and steps.c do. */
@@ -213,9 +232,9 @@ cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stam
 /* If one of `count` calls stops, all do. `states`: an array on the device. */
 cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cudaStream_t stream);
 
-/* The state's factors of step number `before` + the calls that ended well + 1. */
+/* The state's factors of step number state->before + the calls that ended well + 1. */
 cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
-                               uint64_t before, cudaStream_t stream);
+                               cudaStream_t stream);
 
 /* --- The state */
 

@@ -1,26 +1,10 @@
-/* Optimizers on a device: what their kernels are told, and their passes on the step's stream. */
-#include "optimizers/optimizer.h"
+/* Optimizers on a device: what a unit has there, and how its steps are known of. */
+#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "cuda/device.h"
+#include "cuda/unit.h"
 #include "onebit/cuda.h"
-
-struct ob_unit_device {
-  const struct onebit_optimizer *optimizer;
-  int number;
-  /* By piece, in memory of the device. */
-  float **parameters;
-  void **copies, **gradients, **means;
-  float *factors, *weight_decays, *scalings;
-  bool counted;  /* in this step the device has the bias corrections */
-  double *total; /* one, of sums */
-  /* All units' states, the first unit has them: of what they send dense; and when others send
-   * bits. */
-  struct ob_cuda_state **states;
-  cudaStream_t own; /* for steps without a stream */
-  cudaEvent_t last; /* the end of the latest step on any stream; the first unit's is used */
-};
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
@@ -50,15 +34,102 @@ static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob
   device->factors = copied(optimizer, unit->factors, pieces, sizeof(float));
   device->weight_decays = copied(optimizer, unit->weight_decays, pieces, sizeof(float));
   device->scalings = copied(optimizer, unit->scalings, pieces, sizeof(float));
-  device->total = ob_memory_cuda.allocate(1, sizeof *device->total);
-  return device->parameters && device->copies && device->gradients && device->means &&
-                 device->factors && device->weight_decays && device->scalings && device->total
+  device->scalings_there = ob_optimizer_take(optimizer, pieces, sizeof(float));
+  if (!device->parameters || !device->copies || !device->gradients || !device->means ||
+      !device->factors || !device->weight_decays || !device->scalings || !device->scalings_there)
+    return out_of_memory(device);
+  memcpy(device->scalings_there, unit->scalings, pieces * sizeof(float));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t allocate_sums(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  size_t blocks = unit->bits->layout.blocks;
+  unit->device->which_sums = -1;
+  unit->device->sums = ob_memory_pinned.allocate(blocks, sizeof(double));
+  optimizer->own_bytes += blocks * sizeof(double);
+  return unit->device->sums ? ONEBIT_OK : out_of_memory(unit->device);
+}
+
+/* The unit's tensors, as kernels are told of them; how many there are. Pieces of a tensor follow
+ * each other. */
+static size_t list_tensors(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                           struct ob_cuda_tensor *list) {
+  size_t count = 0, pieces = unit->bits->layout.pieces;
+  for (size_t k = 0; k < pieces; k++) {
+    size_t t = unit->tensor_of[k];
+    if (t == optimizer->tensor_count)
+      continue;
+    if (k == 0 || unit->tensor_of[k - 1] != t)
+      list[count++] = (struct ob_cuda_tensor){.number = t,
+                                              .first_block = optimizer->tensors[t].first_block,
+                                              .end_block = optimizer->tensors[t].end_block,
+                                              .first_piece = k};
+    list[count - 1].end_piece = k + 1;
+  }
+  return count;
+}
+
+static onebit_status_t copy_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                 const struct ob_cuda_tensor *list, size_t count) {
+  const struct ob_lamb *own = optimizer->own;
+  const struct ob_cuda_lamb *first = &optimizer->units[0].device->lamb;
+  struct ob_cuda_lamb *lamb = &unit->device->lamb;
+  size_t pieces = unit->bits->layout.pieces;
+  bool makes = lamb == first;
+  *lamb = (struct ob_cuda_lamb){.limits = own->limits,
+                                .count = count,
+                                .coefficients = first->coefficients,
+                                .factors = first->factors,
+                                .rate_factors = unit->device->factors};
+  lamb->tensors = copied(optimizer, list, count, sizeof *list);
+  lamb->learning_rates = copied(optimizer, unit->learning_rates, pieces, sizeof(float));
+  if (makes) {
+    lamb->coefficients = copied(optimizer, own->coefficients, own->count, sizeof(double));
+    lamb->factors = copied(optimizer, own->factors, own->count, sizeof(double));
+  }
+  for (int k = 0; k < OB_SUMS; k++)
+    lamb->sums[k] = unit->sums[k];
+  return lamb->tensors && lamb->learning_rates && lamb->coefficients && lamb->factors
              ? ONEBIT_OK
-             : out_of_memory(device);
+             : out_of_memory(unit->device);
+}
+
+static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  if (!optimizer->method->lamb)
+    return ONEBIT_OK;
+  struct ob_cuda_tensor *list = ob_allocate(unit->bits->layout.pieces, sizeof *list);
+  if (!list)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+  onebit_status_t status = copy_lamb(optimizer, unit, list, list_tensors(optimizer, unit, list));
+  ob_release(list);
+  return status;
+}
+
+/* With the last unit all states are there. */
+static onebit_status_t list_states(struct onebit_optimizer *optimizer, const struct ob_unit *last) {
+  struct ob_unit_device *first = optimizer->units[0].device;
+  size_t count = optimizer->unit_count;
+  if (!optimizer->deferred || last != &optimizer->units[count - 1])
+    return ONEBIT_OK;
+  struct ob_cuda_state **states = ob_allocate(3 * count, sizeof *states);
+  for (size_t u = 0, plain = 0; states && u < count; u++) {
+    const struct ob_unit *unit = &optimizer->units[u];
+    states[u] = unit->dense->device->kernel.state;
+    states[count + u] = unit->uncompressed ? states[u] : unit->bits->device->kernel.state;
+    if (unit->uncompressed)
+      states[2 * count + plain++] = states[u];
+  }
+  if (states)
+    first->states = copied(optimizer, states, 3 * count, sizeof *states);
+  ob_release(states);
+  return first->states ? ONEBIT_OK : out_of_memory(first);
 }
 
 static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   OB_TRY(copy_pieces(optimizer, unit));
+  OB_TRY(allocate_sums(optimizer, unit));
+  OB_TRY(create_lamb(optimizer, unit));
+  OB_TRY(list_states(optimizer, unit));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&unit->device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&unit->device->last, cudaEventDisableTiming));
   return ONEBIT_OK;
@@ -74,6 +145,16 @@ static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_unit
   onebit_status_t status = create_here(optimizer, unit);
   ob_cuda_leave(before);
   return status;
+}
+
+static void destroy_lamb(struct ob_unit_device *device) {
+  struct ob_cuda_lamb *lamb = &device->lamb;
+  ob_memory_cuda.release((void *)(uintptr_t)lamb->tensors);
+  ob_memory_cuda.release(lamb->learning_rates);
+  if (device != device->optimizer->units[0].device)
+    return;
+  ob_memory_cuda.release(lamb->coefficients);
+  ob_memory_cuda.release(lamb->factors);
 }
 
 /* Steps may still be on a stream that use what is given back: cudaFree waits for them. */
@@ -93,8 +174,10 @@ static void destroy(struct ob_unit *unit) {
   ob_memory_cuda.release(device->factors);
   ob_memory_cuda.release(device->weight_decays);
   ob_memory_cuda.release(device->scalings);
-  ob_memory_cuda.release(device->total);
   ob_memory_cuda.release(device->states);
+  ob_memory_pinned.release(device->sums);
+  destroy_lamb(device);
+  ob_release(device->scalings_there);
   ob_release(device);
   unit->device = NULL;
   ob_cuda_leave(before);
@@ -117,229 +200,132 @@ static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_uni
   return status;
 }
 
-/* --- A step ------------------------------------------------------------------------------------*/
+/* --- What the host learns ----------------------------------------------------------------------*/
 
-static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
-                              const struct ob_unit *unit) {
-  return optimizer->step.on_stream ? optimizer->step.stream : unit->device->own;
-}
-
-/* What the unit sends its gradients with in this step; NULL: nothing. */
-static const struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
-                                         const struct ob_unit *unit) {
-  enum ob_exchange exchange = ob_unit_exchange(optimizer, unit);
-  return exchange == OB_EXCHANGE_NONE   ? NULL
-         : exchange == OB_EXCHANGE_BITS ? unit->bits
-                                        : unit->dense;
-}
-
-/* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
- * another stream or on the plan's own, has to wait for them too, and the counting for the plan.
- * What is captured has no place in time yet. */
-static onebit_status_t follow(const struct onebit_optimizer *optimizer,
-                              const struct ob_unit *unit) {
-  const struct onebit_plan *plan = plan_of(optimizer, unit);
-  cudaEvent_t last = optimizer->units[0].device->last;
-  cudaStream_t stream = optimizer->step.stream;
-  if (!optimizer->step.on_stream) {
-    OB_TRY_CUDA(cudaEventSynchronize(last));
-  } else if (!ob_cuda_is_capturing(stream)) {
-    OB_TRY(ob_device_check_stream(plan, stream));
-    OB_TRY_CUDA(cudaStreamWaitEvent(stream, last, 0));
-    if (optimizer->deferred)
-      OB_TRY_CUDA(cudaStreamWaitEvent(stream, plan->device->last, 0));
-  }
-  return ONEBIT_OK;
-}
-
-/* Where the host does not know how many steps were made, the device counts: those of this stage
- * are calls of one plan, and before it came those of the other. */
-static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  const struct ob_moments *moments = &optimizer->moments;
-  const struct onebit_plan *plan = plan_of(optimizer, unit);
-  unit->device->counted = optimizer->deferred && !moments->no_bias_correction;
-  if (unit->device->counted)
-    OB_TRY_CUDA(ob_cuda_adam_count(plan->device->kernel, moments->beta1, moments->beta2,
-                                   plan == unit->bits ? optimizer->frozen_at : 0,
-                                   stream_of(optimizer, unit)));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                               struct ob_call *call) {
-  struct ob_unit_device *device = unit->device;
-  bool given = call->source.inputs == unit->gradients;
-  call->device_inputs = given ? device->gradients : device->means;
-  call->device_outputs = call->outputs ? device->means : NULL;
-  if (call->source.scalings)
-    call->source.scalings = device->scalings;
-  int before = ob_cuda_enter(device->number);
-  onebit_status_t status = follow(optimizer, unit);
-  if (status == ONEBIT_OK)
-    status = count_step(optimizer, unit);
-  ob_cuda_leave(before);
-  return status;
-}
-
-static onebit_status_t list_states(struct onebit_optimizer *optimizer) {
-  struct ob_unit_device *first = optimizer->units[0].device;
-  size_t count = optimizer->unit_count;
-  struct ob_cuda_state **states = ob_allocate(2 * count, sizeof *states);
-  for (size_t u = 0; states && u < count; u++) {
-    const struct ob_unit *unit = &optimizer->units[u];
-    states[u] = unit->dense->device->kernel.state;
-    states[count + u] = unit->uncompressed ? states[u] : unit->bits->device->kernel.state;
-  }
-  if (states)
-    first->states = copied(optimizer, states, 2 * count, sizeof *states);
-  ob_release(states);
-  return first->states ? ONEBIT_OK : out_of_memory(first);
-}
-
-/* Nothing is applied in any unit unless all are well: where the host does not know, the device sees
- * to that. The list is made in the first step, which is one of the warm-up and so in no graph. */
-static onebit_status_t join(struct onebit_optimizer *optimizer) {
-  struct ob_unit *first = optimizer->units;
-  bool bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
-  if (!optimizer->deferred || optimizer->unit_count < 2)
+static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, bool to_host) {
+  const struct ob_lamb *own = optimizer->own;
+  if (!optimizer->method->lamb || !optimizer->unit_count)
     return ONEBIT_OK;
-  if (!first->device->states)
-    OB_TRY(list_states(optimizer));
-  OB_TRY_CUDA(ob_cuda_join(first->device->states + (bits ? optimizer->unit_count : 0),
-                           optimizer->unit_count, stream_of(optimizer, first)));
+  const struct ob_cuda_lamb *lamb = &optimizer->units[0].device->lamb;
+  double *const here[] = {own->coefficients, own->factors};
+  double *const there[] = {lamb->coefficients, lamb->factors};
+  for (int k = 0; k < 2; k++)
+    OB_TRY(ob_memory_cuda.copy(to_host ? here[k] : there[k], to_host ? there[k] : here[k],
+                               own->count * sizeof(double)));
   return ONEBIT_OK;
-}
-
-/* Of a sink, what is by piece is the device's. */
-struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
-  const struct ob_unit_device *device = sink->device;
-  struct ob_cuda_pass pass = {
-      .kind = sink->kind,
-      .first_word = sink->first_word,
-      .parameters = device->parameters,
-      .copies = sink->copies ? device->copies : NULL,
-      .gradients = device->gradients,
-      .copy_dtype = sink->copy_dtype,
-      .gradient_dtype = sink->gradient_dtype,
-      .learning_rate = device->optimizer->step.learning_rate,
-      .rate_factors = device->factors,
-      .weight_decays = device->weight_decays,
-      .sums_of_rates = sink->rate_factors != NULL,
-      .scalings = sink->scalings ? device->scalings : NULL,
-      .last_values = sink->last_values,
-      .last_decay = sink->last_decay,
-      .factors = sink->factors,
-      .counted = device->counted,
-  };
-  for (int slot = 0; slot < OB_ARRAYS; slot++)
-    pass.arrays[slot] = sink->arrays[slot];
-  for (int k = 0; k < OB_SUMS; k++)
-    pass.sums[k] = sink->sums[k];
-  return pass;
-}
-
-/* Where the host does not know, the exchange of the step that is being put on a stream may have
- * been stopped, and so must what follows it. What only adds up has nothing to stop. */
-static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
-                                      const struct ob_unit *unit, enum ob_pass_kind kind) {
-  const struct onebit_plan *plan = plan_of(optimizer, unit);
-  bool follows = optimizer->deferred && optimizer->step.on_stream && ob_pass_writes(kind);
-  return follows && plan ? plan->device->kernel.state : NULL;
-}
-
-static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                              const struct ob_pass_sink *sink) {
-  struct ob_cuda_plan plan = unit->bits->device->kernel;
-  struct ob_cuda_pass pass = ob_device_pass(sink);
-  plan.state = state_of(optimizer, unit, sink->kind);
-  pass.counted &= plan.state != NULL;
-  OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, stream_of(optimizer, unit)));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                            const struct ob_pass_sink *sink) {
-  int before = ob_cuda_enter(unit->device->number);
-  onebit_status_t status = launch(optimizer, unit, sink);
-  ob_cuda_leave(before);
-  return status;
-}
-
-static onebit_status_t add_up(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
-                              size_t first, size_t end, double *sum) {
-  cudaStream_t stream = stream_of(optimizer, unit);
-  double *total = unit->device->total;
-  OB_TRY_CUDA(ob_cuda_total(unit->sums[which], which, first, end, total, stream));
-  OB_TRY_CUDA(cudaMemcpyAsync(sum, total, sizeof *sum, cudaMemcpyDeviceToHost, stream));
-  OB_TRY_CUDA(cudaStreamSynchronize(stream));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t sum(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
-                           size_t first, size_t end, double *value) {
-  int before = ob_cuda_enter(unit->device->number);
-  onebit_status_t status = add_up(optimizer, unit, which, first, end, value);
-  ob_cuda_leave(before);
-  return status;
-}
-
-/* Of one unit, where there is no stream of the caller's. */
-static cudaError_t wait_for(struct ob_unit *unit) {
-  unit->bits->place->settled(unit->bits, true); /* a held call was applied after it ended */
-  return cudaStreamSynchronize(unit->device->own);
-}
-
-static cudaError_t record_end(struct ob_unit *first, cudaStream_t stream) {
-  return ob_cuda_is_capturing(stream) ? cudaSuccess : cudaEventRecord(first->device->last, stream);
-}
-
-static onebit_status_t finish(struct onebit_optimizer *optimizer) {
-  cudaError_t error = cudaSuccess;
-  struct ob_unit *first = optimizer->units;
-  for (size_t u = 0; error == cudaSuccess && u < optimizer->unit_count; u++) {
-    int before = ob_cuda_enter(first[u].device->number);
-    if (!optimizer->step.on_stream)
-      error = wait_for(&first[u]);
-    else if (u == 0)
-      error = record_end(first, optimizer->step.stream);
-    ob_cuda_leave(before);
-  }
-  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "the end of a step");
 }
 
 static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
   if (optimizer->unit_count)
     OB_TRY_CUDA(cudaEventSynchronize(optimizer->units[0].device->last));
-  return ONEBIT_OK;
+  return copy_lamb_numbers(optimizer, true);
 }
 
-/* Steps are those that any unit's exchanges ended well in. */
-static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
+/* Steps are those that any unit's exchanges ended well in: best of one that has exchanges in every
+ * step, since nothing can stop a step that has none. */
+static void count(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
   const struct ob_unit *unit = &optimizer->units[0];
+  for (size_t u = 1; u < optimizer->unit_count && !unit->uncompressed; u++)
+    if (optimizer->units[u].uncompressed)
+      unit = &optimizer->units[u];
   const struct ob_cuda_outcome *dense = &unit->dense->device->seen->outcome;
   const struct ob_cuda_outcome *bits = &unit->bits->device->seen->outcome;
   *steps = (uint64_t)dense->calls + bits->calls;
   *skipped = (uint64_t)dense->skipped + bits->skipped;
+  if (!unit->uncompressed)
+    *steps += optimizer->exchanges[OB_EXCHANGE_NONE];
+}
+
+static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    const struct ob_unit *unit = &optimizer->units[u];
+    unit->device->calls[OB_DENSE] = unit->dense->device->seen->outcome.calls;
+    unit->device->calls[OB_BITS] = unit->bits->device->seen->outcome.calls;
+  }
+  count(optimizer, steps, skipped);
+  *steps += optimizer->units[0].device->steps_before;
+  *skipped += optimizer->units[0].device->skipped_before;
+}
+
+/* --- A checkpoint was loaded -------------------------------------------------------------------*/
+
+/* The kernels go by one number for both copies, of kept values and of results. Where messages are
+ * staged the device has results of its own. */
+static onebit_status_t restore_results(struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  size_t bytes = plan->group.size * plan->peer_stride;
+  if (!plan->momentum || plan->place->messages == &ob_memory_cuda)
+    return ONEBIT_OK;
+  if (plan->result_now != plan->worker.now)
+    memcpy(plan->results[plan->worker.now], plan->results[plan->result_now], bytes);
+  plan->result_now = plan->worker.now;
+  return ob_memory_cuda.copy(device->kernel.results[plan->result_now],
+                             plan->results[plan->result_now], bytes);
+}
+
+/* `calls` are those whose results the last ones are of. */
+static onebit_status_t restore_plan(struct onebit_plan *plan, uint64_t calls) {
+  struct ob_device *device = plan->device;
+  struct ob_cuda_state state;
+  OB_TRY(ob_memory_cuda.copy(&state, device->kernel.state, sizeof state));
+  state.now = (uint32_t)plan->worker.now;
+  state.kept_flags = plan->server_large ? OB_FLAG_LARGE : 0;
+  state.outcome.calls = (uint32_t)calls;
+  OB_TRY(ob_memory_cuda.copy(device->kernel.state, &state, sizeof state));
+  if (device->seen)
+    *device->seen = state;
+  return restore_results(plan);
+}
+
+static onebit_status_t restored(struct onebit_optimizer *optimizer) {
+  uint64_t steps, skipped;
+  bool frozen = ob_optimizer_is_frozen(optimizer);
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    OB_TRY(restore_plan(optimizer->units[u].bits,
+                        frozen ? optimizer->steps - optimizer->frozen_at : 0));
+  OB_TRY(copy_lamb_numbers(optimizer, false));
+  if (!optimizer->deferred)
+    return ONEBIT_OK;
+  struct ob_unit_device *first = optimizer->units[0].device;
+  first->steps_before = first->skipped_before = 0;
+  counts(optimizer, &steps, &skipped);
+  first->steps_before = optimizer->steps - steps;
+  first->skipped_before = optimizer->skipped - optimizer->skipped_by_norm - skipped;
+  return ONEBIT_OK;
 }
 
 const struct ob_optimizer_place ob_optimizer_place_cuda = {.check = check,
                                                            .create = create,
                                                            .destroy = destroy,
-                                                           .prepare = prepare,
-                                                           .join = join,
-                                                           .pass = pass,
-                                                           .sum = sum,
+                                                           .prepare = ob_cuda_step_prepare,
+                                                           .join = ob_cuda_step_join,
+                                                           .pass = ob_cuda_step_pass,
+                                                           .sum = ob_cuda_step_sum,
+                                                           .lamb = ob_cuda_step_lamb,
                                                            .repoint = repoint,
                                                            .counts = counts,
-                                                           .finish = finish,
-                                                           .wait = wait_for_passes};
+                                                           .finish = ob_cuda_step_finish,
+                                                           .wait = wait_for_passes,
+                                                           .restored = restored};
 
 /* --- The public calls --------------------------------------------------------------------------*/
 
 /* What is captured must not depend on what the host has yet to learn. */
 static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
                                      cudaStream_t stream) {
-  if (ob_cuda_is_capturing(stream) && !optimizer->frozen_at)
+  if (!ob_cuda_is_capturing(stream))
+    return ONEBIT_OK;
+  if (optimizer->method->scheduled)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and what a step of %s sends depends on how many "
+                    "were made",
+                    optimizer->method->name);
+  if (optimizer->options.clip_norm > 0)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and clip_norm is %g: the host waits for the norm "
+                    "of the gradients",
+                    optimizer->options.clip_norm);
+  if (!ob_optimizer_is_frozen(optimizer))
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "stream is capturing a graph, and the warm-up is not known to be over: "
                     "onebit_optimizer_synchronize tells after its last step");

@@ -33,7 +33,8 @@ constexpr unsigned words_at_once =
     kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_LAMB_FROZEN || kind == OB_PASS_ZERO_ONE_MEET ? 4
                                                                                                : 8;
 
-/* What a warp has of a block: where its elements begin. */
+/* What a warp has of a block: where its elements begin. There need not be OB_MOVED, which reads as
+ * zeros then. */
 struct run {
   unsigned count;
   float *arrays[OB_PARAMETER + 1];
@@ -46,6 +47,10 @@ struct run {
   struct ob_pass_factors factors;
 };
 
+static __device__ inline bool has(float *const *arrays, int slot) {
+  return slot != OB_MOVED || arrays[OB_MOVED];
+}
+
 /* --- Where things are, as blocks.c has it */
 
 template <enum ob_pass_kind kind>
@@ -55,7 +60,7 @@ static __device__ inline void point_to_arrays(const struct ob_cuda_pass &pass,
   const size_t at = (block.word - pass.first_word) * OB_LANES, piece = block.piece;
   OB_UNROLL
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (uses & OB_MASK(slot))
+    if (uses & OB_MASK(slot) && has(pass.arrays, slot))
       run->arrays[slot] = pass.arrays[slot] + at;
   if (uses & OB_MASK(OB_PARAMETER) && pass.parameters[piece])
     run->arrays[OB_PARAMETER] = pass.parameters[piece] + block.offset;
@@ -74,7 +79,8 @@ static __device__ inline void set_factors(const struct ob_cuda_plan &plan,
                                           const struct ob_cuda_pass &pass, size_t piece,
                                           struct ob_pass_factors *factors) {
   *factors = pass.factors;
-  factors->learning_rate = pass.learning_rate * pass.rate_factors[piece];
+  factors->learning_rate = pass.learning_rates ? pass.learning_rates[piece]
+                                               : pass.learning_rate * pass.rate_factors[piece];
   factors->weight_decay = pass.weight_decays[piece];
   factors->scaling = pass.scalings ? pass.scalings[piece] : 1;
   const float of_rates = pass.sums_of_rates ? pass.rate_factors[piece] : 1;
@@ -98,7 +104,9 @@ static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
   if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
     run->message_scale =
         run->message_scale / run->factors.scaling * run->factors.adam.momentum_factor;
-  if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)) || pass.last_values)
+  if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)))
+    return;
+  if (pass.last_values && !(pass.only_at_first && plan.state->outcome.calls > 0))
     return;
   const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
   run->last = last.words + place.word;
@@ -160,7 +168,7 @@ static __device__ inline void load_elements(const struct run &run, unsigned word
   const unsigned reads = ob_pass_reads(kind);
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
-    if (reads & OB_MASK(slot))
+    if (reads & OB_MASK(slot) && has(run.arrays, slot))
       load_array(run.arrays[slot], slot, word, run.count, e);
   if (reads & OB_MASK(OB_GRADIENT))
     load_gradients(run, word, e);
@@ -178,7 +186,7 @@ static __device__ inline void store_element(const struct run &run, unsigned i,
   const unsigned writes = ob_pass_writes(kind);
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
-    if (writes & OB_MASK(slot))
+    if (writes & OB_MASK(slot) && has(run.arrays, slot))
       __stcs(&run.arrays[slot][i], e.at[slot]);
   if (writes & OB_MASK(OB_PARAMETER) && run.copy)
     ob_store(run.copy, i, run.copy_dtype, e.at[OB_PARAMETER]);
@@ -213,15 +221,6 @@ static __device__ inline void pass_elements(const struct run &run, float (&sums)
 }
 
 /* --- Sums */
-
-/* The largest of the lanes, for lane 0. No lane has a NaN. */
-static __device__ inline float largest_lane(float lane) {
-  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
-    const float other = __shfl_down_sync(all_lanes, lane, width);
-    lane = other > lane ? other : lane;
-  }
-  return lane;
-}
 
 template <enum ob_pass_kind kind>
 static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t block,
@@ -294,32 +293,4 @@ cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, si
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream) {
   return launch(kernel_of(pass.kind), plan.layout.blocks, 1, stream, plan, pass);
-}
-
-/* --- Totals */
-
-static __global__ void __launch_bounds__(OB_LANES)
-    total_kernel(const double *sums, size_t count, double *total) {
-  const double sum = sum_in_order(sums, count);
-  if (lane_number() == 0)
-    *total = sum;
-}
-
-static __global__ void __launch_bounds__(OB_LANES)
-    largest_kernel(const double *sums, size_t count, double *total) {
-  double lane = 0;
-  for (size_t i = lane_number(); i < count; i += OB_LANES)
-    lane = sums[i] > lane ? sums[i] : lane;
-  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
-    const double other = __shfl_down_sync(all_lanes, lane, width);
-    lane = other > lane ? other : lane;
-  }
-  if (lane_number() == 0)
-    *total = lane;
-}
-
-cudaError_t ob_cuda_total(const double *sums, int which, size_t first, size_t end, double *total,
-                          cudaStream_t stream) {
-  return launch_one_warp(which == OB_LARGEST ? largest_kernel : total_kernel, stream, sums + first,
-                         end - first, total);
 }

@@ -145,8 +145,18 @@ bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage s
 /* Is it each rank's own, or do all have it alike? */
 bool ob_saved_is_own(enum ob_saved what, bool apart);
 
-/* The array of the unit that has it, for what lies in arrays. */
-float *ob_saved_array(const struct ob_unit *unit, enum ob_saved what);
+/* Which blocks of the unit's layout this rank has that of: all, or a share. */
+void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *first, size_t *end);
+
+/* Where a block begins in a piece: 0 where that is before it, its count where behind it. */
+size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block);
+
+/* Element `offset` of a piece in the array that has it, if any has. Parameters are the caller's where
+ * there are no master values. */
+float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece, size_t offset);
+
+/* The errors of the share that this rank serves. */
+struct ob_kept *ob_saved_server(const struct ob_unit *unit);
 
 bool ob_checkpoint_apart(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer); /* as in the header */

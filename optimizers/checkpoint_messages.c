@@ -230,15 +230,15 @@ static onebit_status_t restore_segment(struct ob_loading *loading, size_t unit,
 }
 
 onebit_status_t ob_restore_errors(struct ob_loading *loading, size_t unit, bool sent) {
-  struct onebit_plan *plan = loading->optimizer->units[unit].bits;
-  struct errors worker = {.kept = &plan->worker, .what = OB_SAVED_WORKER, .sent = sent};
-  struct errors server = {.kept = &plan->server, .what = OB_SAVED_SERVER};
+  const struct ob_unit *at = &loading->optimizer->units[unit];
+  struct errors worker = {.kept = &at->bits->worker, .what = OB_SAVED_WORKER, .sent = sent};
+  struct errors server = {.kept = ob_saved_server(at), .what = OB_SAVED_SERVER};
   size_t first, end;
-  ob_plan_compressed(plan, &first, &end);
+  ob_saved_blocks(at, OB_SAVED_WORKER, &first, &end);
   OB_TRY(walk(loading, unit, first, end, restore_segment, &worker));
-  first = plan->server.first;
-  OB_TRY(walk(loading, unit, first, first + plan->server.blocks, restore_segment, &server));
+  ob_saved_blocks(at, OB_SAVED_SERVER, &first, &end);
+  OB_TRY(walk(loading, unit, first, end, restore_segment, &server));
   if (!loading->dry)
-    plan->server_large = server.large;
+    at->bits->server_large = server.large;
   return ONEBIT_OK;
 }

@@ -81,8 +81,8 @@ static onebit_status_t check_kind(const struct ob_part *part,
   if (header->profile != (uint32_t)optimizer->options.profile)
     return ob_part_error(part, "of another profile: saved with %" PRIu32 ", loaded with %d",
                          header->profile, (int)optimizer->options.profile);
-  if (header->shards != (uint32_t)optimizer->moments.shards)
-    return ob_part_error(part, "shards was %" PRIu32 " when it was saved, and is %d",
+  if (header->stage != OB_STAGE_WARMUP && header->shards != (uint32_t)optimizer->moments.shards)
+    return ob_part_error(part, "saved after the freeze with shards %" PRIu32 ", loaded with %d",
                          header->shards, (int)optimizer->moments.shards);
   return ONEBIT_OK;
 }

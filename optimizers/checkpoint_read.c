@@ -115,14 +115,11 @@ static onebit_status_t read_piece(struct ob_reader *reader, enum ob_saved what,
   if (what == OB_SAVED_WORKER)
     return read_error(reader, plan, &plan->worker, stretch->piece, offset, count, values);
   if (what == OB_SAVED_SERVER)
-    return read_error(reader, plan, &plan->server, stretch->piece, offset, count, values);
+    return read_error(reader, plan, ob_saved_server(unit), stretch->piece, offset, count, values);
   if (what == OB_SAVED_MOMENTUM && sent)
     return read_messages(reader, plan, stretch->piece, offset, count, values);
-  const float *from =
-      what == OB_SAVED_PARAMETERS
-          ? unit->parameters[stretch->piece]
-          : ob_saved_array(unit, what) + plan->layout.piece[stretch->piece].first_word * OB_LANES;
-  return memory->copy(values, from + offset, count * sizeof *values);
+  return memory->copy(values, ob_saved_at(unit, what, stretch->piece, offset),
+                      count * sizeof *values);
 }
 
 onebit_status_t ob_read(struct ob_reader *reader, enum ob_saved what, enum ob_space space,

@@ -40,27 +40,40 @@ static bool has(struct ob_loading *loading, enum ob_saved what) {
 typedef onebit_status_t store(struct ob_loading *loading, const struct ob_unit *unit,
                               enum ob_saved what, size_t piece, size_t offset, size_t count);
 
+static onebit_status_t store_array(struct ob_loading *loading, const struct ob_unit *unit,
+                                   enum ob_saved what, size_t piece, size_t offset, size_t count) {
+  return unit->bits->place->kept->copy(ob_saved_at(unit, what, piece, offset), loading->values,
+                                       count * sizeof(float));
+}
+
+/* Of a part of a piece, what lies in blocks that this rank has master values of. */
+static onebit_status_t store_masters(struct ob_loading *loading, const struct ob_unit *unit,
+                                     size_t piece, size_t offset, size_t count) {
+  const struct ob_layout *layout = &unit->bits->layout;
+  size_t first = ob_offset_in(layout, piece, unit->first_block);
+  size_t end = ob_offset_in(layout, piece, unit->first_block + unit->blocks);
+  first = first > offset ? first : offset;
+  end = end < offset + count ? end : offset + count;
+  if (first >= end)
+    return ONEBIT_OK;
+  return unit->bits->place->kept->copy(ob_saved_at(unit, OB_SAVED_PARAMETERS, piece, first),
+                                       loading->values + (first - offset),
+                                       (end - first) * sizeof(float));
+}
+
+/* The caller has all parameters, in its own type. */
 static onebit_status_t store_parameters(struct ob_loading *loading, const struct ob_unit *unit,
                                         enum ob_saved what, size_t piece, size_t offset,
                                         size_t count) {
-  const struct ob_memory *memory = unit->bits->place->kept;
   onebit_dtype_t dtype = loading->optimizer->options.parameter_dtype;
-  (void)what;
-  OB_TRY(memory->copy(unit->parameters[piece] + offset, loading->values, count * sizeof(float)));
+  size_t size = ob_dtype_size(dtype);
   if (!unit->masters)
-    return ONEBIT_OK;
+    return store_array(loading, unit, what, piece, offset, count);
+  OB_TRY(store_masters(loading, unit, piece, offset, count));
   for (size_t i = 0; i < count; i++)
     ob_store(loading->more, i, dtype, loading->values[i]);
-  size_t size = ob_dtype_size(dtype);
-  return memory->copy((char *)unit->copies[piece] + offset * size, loading->more, count * size);
-}
-
-static onebit_status_t store_array(struct ob_loading *loading, const struct ob_unit *unit,
-                                   enum ob_saved what, size_t piece, size_t offset, size_t count) {
-  const struct onebit_plan *plan = unit->bits;
-  size_t at = plan->layout.piece[piece].first_word * OB_LANES + offset;
-  return plan->place->kept->copy(ob_saved_array(unit, what) + at, loading->values,
-                                 count * sizeof(float));
+  return unit->bits->place->kept->copy((char *)unit->copies[piece] + offset * size, loading->more,
+                                       count * size);
 }
 
 static float scaling_of(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
@@ -97,10 +110,13 @@ static onebit_status_t store_unsent(struct ob_loading *loading, const struct ob_
 static onebit_status_t restore_piece(struct ob_loading *loading, size_t u, enum ob_saved what,
                                      size_t piece, store *body) {
   const struct ob_unit *unit = &loading->optimizer->units[u];
-  size_t count = what == OB_SAVED_PARAMETERS ? loading->map.of_unit[u][piece].real
-                                             : unit->bits->layout.piece[piece].count;
-  for (size_t offset = 0; offset < count; offset += OB_CHUNK) {
-    size_t some = count - offset < OB_CHUNK ? count - offset : OB_CHUNK;
+  const struct ob_layout *layout = &unit->bits->layout;
+  bool all = what == OB_SAVED_PARAMETERS;
+  size_t first = all ? 0 : ob_offset_in(layout, piece, unit->first_block);
+  size_t end = all ? loading->map.of_unit[u][piece].real
+                   : ob_offset_in(layout, piece, unit->first_block + unit->blocks);
+  for (size_t offset = first; offset < end; offset += OB_CHUNK) {
+    size_t some = end - offset < OB_CHUNK ? end - offset : OB_CHUNK;
     OB_TRY(ob_loading_fetch(loading, what, u, piece, offset, some, loading->values));
     if (!loading->dry || body == store_unsent)
       OB_TRY(body(loading, unit, what, piece, offset, some));
@@ -133,14 +149,18 @@ static onebit_status_t clear_messages(const struct onebit_plan *plan) {
 
 /* As it was made: the first copy of the kept values is the current one, since it is the momentum
  * until bits are sent. */
-static onebit_status_t reset(struct ob_loading *loading, struct onebit_plan *plan) {
-  if (loading->dry)
-    return ONEBIT_OK;
+static onebit_status_t reset(struct onebit_plan *plan) {
   plan->worker.now = plan->server.now = 0;
   plan->server_large = false;
   OB_TRY(ob_kept_reset(&plan->worker));
   OB_TRY(ob_kept_reset(&plan->server));
   return plan->momentum ? clear_messages(plan) : ONEBIT_OK;
+}
+
+static onebit_status_t reset_unit(const struct ob_loading *loading, const struct ob_unit *unit) {
+  if (!loading->dry)
+    OB_TRY(reset(unit->bits));
+  return loading->dry || !unit->steps_back ? ONEBIT_OK : reset(unit->steps_back);
 }
 
 /* Which form momentum and errors take depends on both sides: on what was saved, and on whether this
@@ -153,13 +173,13 @@ static onebit_status_t restore_momentum(struct ob_loading *loading, size_t u) {
   bool frozen = momentum && header->stage != OB_STAGE_WARMUP;
   bool alone = frozen && !ob_optimizer_compresses(optimizer);
   bool sent = frozen && !alone && header->steps != header->frozen_at;
-  OB_TRY(reset(loading, unit->bits));
+  OB_TRY(reset_unit(loading, unit));
   if (sent)
     OB_TRY(ob_restore_messages(loading, u));
   else
     OB_TRY(restore_array(loading, u, OB_SAVED_MOMENTUM, alone ? store_unsent : store_array));
-  bool errors = sent || (!optimizer->method->momentum && !unit->uncompressed);
-  return errors ? ob_restore_errors(loading, u, sent) : ONEBIT_OK;
+  bool others = !optimizer->method->momentum && has(loading, OB_SAVED_WORKER);
+  return sent || (others && !unit->uncompressed) ? ob_restore_errors(loading, u, sent) : ONEBIT_OK;
 }
 
 static onebit_status_t restore_unit(struct ob_loading *loading, size_t u) {

@@ -37,50 +37,36 @@ static uint64_t fraction(uint64_t total, uint64_t part, uint64_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
-/* All of what is this rank's own; this rank's share of what all have alike. */
-static void add_array(struct listing *listing, enum ob_saved what) {
+/* All of what is this rank's own; this rank's part of what all have alike. */
+static void add_array(struct listing *listing, enum ob_saved what, enum ob_space space) {
   const struct ob_saving *saving = listing->saving;
   bool own = ob_saved_is_own(what, saving->header.apart);
   uint64_t rank = own ? 0 : saving->header.rank, ranks = own ? 1 : saving->header.ranks;
-  for (int space = 0; space < OB_SPACES; space++) {
-    uint64_t total = saving->map.total[space], first = fraction(total, rank, ranks);
-    if (space == OB_ELEMENTS || what != OB_SAVED_PARAMETERS)
-      add(listing, what, (enum ob_space)space, first, fraction(total, rank + 1, ranks) - first);
-  }
+  uint64_t total = saving->map.total[space], first = fraction(total, rank, ranks);
+  add(listing, what, space, first, fraction(total, rank + 1, ranks) - first);
 }
 
-/* Where block number `block` begins in a piece: 0 before it, its count behind it. */
-static size_t start_in(const struct ob_layout *layout, size_t piece, size_t block) {
-  const struct ob_piece *at = &layout->piece[piece];
-  if (block <= at->first_block)
-    return 0;
-  size_t offset = (block - at->first_block) * layout->block;
-  return offset < at->count ? offset : at->count;
-}
-
-/* The elements of a stretch whose errors this rank keeps: from *first on. */
-static size_t kept_of(const struct ob_unit *unit, enum ob_saved what,
-                      const struct ob_stretch *stretch, uint64_t *first) {
-  const struct onebit_plan *plan = unit->bits;
-  size_t begin = plan->server.first, end = begin + plan->server.blocks;
-  if (what == OB_SAVED_WORKER)
-    ob_plan_compressed(plan, &begin, &end);
-  size_t low = start_in(&plan->layout, stretch->piece, begin),
-         high = start_in(&plan->layout, stretch->piece, end),
-         last = stretch->offset + stretch->count;
+/* The elements of a stretch that this rank has that of: from *first on. */
+static size_t share_of(const struct ob_unit *unit, enum ob_saved what,
+                       const struct ob_stretch *stretch, uint64_t *first) {
+  const struct ob_layout *layout = &unit->bits->layout;
+  size_t begin, end, last = stretch->offset + stretch->count;
+  ob_saved_blocks(unit, what, &begin, &end);
+  size_t low = ob_offset_in(layout, stretch->piece, begin),
+         high = ob_offset_in(layout, stretch->piece, end);
   low = low > stretch->offset ? low : stretch->offset;
   high = high < last ? high : last;
   *first = stretch->first + (low - stretch->offset);
-  return unit->uncompressed || low >= high ? 0 : high - low;
+  return low >= high ? 0 : high - low;
 }
 
-/* As many sections as there are stretches of elements. */
-static void add_errors(struct listing *listing, enum ob_saved what, enum ob_space space) {
+/* What a rank has of some blocks only: as many sections as there are stretches of elements. */
+static void add_shares(struct listing *listing, enum ob_saved what, enum ob_space space) {
   const struct ob_saving *saving = listing->saving;
   uint64_t first = 0, end = 0, from;
   for (size_t k = 0; k < saving->map.count[space]; k++) {
     const struct ob_stretch *stretch = &saving->map.stretches[space][k];
-    size_t count = kept_of(&saving->optimizer->units[stretch->unit], what, stretch, &from);
+    size_t count = share_of(&saving->optimizer->units[stretch->unit], what, stretch, &from);
     if (count && from != end) {
       add(listing, what, space, first, end - first);
       first = from;
@@ -88,6 +74,17 @@ static void add_errors(struct listing *listing, enum ob_saved what, enum ob_spac
     end = count ? from + count : end;
   }
   add(listing, what, space, first, end - first);
+}
+
+static void add_elements(struct listing *listing, enum ob_saved what) {
+  bool shares = what >= OB_SAVED_WORKER || listing->saving->optimizer->method->sharded;
+  for (int space = 0; space < OB_SPACES; space++)
+    if (space == OB_PADDING && what == OB_SAVED_PARAMETERS)
+      continue;
+    else if (shares)
+      add_shares(listing, what, (enum ob_space)space);
+    else
+      add_array(listing, what, (enum ob_space)space);
 }
 
 static void list_sections(struct listing *listing) {
@@ -102,11 +99,8 @@ static void list_sections(struct listing *listing) {
       add(listing, what, OB_ELEMENTS, 0, header->window);
     else if (what == OB_SAVED_NUMBERS)
       add(listing, what, OB_ELEMENTS, 0, header->numbers);
-    else if (what < OB_SAVED_WORKER)
-      add_array(listing, what);
     else
-      for (int space = 0; space < OB_SPACES; space++)
-        add_errors(listing, what, (enum ob_space)space);
+      add_elements(listing, what);
   }
 }
 

@@ -31,11 +31,45 @@ static int slot_of(enum ob_saved what) {
   }
 }
 
-float *ob_saved_array(const struct ob_unit *unit, enum ob_saved what) {
-  return unit->arrays[slot_of(what)];
+/* Where steps come back in bits, it is the server that sends them whose error that is. */
+struct ob_kept *ob_saved_server(const struct ob_unit *unit) {
+  return unit->steps_back ? &unit->steps_back->worker : &unit->bits->server;
 }
 
-/* Fresh variance, anchor and movement begin at the freeze. */
+void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *first, size_t *end) {
+  const struct ob_kept *server = ob_saved_server(unit);
+  if (what == OB_SAVED_WORKER) {
+    ob_plan_compressed(unit->bits, first, end);
+  } else if (what == OB_SAVED_SERVER) {
+    *first = server->first;
+    *end = server->first + server->blocks;
+  } else {
+    *first = unit->first_block;
+    *end = unit->first_block + unit->blocks;
+  }
+  if (unit->uncompressed && what >= OB_SAVED_WORKER)
+    *end = *first;
+}
+
+size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block) {
+  const struct ob_piece *at = &layout->piece[piece];
+  if (block <= at->first_block)
+    return 0;
+  if (block - at->first_block > at->count / layout->block)
+    return at->count;
+  return (block - at->first_block) * layout->block;
+}
+
+float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece, size_t offset) {
+  size_t word = unit->bits->layout.piece[piece].first_word;
+  float *array = what == OB_SAVED_PARAMETERS ? unit->masters : unit->arrays[slot_of(what)];
+  if (!array)
+    return unit->parameters[piece] + offset;
+  return array + ((word * OB_LANES + offset) - unit->first_word * OB_LANES);
+}
+
+/* Fresh variance, anchor and movement begin at the freeze; and errors there, where momentum is what
+ * is sent or the state is sharded. */
 bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                        enum ob_saved what) {
   unsigned arrays = optimizer->method->arrays;
@@ -50,8 +84,11 @@ bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage s
     return arrays & OB_MASK(slot_of(what)) && stage != OB_STAGE_WARMUP;
   case OB_SAVED_WORKER:
   case OB_SAVED_SERVER:
-    return !optimizer->options.no_error_feedback &&
-           (stage == OB_STAGE_SENT || !optimizer->method->momentum);
+    if (optimizer->options.no_error_feedback)
+      return false;
+    return optimizer->method->momentum  ? stage == OB_STAGE_SENT
+           : optimizer->method->sharded ? stage == OB_STAGE_FROZEN
+                                        : true;
   default:
     return true;
   }

@@ -17,6 +17,31 @@ static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
+static uint64_t wire_of(const struct onebit_plan *plan) { return plan ? plan->wire_bytes : 0; }
+
+static uint64_t memory_of(const struct onebit_plan *plan) { return plan ? plan->memory_bytes : 0; }
+
+/* What a unit's steps send, and its plans take. */
+static void add_unit(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                     onebit_optimizer_info_t *info) {
+  const struct onebit_plan *back = unit->steps_back ? unit->steps_back : unit->parameters_back;
+  bool compressed = ob_optimizer_compresses(optimizer) && !unit->uncompressed;
+  uint64_t dense = wire_of(unit->dense) + wire_of(unit->parameters_back);
+  info->warmup_bytes += dense;
+  info->compressed_bytes += compressed ? wire_of(unit->bits) + wire_of(back) : dense;
+  info->memory_bytes += memory_of(unit->bits) + memory_of(unit->dense) +
+                        memory_of(unit->steps_back) + memory_of(unit->parameters_back);
+}
+
+static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
+  const struct onebit_plan *sums = optimizer->method->sharded ? ob_shards_sums(optimizer) : NULL;
+  info->warmup_bytes = wire_of(optimizer->squares) + wire_of(sums);
+  info->compressed_bytes = wire_of(optimizer->squares);
+  info->memory_bytes += memory_of(optimizer->squares) + memory_of(sums);
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    add_unit(optimizer, &optimizer->units[u], info);
+}
+
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info) {
   if (!optimizer || !info)
@@ -38,16 +63,6 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .synchronized = !(optimizer->method->apart && optimizer->method->apart(optimizer)),
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
-  if (optimizer->squares) {
-    info->warmup_bytes = info->compressed_bytes = optimizer->squares->wire_bytes;
-    info->memory_bytes += optimizer->squares->memory_bytes;
-  }
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct ob_unit *unit = &optimizer->units[u];
-    info->warmup_bytes += unit->dense->wire_bytes;
-    bool compressed = ob_optimizer_compresses(optimizer) && !unit->uncompressed;
-    info->compressed_bytes += compressed ? unit->bits->wire_bytes : unit->dense->wire_bytes;
-    info->memory_bytes += unit->bits->memory_bytes + unit->dense->memory_bytes;
-  }
+  add_bytes(optimizer, info);
   return add_norms(optimizer, info);
 }

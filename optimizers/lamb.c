@@ -145,11 +145,11 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
 
 /* Compares the momentum that has come with the one before, which in the first compressed step is no
  * message yet: the freeze left it, times beta1, in the kept values, and the exchange has only
- * written their other copy. */
+ * written their other copy. A deferred place finds out for itself whether this is the first. */
 static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_pass_sink sink =
       ob_unit_sink(optimizer, unit, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
-  if (optimizer->steps == optimizer->frozen_at)
+  if (optimizer->deferred || optimizer->steps == optimizer->frozen_at)
     sink.last_values = unit->arrays[OB_MOMENTUM];
   ob_plan_visit(unit->bits, &sink);
   return optimizer->place->lamb(optimizer, unit, OB_LAMB_CORRECT);
@@ -231,6 +231,7 @@ static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t ten
 static const struct ob_method method = {.name = "lamb",
                                         .momentum = true,
                                         .fused = true,
+                                        .lamb = true,
                                         .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
                                         .dense = dense,
                                         .exchange = exchange,

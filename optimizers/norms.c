@@ -150,17 +150,17 @@ static onebit_status_t add_kept_momentum(const struct onebit_optimizer *optimize
   return add_blocks(&walk, squares);
 }
 
-/* Sharded, of the blocks that this rank serves. */
-static onebit_status_t add_own_momentum(const struct onebit_optimizer *optimizer,
-                                        const struct ob_unit *unit, struct ob_span span,
-                                        double *squares) {
+/* Of an array of the unit's own; sharded, of the blocks that this rank serves. */
+static onebit_status_t add_array(const struct onebit_optimizer *optimizer,
+                                 const struct ob_unit *unit, const float *values,
+                                 struct ob_span span, double *squares) {
   const size_t end = unit->first_block + unit->blocks;
   span.first = span.first > unit->first_block ? span.first : unit->first_block;
   span.end = span.end < end ? span.end : end;
   const struct walk walk = {.optimizer = optimizer,
                             .unit = unit,
                             .span = span,
-                            .values = unit->arrays[OB_MOMENTUM],
+                            .values = values,
                             .first_word = unit->first_word,
                             .factor = 1};
   return add_blocks(&walk, squares);
@@ -232,17 +232,33 @@ static onebit_status_t add_result(const struct onebit_optimizer *optimizer,
   return status;
 }
 
+/* Sharded, what this rank has sent of its gradients: nobody but the servers knows the mean. */
+static void add_sent(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                     struct ob_span span, double *squares) {
+  const struct ob_kept *kept = &unit->bits->worker;
+  size_t piece = 0;
+  for (size_t b = span.first; b < span.end; b++) {
+    struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
+    double scale = (double)kept->scales[kept->now][kept->one_scale ? 0 : b - kept->first];
+    *squares += scale * scale * (double)counted(optimizer, unit, &block, span.padding);
+  }
+}
+
 onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
                               struct ob_span span, double *squares) {
   if (kept_is_momentum(optimizer, unit))
     return ONEBIT_OK;
+  if (optimizer->method->sharded) {
+    add_sent(optimizer, unit, span, squares);
+    return ONEBIT_OK;
+  }
   return add_result(optimizer, unit, compressed(unit, span), squares);
 }
 
 onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
                                 const struct ob_unit *unit, struct ob_span span, double *squares) {
   if (!optimizer->method->momentum)
-    return add_own_momentum(optimizer, unit, span, squares);
+    return add_array(optimizer, unit, unit->arrays[OB_MOMENTUM], span, squares);
   if (kept_is_momentum(optimizer, unit))
     return add_kept_momentum(optimizer, unit, span, squares);
   return add_result(optimizer, unit, span, squares);
@@ -266,6 +282,8 @@ static onebit_status_t add_piece(const struct ob_unit *unit, size_t piece, float
 onebit_status_t ob_add_parameters(const struct onebit_optimizer *optimizer, size_t tensor,
                                   double *squares) {
   const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  if (optimizer->method->sharded && unit->masters)
+    return add_array(optimizer, unit, unit->masters, ob_span_of_tensor(optimizer, tensor), squares);
   float *room = on_host(unit) ? NULL : ob_allocate(ELEMENTS_AT_ONCE, sizeof *room);
   onebit_status_t status = room || on_host(unit) ? ONEBIT_OK : no_memory();
   for (size_t k = 0; status == ONEBIT_OK && k < unit->bits->layout.pieces; k++)

@@ -160,6 +160,7 @@ struct ob_method {
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
   bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
+  bool lamb;       /* is optimizer->own a struct ob_lamb? */
   bool sharded;    /* has a unit only the state of the share that this rank serves? (shards.c) */
   unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
   /* What it needs besides the units, once they are made: collective. NULL: nothing. */
@@ -176,7 +177,7 @@ struct ob_method {
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
-   * is all there is to do. ONEBIT_SKIPPED, on all ranks: it has changed nothing. */
+   * is all there is to do. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
   /* A step is made and counted: does the stage change? NULL: nothing does. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);

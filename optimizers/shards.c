@@ -5,17 +5,22 @@
  *                    in                          the server                      back
  *   warm-up,         dense reduce-scatter        Adam on its share               parameters, dense
  *   uncompressed
- *   STEP             reduce-scatter of bits      momentum; step in scratch       steps, in bits
+ *   STEP             reduce-scatter of bits      momentum, and the step          steps, in bits
  *   PARAMETERS       likewise                    momentum; moves its share       parameters, dense
  *
- * What changes when. After the exchange in, all ranks know that every gradient is sound. Whatever
- * brings parameters back moves them as they are, so nothing is left to spoil it, and the server
- * changes its state at once. A step in bits may yet overflow: then all ranks skip, and until that
- * is decided the kept errors of both exchanges, the momentum and the parameters are the old ones.
+ * After the exchange in, all ranks know that every gradient is sound, and nothing is left to spoil
+ * the step: those in bits are in -1 .. 1, parameters travel as they are. So the server changes its
+ * state before the way back begins, and there is nothing to take back.
+ *
+ * Why steps are bounded. An optimizer that is not sharded gets its momentum as bits: every element
+ * of it is as large as its block's scale. Here the server adds up exactly, while the gradients of
+ * large elements come late, as kept errors; with a variance that no longer follows, that resonates.
+ * Adam's own steps are hardly larger than 1, so that much is left to them.
  */
 #include <float.h>
 #include <math.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
@@ -25,10 +30,11 @@
 
 enum { PARTS = 4 };
 
-struct sums {
-  onebit_plan_t plan; /* NULL: nobody asks */
-  float own[PARTS], *all;
-  double sum;
+struct own {
+  onebit_plan_t sums; /* NULL: nobody asks */
+  float part[PARTS], *parts;
+  double variance;
+  double passed; /* seconds of this step's passes */
 };
 
 static void split(double value, float parts[PARTS]) {
@@ -45,7 +51,7 @@ static double join(const float parts[PARTS]) {
   return ldexp((double)parts[0] + (double)parts[1] + (double)parts[2], (int)parts[3]);
 }
 
-static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct sums *sums) {
+static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct own *own) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   struct ob_plan_shape shape;
   size_t count, valid;
@@ -54,44 +60,44 @@ static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct su
   options.threads = 1;
   onebit_status_t status = ob_plan_resolve(&options, &shape);
   ob_plan_cut(&shape, 1, PARTS, &count, &valid);
-  OB_TRY(ob_plan_create(optimizer->comm, status, &shape, PARTS, &sums->plan));
-  sums->plan->inputs[0] = sums->own;
+  OB_TRY(ob_plan_create(optimizer->comm, status, &shape, PARTS, &own->sums));
+  own->sums->inputs[0] = own->part;
   for (int r = 0; r < optimizer->comm->size; r++)
-    sums->plan->outputs[r] = sums->all + (size_t)r * PARTS;
+    own->sums->outputs[r] = own->parts + (size_t)r * PARTS;
   return ONEBIT_OK;
 }
 
 static onebit_status_t create(struct onebit_optimizer *optimizer) {
   size_t ranks = (size_t)optimizer->comm->size;
-  struct sums *sums = ob_optimizer_take(optimizer, 1, sizeof *sums);
-  optimizer->own = sums;
-  if (sums)
-    sums->all = ob_optimizer_take(optimizer, ranks * PARTS, sizeof *sums->all);
-  onebit_status_t status = sums && sums->all
+  struct own *own = ob_optimizer_take(optimizer, 1, sizeof *own);
+  optimizer->own = own;
+  if (own)
+    own->parts = ob_optimizer_take(optimizer, ranks * PARTS, sizeof *own->parts);
+  onebit_status_t status = own && own->parts
                                ? ONEBIT_OK
                                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu sums", ranks);
   OB_TRY(ob_agree(optimizer->comm, status, NULL, 0));
   if (optimizer->moments.freeze_step != ONEBIT_FREEZE_AUTOMATIC)
     return ONEBIT_OK;
-  return create_plan(optimizer, sums);
+  return create_plan(optimizer, own);
 }
 
 static void destroy(struct onebit_optimizer *optimizer) {
-  struct sums *sums = optimizer->own;
-  if (!sums)
+  struct own *own = optimizer->own;
+  if (!own)
     return;
-  onebit_plan_destroy(sums->plan);
-  ob_release(sums->all);
+  onebit_plan_destroy(own->sums);
+  ob_release(own->parts);
 }
 
 onebit_plan_t ob_shards_sums(const struct onebit_optimizer *optimizer) {
-  const struct sums *sums = optimizer->own;
-  return sums->plan;
+  const struct own *own = optimizer->own;
+  return own->sums;
 }
 
 double ob_shards_variance(const struct onebit_optimizer *optimizer) {
-  const struct sums *sums = optimizer->own;
-  return sums->sum;
+  const struct own *own = optimizer->own;
+  return own->variance;
 }
 
 /* --- Plans and options */
@@ -151,7 +157,11 @@ onebit_status_t ob_shards_plans(struct onebit_optimizer *optimizer, struct ob_un
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense_in, count, &unit->dense));
   if (sends_steps(optimizer, unit))
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &steps, count, &unit->steps_back));
-  return ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &unit->parameters_back);
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &unit->parameters_back));
+  unit->parameters_back->clocked = true;
+  if (unit->steps_back)
+    unit->steps_back->clocked = true;
+  return ONEBIT_OK;
 }
 
 /* --- A step */
@@ -162,8 +172,8 @@ static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
 
 /* Gradients, with the error of what was sent of them. */
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
-  (void)optimizer, (void)unit;
-  call->hold = true;
+  (void)unit;
+  call->hold = optimizer->unit_count > 1;
 }
 
 static void pass_share(struct ob_unit *unit, const struct ob_pass_sink *sink) {
@@ -174,7 +184,10 @@ static void pass_share(struct ob_unit *unit, const struct ob_pass_sink *sink) {
 static void pass(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
                  enum ob_pass_kind kind) {
   struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, kind, optimizer->steps + 1);
+  struct own *own = optimizer->own;
+  double began = ob_seconds();
   pass_share(unit, &sink);
+  own->passed += ob_seconds() - began;
 }
 
 /* Starts a call of the way back; true if it has to be waited for. */
@@ -187,59 +200,19 @@ static bool start(struct onebit_optimizer *optimizer, onebit_plan_t plan, struct
   return status == ONEBIT_OK;
 }
 
-/* The server's step is m^ / (sqrt(v^) + eps), whose error it keeps. What comes back is that, and no
- * factor has to be added. */
-static void start_steps(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  ob_plan_visit(unit->bits, NULL);
+/* What travels is m^ / (sqrt(v^) + eps), with nothing left to multiply it with. */
+static void send_steps(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   pass(optimizer, unit, OB_PASS_SHARE);
   unit->sink = ob_unit_sink(optimizer, unit, OB_PASS_APPLY_STEP, optimizer->steps + 1);
-  struct ob_call call = {.source = {.factor = 1,
-                                    .weight = unit->sink.factors.adam.momentum_factor,
-                                    .reciprocals = unit->arrays[OB_VARIANCE]},
-                         .sink = &unit->sink,
-                         .share = unit->arrays[OB_SCRATCH],
-                         .hold = optimizer->unit_count > 1};
   unit->sink.factors.adam.momentum_factor = 1;
+  struct ob_call call = {
+      .source = {.factor = 1, .weight = 1}, .sink = &unit->sink, .share = unit->arrays[OB_SCRATCH]};
   unit->started = start(optimizer, unit->steps_back, &call);
 }
 
-/* The step stands: what it was made from becomes the state. */
-static void accept_steps(struct ob_unit *unit) {
-  float *momentum = unit->arrays[OB_SCRATCH];
-  if (unit->steps_back->call.hold)
-    ob_plan_apply(unit->steps_back);
-  ob_plan_commit(unit->bits);
-  unit->arrays[OB_SCRATCH] = unit->arrays[OB_MOMENTUM];
-  unit->arrays[OB_MOMENTUM] = momentum;
-}
-
-static bool goes_by_steps(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
-  return unit->steps_back && ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
-}
-
-static onebit_status_t exchange_steps(struct onebit_optimizer *optimizer) {
-  for (size_t u = optimizer->unit_count; u-- > 0;)
-    if (goes_by_steps(optimizer, &optimizer->units[u]))
-      start_steps(optimizer, &optimizer->units[u]);
-  for (size_t u = optimizer->unit_count; u-- > 0;) {
-    struct ob_unit *unit = &optimizer->units[u];
-    if (goes_by_steps(optimizer, unit) && unit->started)
-      ob_step_note(optimizer, ob_plan_test(unit->steps_back, true));
-  }
-  OB_TRY(ob_step_outcome(optimizer));
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (goes_by_steps(optimizer, &optimizer->units[u]))
-      accept_steps(&optimizer->units[u]);
-  return ONEBIT_OK;
-}
-
-/* Parameters go back from where they lie, and come to where they lie. */
-static void start_parameters(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+/* From where they lie, and to where they lie. */
+static void send_parameters(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
-  if (bits) {
-    ob_plan_visit(unit->bits, NULL);
-    ob_plan_commit(unit->bits);
-  }
   pass(optimizer, unit, bits ? OB_PASS_SHARE_MOVE : OB_PASS_ADAM);
   struct ob_call call = {
       .source = {.inputs = (const void *const *)unit->copies, .factor = 1, .weight = 1},
@@ -247,45 +220,76 @@ static void start_parameters(struct onebit_optimizer *optimizer, struct ob_unit 
   unit->started = start(optimizer, unit->parameters_back, &call);
 }
 
+static onebit_plan_t plan_back(const struct onebit_optimizer *optimizer,
+                               const struct ob_unit *unit) {
+  bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  return bits && unit->steps_back ? unit->steps_back : unit->parameters_back;
+}
+
 /* While the freeze is looked for. */
-static bool start_sums(struct onebit_optimizer *optimizer) {
-  struct sums *sums = optimizer->own;
-  if (!sums->plan || optimizer->frozen_at)
+static bool send_sum(struct onebit_optimizer *optimizer) {
+  struct own *own = optimizer->own;
+  if (!own->sums || optimizer->frozen_at)
     return false;
-  ob_step_note(optimizer, ob_freeze_sum(optimizer, &sums->sum));
-  split(fmin(sums->sum, DBL_MAX), sums->own);
-  struct ob_call call = {.source = {.inputs = sums->plan->inputs, .factor = 1, .weight = 1},
-                         .outputs = sums->plan->outputs};
-  return start(optimizer, sums->plan, &call);
+  ob_step_note(optimizer, ob_freeze_sum(optimizer, &own->variance));
+  split(fmin(own->variance, DBL_MAX), own->part);
+  struct ob_call call = {.source = {.inputs = own->sums->inputs, .factor = 1, .weight = 1},
+                         .outputs = own->sums->outputs};
+  return start(optimizer, own->sums, &call);
+}
+
+static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_t plan) {
+  bool bits = plan->options.wire == ONEBIT_WIRE_BITS;
+  optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
+  return ob_step_note(optimizer, ob_plan_test(plan, true));
 }
 
 /* In the order of the ranks, so that all come to the same one. */
-static void finish_sums(struct onebit_optimizer *optimizer) {
-  struct sums *sums = optimizer->own;
-  ob_step_note(optimizer, ob_plan_test(sums->plan, true));
-  sums->sum = 0;
+static void take_sums(struct onebit_optimizer *optimizer) {
+  struct own *own = optimizer->own;
+  wait_for(optimizer, own->sums);
+  own->variance = 0;
   for (int r = 0; r < optimizer->comm->size; r++)
-    sums->sum += join(sums->all + (size_t)r * PARTS);
+    own->variance += join(own->parts + (size_t)r * PARTS);
 }
 
-static onebit_status_t exchange_parameters(struct onebit_optimizer *optimizer) {
-  for (size_t u = optimizer->unit_count; u-- > 0;)
-    if (!goes_by_steps(optimizer, &optimizer->units[u]))
-      start_parameters(optimizer, &optimizer->units[u]);
-  if (start_sums(optimizer))
-    finish_sums(optimizer);
+/* Of the seconds since the way back began, all of which count as the update's, those that were not:
+ * as in step.c. */
+static void count_times(struct onebit_optimizer *optimizer, double seconds) {
+  const struct own *own = optimizer->own;
+  struct ob_spent spent = {0};
+  for (size_t u = 0; u < optimizer->unit_count; u++) {
+    struct ob_spent *of = &plan_back(optimizer, &optimizer->units[u])->spent;
+    spent.compress += of->compress;
+    spent.apply += of->apply;
+    *of = (struct ob_spent){0};
+  }
+  double network = seconds - own->passed - spent.compress - spent.apply;
+  network = network > 0 ? network : 0;
+  optimizer->times.compress += spent.compress;
+  optimizer->times.network += network;
+  optimizer->times.update -= spent.compress + network;
+}
+
+static onebit_status_t update(struct onebit_optimizer *optimizer) {
+  struct own *own = optimizer->own;
+  OB_TRY(ob_units_apply(optimizer));
+  double began = ob_seconds();
+  own->passed = 0;
   for (size_t u = optimizer->unit_count; u-- > 0;) {
     struct ob_unit *unit = &optimizer->units[u];
-    if (!goes_by_steps(optimizer, unit) && unit->started)
-      ob_step_note(optimizer, ob_plan_test(unit->parameters_back, true));
+    if (plan_back(optimizer, unit) == unit->steps_back)
+      send_steps(optimizer, unit);
+    else
+      send_parameters(optimizer, unit);
   }
+  if (send_sum(optimizer))
+    take_sums(optimizer);
+  for (size_t u = optimizer->unit_count; u-- > 0;)
+    if (optimizer->units[u].started)
+      wait_for(optimizer, plan_back(optimizer, &optimizer->units[u]));
+  count_times(optimizer, ob_seconds() - began);
   return ob_step_outcome(optimizer);
-}
-
-/* Uncompressed tensors move when it is sure that the others will. */
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
-  OB_TRY(exchange_steps(optimizer));
-  return exchange_parameters(optimizer);
 }
 
 /* The variance becomes a reciprocal; the momentum stays what it is: it is no kept value here. */

@@ -269,14 +269,24 @@ static onebit_status_t advance(onebit_optimizer_t optimizer) {
   return optimizer->method->advance ? optimizer->method->advance(optimizer) : ONEBIT_OK;
 }
 
-/* Afterwards `steps` is what was made, and no guess. */
+/* Was the latest step, which all ranks count, one that this rank alone did not make? */
+static bool stayed_alone(const struct onebit_optimizer *optimizer) {
+  return optimizer->unknown && optimizer->step.outcome.status == ONEBIT_SKIPPED;
+}
+
+/* Afterwards `steps` is what was made, and no guess. Since the host knew, all steps have sent the
+ * same. */
 static onebit_status_t learn(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
+  uint64_t alone = stayed_alone(optimizer);
   optimizer->place->counts(optimizer, &optimizer->steps, &optimizer->skipped);
   optimizer->skipped += optimizer->skipped_by_norm;
+  uint64_t made = optimizer->steps - known;
+  if (made < optimizer->unknown)
+    optimizer->exchanges[optimizer->step.exchange] -= optimizer->unknown - made;
   optimizer->unknown = 0;
   optimizer->step.on_stream = false; /* the step is over, and its stream perhaps gone */
-  ob_optimizer_rescale(optimizer, optimizer->steps - known, optimizer->skipped - skipped);
+  ob_optimizer_rescale(optimizer, made - alone, optimizer->skipped - skipped + alone);
   if (optimizer->steps == known)
     return ONEBIT_OK;
   OB_TRY(advance(optimizer));
@@ -317,9 +327,7 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
  * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->place->join(optimizer));
-  onebit_status_t updated = optimizer->method->update(optimizer);
-  if (updated != ONEBIT_OK)
-    return give_up(optimizer, updated);
+  OB_TRY(optimizer->method->update(optimizer));
   OB_TRY(update_dense(optimizer));
   optimizer->exchanges[optimizer->step.exchange]++;
   optimizer->steps++;

@@ -144,8 +144,8 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
                                        size_t count, const onebit_adam_options_t *options);
 void oracle_adam_destroy(struct oracle_adam *adam);
 
-/* One step: gradients[r] is rank r's, all tensors one after the other, as float32. False, and nothing
- * changed but the loss scale, when skipped. */
+/* One step: gradients[r] is rank r's, all tensors one after the other, as float32. False, and
+ * nothing changed but the loss scale, when skipped. */
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
 
 /* Parts of a step, for optimizers that have them too: what each worker puts in, in `means`; false

@@ -339,6 +339,8 @@ static void serve_share(const struct oracle_adam *adam, const struct oracle_exch
     for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++) {
       mean[at] = b1 * adam->momentum[adam->first[t] + i] + w1 * mean[at];
       step[at] = (mean[at] * k1) * adam->reciprocal[adam->first[t] + i];
+      if (fabsf(step[at]) > 1.0f)
+        step[at] = copysignf(1.0f, step[at]);
     }
 }
 

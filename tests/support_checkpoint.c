@@ -47,6 +47,15 @@ const struct checkpoint_case checkpoint_cases[] = {
      .skips = true,
      .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16,
                 .loss_scale_first = 1024, .loss_scale_interval = 3}},
+    {"adam, shards of steps", ADAM, .size = 3, .steps = 10, .freeze_step = 4, .uncompressed = 1 << 1,
+     .skips = true, .shards = ONEBIT_SHARDS_STEP, .common = {.bucket_size = 3000}},
+    {"adam, shards of parameters", ADAM, .size = 3, .steps = 10, .freeze_step = 4,
+     .uncompressed = 1 << 1, .skips = true, .shards = ONEBIT_SHARDS_PARAMETERS},
+    {"adam, shards of parameters in bfloat16", ADAM, .size = 4, .steps = 10, .freeze_step = 4,
+     .shards = ONEBIT_SHARDS_PARAMETERS,
+     .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16}},
+    {"adam, shards, automatic freeze", ADAM, .size = 2, .steps = 14, .beta2 = 0.8,
+     .shards = ONEBIT_SHARDS_STEP},
     {"lamb", LAMB, .size = 3, .steps = 10, .freeze_step = 4, .uncompressed = 1 << 1, .skips = true},
     {"lamb, deepspeed alone", LAMB, .size = 1, .steps = 8, .freeze_step = 4,
      .common = {DEEPSPEED}},
@@ -103,6 +112,7 @@ static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
     adam.freeze_step = what->freeze_step;
     adam.beta2 = what->beta2;
     adam.exchange = what->exchange;
+    adam.shards = what->shards;
     adam.common = what->common;
     return onebit_adam_create(comm, trainee->tensors, count, &adam, &trainee->optimizer);
   case CHECKPOINT_LAMB:

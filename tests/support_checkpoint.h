@@ -16,6 +16,7 @@ struct checkpoint_case {
   size_t freeze_step;
   double beta2; /* 0: the default */
   onebit_adam_exchange_t exchange;
+  onebit_shards_t shards;
   unsigned uncompressed; /* tensors, as bits */
   bool skips;            /* some steps are first tried with a gradient that is not finite */
   onebit_optimizer_options_t common;

@@ -167,14 +167,16 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   int rank = onebit_comm_rank(comm);
-  bool hosts = culprit->schedule == ONEBIT_SCHEDULE_HIERARCHICAL; /* not known to deepspeed */
-  for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= !hosts; profile++) {
+  /* what is not known to deepspeed */
+  bool other = culprit->schedule == ONEBIT_SCHEDULE_HIERARCHICAL || culprit->shards;
+  for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= !other; profile++) {
     float parameter[COUNT], gradient[COUNT], before[COUNT];
     onebit_tensor_t tensors[] = {{parameter, gradient, 200, 0, 0, 0},
                                  {parameter + 200, gradient + 200, COUNT - 200, 0, 0, 0}};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
     options.freeze_step = 3;
+    options.shards = culprit->shards;
     options.common.clip_norm = culprit->clip_norm;
     options.common.profile = (onebit_profile_t)profile;
     options.common.schedule = culprit->schedule;
@@ -271,6 +273,8 @@ static const struct {
     {"loss_scale_interval", 2, COUNT, 0, 0, ADAM(.common.loss_scale_interval = 8)},
     {"loss_scale_least", 2, COUNT, 0, 0, ADAM(.common.loss_scale_least = 0.5)},
     {"dense_below", 2, COUNT, 0, 0, ADAM(.common.dense_below = 10)},
+    {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_STEP)},
+    {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_PARAMETERS)},
     {"profile", 2, COUNT, 0, 0,
      ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .no_bias_correction = 1)},
 };

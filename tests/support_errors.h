@@ -11,11 +11,13 @@
  * hierarchical plan that may be another, who has heard of it. */
 void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name);
 
-/* Which rank is at fault, the schedule of allreduces and optimizers, and the latters' clipping. */
+/* Which rank is at fault, the schedule of allreduces and optimizers, and the latters' clipping and
+ * shards. */
 struct culprit {
   int rank;
   onebit_schedule_t schedule;
   double clip_norm;
+  onebit_shards_t shards;
 };
 
 /* Each is a rank_body whose context is a struct culprit. The culprit gets ONEBIT_ERROR_ARGUMENT,

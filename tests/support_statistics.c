@@ -16,6 +16,7 @@ onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm
   adam.freeze_step = lamb.freeze_step = 3;
   zero_one.variance_freeze_step = 4;
   zero_one.variance_update_scaler = zero_one.local_step_scaler = 1;
+  adam.shards = subject->shards;
   adam.common = lamb.common = zero_one.common = momentum.common = common;
   switch (subject->kind) {
   case ADAM:

@@ -12,6 +12,7 @@ struct subject {
   onebit_profile_t profile;
   onebit_dtype_t dtype; /* of the parameters */
   double clip_norm;
+  onebit_shards_t shards; /* of ADAM */
 };
 
 /* An optimizer of TENSORS tensors that freezes early, if at all. */

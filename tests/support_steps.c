@@ -20,6 +20,7 @@ static struct pair *make_pair(onebit_comm_t comm, const struct culprit *culprit)
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_tensor_t tensors[TENSORS];
     options.freeze_step = STEPS / 2;
+    options.shards = culprit->shards;
     options.common.schedule = culprit->schedule;
     options.common.clip_norm = culprit->clip_norm;
     options.common.bucket_size = k == 0 ? EACH : 0;

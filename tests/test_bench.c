@@ -188,6 +188,8 @@ Test(bench, wrong_command_lines_get_words) {
       {"iallreduce", "-t -1"},
       {"codec", "--json"},
       {"adam", "--json"},
+      {"optimizers", "--json"},
+      {"optimizers", "-d cuda"},
       {"allreduce", "-d gpu"},
       {"allreduce", "-d"},
       {"buckets", "-d cuda"},

@@ -134,9 +134,16 @@ Test(checkpoint_elastic, other_numbers_of_ranks) {
 }
 
 Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
-  static const char *const names[] = {
-      "adam, steps", "adam, buckets", "adam, automatic freeze",         "adam in bfloat16",
-      "lamb",        "0/1 adam",      "0/1 adam, uncompressed tensors", "momentum"};
+  static const char *const names[] = {"adam, steps",
+                                      "adam, buckets",
+                                      "adam, automatic freeze",
+                                      "adam in bfloat16",
+                                      "adam, shards of steps",
+                                      "adam, shards of parameters in bfloat16",
+                                      "lamb",
+                                      "0/1 adam",
+                                      "0/1 adam, uncompressed tensors",
+                                      "momentum"};
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
     check_others(*find_case(names[k]), 1, 1);
     check_others(*find_case(names[k]), 5, 1);
@@ -262,38 +269,95 @@ Test(checkpoint_elastic, momentum_that_messages_cannot_say) {
   check_compensated(deepspeed, other);
 }
 
-/* Of a sum with terms of this size. */
-static bool is_near(double a, double b, double size) { return fabs(a - b) <= 1e-6 * size; }
+/* What the momentum of each element travels with: the last of LAMB's own numbers, one a tensor. */
+static void divide_by_scalings(const struct saved_parts *parts, double *values) {
+  const char *part = parts->memory[0];
+  size_t tensors = part_number(part, PART_TENSORS), i = 0;
+  struct section numbers = part_section(part, 0);
+  CHECK(numbers.what == SECTION_NUMBERS && numbers.count == 3 * tensors, "other numbers");
+  for (size_t t = 0; t < tensors; t++) {
+    double scaling;
+    memcpy(&scaling, part + numbers.offset + (2 * tensors + t) * 8, sizeof scaling);
+    for (size_t k = part_number(part, PART_ROWS + t * 16); k-- > 0; i++)
+      values[i] /= scaling;
+  }
+}
 
 /* In profile deepspeed one rank alone does not compress: all that was kept goes into its momentum,
- * times beta1, and comes out of it again. */
-Test(checkpoint_elastic, one_rank_that_does_not_compress) {
-  struct checkpoint_case many = *find_case("adam, deepspeed"),
-                         one = *find_case("adam, deepspeed alone");
+ * times beta1 and without scaling, and comes out of it again. */
+static void check_alone(struct checkpoint_case many, const struct checkpoint_case *one) {
   struct saved_parts from, to, back;
   many.skips = false;
   many.uncompressed = 0;
   save_after(&many, many.steps, &from);
-  load_into(&one, &from, &to);
+  load_into(one, &from, &to);
   load_into(&many, &to, &back);
-  double *before = compensated(&from), *after = compensated(&back);
+  double *wanted = compensated(&from), *after = compensated(&back);
+  double *size = allocate(TRAINEE_ELEMENTS, sizeof *size);
   float *server = parts_values(&from, SECTION_SERVER), *got = parts_values(&to, SECTION_MOMENTUM);
   float *momentum = parts_values(&from, SECTION_MOMENTUM);
   for (size_t i = 0; i < TRAINEE_ELEMENTS; i++) {
-    double wanted = before[i] + (double)server[i];
-    double size = fabs(before[i]) + fabs((double)server[i]) + fabs((double)momentum[i]);
-    if (!CHECK(is_near((double)got[i], wanted, size) && is_near(after[i], wanted, size),
-               "element %zu: %.9g and then %.9g is kept, not %.9g", i, (double)got[i], after[i],
-               wanted))
-      break;
+    size[i] = fabs(wanted[i]) + fabs((double)server[i]) + fabs((double)momentum[i]);
+    wanted[i] += (double)server[i];
   }
+  if (many.kind == CHECKPOINT_LAMB) {
+    divide_by_scalings(&from, wanted);
+    divide_by_scalings(&from, size);
+  }
+  for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
+    if (!CHECK(fabs((double)got[i] - wanted[i]) <= 1e-6 * size[i] &&
+                   fabs(after[i] - wanted[i]) <= 1e-6 * size[i],
+               "element %zu: %.9g and then %.9g is kept, not %.9g", i, (double)got[i], after[i],
+               wanted[i]))
+      break;
   checks_must_hold();
-  free(before);
+  free(wanted);
   free(after);
+  free(size);
   free(server);
   free(momentum);
   free(got);
   free_parts(&from);
   free_parts(&to);
   free_parts(&back);
+}
+
+Test(checkpoint_elastic, one_rank_that_does_not_compress) {
+  check_alone(*find_case("adam, deepspeed"), find_case("adam, deepspeed alone"));
+  check_alone(*find_case("lamb, deepspeed"), find_case("lamb, deepspeed alone"));
+}
+
+/* The warm-up is the same, sharded or not: each goes on as the other one. */
+static void compare_warmups(onebit_comm_t comm, void *context) {
+  struct options_run *run = context;
+  struct trainee one = trainee_create(comm, run->what, 1);
+  struct trainee two = trainee_create(comm, run->other, 2);
+  check_case("%s as %s", run->what->name, run->other->name);
+  CHECK_STATUS(trainee_load(&one, run->from), ONEBIT_OK);
+  CHECK_STATUS(trainee_load(&two, run->from), ONEBIT_OK);
+  for (size_t step = (size_t)run->steps; step < run->what->freeze_step; step++) {
+    trainee_step(&one, (int)step);
+    trainee_step(&two, (int)step);
+    CHECK_BITS("parameters", two.parameters, one.parameters, TRAINEE_ELEMENTS, ONEBIT_FLOAT32);
+  }
+  trainee_step(&one, (int)run->what->freeze_step);
+  trainee_step(&two, (int)run->what->freeze_step);
+  trainee_destroy(&one);
+  trainee_destroy(&two);
+}
+
+Test(checkpoint_elastic, shards_from_a_warm_up_without) {
+  static const char *const names[] = {"adam, uncompressed tensors", "adam, shards of steps",
+                                      "adam, shards of parameters"};
+  for (int from = 0; from < 3; from++)
+    for (int to = 0; to < 3; to++) {
+      struct saved_parts parts;
+      struct checkpoint_case what = *find_case(names[from]), other = *find_case(names[to]);
+      what.uncompressed = other.uncompressed = 1 << 1;
+      what.skips = other.skips = false;
+      save_after(&what, 2, &parts);
+      struct options_run run = {&what, &other, &parts, 2};
+      on_ranks(what.size, compare_warmups, &run);
+      free_parts(&parts);
+    }
 }

@@ -74,6 +74,10 @@ Test(checkpoint_wrong, words_for_another_optimizer) {
   other = two;
   other.uncompressed = 2;
   check_mistake(&run, &other);
+  run = saved_mistake(&two, 5, "saved after the freeze with shards 0, loaded with 1");
+  other = two;
+  other.shards = ONEBIT_SHARDS_STEP;
+  check_mistake(&run, &other);
   struct checkpoint_case momentum = two;
   momentum.kind = CHECKPOINT_MOMENTUM;
   momentum.freeze_step = 0;

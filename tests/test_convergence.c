@@ -178,12 +178,11 @@ static void regress(onebit_comm_t comm, void *context) {
   free(samples);
 }
 
-static double loss_after(size_t freeze_step, onebit_adam_exchange_t exchange,
+static double loss_after(const onebit_adam_options_t *options, size_t freeze_step,
                          int no_error_feedback) {
-  struct regression regression = {.options = ONEBIT_ADAM_OPTIONS_INIT};
+  struct regression regression = {.options = *options};
   double mean = 0.0;
   regression.options.freeze_step = freeze_step;
-  regression.options.exchange = exchange;
   regression.options.common.no_error_feedback = no_error_feedback;
   on_ranks(RANKS, regress, &regression);
   for (int r = 0; r < RANKS; r++)
@@ -191,10 +190,10 @@ static double loss_after(size_t freeze_step, onebit_adam_exchange_t exchange,
   return mean;
 }
 
-static void compare_losses(onebit_adam_exchange_t exchange) {
-  double dense = loss_after(ONEBIT_FREEZE_NEVER, exchange, 0);
-  double fed_back = loss_after(STEPS / 6, exchange, 0);
-  double control = loss_after(STEPS / 6, exchange, 1);
+static void compare_losses(const onebit_adam_options_t *options) {
+  double dense = loss_after(options, ONEBIT_FREEZE_NEVER, 0);
+  double fed_back = loss_after(options, STEPS / 6, 0);
+  double control = loss_after(options, STEPS / 6, 1);
   cr_log_info("loss: dense Adam %.6f, 1-bit Adam %.6f, control %.6f", dense, fed_back, control);
   cr_expect_lt(dense, 0.6, "dense Adam learns nothing: %g", dense);
   cr_expect_lt(fed_back, 1.01 * dense, "1-bit Adam: %g, dense %g", fed_back, dense);
@@ -202,8 +201,25 @@ static void compare_losses(onebit_adam_exchange_t exchange) {
 }
 
 Test(convergence, one_bit_adam_comes_to_the_dense_loss) {
-  compare_losses(ONEBIT_ADAM_EXCHANGE_MOMENTUM);
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  compare_losses(&options);
 }
 Test(convergence, exchanging_steps_comes_to_the_dense_loss) {
-  compare_losses(ONEBIT_ADAM_EXCHANGE_STEP);
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.exchange = ONEBIT_ADAM_EXCHANGE_STEP;
+  compare_losses(&options);
+}
+
+/* Three of the four ranks have a share. */
+Test(convergence, sharded_steps_come_to_the_dense_loss) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common.block_size = 32;
+  options.shards = ONEBIT_SHARDS_STEP;
+  compare_losses(&options);
+}
+Test(convergence, sharded_parameters_come_to_the_dense_loss) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common.block_size = 32;
+  options.shards = ONEBIT_SHARDS_PARAMETERS;
+  compare_losses(&options);
 }

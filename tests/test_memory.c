@@ -219,11 +219,32 @@ Test(memory, lamb_create) {
   check_creation(&creation);
 }
 
+Test(memory, adam_create_sharded) {
+  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
+  creation.adam.shards = ONEBIT_SHARDS_STEP;
+  check_creation(&creation);
+  creation.adam.common.gradient_dtype = ONEBIT_BFLOAT16;
+  creation.adam.common.dense_below = 2000;
+  creation.adam.freeze_step = 5;
+  creation.adam.common.block_size = ONEBIT_BLOCK_BUFFER;
+  check_creation(&creation);
+}
+
+Test(memory, adam_create_with_shares_of_masters) {
+  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
+  creation.adam.shards = ONEBIT_SHARDS_PARAMETERS;
+  creation.adam.common.parameter_dtype = ONEBIT_FLOAT16;
+  creation.adam.common.bucket_size = 1;
+  creation.adam.common.clip_norm = 1;
+  check_creation(&creation);
+}
+
 /* Where calls are made without memory, and how. */
 struct calls {
   pthread_barrier_t everyone;
   onebit_schedule_t
       schedule; /* of the allreduce and, unless it is an allgather, of the optimizer */
+  onebit_shards_t shards;
 };
 
 /* Every allocation would fail while these run. Two calls of each kind, so also the second of each.
@@ -239,7 +260,10 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizer = NULL;
   options.freeze_step = 2;
   options.common.clip_norm = 1;
-  options.common.gradient_dtype = options.common.parameter_dtype = ONEBIT_BFLOAT16;
+  options.shards = calls->shards;
+  options.common.gradient_dtype = ONEBIT_BFLOAT16;
+  if (calls->shards != ONEBIT_SHARDS_STEP)
+    options.common.parameter_dtype = ONEBIT_BFLOAT16;
   if (calls->schedule != ONEBIT_SCHEDULE_ALLGATHER)
     options.common.schedule = calls->schedule;
   for (int k = 0; k < 3; k++) {
@@ -278,8 +302,8 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-static void check_calls(int size, int hosts, onebit_schedule_t schedule) {
-  struct calls calls = {.schedule = schedule};
+static void check_calls(int size, int hosts, onebit_schedule_t schedule, onebit_shards_t shards) {
+  struct calls calls = {.schedule = schedule, .shards = shards};
   pthread_barrier_init(&calls.everyone, NULL, (unsigned)size);
   on_hosts(size, hosts, call_without_memory, &calls);
   pthread_barrier_destroy(&calls.everyone);
@@ -287,7 +311,8 @@ static void check_calls(int size, int hosts, onebit_schedule_t schedule) {
 
 Test(memory, calls_allocate_nothing) {
   for (int size = 1; size <= 3; size++)
-    check_calls(size, 1, ONEBIT_SCHEDULE_AUTOMATIC);
-  check_calls(4, 2, ONEBIT_SCHEDULE_ALLGATHER);
-  check_calls(4, 2, ONEBIT_SCHEDULE_HIERARCHICAL);
+    for (int shards = ONEBIT_SHARDS_NONE; shards <= ONEBIT_SHARDS_PARAMETERS; shards++)
+      check_calls(size, 1, ONEBIT_SCHEDULE_AUTOMATIC, (onebit_shards_t)shards);
+  check_calls(4, 2, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_SHARDS_NONE);
+  check_calls(4, 2, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_SHARDS_NONE);
 }

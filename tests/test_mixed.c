@@ -204,8 +204,8 @@ Test(mixed, no_gradient_is_an_array_of_zeros) {
       on_ranks(size, zeros_on_rank, &(bool){all});
 }
 
-/* The sum over k micro-batches counts as their mean. With k a power of two, and numbers that float32
- * adds exactly, it is that to the bit. */
+/* The sum over k micro-batches counts as their mean. With k a power of two, and numbers that
+ * float32 adds exactly, it is that to the bit. */
 static void accumulated_on_rank(onebit_comm_t comm, void *context) {
   onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
   const struct adam_case *what = context;

@@ -1,8 +1,8 @@
 /*
  * 1-bit Adam whose state is sharded: parameters equal the oracle's in every bit after every step,
  * for groups of 1 to 7 ranks, in both modes; its warm-up is that of an optimizer that is not
- * sharded; skipped steps change nothing, also where it is the step that overflows. What it costs
- * and refuses is in test_shards_costs.c, that it converges in test_convergence.c.
+ * sharded; skipped steps change nothing; steps are bounded. What it costs and refuses is in
+ * test_shards_costs.c, that it converges in test_convergence.c.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -227,27 +227,44 @@ Test(shards, skipped_steps_change_nothing) {
     }
 }
 
-/* A gradient that is fine in itself, of an element whose variance is next to nothing: the step
- * overflows, when the gradients' bits have been exchanged already. */
-static struct adam_case overflowing_case(int size, size_t bucket_size) {
-  struct adam_case what = case_of(&adam_tensors_odd, 3);
-  what.size = size;
-  what.poison = 1e25f;
-  what.poisoned_from = 4;
-  what.poisoned_rank = size - 1;
-  what.options.shards = ONEBIT_SHARDS_STEP;
-  what.options.epsilon = 1e-17;
-  what.options.common.gradient_factor = 1e-12;
-  what.options.common.bucket_size = bucket_size;
-  return what;
+/* --- Steps are bounded: gradients that double from step to step leave a frozen variance behind. */
+
+static void check_bound(const struct adam_run *run) {
+  const struct adam_tensors *tensors = run->what->tensors;
+  size_t bounded = 0;
+  for (int step = run->what->steps - 4; step < run->what->steps; step++)
+    for (size_t k = 0, i = 0; k < tensors->count; k++)
+      for (size_t end = i + tensors->list[k].count; i < end; i++) {
+        float factor = tensors->list[k].factor != 0.0f ? tensors->list[k].factor : 1.0f;
+        double before = (double)run->moments[step - 1].parameters[i];
+        double moved = fabs((double)run->moments[step].parameters[i] - before);
+        double most = (double)(adam_learning_rate(step) * factor) *
+                      (1.0 + (double)tensors->list[k].weight_decay * fabs(before));
+        CHECK(moved <= 1.0001 * most + 1.2e-7 * fabs(before),
+              "step %d moves parameter %zu by %g, not %g", step, i, moved, most);
+        bounded += moved >= 0.9 * most;
+      }
+  CHECK(bounded > 1000, "only %zu steps are as large as they may", bounded);
 }
 
-Test(shards, steps_that_overflow_are_skipped) {
-  static const size_t sizes[] = {0, 1, 1000};
+static void check_bounded_case(struct adam_case what) {
+  struct adam_run run = adam_prepare(&what);
+  if (what.options.shards == ONEBIT_SHARDS_PARAMETERS)
+    check_bound(&run);
+  on_ranks(what.size, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+Test(shards, steps_are_bounded) {
   for (int size = 1; size <= 4; size++)
-    for (int k = 0; k < 3; k++) {
-      struct adam_case what = overflowing_case(size, sizes[k]);
+    for (size_t m = 0; m < 2; m++) {
+      struct adam_case what = case_of(&adam_tensors_odd, 3);
+      what.size = size;
+      what.growth = 2.0f;
+      what.still = false;
+      what.options.shards = modes[m];
+      what.options.common.bucket_size = size % 2 ? 1000 : 0;
       if (test_wanted((size_t)size - 1))
-        check_one(&what);
+        check_bounded_case(what);
     }
 }

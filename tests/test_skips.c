@@ -51,6 +51,26 @@ static onebit_status_t make_adam_that_freezes(onebit_comm_t comm, const onebit_t
   return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
 }
 
+static onebit_status_t make_sharded(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                    const onebit_optimizer_options_t *common,
+                                    onebit_optimizer_t *optimizer) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common = *common;
+  options.freeze_step = 5;
+  options.shards = ONEBIT_SHARDS_STEP;
+  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
+static onebit_status_t make_sharded_parameters(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                               const onebit_optimizer_options_t *common,
+                                               onebit_optimizer_t *optimizer) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common = *common;
+  options.freeze_step = 5;
+  options.shards = ONEBIT_SHARDS_PARAMETERS;
+  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
+}
+
 static onebit_status_t make_lamb(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                  const onebit_optimizer_options_t *common,
                                  onebit_optimizer_t *optimizer) {
@@ -91,18 +111,21 @@ static onebit_status_t make_zero_one_adam(onebit_comm_t comm, const onebit_tenso
   return onebit_zero_one_adam_create(comm, tensors, TENSORS, &options, optimizer);
 }
 
+/* Not all of them know everything. */
 static const struct {
   const char *name;
   maker *make;
-  bool deepspeed; /* is there such a profile of it? */
+  bool deepspeed, types; /* the profile; parameters that are not float32 */
 } optimizers[] = {
-    {"adam", make_adam, true},
-    {"adam that sends steps", make_adam_that_sends_steps, true},
-    {"adam that freezes by itself", make_adam_that_freezes, true},
-    {"lamb", make_lamb, true},
-    {"momentum", make_momentum, false},
-    {"momentum without warm-up", make_momentum_without_warmup, false},
-    {"0/1 adam", make_zero_one_adam, true},
+    {"adam", make_adam, true, true},
+    {"adam that sends steps", make_adam_that_sends_steps, true, true},
+    {"adam that freezes by itself", make_adam_that_freezes, true, true},
+    {"adam in shards", make_sharded, false, false},
+    {"adam in shards that send parameters", make_sharded_parameters, false, true},
+    {"lamb", make_lamb, true, true},
+    {"momentum", make_momentum, false, true},
+    {"momentum without warm-up", make_momentum_without_warmup, false, true},
+    {"0/1 adam", make_zero_one_adam, true, true},
 };
 enum { OPTIMIZERS = sizeof optimizers / sizeof optimizers[0] };
 
@@ -180,8 +203,8 @@ static void poisoned_step(struct run *run, const struct skip *skip, int rank) {
   free(before);
 }
 
-/* Makes a step, and says whether it sent nothing: in one of those a rank is alone with what it sees,
- * which is for the optimizer's own tests. */
+/* Makes a step, and says whether it sent nothing: in one of those a rank is alone with what it
+ * sees, which is for the optimizer's own tests. */
 static bool is_silent(struct run *run) {
   onebit_optimizer_info_t before = {.size = sizeof before}, after = {.size = sizeof after};
   CHECK_STATUS(onebit_optimizer_get_info(run->optimizer, &before), ONEBIT_OK);
@@ -241,7 +264,8 @@ static void check_optimizer(size_t optimizer, const onebit_optimizer_options_t *
 
 static void check_all(const onebit_optimizer_options_t *common, unsigned uncompressed) {
   for (size_t k = 0; k < OPTIMIZERS; k++)
-    if (common->profile == ONEBIT_PROFILE_DEFAULT || optimizers[k].deepspeed)
+    if ((common->profile == ONEBIT_PROFILE_DEFAULT || optimizers[k].deepspeed) &&
+        (common->parameter_dtype == ONEBIT_FLOAT32 || optimizers[k].types))
       check_optimizer(k, common, uncompressed);
 }
 

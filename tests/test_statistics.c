@@ -237,6 +237,27 @@ static void check_lamb(const struct subject *subject, onebit_optimizer_t optimiz
   }
 }
 
+/* A step that sent gradients sent as much as the info had said before. */
+static void check_bytes(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *before,
+                        uint64_t sent) {
+  onebit_optimizer_info_t after = {.size = sizeof after};
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &after), ONEBIT_OK);
+  bool dense = after.exchanges[0] > before->exchanges[0];
+  if (dense || after.exchanges[1] > before->exchanges[1])
+    CHECK(sent == (dense ? before->warmup_bytes : before->compressed_bytes),
+          "step %llu sent %llu bytes, %s", (unsigned long long)after.steps,
+          (unsigned long long)sent, dense ? "dense" : "bits");
+}
+
+static void one_step(onebit_optimizer_t optimizer, onebit_comm_t comm, bool skips) {
+  onebit_optimizer_info_t before = {.size = sizeof before};
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &before), ONEBIT_OK);
+  uint64_t sent = onebit_comm_bytes_sent(comm);
+  onebit_status_t status = onebit_optimizer_step(optimizer, 1e-3f);
+  CHECK(status == (skips ? ONEBIT_SKIPPED : ONEBIT_OK), "%s", onebit_last_error());
+  check_bytes(optimizer, &before, onebit_comm_bytes_sent(comm) - sent);
+}
+
 static void account(onebit_comm_t comm, void *context) {
   const struct subject *subject = context;
   void *parameters = allocate(TOTAL, dtype_size(subject->dtype));
@@ -245,8 +266,8 @@ static void account(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizer;
   fill_input(parameters, subject->dtype, TOTAL, 90, 0);
   subject_list(parameters, subject->dtype, gradients, tensors);
-  check_case("optimizer %d, profile %d, dtype %d, clipping %g", (int)subject->kind,
-             (int)subject->profile, (int)subject->dtype, subject->clip_norm);
+  check_case("optimizer %d, profile %d, dtype %d, clipping %g, shards %d", (int)subject->kind,
+             (int)subject->profile, (int)subject->dtype, subject->clip_norm, (int)subject->shards);
   if (CHECK_STATUS(subject_create(subject, comm, tensors, &optimizer), ONEBIT_OK)) {
     uint64_t before = onebit_comm_bytes_sent(comm);
     for (int step = 0; step < 12; step++) {
@@ -255,15 +276,23 @@ static void account(onebit_comm_t comm, void *context) {
       fill_input(gradients, ONEBIT_FLOAT32, TOTAL, onebit_comm_rank(comm), step);
       if (step == 5) /* skipped: sends as much */
         gradients[77] = NAN;
-      onebit_status_t status = onebit_optimizer_step(optimizer, 1e-3f);
-      CHECK(status == ONEBIT_OK || (step == 5 && status == ONEBIT_SKIPPED), "%s",
-            onebit_last_error());
+      one_step(optimizer, comm, step == 5);
     }
     check_whole(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
     onebit_optimizer_destroy(optimizer);
   }
   free(parameters);
   free(gradients);
+}
+
+Test(statistics, account_for_shards) {
+  for (int shards = ONEBIT_SHARDS_STEP; shards <= ONEBIT_SHARDS_PARAMETERS; shards++)
+    for (int size = 1; size <= 4; size++) {
+      struct subject subject = {.kind = ADAM, .shards = (onebit_shards_t)shards};
+      on_ranks(size, account, &subject);
+      subject.clip_norm = 10;
+      on_ranks(size, account, &subject);
+    }
 }
 
 Test(statistics, account_for_every_optimizer) {

@@ -9,19 +9,23 @@
  *
  * every hundred steps or so, which names the tensor that one bit is too little for.
  *
- * The error ratio. What a rank could not say with one bit an element it keeps and says later
- * (error feedback). error_ratio is the Euclidean norm of what it keeps, relative to that of the
- * signal: of what came back from the latest exchange of bits, in the same elements. With 1-bit Adam,
- * LAMB and momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the mean
- * gradient or movement. About one is healthy: what is new in the signal comes a step late. Ten means
- * that it takes some ten steps to come. Tensors stay below 2.2 where each block has a scale of its
- * own, and below 8 where one serves all (docs/scales.md has the measurement); what goes far beyond
- * is a tensor, or a part of one, that is small beside what it shares a scale with.
+ * The error ratio. What a rank could not say with one bit an element it keeps and says later (error
+ * feedback). error_ratio is the Euclidean norm of what it keeps, relative to that of the signal: of
+ * what came back from the latest exchange of bits, in the same elements. With 1-bit Adam, LAMB and
+ * momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the mean gradient
+ * or movement. About one is healthy: what is new in the signal comes a step late. Ten means that it
+ * takes some ten steps to come. Tensors stay below 4 where each block has a scale of its own
+ * (exchanging steps: below 8), and below 8 where one root mean square serves all; docs/scales.md
+ * has the measurement. What goes far beyond is a tensor, or a part of one, that is small beside
+ * what it shares a scale with.
  *
  * All numbers are this rank's own, and those of kept errors differ between ranks: each keeps what
- * its own gradients left, in the hierarchical schedule of a part of the elements only. All calls
- * are local, look at what the latest step left, and must not be made while a step is open. On a
- * device they wait for steps on streams, and copy what they look at to the host.
+ * its own gradients left, in the hierarchical schedule of a part of the elements only. Where 1-bit
+ * Adam's state is sharded, norms of momentum and master values are those of the share that the rank
+ * serves; nobody but the servers knows the mean gradient, and the signal is what the rank has sent,
+ * beside which the error is never large: onebit_optimizer_check does not warn there. All calls are
+ * local, look at what the latest step left, and must not be made while a step is open. On a device
+ * they wait for steps on streams, and copy what they look at to the host.
  */
 #ifndef ONEBIT_STATISTICS_H
 #define ONEBIT_STATISTICS_H

@@ -88,7 +88,9 @@ static void draw_pass(const struct kernel_cases *of, size_t number, struct scene
   what->adds_up = drawn(number, 19, 2);
   what->counted = drawn(number, 20, 2);
   what->sums_of_rates = drawn(number, 23, 2);
-  what->momentum |= of->passes && last && !what->last_values;
+  what->rated = drawn(number, 24, 2);
+  what->later = drawn(number, 25, 2);
+  what->momentum |= of->passes && last && (what->later || !what->last_values);
 }
 
 /* What the mode makes of it: a piece a member, rounds that pass on single messages, a momentum that

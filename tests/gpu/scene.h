@@ -46,7 +46,7 @@ struct scene_case {
   bool passes; /* there is what they work on */
   enum ob_pass_kind kind;
   onebit_dtype_t copy_dtype;
-  bool copies, scalings, last_values, keep_zero, adds_up, counted, sums_of_rates;
+  bool copies, scalings, last_values, keep_zero, adds_up, counted, sums_of_rates, rated, later;
 };
 
 struct scene {
@@ -64,7 +64,9 @@ struct scene {
   struct ob_cuda_pass pass;
   float *parameters[SCENE_PIECES]; /* the host's, and so are the others */
   void *copies[SCENE_PIECES], *gradients[SCENE_PIECES];
-  double *total;
+  /* 1-bit LAMB: a tensor a piece. */
+  struct ob_cuda_lamb lamb;
+  double *coefficients, *factors;
 };
 
 /* Fills everything in; the device's memory is still to be sent. */

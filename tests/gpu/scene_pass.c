@@ -15,13 +15,19 @@ static void take_arrays(struct scene *scene) {
       array[i] = i % 11 == 4 ? 0 : fabsf(array[i]);
     for (size_t i = 0; slot == OB_FRESH && i < elements; i++)
       array[i] = fabsf(array[i]);
+    if (slot == OB_MOVED && !scene->what->adds_up)
+      continue;
     scene->sink.arrays[slot] = array;
     scene->pass.arrays[slot] = ON_DEVICE(scene, array);
   }
   if (!scene->what->last_values)
     return;
-  scene->sink.last_values = scene_take_floats(scene, "last values", elements, 0, 89);
-  scene->pass.last_values = ON_DEVICE(scene, scene->sink.last_values);
+  /* Which count at first only: where a call has ended well, there is a message. */
+  const float *last = scene_take_floats(scene, "last values", elements, 0, 89);
+  scene->sink.last_values = scene->what->later ? NULL : last;
+  scene->pass.last_values = ON_DEVICE(scene, last);
+  scene->pass.only_at_first = true;
+  scene->state->outcome.calls = scene->what->later ? 3 : 0;
 }
 
 /* A table of pointers to pieces, for the device. */
@@ -73,7 +79,7 @@ static void take_pieces(struct scene *scene) {
 }
 
 /* Every piece has a rate and a decay of its own. The host is given the rates, already times the
- * step's. */
+ * step's, and perhaps the device too. */
 static void take_rates(struct scene *scene) {
   const struct scene_case *what = scene->what;
   float *factors = scene_take_floats(scene, "factors", what->pieces, 0, 90);
@@ -83,8 +89,9 @@ static void take_rates(struct scene *scene) {
   for (size_t k = 0; k < what->pieces; k++) {
     factors[k] = 0.5f + 0.3f * (float)k;
     decays[k] = k % 2 ? 0 : 0.07f / (float)(k + 1);
-    rates[k] = scene->pass.learning_rate * factors[k];
+    rates[k] = scene->pass.learning_rate * factors[k] * (what->rated ? 1.7f : 1);
   }
+  scene->pass.learning_rates = what->rated ? ON_DEVICE(scene, rates) : NULL;
   scene->sink.learning_rates = rates;
   scene->sink.weight_decays = decays;
   scene->pass.rate_factors = ON_DEVICE(scene, factors);
@@ -130,7 +137,37 @@ static void take_sums(struct scene *scene) {
     scene->sink.sums[k] = sums;
     scene->pass.sums[k] = ON_DEVICE(scene, sums);
   }
-  scene->total = twin_take(scene->twin, "total", sizeof(double), TWIN_FLOAT64, 0);
+}
+
+static double *take_doubles(struct scene *scene, const char *name, uint32_t salt) {
+  const size_t count = scene->what->pieces;
+  double *doubles = twin_take(scene->twin, name, count * sizeof *doubles, TWIN_FLOAT64, 0);
+  for (size_t t = 0; t < count; t++)
+    doubles[t] = 0.5 + fabs((double)value_at(t, salt, VALUES_GRADIENTS));
+  return doubles;
+}
+
+static void fill_lamb(struct scene *scene) {
+  const size_t count = scene->what->pieces;
+  const struct ob_piece *piece = scene->host.layout.piece;
+  struct ob_cuda_tensor *tensors =
+      twin_take(scene->twin, "tensors", count * sizeof *tensors, TWIN_BYTES, 0);
+  for (size_t k = 0; k < count; k++) /* their numbers are in another order */
+    tensors[k] = (struct ob_cuda_tensor){count - 1 - k, piece[k].first_block,
+                                         piece[k + 1].first_block, k, k + 1};
+  scene->coefficients = take_doubles(scene, "coefficients", 98);
+  scene->factors = take_doubles(scene, "tensors' factors", 99);
+  scene->lamb = (struct ob_cuda_lamb){
+      .limits = {0.01, 10, 0.9, 0.5, 4, 0.1},
+      .tensors = ON_DEVICE(scene, tensors),
+      .count = count,
+      .coefficients = ON_DEVICE(scene, scene->coefficients),
+      .factors = ON_DEVICE(scene, scene->factors),
+      .learning_rates = ON_DEVICE(scene, scene->sink.learning_rates),
+      .rate_factors = scene->pass.rate_factors,
+  };
+  for (int k = 0; k < OB_SUMS; k++)
+    scene->lamb.sums[k] = scene->pass.sums[k];
 }
 
 void scene_fill_pass(struct scene *scene) {
@@ -139,5 +176,6 @@ void scene_fill_pass(struct scene *scene) {
   take_rates(scene);
   take_sums(scene);
   set_factors(scene);
+  fill_lamb(scene);
   scene->host.call.sink = &scene->sink;
 }

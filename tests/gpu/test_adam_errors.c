@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "tests/gpu/adam.h"
+#include "tests/gpu/training.h"
 
 #ifdef ONEBIT_EMULATED_CUDA
 #include <emulation.h>
@@ -11,8 +11,10 @@
 #include <stdatomic.h>
 #endif
 
-static const struct adam_case plain = {
-    "errors", {.size = sizeof(onebit_adam_options_t), .freeze_step = 2}, ONE_STREAM, 0};
+static const struct training_case plain = {
+    .name = "errors",
+    .options = {.size = sizeof(onebit_adam_options_t), .freeze_step = 2},
+    .form = ONE_STREAM};
 
 /* What a rank does, with a communicator of either transport. The last rank is the one at fault. */
 typedef void scenario(onebit_comm_t comm, int rank, int size);
@@ -26,12 +28,12 @@ static void over_loopback(const struct gpu_rank *self, void *context) {
 }
 
 static void over_nccl(const struct gpu_rank *self, void *context) {
-  struct adam_nccl group;
-  if (adam_nccl_open(&group, self)) {
+  struct training_nccl group;
+  if (training_nccl_open(&group, self)) {
     check_case("over NCCL, rank %d of %d", self->rank, self->size);
     ((struct play *)context)->scenario(group.comm, self->rank, self->size);
   }
-  adam_nccl_close(&group);
+  training_nccl_close(&group);
 }
 
 static void on_both(scenario *what) {
@@ -103,7 +105,7 @@ static void arrays_must_be_there(void) {
 /* --- Steps */
 
 /* How a step on the stream ended, at once or later. */
-static onebit_status_t step_on_stream(struct adam_learner *learner, float rate) {
+static onebit_status_t step_on_stream(struct learner *learner, float rate) {
   onebit_status_t status =
       onebit_optimizer_step_stream(learner->optimizer, rate, learner->streams[0]);
   onebit_status_t later = onebit_optimizer_synchronize(learner->optimizer);
@@ -112,21 +114,21 @@ static onebit_status_t step_on_stream(struct adam_learner *learner, float rate) 
   return later;
 }
 
-static void fetch(struct adam_learner *learner, int attempt) {
+static void fetch(struct learner *learner, int attempt) {
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
-  CHECK_CUDA(cudaMemcpy(learner->fetched + attempt * ADAM_ELEMENTS, learner->parameters,
-                        ADAM_ELEMENTS * sizeof(float), cudaMemcpyDefault));
+  CHECK_CUDA(cudaMemcpy(learner_fetched(learner, attempt), learner->parameters,
+                        TRAINING_ELEMENTS * sizeof(float), cudaMemcpyDefault));
 }
 
-static void good_step(struct adam_learner *learner, int attempt) {
-  adam_send_gradients(learner, attempt, learner->streams[0]);
-  CHECK_STATUS(step_on_stream(learner, adam_rate(attempt)), ONEBIT_OK);
+static void good_step(struct learner *learner, int attempt) {
+  learner_send_gradients(learner, attempt, learner->streams[0]);
+  CHECK_STATUS(step_on_stream(learner, training_rate(attempt)), ONEBIT_OK);
 }
 
 /* A step that fails with these statuses, on a stream and without; what it must not change. */
-static void check_step(struct adam_learner *learner, float rate, onebit_status_t wanted,
+static void check_step(struct learner *learner, float rate, onebit_status_t wanted,
                        const char *part) {
-  const size_t bytes = ADAM_ELEMENTS * sizeof(float);
+  const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
   onebit_optimizer_info_t before = {.size = sizeof before};
   CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &before), ONEBIT_OK);
   fetch(learner, 0);
@@ -137,13 +139,14 @@ static void check_step(struct adam_learner *learner, float rate, onebit_status_t
   words_say(part);
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
   fetch(learner, 1);
-  CHECK(!memcmp(learner->fetched, learner->fetched + ADAM_ELEMENTS, bytes), "parameters changed");
-  adam_check_info(learner->optimizer, &before);
+  CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
+        "parameters changed");
+  training_check_info(learner->optimizer, &before);
 }
 
-static void wrong_rates(struct adam_learner *learner, int attempt) {
+static void wrong_rates(struct learner *learner, int attempt) {
   const bool guilty = learner->rank == learner->size - 1;
-  adam_send_gradients(learner, attempt, learner->streams[0]);
+  learner_send_gradients(learner, attempt, learner->streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
   check_step(learner, guilty ? -1.0f : 0.5f, guilty ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER,
              guilty ? "learning_rate is -1" : "could not take part");
@@ -151,7 +154,7 @@ static void wrong_rates(struct adam_learner *learner, int attempt) {
     check_step(learner, guilty ? 0.25f : 0.5f, ONEBIT_ERROR_MISMATCH, "learning_rate");
 }
 
-static void steps_in_parts(struct adam_learner *learner) {
+static void steps_in_parts(struct learner *learner) {
   CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 0.5f), ONEBIT_ERROR_UNSUPPORTED);
   words_say("make its steps in one go");
   CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
@@ -161,17 +164,17 @@ static void steps_in_parts(struct adam_learner *learner) {
 /* In the warm-up, and after it; with one bucket, and with several. */
 static void wrong_steps(onebit_comm_t comm, int rank, int size) {
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {
-    struct adam_case what = plain;
-    struct adam_learner learner;
+    struct training_case what = plain;
+    struct learner learner;
     what.options.common.bucket_size = bucket;
-    if (!adam_learner_open(&learner, &what, comm, rank, size, true))
+    if (!learner_open(&learner, &what, comm, rank, size, true))
       return;
     for (int attempt = 0; attempt < 6; attempt++) {
       wrong_rates(&learner, attempt);
       steps_in_parts(&learner);
       good_step(&learner, attempt);
     }
-    adam_learner_close(&learner);
+    learner_close(&learner);
   }
 }
 
@@ -179,7 +182,7 @@ static void steps_must_be_right(void) { on_both(wrong_steps); }
 
 /* The stream of another device: this rank knows it, and the others hear of it. */
 static void wrong_stream(onebit_comm_t comm, int rank, int size) {
-  struct adam_learner learner;
+  struct learner learner;
   cudaStream_t other;
   int now = 0, count = 0;
   CHECK_CUDA(cudaGetDevice(&now));
@@ -189,7 +192,7 @@ static void wrong_stream(onebit_comm_t comm, int rank, int size) {
   CHECK_CUDA(cudaSetDevice((now + 1) % count));
   CHECK_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
   CHECK_CUDA(cudaSetDevice(now));
-  if (adam_learner_open(&learner, &plain, comm, rank, size, true)) {
+  if (learner_open(&learner, &plain, comm, rank, size, true)) {
     cudaStream_t own = learner.streams[0];
     good_step(&learner, 0);
     learner.streams[0] = rank == size - 1 ? other : own;
@@ -197,7 +200,7 @@ static void wrong_stream(onebit_comm_t comm, int rank, int size) {
                  rank == size - 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
     learner.streams[0] = own;
     good_step(&learner, 1);
-    adam_learner_close(&learner);
+    learner_close(&learner);
   }
   CHECK_CUDA(cudaStreamDestroy(other));
 }
@@ -210,13 +213,13 @@ static void no_optimizer(void) {
 }
 
 static void on_the_host(const struct gpu_rank *self, void *context) {
-  struct adam_learner learner;
+  struct learner learner;
   (void)context;
-  if (!adam_learner_open(&learner, &plain, self->comm, self->rank, self->size, false))
+  if (!learner_open(&learner, &plain, self->comm, self->rank, self->size, false))
     return;
   CHECK_STATUS(onebit_optimizer_step_stream(learner.optimizer, 0.1f, NULL), ONEBIT_ERROR_ARGUMENT);
   words_say("optimizer is for memory of the host");
-  adam_learner_close(&learner);
+  learner_close(&learner);
 }
 
 static void optimizers_must_be_right(void) {
@@ -255,7 +258,7 @@ static void (*const fail_at[])(long) = {ob_memory_fail_at, emulation_fail_alloca
 struct shortage {
   long n;
   int which;
-  bool done[ADAM_RANKS];
+  bool done[TRAINING_RANKS];
 };
 
 static void run_short(const struct gpu_rank *self, void *context) {
@@ -296,20 +299,20 @@ struct failing {
 };
 
 static void fail_a_launch(onebit_comm_t comm, struct failing *failing) {
-  struct adam_learner learner;
-  if (!adam_learner_open(&learner, &plain, comm, 0, 1, true))
+  struct learner learner;
+  if (!learner_open(&learner, &plain, comm, 0, 1, true))
     return;
   for (int attempt = 0; attempt < 4; attempt++) {
     emulation_reset_counts();
     good_step(&learner, attempt);
     failing->launches = emulation_counts().kernels;
   }
-  adam_send_gradients(&learner, 4, learner.streams[0]);
+  learner_send_gradients(&learner, 4, learner.streams[0]);
   emulation_fail_launch(failing->n);
   CHECK(step_on_stream(&learner, 1e-3f) == ONEBIT_ERROR_DEVICE, "launch %ld of %ld fails: %s",
         failing->n, failing->launches, onebit_last_error());
   emulation_fail_launch(0);
-  adam_learner_close(&learner);
+  learner_close(&learner);
 }
 
 static void fail_over_loopback(const struct gpu_rank *self, void *context) {
@@ -342,12 +345,12 @@ static long the_launch;
 static atomic_int ready;
 
 static void fail_one_of_two(onebit_comm_t comm, int rank, int size) {
-  struct adam_learner learner;
-  if (!adam_learner_open(&learner, &plain, comm, rank, size, true))
+  struct learner learner;
+  if (!learner_open(&learner, &plain, comm, rank, size, true))
     return;
   for (int attempt = 0; attempt < 4; attempt++)
     good_step(&learner, attempt);
-  adam_send_gradients(&learner, 4, learner.streams[0]);
+  learner_send_gradients(&learner, 4, learner.streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner.streams[0]));
   atomic_fetch_add(&ready, 1);
   while (atomic_load(&ready) < size)
@@ -358,7 +361,7 @@ static void fail_one_of_two(onebit_comm_t comm, int rank, int size) {
   CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_DEVICE || status == ONEBIT_ERROR_PEER ||
             status == ONEBIT_ERROR_MESSAGE,
         "launch %ld fails: %d: %s", the_launch, (int)status, onebit_last_error());
-  adam_learner_close(&learner);
+  learner_close(&learner);
 }
 
 static void a_failed_launch_holds_nobody_up(void) {

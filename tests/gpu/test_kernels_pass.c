@@ -69,37 +69,72 @@ PASS(ZERO_ONE_MET)
 PASS(SHARE)
 PASS(SHARE_MOVE)
 
-/* --- Sums */
+/* --- The numbers of 1-bit LAMB's tensors */
 
-static void total_on_host(struct scene *scene, size_t chunk) {
-  const int which = scene->what->adds_up ? OB_LARGEST : 1;
+static double sum_of(const struct scene *scene, int which, size_t tensor) {
+  const struct ob_piece *piece = &scene->host.layout.piece[tensor];
   const double *sums = scene->sink.sums[which];
-  const size_t end = scene->host.layout.blocks, first = end / 3;
-  (void)chunk;
-  double total = 0;
-  for (size_t b = first; b < end; b++)
-    total = which == OB_LARGEST ? fmax(total, sums[b]) : total + sums[b];
-  *scene->total = total;
+  double sum = 0;
+  for (size_t b = piece[0].first_block; b < piece[1].first_block; b++)
+    sum = which == OB_LARGEST ? fmax(sum, sums[b]) : sum + sums[b];
+  return sum;
 }
 
-static cudaError_t total_on_device(struct scene *scene, size_t chunk) {
-  const int which = scene->what->adds_up ? OB_LARGEST : 1;
-  const size_t end = scene->host.layout.blocks;
-  (void)chunk;
-  return ob_cuda_total(scene->pass.sums[which], which, end / 3, end, ON_DEVICE(scene, scene->total),
-                       0);
+static void rates_on_host(struct scene *scene, bool warm) {
+  const struct ob_lamb_limits *limits = &scene->lamb.limits;
+  const size_t count = scene->what->pieces;
+  float *rates = (float *)(uintptr_t)scene->sink.learning_rates;
+  for (size_t k = 0; !scene->what->stop && k < count; k++) {
+    double first = sum_of(scene, 1, k), second = sum_of(scene, 2, k), ratio;
+    double *factor = &scene->factors[count - 1 - k];
+    double *coefficient = &scene->coefficients[count - 1 - k];
+    if (warm) {
+      ratio = ob_lamb_warm(coefficient, first, second, limits);
+    } else {
+      *factor = ob_lamb_correct(*factor, first, second, sum_of(scene, OB_LARGEST, k), limits);
+      ratio = *coefficient * *factor;
+    }
+    rates[k] = ob_lamb_rate(scene->pass.learning_rate, 0.5f + 0.3f * (float)k, ratio);
+  }
 }
 
-static void total(void) {
+static void warm_on_host(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  rates_on_host(scene, true);
+}
+
+static void correct_on_host(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  rates_on_host(scene, false);
+}
+
+static cudaError_t warm_on_device(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  return ob_cuda_lamb_rates(scene->device.state, scene->lamb, OB_LAMB_WARM,
+                            scene->pass.learning_rate, 0);
+}
+
+static cudaError_t correct_on_device(struct scene *scene, size_t chunk) {
+  (void)chunk;
+  return ob_cuda_lamb_rates(scene->device.state, scene->lamb, OB_LAMB_CORRECT,
+                            scene->pass.learning_rate, 0);
+}
+
+#define LAMB_CASES                                                                                 \
+  {                                                                                                \
+    .modes = MODE(SCENE_EXCHANGE), .one_scale = true, .stop = true, .passes = true,                \
+    .kind = OB_PASS_LAMB_FRESH                                                                     \
+  }
+
+static void lamb_warm(void) {
   static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE),
-                .one_scale = true,
-                .passes = true,
-                .kind = OB_PASS_LAMB_FRESH},
-      .once = true,
-      .host = total_on_host,
-      .device = total_on_device,
-  };
+      .cases = LAMB_CASES, .once = true, .host = warm_on_host, .device = warm_on_device};
+  kernel_walk(&test);
+}
+
+static void lamb_correct(void) {
+  static const struct kernel_test test = {
+      .cases = LAMB_CASES, .once = true, .host = correct_on_host, .device = correct_on_device};
   kernel_walk(&test);
 }
 
@@ -126,6 +161,7 @@ static const struct gpu_test tests[] = {
     {"pass zero-one met", walk_ZERO_ONE_MET, false},
     {"pass share", walk_SHARE, false},
     {"pass share move", walk_SHARE_MOVE, false},
-    {"total", total, false},
+    {"lamb's ratios", lamb_warm, false},
+    {"lamb's factors", lamb_correct, false},
 };
 GPU_SUITE("kernels of passes", tests)

@@ -1,5 +1,5 @@
 /*
- * A compressed step of 1-bit Adam in a CUDA graph, replayed many times: the host's bits, where the
+ * A compressed step of an optimizer in a CUDA graph, replayed many times: the host's bits, where the
  * host takes no part. And what a step costs: no allocation, no wait, so many kernels.
  */
 #include <math.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/gpu/adam.h"
+#include "tests/gpu/training.h"
 
 #ifdef ONEBIT_EMULATED_CUDA
 #include <emulation.h>
@@ -24,42 +24,55 @@
 #define SPANS    (REPLAYS / SPAN)
 #define RATE     2e-3f
 
-#define OPTIONS(...)                                                                               \
-  { .size = sizeof(onebit_adam_options_t), __VA_ARGS__ }
-
 #define FROZEN .freeze_step = WARMUP
 
-/* Gradients come again after ADAM_ATTEMPTS, and so do those that are not numbers. */
-static const struct adam_case cases[] = {
-    {"one bucket", OPTIONS(FROZEN, .beta1 = 0.9), ONE_STREAM, 1u << 9},
-    {"buckets", OPTIONS(FROZEN, .common.bucket_size = 40), ONE_STREAM, 1u << 5 | 1u << 6},
-    {"one scale, no error feedback",
-     OPTIONS(FROZEN, .common.block_size = ONEBIT_BLOCK_BUFFER, .common.no_error_feedback = 1),
-     ONE_STREAM, 0},
-    {"deepspeed", OPTIONS(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .freeze_step = WARMUP + 1),
-     ONE_STREAM, 1u << 9},
+/* Gradients come again after TRAINING_ATTEMPTS, and so do those that are not numbers. */
+static const struct training_case cases[] = {
+    ADAM("one bucket", ONE_STREAM, 1u << 9, FROZEN, .beta1 = 0.9),
+    ADAM("buckets", ONE_STREAM, 1u << 5 | 1u << 6, FROZEN, .common.bucket_size = 40),
+    ADAM("one scale, no error feedback", ONE_STREAM, 0, FROZEN,
+         .common.block_size = ONEBIT_BLOCK_BUFFER, .common.no_error_feedback = 1),
+    ADAM("deepspeed", ONE_STREAM, 1u << 9, .common.profile = ONEBIT_PROFILE_DEEPSPEED,
+         .freeze_step = WARMUP + 1),
+    {.name = "lamb",
+     .lamb = {.size = sizeof(onebit_lamb_options_t), .freeze_step = WARMUP},
+     .poison = 1u << 2 | 1u << 9}, /* the first compressed step is skipped, too */
+    {.name = "lamb, buckets",
+     .lamb = {.size = sizeof(onebit_lamb_options_t), FROZEN, .common.bucket_size = 40},
+     .poison = 1u << 5 | 1u << 6},
+    {.name = "lamb, deepspeed",
+     .lamb = {.size = sizeof(onebit_lamb_options_t),
+              .freeze_step = WARMUP + 1,
+              .common.profile = ONEBIT_PROFILE_DEEPSPEED}},
+    {.name = "momentum",
+     .momentum = {.size = sizeof(onebit_momentum_options_t), .warmup_steps = WARMUP},
+     .poison = 1u << 9},
+    {.name = "a tensor uncompressed",
+     .options = {.size = sizeof(onebit_adam_options_t), FROZEN},
+     .traits = PLAIN_TENSOR,
+     .poison = 1u << 9},
 };
 #define CASES (sizeof cases / sizeof cases[0])
 
 struct long_record {
-  float first[ADAM_ELEMENTS]; /* after the first replay */
-  float parameters[SPANS][ADAM_ELEMENTS];
-  onebit_optimizer_info_t info[ADAM_RANKS];
+  float first[TRAINING_ELEMENTS]; /* after the first replay */
+  float parameters[SPANS][TRAINING_ELEMENTS];
+  onebit_optimizer_info_t info[TRAINING_RANKS];
 };
 
-static bool is_poisoned(const struct adam_case *what, int attempt) {
-  return what->poison >> attempt % ADAM_ATTEMPTS & 1;
+static bool is_poisoned(const struct training_case *what, int attempt) {
+  return what->poison >> attempt % TRAINING_ATTEMPTS & 1;
 }
 
-static void record_case(const struct adam_case *what, const struct gpu_rank *self,
+static void record_case(const struct training_case *what, const struct gpu_rank *self,
                         struct long_record *record) {
-  struct adam_learner learner;
+  struct learner learner;
   check_case("%s, rank %d of %d on the host", what->name, self->rank, self->size);
-  if (!adam_learner_open(&learner, what, self->comm, self->rank, self->size, false))
+  if (!learner_open(&learner, what, self->comm, self->rank, self->size, false))
     return;
   for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
     const int replays = attempt + 1 - WARMUP;
-    adam_send_gradients(&learner, attempt % ADAM_ATTEMPTS, NULL);
+    learner_send_gradients(&learner, attempt % TRAINING_ATTEMPTS, NULL);
     CHECK_STATUS(onebit_optimizer_step(learner.optimizer, RATE),
                  is_poisoned(what, attempt) ? ONEBIT_SKIPPED : ONEBIT_OK);
     if (self->rank == 0 && replays == 1)
@@ -69,7 +82,7 @@ static void record_case(const struct adam_case *what, const struct gpu_rank *sel
   }
   record->info[self->rank].size = sizeof record->info[0];
   CHECK_STATUS(onebit_optimizer_get_info(learner.optimizer, &record->info[self->rank]), ONEBIT_OK);
-  adam_learner_close(&learner);
+  learner_close(&learner);
 }
 
 static void record_cases(const struct gpu_rank *self, void *context) {
@@ -82,7 +95,7 @@ static void record_cases(const struct gpu_rank *self, void *context) {
 
 /* In the warm-up no step can be captured, nor while the host does not know yet that it is over;
  * then nothing is put on the stream. */
-static void check_refusal(struct adam_learner *learner) {
+static void check_refusal(struct learner *learner) {
   cudaGraph_t graph = NULL;
   cudaStream_t stream = learner->streams[0];
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -96,10 +109,10 @@ static void check_refusal(struct adam_learner *learner) {
     cudaGraphDestroy(graph);
 }
 
-static void warm_up(struct adam_learner *learner) {
+static void warm_up(struct learner *learner) {
   for (int attempt = 0; attempt < WARMUP; attempt++) {
     check_refusal(learner);
-    adam_send_gradients(learner, attempt, learner->streams[0]);
+    learner_send_gradients(learner, attempt, learner->streams[0]);
     CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, learner->streams[0]),
                  ONEBIT_OK);
   }
@@ -107,7 +120,7 @@ static void warm_up(struct adam_learner *learner) {
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
 }
 
-static cudaGraphExec_t capture(struct adam_learner *learner) {
+static cudaGraphExec_t capture(struct learner *learner) {
   cudaGraph_t graph = NULL;
   cudaGraphExec_t runs = NULL;
   cudaStream_t stream = learner->streams[0];
@@ -120,19 +133,17 @@ static cudaGraphExec_t capture(struct adam_learner *learner) {
   return runs;
 }
 
-static void check_now(struct adam_learner *learner, const float *wanted, int attempt) {
-  float *got = learner->fetched;
-  CHECK_CUDA(cudaMemcpyAsync(got, learner->parameters, ADAM_ELEMENTS * sizeof *got,
-                             cudaMemcpyDeviceToHost, learner->streams[0]));
+static void check_now(struct learner *learner, const float *wanted, int attempt) {
+  learner_fetch(learner, 0, learner->streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
-  adam_check_parameters(got, wanted, attempt);
+  training_check_parameters(learner, learner_fetched(learner, 0), wanted, attempt);
 }
 
-static void replay(struct adam_learner *learner, cudaGraphExec_t graph,
+static void replay(struct learner *learner, cudaGraphExec_t graph,
                    const struct long_record *record) {
   for (int attempt = WARMUP; attempt < ATTEMPTS; attempt++) {
     const int replays = attempt + 1 - WARMUP;
-    adam_send_gradients(learner, attempt % ADAM_ATTEMPTS, learner->streams[0]);
+    learner_send_gradients(learner, attempt % TRAINING_ATTEMPTS, learner->streams[0]);
     CHECK_CUDA(cudaGraphLaunch(graph, learner->streams[0]));
     if (replays == 1)
       check_now(learner, record->first, attempt);
@@ -141,11 +152,11 @@ static void replay(struct adam_learner *learner, cudaGraphExec_t graph,
   }
 }
 
-static void compare_case(const struct adam_case *what, onebit_comm_t comm,
+static void compare_case(const struct training_case *what, onebit_comm_t comm,
                          const struct gpu_rank *self, const struct long_record *record) {
-  struct adam_learner learner;
+  struct learner learner;
   check_case("%s, rank %d of %d", what->name, self->rank, self->size);
-  if (!adam_learner_open(&learner, what, comm, self->rank, self->size, true))
+  if (!learner_open(&learner, what, comm, self->rank, self->size, true))
     return;
   warm_up(&learner);
   cudaGraphExec_t graph = capture(&learner);
@@ -153,19 +164,19 @@ static void compare_case(const struct adam_case *what, onebit_comm_t comm,
     replay(&learner, graph, record);
     CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer),
                  what->poison ? ONEBIT_SKIPPED : ONEBIT_OK);
-    adam_check_info(learner.optimizer, &record->info[self->rank]);
+    training_check_info(learner.optimizer, &record->info[self->rank]);
     CHECK_CUDA(cudaGraphExecDestroy(graph));
   }
-  adam_learner_close(&learner);
+  learner_close(&learner);
 }
 
 static void replay_over_nccl(const struct gpu_rank *self, void *context) {
-  struct adam_nccl group;
+  struct training_nccl group;
   struct long_record *records = context;
-  if (adam_nccl_open(&group, self))
+  if (training_nccl_open(&group, self))
     for (size_t k = 0; k < CASES; k += gpu_stride())
       compare_case(&cases[k], group.comm, self, &records[k]);
-  adam_nccl_close(&group);
+  training_nccl_close(&group);
 }
 
 static void over_nccl(void) {
@@ -192,7 +203,7 @@ static void alone(void) {
 }
 
 /* The first parameter, which is a tensor by itself. */
-static float first_parameter(struct adam_learner *learner) {
+static float first_parameter(struct learner *learner) {
   float value = 0.0f;
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
   CHECK_CUDA(cudaMemcpy(&value, learner->parameters, sizeof value, cudaMemcpyDeviceToHost));
@@ -202,7 +213,7 @@ static float first_parameter(struct adam_learner *learner) {
 /* With one element a message is exact, and with one gradient g always m^ / (sqrt(v^) + eps) is
  * g (1 - b1^t) / (1 - b1^t) / |g|: all steps are as long. With the factor of the step that was
  * captured they would grow. */
-static void compare_lengths(struct adam_learner *learner, cudaGraphExec_t graph) {
+static void compare_lengths(struct learner *learner, cudaGraphExec_t graph) {
   float before = first_parameter(learner);
   for (int i = 0; i < 4; i++) {
     CHECK_CUDA(cudaGraphLaunch(graph, learner->streams[0]));
@@ -215,9 +226,9 @@ static void compare_lengths(struct adam_learner *learner, cudaGraphExec_t graph)
 
 static void factor_changes(const struct gpu_rank *self, void *context) {
   onebit_comm_t comm;
-  struct adam_learner learner;
+  struct learner learner;
   if (!CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK) ||
-      !adam_learner_open(&learner, context, comm, self->rank, self->size, true))
+      !learner_open(&learner, context, comm, self->rank, self->size, true))
     return;
   warm_up(&learner);
   cudaGraphExec_t graph = capture(&learner);
@@ -225,15 +236,53 @@ static void factor_changes(const struct gpu_rank *self, void *context) {
     compare_lengths(&learner, graph);
     CHECK_CUDA(cudaGraphExecDestroy(graph));
   }
-  adam_learner_close(&learner);
+  learner_close(&learner);
   onebit_comm_destroy(comm);
 }
 
 /* The form of two streams is the one whose gradients stay the same. */
 static void the_factor_is_of_the_replay(void) {
-  struct adam_case what = {"the factor", OPTIONS(FROZEN, .beta1 = 0.9), TWO_STREAMS, 0};
+  struct training_case what = ADAM("the factor", TWO_STREAMS, 0, FROZEN, .beta1 = 0.9);
   gpu_threads(1, factor_changes, &what);
 }
+
+/* --- Steps that no graph can have */
+
+static const struct training_case refused[] = {
+    {.name = "0/1 Adam",
+     .zero_one = {.size = sizeof(onebit_zero_one_adam_options_t), .variance_freeze_step = WARMUP}},
+    {.name = "clipping",
+     .momentum = {.size = sizeof(onebit_momentum_options_t), .common.clip_norm = 1}},
+};
+static const char *const words[] = {"zero_one_adam sends depends", "clip_norm is 1"};
+
+static void refuse(const struct gpu_rank *self, void *context) {
+  onebit_comm_t comm;
+  (void)self, (void)context;
+  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  for (size_t k = 0; k < sizeof refused / sizeof refused[0]; k++) {
+    struct learner learner;
+    cudaGraph_t graph = NULL;
+    check_case("%s", refused[k].name);
+    if (!learner_open(&learner, &refused[k], comm, 0, 1, true))
+      return;
+    learner_send_gradients(&learner, 0, learner.streams[0]);
+    CHECK_STATUS(onebit_optimizer_step_stream(learner.optimizer, RATE, learner.streams[0]),
+                 ONEBIT_OK);
+    CHECK_CUDA(cudaStreamBeginCapture(learner.streams[0], cudaStreamCaptureModeThreadLocal));
+    CHECK_STATUS(onebit_optimizer_step_stream(learner.optimizer, RATE, learner.streams[0]),
+                 ONEBIT_ERROR_UNSUPPORTED);
+    CHECK(strstr(onebit_last_error(), words[k]), "the words are: %s", onebit_last_error());
+    CHECK_CUDA(cudaStreamEndCapture(learner.streams[0], &graph));
+    if (graph)
+      cudaGraphDestroy(graph);
+    CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer), ONEBIT_OK);
+    learner_close(&learner);
+  }
+  onebit_comm_destroy(comm);
+}
+
+static void some_steps_are_refused(void) { gpu_threads(1, refuse, NULL); }
 
 /* --- What a step costs */
 
@@ -241,7 +290,7 @@ static void the_factor_is_of_the_replay(void) {
 
 struct costs {
   atomic_int arrived;
-  const struct adam_case *what;
+  const struct training_case *what;
   long kernels;
 };
 
@@ -252,9 +301,9 @@ static void meet(struct costs *costs, int size, int *turn) {
     sched_yield();
 }
 
-static void count_a_step(struct adam_learner *learner, struct costs *costs) {
+static void count_a_step(struct learner *learner, struct costs *costs) {
   int turn = 0;
-  adam_send_gradients(learner, WARMUP, learner->streams[0]);
+  learner_send_gradients(learner, WARMUP, learner->streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
   meet(costs, learner->size, &turn);
   if (learner->rank == 0)
@@ -279,20 +328,20 @@ static void count_a_step(struct adam_learner *learner, struct costs *costs) {
 }
 
 static void count_on(onebit_comm_t comm, const struct gpu_rank *self, struct costs *costs) {
-  struct adam_learner learner;
-  if (!adam_learner_open(&learner, costs->what, comm, self->rank, self->size, true))
+  struct learner learner;
+  if (!learner_open(&learner, costs->what, comm, self->rank, self->size, true))
     return;
   warm_up(&learner);
   count_a_step(&learner, costs);
   CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer), ONEBIT_OK);
-  adam_learner_close(&learner);
+  learner_close(&learner);
 }
 
 static void count_over_nccl(const struct gpu_rank *self, void *context) {
-  struct adam_nccl group;
-  if (adam_nccl_open(&group, self))
+  struct training_nccl group;
+  if (training_nccl_open(&group, self))
     count_on(group.comm, self, context);
-  adam_nccl_close(&group);
+  training_nccl_close(&group);
 }
 
 static void count_alone(const struct gpu_rank *self, void *context) {
@@ -306,10 +355,10 @@ static void count_alone(const struct gpu_rank *self, void *context) {
  * commit and the results that stay. Every bucket has its own, and they are joined. One rank has no
  * messages to open. */
 static void costs_are_known(void) {
-  static const struct adam_case single = {"one bucket", OPTIONS(FROZEN, .common.bucket_size = 0),
-                                          ONE_STREAM, 0};
-  static const struct adam_case four = {"four buckets", OPTIONS(FROZEN, .common.bucket_size = 40),
-                                        ONE_STREAM, 0};
+  static const struct training_case single =
+      ADAM("one bucket", ONE_STREAM, 0, FROZEN, .common.bucket_size = 0);
+  static const struct training_case four =
+      ADAM("four buckets", ONE_STREAM, 0, FROZEN, .common.bucket_size = 40);
   for (int size = 0; size <= 3; size++) { /* 0: one rank, without NCCL */
     const long each = size < 2 ? 11 : 13;
     struct costs one = {.what = &single, .kernels = each};
@@ -333,7 +382,8 @@ static void costs_are_known(void) { SKIP("only the emulated device counts what i
 static const struct gpu_test tests[] = {
     {"replayed over NCCL", over_nccl, false},
     {"replayed alone", alone, false},
+    {"some steps are refused", some_steps_are_refused, false},
     {"the factor is of the replay", the_factor_is_of_the_replay, false},
     {"costs are known", costs_are_known, false},
 };
-GPU_SUITE("adam graph", tests)
+GPU_SUITE("graphs", tests)

@@ -1,0 +1,297 @@
+/*
+ * A step of an optimizer on a device: what its kernels are told, and its passes on the step's
+ * stream. A step without a stream has one of each unit's own, and the host waits for them.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "cuda/unit.h"
+
+static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
+                              const struct ob_unit *unit) {
+  return optimizer->step.on_stream ? optimizer->step.stream : unit->device->own;
+}
+
+/* The plan that the unit sends its gradients with in this step; NULL: none. */
+static struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
+                                   const struct ob_unit *unit) {
+  enum ob_exchange exchange = ob_unit_exchange(optimizer, unit);
+  return exchange == OB_EXCHANGE_NONE   ? NULL
+         : exchange == OB_EXCHANGE_BITS ? unit->bits
+                                        : unit->dense;
+}
+
+/* --- Before ------------------------------------------------------------------------------------*/
+
+/* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
+ * another stream or on the plan's own, has to wait for them too, and the counting for the plan.
+ * What is captured has no place in time yet. */
+static onebit_status_t follow(const struct onebit_optimizer *optimizer,
+                              const struct onebit_plan *plan) {
+  cudaEvent_t last = optimizer->units[0].device->last;
+  cudaStream_t stream = optimizer->step.stream;
+  if (!optimizer->step.on_stream) {
+    OB_TRY_CUDA(cudaEventSynchronize(last));
+  } else if (!ob_cuda_is_capturing(stream)) {
+    OB_TRY(ob_device_check_stream(plan, stream));
+    OB_TRY_CUDA(cudaStreamWaitEvent(stream, last, 0));
+    if (optimizer->deferred)
+      OB_TRY_CUDA(cudaStreamWaitEvent(stream, plan->device->last, 0));
+  }
+  return ONEBIT_OK;
+}
+
+/* A few numbers, while nothing is under way that reads them; a capture of the caller's stream is
+ * none of their business. */
+static onebit_status_t send(const struct ob_unit_device *device, void *to, const void *from,
+                            size_t bytes) {
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device->own);
+  if (error == cudaSuccess)
+    error = cudaStreamSynchronize(device->own);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "sending numbers of a unit");
+}
+
+/* They change at the freeze, and with a checkpoint: nothing is under way then. */
+static onebit_status_t send_scalings(struct ob_unit *unit) {
+  struct ob_unit_device *device = unit->device;
+  size_t bytes = unit->bits->layout.pieces * sizeof(float);
+  if (memcmp(device->scalings_there, unit->scalings, bytes) == 0)
+    return ONEBIT_OK;
+  memcpy(device->scalings_there, unit->scalings, bytes);
+  return send(device, device->scalings, unit->scalings, bytes);
+}
+
+/* Does the device count the steps, for the bias corrections? Where the host does not know how many
+ * were made. */
+static bool is_counted(const struct onebit_optimizer *optimizer) {
+  return optimizer->deferred && !optimizer->moments.no_bias_correction &&
+         !optimizer->method->scheduled;
+}
+
+/* Those that the host knows of, and the plan's calls since then. The sum of what the host adds and
+ * of the calls that it knows of stays the same while the plan is the one that steps use. */
+static onebit_status_t send_before(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                   const struct onebit_plan *plan) {
+  struct ob_unit_device *device = unit->device;
+  int which = plan == unit->bits ? OB_BITS : OB_DENSE;
+  uint64_t before = optimizer->steps - optimizer->unknown - device->calls[which];
+  if (!is_counted(optimizer) || before == device->before[which])
+    return ONEBIT_OK;
+  device->before[which] = before;
+  return send(device, &plan->device->kernel.state->before, &before, sizeof before);
+}
+
+static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                  const struct onebit_plan *plan) {
+  const struct ob_moments *moments = &optimizer->moments;
+  unit->device->counted = is_counted(optimizer);
+  if (!unit->device->counted)
+    return ONEBIT_OK;
+  OB_TRY(send_before(optimizer, unit, plan));
+  OB_TRY_CUDA(ob_cuda_adam_count(plan->device->kernel, moments->beta1, moments->beta2,
+                                 stream_of(optimizer, unit)));
+  return ONEBIT_OK;
+}
+
+/* The plan has a stream of its own, where the step has none. */
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  const struct onebit_plan *plan = plan_of(optimizer, unit);
+  OB_TRY(follow(optimizer, plan));
+  if (!optimizer->step.on_stream)
+    OB_TRY_CUDA(cudaStreamSynchronize(unit->device->own));
+  OB_TRY(send_scalings(unit));
+  return count_step(optimizer, unit, plan);
+}
+
+onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                     struct ob_call *call) {
+  struct ob_unit_device *device = unit->device;
+  bool gradients = call->source.inputs == unit->gradients;
+  call->device_inputs = gradients ? device->gradients : device->means;
+  call->device_outputs = call->outputs ? device->means : NULL;
+  if (call->source.scalings)
+    call->source.scalings = device->scalings;
+  int before = ob_cuda_enter(device->number);
+  onebit_status_t status = prepare(optimizer, unit);
+  ob_cuda_leave(before);
+  return status;
+}
+
+/* --- After ------------------------------------------------------------------------------------*/
+
+static size_t count_uncompressed(const struct onebit_optimizer *optimizer) {
+  size_t count = 0;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    count += optimizer->units[u].uncompressed;
+  return count;
+}
+
+/* Nothing is applied in any unit unless all that send something are well: where the host does not
+ * know, the device sees to that. */
+onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
+  struct ob_unit *first = optimizer->units;
+  size_t count = optimizer->unit_count, from = 0;
+  if (!optimizer->deferred)
+    return ONEBIT_OK;
+  if (optimizer->step.exchange == OB_EXCHANGE_BITS)
+    from = count;
+  if (optimizer->step.exchange == OB_EXCHANGE_NONE) {
+    from = 2 * count;
+    count = count_uncompressed(optimizer);
+  }
+  if (count > 1)
+    OB_TRY_CUDA(ob_cuda_join(first->device->states + from, count, stream_of(optimizer, first)));
+  return ONEBIT_OK;
+}
+
+/* Of a sink, what is by piece is the device's. */
+struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
+  const struct ob_unit_device *device = sink->device;
+  struct ob_cuda_pass pass = {
+      .kind = sink->kind,
+      .first_word = sink->first_word,
+      .parameters = device->parameters,
+      .copies = sink->copies ? device->copies : NULL,
+      .gradients = device->gradients,
+      .copy_dtype = sink->copy_dtype,
+      .gradient_dtype = sink->gradient_dtype,
+      .learning_rate = device->optimizer->step.learning_rate,
+      .learning_rates = device->rated ? device->lamb.learning_rates : NULL,
+      .rate_factors = device->factors,
+      .weight_decays = device->weight_decays,
+      .sums_of_rates = sink->rate_factors != NULL,
+      .scalings = sink->scalings ? device->scalings : NULL,
+      .last_values = sink->last_values,
+      .only_at_first = device->optimizer->deferred,
+      .last_decay = sink->last_decay,
+      .factors = sink->factors,
+      .counted = device->counted,
+  };
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    pass.arrays[slot] = sink->arrays[slot];
+  for (int k = 0; k < OB_SUMS; k++)
+    pass.sums[k] = sink->sums[k];
+  return pass;
+}
+
+/* Where the host does not know, the exchanges of the step that is being put on a stream may have
+ * been stopped, and so must what follows them: all of them together, so that any will do. What is
+ * done once the host knows has nothing to fear. */
+static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
+                                      const struct ob_unit *unit) {
+  const struct onebit_plan *plan = plan_of(optimizer, unit);
+  if (!optimizer->deferred || !optimizer->step.on_stream)
+    return NULL;
+  for (size_t u = 0; !plan && u < optimizer->unit_count; u++)
+    plan = plan_of(optimizer, &optimizer->units[u]);
+  return plan ? plan->device->kernel.state : NULL;
+}
+
+/* What comes before the exchange has to follow the steps before by itself. It changes nothing but
+ * scratch, which need not be stopped. */
+static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                              const struct ob_pass_sink *sink) {
+  struct ob_cuda_plan plan = unit->bits->device->kernel;
+  struct ob_cuda_pass pass = ob_device_pass(sink);
+  bool changes = ob_pass_writes(sink->kind) & ~OB_MASK(OB_SCRATCH);
+  if (optimizer->step.started == 0)
+    OB_TRY(follow(optimizer, unit->dense));
+  if (sink->kind == OB_PASS_LAMB_FREEZE)
+    OB_TRY(send_scalings(unit));
+  plan.state = changes ? state_of(optimizer, unit) : NULL;
+  pass.counted &= plan.state != NULL;
+  unit->device->which_sums = -1;
+  OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, stream_of(optimizer, unit)));
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                  const struct ob_pass_sink *sink) {
+  int before = ob_cuda_enter(unit->device->number);
+  onebit_status_t status = launch(optimizer, unit, sink);
+  ob_cuda_leave(before);
+  return status;
+}
+
+/* All blocks' at once: who wants one tensor's will want the others'. */
+static onebit_status_t fetch_sums(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                  int which) {
+  struct ob_unit_device *device = unit->device;
+  cudaStream_t stream = stream_of(optimizer, unit);
+  if (device->which_sums == which)
+    return ONEBIT_OK;
+  OB_TRY_CUDA(cudaMemcpyAsync(device->sums, unit->sums[which],
+                              unit->bits->layout.blocks * sizeof(double), cudaMemcpyDeviceToHost,
+                              stream));
+  OB_TRY_CUDA(cudaStreamSynchronize(stream));
+  device->which_sums = which;
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                 int which, size_t first, size_t end, double *sum) {
+  const double *sums = unit->device->sums;
+  int before = ob_cuda_enter(unit->device->number);
+  onebit_status_t status = fetch_sums(optimizer, unit, which);
+  ob_cuda_leave(before);
+  *sum = 0;
+  for (size_t b = first; status == ONEBIT_OK && b < end; b++)
+    *sum = which != OB_LARGEST ? *sum + sums[b] : sums[b] > *sum ? sums[b] : *sum;
+  return status;
+}
+
+/* Where messages are staged, a pass that takes them is on a stream of the plan's. */
+static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
+                                          const struct ob_unit *unit) {
+  bool staged = !optimizer->deferred && plan_of(optimizer, unit) == unit->bits;
+  return staged ? unit->bits->device->staging.compute : stream_of(optimizer, unit);
+}
+
+/* Scalings are made once, when the host knows. */
+onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                                  enum ob_lamb_stage stage) {
+  if (stage == OB_LAMB_SCALE)
+    return ob_lamb_on_host(optimizer, unit, stage);
+  struct ob_unit_device *device = unit->device;
+  int before = ob_cuda_enter(device->number);
+  cudaError_t error =
+      ob_cuda_lamb_rates(state_of(optimizer, unit), device->lamb, stage,
+                         optimizer->step.learning_rate, stream_of_latest_pass(optimizer, unit));
+  ob_cuda_leave(before);
+  device->rated = true;
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
+}
+
+/* --- The end -----------------------------------------------------------------------------------*/
+
+/* Of one unit, where there is no stream of the caller's: a step is over, or the host has learnt how
+ * those on streams ended, and sends what the next stage wants of it while it waits anyway. */
+static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  bool bits = ob_optimizer_is_frozen(optimizer) && !unit->uncompressed;
+  unit->bits->place->settled(unit->bits, true); /* a held call was applied after it ended */
+  OB_TRY_CUDA(cudaStreamSynchronize(unit->device->own));
+  return send_before(optimizer, unit, bits ? unit->bits : unit->dense);
+}
+
+static onebit_status_t record_end(struct ob_unit *first, cudaStream_t stream) {
+  if (!ob_cuda_is_capturing(stream))
+    OB_TRY_CUDA(cudaEventRecord(first->device->last, stream));
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer) {
+  onebit_status_t status = ONEBIT_OK;
+  struct ob_unit *first = optimizer->units;
+  for (size_t u = 0; status == ONEBIT_OK && u < optimizer->unit_count; u++) {
+    int before = ob_cuda_enter(first[u].device->number);
+    if (!optimizer->step.on_stream)
+      status = settle(optimizer, &first[u]);
+    else if (u == 0)
+      status = record_end(first, optimizer->step.stream);
+    ob_cuda_leave(before);
+  }
+  return status;
+}

@@ -1,0 +1,141 @@
+/* The optimizers on devices, and what all of them have: parameters and all that an optimizer tells
+ * of itself have the bits of the host's, over each transport. test_adam.c has more of 1-bit Adam. */
+#include "tests/gpu/training.h"
+
+#define BIT(k)    (1u << (k))
+#define ATTEMPTS  26
+#define DEEPSPEED .common.profile = ONEBIT_PROFILE_DEEPSPEED
+#define ONE_SCALE .common.block_size = ONEBIT_BLOCK_BUFFER
+#define BUCKETS   .common.bucket_size = 40
+#define HALVES    .common.gradient_dtype = ONEBIT_FLOAT16, .common.parameter_dtype = ONEBIT_FLOAT16
+#define BRAINS    .common.gradient_dtype = ONEBIT_BFLOAT16, .common.parameter_dtype = ONEBIT_BFLOAT16
+#define SCALED    .common.loss_scale_first = 1024, .common.loss_scale_interval = 4
+
+#define CASE(optimizer, type, is_named, in_form, is_poisoned, with, ...)                           \
+  {                                                                                                \
+    .name = (is_named), .form = (in_form), .poison = (is_poisoned), .traits = (with),              \
+    .attempts = ATTEMPTS, .optimizer = {                                                           \
+      .size = sizeof(type),                                                                        \
+      __VA_ARGS__                                                                                  \
+    }                                                                                              \
+  }
+#define ADAMS(...)    CASE(options, onebit_adam_options_t, __VA_ARGS__)
+#define LAMB(...)     CASE(lamb, onebit_lamb_options_t, __VA_ARGS__)
+#define MOMENTUM(...) CASE(momentum, onebit_momentum_options_t, __VA_ARGS__)
+#define ZERO_ONE(...) CASE(zero_one, onebit_zero_one_adam_options_t, __VA_ARGS__)
+
+/* Stages as short as they may be, and intervals that grow. */
+#define SOON                                                                                       \
+  .variance_freeze_step = 9, .variance_update_scaler = 2, .local_step_scaler = 5,                  \
+  .local_step_clipper = 4
+
+static const struct training_case lambs[] = {
+    LAMB("lamb", ONE_STREAM, 0, 0, .freeze_step = 8),
+    LAMB("lamb, no stream", NO_STREAM, BIT(4), 0, .freeze_step = 8),
+    LAMB("lamb, buckets, two streams", TWO_STREAMS, 0, 0, .freeze_step = 5, BUCKETS),
+    LAMB("lamb, skips about the freeze", ONE_STREAM, BIT(7) | BIT(9) | BIT(10) | BIT(15), 0,
+         .freeze_step = 8),
+    LAMB("lamb, the first compressed steps are skipped", SOME_WITHOUT, BIT(8) | BIT(9), 0,
+         .freeze_step = 8, BUCKETS),
+    LAMB("lamb, automatic", ONE_STREAM, BIT(3), 0, .beta2 = 0.8, .freeze_threshold = 0.5),
+    LAMB("lamb, one scale", ONE_STREAM, BIT(12), 0, .freeze_step = 8, ONE_SCALE),
+    LAMB("lamb, deepspeed", ONE_STREAM, BIT(2) | BIT(12), 0, .freeze_step = 8, DEEPSPEED),
+    LAMB("lamb, deepspeed, some without", SOME_WITHOUT, 0, 0, .freeze_step = 4, DEEPSPEED),
+    LAMB("lamb, other limits", DEFAULT_STREAM, 0, 0, .freeze_step = 8, .factor_change = 0.3,
+         .coefficient_beta = 0.5, .coefficient_most = 2, .no_bias_correction = 1),
+    LAMB("lamb, uncompressed, no gradients", ONE_STREAM, BIT(11), PLAIN_TENSOR | NO_GRADIENT,
+         .freeze_step = 8),
+    LAMB("lamb, halves", ONE_STREAM, BIT(13), PLAIN_TENSOR, .freeze_step = 8, HALVES, SCALED),
+    LAMB("lamb, saved", SOME_WITHOUT, BIT(10), SAVED_ANEW, .freeze_step = 8),
+    LAMB("lamb, deepspeed, saved", ONE_STREAM, 0, SAVED_ANEW, .freeze_step = 8, DEEPSPEED),
+    LAMB("lamb, saved in the warm-up", ONE_STREAM, BIT(2), SAVED_ANEW, .freeze_step = 20),
+};
+
+static const struct training_case zero_ones[] = {
+    ZERO_ONE("zero-one", ONE_STREAM, 0, 0, SOON),
+    ZERO_ONE("zero-one, no stream", NO_STREAM, BIT(3), 0, SOON),
+    ZERO_ONE("zero-one, two streams, buckets", TWO_STREAMS, 0, 0, SOON, BUCKETS),
+    ZERO_ONE("zero-one, skips", ONE_STREAM, BIT(1) | BIT(5) | BIT(8) | BIT(13) | BIT(19), 0, SOON),
+    ZERO_ONE("zero-one, skips, buckets", SOME_WITHOUT, BIT(2) | BIT(6) | BIT(14) | BIT(15), 0, SOON,
+             BUCKETS),
+    ZERO_ONE("zero-one, deepspeed", ONE_STREAM, BIT(4) | BIT(16), 0, SOON, DEEPSPEED),
+    ZERO_ONE("zero-one, uncompressed, no gradients", ONE_STREAM, BIT(12) | BIT(17),
+             PLAIN_TENSOR | NO_GRADIENT, SOON),
+    ZERO_ONE("zero-one, uncompressed, deepspeed", SOME_WITHOUT, BIT(13), PLAIN_TENSOR, SOON,
+             DEEPSPEED, .common.dense_below = 8),
+    ZERO_ONE("zero-one, one scale", DEFAULT_STREAM, 0, 0, SOON, ONE_SCALE),
+    ZERO_ONE("zero-one, halves", ONE_STREAM, BIT(14), 0, SOON, HALVES, SCALED),
+    ZERO_ONE("zero-one, clipped", ONE_STREAM, BIT(12) | BIT(15), 0, SOON, .common.clip_norm = 20),
+    ZERO_ONE("zero-one, saved", ONE_STREAM, BIT(10), SAVED_ANEW, SOON),
+    ZERO_ONE("zero-one, deepspeed, saved", SOME_WITHOUT, 0, SAVED_ANEW, SOON, DEEPSPEED),
+};
+
+static const struct training_case others[] = {
+    MOMENTUM("momentum", ONE_STREAM, BIT(0) | BIT(9), 0, .warmup_steps = 0),
+    MOMENTUM("momentum, a warm-up", SOME_WITHOUT, BIT(5) | BIT(6), 0, .warmup_steps = 6, BUCKETS),
+    MOMENTUM("momentum, two streams", TWO_STREAMS, 0, 0, .warmup_steps = 4, .momentum = 0.5),
+    MOMENTUM("momentum, brains", ONE_STREAM, BIT(7), PLAIN_TENSOR, .warmup_steps = 3, BRAINS),
+    MOMENTUM("momentum, saved", NO_STREAM, BIT(9), SAVED_ANEW, .warmup_steps = 0),
+    ADAMS("step exchanged", ONE_STREAM, BIT(10), 0, .freeze_step = 8,
+          .exchange = ONEBIT_ADAM_EXCHANGE_STEP),
+    ADAMS("step exchanged, buckets", SOME_WITHOUT, BIT(7) | BIT(8), NO_GRADIENT, .freeze_step = 8,
+          .exchange = ONEBIT_ADAM_EXCHANGE_STEP, BUCKETS),
+    ADAMS("step exchanged, deepspeed", ONE_STREAM, BIT(7) | BIT(12), 0, .freeze_step = 8,
+          .exchange = ONEBIT_ADAM_EXCHANGE_STEP, DEEPSPEED),
+    ADAMS("halves", ONE_STREAM, BIT(3) | BIT(11), 0, .freeze_step = 6, HALVES, SCALED),
+    ADAMS("halves, buckets", SOME_WITHOUT, BIT(3) | BIT(12), PLAIN_TENSOR, .freeze_step = 6, HALVES,
+          SCALED, BUCKETS),
+    ADAMS("brains, deepspeed", ONE_STREAM, BIT(4), PLAIN_TENSOR, .freeze_step = 6, BRAINS,
+          DEEPSPEED),
+    ADAMS("half gradients", TWO_STREAMS, 0, 0, .freeze_step = 6,
+          .common.gradient_dtype = ONEBIT_FLOAT16),
+    ADAMS("brain parameters", NO_STREAM, BIT(8), 0, .freeze_step = 6,
+          .common.parameter_dtype = ONEBIT_BFLOAT16),
+    ADAMS("clipped", ONE_STREAM, BIT(2) | BIT(9), NO_GRADIENT, .freeze_step = 6,
+          .common.clip_norm = 20, .common.gradient_factor = 0.5),
+    ADAMS("clipped, two streams, buckets", TWO_STREAMS, 0, PLAIN_TENSOR, .freeze_step = 6,
+          .common.clip_norm = 10, BUCKETS),
+    ADAMS("clipped, scaled, some without", SOME_WITHOUT, BIT(6) | BIT(7) | BIT(13), 0,
+          .freeze_step = 6, .common.clip_norm = 20, HALVES, SCALED),
+    ADAMS("all uncompressed", ONE_STREAM, BIT(4), 0, .freeze_step = 6, .common.dense_below = 10000,
+          BUCKETS),
+    ADAMS("some uncompressed", SOME_WITHOUT, BIT(4) | BIT(12), 0, .freeze_step = 6,
+          .common.dense_below = 40, BUCKETS),
+    ADAMS("saved", ONE_STREAM, BIT(4) | BIT(10), SAVED_ANEW, .freeze_step = 6, BUCKETS),
+    ADAMS("saved, deepspeed", SOME_WITHOUT, 0, SAVED_ANEW | PLAIN_TENSOR, .freeze_step = 6,
+          DEEPSPEED),
+    ADAMS("saved, halves", ONE_STREAM, BIT(20), SAVED_ANEW, .freeze_step = 6, HALVES, SCALED),
+    ADAMS("saved in the warm-up", NO_STREAM, BIT(3), SAVED_ANEW, .freeze_step = 20),
+    ADAMS("saved, automatic", ONE_STREAM, BIT(3), SAVED_ANEW, .beta2 = 0.8),
+};
+
+#define TESTS(name)                                                                                \
+  static const struct training_table table_of_##name = {name, sizeof name / sizeof name[0]};       \
+  static void name##_over_loopback(void) { training_over_loopback(&table_of_##name); }             \
+  static void name##_over_what_knows(void) { training_over_what_knows_devices(&table_of_##name); } \
+  static void name##_in_one_job(void) { training_in_one_job(&table_of_##name); }                   \
+  static void name##_over_nccl(void) { training_over_nccl(&table_of_##name); }                     \
+  static void name##_alone(void) { training_alone(&table_of_##name); }
+
+TESTS(lambs)
+TESTS(zero_ones)
+TESTS(others)
+
+static const struct gpu_test tests[] = {
+    {"lamb over loopback", lambs_over_loopback, false},
+    {"lamb over what knows device memory", lambs_over_what_knows, false},
+    {"lamb, host and device in one job", lambs_in_one_job, false},
+    {"lamb over NCCL", lambs_over_nccl, false},
+    {"lamb alone", lambs_alone, false},
+    {"zero-one over loopback", zero_ones_over_loopback, false},
+    {"zero-one over what knows device memory", zero_ones_over_what_knows, false},
+    {"zero-one, host and device in one job", zero_ones_in_one_job, false},
+    {"zero-one over NCCL", zero_ones_over_nccl, false},
+    {"zero-one alone", zero_ones_alone, false},
+    {"others over loopback", others_over_loopback, false},
+    {"others over what knows device memory", others_over_what_knows, false},
+    {"others, host and device in one job", others_in_one_job, false},
+    {"others over NCCL", others_over_nccl, false},
+    {"others alone", others_alone, false},
+};
+GPU_SUITE("optimizers", tests)

@@ -1,0 +1,218 @@
+/* Trainings on the host and on a device: the same case, step by step. */
+#define _GNU_SOURCE
+#include "tests/gpu/training.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "compression/numerics.h"
+#include "onebit/checkpoint.h"
+#include "onebit/statistics.h"
+
+float training_rate(int attempt) { return 1e-3f * (float)(1 + attempt % 3); }
+
+int training_attempts(const struct training_case *what) {
+  return what->attempts ? what->attempts : TRAINING_ATTEMPTS;
+}
+
+const onebit_optimizer_options_t *training_options(const struct training_case *what) {
+  return what->lamb.size       ? &what->lamb.common
+         : what->zero_one.size ? &what->zero_one.common
+         : what->momentum.size ? &what->momentum.common
+                               : &what->options.common;
+}
+
+/* --- Comparing */
+
+void training_check_parameters(const struct learner *learner, const void *got, const void *wanted,
+                               int attempt) {
+  const onebit_dtype_t dtype = learner->parameter_dtype;
+  const size_t size = ob_dtype_size(dtype);
+  size_t differing = 0, first = 0;
+  for (size_t i = TRAINING_ELEMENTS; i-- > 0;)
+    if (memcmp((const char *)got + i * size, (const char *)wanted + i * size, size) != 0) {
+      first = i;
+      differing++;
+    }
+  CHECK(!differing, "attempt %d: parameter %zu is %.9g and should be %.9g; %zu differ", attempt,
+        first, (double)ob_load(got, first, dtype), (double)ob_load(wanted, first, dtype),
+        differing);
+}
+
+#define CHECK_FACT(name, format, type)                                                             \
+  CHECK(info.name == wanted->name, #name " is " format ", and should be " format, (type)info.name, \
+        (type)wanted->name)
+
+void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  if (!CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK))
+    return;
+  CHECK_FACT(stage, "%d", int);
+  CHECK_FACT(steps, "%llu", unsigned long long);
+  CHECK_FACT(skipped, "%llu", unsigned long long);
+  CHECK_FACT(freeze_step, "%llu", unsigned long long);
+  CHECK_FACT(variance_ratio, "%.17g", double);
+  CHECK_FACT(momentum_norm, "%.17g", double);
+  CHECK_FACT(error_norm, "%.17g", double);
+  CHECK_FACT(loss_scale, "%.17g", double);
+  CHECK_FACT(gradient_norm, "%.17g", double);
+  CHECK_FACT(synchronized, "%d", int);
+}
+
+static void check_exchanges(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  for (int k = 0; k < 3; k++)
+    CHECK_FACT(exchanges[k], "%llu", unsigned long long);
+}
+
+static void tell_numbers(onebit_optimizer_t optimizer, double numbers[TRAINING_TENSORS][2]) {
+  for (size_t t = 0; t < TRAINING_TENSORS; t++) {
+    onebit_tensor_statistics_t statistics = {.size = sizeof statistics};
+    CHECK_STATUS(onebit_optimizer_get_tensor_statistics(optimizer, t, &statistics), ONEBIT_OK);
+    numbers[t][0] = statistics.coefficient;
+    numbers[t][1] = statistics.factor;
+  }
+}
+
+/* --- A case */
+
+static bool is_without_stream(const struct learner *learner, int attempt) {
+  enum training_form form = learner->what->form;
+  return !learner->device || form == NO_STREAM || (form == SOME_WITHOUT && attempt % 3 == 2);
+}
+
+static cudaStream_t stream_of(const struct learner *learner, int attempt) {
+  enum training_form form = learner->what->form;
+  return form == DEFAULT_STREAM ? NULL : learner->streams[form == TWO_STREAMS ? attempt % 2 : 0];
+}
+
+/* On two streams the gradients are there once, before all steps. */
+static void make_ready(struct learner *learner, int attempt) {
+  cudaStream_t stream = stream_of(learner, attempt);
+  const bool once = learner->what->form == TWO_STREAMS;
+  if (!once || attempt == 0)
+    learner_send_gradients(learner, attempt, stream);
+  if (learner->device && (once ? attempt == 0 : is_without_stream(learner, attempt)))
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+}
+
+static onebit_status_t make_step(struct learner *learner, int attempt) {
+  const float rate = training_rate(attempt);
+  return is_without_stream(learner, attempt)
+             ? onebit_optimizer_step(learner->optimizer, rate)
+             : onebit_optimizer_step_stream(learner->optimizer, rate, stream_of(learner, attempt));
+}
+
+/* Nobody waits for the copy: the caller looks when all is over. */
+static void fetch(struct learner *learner, int attempt) {
+  const int last = training_attempts(learner->what) - 1;
+  if (learner->what->form != TWO_STREAMS || !learner->device || attempt == last)
+    learner_fetch(learner, attempt, stream_of(learner, attempt));
+}
+
+static void make_directory(struct training_record *record) {
+  strcpy(record->directory, "/tmp/onebit-gpu-XXXXXX");
+  CHECK(mkdtemp(record->directory), "there is no room for a checkpoint");
+}
+
+void training_record_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+                          struct training_record *record) {
+  struct learner learner;
+  check_case("%s, rank %d of %d on the host", what->name, rank, size);
+  if (rank == 0 && what->traits & SAVED_ANEW)
+    make_directory(record);
+  if (!learner_open(&learner, what, comm, rank, size, false))
+    return;
+  for (int attempt = 0; attempt < training_attempts(what); attempt++) {
+    onebit_optimizer_info_t *info = &record->info[rank][attempt];
+    info->size = sizeof *info;
+    make_ready(&learner, attempt);
+    record->status[rank][attempt] = make_step(&learner, attempt);
+    CHECK_STATUS(onebit_optimizer_get_info(learner.optimizer, info), ONEBIT_OK);
+    memcpy(record->parameters[rank][attempt], learner.parameters,
+           learner_parameter_bytes(&learner));
+  }
+  tell_numbers(learner.optimizer, record->numbers[rank]);
+  learner_close(&learner);
+}
+
+/* A step on a stream may not know yet that it is skipped. */
+static void check_status_of(const struct learner *learner, int attempt, onebit_status_t got,
+                            onebit_status_t wanted) {
+  const bool early = !is_without_stream(learner, attempt) && got == ONEBIT_OK;
+  CHECK(got == wanted || early, "attempt %d returned %d, not %d: %s", attempt, (int)got,
+        (int)wanted, onebit_last_error());
+}
+
+/* How all steps on streams have ended together: those that this optimizer made. */
+static void check_outcome(const struct learner *learner, const struct training_record *record,
+                          int first, int end) {
+  onebit_status_t wanted = ONEBIT_OK;
+  for (int attempt = first; attempt < end; attempt++)
+    if (record->status[learner->rank][attempt] != ONEBIT_OK && !is_without_stream(learner, attempt))
+      wanted = record->status[learner->rank][attempt];
+  CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), wanted);
+  CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
+}
+
+static void check_numbers(const struct learner *learner, const struct training_record *record) {
+  double numbers[TRAINING_TENSORS][2];
+  tell_numbers(learner->optimizer, numbers);
+  CHECK(!memcmp(numbers, record->numbers[learner->rank], sizeof numbers),
+        "coefficient %.17g, factor %.17g of the largest tensor should be %.17g, %.17g",
+        numbers[TRAINING_TENSORS - 1][0], numbers[TRAINING_TENSORS - 1][1],
+        record->numbers[learner->rank][TRAINING_TENSORS - 1][0],
+        record->numbers[learner->rank][TRAINING_TENSORS - 1][1]);
+}
+
+static void check_all(struct learner *learner, const struct training_record *record, int first) {
+  const int attempts = training_attempts(learner->what), last = attempts - 1;
+  check_outcome(learner, record, first, attempts);
+  fetch(learner, last); /* the wait before was for the steps, and not for copies */
+  CHECK_CUDA(cudaDeviceSynchronize());
+  for (int attempt = 0; attempt <= last; attempt++)
+    if (attempt == last || learner->what->form != TWO_STREAMS)
+      training_check_parameters(learner, learner_fetched(learner, attempt),
+                                record->parameters[learner->rank][attempt], attempt);
+  training_check_info(learner->optimizer, &record->info[learner->rank][last]);
+  check_exchanges(learner->optimizer, &record->info[learner->rank][last]);
+  check_numbers(learner, record);
+}
+
+/* What is fetched of the attempts before is on its way while the next ones are made. */
+static bool replace(struct learner *learner, const struct training_record *record, int attempt) {
+  const int last = training_attempts(learner->what) - 1;
+  check_outcome(learner, record, 0, attempt);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  char *kept = gpu_allocate(learner_parameter_bytes(learner), 1), *at = learner_fetched(learner, 0);
+  memcpy(kept, at, learner_parameter_bytes(learner));
+  const bool replaced = learner_replace(learner, record->directory);
+  memcpy(at, kept, learner_parameter_bytes(learner));
+  free(kept);
+  return replaced && attempt <= last;
+}
+
+void training_compare_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+                           const struct training_record *record) {
+  struct learner learner;
+  const int attempts = training_attempts(what);
+  const int anew = what->traits & SAVED_ANEW ? attempts * 2 / 3 : 0;
+  check_case("%s, form %d, rank %d of %d", what->name, (int)what->form, rank, size);
+  if (!learner_open(&learner, what, comm, rank, size, true))
+    return;
+  for (int attempt = 0; attempt < attempts; attempt++) {
+    if (anew && attempt == anew && !replace(&learner, record, attempt))
+      return;
+    make_ready(&learner, attempt);
+    onebit_status_t status = make_step(&learner, attempt);
+    check_status_of(&learner, attempt, status, record->status[rank][attempt]);
+    if (attempt < attempts - 1)
+      fetch(&learner, attempt);
+    if (is_without_stream(&learner, attempt))
+      training_check_info(learner.optimizer, &record->info[rank][attempt]);
+  }
+  check_all(&learner, record, anew);
+  learner_close(&learner);
+}

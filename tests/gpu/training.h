@@ -1,0 +1,141 @@
+/*
+ * Trainings, short ones: on the host they are recorded, on a device they must give the same bits.
+ */
+#ifndef ONEBIT_TESTS_GPU_TRAINING_H
+#define ONEBIT_TESTS_GPU_TRAINING_H
+
+#include "onebit/cuda.h"
+#include "tests/gpu/harness.h"
+
+#define TRAINING_TENSORS  6
+#define TRAINING_ELEMENTS 7090
+#define TRAINING_ATTEMPTS 14 /* at a step, unless the case says otherwise: some are skipped */
+#define TRAINING_MOST     30
+#define TRAINING_RANKS    4
+
+/* How steps are made: on one stream, on two in turn, on the default stream; without a stream; or on
+ * a stream, but every third without. */
+enum training_form {
+  ONE_STREAM,
+  TWO_STREAMS,
+  DEFAULT_STREAM,
+  NO_STREAM,
+  SOME_WITHOUT,
+  TRAINING_FORMS
+};
+
+/* What else is special, bits. */
+enum {
+  PLAIN_TENSOR = 1,  /* the third tensor stays uncompressed */
+  NO_GRADIENT = 2,   /* odd ranks have none of the fourth tensor in every third attempt */
+  SAVED_ANEW = 4,    /* two thirds through all is saved, and another optimizer loads it */
+  WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale, where there is one */
+};
+
+/* An optimizer's options, the size of which is not 0. */
+struct training_case {
+  const char *name;
+  onebit_adam_options_t options;
+  enum training_form form;
+  uint32_t poison; /* a bit an attempt: a gradient of the last rank is not a number */
+  onebit_lamb_options_t lamb;
+  onebit_zero_one_adam_options_t zero_one;
+  onebit_momentum_options_t momentum;
+  unsigned traits;
+  int attempts;
+};
+
+/* One of 1-bit Adam. */
+#define ADAM(is_named, in_form, is_poisoned, ...)                                                  \
+  {                                                                                                \
+    .name = (is_named), .options = {.size = sizeof(onebit_adam_options_t), __VA_ARGS__},           \
+    .form = (in_form), .poison = (is_poisoned)                                                     \
+  }
+
+/* What the host's optimizers came to after each attempt. */
+struct training_record {
+  unsigned char parameters[TRAINING_RANKS][TRAINING_MOST][TRAINING_ELEMENTS * sizeof(float)];
+  onebit_status_t status[TRAINING_RANKS][TRAINING_MOST];
+  onebit_optimizer_info_t info[TRAINING_RANKS][TRAINING_MOST];
+  double numbers[TRAINING_RANKS][TRAINING_TENSORS][2]; /* of 1-bit LAMB, in the end */
+  char directory[64];                                  /* for what is saved */
+};
+
+/* A rank's tensors, and the optimizer of them: sizes around a word and a block, and none; on a
+ * device parameters are not aligned to 16 bytes. */
+struct learner {
+  const struct training_case *what;
+  onebit_comm_t comm;
+  int rank, size;
+  bool device;
+  onebit_dtype_t gradient_dtype, parameter_dtype;
+  char *memory, *parameters, *gradients; /* the latter are parts */
+  char *sent, *fetched;                  /* pinned: gradients and parameters of each attempt */
+  cudaStream_t streams[2];
+  onebit_tensor_t tensors[TRAINING_TENSORS];
+  onebit_optimizer_t optimizer;
+};
+
+int training_attempts(const struct training_case *what);
+float training_rate(int attempt);
+const onebit_optimizer_options_t *training_options(const struct training_case *what);
+
+/* --- A learner (training_learner.c) */
+
+/* Collective: false, and noted, when the optimizer cannot be made. `device` false: on the host. */
+bool learner_open(struct learner *learner, const struct training_case *what, onebit_comm_t comm,
+                  int rank, int size, bool device);
+void learner_close(struct learner *learner);
+
+/* Saves, and goes on with another optimizer that was made of other parameters and then loaded. */
+bool learner_replace(struct learner *learner, const char *directory);
+
+size_t learner_parameter_bytes(const struct learner *learner);
+
+/* This rank's gradients of an attempt, put in their place on the stream. */
+void learner_send_gradients(struct learner *learner, int attempt, cudaStream_t stream);
+
+/* Its parameters after an attempt, to learner->fetched. */
+char *learner_fetched(const struct learner *learner, int attempt);
+void learner_fetch(struct learner *learner, int attempt, cudaStream_t stream);
+
+/* --- Cases (training.c) */
+
+/* Runs a case on one rank of a communicator, and records it or compares it. */
+void training_record_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+                          struct training_record *record);
+void training_compare_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
+                           const struct training_record *record);
+
+/* Notes when parameters do not have the recorded bits. */
+void training_check_parameters(const struct learner *learner, const void *got, const void *wanted,
+                               int attempt);
+
+/* Notes where the optimizer tells anything else of itself than `wanted`, but for what is sent. */
+void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted);
+
+/* --- Tables of cases (training_runs.c): each is recorded, on as many ranks as there may be, and
+ * compared; over loopback, host and device in one job, over NCCL, on one rank alone. */
+struct training_table {
+  const struct training_case *cases;
+  size_t count;
+};
+
+void training_over_loopback(const struct training_table *table);
+void training_in_one_job(const struct training_table *table);
+void training_over_nccl(const struct training_table *table);
+void training_alone(const struct training_table *table);
+/* Only of the emulated device: over a transport of the host that takes memory of a device. */
+void training_over_what_knows_devices(const struct training_table *table);
+
+struct training_nccl {
+  onebit_comm_t comm;
+  void *nccl;
+};
+
+/* Collective: a communicator over NCCL of the ranks, with a device a rank where there are so many.
+ * False, and noted, when there is none. */
+bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self);
+void training_nccl_close(struct training_nccl *group);
+
+#endif

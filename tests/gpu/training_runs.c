@@ -1,0 +1,174 @@
+/* Tables of trainings over each transport. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+
+#include "collectives/communicator.h"
+#include "tests/gpu/plans.h"
+#include "tests/gpu/training.h"
+
+#ifdef ONEBIT_HAVE_NCCL
+#include "onebit/nccl.h"
+#endif
+
+/* --- NCCL */
+
+#ifdef ONEBIT_EMULATED_CUDA
+/* Every rank wants a device of its own there. */
+__attribute__((constructor)) static void have_devices(void) { setenv("EMULATED_DEVICES", "4", 0); }
+#endif
+
+#ifdef ONEBIT_HAVE_NCCL
+bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self) {
+  ncclUniqueId id;
+  ncclComm_t nccl;
+  memset(&id, 0, sizeof id);
+  *group = (struct training_nccl){0};
+#ifdef ONEBIT_EMULATED_CUDA
+  CHECK_CUDA(cudaSetDevice(self->rank));
+#endif
+  if (self->rank == 0)
+    CHECK(ncclGetUniqueId(&id) == ncclSuccess, "NCCL has no unique id");
+  gpu_broadcast(self, &id, sizeof id);
+  ncclResult_t result = ncclCommInitRank(&nccl, self->size, id, self->rank);
+  if (!CHECK(result == ncclSuccess, "NCCL: %s", ncclGetErrorString(result)))
+    return false;
+  group->nccl = nccl;
+  return CHECK_STATUS(onebit_comm_create_nccl(nccl, &group->comm), ONEBIT_OK);
+}
+
+void training_nccl_close(struct training_nccl *group) {
+  onebit_comm_destroy(group->comm);
+  if (group->nccl)
+    ncclCommDestroy(group->nccl);
+}
+#else
+bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self) {
+  (void)self;
+  *group = (struct training_nccl){0};
+  check_skip("this build is without NCCL");
+  return false;
+}
+
+void training_nccl_close(struct training_nccl *group) { (void)group; }
+#endif
+
+/* --- Runs */
+
+struct run {
+  const struct training_table *table;
+  struct training_record *records;
+};
+
+static void record_cases(const struct gpu_rank *self, void *context) {
+  struct run *run = context;
+  for (size_t k = 0; k < run->table->count; k += gpu_stride())
+    training_record_case(&run->table->cases[k], self->comm, self->rank, self->size,
+                         &run->records[k]);
+}
+
+static void compare_cases(onebit_comm_t comm, const struct gpu_rank *self, const struct run *run) {
+  for (size_t k = 0; k < run->table->count; k += gpu_stride())
+    training_compare_case(&run->table->cases[k], comm, self->rank, self->size, &run->records[k]);
+}
+
+/* Ranks of processes find the records in an area. */
+static struct run take_run(const struct training_table *table, bool area) {
+  size_t bytes = table->count * sizeof(struct training_record);
+  return (struct run){table, area ? gpu_area(bytes) : gpu_allocate(bytes, 1)};
+}
+
+static void compare_staged(const struct gpu_rank *self, void *context) {
+  compare_cases(self->comm, self, context);
+}
+
+void training_over_loopback(const struct training_table *table) {
+  struct run run = take_run(table, false);
+  for (int size = 1; size <= TRAINING_RANKS; size++)
+    if (gpu_threads(size, record_cases, &run))
+      gpu_threads(size, compare_staged, &run);
+  free(run.records);
+}
+
+static void check_own(const struct training_case *what, int rank, const struct training_record *own,
+                      const struct training_record *record) {
+  size_t bytes = TRAINING_ELEMENTS * (training_options(what)->parameter_dtype ? 2 : sizeof(float));
+  for (int attempt = 0; attempt < training_attempts(what); attempt++)
+    CHECK(!memcmp(own->parameters[rank][attempt], record->parameters[rank][attempt], bytes),
+          "attempt %d: a rank on the host has other parameters", attempt);
+}
+
+static void compare_mixed(const struct gpu_rank *self, void *context) {
+  const struct run *run = context;
+  struct training_record *own = gpu_allocate(1, sizeof *own);
+  for (size_t k = 0; k < run->table->count; k += gpu_stride()) {
+    const struct training_case *what = &run->table->cases[k];
+    const struct training_record *record = &run->records[k];
+    if (self->rank % 2) {
+      training_compare_case(what, self->comm, self->rank, self->size, record);
+      continue;
+    }
+    training_record_case(what, self->comm, self->rank, self->size, own);
+    check_own(what, self->rank, own, record);
+  }
+  free(own);
+}
+
+void training_in_one_job(const struct training_table *table) {
+  struct run run = take_run(table, false);
+  for (int size = 2; size <= TRAINING_RANKS; size++)
+    if (gpu_threads(size, record_cases, &run))
+      gpu_threads(size, compare_mixed, &run);
+  free(run.records);
+}
+
+static void compare_over_nccl(const struct gpu_rank *self, void *context) {
+  struct training_nccl group;
+  if (training_nccl_open(&group, self))
+    compare_cases(group.comm, self, context);
+  training_nccl_close(&group);
+}
+
+void training_over_nccl(const struct training_table *table) {
+  struct run run = take_run(table, true);
+  for (int size = 1; size <= TRAINING_RANKS; size++)
+    if (gpu_threads(size, record_cases, &run))
+      gpu_ranks(size, compare_over_nccl, &run);
+}
+
+/* The default options' communicator of one rank, which is not loopback's. */
+static void compare_alone(const struct gpu_rank *self, void *context) {
+  onebit_comm_t comm;
+  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
+    compare_cases(comm, self, context);
+  onebit_comm_destroy(comm);
+}
+
+void training_alone(const struct training_table *table) {
+  struct run run = take_run(table, false);
+  if (gpu_threads(1, record_cases, &run))
+    gpu_threads(1, compare_alone, &run);
+  free(run.records);
+}
+
+#ifdef ONEBIT_EMULATED_CUDA
+static void compare_aware(const struct gpu_rank *self, void *context) {
+  const struct ob_transport *before = self->comm->transport;
+  ranks_make_aware(self->comm);
+  compare_cases(self->comm, self, context);
+  self->comm->transport = before;
+}
+
+void training_over_what_knows_devices(const struct training_table *table) {
+  struct run run = take_run(table, false);
+  for (int size = 1; size <= TRAINING_RANKS; size++)
+    if (gpu_threads(size, record_cases, &run))
+      gpu_threads(size, compare_aware, &run);
+  free(run.records);
+}
+#else
+void training_over_what_knows_devices(const struct training_table *table) {
+  (void)table;
+  SKIP("a real device is no part of it");
+}
+#endif

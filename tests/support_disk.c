@@ -1,0 +1,300 @@
+/* A disk that something happens to. */
+#define _XOPEN_SOURCE 700
+#include "tests/support_disk.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "optimizers/checkpoint_system.h"
+#include "tests/support.h"
+
+enum { EVENTS = 256, OPEN_FILES = 64, PATH = 256 };
+
+/* What was done to names since the directory was synced, to be undone. */
+struct event {
+  enum { MADE, RENAMED, REMOVED } kind;
+  char path[PATH], to[PATH], kept[PATH]; /* kept: a link to what was there, or "" */
+};
+
+/* Files that are open, and whether bytes of them are not synced. */
+struct open_file {
+  int number; /* 0: none */
+  char path[PATH];
+  bool unsynced, directory;
+};
+
+static struct {
+  enum disk_fault fault;
+  long at, calls, links;
+  char shadow[PATH - 32];
+  struct event events[EVENTS];
+  int event_count;
+  struct open_file files[OPEN_FILES];
+  struct ob_system real;
+} disk;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void set_path(char to[PATH], const char *path) {
+  size_t length = strlen(path);
+  if (length >= PATH)
+    abort();
+  memcpy(to, path, length + 1);
+}
+
+static struct open_file *file_of(int number) {
+  for (int k = 0; k < OPEN_FILES; k++)
+    if (disk.files[k].number == number)
+      return &disk.files[k];
+  return NULL;
+}
+
+/* Keeps what the path names. */
+static void keep(struct event *event, const char *path) {
+  snprintf(event->kept, sizeof event->kept, "%s/%ld", disk.shadow, disk.links++);
+  if (link(path, event->kept) != 0)
+    event->kept[0] = 0;
+}
+
+static struct event *add_event(int kind, const char *path) {
+  struct event *event = &disk.events[disk.event_count];
+  disk.event_count += disk.event_count + 1 < EVENTS;
+  event->kind = kind;
+  event->kept[0] = 0;
+  set_path(event->path, path);
+  return event;
+}
+
+static void undo(const struct event *event) {
+  switch (event->kind) {
+  case MADE:
+    unlink(event->path);
+    break;
+  case RENAMED:
+    if (disk.fault == DISK_CUT_LATE)
+      break;
+    rename(event->to, event->path);
+    if (event->kept[0])
+      (void)!link(event->kept, event->to);
+    break;
+  case REMOVED:
+    if (disk.fault == DISK_CUT && event->kept[0])
+      (void)!link(event->kept, event->path);
+  }
+}
+
+/* The power ends. */
+static void lose(void) {
+  for (int k = 0; k < OPEN_FILES; k++)
+    if (disk.files[k].number && disk.files[k].unsynced)
+      (void)!truncate(disk.files[k].path, 100);
+  while (disk.event_count-- > 0)
+    undo(&disk.events[disk.event_count]);
+}
+
+/* Before each call. True: it is to fail, errno is set. */
+static bool happens(void) {
+  bool now = ++disk.calls == disk.at;
+  switch (disk.fault) {
+  case DISK_KILLED:
+    if (now)
+      _exit(9);
+    return false;
+  case DISK_CUT:
+  case DISK_CUT_EARLY:
+  case DISK_CUT_LATE:
+    if (now)
+      lose();
+    if (now)
+      _exit(9);
+    return false;
+  case DISK_FULL:
+    errno = ENOSPC;
+    return now;
+  case DISK_BROKEN:
+    errno = EIO;
+    return disk.calls >= disk.at;
+  default:
+    return false;
+  }
+}
+
+static void note_open(const char *path, int number, int flags, bool made) {
+  struct open_file *file = file_of(0);
+  if (number < 0 || !file)
+    return;
+  *file = (struct open_file){.number = number, .directory = flags & O_DIRECTORY};
+  set_path(file->path, path);
+  if (made)
+    add_event(MADE, path);
+}
+
+static int open_disk(const char *path, int flags, mode_t mode) {
+  int number = -1;
+  pthread_mutex_lock(&lock);
+  if (!happens()) {
+    bool made = flags & O_CREAT && access(path, F_OK) != 0;
+    number = disk.real.open(path, flags, mode);
+    note_open(path, number, flags, made);
+  }
+  pthread_mutex_unlock(&lock);
+  return number;
+}
+
+/* Of a write that the process ends in, the first half is there. */
+static ssize_t write_disk(int number, const void *data, size_t bytes, off_t offset) {
+  ssize_t written = -1;
+  pthread_mutex_lock(&lock);
+  bool ends = disk.fault >= DISK_KILLED && disk.fault <= DISK_CUT_LATE;
+  struct open_file *file = file_of(number);
+  if (file)
+    file->unsynced = true;
+  if (ends && disk.calls + 1 == disk.at)
+    (void)!disk.real.pwrite(number, data, bytes / 2, offset);
+  if (happens()) {
+  } else if (disk.fault == DISK_SLOW && disk.calls % 3 == 0) {
+    errno = EINTR;
+  } else {
+    size_t some = disk.fault == DISK_SLOW && bytes > 1 ? bytes / 2 + 1 : bytes;
+    written = disk.real.pwrite(number, data, some, offset);
+  }
+  pthread_mutex_unlock(&lock);
+  return written;
+}
+
+static int sync_disk(int number) {
+  int result = -1;
+  pthread_mutex_lock(&lock);
+  if (happens()) {
+  } else if (disk.fault == DISK_SLOW && disk.calls % 2 == 0) {
+    errno = EINTR;
+  } else {
+    struct open_file *file = file_of(number);
+    result = disk.real.fsync(number);
+    if (file && file->directory)
+      disk.event_count = 0;
+    if (file)
+      file->unsynced = false;
+  }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+/* Closed is not synced: what is lost when the power ends is lost all the same. */
+static int close_disk(int number) {
+  pthread_mutex_lock(&lock);
+  bool fails = happens();
+  int why = errno;
+  struct open_file *file = file_of(number);
+  int result = disk.real.close(number);
+  if (file && file->unsynced)
+    file->number = -2 - number;
+  else if (file)
+    file->number = 0;
+  pthread_mutex_unlock(&lock);
+  if (fails)
+    errno = why;
+  return fails ? -1 : result;
+}
+
+static int rename_disk(const char *from, const char *to) {
+  int result = -1;
+  pthread_mutex_lock(&lock);
+  if (!happens()) {
+    struct event *event = add_event(RENAMED, from);
+    set_path(event->to, to);
+    keep(event, to);
+    result = disk.real.rename(from, to);
+  }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+static int unlink_disk(const char *path) {
+  int result = -1;
+  pthread_mutex_lock(&lock);
+  if (!happens()) {
+    keep(add_event(REMOVED, path), path);
+    result = disk.real.unlink(path);
+  }
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+static int mkdir_disk(const char *path, mode_t mode) {
+  int result = -1;
+  pthread_mutex_lock(&lock);
+  if (!happens())
+    result = disk.real.mkdir(path, mode);
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+void disk_begin(enum disk_fault fault, long at, const char *shadow) {
+  disk.real = ob_system;
+  disk.fault = fault;
+  disk.at = at;
+  disk.calls = 0;
+  disk.event_count = 0;
+  memset(disk.files, 0, sizeof disk.files);
+  snprintf(disk.shadow, sizeof disk.shadow, "%s", shadow);
+  ob_system = (struct ob_system){.open = open_disk,
+                                 .pwrite = write_disk,
+                                 .fsync = sync_disk,
+                                 .close = close_disk,
+                                 .rename = rename_disk,
+                                 .unlink = unlink_disk,
+                                 .mkdir = mkdir_disk};
+}
+
+long disk_calls(void) { return disk.calls; }
+void disk_end(void) { ob_system = disk.real; }
+
+/* --- Directories */
+
+struct directories directories_create(void) {
+  struct directories directories = {.root = "/tmp/onebit-checkpoint-XXXXXX"};
+  CHECK(mkdtemp(directories.root), "no directory for files");
+  snprintf(directories.saved, sizeof directories.saved, "%s/saved", directories.root);
+  snprintf(directories.shadow, sizeof directories.shadow, "%s/shadow", directories.root);
+  mkdir(directories.shadow, 0700);
+  return directories;
+}
+
+void directory_empty(const char *path) {
+  struct names names = list_names(path);
+  char file[512];
+  for (int k = 0; k < names.count; k++) {
+    snprintf(file, sizeof file, "%s/%s", path, names.name[k]);
+    unlink(file);
+  }
+}
+
+void directories_remove(const struct directories *directories) {
+  directory_empty(directories->saved);
+  directory_empty(directories->shadow);
+  rmdir(directories->saved);
+  rmdir(directories->shadow);
+  CHECK(rmdir(directories->root) == 0, "files are left in %s", directories->root);
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(a, b); }
+
+struct names list_names(const char *path) {
+  struct names names = {.count = 0};
+  DIR *list = opendir(path);
+  for (const struct dirent *entry; list && (entry = readdir(list)) != NULL;)
+    if (entry->d_name[0] != '.' && names.count < MOST_NAMES)
+      snprintf(names.name[names.count++], sizeof names.name[0], "%s", entry->d_name);
+  if (list)
+    closedir(list);
+  qsort(names.name, (size_t)names.count, sizeof names.name[0], by_name);
+  return names;
+}

@@ -1,0 +1,47 @@
+/*
+ * A disk that something happens to: at the n-th of the library's calls that change files
+ * (optimizers/checkpoint_system.h) the process ends, or the power does, or the call fails.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_DISK_H
+#define ONEBIT_TESTS_SUPPORT_DISK_H
+
+#include <stdbool.h>
+
+/* A directory for files, in which another one can be made, `saved`; and one beside it. */
+struct directories {
+  char root[64], saved[96], shadow[96];
+};
+
+struct directories directories_create(void);
+/* Checks that nothing else is there. */
+void directories_remove(const struct directories *directories);
+void directory_empty(const char *path);
+
+/* The names of its files, in their order. */
+enum { MOST_NAMES = 64 };
+struct names {
+  char name[MOST_NAMES][256];
+  int count;
+};
+struct names list_names(const char *path);
+
+enum disk_fault {
+  DISK_WELL,      /* calls are counted */
+  DISK_KILLED,    /* the process ends before the call, or halfway through it when it writes */
+  DISK_CUT,       /* likewise; and all that was not synced is lost: bytes, and names */
+  DISK_CUT_EARLY, /* likewise; but names that were removed stay removed */
+  DISK_CUT_LATE,  /* likewise; and a name that was changed stays changed */
+  DISK_FULL,      /* the call fails: ENOSPC */
+  DISK_BROKEN,    /* it fails, and so do all that follow: EIO */
+  DISK_SLOW       /* no call does all that it is asked for at once, and some are interrupted */
+};
+
+/* From now on. `shadow`: a directory beside, for what may be lost. A process that ends does so with
+ * status 9. */
+void disk_begin(enum disk_fault fault, long at, const char *shadow);
+
+/* Calls so far. */
+long disk_calls(void);
+void disk_end(void);
+
+#endif

@@ -1,0 +1,282 @@
+/*
+ * Checkpoints in files: whatever happens while one is saved, what is loaded afterwards is the one
+ * before or the new one, whole; and what is left lying about goes away with the next.
+ */
+#define _XOPEN_SOURCE 700
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support_disk.h"
+#include "tests/support_parts.h"
+
+TestSuite(checkpoint_files, .timeout = 600);
+
+/* Saved first after BEFORE steps, and then again after AFTER. */
+enum { RANKS = 3, BEFORE = 4, AFTER = 6 };
+
+static struct directories directories;
+
+static const struct checkpoint_case three = {.name = "three ranks",
+                                             .kind = CHECKPOINT_ADAM,
+                                             .size = RANKS,
+                                             .steps = 8,
+                                             .freeze_step = 3,
+                                             .common = {.threads = 1}};
+
+static void check_names(const struct names *wanted) {
+  struct names names = list_names(directories.saved);
+  CHECK(names.count == wanted->count && memcmp(names.name, wanted->name, sizeof names.name) == 0,
+        "%d files, the first %s, not %d, the first %s", names.count, names.name[0], wanted->count,
+        wanted->name[0]);
+}
+
+/* --- Saving and loading */
+
+struct files_run {
+  int steps; /* then it is saved; 0: it is loaded */
+  const char *path;
+  onebit_status_t status[RANKS];
+  char words[RANKS][256];
+  struct saved_parts parts;
+};
+
+static void on_rank(onebit_comm_t comm, void *context) {
+  struct files_run *run = context;
+  struct trainee trainee = trainee_create(comm, &three, run->steps ? 0 : 1);
+  for (int step = 0; step < run->steps; step++)
+    trainee_step(&trainee, step);
+  onebit_status_t status = run->steps ? onebit_optimizer_save_files(trainee.optimizer, run->path)
+                                      : onebit_optimizer_load_files(trainee.optimizer, run->path);
+  run->status[trainee.rank] = status;
+  snprintf(run->words[trainee.rank], sizeof run->words[0], "%s", status ? onebit_last_error() : "");
+  trainee_save(&trainee, comm, &run->parts);
+  trainee_destroy(&trainee);
+}
+
+static struct files_run run_files(int steps) {
+  struct files_run run = {.steps = steps, .path = directories.saved};
+  on_ranks(RANKS, on_rank, &run);
+  return run;
+}
+
+/* What there is to load, to be compared. */
+static struct saved_parts before, after;
+
+static bool same_parts(const struct saved_parts *a, const struct saved_parts *b) {
+  for (int k = 0; k < RANKS; k++)
+    if (a->bytes[k] != b->bytes[k] || memcmp(a->memory[k], b->memory[k], a->bytes[k]) != 0)
+      return false;
+  return true;
+}
+
+/* Loads: -1 is neither, 0 the one before, 1 the new one. */
+static int which_is_there(void) {
+  struct files_run run = run_files(0);
+  int which = -1;
+  if (run.status[0] == ONEBIT_OK)
+    which = same_parts(&run.parts, &before) ? 0 : same_parts(&run.parts, &after) ? 1 : -1;
+  if (which < 0)
+    CHECK(false, "neither checkpoint is there: %s", run.words[0]);
+  free_parts(&run.parts);
+  return which;
+}
+
+static void save(int steps) {
+  struct files_run run = run_files(steps);
+  for (int k = 0; k < RANKS; k++)
+    CHECK(run.status[k] == ONEBIT_OK, "%s", run.words[k]);
+  free_parts(&run.parts);
+}
+
+static void begin(void) {
+  directories = directories_create();
+  save_after(&three, BEFORE, &before);
+  save_after(&three, AFTER, &after);
+}
+
+static void end(void) {
+  checks_must_hold();
+  free_parts(&before);
+  free_parts(&after);
+  directories_remove(&directories);
+}
+
+/* The directory with the first checkpoint in it and nothing else. */
+static struct names start_anew(void) {
+  directory_empty(directories.saved);
+  directory_empty(directories.shadow);
+  save(BEFORE);
+  return list_names(directories.saved);
+}
+
+Test(checkpoint_files, saved_and_loaded) {
+  begin();
+  save(BEFORE);
+  CHECK(which_is_there() == 0, "another checkpoint");
+  save(AFTER);
+  CHECK(which_is_there() == 1, "another checkpoint");
+  struct names names = list_names(directories.saved);
+  CHECK(names.count == RANKS + 1 && strcmp(names.name[0], "manifest") == 0 &&
+            strcmp(names.name[1], "part-2-0") == 0 && strcmp(names.name[3], "part-2-2") == 0,
+        "%d files, %s and %s", names.count, names.name[0], names.name[1]);
+  end();
+}
+
+/* --- Crashes: in a process of its own, which ends in the midst of saving */
+
+/* How it ended: 0, or 9 when the fault happened. */
+static int save_in_child(enum disk_fault fault, long at) {
+  pid_t child = fork();
+  if (child == 0) {
+    disk_begin(fault, at, directories.shadow);
+    run_files(AFTER);
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void crash_everywhere(enum disk_fault fault) {
+  int seen[2] = {0, 0}, status = 9;
+  begin();
+  for (long at = 1; status == 9; at++) {
+    struct names first = start_anew();
+    status = save_in_child(fault, at);
+    check_case("fault %d at call %ld", (int)fault, at);
+    CHECK(status == 9 || status == 0, "the process ended with %d", status);
+    int which = which_is_there();
+    if (which >= 0)
+      seen[which]++;
+    save(AFTER); /* and with the next one all is in order again */
+    CHECK(which_is_there() == 1, "another checkpoint");
+    CHECK(list_names(directories.saved).count == first.count, "%d files",
+          list_names(directories.saved).count);
+    checks_must_hold();
+  }
+  cr_log_info("%d points with the checkpoint before, %d with the new one", seen[0], seen[1]);
+  CHECK(seen[0] > 20 && seen[1] > 3, "only %d and %d points", seen[0], seen[1]);
+  end();
+}
+
+Test(checkpoint_files, killed_at_any_call) { crash_everywhere(DISK_KILLED); }
+Test(checkpoint_files, power_cut_at_any_call) { crash_everywhere(DISK_CUT); }
+Test(checkpoint_files, power_cut_after_names_were_removed) { crash_everywhere(DISK_CUT_EARLY); }
+Test(checkpoint_files, power_cut_after_a_name_has_changed) { crash_everywhere(DISK_CUT_LATE); }
+
+/* Saves one after the other, until it is killed from outside. */
+Test(checkpoint_files, killed_at_any_time) {
+  begin();
+  for (int turn = 0; turn < 15; turn++) {
+    start_anew();
+    int ready[2];
+    char byte;
+    cr_assert(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+      (void)!write(ready[1], "", 1);
+      for (int k = 0; k < 1000; k++)
+        save(k % 2 ? BEFORE : AFTER);
+      _exit(0);
+    }
+    cr_assert(read(ready[0], &byte, 1) == 1);
+    nanosleep(&(struct timespec){0, 3000000 + turn * 7777777 % 50000000}, NULL);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close(ready[0]);
+    close(ready[1]);
+    check_case("killed, turn %d", turn);
+    which_is_there();
+    checks_must_hold();
+  }
+  end();
+}
+
+/* --- Calls that fail */
+
+static void check_failure(const struct files_run *run, long at) {
+  bool failed = false;
+  for (int k = 0; k < RANKS; k++) {
+    CHECK(run->status[k] == ONEBIT_ERROR_FILE || run->status[k] == ONEBIT_ERROR_PEER,
+          "call %ld: rank %d has %d", at, k, (int)run->status[k]);
+    failed |= run->status[k] == ONEBIT_ERROR_FILE;
+    if (run->status[k] == ONEBIT_ERROR_FILE)
+      CHECK(strstr(run->words[k], directories.root), "the words have no path: %s", run->words[k]);
+  }
+  CHECK(failed, "call %ld: no rank knows why", at);
+}
+
+/* Every call fails once: the ranks are told, or it does no harm. */
+static void fail_everywhere(enum disk_fault fault, const char *reason) {
+  int failures = 0;
+  bool passed = false;
+  begin();
+  for (long at = 1; !passed; at++) {
+    struct names first = start_anew();
+    disk_begin(fault, at, directories.shadow);
+    struct files_run run = run_files(AFTER);
+    passed = disk_calls() < at;
+    disk_end();
+    free_parts(&run.parts);
+    check_case("fault %d at call %ld", (int)fault, at);
+    int which = which_is_there();
+    if (run.status[0] != ONEBIT_OK) {
+      failures++;
+      check_failure(&run, at);
+      if (which == 0 && fault == DISK_FULL)
+        check_names(&first);
+      CHECK(run.status[0] != ONEBIT_ERROR_FILE || strstr(run.words[0], reason), "%s", run.words[0]);
+    } else {
+      CHECK(which == 1, "it was not saved");
+    }
+    checks_must_hold();
+  }
+  CHECK(failures > 20, "only %d calls have failed", failures);
+  end();
+}
+
+Test(checkpoint_files, disk_full_at_any_call) {
+  fail_everywhere(DISK_FULL, "No space left on device");
+}
+Test(checkpoint_files, disk_broken_from_any_call_on) {
+  fail_everywhere(DISK_BROKEN, "Input/output error");
+}
+
+Test(checkpoint_files, calls_that_do_not_do_all_at_once) {
+  begin();
+  start_anew();
+  disk_begin(DISK_SLOW, 0, directories.shadow);
+  save(AFTER);
+  disk_end();
+  CHECK(which_is_there() == 1, "another checkpoint");
+  end();
+}
+
+/* A file must not be longer than a part is: the kernel itself says no. */
+Test(checkpoint_files, file_too_large) {
+  begin();
+  struct names first = start_anew();
+  pid_t child = fork();
+  if (child == 0) {
+    struct rlimit limit = {10000, 10000};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    struct files_run run = run_files(AFTER);
+    bool told = run.status[0] == ONEBIT_ERROR_FILE && run.status[1] == ONEBIT_ERROR_FILE &&
+                strstr(run.words[2], "part-2-2: File too large");
+    _exit(told ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "nobody was told: %d", status);
+  check_names(&first);
+  CHECK(which_is_there() == 0, "another checkpoint");
+  end();
+}
