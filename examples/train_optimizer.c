@@ -199,6 +199,13 @@ onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer)
   return info;
 }
 
+double train_optimizer_error_ratio(const train_optimizer_t *optimizer) {
+  onebit_optimizer_statistics_t statistics = {.size = sizeof statistics};
+  if (optimizer->onebit)
+    onebit_optimizer_get_statistics(optimizer->onebit, &statistics);
+  return statistics.error_ratio;
+}
+
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer) {
   if (optimizer->dense)
     return optimizer->dense->steps * train_dense_bytes(optimizer->dense);

@@ -55,7 +55,7 @@ static double seconds(const training_t *training) {
   return training->tally[0].seconds + training->tally[1].seconds;
 }
 
-/* Do the steps lead anywhere? Some are skipped while the loss scale falls, from 2^30 to 1 thirty. */
+/* Do the steps lead anywhere? Some are skipped while a loss scale falls: from 2^30 to 1 thirty. */
 static int check_progress(const training_t *training, const tally_t *since) {
   char words[OPTION_WORDS];
   snprintf(words, sizeof words,
@@ -100,11 +100,6 @@ static void print_speed(const training_t *training) {
   }
 }
 
-static double kept_error(const training_t *training) {
-  const onebit_optimizer_info_t *info = &training->info;
-  return info->momentum_norm > 0.0 ? info->error_norm / info->momentum_norm : 0.0;
-}
-
 /* What the compressed stage sent against the warm-up, and how large the error is that waits to be
  * sent, next to the momentum that it belongs to. */
 static void print_compression(const training_t *training) {
@@ -122,7 +117,7 @@ static void print_compression(const training_t *training) {
   if (first->steps > 0 && bits_bytes > 0.0)
     printf(" (1/%.2f)", first_bytes / bits_bytes);
   if (bits->steps > 0)
-    printf("; kept error / momentum: %.2f", kept_error(training));
+    printf("; kept error / momentum: %.2f", training->error_ratio);
   printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
 }
 
@@ -172,7 +167,7 @@ static void print_json(const training_t *training) {
   printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"silent_steps\":%llu,\"skipped\":%llu",
          (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1],
          (unsigned long long)info->exchanges[2], (unsigned long long)info->skipped);
-  print_number("kept_error", kept_error(training));
+  print_number("error_ratio", training->error_ratio);
   print_number("seconds", seconds(training));
   print_number("optimizer_seconds",
                training->tally[0].optimizer_seconds + training->tally[1].optimizer_seconds);
