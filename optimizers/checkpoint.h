@@ -169,7 +169,7 @@ void *ob_number_at(const struct ob_numbers *numbers, size_t i);
 
 /* --- Out of an optimizer (checkpoint_read.c) */
 
-enum { OB_CHUNK = 65536 }; /* elements at a time */
+enum { OB_CHUNK = 32768 }; /* elements at a time */
 
 struct ob_reader {
   const struct onebit_optimizer *optimizer;

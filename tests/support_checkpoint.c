@@ -180,7 +180,8 @@ void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_part
   CHECK(again == bytes, "%zu bytes were asked for, %zu are written", bytes, again);
   parts->memory[trainee->rank] = memory;
   parts->bytes[trainee->rank] = bytes;
-  parts->count = onebit_comm_size(comm);
+  if (trainee->rank == 0)
+    parts->count = onebit_comm_size(comm);
   meet(comm);
 }
 

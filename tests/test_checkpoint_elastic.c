@@ -129,7 +129,8 @@ Test(checkpoint_elastic, other_numbers_of_ranks) {
     for (size_t to = 0; to < 6; to++) {
       struct checkpoint_case what = *find_case("adam, uncompressed tensors");
       what.size = sizes[from];
-      check_others(what, sizes[to], 1);
+      if (test_wanted(from + to))
+        check_others(what, sizes[to], 1);
     }
 }
 
