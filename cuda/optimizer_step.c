@@ -247,7 +247,7 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_u
 static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
                                           const struct ob_unit *unit) {
   bool staged = !optimizer->deferred && plan_of(optimizer, unit) == unit->bits;
-  return stream_of(optimizer, unit);
+  return staged ? unit->bits->device->staging.compute : stream_of(optimizer, unit);
 }
 
 /* Scalings are made once, when the host knows. */
