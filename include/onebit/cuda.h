@@ -66,7 +66,8 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
  * Over NCCL a step of the compressed stage can be captured; in the warm-up that is an
  * ONEBIT_ERROR_UNSUPPORTED, since the host has to know when it ends: it waits for the steps before,
  * once, in the step that may be the first of the compressed stage (with ONEBIT_FREEZE_AUTOMATIC in
- * every step of the warm-up).
+ * every step of the warm-up). With clip_norm it waits in every step for the norm of the gradients,
+ * and with 0/1 Adam in every step for the one before: neither can be captured.
  * Errors: above. */
 onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
                                              cudaStream_t stream);
