@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(threads_a_block)
                 bool warm, float learning_rate) {
   if (warp_number() >= lamb.count || (state && state->stop))
     return;
-  const struct ob_cuda_tensor tensor = lamb.tensors[warp_number()];
+  const struct ob_cuda_tensor &tensor = lamb.tensors[warp_number()];
   const double ratio = ratio_of(lamb, tensor, warm);
   for (size_t k = tensor.first_piece + lane_number(); k < tensor.end_piece; k += OB_LANES)
     lamb.learning_rates[k] = ob_lamb_rate(learning_rate, lamb.rate_factors[k], ratio);
