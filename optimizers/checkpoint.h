@@ -151,8 +151,8 @@ void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *fir
 /* Where a block begins in a piece: 0 where that is before it, its count where behind it. */
 size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block);
 
-/* Element `offset` of a piece in the array that has it, if any has. Parameters are the caller's where
- * there are no master values. */
+/* Element `offset` of a piece in the array that has it, if any has. Parameters are the caller's
+ * where there are no master values. */
 float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece, size_t offset);
 
 /* The errors of the share that this rank serves. */

@@ -1,7 +1,7 @@
 /*
  * Checkpoints in memory lose nothing: a run that is saved after any step, destroyed, made anew and
- * loaded goes on as the one that was not interrupted, to the bit; and what it saves then is what was
- * loaded, byte for byte.
+ * loaded goes on as the one that was not interrupted, to the bit; and what it saves then is what
+ * was loaded, byte for byte.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>

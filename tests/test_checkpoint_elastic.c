@@ -104,7 +104,8 @@ static void check_mean(const struct saved_parts *from, const struct saved_parts 
   free(got);
 }
 
-/* Where the blocks are the same: what all have alike is, and of what each has of its own the mean. */
+/* Where the blocks are the same: what all have alike is, and of what each has of its own the
+ * mean. */
 static void check_remapped(const struct saved_parts *from, const struct saved_parts *to) {
   for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_SERVER; what++) {
     bool moves = what == SECTION_PARAMETERS || what == SECTION_MOMENTUM || what == SECTION_MOVED;

@@ -1,6 +1,7 @@
 /*
  * Out of memory at any allocation of saving and loading: every rank is told, nothing has changed,
- * nothing leaks (under the address sanitizer and valgrind), and what was saved before is still there.
+ * nothing leaks (under the address sanitizer and valgrind), and what was saved before is still
+ * there.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
