@@ -138,9 +138,16 @@ Test(checkpoint_files, saved_and_loaded) {
 
 /* --- Crashes: in a process of its own, which ends in the midst of saving */
 
+/* A process that could not be made must not be killed: -1 is everybody. */
+static pid_t make_child(void) {
+  pid_t child = fork();
+  cr_assert(child >= 0, "no process could be made");
+  return child;
+}
+
 /* How it ended: 0, or 9 when the fault happened. */
 static int save_in_child(enum disk_fault fault, long at) {
-  pid_t child = fork();
+  pid_t child = make_child();
   if (child == 0) {
     disk_begin(fault, at, directories.shadow);
     run_files(AFTER);
@@ -191,7 +198,7 @@ Test(checkpoint_files, killed_at_any_time, FORKS) {
     int ready[2];
     char byte;
     cr_assert(pipe(ready) == 0);
-    pid_t child = fork();
+    pid_t child = make_child();
     if (child == 0) {
       (void)!write(ready[1], "", 1);
       for (int k = 0; k < 1000; k++)
@@ -275,7 +282,7 @@ Test(checkpoint_files, calls_that_do_not_do_all_at_once) {
 Test(checkpoint_files, file_too_large, FORKS) {
   begin();
   struct names first = start_anew();
-  pid_t child = fork();
+  pid_t child = make_child();
   if (child == 0) {
     struct rlimit limit = {10000, 10000};
     signal(SIGXFSZ, SIG_IGN);
