@@ -79,9 +79,9 @@ static bool is_between_gpus(const struct onebit_plan *plan) {
 
 /* Where messages take time, the plan chooses; ranks that are threads are there to try things with,
  * and get what they ask for. The model has no numbers for messages between GPUs: there only that is
- * chosen which needs none. Profile deepspeed fixes the arithmetic, and so the schedule; an optimizer
- * takes what servers send: one bit an element, or means that it streams through a window of
- * messages. */
+ * chosen which needs none. Profile deepspeed fixes the arithmetic, and so the schedule; an
+ * optimizer takes what servers send: one bit an element, or means that it streams through a window
+ * of messages. */
 static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                         struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;

@@ -145,7 +145,8 @@ struct ob_pass_sink {
   const float *scalings;     /* NULL: 1 */
   const float *last_values;  /* decay times the momentum before, where no message has it */
   float last_decay;
-  /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps' rates. */
+  /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps'
+   * rates. */
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
   /* Where the arrays are a device's: what it has that here is by piece. */

@@ -288,7 +288,7 @@ struct pass_group {
 #define SHARED __attribute__((noinline)) static
 
 SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run, size_t first,
-                              size_t count) {
+                               size_t count) {
   V group[GROUP];
   if (!run->gradient)
     group_set(group, 0);
@@ -306,7 +306,7 @@ FIXED void pass_load_signs(float to[OB_LANES], uint32_t word, float scale) {
 }
 
 SHARED void pass_store_copy(const float *from, const struct ob_pass_run *run, size_t first,
-                           size_t count) {
+                            size_t count) {
   V group[GROUP];
   group_load(group, from, 0, ONEBIT_FLOAT32);
   if (count == OB_LANES)

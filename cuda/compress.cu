@@ -3,15 +3,15 @@
  *
  * Bytes an element, float32 input: 4 input + 4 kept read, 4 kept written, 1/8 signs written, and at
  * 2048 elements a block 2 scales written and 1 read, 12/2048: 12.13. With momentum its signs are
- * read too: 12.26. Input of 16 bits: 10.13 and 10.26. Where the step is sent and not the momentum, 4
- * reciprocal read: 16.26. The ceiling is the card's copy bandwidth over these: at 4.2 TB/s, 346e9
+ * read too: 12.26. Input of 16 bits: 10.13 and 10.26. Where the step is sent and not the momentum,
+ * 4 reciprocal read: 16.26. The ceiling is the card's copy bandwidth over these: at 4.2 TB/s, 346e9
  * elements a second.
  */
 #include "cuda/place.cuh"
 
-/* The elements from `first` on, to the kept values and to the tile in shared memory, as group_weigh,
- * group_momentum and group_compensate have it. `whole`: none is padding, and the input is there and
- * aligned. */
+/* The elements from `first` on, to the kept values and to the tile in shared memory, as
+ * group_weigh, group_momentum and group_compensate have it. `whole`: none is padding, and the
+ * input is there and aligned. */
 template <onebit_dtype_t dtype, bool momentum, bool reciprocals, bool whole>
 static __device__ inline void compress_tile(const struct ob_compress_run &run, unsigned first,
                                             unsigned given, bool aligned, float4 *tile) {

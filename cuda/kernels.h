@@ -105,8 +105,8 @@ struct ob_cuda_source {
   bool float32;
 };
 
-/* As struct ob_pass_sink. Where there are no learning rates, the step's times a piece's factor is the
- * piece's. */
+/* As struct ob_pass_sink. Where there are no learning rates, the step's times a piece's factor is
+ * the piece's. */
 struct ob_cuda_pass {
   enum ob_pass_kind kind;
   size_t first_word;

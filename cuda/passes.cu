@@ -5,9 +5,9 @@
  * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
  * buffer a tensor begins. Eight words are loaded at once, or four: that is 32 bytes in flight a
  * thread with one array, 96 with six, and 24 warps of the former are what a multiprocessor needs
- * (device.cuh); where there is one array only, more are resident. An access of 4 bytes is an instruction for 128 bytes, of which an H200 could issue
- * nine times as many as its memory can serve; the arithmetic of the largest pass, about 100
- * instructions for 1 KiB, fits beside.
+ * (device.cuh); where there is one array only, more are resident. An access of 4 bytes is an
+ * instruction for 128 bytes, of which an H200 could issue nine times as many as its memory can
+ * serve; the arithmetic of the largest pass, about 100 instructions for 1 KiB, fits beside.
  *
  * Bytes an element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for a
  * message.

@@ -107,11 +107,11 @@ VECTORISED static void pool_backward(const struct convolution *c, const float *r
         const float largest = larger(larger(a[f], a[n + f]), larger(b[f], b[n + f]));
         const float d = rectify_backward(d_out[f], out[f]);
         const int first = a[f] == largest, second = !first & (a[n + f] == largest);
-        const int third = !first & !second & (b[f] == largest);
+        const int third = !(first | second) & (b[f] == largest);
         da[f] = first ? d : 0.0f;
         da[n + f] = second ? d : 0.0f;
         db[f] = third ? d : 0.0f;
-        db[n + f] = !first & !second & !third ? d : 0.0f;
+        db[n + f] = (first | second | third) ? 0.0f : d;
         d_bias[f] += d;
       }
     }

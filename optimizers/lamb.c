@@ -20,7 +20,8 @@
 
 /* --- The numbers of tensors, on the host */
 
-/* Which tensor begins with the unit's piece k, and where the next one does; false after the last. */
+/* Which tensor begins with the unit's piece k, and where the next one does; false after the
+ * last. */
 static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
                         size_t *k, size_t *tensor) {
   size_t pieces = unit->bits->layout.pieces;

@@ -69,9 +69,10 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
 /* The same on float32, without the conversions: inputs[r] has `valid` elements. */
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result);
 
-/* The two halves of an allreduce, for an optimizer that makes something else of the mean in between.
- * The mean over what the ranks send, which changes nothing; what all get of the servers' values,
- * whose error they keep; and the workers keep theirs. False: skipped, nothing is changed. */
+/* The two halves of an allreduce, for an optimizer that makes something else of the mean in
+ * between. The mean over what the ranks send, which changes nothing; what all get of the servers'
+ * values, whose error they keep; and the workers keep theirs. False: skipped, nothing is
+ * changed. */
 bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean);
 bool oracle_serve(struct oracle *oracle, const float *values, float *result);
 void oracle_keep(struct oracle *oracle);

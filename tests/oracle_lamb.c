@@ -136,7 +136,8 @@ static float run_squares(const float *values, size_t count) {
   return lane[0];
 }
 
-/* The runs of tensor k among those of its exchange, where elements of it are `before` the tensor. */
+/* The runs of tensor k among those of its exchange, where elements of it are `before` the
+ * tensor. */
 static double squares_there(const struct oracle *oracle, size_t before, size_t count,
                             const float *values) {
   double sum = 0.0;

@@ -1,4 +1,5 @@
-/* Options of 1-bit LAMB: each wrong once, each another on one rank; and memory that is not there. */
+/* Options of 1-bit LAMB: each wrong once, each another on one rank; and memory that is not
+ * there. */
 #include <criterion/criterion.h>
 #include <math.h>
 

@@ -97,7 +97,7 @@ Test(convergence, gradient_descent_needs_the_error_fed_back) {
   cr_expect_gt(control, 20 * fed_back, "the control is no worse: %g", control);
 }
 
-/* --- 1-bit Adam on logistic regression: rank r has samples of its own, whose features lie around a
+/* --- 1-bit Adam and LAMB on logistic regression: rank r has samples of its own, whose features lie around a
  * centre of its own. Some labels are wrong, so the best loss is not zero. */
 
 #define FEATURES 96
@@ -155,8 +155,19 @@ static double loss_of(const struct samples *samples, const float *w, float *grad
 
 struct regression {
   onebit_adam_options_t options;
+  bool lamb; /* LAMB, whose freeze and common options are these */
   double loss[RANKS];
 };
+
+static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                              const struct regression *regression, onebit_optimizer_t *optimizer) {
+  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
+  lamb.coefficient_most = 0.3; /* larger ones want smaller rates: the ratio stays as it was */
+  lamb.freeze_step = regression->options.freeze_step;
+  lamb.common = regression->options.common;
+  return regression->lamb ? onebit_lamb_create(comm, tensor, 1, &lamb, optimizer)
+                          : onebit_adam_create(comm, tensor, 1, &regression->options, optimizer);
+}
 
 static void regress(onebit_comm_t comm, void *context) {
   struct regression *regression = context;
@@ -165,8 +176,7 @@ static void regress(onebit_comm_t comm, void *context) {
   onebit_tensor_t tensor = {w, gradient, FEATURES, 0, 0, 0};
   struct samples *samples = make_samples(rank);
   onebit_optimizer_t optimizer;
-  if (CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &regression->options, &optimizer),
-                   ONEBIT_OK)) {
+  if (CHECK_STATUS(create(comm, &tensor, regression, &optimizer), ONEBIT_OK)) {
     for (int step = 0; step < STEPS; step++) {
       loss_of(samples, w, gradient);
       CHECK_STATUS(onebit_optimizer_step(optimizer, 0.05f * (1.0f - (float)step / (float)STEPS)),
@@ -178,9 +188,9 @@ static void regress(onebit_comm_t comm, void *context) {
   free(samples);
 }
 
-static double loss_after(const onebit_adam_options_t *options, size_t freeze_step,
+static double loss_after(const onebit_adam_options_t *options, bool lamb, size_t freeze_step,
                          int no_error_feedback) {
-  struct regression regression = {.options = *options};
+  struct regression regression = {.options = *options, .lamb = lamb};
   double mean = 0.0;
   regression.options.freeze_step = freeze_step;
   regression.options.common.no_error_feedback = no_error_feedback;
@@ -190,14 +200,22 @@ static double loss_after(const onebit_adam_options_t *options, size_t freeze_ste
   return mean;
 }
 
-static void compare_losses(const onebit_adam_options_t *options) {
-  double dense = loss_after(options, ONEBIT_FREEZE_NEVER, 0);
-  double fed_back = loss_after(options, STEPS / 6, 0);
-  double control = loss_after(options, STEPS / 6, 1);
-  cr_log_info("loss: dense Adam %.6f, 1-bit Adam %.6f, control %.6f", dense, fed_back, control);
-  cr_expect_lt(dense, 0.6, "dense Adam learns nothing: %g", dense);
-  cr_expect_lt(fed_back, 1.01 * dense, "1-bit Adam: %g, dense %g", fed_back, dense);
+static void compare(const onebit_adam_options_t *options, bool lamb) {
+  const char *name = lamb ? "LAMB" : "Adam";
+  double dense = loss_after(options, lamb, ONEBIT_FREEZE_NEVER, 0);
+  double fed_back = loss_after(options, lamb, STEPS / 6, 0);
+  double control = loss_after(options, lamb, STEPS / 6, 1);
+  cr_log_info("loss: dense %s %.6f, 1-bit %.6f, control %.6f", name, dense, fed_back, control);
+  cr_expect_lt(dense, 0.6, "dense %s learns nothing: %g", name, dense);
+  cr_expect_lt(fed_back, 1.01 * dense, "1-bit %s: %g, dense %g", name, fed_back, dense);
   cr_expect_gt(control, 1.05 * dense, "the control is no worse: %g, dense %g", control, dense);
+}
+
+static void compare_losses(const onebit_adam_options_t *options) { compare(options, false); }
+
+Test(convergence, one_bit_lamb_comes_to_the_dense_loss) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  compare(&options, true);
 }
 
 Test(convergence, one_bit_adam_comes_to_the_dense_loss) {

@@ -1,6 +1,6 @@
 /*
- * Statistics that are asked for wrongly or in vain, and the line that describes an optimizer: whole,
- * cut where the buffer ends, and JSON.
+ * Statistics that are asked for wrongly or in vain, and the line that describes an optimizer:
+ * whole, cut where the buffer ends, and JSON.
  */
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /*
  * 1-bit LAMB (Li et al., "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with
  * LAMB's Convergence Speed", arXiv 2104.06069). LAMB gives each tensor a learning rate of its own,
- * by the ratio of the norms of parameters and update; in the compressed stage, where the momentum is
- * coarse, that ratio is frozen, and corrected by how much the variance would have moved on:
+ * by the ratio of the norms of parameters and update; in the compressed stage, where the momentum
+ * is coarse, that ratio is frozen, and corrected by how much the variance would have moved on:
  *
  *   warm-up      g, m and v as in 1-bit Adam
  *                u = m^ / (sqrt(v^) + eps) + wd p

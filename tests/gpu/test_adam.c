@@ -62,9 +62,11 @@ static void without_tensors(void) {
   for (size_t k = 0; k < 2; k++) {
     onebit_adam_options_t options = {
         .size = sizeof options, .freeze_step = 3, .common.profile = profiles[k]};
-    const onebit_optimizer_info_t wanted = {
-        .stage = ONEBIT_STAGE_COMPRESSED, .steps = 6, .freeze_step = k == 0 ? 3 : 2,
-        .loss_scale = 1, .synchronized = 1};
+    const onebit_optimizer_info_t wanted = {.stage = ONEBIT_STAGE_COMPRESSED,
+                                            .steps = 6,
+                                            .freeze_step = k == 0 ? 3 : 2,
+                                            .loss_scale = 1,
+                                            .synchronized = 1};
     onebit_comm_t comm = NULL;
     onebit_optimizer_t optimizer = NULL;
     options.common.device = ONEBIT_DEVICE_CUDA;

@@ -1,6 +1,6 @@
 /*
- * A compressed step of an optimizer in a CUDA graph, replayed many times: the host's bits, where the
- * host takes no part. And what a step costs: no allocation, no wait, so many kernels.
+ * A compressed step of an optimizer in a CUDA graph, replayed many times: the host's bits, where
+ * the host takes no part. And what a step costs: no allocation, no wait, so many kernels.
  */
 #include <math.h>
 #include <sched.h>
