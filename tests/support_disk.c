@@ -18,8 +18,10 @@
 enum { EVENTS = 256, OPEN_FILES = 64, PATH = 256 };
 
 /* What was done to names since the directory was synced, to be undone. */
+enum event_kind { MADE, RENAMED, REMOVED };
+
 struct event {
-  enum { MADE, RENAMED, REMOVED } kind;
+  enum event_kind kind;
   char path[PATH], to[PATH], kept[PATH]; /* kept: a link to what was there, or "" */
 };
 
@@ -63,7 +65,7 @@ static void keep(struct event *event, const char *path) {
     event->kept[0] = 0;
 }
 
-static struct event *add_event(int kind, const char *path) {
+static struct event *add_event(enum event_kind kind, const char *path) {
   struct event *event = &disk.events[disk.event_count];
   disk.event_count += disk.event_count + 1 < EVENTS;
   event->kind = kind;

@@ -16,11 +16,6 @@ int rand_r(unsigned int *seed) {
   return first + (int)(*seed >> 16 & 0x3ff);
 }
 
-const char *__tsan_default_options(void);
-
-/* Tests that end a process in the midst of something start ranks in a child. */
-const char *__tsan_default_options(void) { return "die_after_fork=0"; }
-
 #elif defined(__SANITIZE_ADDRESS__)
 
 int dlclose(void *handle);

@@ -41,8 +41,21 @@ struct loading_run {
   const struct checkpoint_case *what;
   const struct saved_parts *from;
   struct saved_parts *to;
-  int steps; /* to make afterwards */
+  int steps;                                            /* to make afterwards */
+  unsigned char last[TRAINEE_ELEMENTS * sizeof(float)]; /* what rank 0 has then */
 };
+
+/* After the steps all ranks have the same parameters, unless they are apart. */
+static void check_together(struct loading_run *run, struct trainee *trainee, onebit_comm_t comm) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_optimizer_get_info(trainee->optimizer, &info), ONEBIT_OK);
+  if (trainee->rank == 0)
+    memcpy(run->last, trainee->parameters, sizeof run->last);
+  meet(comm);
+  if (info.synchronized)
+    CHECK_BITS("parameters of all ranks", trainee->parameters, run->last, TRAINEE_ELEMENTS,
+               run->what->common.parameter_dtype);
+}
 
 static void load_and_save(onebit_comm_t comm, void *context) {
   struct loading_run *run = context;
@@ -58,12 +71,13 @@ static void load_and_save(onebit_comm_t comm, void *context) {
   trainee_save(&trainee, comm, run->to);
   for (int step = 0; step < run->steps; step++)
     trainee_step(&trainee, (int)steps + step);
+  check_together(run, &trainee, comm);
   trainee_destroy(&trainee);
 }
 
 static void load_into(const struct checkpoint_case *what, const struct saved_parts *from,
                       struct saved_parts *to) {
-  struct loading_run run = {what, from, to, 3};
+  struct loading_run run = {.what = what, .from = from, .to = to, .steps = 3};
   *to = (struct saved_parts){0};
   on_hosts(what->size, what->hosts ? what->hosts : 1, load_and_save, &run);
 }
@@ -269,6 +283,13 @@ Test(checkpoint_elastic, momentum_that_messages_cannot_say) {
   deepspeed.uncompressed = other.uncompressed = 0;
   other.size = 2;
   check_compensated(deepspeed, other);
+  other = *find_case("lamb, one scale");
+  other.size = 3;
+  check_compensated(*find_case("lamb, one scale"), other);
+  struct checkpoint_case fused = *find_case("lamb, deepspeed");
+  other = fused;
+  other.size = 5;
+  check_compensated(fused, other);
 }
 
 /* What the momentum of each element travels with: the last of LAMB's own numbers, one a tensor. */

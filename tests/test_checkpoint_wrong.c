@@ -218,6 +218,29 @@ Test(checkpoint_wrong, one_rank_tells_the_others) {
   free_parts(&run.parts);
 }
 
+/* Ranks that are given different checkpoints. */
+struct mixed_run {
+  struct saved_parts parts[2];
+};
+
+static void load_mixed(onebit_comm_t comm, void *context) {
+  const struct mixed_run *run = context;
+  struct trainee trainee = trainee_create(comm, &two, 3);
+  CHECK_STATUS(trainee_load(&trainee, &run->parts[trainee.rank]), ONEBIT_ERROR_MISMATCH);
+  CHECK_WORDS("the checkpoint (its fingerprint) differs between ranks");
+  trainee_step(&trainee, 0);
+  trainee_destroy(&trainee);
+}
+
+Test(checkpoint_wrong, another_checkpoint_on_each_rank) {
+  struct mixed_run run;
+  save_after(&two, 5, &run.parts[0]);
+  save_after(&two, 6, &run.parts[1]);
+  on_ranks(2, load_mixed, &run);
+  free_parts(&run.parts[0]);
+  free_parts(&run.parts[1]);
+}
+
 /* --- Arguments */
 
 Test(checkpoint_wrong, arguments) {

@@ -14,7 +14,10 @@
  * their means. Results then go on without a jump, but not to the bit.
  *
  * Options may differ between saving and loading, but for the kind of optimizer, the tensors' counts
- * and the profile. Exact is the continuation where nothing differs.
+ * and the profile; from the freeze on also for exchange, shards, and which tensors are
+ * uncompressed; and 1-bit momentum SGD has a warm-up in both or in neither. Exact is the
+ * continuation where nothing differs, or nothing but threads, chunk_size, the codec, and
+ * bucket_size where no bit depends on it.
  */
 #ifndef ONEBIT_CHECKPOINT_H
 #define ONEBIT_CHECKPOINT_H
@@ -46,8 +49,10 @@ onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory
  *   bytes       of each part
  *   count       how many ranks saved
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, count below 1), ONEBIT_ERROR_CHECKPOINT (the words say what
- * is wrong with which part), ONEBIT_ERROR_PEER, ONEBIT_ERROR_BUSY (a step is open),
- * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
+ * is wrong with which part), ONEBIT_ERROR_MISMATCH (the ranks have different checkpoints),
+ * ONEBIT_ERROR_PEER, ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE; after the last two a part of the state may have been
+ * taken. */
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
                                       const size_t *bytes, int count);
 
