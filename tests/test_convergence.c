@@ -97,8 +97,8 @@ Test(convergence, gradient_descent_needs_the_error_fed_back) {
   cr_expect_gt(control, 20 * fed_back, "the control is no worse: %g", control);
 }
 
-/* --- 1-bit Adam and LAMB on logistic regression: rank r has samples of its own, whose features lie around a
- * centre of its own. Some labels are wrong, so the best loss is not zero. */
+/* --- 1-bit Adam and LAMB on logistic regression: rank r has samples of its own, whose features
+ * lie around a centre of its own. Some labels are wrong, so the best loss is not zero. */
 
 #define FEATURES 96
 #define SAMPLES  160 /* a rank */
