@@ -13,23 +13,22 @@
 
 /* --- NCCL */
 
-#ifdef ONEBIT_EMULATED_CUDA
-/* Every rank wants a device of its own there. */
-__attribute__((constructor)) static void have_devices(void) { setenv("EMULATED_DEVICES", "4", 0); }
-#endif
-
 #ifdef ONEBIT_HAVE_NCCL
 bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self) {
   ncclUniqueId id;
   ncclComm_t nccl;
   memset(&id, 0, sizeof id);
   *group = (struct training_nccl){0};
+  if (self->rank == 0)
+    CHECK(ncclGetUniqueId(&id) == ncclSuccess, "NCCL has no unique id");
+#ifdef ONEBIT_EMULATED_CUDA
+  if (self->rank == 0) /* every rank wants a device of its own there */
+    setenv("EMULATED_DEVICES", "4", 1);
+#endif
+  gpu_broadcast(self, &id, sizeof id);
 #ifdef ONEBIT_EMULATED_CUDA
   CHECK_CUDA(cudaSetDevice(self->rank));
 #endif
-  if (self->rank == 0)
-    CHECK(ncclGetUniqueId(&id) == ncclSuccess, "NCCL has no unique id");
-  gpu_broadcast(self, &id, sizeof id);
   ncclResult_t result = ncclCommInitRank(&nccl, self->size, id, self->rank);
   if (!CHECK(result == ncclSuccess, "NCCL: %s", ncclGetErrorString(result)))
     return false;
