@@ -308,3 +308,58 @@ Test(skips, leave_no_trace_with_clipping) {
   common.bucket_size = 1;
   check_all(&common, 1);
 }
+
+/* --- Replicas */
+
+enum { REPLICAS = 4, LONG = 2000 };
+
+struct replicas {
+  struct skip what;
+  int steps;
+  uint64_t hashes[REPLICAS][LONG]; /* of the parameters; 0 where ranks may differ */
+};
+
+/* 64-bit FNV-1a. */
+static uint64_t hash_of(const char *parameters, size_t bytes) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < bytes; i++)
+    hash = (hash ^ (unsigned char)parameters[i]) * 0x100000001b3u;
+  return hash;
+}
+
+static void replica_on_rank(onebit_comm_t comm, void *context) {
+  struct replicas *replicas = context;
+  int rank = onebit_comm_rank(comm);
+  struct run run = make_run(comm, &replicas->what);
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  for (int step = 0; step < replicas->steps; step++) {
+    compute_gradient(&run, &replicas->what, rank, step);
+    CHECK_STATUS(onebit_optimizer_step(run.optimizer, 0.01f), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_get_info(run.optimizer, &info), ONEBIT_OK);
+    if (info.synchronized)
+      replicas->hashes[rank][step] = hash_of(run.parameters, COUNT * sizeof(float));
+  }
+  free_run(&run);
+}
+
+/* Ranks whose gradients all differ have the same parameters whenever they are said to, over many
+ * steps; and parameters that change. */
+Test(skips, replicas_stay_identical) {
+  static struct replicas replicas;
+  for (size_t k = 0; k < OPTIMIZERS; k++) {
+    int equal = 0, steps = LONG / (int)test_stride();
+    replicas = (struct replicas){.what = {.optimizer = k}, .steps = steps};
+    on_ranks(REPLICAS, replica_on_rank, &replicas);
+    for (int step = 0; step < steps; step++) {
+      uint64_t first = replicas.hashes[0][step];
+      for (int rank = 1; rank < REPLICAS; rank++)
+        cr_assert_eq(replicas.hashes[rank][step], first, "%s: rank %d differs after step %d",
+                     optimizers[k].name, rank, step);
+      equal += first != 0;
+      cr_assert(!first || !step || first != replicas.hashes[0][step - 1], "%s: step %d is none",
+                optimizers[k].name, step);
+    }
+    cr_expect_gt(equal, steps / 5, "%s: equal after %d of %d steps only", optimizers[k].name, equal,
+                 steps);
+  }
+}
