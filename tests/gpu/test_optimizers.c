@@ -3,14 +3,15 @@
  * Adam. */
 #include "tests/gpu/training.h"
 
-#define BIT(k)    (1u << (k))
-#define ATTEMPTS  26
-#define DEEPSPEED .common.profile = ONEBIT_PROFILE_DEEPSPEED
-#define ONE_SCALE .common.block_size = ONEBIT_BLOCK_BUFFER
-#define BUCKETS   .common.bucket_size = 40
-#define HALVES    .common.gradient_dtype = ONEBIT_FLOAT16, .common.parameter_dtype = ONEBIT_FLOAT16
-#define BRAINS    .common.gradient_dtype = ONEBIT_BFLOAT16, .common.parameter_dtype = ONEBIT_BFLOAT16
-#define SCALED    .common.loss_scale_first = 1024, .common.loss_scale_interval = 4
+#define BIT(k)        (1u << (k))
+#define ATTEMPTS      26
+#define DEEPSPEED     .common.profile = ONEBIT_PROFILE_DEEPSPEED
+#define ONE_SCALE     .common.block_size = ONEBIT_BLOCK_BUFFER
+#define BUCKETS       .common.bucket_size = 40
+#define SIXTEEN(type) .common.gradient_dtype = type, .common.parameter_dtype = type
+#define HALVES        SIXTEEN(ONEBIT_FLOAT16)
+#define BRAINS        SIXTEEN(ONEBIT_BFLOAT16)
+#define SCALED        .common.loss_scale_first = 1024, .common.loss_scale_interval = 4
 
 #define CASE(optimizer, type, is_named, in_form, is_poisoned, with, ...)                           \
   {                                                                                                \
