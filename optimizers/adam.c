@@ -12,11 +12,6 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit 
   return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
 }
 
-static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at && ob_optimizer_compresses(optimizer) ? OB_EXCHANGE_BITS
-                                                                    : OB_EXCHANGE_DENSE;
-}
-
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
   ob_momentum_call(optimizer, unit, sends_step(optimizer) ? OB_PASS_APPLY_STEP : OB_PASS_APPLY,
                    call);
@@ -48,7 +43,7 @@ static const struct ob_method method = {.name = "adam",
                                         .momentum = true,
                                         .arrays = OB_MASK(OB_VARIANCE),
                                         .dense = dense,
-                                        .exchange = exchange,
+                                        .exchange = ob_freeze_exchange,
                                         .call = call,
                                         .update = update,
                                         .advance = advance};
@@ -89,12 +84,7 @@ onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *te
   recipe.status = resolve(options, &recipe);
   const struct ob_moments *moments = &recipe.moments;
   const struct ob_term terms[] = {
-      {"beta1 (as bits)", ob_bits_of_double(moments->beta1)},
-      {"beta2 (as bits)", ob_bits_of_double(moments->beta2)},
-      {"epsilon (as bits)", ob_bits_of_double(moments->epsilon)},
-      {"freeze_step", moments->freeze_step},
-      {"freeze_threshold (as bits)", ob_bits_of_double(moments->freeze_threshold)},
-      {"no_bias_correction", moments->no_bias_correction},
+      OB_MOMENT_TERMS(moments),
       {"exchange", (uint64_t)moments->exchange},
       {"shards", (uint64_t)moments->shards},
   };

@@ -83,3 +83,9 @@ onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) 
       optimizer->steps >= ob_freeze_last_step(optimizer); /* or beyond: a checkpoint was loaded */
   return ONEBIT_OK;
 }
+
+enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer) {
+  return ob_optimizer_is_frozen(optimizer) && ob_optimizer_compresses(optimizer)
+             ? OB_EXCHANGE_BITS
+             : OB_EXCHANGE_DENSE;
+}

@@ -131,11 +131,6 @@ static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_unit
   return pass(optimizer, unit, OB_PASS_LAMB_MOVE);
 }
 
-static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at && ob_optimizer_compresses(optimizer) ? OB_EXCHANGE_BITS
-                                                                    : OB_EXCHANGE_DENSE;
-}
-
 /* The factor is of all elements of a tensor: nothing is applied before all are here. Scalings may
  * have come from a checkpoint. */
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
@@ -235,7 +230,7 @@ static const struct ob_method method = {.name = "lamb",
                                         .lamb = true,
                                         .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
                                         .dense = dense,
-                                        .exchange = exchange,
+                                        .exchange = ob_freeze_exchange,
                                         .call = call,
                                         .update = update,
                                         .advance = advance,
@@ -316,12 +311,7 @@ onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *te
   make_own(&recipe, &limits, ntensors);
   const struct ob_moments *moments = &recipe.moments;
   const struct ob_term terms[] = {
-      {"beta1 (as bits)", ob_bits_of_double(moments->beta1)},
-      {"beta2 (as bits)", ob_bits_of_double(moments->beta2)},
-      {"epsilon (as bits)", ob_bits_of_double(moments->epsilon)},
-      {"freeze_step", moments->freeze_step},
-      {"freeze_threshold (as bits)", ob_bits_of_double(moments->freeze_threshold)},
-      {"no_bias_correction", moments->no_bias_correction},
+      OB_MOMENT_TERMS(moments),
       {"coefficient_most (as bits)", ob_bits_of_double(limits.coefficient_most)},
       {"coefficient_least (as bits)", ob_bits_of_double(limits.coefficient_least)},
       {"coefficient_beta (as bits)", ob_bits_of_double(limits.coefficient_beta)},

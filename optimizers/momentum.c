@@ -9,10 +9,6 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit 
   return ob_unit_pass(optimizer, unit, OB_PASS_SGD, optimizer->steps + 1);
 }
 
-static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
-  return ob_optimizer_is_frozen(optimizer) ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE;
-}
-
 /* The message is the step: there is no variance. */
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
   ob_momentum_call(optimizer, unit, OB_PASS_APPLY_STEP, call);
@@ -38,7 +34,7 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
 static const struct ob_method method = {.name = "momentum",
                                         .momentum = true,
                                         .dense = dense,
-                                        .exchange = exchange,
+                                        .exchange = ob_freeze_exchange,
                                         .call = call,
                                         .update = update,
                                         .advance = advance};

@@ -266,6 +266,17 @@ uint64_t ob_bits_of_double(double value);
 /* Fills in and checks beta1, beta2, epsilon and freeze_threshold, where they are not 0. */
 onebit_status_t ob_moments_resolve(struct ob_moments *moments, onebit_profile_t profile);
 
+/* What all ranks must have given alike of them, for a recipe's terms. */
+/* clang-format off */
+#define OB_MOMENT_TERMS(moments) \
+  {"beta1 (as bits)", ob_bits_of_double((moments)->beta1)}, \
+  {"beta2 (as bits)", ob_bits_of_double((moments)->beta2)}, \
+  {"epsilon (as bits)", ob_bits_of_double((moments)->epsilon)}, \
+  {"freeze_step", (moments)->freeze_step}, \
+  {"freeze_threshold (as bits)", ob_bits_of_double((moments)->freeze_threshold)}, \
+  {"no_bias_correction", (moments)->no_bias_correction}
+/* clang-format on */
+
 /* Memory that counts as the optimizer's. NULL when there is none. */
 void *ob_optimizer_take(struct onebit_optimizer *optimizer, size_t count, size_t size);
 
@@ -356,6 +367,9 @@ bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer);
 
 /* The number of the warm-up's last step, unless that is found from the variance. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
+
+/* What the next step sends: bits, once frozen and where there is anyone to send them to. */
+enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer);
 
 /* Is the latest step the last of the warm-up? */
 onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due);

@@ -166,10 +166,6 @@ onebit_status_t ob_shards_plans(struct onebit_optimizer *optimizer, struct ob_un
 
 /* --- A step */
 
-static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE;
-}
-
 /* Gradients, with the error of what was sent of them. */
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
   (void)unit;
@@ -314,7 +310,7 @@ const struct ob_method ob_method_shards = {.name = "adam",
                                            .arrays = OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) |
                                                      OB_MASK(OB_SCRATCH),
                                            .create = create,
-                                           .exchange = exchange,
+                                           .exchange = ob_freeze_exchange,
                                            .call = call,
                                            .update = update,
                                            .advance = advance,

@@ -109,8 +109,7 @@ static void descend(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
   CHECK(info.synchronized, "the last step is no meeting");
   descent->excess[rank] = excess(w);
-  for (int k = 0; k < 3; k++)
-    descent->exchanges[k] = rank == 0 ? info.exchanges[k] : descent->exchanges[k];
+  if (rank == 0) memcpy(descent->exchanges, info.exchanges, sizeof descent->exchanges);
   onebit_optimizer_destroy(optimizer);
 }
 
