@@ -32,8 +32,10 @@ struct zero_one {
 
 static struct zero_one *own_of(const struct onebit_optimizer *optimizer) { return optimizer->own; }
 
-/* As the freeze was, whatever is asked for now: a checkpoint may have been loaded. If that is
- * beyond the step after which to freeze, the variance stage ends with the next one. */
+/* The options' schedule, but for the step after which the variance freezes. Once it is frozen that is
+ * the step after which it did: a checkpoint may have been written with other options. Where the
+ * options' step has passed without a freeze, as after loading a checkpoint of a later step, it is
+ * the next one. */
 static struct ob_zero_one_schedule schedule_of(const struct onebit_optimizer *optimizer) {
   struct ob_zero_one_schedule schedule = own_of(optimizer)->schedule;
   if (optimizer->frozen_at)
