@@ -63,7 +63,7 @@ static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_u
                                  enum ob_lamb_stage stage) {
   size_t tensor;
   for (size_t k = 0, first = 0; next_tensor(optimizer, unit, &k, &tensor); first = k) {
-    double ratio;
+    double ratio = 1;
     OB_TRY(stage == OB_LAMB_WARM ? warm(optimizer, unit, tensor, &ratio)
                                  : correct(optimizer, unit, tensor, &ratio));
     for (size_t i = first; i < k; i++)
