@@ -39,8 +39,9 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
                                     .half = receiver->shape.half,
                                     .bounded = receiver->shape.half,
                                     .threads = 1};
-  if (receiver->shape.half && receiver->work.dtype == ONEBIT_FLOAT32)
-    receiver->work.dtype = receiver->work.output_dtype = ONEBIT_BFLOAT16;
+  if (receiver->shape.half) /* is of the type of the buffers: one of 16 bit */
+    receiver->work.dtype = receiver->work.output_dtype =
+        receiver->work.output_dtype == ONEBIT_FLOAT16 ? ONEBIT_FLOAT16 : ONEBIT_BFLOAT16;
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
     receiver->work.codec = &ob_codec_scalar;
   receiver->expected = (struct ob_message_expected){OB_MESSAGE_WORKER, choice[4], count};
@@ -66,6 +67,9 @@ static void mend(struct receiver *receiver, unsigned char *message, size_t bytes
     header.elements = receiver->expected.elements;
   if (what & 32)
     header.block = receiver->shape.first;
+  if (what & 64)
+    header.flags = (uint16_t)((receiver->shape.dense ? OB_FLAG_DENSE : 0) |
+                              (receiver->shape.half ? OB_FLAG_HALF : 0));
   memcpy(message, &header, sizeof header);
 }
 
