@@ -51,10 +51,7 @@ static const struct ob_method method = {.name = "adam",
 static onebit_status_t resolve(const onebit_adam_options_t *given, struct ob_recipe *recipe) {
   static const onebit_adam_options_t defaults = ONEBIT_ADAM_OPTIONS_INIT;
   const onebit_adam_options_t *options = given ? given : &defaults;
-  if (options->size != sizeof *options)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "options->size is %zu, not %zu: start from ONEBIT_ADAM_OPTIONS_INIT",
-                    options->size, sizeof *options);
+  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_ADAM_OPTIONS_INIT"));
   recipe->common = options->common;
   recipe->moments = (struct ob_moments){.beta1 = options->beta1,
                                         .beta2 = options->beta2,

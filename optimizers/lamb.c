@@ -270,10 +270,7 @@ static onebit_status_t resolve(const onebit_lamb_options_t *given, struct ob_rec
                                struct ob_lamb_limits *limits) {
   static const onebit_lamb_options_t defaults = ONEBIT_LAMB_OPTIONS_INIT;
   const onebit_lamb_options_t *options = given ? given : &defaults;
-  if (options->size != sizeof *options)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "options->size is %zu, not %zu: start from ONEBIT_LAMB_OPTIONS_INIT",
-                    options->size, sizeof *options);
+  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_LAMB_OPTIONS_INIT"));
   recipe->common = options->common;
   recipe->moments = (struct ob_moments){.beta1 = options->beta1,
                                         .beta2 = options->beta2,

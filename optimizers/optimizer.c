@@ -10,6 +10,13 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+onebit_status_t ob_check_size(size_t size, size_t wanted, const char *start) {
+  if (size != wanted)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->size is %zu, not %zu: start from %s", size,
+                    wanted, start);
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_check_fraction(const char *name, double value) {
   if (!(value > 0 && value < 1))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not between 0 and 1", name, value);

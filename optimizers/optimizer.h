@@ -258,7 +258,8 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_recipe *
                                     const onebit_tensor_t *tensors, size_t ntensors,
                                     onebit_optimizer_t *optimizer);
 
-/* Of options. */
+/* Of options. `start` is what those begin with that have this size. */
+onebit_status_t ob_check_size(size_t size, size_t wanted, const char *start);
 onebit_status_t ob_check_fraction(const char *name, double value);
 onebit_status_t ob_check_positive(const char *name, double value);
 double ob_given_or(double value, double fallback);

@@ -243,10 +243,7 @@ static onebit_status_t resolve(const onebit_zero_one_adam_options_t *given,
                                struct ob_recipe *recipe, struct ob_zero_one_schedule *schedule) {
   static const onebit_zero_one_adam_options_t defaults = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   const onebit_zero_one_adam_options_t *options = given ? given : &defaults;
-  if (options->size != sizeof *options)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "options->size is %zu, not %zu: start from ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT",
-                    options->size, sizeof *options);
+  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT"));
   const bool deepspeed = options->common.profile == ONEBIT_PROFILE_DEEPSPEED;
   *schedule = ob_zero_one_resolve(
       &(struct ob_zero_one_schedule){.variance_freeze_step = options->variance_freeze_step,
