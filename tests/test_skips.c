@@ -16,116 +16,53 @@ enum { EACH = 700, TENSORS = 3, COUNT = EACH * TENSORS, STEPS = 10 };
 
 /* --- The optimizers: each changes its stage within STEPS steps */
 
+/* `own`: the options of its kind. */
 typedef onebit_status_t maker(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                              const onebit_optimizer_options_t *common,
+                              const onebit_optimizer_options_t *common, const void *own,
                               onebit_optimizer_t *optimizer);
 
-static onebit_status_t make_adam(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                 const onebit_optimizer_options_t *common,
-                                 onebit_optimizer_t *optimizer) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common = *common;
-  options.freeze_step = 5;
-  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
-}
+#define MAKER(kind)                                                                                \
+  static onebit_status_t make_##kind(onebit_comm_t comm, const onebit_tensor_t *tensors,           \
+                                     const onebit_optimizer_options_t *common, const void *own,    \
+                                     onebit_optimizer_t *optimizer) {                              \
+    onebit_##kind##_options_t options = *(const onebit_##kind##_options_t *)own;                   \
+    options.common = *common;                                                                      \
+    return onebit_##kind##_create(comm, tensors, TENSORS, &options, optimizer);                    \
+  }
+MAKER(adam)
+MAKER(lamb)
+MAKER(momentum)
+MAKER(zero_one_adam)
+#undef MAKER
 
-static onebit_status_t make_adam_that_sends_steps(onebit_comm_t comm,
-                                                  const onebit_tensor_t *tensors,
-                                                  const onebit_optimizer_options_t *common,
-                                                  onebit_optimizer_t *optimizer) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common = *common;
-  options.freeze_step = 5;
-  options.exchange = ONEBIT_ADAM_EXCHANGE_STEP;
-  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
-}
-
-/* The freeze is found from the variance: a skipped step is no step of it. */
-static onebit_status_t make_adam_that_freezes(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                              const onebit_optimizer_options_t *common,
-                                              onebit_optimizer_t *optimizer) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common = *common;
-  options.beta2 = 0.75;
-  options.freeze_threshold = 0.1;
-  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
-}
-
-static onebit_status_t make_sharded(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                    const onebit_optimizer_options_t *common,
-                                    onebit_optimizer_t *optimizer) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common = *common;
-  options.freeze_step = 5;
-  options.shards = ONEBIT_SHARDS_STEP;
-  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
-}
-
-static onebit_status_t make_sharded_parameters(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                               const onebit_optimizer_options_t *common,
-                                               onebit_optimizer_t *optimizer) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common = *common;
-  options.freeze_step = 5;
-  options.shards = ONEBIT_SHARDS_PARAMETERS;
-  return onebit_adam_create(comm, tensors, TENSORS, &options, optimizer);
-}
-
-static onebit_status_t make_lamb(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                 const onebit_optimizer_options_t *common,
-                                 onebit_optimizer_t *optimizer) {
-  onebit_lamb_options_t options = ONEBIT_LAMB_OPTIONS_INIT;
-  options.common = *common;
-  options.freeze_step = 5;
-  return onebit_lamb_create(comm, tensors, TENSORS, &options, optimizer);
-}
-
-static onebit_status_t make_momentum(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                     const onebit_optimizer_options_t *common,
-                                     onebit_optimizer_t *optimizer) {
-  onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  options.common = *common;
-  options.warmup_steps = 5;
-  return onebit_momentum_create(comm, tensors, TENSORS, &options, optimizer);
-}
-
-static onebit_status_t make_momentum_without_warmup(onebit_comm_t comm,
-                                                    const onebit_tensor_t *tensors,
-                                                    const onebit_optimizer_options_t *common,
-                                                    onebit_optimizer_t *optimizer) {
-  onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  options.common = *common;
-  return onebit_momentum_create(comm, tensors, TENSORS, &options, optimizer);
-}
-
-/* Dense, dense, bits, dense, bits; then it meets, is silent, meets, is silent twice or more. */
-static onebit_status_t make_zero_one_adam(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                          const onebit_optimizer_options_t *common,
-                                          onebit_optimizer_t *optimizer) {
-  onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
-  options.common = *common;
-  options.variance_freeze_step = 5;
-  options.variance_update_scaler = 2;
-  options.local_step_scaler = 2;
-  options.local_step_clipper = 4;
-  return onebit_zero_one_adam_create(comm, tensors, TENSORS, &options, optimizer);
-}
+#define OPTIONS(kind, ...)                                                                         \
+  make_##kind, &(const onebit_##kind##_options_t) {                                                \
+    .size = sizeof(onebit_##kind##_options_t), __VA_ARGS__                                         \
+  }
 
 /* Not all of them know everything. */
 static const struct {
   const char *name;
-  maker *make;
   bool deepspeed, types; /* the profile; parameters that are not float32 */
+  maker *make;
+  const void *own;
 } optimizers[] = {
-    {"adam", make_adam, true, true},
-    {"adam that sends steps", make_adam_that_sends_steps, true, true},
-    {"adam that freezes by itself", make_adam_that_freezes, true, true},
-    {"adam in shards", make_sharded, false, false},
-    {"adam in shards that send parameters", make_sharded_parameters, false, true},
-    {"lamb", make_lamb, true, true},
-    {"momentum", make_momentum, false, true},
-    {"momentum without warm-up", make_momentum_without_warmup, false, true},
-    {"0/1 adam", make_zero_one_adam, true, true},
+    {"adam", true, true, OPTIONS(adam, .freeze_step = 5)},
+    {"adam that sends steps", true, true,
+     OPTIONS(adam, .freeze_step = 5, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)},
+    /* The freeze is found from the variance: a skipped step is no step of it. */
+    {"adam that freezes by itself", true, true,
+     OPTIONS(adam, .beta2 = 0.75, .freeze_threshold = 0.1)},
+    {"adam in shards", false, false, OPTIONS(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_STEP)},
+    {"adam in shards that send parameters", false, true,
+     OPTIONS(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_PARAMETERS)},
+    {"lamb", true, true, OPTIONS(lamb, .freeze_step = 5)},
+    {"momentum", false, true, OPTIONS(momentum, .warmup_steps = 5)},
+    {"momentum without warm-up", false, true, OPTIONS(momentum, .warmup_steps = 0)},
+    /* Dense, dense, bits, dense, bits; then it meets, is silent, meets, is silent twice or more. */
+    {"0/1 adam", true, true,
+     OPTIONS(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
+             .local_step_scaler = 2, .local_step_clipper = 4)},
 };
 enum { OPTIMIZERS = sizeof optimizers / sizeof optimizers[0] };
 
@@ -158,7 +95,8 @@ static struct run make_run(onebit_comm_t comm, const struct skip *skip) {
                                    0,
                                    (int)(skip->uncompressed >> t & 1)};
   fill_input(run.parameters, parameters, COUNT, 99, 0);
-  CHECK_STATUS(optimizers[skip->optimizer].make(comm, tensors, &skip->common, &run.optimizer),
+  CHECK_STATUS(optimizers[skip->optimizer].make(comm, tensors, &skip->common,
+                                                optimizers[skip->optimizer].own, &run.optimizer),
                ONEBIT_OK);
   return run;
 }
