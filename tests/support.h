@@ -91,6 +91,9 @@ extern const size_t test_codecs_count;
 float input_value(size_t i, int rank, int step);
 void fill_input(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int step);
 
+/* A number in [-1, 1) for a place in some data: splitmix64's mixing of the place. */
+float uniform_value(uint64_t place);
+
 size_t dtype_size(onebit_dtype_t dtype);
 const char *dtype_name(onebit_dtype_t dtype);
 

@@ -16,6 +16,13 @@ void *allocate(size_t count, size_t size) {
   return memory;
 }
 
+float uniform_value(uint64_t place) {
+  uint64_t x = (place + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return (float)((x ^ x >> 31) >> 40) / 8388608.0f - 1.0f;
+}
+
 size_t dtype_size(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
 
 const char *dtype_name(onebit_dtype_t dtype) {

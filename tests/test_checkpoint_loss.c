@@ -15,16 +15,9 @@ TestSuite(checkpoint_loss, .timeout = 300);
  * evenly, so the mean of their gradients does not depend on how many they are. */
 enum { UNKNOWNS = 600, SAMPLES = 24, SAVED_AT = 70, END = 130 };
 
-static float uniform(uint64_t place) {
-  uint64_t x = (place + 1) * 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return (float)((x ^ x >> 31) >> 40) / 8388608.0f - 1.0f;
-}
-
-static float weight(size_t i) { return 0.55f + 0.45f * uniform(i); }
+static float weight(size_t i) { return 0.55f + 0.45f * uniform_value(i); }
 static float target(int sample, size_t i) {
-  return uniform(10000 + i) + 0.3f * uniform(20000 + (size_t)sample * 10000 + i);
+  return uniform_value(10000 + i) + 0.3f * uniform_value(20000 + (size_t)sample * 10000 + i);
 }
 
 /* Of these parameters, above the least there is. */
@@ -45,7 +38,8 @@ static void gradient_of(const float *w, float *gradient, int rank, int size, int
   for (size_t i = 0; i < UNKNOWNS; i++) {
     float mean = 0;
     for (int s = rank * each; s < (rank + 1) * each; s++)
-      mean += (target(s, i) + 3.0f * uniform((uint64_t)(step * SAMPLES + s) * 1000 + i + 1000000)) /
+      mean += (target(s, i) +
+               3.0f * uniform_value((uint64_t)(step * SAMPLES + s) * 1000 + i + 1000000)) /
               (float)each;
     gradient[i] = weight(i) * (w[i] - mean);
   }

@@ -9,42 +9,13 @@
 #include <string.h>
 
 #include "tests/support.h"
+#include "tests/support_descent.h"
 
 TestSuite(convergence, .timeout = 120);
 
-#define RANKS 4
+/* --- Gradient descent on a sum of squares */
 
-/* A number in [-1, 1) for a place in the data: splitmix64's mixing of the place. */
-static float uniform(uint64_t place) {
-  uint64_t x = (place + 1) * 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return (float)((x ^ x >> 31) >> 40) / 8388608.0f - 1.0f;
-}
-
-/* --- Gradient descent on a sum of squares: rank r wants w_i = target(r, i), with weight
- * curvature(i). The ranks disagree by more than they agree, so their gradients do not vanish at the
- * common optimum. */
-
-#define UNKNOWNS 1500
 #define DESCENTS 800
-
-static float curvature(size_t i) { return 0.55f + 0.45f * uniform(i); }
-static float target(int rank, size_t i) {
-  return uniform(10000 + i) + 3.0f * uniform(20000 + (size_t)rank * 10000 + i);
-}
-
-/* How far the mean loss is above its minimum: sum of curvature / 2 (w - mean target)^2. */
-static double excess(const float *w) {
-  double sum = 0.0;
-  for (size_t i = 0; i < UNKNOWNS; i++) {
-    double best = 0.0;
-    for (int r = 0; r < RANKS; r++)
-      best += (double)target(r, i) / RANKS;
-    sum += 0.5 * (double)curvature(i) * ((double)w[i] - best) * ((double)w[i] - best);
-  }
-  return sum;
-}
 
 struct descent {
   onebit_plan_options_t options;
@@ -61,12 +32,12 @@ static void descend(onebit_comm_t comm, void *context) {
   for (int step = 0; step < DESCENTS; step++) {
     float rate = 0.5f / (1.0f + (float)step / 25.0f);
     for (size_t i = 0; i < UNKNOWNS; i++)
-      gradient[i] = curvature(i) * (w[i] - target(rank, i));
+      gradient[i] = descent_slope(w[i], rank, i);
     CHECK_STATUS(onebit_allreduce(gradient, gradient, plan), ONEBIT_OK);
     for (size_t i = 0; i < UNKNOWNS; i++)
       w[i] -= rate * gradient[i];
   }
-  descent->excess[rank] = excess(w);
+  descent->excess[rank] = descent_excess(w);
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
@@ -76,15 +47,12 @@ static double excess_after(onebit_wire_t wire, onebit_profile_t profile, int no_
   descent.options.profile = profile;
   descent.options.no_error_feedback = no_error_feedback;
   on_ranks(RANKS, descend, &descent);
-  for (int r = 1; r < RANKS; r++)
-    cr_assert(memcmp(&descent.excess[r], &descent.excess[0], sizeof(double)) == 0,
-              "ranks have come to different losses");
-  return descent.excess[0];
+  return descent_agreed(descent.excess);
 }
 
 Test(convergence, gradient_descent_needs_the_error_fed_back) {
   float zero[UNKNOWNS] = {0};
-  double start = excess(zero);
+  double start = descent_excess(zero);
   double dense = excess_after(ONEBIT_WIRE_DENSE, ONEBIT_PROFILE_DEFAULT, 0);
   double fed_back = excess_after(ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEFAULT, 0);
   double deepspeed = excess_after(ONEBIT_WIRE_BITS, ONEBIT_PROFILE_DEEPSPEED, 0);
@@ -105,17 +73,18 @@ Test(convergence, gradient_descent_needs_the_error_fed_back) {
 #define STEPS    600
 
 static float feature(int rank, size_t sample, size_t i) {
-  float centre = uniform(900000 + (size_t)rank * FEATURES + i);
-  float size = exp2f(2.0f * uniform(800000 + i)); /* features differ in size: why Adam is wanted */
-  return size *
-         (uniform(1000000 + ((size_t)rank * SAMPLES + sample) * FEATURES + i) + 0.5f * centre);
+  float centre = uniform_value(900000 + (size_t)rank * FEATURES + i);
+  float size =
+      exp2f(2.0f * uniform_value(800000 + i)); /* features differ in size: why Adam is wanted */
+  return size * (uniform_value(1000000 + ((size_t)rank * SAMPLES + sample) * FEATURES + i) +
+                 0.5f * centre);
 }
 
 static float label(int rank, size_t sample) {
   double sum = 0.0;
   for (size_t i = 0; i < FEATURES; i++)
-    sum += (double)(feature(rank, sample, i) * uniform(700000 + i));
-  bool flipped = uniform(600000 + (size_t)rank * SAMPLES + sample) > 0.8f;
+    sum += (double)(feature(rank, sample, i) * uniform_value(700000 + i));
+  bool flipped = uniform_value(600000 + (size_t)rank * SAMPLES + sample) > 0.8f;
   return (sum > 0) != flipped ? 1.0f : -1.0f;
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support_descent.h"
 #include "tests/support_momentum.h"
 
 TestSuite(momentum, .timeout = 120);
@@ -163,36 +164,9 @@ Test(momentum, uncompressed_tensors) {
       on_ranks(size, leave_one_uncompressed, &warmup);
 }
 
-/* --- Convergence: every rank wants another point, with the same curvature for all, so that their
- * gradients do not vanish at the common optimum. */
+/* --- Convergence */
 
-#define RANKS    4
-#define UNKNOWNS 1500
 #define DESCENTS 900
-
-/* A number in [-1, 1) for a place in the data: splitmix64's mixing of the place. */
-static float uniform(uint64_t place) {
-  uint64_t x = (place + 1) * 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return (float)((x ^ x >> 31) >> 40) / 8388608.0f - 1.0f;
-}
-
-static float curvature(size_t i) { return 0.55f + 0.45f * uniform(i); }
-static float target(int rank, size_t i) {
-  return uniform(10000 + i) + 3.0f * uniform(20000 + (size_t)rank * 10000 + i);
-}
-
-static double excess(const float *w) {
-  double sum = 0.0;
-  for (size_t i = 0; i < UNKNOWNS; i++) {
-    double best = 0.0;
-    for (int r = 0; r < RANKS; r++)
-      best += (double)target(r, i) / RANKS;
-    sum += 0.5 * (double)curvature(i) * ((double)w[i] - best) * ((double)w[i] - best);
-  }
-  return sum;
-}
 
 struct descent {
   onebit_momentum_options_t options;
@@ -210,10 +184,10 @@ static void descend(onebit_comm_t comm, void *context) {
     return;
   for (int step = 0; step < DESCENTS; step++) {
     for (size_t i = 0; i < UNKNOWNS; i++)
-      gradient[i] = curvature(i) * (w[i] - target(rank, i));
+      gradient[i] = descent_slope(w[i], rank, i);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.05f / (1.0f + (float)step / 25.0f)), ONEBIT_OK);
   }
-  descent->excess[rank] = excess(w);
+  descent->excess[rank] = descent_excess(w);
   onebit_optimizer_destroy(optimizer);
 }
 
@@ -222,15 +196,12 @@ static double excess_after(size_t warmup_steps, int no_error_feedback) {
   descent.options.warmup_steps = warmup_steps;
   descent.options.common.no_error_feedback = no_error_feedback;
   on_ranks(RANKS, descend, &descent);
-  for (int r = 1; r < RANKS; r++)
-    cr_assert(memcmp(&descent.excess[r], &descent.excess[0], sizeof(double)) == 0,
-              "ranks have come to different losses");
-  return descent.excess[0];
+  return descent_agreed(descent.excess);
 }
 
 Test(momentum, comes_to_the_dense_loss) {
   float zero[UNKNOWNS] = {0};
-  double start = excess(zero), dense = excess_after(ONEBIT_FREEZE_NEVER, 0);
+  double start = descent_excess(zero), dense = excess_after(ONEBIT_FREEZE_NEVER, 0);
   double at_once = excess_after(0, 0), warmed = excess_after(DESCENTS / 6, 0);
   double control = excess_after(0, 1);
   cr_log_info("excess loss: start %g, dense %g, one bit %g, after a warm-up %g, control %g", start,
