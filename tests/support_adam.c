@@ -386,3 +386,21 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   }
   free_learner(&learner);
 }
+
+void adam_check(const struct adam_case *what) {
+  struct adam_run run = adam_prepare(what);
+  if (what->hosts)
+    on_hosts(what->size, what->hosts, adam_on_rank, &run);
+  else
+    on_ranks(what->size, adam_on_rank, &run);
+  adam_release(&run);
+}
+
+void adam_check_on_groups(struct adam_case what) {
+  static const int sizes[] = {1, 2, 3, 4, 7};
+  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
+    what.size = sizes[p];
+    if (test_wanted(p))
+      adam_check(&what);
+  }
+}

@@ -84,6 +84,12 @@ void adam_release(struct adam_run *run);
  * whose context is the struct adam_run. */
 void adam_on_rank(onebit_comm_t comm, void *run);
 
+/* Prepares the case and runs it on its ranks, which are threads. */
+void adam_check(const struct adam_case *what);
+
+/* The same on groups of 1, 2, 3, 4 and 7 ranks, whatever its size, as far as they are wanted. */
+void adam_check_on_groups(struct adam_case what);
+
 /* Gradient of all tensors on a rank at a step, and the learning rate of a step. */
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);
 float adam_learning_rate(int step);

@@ -12,18 +12,12 @@
 
 TestSuite(adam, .timeout = 300);
 
-static void check_case_of_adam(const struct adam_case *what) {
-  struct adam_run run = adam_prepare(what);
-  on_ranks(what->size, adam_on_rank, &run);
-  adam_release(&run);
-}
-
 static void check_on_groups(struct adam_case what) {
   static const int sizes[] = {1, 2, 3, 4, 7, 8};
   for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
     what.size = sizes[p];
     if (test_wanted(p))
-      check_case_of_adam(&what);
+      adam_check(&what);
   }
 }
 
@@ -92,7 +86,7 @@ Test(adam, every_codec_and_any_number_of_threads) {
       struct adam_case what = case_of(&adam_tensors_odd, 5);
       what.size = 3;
       what.options.common.threads = threads;
-      check_case_of_adam(&what);
+      adam_check(&what);
     }
   }
 }

@@ -18,28 +18,16 @@ static struct adam_case case_of(const struct adam_tensors *tensors, size_t freez
   return what;
 }
 
-static void check_one(const struct adam_case *what) {
-  struct adam_run run = adam_prepare(what);
-  if (what->hosts)
-    on_hosts(what->size, what->hosts, adam_on_rank, &run);
-  else
-    on_ranks(what->size, adam_on_rank, &run);
-  adam_release(&run);
+Test(adam_step, several_tensors_of_odd_sizes) {
+  adam_check_on_groups(case_of(&adam_tensors_odd, 5));
 }
-
-static void check_on_groups(struct adam_case what) {
-  static const int sizes[] = {1, 2, 3, 4, 7};
-  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
-    what.size = sizes[p];
-    if (test_wanted(p))
-      check_one(&what);
-  }
+Test(adam_step, freeze_after_the_first_step) {
+  adam_check_on_groups(case_of(&adam_tensors_one, 1));
 }
-
-Test(adam_step, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd, 5)); }
-Test(adam_step, freeze_after_the_first_step) { check_on_groups(case_of(&adam_tensors_one, 1)); }
-Test(adam_step, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny, 3)); }
-Test(adam_step, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
+Test(adam_step, fewer_elements_than_ranks) { adam_check_on_groups(case_of(&adam_tensors_tiny, 3)); }
+Test(adam_step, never_freezes) {
+  adam_check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER));
+}
 
 Test(adam_step, options_are_heeded) {
   struct adam_case what = case_of(&adam_tensors_odd, 4);
@@ -49,24 +37,24 @@ Test(adam_step, options_are_heeded) {
   what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
   what.options.common.block_size = 64;
   what.options.common.chunk_size = 128;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.options.common.no_error_feedback = 1;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 Test(adam_step, profile_deepspeed) {
   struct adam_case what = case_of(&adam_tensors_odd, 5);
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 Test(adam_step, automatic_freeze) {
   struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
   what.options.beta2 = 0.875;
   what.steps = 24;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 Test(adam_step, buckets_in_any_form) {
@@ -76,7 +64,7 @@ Test(adam_step, buckets_in_any_form) {
     what.options.common.bucket_size = sizes[form % 3];
     what.form = (enum adam_form)form;
     what.size = 2 + form % 3;
-    check_one(&what);
+    adam_check(&what);
   }
 }
 
@@ -88,7 +76,7 @@ Test(adam_step, on_hosts) {
     what.options.common.bucket_size = k % 2 ? 1000 : 0;
     what.size = splits[k][0];
     what.hosts = splits[k][1];
-    check_one(&what);
+    adam_check(&what);
   }
 }
 
@@ -100,7 +88,7 @@ Test(adam_step, every_codec_and_any_number_of_threads) {
       struct adam_case what = case_of(&adam_tensors_odd, 4);
       what.size = 3;
       what.options.common.threads = threads;
-      check_one(&what);
+      adam_check(&what);
     }
   }
 }
@@ -115,20 +103,12 @@ Test(adam_step, skipped_steps_change_nothing) {
       what.poisoned_rank = rank;
       what.poisoned_from = from;
       what.options.common.bucket_size = rank == 1 ? 1000 : 0;
-      check_one(&what);
+      adam_check(&what);
     }
 }
 
 /* --- Tensors of very different size that share one scale: of the momentum the small ones are lost
  * beside the large ones, of the step they are not. */
-
-/* A number in [-1, 1) for a place in the data: splitmix64's mixing of the place. */
-static float uniform(uint64_t place) {
-  uint64_t x = (place + 1) * 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return (float)((x ^ x >> 31) >> 40) / 8388608.0f - 1.0f;
-}
 
 enum { RANKS = 4, EACH = 512, TENSORS = 4, ALL = EACH * TENSORS };
 
@@ -155,7 +135,7 @@ static void keep_contrast(onebit_comm_t comm, void *context) {
   for (size_t step = 0; step < 150; step++) {
     for (size_t i = 0; i < ALL; i++)
       gradients[i] = exp2f((float)(i / EACH * 4)) *
-                     (uniform((rank * 1000 + step) * 5000 + i) + 0.5f * uniform(i));
+                     (uniform_value((rank * 1000 + step) * 5000 + i) + 0.5f * uniform_value(i));
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);

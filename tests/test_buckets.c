@@ -12,12 +12,6 @@
 
 TestSuite(buckets, .timeout = 300);
 
-static void check_case_of_adam(const struct adam_case *what) {
-  struct adam_run run = adam_prepare(what);
-  on_ranks(what->size, adam_on_rank, &run);
-  adam_release(&run);
-}
-
 static struct adam_case case_of(size_t bucket_size, enum adam_form form) {
   struct adam_case what = {.steps = 12,
                            .options = ONEBIT_ADAM_OPTIONS_INIT,
@@ -34,7 +28,7 @@ static void check_on_groups(struct adam_case what) {
   for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
     what.size = sizes[p];
     if (test_wanted(p))
-      check_case_of_adam(&what);
+      adam_check(&what);
   }
 }
 
@@ -103,7 +97,7 @@ Test(buckets, a_skipped_step_changes_no_bucket) {
       what.poison = poisons[form % 2];
       what.size = 1 + (int)b;
       what.poisoned_rank = form % what.size;
-      check_case_of_adam(&what);
+      adam_check(&what);
     }
 }
 

@@ -14,26 +14,6 @@
 
 TestSuite(clipping, .timeout = 300);
 
-static const int sizes[] = {1, 2, 3, 4, 7};
-enum { SIZES = sizeof sizes / sizeof sizes[0] };
-
-static void check_case_of_adam(const struct adam_case *what) {
-  struct adam_run run = adam_prepare(what);
-  if (what->hosts)
-    on_hosts(what->size, what->hosts, adam_on_rank, &run);
-  else
-    on_ranks(what->size, adam_on_rank, &run);
-  adam_release(&run);
-}
-
-static void check_on_groups(struct adam_case what) {
-  for (size_t p = 0; p < SIZES; p++) {
-    what.size = sizes[p];
-    if (test_wanted(p))
-      check_case_of_adam(&what);
-  }
-}
-
 static struct adam_case case_of(double clip_norm) {
   struct adam_case what = {.steps = 12,
                            .options = ONEBIT_ADAM_OPTIONS_INIT,
@@ -63,9 +43,9 @@ Test(clipping, equals_the_oracle) {
   static const double norms[] = {1e-3, MIDDLE, 1e6};
   for (size_t k = 0; k < sizeof norms / sizeof norms[0]; k++) {
     struct adam_case what = case_of(norms[k]);
-    check_on_groups(what);
+    adam_check_on_groups(what);
     what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    check_on_groups(what);
+    adam_check_on_groups(what);
   }
 }
 
@@ -78,7 +58,7 @@ Test(clipping, in_any_form_and_bucket) {
       what.options.common.bucket_size = bucket_sizes[b];
       what.uncompressed = b == 1 ? 0x2b : 0;
       what.size = 1 + (form + (int)b) % 4;
-      check_case_of_adam(&what);
+      adam_check(&what);
     }
 }
 
@@ -93,7 +73,7 @@ Test(clipping, of_any_type_with_a_loss_scale_and_micro_batches) {
     what.multiple = 3.0f;
     what.absent = k % 2 ? 5 : 0;
     what.options.common.block_size = k % 2 ? 64 : ONEBIT_BLOCK_BUFFER;
-    check_on_groups(what);
+    adam_check_on_groups(what);
   }
 }
 
@@ -105,7 +85,7 @@ Test(clipping, on_several_hosts) {
     what.hosts = splits[k][1];
     what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
     what.options.common.gradient_dtype = (onebit_dtype_t)k;
-    check_case_of_adam(&what);
+    adam_check(&what);
   }
 }
 
@@ -118,7 +98,7 @@ Test(clipping, every_codec_and_any_number_of_threads) {
       what.size = 2;
       what.options.common.threads = threads;
       what.options.common.gradient_dtype = (onebit_dtype_t)(threads % 3);
-      check_case_of_adam(&what);
+      adam_check(&what);
     }
   }
 }
@@ -126,7 +106,7 @@ Test(clipping, every_codec_and_any_number_of_threads) {
 Test(clipping, of_no_tensors) {
   struct adam_case what = case_of(1.0);
   what.tensors = &adam_tensors_none;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 /* The norm as the public header has it, in double. */
@@ -172,7 +152,8 @@ Test(clipping, of_a_norm_that_is_not_reached_is_no_clipping) {
 static const float poisons[] = {NAN, INFINITY, -1e22f, 1e11f};
 
 Test(clipping, skips_what_has_no_norm) {
-  for (size_t p = 0; p < SIZES; p++)
+  static const int sizes[] = {1, 2, 3, 4, 7};
+  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
     for (int k = 0; k < 4 && test_wanted(p); k++)
       for (int profile = 0; profile <= 1; profile++) {
         struct adam_case what = case_of(MIDDLE);
@@ -184,7 +165,7 @@ Test(clipping, skips_what_has_no_norm) {
         what.options.common.profile = (onebit_profile_t)profile;
         what.options.common.loss_scale_first = 2; /* which falls to 1 and comes back */
         what.options.common.loss_scale_interval = 1;
-        check_case_of_adam(&what);
+        adam_check(&what);
       }
 }
 

@@ -14,24 +14,6 @@
 
 TestSuite(lamb, .timeout = 300);
 
-static void check_one(const struct adam_case *what) {
-  struct adam_run run = adam_prepare(what);
-  if (what->hosts)
-    on_hosts(what->size, what->hosts, adam_on_rank, &run);
-  else
-    on_ranks(what->size, adam_on_rank, &run);
-  adam_release(&run);
-}
-
-static void check_on_groups(struct adam_case what) {
-  static const int sizes[] = {1, 2, 3, 4, 7};
-  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
-    what.size = sizes[p];
-    if (test_wanted(p))
-      check_one(&what);
-  }
-}
-
 static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
   struct adam_case what = {.kind = &lamb,
                            .size = 3,
@@ -49,20 +31,20 @@ static struct adam_case deepspeed_case(const struct adam_tensors *tensors, size_
   return what;
 }
 
-Test(lamb, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd, 7)); }
-Test(lamb, one_tensor) { check_on_groups(case_of(&adam_tensors_one, 7)); }
-Test(lamb, whole_words_and_blocks) { check_on_groups(case_of(&adam_tensors_many_words, 3)); }
-Test(lamb, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny, 3)); }
-Test(lamb, no_tensors) { check_on_groups(case_of(&adam_tensors_none, 3)); }
-Test(lamb, freeze_after_the_first_step) { check_on_groups(case_of(&adam_tensors_odd, 1)); }
-Test(lamb, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
+Test(lamb, several_tensors_of_odd_sizes) { adam_check_on_groups(case_of(&adam_tensors_odd, 7)); }
+Test(lamb, one_tensor) { adam_check_on_groups(case_of(&adam_tensors_one, 7)); }
+Test(lamb, whole_words_and_blocks) { adam_check_on_groups(case_of(&adam_tensors_many_words, 3)); }
+Test(lamb, fewer_elements_than_ranks) { adam_check_on_groups(case_of(&adam_tensors_tiny, 3)); }
+Test(lamb, no_tensors) { adam_check_on_groups(case_of(&adam_tensors_none, 3)); }
+Test(lamb, freeze_after_the_first_step) { adam_check_on_groups(case_of(&adam_tensors_odd, 1)); }
+Test(lamb, never_freezes) { adam_check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
 
 Test(lamb, mean_absolute_in_small_blocks) {
   struct adam_case what = case_of(&adam_tensors_odd, 5);
   what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
   what.options.common.block_size = 64;
   what.options.common.chunk_size = 128;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 /* The fourth tensor's only element never has a gradient. */
@@ -73,11 +55,11 @@ static const struct adam_tensors with_a_still_one = {
 Test(lamb, one_scale_a_buffer) {
   struct adam_case what = case_of(&adam_tensors_odd, 5);
   what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.tensors = &with_a_still_one;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.options.common.bucket_size = 1000; /* each of which has its own scalings */
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 Test(lamb, other_options) {
@@ -89,13 +71,13 @@ Test(lamb, other_options) {
                                              .factor_change = 0.02};
   struct adam_case what = case_of(&adam_tensors_odd, 5);
   what.more = &more;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.options.beta1 = 0.8;
   what.options.beta2 = 0.95;
   what.options.epsilon = 1e-3;
   what.options.no_bias_correction = 1;
   what.options.common.no_error_feedback = 1;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 Test(lamb, profile_deepspeed) {
@@ -103,8 +85,8 @@ Test(lamb, profile_deepspeed) {
                                                      &adam_tensors_one, &adam_tensors_tiny,
                                                      &adam_tensors_none};
   for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
-    check_on_groups(deepspeed_case(lists[k], 6));
-    check_on_groups(deepspeed_case(lists[k], 1)); /* one step of warm-up all the same */
+    adam_check_on_groups(deepspeed_case(lists[k], 6));
+    adam_check_on_groups(deepspeed_case(lists[k], 1)); /* one step of warm-up all the same */
   }
 }
 
@@ -112,20 +94,20 @@ Test(lamb, profile_deepspeed) {
 Test(lamb, profile_deepspeed_in_many_messages) {
   struct adam_case what = deepspeed_case(&adam_tensors_many_words, 4);
   what.options.common.chunk_size = 2048;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 Test(lamb, uncompressed_tensors) {
   struct adam_case what = case_of(&adam_tensors_odd, 5);
   what.uncompressed = 0x92; /* the second, the fifth, the eighth */
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.options.common.bucket_size = 1000;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.options.common.bucket_size = 0;
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.uncompressed = 0x1ff; /* all of them */
-  check_one(&what);
+  adam_check(&what);
 }
 
 Test(lamb, every_codec_and_any_number_of_threads) {
@@ -135,10 +117,10 @@ Test(lamb, every_codec_and_any_number_of_threads) {
     for (int threads = 1; threads <= 3; threads++) {
       struct adam_case what = case_of(&adam_tensors_odd, 5);
       what.options.common.threads = threads;
-      check_one(&what);
+      adam_check(&what);
       what = deepspeed_case(&adam_tensors_odd, 5);
       what.options.common.threads = threads;
-      check_one(&what);
+      adam_check(&what);
     }
   }
 }
@@ -187,7 +169,7 @@ Test(lamb, mixed_precision) {
       what.uncompressed = k % 2 ? 0 : 0x12;
       what.size = 1 + k % 4;
       what.steps = 12;
-      check_one(&what);
+      adam_check(&what);
     }
 }
 
@@ -202,7 +184,7 @@ Test(lamb, hosts) {
     what.hosts = splits[k][1];
     what.steps = 12;
     if (test_wanted(k))
-      check_one(&what);
+      adam_check(&what);
   }
 }
 
@@ -218,7 +200,7 @@ Test(lamb, skipped_steps_change_nothing) {
       what.poison = rank == 1 ? 1e30f : INFINITY;
       what.poisoned_rank = rank;
       what.poisoned_from = rank == 1 ? 5 : 0; /* 1e30 is no trouble in a mean */
-      check_one(&what);
+      adam_check(&what);
     }
 }
 
@@ -236,7 +218,7 @@ Test(lamb, freezes_when_the_variance_has_settled) {
   what = deepspeed_case(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
   what.options.beta2 = 0.875;
   what.steps = 40;
-  check_one(&what);
+  adam_check(&what);
 }
 
 /* --- The published formulas, in double, of the mean gradient: bias correction, no clamp at all. */

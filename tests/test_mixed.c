@@ -13,24 +13,6 @@
 
 TestSuite(mixed, .timeout = 300);
 
-static void check_case_of_adam(const struct adam_case *what) {
-  struct adam_run run = adam_prepare(what);
-  if (what->hosts)
-    on_hosts(what->size, what->hosts, adam_on_rank, &run);
-  else
-    on_ranks(what->size, adam_on_rank, &run);
-  adam_release(&run);
-}
-
-static void check_on_groups(struct adam_case what) {
-  static const int sizes[] = {1, 2, 3, 4, 7};
-  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
-    what.size = sizes[p];
-    if (test_wanted(p))
-      check_case_of_adam(&what);
-  }
-}
-
 static struct adam_case case_of(onebit_dtype_t gradients, onebit_dtype_t parameters) {
   struct adam_case what = {.steps = 12,
                            .options = ONEBIT_ADAM_OPTIONS_INIT,
@@ -49,7 +31,7 @@ static void check_types(onebit_profile_t profile, size_t bucket_size) {
     what.options.common.profile = profile;
     what.options.common.bucket_size = bucket_size;
     what.form = (enum adam_form)(k % ADAM_FORMS);
-    check_on_groups(what);
+    adam_check_on_groups(what);
   }
 }
 
@@ -65,7 +47,7 @@ Test(mixed, any_types_on_several_hosts) {
     what.multiple = 3.0f; /* inside a host too gradients are weighed before they are added */
     what.options.common.gradient_factor = 1.0 / 3;
     what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-    check_case_of_adam(&what);
+    adam_check(&what);
   }
 }
 
@@ -79,7 +61,7 @@ Test(mixed, every_codec_and_any_number_of_threads) {
       what.size = 3;
       what.options.common.threads = threads;
       what.options.common.gradient_factor = 0.3;
-      check_case_of_adam(&what);
+      adam_check(&what);
     }
   }
 }
@@ -97,7 +79,7 @@ static void check_uncompressed(unsigned mask, size_t dense_below) {
       what.options.common.bucket_size = bucket_sizes[k];
     else
       what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    check_on_groups(what);
+    adam_check_on_groups(what);
   }
 }
 
@@ -114,11 +96,11 @@ Test(mixed, other_warm_ups_of_uncompressed_tensors) {
   struct adam_case what = case_of(ONEBIT_FLOAT16, ONEBIT_BFLOAT16);
   what.uncompressed = 0x2b;
   what.options.freeze_step = ONEBIT_FREEZE_NEVER;
-  check_on_groups(what);
+  adam_check_on_groups(what);
   what.options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
   what.options.beta2 = 0.875;
   what.steps = 30;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 /* --- Gradients that are somewhere else, or not there */
@@ -136,7 +118,7 @@ Test(mixed, gradients_move_and_are_absent) {
       what.options.common.bucket_size = 0;
       what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
     }
-    check_on_groups(what);
+    adam_check_on_groups(what);
   }
 }
 
@@ -246,7 +228,7 @@ Test(mixed, groups_of_tensors) {
   what.multiple = 3.0f;
   what.options.common.gradient_factor = 1.0 / 3;
   what.uncompressed = 0x10;
-  check_on_groups(what);
+  adam_check_on_groups(what);
 }
 
 /* --- Master values */

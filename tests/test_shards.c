@@ -22,12 +22,6 @@ static struct adam_case case_of(const struct adam_tensors *tensors, size_t freez
   return what;
 }
 
-static void check_one(const struct adam_case *what) {
-  struct adam_run run = adam_prepare(what);
-  on_ranks(what->size, adam_on_rank, &run);
-  adam_release(&run);
-}
-
 static void check_on_groups(struct adam_case what) {
   static const int sizes[] = {1, 2, 3, 4, 7};
   for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
@@ -35,7 +29,7 @@ static void check_on_groups(struct adam_case what) {
       what.size = sizes[p];
       what.options.shards = modes[m];
       if (test_wanted(p))
-        check_one(&what);
+        adam_check(&what);
     }
 }
 
@@ -100,7 +94,7 @@ Test(shards, every_codec_and_any_number_of_threads) {
         what.size = 3;
         what.options.shards = modes[m];
         what.options.common.threads = threads;
-        check_one(&what);
+        adam_check(&what);
       }
   }
 }
@@ -125,10 +119,10 @@ Test(shards, types_of_sixteen_bits) {
       what.options.shards = ONEBIT_SHARDS_PARAMETERS;
       what.options.common.threads = 1 + k % 2;
       if (test_wanted(p))
-        check_one(&what);
+        adam_check(&what);
       what.options.shards = ONEBIT_SHARDS_STEP;
       if (test_wanted(p) && what.options.common.parameter_dtype == ONEBIT_FLOAT32)
-        check_one(&what);
+        adam_check(&what);
     }
 }
 
@@ -222,7 +216,7 @@ Test(shards, skipped_steps_change_nothing) {
           what.poisoned_rank = (k + m) % size;
           what.options.shards = modes[m];
           if (test_wanted((size_t)size - 1))
-            check_one(&what);
+            adam_check(&what);
         }
     }
 }
