@@ -276,3 +276,12 @@ void record_zero_one(const char *directory, const char *name, int world, int ste
   oracle_zero_one_destroy(oracle);
   free(dense);
 }
+
+void record_lamb(const char *directory, const char *name, int world, int steps,
+                 char path[PATH_ROOM]) {
+  record_adam(directory, name, world, steps, path);
+  edit_case(path, "seed",
+            "max_coeff = 0.3\nmin_coeff = 0.01\ncoeff_beta = 0.9\nfactor_max = 4.0\n"
+            "factor_min = 0.5\nfactor_threshold = 0.1");
+  edit_case(path, "kind", "kind = lamb");
+}

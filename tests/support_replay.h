@@ -22,6 +22,9 @@ void record_allreduce(const char *directory, const char *name, int world, size_t
                       char path[PATH_ROOM]);
 void record_adam(const char *directory, const char *name, int world, int steps,
                  char path[PATH_ROOM]);
+/* Of 1-bit LAMB as far as its text goes; the numbers are 1-bit Adam's. */
+void record_lamb(const char *directory, const char *name, int world, int steps,
+                 char path[PATH_ROOM]);
 /* Of 0/1 Adam: the variance is frozen after 7 steps, from step 9 on the ranks meet in every second
  * one; every rank's parameters are recorded. */
 void record_zero_one(const char *directory, const char *name, int world, int steps,

@@ -176,13 +176,8 @@ static void small_zero_one(const char *name, char path[PATH_ROOM]) {
   record_zero_one(scratch, name, 2, 7, path);
 }
 
-/* One of 1-bit LAMB as far as its text goes. */
 static void small_lamb(const char *name, char path[PATH_ROOM]) {
-  small_adam(name, path);
-  edit_case(path, "seed",
-            "max_coeff = 0.3\nmin_coeff = 0.01\ncoeff_beta = 0.9\nfactor_max = 4.0\n"
-            "factor_min = 0.5\nfactor_threshold = 0.1");
-  edit_case(path, "kind", "kind = lamb");
+  record_lamb(scratch, name, 2, 7, path);
 }
 
 Test(replay, program_prints_a_line_a_case) {
