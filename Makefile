@@ -119,9 +119,11 @@ DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
-              $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
-ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
+# Those that include mpi.h, onebit's or MPI's own, are for a library with MPI.
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE 'include [<"](onebit/)?mpi\.h' \
+              include/onebit/*) %/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
+              $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h include/onebit/*.hpp))
+ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests tests/cpp \
   tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
@@ -266,32 +268,13 @@ deps:
 	[ "$$(id -u)" = 0 ] || apt="sudo $$apt"; \
 	$$apt update -qq && $$apt install -y -qq --no-install-recommends $$missing </dev/null
 
-install: all
-	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include/onebit $(LIBDIR)/pkgconfig)
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
-	for script in $(SCRIPTS); do \
-	  install -m 755 $$script $(DESTDIR)$(PREFIX)/bin/onebit-$${script##*/} || exit 1; done
-	install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/onebit
-	install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
-	install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
-	ln -sf $(notdir $(SHARED)) $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libonebit.so
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	  -e 's|@PRIVATE@|$(strip $(filter-out -g,$(ALL_LDFLAGS)) $(LIBS))|' \
-	  onebit.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
-
-uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS)) \
-	  $(addprefix onebit-,$(notdir $(SCRIPTS))))
-	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit.so $(SONAME) $(notdir $(SHARED)))
-	rm -f $(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
-	rm -rf $(DESTDIR)$(PREFIX)/include/onebit
+include packaging/install.mk
 
 clean:
 	rm -rf $(BUILD) $(BUILD)-neon $(BUILD)-fuzz
 
 format:
-	clang-format -i $(wildcard $(foreach kind,[ch] cu cuh cpp,$(addsuffix /*.$(kind),$(ROOMS))))
+	clang-format -i $(wildcard $(foreach kind,[ch] cu cuh cpp hpp,$(addsuffix /*.$(kind),$(ROOMS))))
 
 # Cross-compiles the codecs for 64-bit ARM, runs them under qemu, and compares every bit.
 neon: $(DIGEST)
