@@ -123,7 +123,7 @@ HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE 'include [<"](onebit/)?mpi\.h' \
               include/onebit/*) %/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h include/onebit/*.hpp))
-ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests tests/cpp \
+ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests tests/abi tests/cpp \
   tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
