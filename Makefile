@@ -119,12 +119,12 @@ DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-# Those that include mpi.h, onebit's or MPI's own, are for a library with MPI.
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE 'include [<"](onebit/)?mpi\.h' \
-              include/onebit/*) %/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
-              $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h include/onebit/*.hpp))
-ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests tests/abi tests/cpp \
-  tests/gpu tests/emulation tests/emulation/include
+# A header that is not for a library built with MPI=0 says so.
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' include/onebit/*)) \
+              $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
+              $(wildcard include/onebit/*.h include/onebit/*.hpp))
+ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
+  tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:

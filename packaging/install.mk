@@ -19,9 +19,9 @@ MODULE    = $(MODULEDIR)/onebit/$(VERSION)
 EXAMPLE_SOURCES := examples/minimal.c examples/allreduce.c examples/allreduce.cpp
 
 to = $(foreach file,$(2),$(file):$(1)/$(notdir $(file)))
-INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS)) \
-  $(foreach script,$(SCRIPTS),$(script):$(BINDIR)/onebit-$(notdir $(script)))
-INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED))
+INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
+  $(script):$(BINDIR)/$(patsubst onebit-onebit,onebit,onebit-$(notdir $(script))))
+INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED) $(PRELOAD))
 INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS)) $(call to,$(LIBDIR),$(STATIC)) \
   $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
   $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
@@ -40,6 +40,37 @@ relative = $(shell awk -v from='$(1)' -v to='$(2)' -v prefix='$(PREFIX)' 'BEGIN 
 # /usr never moves, and pkg-config leaves out its directories only where they are plainly named.
 PC_PREFIX = $(if $(filter /usr,$(PREFIX)),/usr,$(call \
   relative,$(LIBDIR)/pkgconfig,$(PREFIX),$${pcfiledir}))
+# --- The manual: sections 1 and 7 are written in man/, section 3 is made of the headers. The list has
+# --- a line for each page of section 3 and each of its links: the header, and the name.
+
+MAN_DATE   := 2026-11-22
+MAN_LIST   := $(BUILD)/man/list
+MANUAL     := $(wildcard man/*.[17])
+MAN_FILLED  = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@DATE@|$(MAN_DATE)|'
+MAN3        = $(filter-out %/onebit.h,$(wildcard include/onebit/*.h))
+$(MAN_LIST): $(MANUAL) $(MAN3) man/section3.awk man/environment.awk base/knobs.c
+	$(call say,MAN)
+	@set -e; rm -rf $(@D); mkdir -p $(@D)/man1 $(@D)/man3 $(@D)/man7; \
+	for header in $(MAN3); do page=onebit_$$(basename $$header .h); \
+	  awk -v version=$(VERSION) -v date=$(MAN_DATE) -f man/section3.awk $$header \
+	    >$(@D)/man3/$$page.3; \
+	  for name in $$(awk '/^\\-/ { exit } named; /^.SH NAME/ { named = 1 }' \
+	    $(@D)/man3/$$page.3 | tr -d ,); do echo "$${header##*/} $$name" >>$@.new; \
+	    [ $$name = $$page ] || echo ".so man3/$$page.3" >$(@D)/man3/$$name.3; done; done; \
+	awk -f man/environment.awk base/knobs.c >$(@D)/environment; \
+	for header in $(MAN3); do echo ".BR onebit_$$(basename $$header .h) (3),"; done >$(@D)/pages; \
+	for page in $(MANUAL); do $(MAN_FILLED) -e '/@ENVIRONMENT@/r $(@D)/environment' \
+	  -e '/@PAGES@/r $(@D)/pages' $$page | sed '/^\.\\" @[A-Z]*@/d' \
+	    >$(@D)/man$${page##*.}/$${page##*/}; done; \
+	mv $@.new $@
+all: $(MAN_LIST)
+
+# What there is about some headers, and the rest.
+in_section = man$(subst .,,$(suffix $(1)))/$(1)
+pages_of = $(foreach page,$(notdir $(MANUAL)) $(shell awk -v of=' $(notdir $(1)) ' \
+  'index(of, " " $$1 " ") { print $$2 ".3" }' $(MAN_LIST)),\
+  $(BUILD)/man/$(call in_section,$(page)):$(MANDIR)/$(call in_section,$(page)))
+
 # A program that links the static library needs what the library was linked with.
 PRIVATE = $(strip $(filter-out -g,$(ALL_LDFLAGS)) $(LIBS))
 empty :=
@@ -71,14 +102,14 @@ lay = @set -e; for pair in $(2); do from=$${pair%:*}; to=$(DESTDIR)$${pair\#*:};
 
 install: all $(foreach pair,$(filter $(FILLED)/%,$(INSTALLED_DATA)),$(firstword $(subst :, ,$(pair))))
 	$(call lay,$(INSTALL) -m 755,$(INSTALLED_PROGRAMS) $(INSTALLED_SHARED))
-	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA))
+	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA) $(call pages_of,$(HEADERS)))
 	$(call lay,ln -sf,$(INSTALLED_LINKS))
 
 # Headers of all builds, since this one may be another than the one that was installed. Directories
 # go only where they are onebit's own and nothing else is in them.
-uninstall:
-	@set -e; for pair in $(INSTALLED_PROGRAMS) $(INSTALLED_SHARED) $(INSTALLED_DATA) \
-	  $(INSTALLED_LINKS) $(call to,$(INCLUDEDIR)/onebit,$(wildcard include/onebit/*)); do \
-	  rm -f "$(DESTDIR)$${pair#*:}"; done
+UNINSTALLED = $(INSTALLED_PROGRAMS) $(INSTALLED_SHARED) $(INSTALLED_DATA) $(INSTALLED_LINKS) \
+  $(call to,$(INCLUDEDIR)/onebit,$(wildcard include/onebit/*)) $(call pages_of,$(MAN3))
+uninstall: $(MAN_LIST)
+	@set -e; for pair in $(UNINSTALLED); do rm -f "$(DESTDIR)$${pair#*:}"; done
 	@for directory in $(INCLUDEDIR)/onebit $(CMAKEDIR) $(MODULEDIR)/onebit $(DOCDIR)/examples \
 	  $(DOCDIR); do rmdir "$(DESTDIR)$$directory" 2>/dev/null || :; done

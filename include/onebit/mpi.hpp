@@ -1,6 +1,6 @@
 /*
- * Communicators over MPI for C++14 (onebit/onebit.hpp). Not available in a library built with
- * MPI=0.
+ * Communicators over MPI for C++14 (onebit/onebit.hpp); not available in a library built
+ * with MPI=0.
  */
 #ifndef ONEBIT_MPI_HPP
 #define ONEBIT_MPI_HPP

@@ -6,8 +6,8 @@
 #   field HEADER TYPE NAME DECLARATION           one a field, in order
 #   constant HEADER NAME                         of an enum, or a macro that is a whole number
 #
-# Reads C as the headers are written: typedef enum and struct with bodies, functions, no function
-# pointers. Whatever else ends in a semicolon is passed over, typedefs of handles among them.
+# Reads C as the headers are written: typedef enum and struct with bodies, functions, pointers to
+# functions as fields. Whatever else ends in a semicolon is passed over, typedefs of handles too.
 
 FNR == 1 {
   finish()
@@ -100,6 +100,10 @@ function fields(name, body,    n, k, m, j, part, item, type, field) {
   n = split(body, part, /;/)
   for (k = 1; k <= n; k++) {
     sub(/^ /, "", part[k])
+    if (match(part[k], /\(\*[A-Za-z0-9_]+\)/)) {
+      print "field", header, name, substr(part[k], RSTART + 2, RLENGTH - 3), part[k]
+      continue
+    }
     m = split(part[k], item, /, ?/)
     type = item[1]
     sub(/[A-Za-z0-9_]+(\[[^]]*\])?$/, "", type)
