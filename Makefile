@@ -126,7 +126,7 @@ HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' i
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
   tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
 
-.PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
+.PHONY: all tests deps demo check installed-check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
 tests: $(UNIT) $(RANKED)
@@ -239,6 +239,9 @@ gpu-check:
 
 export BUILD CC CXX MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
+	@$(MAKE) -s installed-check
+# Of the tests that are built, and of what is installed.
+installed-check: all
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
 	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)
 

@@ -71,8 +71,9 @@ pages_of = $(foreach page,$(notdir $(MANUAL)) $(shell awk -v of=' $(notdir $(1))
   'index(of, " " $$1 " ") { print $$2 ".3" }' $(MAN_LIST)),\
   $(BUILD)/man/$(call in_section,$(page)):$(MANDIR)/$(call in_section,$(page)))
 
-# A program that links the static library needs what the library was linked with.
-PRIVATE = $(strip $(filter-out -g,$(ALL_LDFLAGS)) $(LIBS))
+# A program that links the static library needs what the library was linked with, but has its own
+# ideas of hardening and the like (LDFLAGS).
+PRIVATE = $(strip $(filter-out $(filter-out -L%,$(LDFLAGS)),$(ALL_LDFLAGS)) $(LIBS))
 empty :=
 space := $(empty) $(empty)
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
@@ -82,8 +83,8 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR
   -e 's|@PC_PREFIX@|$(PC_PREFIX)|g' \
   -e 's|@PC_LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|g' \
   -e 's|@PC_INCLUDEDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(INCLUDEDIR))|g' \
-  -e 's|@CMAKE_LIBDIR@|$(call relative,$(CMAKEDIR),$(LIBDIR),$${CMAKE_CURRENT_LIST_DIR})|g' \
-  -e 's|@CMAKE_INCLUDEDIR@|$(call relative,$(CMAKEDIR),$(INCLUDEDIR),$${CMAKE_CURRENT_LIST_DIR})|g' \
+  -e 's|@CMAKE_LIBDIR@|$(call relative,$(CMAKEDIR),$(LIBDIR),$${_onebit_here})|g' \
+  -e 's|@CMAKE_INCLUDEDIR@|$(call relative,$(CMAKEDIR),$(INCLUDEDIR),$${_onebit_here})|g' \
   -e 's|@WITH_MPI@|$(filter 1,$(MPI))|g' -e 's|@WITH_CUDA@|$(filter-out 0,$(CUDA))|g' \
   -e 's|@WITH_NCCL@|$(filter 1,$(NCCL))|g' -e 's|@MODULEDIR@|$(MODULEDIR)|g' \
   -e 's|@POINTER@|$(shell echo __SIZEOF_POINTER__ | $(CC) -E -P -)|g'
