@@ -123,12 +123,14 @@ DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
-              $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
+# A header that is not for a library built with MPI=0 says so.
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' include/onebit/*)) \
+              $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
+              $(wildcard include/onebit/*.h include/onebit/*.hpp))
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
-  tests/gpu tests/emulation tests/emulation/include
+  tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
 
-.PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
+.PHONY: all tests deps demo check installed-check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
 tests: $(UNIT) $(RANKED)
@@ -241,6 +243,9 @@ gpu-check:
 
 export BUILD CC CXX MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
+	@$(MAKE) -s installed-check
+# Of the tests that are built, and of what is installed.
+installed-check: all
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
 	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)
 
@@ -270,32 +275,13 @@ deps:
 	[ "$$(id -u)" = 0 ] || apt="sudo $$apt"; \
 	$$apt update -qq && $$apt install -y -qq --no-install-recommends $$missing </dev/null
 
-install: all
-	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include/onebit $(LIBDIR)/pkgconfig)
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
-	for script in $(SCRIPTS); do \
-	  install -m 755 $$script $(DESTDIR)$(PREFIX)/bin/onebit-$${script##*/} || exit 1; done
-	install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/onebit
-	install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
-	install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
-	ln -sf $(notdir $(SHARED)) $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libonebit.so
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
-	  -e 's|@PRIVATE@|$(strip $(filter-out -g,$(ALL_LDFLAGS)) $(LIBS))|' \
-	  onebit.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
-
-uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS)) \
-	  $(addprefix onebit-,$(notdir $(SCRIPTS))))
-	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit.so $(SONAME) $(notdir $(SHARED)))
-	rm -f $(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
-	rm -rf $(DESTDIR)$(PREFIX)/include/onebit
+include packaging/install.mk
 
 clean:
 	rm -rf $(BUILD) $(BUILD)-neon $(BUILD)-fuzz
 
 format:
-	clang-format -i $(wildcard $(foreach kind,[ch] cu cuh cpp,$(addsuffix /*.$(kind),$(ROOMS))))
+	clang-format -i $(wildcard $(foreach kind,[ch] cu cuh cpp hpp,$(addsuffix /*.$(kind),$(ROOMS))))
 
 # Cross-compiles the codecs for 64-bit ARM, runs them under qemu, and compares every bit.
 neon: $(DIGEST)

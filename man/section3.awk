@@ -1,0 +1,240 @@
+# A page of section 3 from a public header, whose comments are its text: what the header says and
+# what the manual says cannot differ. awk -v version=0.1.0 -v date=2026-11-22 -f section3.awk plan.h
+#
+# The opening comment becomes the description. A comment and the declarations right below it become
+# a section of types or of functions. In comments an indented block is shown as it is (formulas,
+# examples), unless its first column names a parameter of the functions below: then it is a list.
+# "Errors:" and " - " begin paragraphs of their own.
+
+FNR == 1 {
+  header = FILENAME
+  sub(".*/", "", header)
+  page = "onebit_" header
+  sub(/\.h$/, "", page)
+}
+
+/^#include "onebit\// {
+  name = $2
+  gsub(/"|onebit\/|\.h/, "", name)
+  also = also ",\n.BR onebit_" name " (3)"
+}
+
+# For C++ alone, and the guard.
+/^#ifdef __cplusplus/ { plus = 1 }
+/^#endif/ { plus = 0; next }
+plus || /^#(if|include|define [A-Z_]*_H$)/ || /clang-format o/ { next }
+
+# An item: comments and declarations without an empty line between them, outside of braces.
+/^ *$/ && !depth && !comment { item_ends(); next }
+{
+  if (!code && /^\/\*/) comment = 1
+  if (comment) {
+    line = $0
+    sub(/^ ?\/?\*\/?/, "", line)
+    sub(/^ /, "", line)
+    if (sub(/ *\*\/ *$/, "", line) || $0 ~ /^ *\*\/$/) comment = 0
+    if (!($0 ~ /^ *(\/\*|\*\/)$/)) doc[++docs] = line
+    if (!comment && !described) { description_ends(); next }
+    next
+  }
+  code++
+  source[code] = $0
+  plain = $0
+  gsub(/\/\*.*/, "", plain)
+  depth += gsub(/{/, "{", plain) - gsub(/}/, "}", plain)
+}
+
+END {
+  item_ends()
+  print_page()
+}
+
+function description_ends(    k) {
+  for (k = 1; k <= docs; k++) opening[k] = doc[k]
+  openings = docs
+  described = 1
+  docs = 0
+}
+
+function item_ends(    k, all, kind, title, name, names_of_item) {
+  if (!code || source[1] ~ /^#define ONEBIT_[A-Z_]*_INIT/) { docs = code = 0; return }
+  for (k = 1; k <= code; k++) all = all " " source[k]
+  kind = all ~ /typedef|#define/ ? "types" : "functions"
+  names_of_item = declared(all, kind)
+  if (names_of_item == "") { docs = code = 0; return }
+  if (kind == "functions") {
+    for (k = 1; k <= code; k++) synopsis = synopsis "\\fB" verbatim(source[k]) "\\fR\n"
+  }
+  text = ".SS " names_of_item "\n.nf\n"
+  for (k = 1; k <= code; k++) text = text verbatim(source[k]) "\n"
+  text = text ".fi\n"
+  write(doc, docs, kind == "functions" ? all : "")
+  if (kind == "types") types = types text
+  else functions = functions text
+  docs = code = 0
+}
+
+# The names that an item declares, with commas; those of functions and types are also the page's.
+function declared(all, kind,    rest, name, list) {
+  gsub(/\/\*[^*]*\*\//, "", all)
+  if (kind == "functions") {
+    while (match(all, /(onebit|ONEBIT)_[A-Za-z0-9_]+\(/)) {
+      name = substr(all, RSTART, RLENGTH - 1)
+      list = list (list == "" ? "" : ", ") name
+      all = substr(all, RSTART + RLENGTH)
+    }
+  } else if (all ~ /typedef/) {
+    sub(/;[^;]*$/, "", all)
+    sub(/.*[ *}]/, "", all)
+    list = all
+  } else {
+    while (match(all, /#define [A-Z_0-9]+/)) {
+      list = list (list == "" ? "" : ", ") substr(all, RSTART + 8, RLENGTH - 8)
+      all = substr(all, RSTART + RLENGTH)
+    }
+  }
+  if (list !~ /^ONEBIT_[A-Z_0-9]*(,|$)/) names = names ", " list
+  return list
+}
+
+# --- Text
+
+function verbatim(s) {
+  gsub(/\\/, "\\e", s)
+  gsub(/-/, "\\-", s)
+  gsub(/\^/, "\\(ha", s)
+  gsub(/~/, "\\(ti", s)
+  gsub(/'/, "\\(aq", s)
+  gsub(/`/, "\\(ga", s)
+  return (s ~ /^\./ ? "\\&" : "") s
+}
+
+function prose(s) {
+  gsub(/\\/, "\\e", s)
+  gsub(/\^/, "\\(ha", s)
+  gsub(/~/, "\\(ti", s)
+  gsub(/--/, "\\-\\-", s)
+  gsub(/onebit-/, "onebit\\-", s)
+  gsub(/ -/, " \\-", s)
+  return s
+}
+
+# A paragraph in lines of at most 78 characters, a sentence begins a line.
+function fill(s,    n, k, word, line) {
+  n = split(prose(s), word, / +/)
+  for (k = 1; k <= n; k++) {
+    if (word[k] == "") continue
+    if (line != "" && (length(line) + 1 + length(word[k]) > 78 || line ~ /[.?!]$/)) {
+      put(line)
+      line = ""
+    }
+    line = line (line == "" ? "" : " ") word[k]
+  }
+  if (line != "") put(line)
+}
+
+function put(line) {
+  text = text (line ~ /^[.']/ ? "\\&" : "") line "\n"
+}
+
+# A paragraph that is not the first thing after a heading.
+function begin_paragraph() {
+  if (text !~ /(\.S[HS] [^\n]*|\.PP)\n$/) text = text ".PP\n"
+}
+
+# lines 1 to n of a comment; code: the declarations that its lists may name parameters of.
+function write(lines, n, code,    k, paragraph) {
+  paragraph = ""
+  for (k = 1; k <= n; k++) {
+    if (lines[k] ~ /^ +- /) { flush(paragraph); paragraph = ""; k = bullet(lines, n, k) }
+    else if (lines[k] ~ /^  /) {
+      flush(paragraph)
+      paragraph = ""
+      k = names_parameter(lines[k], code) ? list(lines, n, k) : display(lines, n, k)
+    } else if (lines[k] ~ /^ *$/) { flush(paragraph); paragraph = "" }
+    else {
+      if (lines[k] ~ /^(Errors|Result|Memory|Source|Threads)[^.:]*:/) { flush(paragraph); paragraph = "" }
+      paragraph = paragraph " " lines[k]
+    }
+  }
+  flush(paragraph)
+}
+
+function flush(paragraph) {
+  if (paragraph == "") return
+  begin_paragraph()
+  fill(paragraph)
+}
+
+function bullet(lines, n, k,    paragraph) {
+  paragraph = lines[k]
+  sub(/^ +- /, "", paragraph)
+  while (k < n && lines[k + 1] ~ /^   / && lines[k + 1] !~ /^ +- /) paragraph = paragraph lines[++k]
+  text = text ".IP \\(bu 2\n"
+  fill(paragraph)
+  return k
+}
+
+function names_parameter(line, code,    name) {
+  if (line !~ /^  [a-z][a-z_0-9]*(, [a-z_0-9]+)*   +[^ ]/) return 0
+  name = line
+  sub(/^  /, "", name)
+  sub(/[, ].*/, "", name)
+  return code ~ ("[ *]" name "[,)]")
+}
+
+function list(lines, n, k,    paragraph, name) {
+  for (; k <= n && lines[k] ~ /^  /; k++) {
+    if (lines[k] !~ /^   /) {
+      if (name != "") fill(paragraph)
+      name = lines[k]
+      sub(/^  /, "", name)
+      sub(/   .*/, "", name)
+      paragraph = substr(lines[k], 3 + length(name))
+      text = text ".TP\n.I " name "\n"
+    } else paragraph = paragraph " " lines[k]
+  }
+  fill(paragraph)
+  return k - 1
+}
+
+function display(lines, n, k,    last) {
+  for (last = k; last < n && (lines[last + 1] ~ /^ / || lines[last + 1] == ""); last++);
+  while (lines[last] == "") last--
+  begin_paragraph()
+  text = text ".nf\n"
+  for (; k <= last; k++) text = text verbatim(lines[k]) "\n"
+  text = text ".fi\n"
+  return last
+}
+
+# --- The page
+
+function purpose(    k, s) {
+  for (k = 1; k <= openings && opening[k] != ""; k++) s = s (k > 1 ? " " : "") opening[k]
+  sub(/\. .*/, "", s)
+  sub(/ \(.*/, "", s)
+  if (length(s) > 60) sub(/: .*/, "", s)
+  sub(/\.$/, "", s)
+  return prose(s)
+}
+
+function print_page(    n, k, part) {
+  printf ".\\\" Made from onebit/%s by section3.awk.\n", header
+  printf ".TH %s 3 %s \"onebit %s\" \"onebit's interface\"\n", toupper(page), date, version
+  printf ".nh\n.ad l\n.SH NAME\n"
+  n = split(page names, part, /, /)
+  line = ""
+  for (k = 1; k <= n; k++) printf "%s%s", part[k], k < n ? ",\n" : "\n"
+  printf "\\- %s\n", purpose()
+  printf ".SH SYNOPSIS\n.nf\n.B #include <onebit/%s>\n", header
+  if (synopsis != "") printf ".PP\n%s", synopsis
+  printf ".fi\n"
+  printf ".PP\nLink with\n.BR \\-lonebit ;\n.B pkg\\-config onebit\nhas the flags.\n"
+  text = ".SH DESCRIPTION\n"
+  write(opening, openings, "")
+  printf "%s", text
+  if (types != "") printf ".SH TYPES AND CONSTANTS\n%s", types
+  if (functions != "") printf ".SH FUNCTIONS\n%s", functions
+  printf ".SH SEE ALSO\n.BR onebit (7)%s\n", also
+}

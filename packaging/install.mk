@@ -1,0 +1,116 @@
+# What `make install` lays down, and `make uninstall` takes away again: one list for both. A file is
+# named as SOURCE:DESTINATION, and goes to $(DESTDIR)DESTINATION. Files with @NAMES@ to fill in are
+# made in $(BUILD)/install first.
+#
+#   PREFIX   /usr/local          BINDIR, INCLUDEDIR, LIBDIR, MANDIR, DOCDIR, MODULEDIR   under it
+#   LIBDIR   $(PREFIX)/lib       Debian's multiarch: LIBDIR=/usr/lib/x86_64-linux-gnu
+#   DESTDIR  empty               a directory to stage all of it in, for packages
+
+BINDIR     ?= $(PREFIX)/bin
+INCLUDEDIR ?= $(PREFIX)/include
+MANDIR     ?= $(PREFIX)/share/man
+DOCDIR     ?= $(PREFIX)/share/doc/onebit
+MODULEDIR  ?= $(PREFIX)/share/modulefiles
+INSTALL    ?= install
+
+FILLED   := $(BUILD)/install
+CMAKEDIR  = $(LIBDIR)/cmake/onebit
+MODULE    = $(MODULEDIR)/onebit/$(VERSION)
+EXAMPLE_SOURCES := examples/minimal.c examples/allreduce.c examples/allreduce.cpp
+
+to = $(foreach file,$(2),$(file):$(1)/$(notdir $(file)))
+INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
+  $(script):$(BINDIR)/$(patsubst onebit-onebit,onebit,onebit-$(notdir $(script))))
+INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED) $(PRELOAD))
+INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS)) $(call to,$(LIBDIR),$(STATIC)) \
+  $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
+  $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
+  $(FILLED)/modulefile:$(MODULE) \
+  $(call to,$(DOCDIR),README.md CHANGELOG.md LICENSE) \
+  $(call to,$(DOCDIR)/examples,$(EXAMPLE_SOURCES))
+# Links: TARGET:NAME, the target beside the name.
+INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/libonebit.so
+
+# What a path is when one stands in the directory of the other: ../../include. awk's work, since
+# realpath is not everywhere; paths outside PREFIX stay as they are.
+relative = $(shell awk -v from='$(1)' -v to='$(2)' -v prefix='$(PREFIX)' 'BEGIN { \
+  if (index(from, prefix "/") != 1 || index(to "/", prefix "/") != 1) { print to; exit } \
+  n = split(substr(from, length(prefix) + 2), part, "/"); for (k = 1; k <= n; k++) up = up "/.."; \
+  print "$(3)" up substr(to, length(prefix) + 1) }')
+# /usr never moves, and pkg-config leaves out its directories only where they are plainly named.
+PC_PREFIX = $(if $(filter /usr,$(PREFIX)),/usr,$(call \
+  relative,$(LIBDIR)/pkgconfig,$(PREFIX),$${pcfiledir}))
+# --- The manual: sections 1 and 7 are written in man/, section 3 is made of the headers. The list has
+# --- a line for each page of section 3 and each of its links: the header, and the name.
+
+MAN_DATE   := 2026-11-22
+MAN_LIST   := $(BUILD)/man/list
+MANUAL     := $(wildcard man/*.[17])
+MAN_FILLED  = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@DATE@|$(MAN_DATE)|'
+MAN3        = $(filter-out %/onebit.h,$(wildcard include/onebit/*.h))
+$(MAN_LIST): $(MANUAL) $(MAN3) man/section3.awk man/environment.awk base/knobs.c
+	$(call say,MAN)
+	@set -e; rm -rf $(@D); mkdir -p $(@D)/man1 $(@D)/man3 $(@D)/man7; \
+	for header in $(MAN3); do page=onebit_$$(basename $$header .h); \
+	  awk -v version=$(VERSION) -v date=$(MAN_DATE) -f man/section3.awk $$header \
+	    >$(@D)/man3/$$page.3; \
+	  for name in $$(awk '/^\\-/ { exit } named; /^.SH NAME/ { named = 1 }' \
+	    $(@D)/man3/$$page.3 | tr -d ,); do echo "$${header##*/} $$name" >>$@.new; \
+	    [ $$name = $$page ] || echo ".so man3/$$page.3" >$(@D)/man3/$$name.3; done; done; \
+	awk -f man/environment.awk base/knobs.c >$(@D)/environment; \
+	for header in $(MAN3); do echo ".BR onebit_$$(basename $$header .h) (3),"; done >$(@D)/pages; \
+	for page in $(MANUAL); do $(MAN_FILLED) -e '/@ENVIRONMENT@/r $(@D)/environment' \
+	  -e '/@PAGES@/r $(@D)/pages' $$page | sed '/^\.\\" @[A-Z]*@/d' \
+	    >$(@D)/man$${page##*.}/$${page##*/}; done; \
+	mv $@.new $@
+all: $(MAN_LIST)
+
+# What there is about some headers, and the rest.
+in_section = man$(subst .,,$(suffix $(1)))/$(1)
+pages_of = $(foreach page,$(notdir $(MANUAL)) $(shell awk -v of=' $(notdir $(1)) ' \
+  'index(of, " " $$1 " ") { print $$2 ".3" }' $(MAN_LIST)),\
+  $(BUILD)/man/$(call in_section,$(page)):$(MANDIR)/$(call in_section,$(page)))
+
+# A program that links the static library needs what the library was linked with, but has its own
+# ideas of hardening and the like (LDFLAGS).
+PRIVATE = $(strip $(filter-out $(filter-out -L%,$(LDFLAGS)),$(ALL_LDFLAGS)) $(LIBS))
+empty :=
+space := $(empty) $(empty)
+FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
+  -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e 's|@MANDIR@|$(MANDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
+  -e 's|@SONAME@|$(SONAME)|g' -e 's|@SHARED@|$(notdir $(SHARED))|g' -e 's|@PRIVATE@|$(PRIVATE)|g' \
+  -e 's|@PRIVATE_LIST@|$(subst $(space),;,$(filter-out -Wl$(comma)--%as-needed,$(PRIVATE)))|g' \
+  -e 's|@PC_PREFIX@|$(PC_PREFIX)|g' \
+  -e 's|@PC_LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|g' \
+  -e 's|@PC_INCLUDEDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(INCLUDEDIR))|g' \
+  -e 's|@CMAKE_LIBDIR@|$(call relative,$(CMAKEDIR),$(LIBDIR),$${_onebit_here})|g' \
+  -e 's|@CMAKE_INCLUDEDIR@|$(call relative,$(CMAKEDIR),$(INCLUDEDIR),$${_onebit_here})|g' \
+  -e 's|@WITH_MPI@|$(filter 1,$(MPI))|g' -e 's|@WITH_CUDA@|$(filter-out 0,$(CUDA))|g' \
+  -e 's|@WITH_NCCL@|$(filter 1,$(NCCL))|g' -e 's|@MODULEDIR@|$(MODULEDIR)|g' \
+  -e 's|@POINTER@|$(shell echo __SIZEOF_POINTER__ | $(CC) -E -P -)|g'
+
+# Filled in anew each time: PREFIX and the like may differ from those of the last call.
+$(FILLED)/onebit.pc: onebit.pc.in FORCE | $(BUILD)/flags
+$(FILLED)/onebit-config.cmake: packaging/cmake/onebit-config.cmake.in FORCE | $(BUILD)/flags
+$(FILLED)/onebit-config-version.cmake: packaging/cmake/onebit-config-version.cmake.in FORCE \
+  | $(BUILD)/flags
+$(FILLED)/modulefile: packaging/modulefile.in FORCE | $(BUILD)/flags
+$(FILLED)/%:
+	@mkdir -p $(@D); $(FILL) $< >$@
+
+lay = @set -e; for pair in $(2); do from=$${pair%:*}; to=$(DESTDIR)$${pair\#*:}; \
+  $(INSTALL) -d "$${to%/*}"; $(1) "$$from" "$$to"; done
+
+install: all $(foreach pair,$(filter $(FILLED)/%,$(INSTALLED_DATA)),$(firstword $(subst :, ,$(pair))))
+	$(call lay,$(INSTALL) -m 755,$(INSTALLED_PROGRAMS) $(INSTALLED_SHARED))
+	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA) $(call pages_of,$(HEADERS)))
+	$(call lay,ln -sf,$(INSTALLED_LINKS))
+
+# Headers of all builds, since this one may be another than the one that was installed. Directories
+# go only where they are onebit's own and nothing else is in them.
+UNINSTALLED = $(INSTALLED_PROGRAMS) $(INSTALLED_SHARED) $(INSTALLED_DATA) $(INSTALLED_LINKS) \
+  $(call to,$(INCLUDEDIR)/onebit,$(wildcard include/onebit/*)) $(call pages_of,$(MAN3))
+uninstall: $(MAN_LIST)
+	@set -e; for pair in $(UNINSTALLED); do rm -f "$(DESTDIR)$${pair#*:}"; done
+	@for directory in $(INCLUDEDIR)/onebit $(CMAKEDIR) $(MODULEDIR)/onebit $(DOCDIR)/examples \
+	  $(DOCDIR); do rmdir "$(DESTDIR)$$directory" 2>/dev/null || :; done
