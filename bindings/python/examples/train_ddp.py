@@ -33,7 +33,7 @@ def teacher_data(count, seed):
     return points, (torch.tanh(points @ first / 8) @ second).argmax(1)
 
 
-def train(options, compressed):
+def train(options, compressed, **plan_options):
     """Trains; the validation loss, and the bytes that this rank sent for gradients."""
     torch.manual_seed(0)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -44,7 +44,7 @@ def train(options, compressed):
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
     state = None
     if compressed:
-        state = onebit.torch.HookState(warmup_steps=options.warmup)  # onebit
+        state = onebit.torch.HookState(warmup_steps=options.warmup, **plan_options)  # onebit
         model.register_comm_hook(state, onebit.torch.allreduce_hook)  # onebit
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
@@ -82,8 +82,8 @@ def run(rank, options, port):
     bits, bits_bytes = train(options, compressed=True)
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, {options.steps} steps of SGD with momentum")
-        print(f"plain        validation loss {plain:.4f}, {plain_bytes:9.0f} bytes a step and rank")
-        print(f"one bit      validation loss {bits:.4f}, {bits_bytes:9.0f} bytes a step and rank")
+        print(f"plain        validation loss {plain:.5f}, {plain_bytes:9.0f} bytes a step and rank")
+        print(f"one bit      validation loss {bits:.5f}, {bits_bytes:9.0f} bytes a step and rank")
         print(f"ratio        {bits / plain:.3f}, and 1/{plain_bytes / bits_bytes:.1f} of the bytes")
     dist.barrier()
     dist.destroy_process_group()

@@ -43,7 +43,8 @@ class GlooTransport(Transport):
         self._changed = threading.Condition()
         self._arrived = collections.defaultdict(collections.deque)  # of (peer, tag): no one's yet
         self._wanted = collections.defaultdict(collections.deque)  # operations, in their order
-        self._failed = None
+        self._failed = None  # words: all is over
+        self._gone = {}  # words for each peer that sends nothing any more
         peers = [peer for peer in range(size) if peer != self._rank]
         self._sending = {peer: threading.Lock() for peer in peers}
         self._under_way = {peer: collections.deque() for peer in peers}
@@ -58,26 +59,27 @@ class GlooTransport(Transport):
     # --- What the library calls ------------------------------------------------------------------
 
     def send(self, data, peer, tag):
-        self._check()
+        self._check(peer)
         self._post(peer, tag, bytearray(data))
 
     def receive(self, operation):
         key = operation.peer, operation.tag
         operation.message = None
         with self._changed:
-            self._check()
             if self._arrived[key]:
                 operation.message = self._arrived[key].popleft()
             else:
+                self._check(operation.peer)
                 self._wanted[key].append(operation)
 
     def test(self, operation, seconds):
         with self._changed:
-            if operation.message is None and seconds > 0 and not self._failed:
+            if operation.message is None and seconds > 0:
+                self._check(operation.peer)
                 self._changed.wait(seconds)
             message = operation.message
             if message is None:
-                self._check()
+                self._check(operation.peer)
                 return None
         count = message.numel()
         room = operation.memory.nbytes
@@ -104,13 +106,20 @@ class GlooTransport(Transport):
 
     # --- Messages --------------------------------------------------------------------------------
 
-    def _check(self):
-        if self._failed:
-            raise RuntimeError(self._failed)
+    def _check(self, peer):
+        words = self._failed or self._gone.get(peer)
+        if words:
+            raise RuntimeError(words)
 
     def _fail(self, words):
         with self._changed:
             self._failed = self._failed or words
+            self._changed.notify_all()
+
+    def _leave(self, peer, words):
+        """What the peer has sent before stays; nothing more comes."""
+        with self._changed:
+            self._gone[peer] = words
             self._changed.notify_all()
 
     def _tell_all(self, what):
@@ -146,7 +155,7 @@ class GlooTransport(Transport):
                 header = torch.empty(2, dtype=torch.int64)
                 tag, count = self._take(header, peer, HEADER).tolist()
                 if tag == GOODBYE:
-                    self._fail(f"rank {peer} has closed its communicator")
+                    self._leave(peer, f"rank {peer} has closed its communicator")
                     return
                 if tag == ABORT:
                     self._fail(f"rank {peer} has given up")
@@ -157,7 +166,7 @@ class GlooTransport(Transport):
                 self._deliver(peer, tag, message)
         except Exception as reason:  # noqa: BLE001
             words = str(reason).splitlines() or [type(reason).__name__]
-            self._fail(f"rank {peer}: {words[0]}")
+            self._leave(peer, f"rank {peer}: {words[0]}")
 
     def _deliver(self, peer, tag, message):
         key = peer, tag
@@ -170,7 +179,7 @@ class GlooTransport(Transport):
 
 
 @atexit.register
-def _leave():
+def _leave_all():
     """Threads in the middle of a receive would meet the end of the program there."""
     left = list(_open)
     for transport in left:
