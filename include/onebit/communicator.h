@@ -1,10 +1,10 @@
 /*
  * Communicators: who takes part, and how bytes move between them.
  *
- * A communicator is one rank's handle on a group of ranks. Four kinds exist: `self` (one rank),
+ * A communicator is one rank's handle on a group of ranks. Five kinds exist: `self` (one rank),
  * `loopback` (the ranks are threads of one process; for tests, and for trying things out without
- * MPI), MPI (onebit/mpi.h) and, between GPUs, NCCL (onebit/nccl.h). Everything made on a
- * communicator must be destroyed before it.
+ * MPI), MPI (onebit/mpi.h), between GPUs NCCL (onebit/nccl.h), and `custom`, over functions of the
+ * caller's (onebit/custom.h). Everything made on a communicator must be destroyed before it.
  *
  * Threads: different communicators may be used from different threads at once; plans of one
  * communicator too, when the communicator is not MPI or when MPI was initialised with

@@ -164,7 +164,7 @@ typedef struct onebit_plan_info {
                                * hierarchical plan does, those to other hosts */
   uint64_t memory_bytes;      /* bytes allocated for the plan on this rank */
   const char *codec;          /* "scalar", "avx2", "avx512", "neon" or "cuda" */
-  const char *transport;      /* "self", "loopback", "mpi" or "nccl" */
+  const char *transport;      /* "self", "loopback", "mpi", "nccl" or "custom" */
   onebit_schedule_t schedule; /* what was decided */
   onebit_wire_t wire;        /* what travels: ONEBIT_WIRE_DENSE also where a plan found that best */
   size_t chunk_size;         /* elements in a message, at most */

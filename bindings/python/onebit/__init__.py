@@ -1,0 +1,77 @@
+"""onebit: compressed collectives with error feedback, and the optimizers that converge with them.
+
+A package over the C library of that name; include/onebit/*.h is the manual of what each call means.
+The library is found by the environment variable ONEBIT_LIBRARY, next to this package, or where the
+system has it. numpy, torch and mpi4py are imported by what needs them only.
+
+    import numpy, onebit
+
+    with onebit.Communicator.self_() as comm:
+        plan = onebit.Plan(comm, 1000)
+        mean = numpy.empty(1000, numpy.float32)
+        plan.allreduce(numpy.ones(1000, numpy.float32), mean)
+
+Statuses. What goes wrong is raised as `Error`, with the status and the library's words. A call that
+every rank skipped, because some rank's input was not finite, is no error: it returns
+`Status.SKIPPED` in place of `Status.OK`.
+
+Threads. The GIL is released in every call of the library. A plan and an optimizer are used by one
+thread at a time.
+"""
+
+from onebit._native import (
+    BLOCK_BUFFER,
+    FREEZE_AUTOMATIC,
+    FREEZE_NEVER,
+    AdamExchange,
+    Dtype,
+    Operation,
+    Profile,
+    Scale,
+    Schedule,
+    Shards,
+    Stage,
+    Status,
+    Wire,
+    library_path,
+    version,
+)
+from onebit.communicator import Communicator
+from onebit.errors import Error, OnebitWarning
+from onebit.optimizer import Adam, Lamb, Momentum, Optimizer, Tensor, ZeroOneAdam
+from onebit.plan import Plan, Request
+from onebit.transport import Operation as TransportOperation
+from onebit.transport import Transport
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BLOCK_BUFFER",
+    "FREEZE_AUTOMATIC",
+    "FREEZE_NEVER",
+    "Adam",
+    "AdamExchange",
+    "Communicator",
+    "Dtype",
+    "Error",
+    "Lamb",
+    "Momentum",
+    "OnebitWarning",
+    "Operation",
+    "Optimizer",
+    "Plan",
+    "Profile",
+    "Request",
+    "Scale",
+    "Schedule",
+    "Shards",
+    "Stage",
+    "Status",
+    "Tensor",
+    "Transport",
+    "TransportOperation",
+    "Wire",
+    "ZeroOneAdam",
+    "library_path",
+    "version",
+]

@@ -1,0 +1,582 @@
+"""The C library: where it is, its numbers, structures and functions.
+
+tests/test_layout.py compares every structure and number here with the headers, by a C compiler.
+"""
+
+import ctypes
+import ctypes.util
+import enum
+import functools
+import glob
+import os
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
+
+# --- Numbers -------------------------------------------------------------------------------------
+
+
+class Status(enum.IntEnum):
+    """onebit_status_t"""
+
+    OK = 0
+    IN_PROGRESS = 1
+    WARNING = 2
+    SKIPPED = -1
+    ERROR_ARGUMENT = -2
+    ERROR_MISMATCH = -3
+    ERROR_MEMORY = -4
+    ERROR_BUSY = -5
+    ERROR_MESSAGE = -6
+    ERROR_PEER = -7
+    ERROR_TRANSPORT = -8
+    ERROR_UNSUPPORTED = -9
+    ERROR_DEVICE = -10
+    ERROR_CHECKPOINT = -11
+    ERROR_FILE = -12
+
+
+class Operation(enum.IntEnum):
+    """onebit_operation_t"""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    REDUCE_SCATTER = 2
+
+
+class Dtype(enum.IntEnum):
+    """onebit_dtype_t"""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+
+
+class Scale(enum.IntEnum):
+    """onebit_scale_t"""
+
+    SCALE_RMS = 0
+    SCALE_MEAN_ABSOLUTE = 1
+
+
+class Wire(enum.IntEnum):
+    """onebit_wire_t"""
+
+    WIRE_BITS = 0
+    WIRE_DENSE = 1
+
+
+class Profile(enum.IntEnum):
+    """onebit_profile_t"""
+
+    PROFILE_DEFAULT = 0
+    PROFILE_DEEPSPEED = 1
+
+
+class Schedule(enum.IntEnum):
+    """onebit_schedule_t"""
+
+    SCHEDULE_AUTOMATIC = 0
+    SCHEDULE_EXCHANGE = 1
+    SCHEDULE_ALLGATHER = 2
+    SCHEDULE_HIERARCHICAL = 3
+
+
+class Device(enum.IntEnum):
+    """onebit_device_t"""
+
+    DEVICE_HOST = 0
+    DEVICE_CUDA = 1
+
+
+class AdamExchange(enum.IntEnum):
+    """onebit_adam_exchange_t"""
+
+    ADAM_EXCHANGE_DEFAULT = 0
+    ADAM_EXCHANGE_MOMENTUM = 1
+    ADAM_EXCHANGE_STEP = 2
+
+
+class Shards(enum.IntEnum):
+    """onebit_shards_t"""
+
+    SHARDS_NONE = 0
+    SHARDS_STEP = 1
+    SHARDS_PARAMETERS = 2
+
+
+class Stage(enum.IntEnum):
+    """onebit_stage_t"""
+
+    STAGE_WARMUP = 0
+    STAGE_COMPRESSED = 1
+
+
+class Format(enum.IntEnum):
+    """onebit_format_t"""
+
+    FORMAT_TEXT = 0
+    FORMAT_JSON = 1
+
+
+ENUMS = (
+    Status,
+    Operation,
+    Dtype,
+    Scale,
+    Wire,
+    Profile,
+    Schedule,
+    Device,
+    AdamExchange,
+    Shards,
+    Stage,
+    Format,
+)
+
+BLOCK_BUFFER = c_size_t(-1).value
+FREEZE_AUTOMATIC = 0
+FREEZE_NEVER = c_size_t(-1).value
+CONSTANTS = {
+    "ONEBIT_BLOCK_BUFFER": BLOCK_BUFFER,
+    "ONEBIT_FREEZE_AUTOMATIC": FREEZE_AUTOMATIC,
+    "ONEBIT_FREEZE_NEVER": FREEZE_NEVER,
+}
+
+# --- Structures: the fields are those of the headers, in their order ------------------------------
+
+
+class PlanOptions(Structure):
+    c_name = "onebit_plan_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("operation", c_int),
+        ("dtype", c_int),
+        ("wire", c_int),
+        ("profile", c_int),
+        ("scale", c_int),
+        ("block_size", c_size_t),
+        ("chunk_size", c_size_t),
+        ("no_error_feedback", c_int),
+        ("threads", c_int),
+        ("schedule", c_int),
+        ("device", c_int),
+    ]
+
+
+class PlanInfo(Structure):
+    c_name = "onebit_plan_info_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("worker_error_first", c_size_t),
+        ("worker_error_count", c_size_t),
+        ("server_error_first", c_size_t),
+        ("server_error_count", c_size_t),
+        ("block_size", c_size_t),
+        ("chunks", c_size_t),
+        ("wire_bytes", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("codec", c_char_p),
+        ("transport", c_char_p),
+        ("schedule", c_int),
+        ("wire", c_int),
+        ("chunk_size", c_size_t),
+        ("hosts", c_int),
+        ("ranks_per_host", c_int),
+    ]
+
+
+class TensorDescription(Structure):
+    c_name = "onebit_tensor_t"
+    _fields_ = [
+        ("parameter", c_void_p),
+        ("gradient", c_void_p),
+        ("count", c_size_t),
+        ("weight_decay", c_float),
+        ("learning_rate_factor", c_float),
+        ("uncompressed", c_int),
+    ]
+
+
+class OptimizerOptions(Structure):
+    c_name = "onebit_optimizer_options_t"
+    _fields_ = [
+        ("profile", c_int),
+        ("scale", c_int),
+        ("block_size", c_size_t),
+        ("chunk_size", c_size_t),
+        ("no_error_feedback", c_int),
+        ("threads", c_int),
+        ("bucket_size", c_size_t),
+        ("schedule", c_int),
+        ("device", c_int),
+        ("gradient_dtype", c_int),
+        ("parameter_dtype", c_int),
+        ("gradient_factor", c_double),
+        ("clip_norm", c_double),
+        ("loss_scale_first", c_double),
+        ("loss_scale_interval", c_size_t),
+        ("loss_scale_least", c_double),
+        ("dense_below", c_size_t),
+    ]
+
+
+class AdamOptions(Structure):
+    c_name = "onebit_adam_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("epsilon", c_double),
+        ("freeze_step", c_size_t),
+        ("freeze_threshold", c_double),
+        ("no_bias_correction", c_int),
+        ("exchange", c_int),
+        ("shards", c_int),
+        ("common", OptimizerOptions),
+    ]
+
+
+class LambOptions(Structure):
+    c_name = "onebit_lamb_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("epsilon", c_double),
+        ("freeze_step", c_size_t),
+        ("freeze_threshold", c_double),
+        ("no_bias_correction", c_int),
+        ("coefficient_most", c_double),
+        ("coefficient_least", c_double),
+        ("coefficient_beta", c_double),
+        ("factor_most", c_double),
+        ("factor_least", c_double),
+        ("factor_change", c_double),
+        ("common", OptimizerOptions),
+    ]
+
+
+class ZeroOneAdamOptions(Structure):
+    c_name = "onebit_zero_one_adam_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("epsilon", c_double),
+        ("no_bias_correction", c_int),
+        ("variance_freeze_step", c_size_t),
+        ("variance_update_scaler", c_size_t),
+        ("local_step_scaler", c_size_t),
+        ("local_step_clipper", c_size_t),
+        ("common", OptimizerOptions),
+    ]
+
+
+class MomentumOptions(Structure):
+    c_name = "onebit_momentum_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("momentum", c_double),
+        ("warmup_steps", c_size_t),
+        ("common", OptimizerOptions),
+    ]
+
+
+class OptimizerInfo(Structure):
+    c_name = "onebit_optimizer_info_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("stage", c_int),
+        ("steps", c_uint64),
+        ("skipped", c_uint64),
+        ("freeze_step", c_uint64),
+        ("variance_ratio", c_double),
+        ("momentum_norm", c_double),
+        ("error_norm", c_double),
+        ("warmup_bytes", c_uint64),
+        ("compressed_bytes", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("name", c_char_p),
+        ("loss_scale", c_double),
+        ("gradient_norm", c_double),
+        ("synchronized", c_int),
+        ("exchanges", c_uint64 * 3),
+    ]
+
+
+class OptimizerStatistics(Structure):
+    c_name = "onebit_optimizer_statistics_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("info", OptimizerInfo),
+        ("error_ratio", c_double),
+        ("dense_bytes", c_uint64),
+        ("bits_bytes", c_uint64),
+        ("seconds", c_double),
+        ("compress_seconds", c_double),
+        ("network_seconds", c_double),
+        ("update_seconds", c_double),
+    ]
+
+
+class TensorStatistics(Structure):
+    c_name = "onebit_tensor_statistics_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("count", c_size_t),
+        ("uncompressed", c_int),
+        ("parameter_norm", c_double),
+        ("momentum_norm", c_double),
+        ("error_norm", c_double),
+        ("error_ratio", c_double),
+        ("coefficient", c_double),
+        ("factor", c_double),
+    ]
+
+
+SEND = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(c_void_p))
+RECEIVE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(c_void_p))
+TEST = CFUNCTYPE(c_int, c_void_p, c_void_p, c_double, POINTER(c_size_t))
+CANCEL = CFUNCTYPE(None, c_void_p, c_void_p)
+ABORT = CFUNCTYPE(None, c_void_p)
+WORDS = CFUNCTYPE(c_void_p, c_void_p, c_int)
+PROGRESS = CFUNCTYPE(None, c_void_p)
+RELEASE = CFUNCTYPE(None, c_void_p)
+
+
+class TransportCallbacks(Structure):
+    c_name = "onebit_transport_callbacks_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("context", c_void_p),
+        ("send", SEND),
+        ("receive", RECEIVE),
+        ("test", TEST),
+        ("cancel", CANCEL),
+        ("abort", ABORT),
+        ("words", WORDS),
+        ("progress", PROGRESS),
+        ("release", RELEASE),
+        ("host", c_char_p),
+        ("largest_tag", c_int),
+        ("timeout", c_double),
+    ]
+
+
+STRUCTURES = (
+    PlanOptions,
+    PlanInfo,
+    TensorDescription,
+    OptimizerOptions,
+    AdamOptions,
+    LambOptions,
+    ZeroOneAdamOptions,
+    MomentumOptions,
+    OptimizerInfo,
+    OptimizerStatistics,
+    TensorStatistics,
+    TransportCallbacks,
+)
+
+
+def sized(structure):
+    """A structure of zeros that knows its size, as the _INIT macros make them."""
+    made = structure()
+    if structure._fields_[0][0] == "size":
+        made.size = ctypes.sizeof(structure)
+    return made
+
+
+def fields_of(structure):
+    """A structure as a dictionary: without `size`, text as str."""
+    found = {}
+    for name, *_ in structure._fields_:
+        value = getattr(structure, name)
+        if isinstance(value, Structure):
+            found[name] = fields_of(value)
+        elif isinstance(value, bytes):
+            found[name] = value.decode()
+        elif isinstance(value, ctypes.Array):
+            found[name] = tuple(value)
+        elif name != "size":
+            found[name] = value
+    return found
+
+
+# --- Functions: those that return an onebit_status_t, then the others ----------------------------
+
+HANDLE = c_void_p
+OUT = POINTER(c_void_p)
+STATUS_FUNCTIONS = {
+    "onebit_comm_create_self": [OUT],
+    "onebit_comm_create_loopback": [c_int, OUT],
+    "onebit_comm_create_loopback_hosts": [c_int, c_int, OUT],
+    "onebit_comm_create_custom": [POINTER(TransportCallbacks), c_int, c_int, OUT],
+    "onebit_progress": [HANDLE],
+    "onebit_plan_create": [HANDLE, c_size_t, POINTER(PlanOptions), OUT],
+    "onebit_plan_destroy": [HANDLE],
+    "onebit_plan_get_info": [HANDLE, POINTER(PlanInfo)],
+    "onebit_plan_export_error": [HANDLE, c_void_p, c_void_p],
+    "onebit_plan_import_error": [HANDLE, c_void_p, c_void_p],
+    "onebit_plan_reset_error": [HANDLE],
+    "onebit_allreduce": [c_void_p, c_void_p, HANDLE],
+    "onebit_allgather": [c_void_p, c_void_p, HANDLE],
+    "onebit_reduce_scatter": [c_void_p, c_void_p, HANDLE],
+    "onebit_iallreduce": [c_void_p, c_void_p, HANDLE, OUT],
+    "onebit_iallgather": [c_void_p, c_void_p, HANDLE, OUT],
+    "onebit_ireduce_scatter": [c_void_p, c_void_p, HANDLE, OUT],
+    "onebit_test": [OUT],
+    "onebit_wait": [OUT],
+    "onebit_adam_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(AdamOptions), OUT],
+    "onebit_lamb_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(LambOptions), OUT],
+    "onebit_zero_one_adam_create": [
+        HANDLE,
+        POINTER(TensorDescription),
+        c_size_t,
+        POINTER(ZeroOneAdamOptions),
+        OUT,
+    ],
+    "onebit_momentum_create": [
+        HANDLE,
+        POINTER(TensorDescription),
+        c_size_t,
+        POINTER(MomentumOptions),
+        OUT,
+    ],
+    "onebit_optimizer_step": [HANDLE, c_float],
+    "onebit_optimizer_begin": [HANDLE, c_float],
+    "onebit_optimizer_ready": [HANDLE, c_size_t],
+    "onebit_optimizer_set_gradient": [HANDLE, c_size_t, c_void_p],
+    "onebit_optimizer_get_loss_scale": [HANDLE, POINTER(c_double)],
+    "onebit_optimizer_get_info": [HANDLE, POINTER(OptimizerInfo)],
+    "onebit_optimizer_get_statistics": [HANDLE, POINTER(OptimizerStatistics)],
+    "onebit_optimizer_get_tensor_statistics": [HANDLE, c_size_t, POINTER(TensorStatistics)],
+    "onebit_optimizer_describe": [HANDLE, c_int, c_char_p, c_size_t, POINTER(c_size_t)],
+    "onebit_optimizer_check": [HANDLE, POINTER(c_size_t)],
+    "onebit_optimizer_save": [HANDLE, c_void_p, c_size_t, POINTER(c_size_t)],
+    "onebit_optimizer_load": [HANDLE, POINTER(c_void_p), POINTER(c_size_t), c_int],
+    "onebit_optimizer_save_files": [HANDLE, c_char_p],
+    "onebit_optimizer_load_files": [HANDLE, c_char_p],
+}
+OTHER_FUNCTIONS = {
+    "onebit_last_error": (c_char_p, []),
+    "onebit_version": (c_char_p, []),
+    "onebit_plan_explain": (c_char_p, [HANDLE]),
+    "onebit_comm_rank": (c_int, [HANDLE]),
+    "onebit_comm_size": (c_int, [HANDLE]),
+    "onebit_comm_hosts": (c_int, [HANDLE]),
+    "onebit_comm_bytes_sent": (c_uint64, [HANDLE]),
+    "onebit_comm_destroy": (None, [HANDLE]),
+    "onebit_optimizer_destroy": (None, [HANDLE]),
+}
+
+
+def candidates():
+    """Where the library may be, the first that is said to be there."""
+    named = os.environ.get("ONEBIT_LIBRARY")
+    if named:
+        return [named]
+    here = sorted(glob.glob(os.path.join(os.path.dirname(__file__), "libonebit.so*")))
+    return [*here[:1], ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
+
+
+def _open():
+    reasons = []
+    for name in filter(None, candidates()):
+        try:
+            return ctypes.CDLL(name)
+        except OSError as reason:
+            reasons.append(str(reason))
+    raise ImportError(
+        "libonebit.so was not found: install the library, or set ONEBIT_LIBRARY to its path\n  "
+        + "\n  ".join(reasons)
+    )
+
+
+def _check_version(found):
+    """Before 1.0 a minor version may change the interface."""
+    wanted = "0.1"
+    words = found.onebit_version().decode()
+    if words.rsplit(".", 1)[0] != wanted:
+        raise ImportError(f"{found._name} is onebit {words}; this package is for {wanted}")
+
+
+@functools.lru_cache(maxsize=None)
+def library():
+    """The library, opened by the first call."""
+    found = _open()
+    for name, (result, arguments) in OTHER_FUNCTIONS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    _check_version(found)
+    for name, arguments in STATUS_FUNCTIONS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = c_int, arguments
+    return found
+
+
+def library_path():
+    """What the library was opened as."""
+    return library()._name
+
+
+def version():
+    """The library's version, "major.minor.patch"."""
+    return library().onebit_version().decode()
+
+
+def enum_value(kind, value, argument):
+    """A member of `kind` from itself, its number, or a part of its name ("rms", "deepspeed")."""
+    from onebit.errors import wrong
+
+    if isinstance(value, str):
+        prefix = next(iter(kind)).name.rpartition("_")[0]
+        names = {member.name.lower(): member for member in kind}
+        found = names.get(value.lower()) or names.get(f"{prefix}_{value}".lower())
+        if found is None:
+            raise wrong(f"{argument} is {value!r}, not one of {', '.join(names)}")
+        return found
+    try:
+        return kind(value)
+    except ValueError:
+        raise wrong(f"{argument} is {value!r}, not a {kind.__name__}") from None
+
+
+# Fields that are numbers of an enum.
+ENUM_FIELDS = {
+    "operation": Operation,
+    "dtype": Dtype,
+    "wire": Wire,
+    "profile": Profile,
+    "scale": Scale,
+    "schedule": Schedule,
+    "device": Device,
+    "exchange": AdamExchange,
+    "shards": Shards,
+    "gradient_dtype": Dtype,
+    "parameter_dtype": Dtype,
+}
+
+
+def fill(structure, options, common=None):
+    """Options by keyword into a structure, and what it has not into its `common`."""
+    names = {name for name, *_ in structure._fields_} - {"size", "common"}
+    for name, value in options.items():
+        if name in names:
+            kind = ENUM_FIELDS.get(name)
+            setattr(structure, name, value if kind is None else enum_value(kind, value, name))
+        elif common is not None:
+            fill(common, {name: value})
+        else:
+            raise TypeError(f"there is no option {name!r}")
+    return structure

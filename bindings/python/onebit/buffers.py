@@ -1,0 +1,80 @@
+"""Arrays of others as memory for the library: numpy arrays, torch tensors on the processor, and
+whatever has the buffer protocol. Nothing is copied."""
+
+import ctypes
+import sys
+from typing import Any, NamedTuple
+
+from onebit._native import Dtype
+from onebit.errors import wrong
+
+
+class Buffer(NamedTuple):
+    """Memory: `owner` keeps it alive."""
+
+    address: int
+    count: int
+    dtype: Dtype
+    owner: Any
+
+
+_BY_TYPESTR = {"<f4": Dtype.FLOAT32, "<f2": Dtype.FLOAT16}
+_BY_FORMAT = {"f": Dtype.FLOAT32, "e": Dtype.FLOAT16}
+
+
+def _of_torch(tensor, name, writable):
+    torch = sys.modules["torch"]
+    dtypes = {
+        torch.float32: Dtype.FLOAT32,
+        torch.bfloat16: Dtype.BFLOAT16,
+        torch.float16: Dtype.FLOAT16,
+    }
+    if tensor.device.type != "cpu":
+        raise wrong(f"{name} is on {tensor.device}, not on the processor")
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise wrong(f"{name} is not contiguous: its strides are not those of its shape")
+    if tensor.dtype not in dtypes:
+        raise wrong(f"{name} is of {tensor.dtype}, not float32, bfloat16 or float16")
+    return Buffer(tensor.data_ptr(), tensor.numel(), dtypes[tensor.dtype], tensor)
+
+
+def _of_array(array, name, writable):
+    described = array.__array_interface__
+    address, read_only = described["data"]
+    dtype = _BY_TYPESTR.get(described["typestr"])
+    if getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":  # of ml_dtypes
+        dtype = Dtype.BFLOAT16
+    if dtype is None:
+        raise wrong(f"{name} is of {described['typestr']}, not float32, bfloat16 or float16")
+    if not array.flags.c_contiguous:
+        raise wrong(f"{name} is not contiguous")
+    if writable and read_only:
+        raise wrong(f"{name} is read-only")
+    return Buffer(address, int(array.size), dtype, array)
+
+
+def _of_memory(thing, name, writable):
+    view = memoryview(thing)
+    if view.format not in _BY_FORMAT:
+        raise wrong(f"{name} has elements of format {view.format!r}, not 'f' or 'e'")
+    if not view.c_contiguous:
+        raise wrong(f"{name} is not contiguous")
+    if view.readonly:
+        raise wrong(f"{name} is read-only")
+    exported = (ctypes.c_char * view.nbytes).from_buffer(view) if view.nbytes else None
+    address = ctypes.addressof(exported) if exported is not None else 0
+    return Buffer(address, view.nbytes // view.itemsize, _BY_FORMAT[view.format], (view, exported))
+
+
+def buffer_of(thing, name, writable=False):
+    """What lies in an array. Raises `Error` (ERROR_ARGUMENT) for memory that the library cannot
+    use: of another type or device, not contiguous, or read-only where it is written to."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, getattr(torch, "Tensor", ())):
+        return _of_torch(thing, name, writable)
+    if hasattr(thing, "__array_interface__"):
+        return _of_array(thing, name, writable)
+    try:
+        return _of_memory(thing, name, writable)
+    except TypeError:
+        raise wrong(f"{name} is a {type(thing).__name__}, not an array") from None

@@ -1,0 +1,274 @@
+"""The optimizers: 1-bit Adam, 1-bit LAMB, 0/1 Adam and 1-bit momentum SGD."""
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any, NamedTuple
+
+from onebit import _native
+from onebit._native import Dtype, Stage, Status
+from onebit.buffers import buffer_of
+from onebit.errors import check, last_words, wrong
+
+
+class Tensor(NamedTuple):
+    """A tensor to optimize: arrays of the caller's, updated and read in place.
+
+    parameter: equal on all ranks at the beginning
+    gradient: this rank's own; None: it has none (`Optimizer.set_gradient` can change that)
+    weight_decay: decoupled, as in AdamW
+    learning_rate_factor: multiplies the step's learning rate
+    uncompressed: its gradient is always averaged in full precision
+    """
+
+    parameter: Any
+    gradient: Any = None
+    weight_decay: float = 0.0
+    learning_rate_factor: float = 1.0
+    uncompressed: bool = False
+
+
+class Optimizer:
+    """What the optimizers have in common; make one of the derived classes. Collective.
+
+    comm: a `Communicator`
+    tensors: `Tensor`s, or pairs (parameter, gradient)
+    options: the fields of the optimizer's options struct and of onebit_optimizer_options_t by name.
+        parameter_dtype and gradient_dtype are those of the arrays.
+    """
+
+    _create = None
+    _options = None
+
+    def __init__(self, comm, tensors, **options):
+        self._handle = None
+        create = getattr(_native.library(), self._create)
+        try:
+            described, filled = self._describe_tensors(tensors, options)
+        except Exception:
+            # Is refused: the other ranks need not wait.
+            create(comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
+            raise
+        handle = ctypes.c_void_p()
+        count = len(self._parameters)
+        check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
+        self._handle = handle
+        self._comm = comm
+        comm._members.add(self)
+
+    def _describe_tensors(self, tensors, options):
+        """Also takes hold of their arrays."""
+        tensors = [one if isinstance(one, Tensor) else Tensor(*one) for one in tensors]
+        self._parameters = [
+            buffer_of(one.parameter, f"tensors[{number}].parameter", True)
+            for number, one in enumerate(tensors)
+        ]
+        options = dict(options)
+        options.setdefault("parameter_dtype", self._dtype_of(self._parameters))
+        filled = _native.sized(self._options)
+        _native.fill(filled, options, filled.common)
+        self._check_dtypes("parameter", self._parameters, filled.common.parameter_dtype)
+        self._gradient_dtype = None
+        given = [one.gradient for one in tensors if one.gradient is not None]
+        if "gradient_dtype" in options:
+            self._gradient_dtype = Dtype(filled.common.gradient_dtype)
+        else:
+            first = buffer_of(given[0], "gradient").dtype if given else options["parameter_dtype"]
+            self._gradient_dtype = filled.common.gradient_dtype = Dtype(
+                _native.enum_value(Dtype, first, "gradient_dtype")
+            )
+        self._gradients = [
+            self._gradient(number, one.gradient) for number, one in enumerate(tensors)
+        ]
+        described = (_native.TensorDescription * max(len(tensors), 1))()
+        for place, one, parameter, gradient in zip(
+            described, tensors, self._parameters, self._gradients
+        ):
+            place.parameter = parameter.address if parameter.count else None
+            place.gradient = gradient.address if gradient and parameter.count else None
+            place.count = parameter.count
+            place.weight_decay = one.weight_decay
+            place.learning_rate_factor = one.learning_rate_factor
+            place.uncompressed = bool(one.uncompressed)
+        return described, filled
+
+    @staticmethod
+    def _dtype_of(buffers):
+        return buffers[0].dtype if buffers else Dtype.FLOAT32
+
+    @staticmethod
+    def _check_dtypes(name, buffers, dtype):
+        for number, one in enumerate(buffers):
+            if one.dtype != dtype:
+                raise wrong(f"tensors[{number}].{name} is of {one.dtype.name}, not {Dtype(dtype).name}")
+
+    def _gradient(self, number, array):
+        """An array as the gradient of a tensor; None stays None."""
+        if array is None:
+            return None
+        name = f"tensors[{number}].gradient"
+        found = buffer_of(array, name)
+        count = self._parameters[number].count
+        if found.dtype != self._gradient_dtype:
+            raise wrong(f"{name} is of {found.dtype.name}, not {self._gradient_dtype.name}")
+        if found.count != count:
+            raise wrong(f"{name} has {found.count} elements, its parameter {count}")
+        return found
+
+    @property
+    def handle(self):
+        """The onebit_optimizer_t; raises `Error` when the optimizer is closed."""
+        if not self._handle:
+            raise wrong("the optimizer is closed")
+        return self._handle
+
+    def step(self, learning_rate):
+        """One step: OK, or SKIPPED and nothing is changed. Collective."""
+        return check(_native.library().onebit_optimizer_step(self.handle, learning_rate))
+
+    def begin(self, learning_rate):
+        """Opens a step whose gradients become final one by one (`ready`); `step` ends it."""
+        check(_native.library().onebit_optimizer_begin(self.handle, learning_rate))
+
+    def ready(self, tensor):
+        """This rank's gradient of tensor number `tensor` is final."""
+        check(_native.library().onebit_optimizer_ready(self.handle, tensor))
+
+    def set_gradient(self, tensor, gradient):
+        """From the next step on the gradient of tensor number `tensor` is in this array; None: this
+        rank has none."""
+        if not 0 <= tensor < len(self._parameters):
+            raise wrong(f"tensor is {tensor}, of {len(self._parameters)}")
+        found = self._gradient(tensor, gradient)
+        address = found.address if found and found.count else None
+        check(_native.library().onebit_optimizer_set_gradient(self.handle, tensor, address))
+        self._gradients[tensor] = found
+
+    @property
+    def loss_scale(self):
+        """What the next step's loss is to be multiplied with; 1 without loss scaling."""
+        scale = ctypes.c_double()
+        function = _native.library().onebit_optimizer_get_loss_scale
+        check(function(self.handle, ctypes.byref(scale)))
+        return scale.value
+
+    def info(self):
+        """How the optimizer stands: the fields of onebit_optimizer_info_t by name."""
+        info = _native.sized(_native.OptimizerInfo)
+        check(_native.library().onebit_optimizer_get_info(self.handle, ctypes.byref(info)))
+        return {**_native.fields_of(info), "stage": Stage(info.stage)}
+
+    def statistics(self):
+        """How it does: the fields of onebit_optimizer_statistics_t by name."""
+        found = _native.sized(_native.OptimizerStatistics)
+        check(_native.library().onebit_optimizer_get_statistics(self.handle, ctypes.byref(found)))
+        return _native.fields_of(found)
+
+    def tensor_statistics(self, tensor):
+        """The same of one tensor: the fields of onebit_tensor_statistics_t by name."""
+        found = _native.sized(_native.TensorStatistics)
+        function = _native.library().onebit_optimizer_get_tensor_statistics
+        check(function(self.handle, tensor, ctypes.byref(found)))
+        return _native.fields_of(found)
+
+    def _line(self, form):
+        function = _native.library().onebit_optimizer_describe
+        length = ctypes.c_size_t()
+        check(function(self.handle, form, None, 0, ctypes.byref(length)))
+        line = ctypes.create_string_buffer(length.value + 64)  # numbers may have grown
+        check(function(self.handle, form, line, len(line), None))
+        return line.value.decode()
+
+    def describe(self):
+        """The statistics in a line of text."""
+        return self._line(_native.Format.FORMAT_TEXT)
+
+    def describe_json(self):
+        """The statistics as json.loads has them."""
+        return json.loads(self._line(_native.Format.FORMAT_JSON))
+
+    def check(self):
+        """None; or, where a tensor's error is beyond what healthy runs have shown, its number and
+        the library's words about it."""
+        tensor = ctypes.c_size_t()
+        function = _native.library().onebit_optimizer_check
+        if check(function(self.handle, ctypes.byref(tensor))) == Status.WARNING:
+            return tensor.value, last_words()
+        return None
+
+    def save(self):
+        """This rank's part of a checkpoint, as bytes."""
+        function = _native.library().onebit_optimizer_save
+        count = ctypes.c_size_t()
+        check(function(self.handle, None, 0, ctypes.byref(count)))
+        part = ctypes.create_string_buffer(count.value)
+        check(function(self.handle, part, count.value, ctypes.byref(count)))
+        return part.raw[: count.value]
+
+    def load(self, parts):
+        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
+        Collective."""
+        parts = [bytes(part) for part in parts]
+        pointers = (ctypes.c_void_p * max(len(parts), 1))()
+        sizes = (ctypes.c_size_t * max(len(parts), 1))()
+        for place, part in enumerate(parts):
+            pointers[place] = ctypes.cast(ctypes.c_char_p(part), ctypes.c_void_p).value
+            sizes[place] = len(part)
+        check(_native.library().onebit_optimizer_load(self.handle, pointers, sizes, len(parts)))
+
+    def save_files(self, directory):
+        """Saves into a directory that all ranks see. Collective."""
+        path = os.fsencode(directory)
+        check(_native.library().onebit_optimizer_save_files(self.handle, path))
+
+    def load_files(self, directory):
+        """Loads what `save_files` saved there last. Collective."""
+        path = os.fsencode(directory)
+        check(_native.library().onebit_optimizer_load_files(self.handle, path))
+
+    def close(self):
+        """Gives the optimizer back; parameters and gradients stay. Collective while a step is
+        open."""
+        if self._handle:
+            handle, self._handle = self._handle, None
+            _native.library().onebit_optimizer_destroy(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None) and not sys.is_finalizing():
+            self.close()
+
+
+class Adam(Optimizer):
+    """1-bit Adam (onebit/adam.h): beta1, beta2, epsilon, freeze_step, freeze_threshold,
+    no_bias_correction, exchange, shards, and the options of all optimizers."""
+
+    _create = "onebit_adam_create"
+    _options = _native.AdamOptions
+
+
+class Lamb(Optimizer):
+    """1-bit LAMB (onebit/lamb.h)."""
+
+    _create = "onebit_lamb_create"
+    _options = _native.LambOptions
+
+
+class ZeroOneAdam(Optimizer):
+    """0/1 Adam (onebit/zero_one_adam.h)."""
+
+    _create = "onebit_zero_one_adam_create"
+    _options = _native.ZeroOneAdamOptions
+
+
+class Momentum(Optimizer):
+    """1-bit momentum SGD (onebit/momentum.h)."""
+
+    _create = "onebit_momentum_create"
+    _options = _native.MomentumOptions

@@ -1,0 +1,220 @@
+"""Plans, the collectives, and requests."""
+
+import array
+import ctypes
+import sys
+
+from onebit import _native
+from onebit._native import Dtype, Operation, Status
+from onebit.buffers import buffer_of
+from onebit.errors import check, wrong
+
+_CALLS = {
+    Operation.ALLREDUCE: ("onebit_allreduce", "onebit_iallreduce"),
+    Operation.ALLGATHER: ("onebit_allgather", "onebit_iallgather"),
+    Operation.REDUCE_SCATTER: ("onebit_reduce_scatter", "onebit_ireduce_scatter"),
+}
+
+# Plans whose owner has let go of them with a request in flight: they cannot be given back, and the
+# memory of the request cannot either.
+_left_in_flight = []
+
+
+class Request:
+    """A nonblocking call under way. Its buffers are kept alive until it is finished."""
+
+    def __init__(self, plan, handle, buffers):
+        self._plan = plan
+        self._handle = handle
+        self._buffers = buffers
+        self._status = None
+
+    def _ask(self, function):
+        if self._status is not None:
+            return self._status
+        code = function(ctypes.byref(self._handle))
+        if code == Status.IN_PROGRESS:
+            return Status.IN_PROGRESS
+        self._plan._request = self._buffers = None
+        self._status = Status(code)
+        return check(code)
+
+    def test(self):
+        """Moves the call on: IN_PROGRESS, or its final status, OK or SKIPPED. Raises `Error`."""
+        return self._ask(_native.library().onebit_test)
+
+    def wait(self):
+        """Waits for the end of the call: OK or SKIPPED. Raises `Error`."""
+        return self._ask(_native.library().onebit_wait)
+
+
+class Plan:
+    """What will be exchanged, how, and the memory of it: one for each tensor, since it keeps the
+    tensor's rounding error. Collective: all ranks make it, with the same count and options.
+
+    comm: a `Communicator`
+    count: elements, as the operation counts them
+    options: the fields of onebit_plan_options_t by name; enums as members, or in words
+        (`operation="reduce_scatter"`, `dtype="bfloat16"`, `wire="dense"`, `schedule="exchange"`)
+    """
+
+    def __init__(self, comm, count, **options):
+        self._handle = None
+        self._request = None
+        create = _native.library().onebit_plan_create
+        try:
+            filled = _native.fill(_native.sized(_native.PlanOptions), options)
+            if not 0 <= count < 2**63:
+                raise wrong(f"count is {count}")
+        except Exception:
+            create(comm.handle, 0, None, None)  # is refused: the other ranks need not wait
+            raise
+        handle = ctypes.c_void_p()
+        check(create(comm.handle, count, ctypes.byref(filled), ctypes.byref(handle)))
+        self._handle = handle
+        self._comm = comm
+        self.count = count
+        self.operation = Operation(filled.operation)
+        self.dtype = Dtype(filled.dtype)
+        comm._members.add(self)
+
+    @property
+    def handle(self):
+        """The onebit_plan_t; raises `Error` when the plan is closed."""
+        if not self._handle:
+            raise wrong("the plan is closed")
+        return self._handle
+
+    def _counts(self):
+        size = self._comm.size
+        return (
+            self.count * (size if self.operation == Operation.REDUCE_SCATTER else 1),
+            self.count * (size if self.operation == Operation.ALLGATHER else 1),
+        )
+
+    def _buffer(self, thing, name, count, writable):
+        found = buffer_of(thing, name, writable)
+        if found.dtype != self.dtype:
+            raise wrong(f"{name} is of {found.dtype.name}, the plan of {self.dtype.name}")
+        if found.count != count:
+            raise wrong(f"{name} has {found.count} elements, not {count}")
+        return found
+
+    def _buffers(self, sendbuf, recvbuf, operation):
+        """Raises before the library is called where an array is of no use here; so that the other
+        ranks do not wait, the library is then told of a call without one."""
+        send, receive = self._counts()
+        if operation != self.operation:
+            return None, wrong(f"the plan is for {self.operation.name}, not for {operation.name}")
+        try:
+            first = self._buffer(sendbuf, "sendbuf", send, False)
+            return (first, self._buffer(recvbuf, "recvbuf", receive, True)), None
+        except Exception as reason:  # noqa: BLE001
+            return None, reason
+
+    def _fail_on_all(self, operation):
+        """A call that the library refuses, for the sake of the ranks that wait for this one."""
+        blocking, _ = _CALLS[next(other for other in Operation if other != self.operation)]
+        getattr(_native.library(), blocking)(None, None, self.handle)
+
+    def _call(self, sendbuf, recvbuf, operation):
+        buffers, reason = self._buffers(sendbuf, recvbuf, operation)
+        if reason is not None:
+            self._fail_on_all(operation)
+            raise reason
+        function = getattr(_native.library(), _CALLS[operation][0])
+        return check(function(buffers[0].address, buffers[1].address, self.handle))
+
+    def _start(self, sendbuf, recvbuf, operation):
+        buffers, reason = self._buffers(sendbuf, recvbuf, operation)
+        if reason is not None:
+            self._fail_on_all(operation)
+            raise reason
+        function = getattr(_native.library(), _CALLS[operation][1])
+        handle = ctypes.c_void_p()
+        plan = self.handle
+        check(function(buffers[0].address, buffers[1].address, plan, ctypes.byref(handle)))
+        self._request = Request(self, handle, buffers)
+        return self._request
+
+    def allreduce(self, sendbuf, recvbuf):
+        """recvbuf = the mean of sendbuf over the ranks; the same array twice: in place. Returns
+        OK or SKIPPED. Collective, and so are the next five."""
+        return self._call(sendbuf, recvbuf, Operation.ALLREDUCE)
+
+    def allgather(self, sendbuf, recvbuf):
+        """recvbuf[r] = sendbuf of rank r."""
+        return self._call(sendbuf, recvbuf, Operation.ALLGATHER)
+
+    def reduce_scatter(self, sendbuf, recvbuf):
+        """recvbuf = the mean over the ranks of sendbuf[this rank]."""
+        return self._call(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
+
+    def iallreduce(self, sendbuf, recvbuf):
+        """`allreduce` that returns a `Request` at once. Both arrays belong to the library until
+        the request is finished."""
+        return self._start(sendbuf, recvbuf, Operation.ALLREDUCE)
+
+    def iallgather(self, sendbuf, recvbuf):
+        """`allgather`, likewise."""
+        return self._start(sendbuf, recvbuf, Operation.ALLGATHER)
+
+    def ireduce_scatter(self, sendbuf, recvbuf):
+        """`reduce_scatter`, likewise."""
+        return self._start(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
+
+    def info(self):
+        """What the plan decided: the fields of onebit_plan_info_t by name."""
+        info = _native.sized(_native.PlanInfo)
+        check(_native.library().onebit_plan_get_info(self.handle, ctypes.byref(info)))
+        found = _native.fields_of(info)
+        return {**found, "schedule": _native.Schedule(info.schedule), "wire": _native.Wire(info.wire)}
+
+    def explain(self):
+        """Why the plan goes about it as it does."""
+        return _native.library().onebit_plan_explain(self.handle).decode()
+
+    def export_error(self):
+        """The kept errors, worker's and server's: two array.array of float32."""
+        info = self.info()
+        worker = array.array("f", bytes(4 * info["worker_error_count"]))
+        server = array.array("f", bytes(4 * info["server_error_count"]))
+        function = _native.library().onebit_plan_export_error
+        check(function(self.handle, worker.buffer_info()[0], server.buffer_info()[0]))
+        return worker, server
+
+    def import_error(self, worker=None, server=None):
+        """Puts kept errors back; float32 arrays as long as those of `export_error`, None: stays."""
+        info, addresses, kept = self.info(), [], []
+        for name, thing in (("worker", worker), ("server", server)):
+            found = buffer_of(thing, name) if thing is not None else None
+            count = info[f"{name}_error_count"]
+            if found and (found.dtype != Dtype.FLOAT32 or found.count != count):
+                raise wrong(f"{name} has {found.count} {found.dtype.name}, not {count} FLOAT32")
+            kept.append(found)
+            addresses.append(found.address if found else None)
+        check(_native.library().onebit_plan_import_error(self.handle, *addresses))
+
+    def reset_error(self):
+        """Sets the kept errors to zero."""
+        check(_native.library().onebit_plan_reset_error(self.handle))
+
+    def close(self):
+        """Gives the plan back. Raises `Error` (ERROR_BUSY) with a request in flight."""
+        if self._handle:
+            check(_native.library().onebit_plan_destroy(self._handle))
+            self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __del__(self):
+        if not getattr(self, "_handle", None) or sys.is_finalizing():
+            return
+        if self._request is not None:
+            _left_in_flight.append((self._comm, self._handle, self._request._buffers))
+        else:
+            self.close()

@@ -1,0 +1,219 @@
+"""Messages over the point-to-point calls of a torch.distributed process group (gloo).
+
+What torch returns for a receive can be waited for, but not asked whether it is there; and what a
+rank waits for first need not come first. So a thread for each peer receives all the time: a header
+(tag and length), then the message, which it hands to the receive that wants it, or keeps until one
+does. Gloo's own collectives have slots of their own and never meet these messages.
+"""
+
+import atexit
+import collections
+import contextlib
+import ctypes
+import datetime
+import threading
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from onebit._native import Status
+from onebit.errors import Error, wrong
+from onebit.transport import Transport
+
+HEADER, MESSAGE = 0, 1  # gloo's tags; a peer's header and its message are each in order
+GOODBYE, ABORT = -1, -2  # in place of a tag: the last header of a rank that closes, or has failed
+LARGEST_TAG = 2**30
+# Gloo's own timeout would break a group that has had nothing to say for half an hour.
+FOR_EVER = datetime.timedelta(days=3650)
+# Messages to a peer that may be under way. Waiting for the oldest then is short: the peer's thread
+# receives whatever the peer does.
+MOST_UNDER_WAY = 64
+
+_open = weakref.WeakSet()
+
+
+class GlooTransport(Transport):
+    """A `Transport` over a process group, which nobody else sends messages in."""
+
+    def __init__(self, group, timeout):
+        self._group = group
+        self._timeout = datetime.timedelta(seconds=timeout)
+        self._rank, size = group.rank(), group.size()
+        self._changed = threading.Condition()
+        self._arrived = collections.defaultdict(collections.deque)  # of (peer, tag): no one's yet
+        self._wanted = collections.defaultdict(collections.deque)  # operations, in their order
+        self._failed = None  # words: all is over
+        self._gone = {}  # words for each peer that sends nothing any more
+        peers = [peer for peer in range(size) if peer != self._rank]
+        self._sending = {peer: threading.Lock() for peer in peers}
+        self._under_way = {peer: collections.deque() for peer in peers}
+        self._threads = [
+            threading.Thread(target=self._listen, args=(peer,), daemon=True, name=f"onebit-{peer}")
+            for peer in peers
+        ]
+        for thread in self._threads:
+            thread.start()
+        _open.add(self)
+
+    # --- What the library calls ------------------------------------------------------------------
+
+    def send(self, data, peer, tag):
+        self._check(peer)
+        self._post(peer, tag, bytearray(data))
+
+    def receive(self, operation):
+        key = operation.peer, operation.tag
+        operation.message = None
+        with self._changed:
+            if self._arrived[key]:
+                operation.message = self._arrived[key].popleft()
+            else:
+                self._check(operation.peer)
+                self._wanted[key].append(operation)
+
+    def test(self, operation, seconds):
+        with self._changed:
+            if operation.message is None and seconds > 0:
+                self._check(operation.peer)
+                self._changed.wait(seconds)
+            message = operation.message
+            if message is None:
+                self._check(operation.peer)
+                return None
+        count = message.numel()
+        room = operation.memory.nbytes
+        if 0 < count <= room:
+            memory = (ctypes.c_char * room).from_buffer(operation.memory)
+            ctypes.memmove(memory, message.data_ptr(), count)
+        return count
+
+    def cancel(self, operation):
+        with self._changed, contextlib.suppress(ValueError):
+            self._wanted[operation.peer, operation.tag].remove(operation)
+
+    def abort(self):
+        self._fail("this rank has given up")
+        self._tell_all(ABORT)
+
+    def release(self):
+        """Says goodbye, and waits until that is sent: the threads end when the others do too."""
+        _open.discard(self)
+        self._tell_all(GOODBYE)
+        for peer in self._under_way:
+            with contextlib.suppress(Exception):
+                self._let_go(peer, 0)
+
+    # --- Messages --------------------------------------------------------------------------------
+
+    def _check(self, peer):
+        words = self._failed or self._gone.get(peer)
+        if words:
+            raise RuntimeError(words)
+
+    def _fail(self, words):
+        with self._changed:
+            self._failed = self._failed or words
+            self._changed.notify_all()
+
+    def _leave(self, peer, words):
+        """What the peer has sent before stays; nothing more comes."""
+        with self._changed:
+            self._gone[peer] = words
+            self._changed.notify_all()
+
+    def _tell_all(self, what):
+        for peer in self._under_way:
+            with contextlib.suppress(Exception):  # one that is gone need not be told
+                self._post(peer, what, b"")
+
+    def _post(self, peer, tag, data):
+        tensors = [torch.tensor([tag, len(data)], dtype=torch.int64)]
+        if data:
+            tensors.append(torch.frombuffer(data, dtype=torch.uint8))
+        with self._sending[peer]:
+            for slot, tensor in zip((HEADER, MESSAGE), tensors):
+                work = self._group.send([tensor], peer, slot)
+                self._under_way[peer].append((work, tensor, data))
+            self._let_go(peer, MOST_UNDER_WAY)
+
+    def _let_go(self, peer, most):
+        """Waits for messages to a peer until `most` are under way: their memory is then free."""
+        while len(self._under_way[peer]) > most:
+            work, *_ = self._under_way[peer].popleft()
+            work.wait(self._timeout)
+
+    # --- A peer's thread -------------------------------------------------------------------------
+
+    def _take(self, tensor, peer, slot):
+        self._group.recv([tensor], peer, slot).wait(FOR_EVER)
+        return tensor
+
+    def _listen(self, peer):
+        try:
+            while True:
+                header = torch.empty(2, dtype=torch.int64)
+                tag, count = self._take(header, peer, HEADER).tolist()
+                if tag == GOODBYE:
+                    self._leave(peer, f"rank {peer} has closed its communicator")
+                    return
+                if tag == ABORT:
+                    self._fail(f"rank {peer} has given up")
+                    continue
+                message = torch.empty(count, dtype=torch.uint8)
+                if count:
+                    self._take(message, peer, MESSAGE)
+                self._deliver(peer, tag, message)
+        except Exception as reason:  # noqa: BLE001
+            words = str(reason).splitlines() or [type(reason).__name__]
+            self._leave(peer, f"rank {peer}: {words[0]}")
+
+    def _deliver(self, peer, tag, message):
+        key = peer, tag
+        with self._changed:
+            if self._wanted[key]:
+                self._wanted[key].popleft().message = message
+                self._changed.notify_all()
+            else:
+                self._arrived[key].append(message)
+
+
+@atexit.register
+def _leave_all():
+    """Threads in the middle of a receive would meet the end of the program there."""
+    left = list(_open)
+    for transport in left:
+        transport.release()
+    for transport in left:
+        for thread in transport._threads:
+            thread.join(2)
+
+
+def checked_group(group):
+    """A process group over gloo: the one that is given, or a new one of all processes."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise wrong("torch.distributed is not initialised: init_process_group comes first")
+    if group is None:
+        return dist.new_group(backend="gloo")
+    if dist.get_rank(group) < 0:
+        raise wrong("group does not have this process")
+    backend = dist.get_backend(group)
+    if backend != "gloo":
+        raise Error(Status.ERROR_UNSUPPORTED, f"group is over {backend}, not over gloo")
+    return group
+
+
+def create(kind, group, timeout):
+    """A communicator (of class `kind`) over a process group."""
+    group = checked_group(group)
+    timeout = 1800.0 if timeout is None else timeout
+    if not 0 < timeout < 1e9:
+        raise wrong(f"timeout is {timeout} seconds")
+    transport = GlooTransport(group, timeout)
+    try:
+        return kind.custom(
+            transport, group.rank(), group.size(), largest_tag=LARGEST_TAG, timeout=timeout
+        )
+    except Exception:
+        transport.release()
+        raise

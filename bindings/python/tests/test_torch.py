@@ -1,0 +1,67 @@
+"""torch.distributed over gloo, the communication hook and the optimizers: processes of this machine.
+What each scenario finds is in torch_ranks.py. And torch tensors in one process."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import onebit
+import pytest
+from onebit import Status
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
+
+
+def launch(scenarios, ranks):
+    command = [sys.executable, str(HERE / "torch_ranks.py"), scenarios, str(ranks)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_four_processes():
+    said = launch("collectives,hook,training", 4)
+    print(said)
+    assert said.endswith("all well\n")
+
+
+def test_an_error_in_the_hook_reaches_all():
+    assert launch("hook_fails", 3) == "all well\n"
+
+
+def test_a_rank_that_is_gone():
+    assert sorted(launch("gone", 3).splitlines()) == ["rank 0 knows", "rank 1 knows"]
+
+
+def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():
+    script = (
+        f"import sys; sys.path.insert(0, {str(HERE.parent)!r}); import array, onebit\n"
+        "comm = onebit.Communicator.self_(); one = array.array('f', [1.0])\n"
+        "onebit.Plan(comm, 1).allreduce(one, one)\n"
+        "print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout == "[]\n", ran.stderr
+
+
+def test_tensors_are_used_in_place():
+    import torch
+
+    with onebit.Communicator.self_() as comm:
+        plan = onebit.Plan(comm, 64, dtype="bfloat16")
+        ones = torch.ones(64, dtype=torch.bfloat16)
+        assert plan.allreduce(ones * 3, ones) is Status.OK and (ones == 3).all()
+        wrong = {
+            "is not contiguous": torch.ones(128, dtype=torch.bfloat16)[::2],
+            "is of torch.float64, not": torch.ones(64, dtype=torch.float64),
+            "is of FLOAT32, the plan of BFLOAT16": torch.ones(64),
+            "is on meta, not on the processor": torch.ones(64, device="meta"),
+        }
+        for words, tensor in wrong.items():
+            with pytest.raises(onebit.Error, match=words):
+                plan.allreduce(tensor, ones)
+        with pytest.raises(onebit.Error, match="init_process_group comes first"):
+            onebit.Communicator.torch()

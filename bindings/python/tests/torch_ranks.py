@@ -1,0 +1,323 @@
+"""What tests/test_torch_distributed.py runs: `python torch_ranks.py SCENARIO RANKS` starts RANKS
+processes that meet over gloo. What a rank finds wrong ends all with its words."""
+
+import argparse
+import os
+import pathlib
+import sys
+import tempfile
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PACKAGE), str(PACKAGE / "examples")]
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import onebit  # noqa: E402
+import onebit.torch  # noqa: E402
+import train_ddp  # noqa: E402
+from onebit import Status  # noqa: E402
+
+
+def alike(tensor):
+    """Has every rank the same bits?"""
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, tensor)
+    return all(torch.equal(one, tensor) for one in everyone)
+
+
+def gradient(rank, step, count=5000):
+    return torch.randn(count, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def raises(status, call, words=""):
+    try:
+        call()
+    except onebit.Error as error:
+        assert error.status is status and words in error.words, error
+        return
+    raise AssertionError(f"{call} did not fail")
+
+
+# --- Collectives ---------------------------------------------------------------------------------
+
+
+def collectives(rank, size):
+    comm = onebit.Communicator.torch()
+    assert (comm.rank, comm.size) == (rank, size)
+    plan = onebit.Plan(comm, 5000, schedule="exchange", chunk_size=1024)
+    assert plan.info()["transport"] == "custom"
+    kept = onebit.Plan(onebit.Communicator.self_(), 5000)  # of no other rank
+    for step in range(3):
+        mine = gradient(rank, step)
+        assert plan.allreduce(mine, mine) is Status.OK
+        kept.allreduce(gradient(rank, step), torch.empty(5000))
+        assert alike(mine)
+    several_at_once(comm, rank, size)
+    wrong_on_one(comm, rank)
+    bfloat16(comm, rank, size)
+    comm.close()
+    another = onebit.Communicator.torch(dist.new_group(backend="gloo"), timeout=50)
+    assert onebit.Plan(another, 3).allreduce(torch.ones(3), torch.empty(3)) is Status.OK
+    raises(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(timeout=-1), "timeout is -1")
+    another.close()
+
+
+def several_at_once(comm, rank, size):
+    """Requests that each rank waits for in an order of its own, with gloo's collectives between."""
+    plans = [onebit.Plan(comm, 3000) for _ in range(size)]
+    mine = [gradient(rank, step, 3000) for step in range(size)]
+    everyone = torch.tensor([rank + 1.0])
+    requests = [None] * size
+    for turn in range(size):  # even started in different orders
+        number = (turn + rank) % size
+        requests[number] = plans[number].iallreduce(mine[number], mine[number])
+    dist.all_reduce(everyone)
+    for turn in range(size):
+        assert requests[(turn + 2 * rank) % size].wait() is Status.OK
+    assert everyone.item() == size * (size + 1) / 2
+    assert all(alike(one) for one in mine)
+
+
+def wrong_on_one(comm, rank):
+    plan = onebit.Plan(comm, 40)
+    mine = torch.ones(80)[::2] if rank == 1 else torch.ones(40)
+    status = Status.ERROR_ARGUMENT if rank == 1 else Status.ERROR_PEER
+    raises(status, lambda: plan.allreduce(mine, torch.empty(40)))
+    mine = torch.full((40,), float("nan") if rank == 0 else 1.0)
+    assert plan.allreduce(mine, torch.empty(40)) is Status.SKIPPED
+    count = 41 if rank == 0 else 40
+    raises(Status.ERROR_MISMATCH, lambda: onebit.Plan(comm, count), "count differs")
+
+
+def bfloat16(comm, rank, size):
+    plan = onebit.Plan(comm, 100, dtype="bfloat16")
+    result = torch.empty(100, dtype=torch.bfloat16)
+    plan.allreduce(torch.full((100,), rank + 1.0, dtype=torch.bfloat16), result)
+    assert torch.equal(result, torch.full((100,), (size + 1) / 2, dtype=torch.bfloat16))
+
+
+# --- The hook ------------------------------------------------------------------------------------
+
+
+def network(dtype=torch.float32, width=60, depth=1):
+    torch.manual_seed(3)
+    layers = [nn.Linear(20, width), nn.Tanh()]
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(width, 1)).to(dtype)
+
+
+def wrapped(state=None, dtype=torch.float32):
+    """In several buckets: the first has a megabyte, whatever bucket_cap_mb says."""
+    model = DistributedDataParallel(network(dtype, 300, 4), bucket_cap_mb=0.1)
+    if state:
+        model.register_comm_hook(state, onebit.torch.allreduce_hook)
+    return model
+
+
+def backward(model, rank, step, spoil=None):
+    """A step's gradients, as one tensor."""
+    random = torch.Generator().manual_seed(7000 + 100 * rank + step)
+    dtype = next(model.parameters()).dtype
+    points = torch.randn(16, 20, generator=random).to(dtype)
+    model.zero_grad()
+    loss = ((model(points) - points[:, :1].sin()) ** 2).mean()
+    (loss * spoil if spoil is not None else loss).backward()
+    return torch.cat([one.grad.flatten() for one in model.parameters()]), loss.item()
+
+
+def hook(rank, size):
+    state = onebit.torch.HookState(warmup_steps=2, schedule="exchange")
+    plain, bits = wrapped(), wrapped(state)
+    for step in range(2):  # the warm-up is what torch does, to the bit, through new buckets
+        assert torch.equal(backward(plain, rank, step)[0], backward(bits, rank, step)[0])
+    assert state.comm.bytes_sent == 0 and not state._plans
+    total_plain, total_bits = 0, 0
+    for step in range(2, 26):
+        wanted, got = backward(plain, rank, step)[0], backward(bits, rank, step)[0]
+        assert alike(got) and not torch.equal(wanted, got)
+        total_plain, total_bits = total_plain + wanted, total_bits + got
+    # What one step leaves out comes with the next: sums agree much better than steps do.
+    single, summed = (got - wanted).norm() / wanted.norm(), total_bits - total_plain
+    off = summed.norm() / total_plain.norm()
+    assert off < 0.3 * single, (off, single)
+    assert len(state._plans) > 1 and state.dropped == 0 and state.steps == 26
+    not_finite(plain, bits, state, rank)
+    layout_changes(state, rank)
+    state.close()
+    other_types(rank)
+
+
+def not_finite(plain, bits, state, rank):
+    """Some rank's gradient is not finite: what torch gives, on all; the next step is well again."""
+    spoil = float("inf") if rank == 1 else None
+    wanted, got = (backward(model, rank, 50, spoil)[0] for model in (plain, bits))
+    assert not got.isfinite().all() and alike(got.nan_to_num(1e9, 2e9, 3e9))
+    assert torch.equal(wanted.nan_to_num(1e9, 2e9, 3e9), got.nan_to_num(1e9, 2e9, 3e9))
+    assert state.skipped == len(state._plans)
+    assert backward(bits, rank, 51)[0].isfinite().all()
+
+
+def layout_changes(state, rank):
+    """Another model with the same state: the buckets are others, their errors are dropped, and the
+    state says so."""
+    plans = len(state._plans)
+    model = DistributedDataParallel(network())
+    model.register_comm_hook(state, onebit.torch.allreduce_hook)
+    assert alike(backward(model, rank, 0)[0])
+    assert alike(backward(model, rank, 1)[0])
+    assert 1 <= state.dropped <= plans + 2
+
+
+def other_types(rank):
+    """A type that bits do not know is as without a hook. This gloo has no bfloat16, nor a model in
+    it: such a bucket is handed to the hook here."""
+    state = onebit.torch.HookState(warmup_steps=1)
+    bits, plain = (wrapped(one, torch.float64) for one in (state, None))
+    for step in range(2):
+        assert torch.equal(backward(bits, rank, step)[0], backward(plain, rank, step)[0])
+    assert not state._plans
+
+    class Bucket:
+        def __init__(self, value):
+            self.tensor = torch.full((100,), value, dtype=torch.bfloat16)
+            self.buffer, self.parameters = lambda: self.tensor, list
+            self.index, self.is_last = lambda: 7, lambda: True
+
+    mean = (dist.get_world_size() + 1) / 2
+    for spoilt in False, True:
+        value = float("nan") if spoilt and rank == 0 else rank + 1.0
+        got = onebit.torch.allreduce_hook(state, Bucket(value)).wait()
+        assert torch.equal(got, torch.full_like(got, mean)) or spoilt and got.isnan().all()
+    assert state.skipped == 1 and list(state._plans) == [7]
+    state.close()
+
+
+def hook_fails(rank, size):
+    """An error in an exchange is raised by backward, on every rank; none waits."""
+    state = onebit.torch.HookState(chunk_size=32 * (rank + 1))
+    model = wrapped(state)
+    backward(model, rank, 0)
+    try:
+        backward(model, rank, 1)
+    except RuntimeError as reason:
+        assert "ERROR_MISMATCH" in str(reason) and "chunk_size differs" in str(reason), reason
+        return
+    raise AssertionError("backward went well")
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+def train_with(rank, steps, make):
+    torch.manual_seed(3)
+    model, step = make()
+    losses = []
+    for number in range(steps):
+        _, loss = backward(model, rank, number)
+        step()
+        losses.append(loss)
+    mean = torch.tensor(losses[-15:]).mean()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size(), list(model.parameters())
+
+
+def training(rank, size):
+    """The hook, and the optimizers, come to the loss of the plain run."""
+    options = argparse.Namespace(steps=100, warmup=10, lr=0.05)
+    plain, plain_bytes = train_ddp.train(options, compressed=False)
+    bits, bits_bytes = train_ddp.train(options, compressed=True)
+    without, _ = train_ddp.train(options, compressed=True, no_error_feedback=1)
+    if rank == 0:
+        print(f"hook: plain {plain:.5f}, one bit {bits:.5f}, without error feedback {without:.5f}")
+    assert abs(bits - plain) < 0.06 * plain and without > 1.2 * plain, (plain, bits, without)
+    assert bits_bytes < plain_bytes / 28
+    comm = onebit.Communicator.torch()
+
+    def adam(**options):
+        model = network()
+        optimizer = onebit.torch.Adam(model.parameters(), comm, lr=3e-3, **options)
+        return model, optimizer.step
+
+    def dense():
+        model = DistributedDataParallel(network())
+        return model, torch.optim.Adam(model.parameters(), lr=3e-3).step
+
+    plain, wanted = train_with(rank, 70, dense)
+    exact, got = train_with(rank, 70, lambda: adam(freeze_step=onebit.FREEZE_NEVER))
+    bits, parameters = train_with(rank, 70, lambda: adam(freeze_step=30))
+    assert all(alike(one.detach()) for one in parameters)
+    if rank == 0:
+        print(f"adam: plain {plain:.4f}, never frozen {exact:.4f}, one bit {bits:.4f}")
+    assert abs(exact - plain) < 1e-2 * plain and abs(bits - plain) < 0.25 * plain, (exact, bits)
+    optimizer_edges(comm, rank)
+    comm.close()
+
+
+def optimizer_edges(comm, rank):
+    model = network()
+    groups = [{"params": list(model[:2].parameters())},
+              {"params": list(model[2:].parameters()), "lr": 1e-4, "weight_decay": 0.1}]
+    optimizer = onebit.torch.Momentum(groups, comm, lr=1e-3)
+    backward(model, rank, 0)
+    optimizer.step()
+    assert optimizer.status is Status.OK
+    saved = [None] * comm.size
+    dist.all_gather_object(saved, optimizer.state_dict())
+    before = [one.detach().clone() for one in model.parameters()]
+    backward(model, rank, 1)
+    optimizer.step()
+    optimizer.load_state_dict(saved)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters()))
+    backward(model, rank, 1)
+    model[0].weight.grad = torch.randn(20, 60).t() if rank == 1 else None  # not contiguous
+    raises(Status.ERROR_ARGUMENT if rank == 1 else Status.ERROR_PEER, optimizer.step)
+    optimizer.zero_grad(set_to_none=True)
+    optimizer.step()  # no rank has a gradient of anything: zeros
+    assert optimizer.status is Status.OK
+    optimizer.param_groups[1]["lr"] = 1.0
+    raises(Status.ERROR_ARGUMENT, optimizer.step, "no longer 0.1 times")
+    raises(Status.ERROR_ARGUMENT, lambda: optimizer.add_param_group({"params": []}))
+
+
+# --- A rank that is gone -------------------------------------------------------------------------
+
+
+def gone(rank, size):
+    """The last rank ends without a word; the others are told."""
+    comm = onebit.Communicator.torch(timeout=60)
+    plan = onebit.Plan(comm, 5000)
+    mine = torch.ones(5000)
+    if rank == size - 1:
+        plan.allreduce(mine, mine)
+        os._exit(0)
+    raises(Status.ERROR_TRANSPORT, lambda: [plan.allreduce(mine, mine) for _ in range(3)], "rank")
+    raises(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
+    print(f"rank {rank} knows")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+SCENARIOS = (collectives, hook, hook_fails, training, gone)
+
+
+def run(rank, names, size, path):
+    torch.set_num_threads(1)
+    store = dist.FileStore(path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    for name in names:
+        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
+        dist.barrier()
+    if rank == 0:
+        print("all well")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        names, size = sys.argv[1].split(","), int(sys.argv[2])
+        arguments = (names, size, os.path.join(place, "store"))
+        torch.multiprocessing.start_processes(run, arguments, nprocs=size, start_method="fork")

@@ -1,0 +1,363 @@
+/* Batches over functions of the caller's (onebit/custom.h). */
+#define _POSIX_C_SOURCE 200809L
+#include <stdatomic.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "collectives/communicator.h"
+#include "collectives/progress.h"
+#include "collectives/tuning.h"
+#include "onebit/custom.h"
+
+#define LEAST_LARGEST_TAG 32767 /* as in MPI */
+#define DEFAULT_TIMEOUT   1800.0
+/* The longest that one callback may wait: another thread's failure is seen as soon. */
+#define LONGEST_WAIT 0.1
+
+struct custom {
+  onebit_transport_callbacks_t call;
+  atomic_bool failed;
+};
+
+struct custom_batch {
+  struct ob_batch base;
+  void **operations; /* one a receive, then one a send; NULL: complete, or not begun */
+  double begun;      /* when, by ob_seconds */
+};
+
+/* Requests on different communicators may depend on each other, as over MPI. */
+static struct ob_engine process_engine = OB_ENGINE_INIT;
+
+static size_t messages_of(const struct ob_batch *base) { return base->receives + base->sends; }
+
+static void cancel_all(struct custom_batch *batch) {
+  struct custom *custom = batch->base.comm->state;
+  for (size_t i = 0; i < 2 * batch->base.capacity; i++) {
+    if (batch->operations[i])
+      custom->call.cancel(custom->call.context, batch->operations[i]);
+    batch->operations[i] = NULL;
+  }
+}
+
+static void give_up(struct custom *custom) {
+  if (!atomic_exchange(&custom->failed, true) && custom->call.abort)
+    custom->call.abort(custom->call.context);
+}
+
+/* The end of a batch, and of the communicator. The words are taken before anything else is called.
+ */
+static onebit_status_t fail(struct custom_batch *batch, const char *what, int peer, int code) {
+  struct custom *custom = batch->base.comm->state;
+  const char *words = custom->call.words ? custom->call.words(custom->call.context, code) : NULL;
+  onebit_status_t status =
+      words ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: %s", what, peer, words)
+            : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: code %d", what, peer, code);
+  give_up(custom);
+  cancel_all(batch);
+  return status;
+}
+
+static onebit_status_t fail_here(struct custom_batch *batch, onebit_status_t status) {
+  give_up(batch->base.comm->state);
+  cancel_all(batch);
+  return status;
+}
+
+static void batch_destroy(struct ob_batch *base) {
+  struct custom_batch *batch = (struct custom_batch *)base;
+  if (batch && batch->operations && base->comm->state)
+    cancel_all(batch); /* of a plan that has failed elsewhere */
+  if (batch)
+    ob_release(batch->operations);
+  ob_batch_release(base);
+}
+
+static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+  struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct custom_batch));
+  struct custom_batch *batch = (struct custom_batch *)base;
+  *result = base;
+  if (base && (batch->operations = ob_allocate(2 * capacity, sizeof *batch->operations)))
+    return ONEBIT_OK;
+  batch_destroy(base);
+  *result = NULL;
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
+}
+
+static onebit_status_t begin_one(struct custom_batch *batch, size_t number, int tag) {
+  const struct ob_batch *base = &batch->base;
+  const struct custom *custom = base->comm->state;
+  void **operation = &batch->operations[number];
+  if (number < base->receives) {
+    const struct ob_endpoint *in = &base->receive[number];
+    int code =
+        custom->call.receive(custom->call.context, in->data, in->bytes, in->peer, tag, operation);
+    return code ? fail(batch, "receive from", in->peer, code) : ONEBIT_OK;
+  }
+  const struct ob_endpoint *out = &base->send[number - base->receives];
+  int code =
+      custom->call.send(custom->call.context, out->data, out->bytes, out->peer, tag, operation);
+  return code ? fail(batch, "send to", out->peer, code) : ONEBIT_OK;
+}
+
+static onebit_status_t check_failed(struct custom_batch *batch) {
+  const struct custom *custom = batch->base.comm->state;
+  if (!atomic_load(&custom->failed))
+    return ONEBIT_OK;
+  return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+                                   "custom: the transport of this communicator has failed before"));
+}
+
+static onebit_status_t begin(struct ob_batch *base, int tag) {
+  struct custom_batch *batch = (struct custom_batch *)base;
+  OB_TRY(check_failed(batch));
+  batch->begun = ob_seconds();
+  for (size_t i = 0; i < messages_of(base); i++)
+    OB_TRY(begin_one(batch, i, tag));
+  return ONEBIT_OK;
+}
+
+/* What arrived, into the endpoint. */
+static onebit_status_t take_size(struct custom_batch *batch, size_t number, size_t bytes) {
+  if (number >= batch->base.receives)
+    return ONEBIT_OK;
+  struct ob_endpoint *in = &batch->base.receive[number];
+  if (bytes > in->bytes)
+    return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+                                     "custom: a message of %zu bytes from rank %d, which is longer "
+                                     "than expected, %zu",
+                                     bytes, in->peer, in->bytes));
+  in->bytes = bytes;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t test_one(struct custom_batch *batch, size_t number, double seconds) {
+  const struct ob_batch *base = &batch->base;
+  const struct custom *custom = base->comm->state;
+  bool receives = number < base->receives;
+  size_t bytes = 0;
+  int code = custom->call.test(custom->call.context, batch->operations[number], seconds, &bytes);
+  if (code == ONEBIT_IN_PROGRESS)
+    return ONEBIT_IN_PROGRESS;
+  if (code)
+    return fail(batch, receives ? "message from" : "message to",
+                receives ? base->receive[number].peer : base->send[number - base->receives].peer,
+                code);
+  batch->operations[number] = NULL;
+  return take_size(batch, number, bytes);
+}
+
+/* Asks about all that is open; then, with time to wait, waits for the first of them. */
+static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
+  size_t count = messages_of(&batch->base), open = count;
+  for (size_t i = count; i-- > 0;) {
+    if (!batch->operations[i])
+      continue;
+    onebit_status_t status = test_one(batch, i, 0);
+    if (status < 0)
+      return status;
+    if (status == ONEBIT_IN_PROGRESS)
+      open = i;
+  }
+  if (open == count)
+    return ONEBIT_OK;
+  onebit_status_t status = seconds > 0 ? test_one(batch, open, seconds) : ONEBIT_IN_PROGRESS;
+  return status < 0 ? status : ONEBIT_IN_PROGRESS;
+}
+
+static onebit_status_t check_time(struct custom_batch *batch, double *left) {
+  const struct custom *custom = batch->base.comm->state;
+  *left = custom->call.timeout - (ob_seconds() - batch->begun);
+  if (*left > 0)
+    return ONEBIT_OK;
+  return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+                                   "custom: no message in the timeout of %g seconds",
+                                   custom->call.timeout));
+}
+
+static onebit_status_t test(struct ob_batch *base, bool wait) {
+  struct custom_batch *batch = (struct custom_batch *)base;
+  double left = 0;
+  onebit_status_t status = ONEBIT_IN_PROGRESS;
+  for (unsigned idle = 0; status == ONEBIT_IN_PROGRESS; idle++) {
+    OB_TRY(check_failed(batch));
+    status = test_all(batch, left < LONGEST_WAIT ? left : LONGEST_WAIT);
+    if (status != ONEBIT_IN_PROGRESS)
+      return status;
+    OB_TRY(check_time(batch, &left));
+    if (!wait)
+      return status;
+    ob_rest(idle);
+  }
+  return status;
+}
+
+static bool threads(void) { return true; }
+
+static void progress(onebit_comm_t comm) {
+  const struct custom *custom = comm->state;
+  if (custom->call.progress)
+    custom->call.progress(custom->call.context);
+}
+
+/* Without telling the caller. */
+static void forget(onebit_comm_t comm) {
+  cancel_all((struct custom_batch *)comm->control);
+  ob_release(comm->state);
+  comm->state = NULL;
+}
+
+static void destroy(onebit_comm_t comm) {
+  const struct custom *custom = comm->state;
+  onebit_transport_callbacks_t call = custom->call;
+  forget(comm);
+  if (call.release)
+    call.release(call.context);
+}
+
+const struct ob_transport ob_transport_custom = {
+    .threads = threads,
+    .name = "custom",
+    .host_messages = true,
+    .network = true,
+    .batch_create = batch_create,
+    .batch_destroy = batch_destroy,
+    .begin = begin,
+    .test = test,
+    .progress = progress,
+    .destroy = destroy,
+};
+
+/* --- Creation ----------------------------------------------------------------------------------*/
+
+static onebit_status_t check_function(const char *name, bool there) {
+  return there ? ONEBIT_OK : ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->%s is NULL", name);
+}
+
+/* What without which the other ranks cannot even be told. */
+static onebit_status_t check_usable(const onebit_transport_callbacks_t *call, int rank, int size) {
+  if (!call)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks is NULL");
+  if (call->size != sizeof *call)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->size is %zu, not %zu", call->size,
+                    sizeof *call);
+  OB_TRY(check_function("send", call->send));
+  OB_TRY(check_function("receive", call->receive));
+  OB_TRY(check_function("test", call->test));
+  OB_TRY(check_function("cancel", call->cancel));
+  if (size < 1)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "size is %d, not 1 or more", size);
+  if (rank < 0 || rank >= size)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "rank is %d, not 0 to size - 1, %d", rank, size - 1);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_rest(const onebit_transport_callbacks_t *call, bool wanted) {
+  if (!wanted)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  if (call->largest_tag < 0)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->largest_tag is %d", call->largest_tag);
+  if (!(call->timeout >= 0))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->timeout is %g seconds", call->timeout);
+  return ONEBIT_OK;
+}
+
+/* The host as a number: FNV-1a of its name. */
+static uint64_t host_number(const char *name) {
+  char own[256] = "";
+  uint64_t hash = 0xcbf29ce484222325u;
+  if (!name && gethostname(own, sizeof own - 1) == 0)
+    name = own;
+  for (; name && *name; name++)
+    hash = (hash ^ (unsigned char)*name) * 0x100000001b3u;
+  return hash;
+}
+
+static onebit_status_t agree(onebit_comm_t comm, onebit_status_t status, const char *host) {
+  const struct ob_term terms[] = {{"size", (uint64_t)comm->size},
+                                  {"largest_tag", (uint64_t)comm->largest_tag}};
+  return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0], host_number(host));
+}
+
+/* From what the ranks have told of their hosts. */
+static onebit_status_t find_hosts(onebit_comm_t comm) {
+  int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
+  if (!host_of)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
+  for (int rank = 0; rank < comm->size; rank++)
+    while (ob_agree_note(comm, host_of[rank]) != ob_agree_note(comm, rank))
+      host_of[rank]++;
+  ob_hosts_destroy(&comm->hosts);
+  onebit_status_t status = ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size);
+  ob_release(host_of);
+  return status;
+}
+
+/* All ranks choose by the costs of rank 0, so that they choose alike. */
+static onebit_status_t find_costs(onebit_comm_t comm) {
+  struct ob_batch *batch = comm->control;
+  batch->sends = batch->receives = 0;
+  if (comm->rank == 0)
+    ob_tuning_find(&comm->costs);
+  for (int peer = 1; comm->rank == 0 && peer < comm->size; peer++)
+    batch->send[batch->sends++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, peer};
+  if (comm->rank != 0)
+    batch->receive[batch->receives++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, 0};
+  OB_TRY(begin(batch, 0));
+  OB_TRY(test(batch, true));
+  if (batch->receives && batch->receive[0].bytes != sizeof comm->costs)
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank 0 sent %zu bytes of costs, not %zu",
+                    batch->receive[0].bytes, sizeof comm->costs);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t create_local(const onebit_transport_callbacks_t *call, int rank, int size,
+                                    onebit_comm_t *comm) {
+  struct custom *custom = ob_allocate(1, sizeof *custom);
+  *comm = NULL;
+  if (!custom)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+  custom->call = *call;
+  custom->call.host = NULL;
+  custom->call.timeout = call->timeout > 0 ? call->timeout : DEFAULT_TIMEOUT;
+  onebit_status_t status =
+      ob_comm_create(&ob_transport_custom, rank, size, NULL, custom, &process_engine, comm);
+  if (status != ONEBIT_OK) {
+    ob_release(custom);
+    return status;
+  }
+  (*comm)->largest_tag = call->largest_tag > 0 ? call->largest_tag : LEAST_LARGEST_TAG;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t meet_others(onebit_comm_t comm, onebit_status_t status, const char *host) {
+  OB_TRY(agree(comm, status, host));
+  OB_TRY(ob_agree(comm, find_hosts(comm), NULL, 0));
+  status = find_costs(comm);
+  return status == ONEBIT_ERROR_TRANSPORT ? status : ob_agree(comm, status, NULL, 0);
+}
+
+onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,
+                                          int size, onebit_comm_t *result) {
+  onebit_comm_t comm;
+  if (result)
+    *result = NULL;
+  OB_TRY(check_usable(callbacks, rank, size));
+  onebit_status_t status = create_local(callbacks, rank, size, &comm);
+  if (status != ONEBIT_OK) {
+    if (callbacks->abort)
+      callbacks->abort(callbacks->context);
+    return status;
+  }
+  status = meet_others(comm, check_rest(callbacks, result != NULL), callbacks->host);
+  if (status == ONEBIT_OK) {
+    *result = comm;
+    return ONEBIT_OK;
+  }
+  forget(comm);
+  ob_comm_release(comm);
+  return status;
+}

@@ -1,0 +1,263 @@
+/* A transport of threads for onebit/custom.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/support_custom.h"
+
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define FAULT_CODE (-77)
+#define DEAD_CODE  (-78)
+
+/* A message on its way, or a receive: both are found by who, to whom and tag. */
+struct letter {
+  struct letter *next;
+  int from, to, tag;
+  size_t bytes;
+  unsigned char *data; /* of a message: a copy; of a receive: the library's */
+};
+
+struct hub {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  struct letter *letters; /* messages, in the order in which they were sent */
+  struct letter *wanted;  /* receives that are not complete, in the order of their beginning */
+  struct custom_fault fault;
+  long calls; /* of the kind that the fault names, on its rank */
+  long open;  /* receives that are neither complete nor cancelled */
+  long aborts, releases;
+  bool dead;
+};
+
+struct member {
+  struct hub *hub;
+  int rank, size;
+  custom_attempt *attempt;
+  void *argument;
+  onebit_transport_callbacks_t callbacks;
+};
+
+static void append(struct letter **list, struct letter *letter) {
+  while (*list)
+    list = &(*list)->next;
+  *list = letter;
+}
+
+static void unlink_letter(struct letter **list, struct letter *letter) {
+  while (*list != letter)
+    list = &(*list)->next;
+  *list = letter->next;
+}
+
+static struct letter *letter_create(int from, int to, int tag, size_t bytes) {
+  struct letter *letter = allocate(1, sizeof *letter);
+  *letter = (struct letter){.from = from, .to = to, .tag = tag, .bytes = bytes};
+  return letter;
+}
+
+static bool alike(const struct letter *a, const struct letter *b) {
+  return a->from == b->from && a->to == b->to && a->tag == b->tag;
+}
+
+/* Whether this call is the one that goes wrong. The lock is held. */
+static bool strikes(const struct member *member, enum custom_call call) {
+  struct hub *hub = member->hub;
+  if (hub->fault.call != call || hub->fault.rank != member->rank)
+    return false;
+  return ++hub->calls == hub->fault.at && hub->fault.at > 0;
+}
+
+static int send_letter(void *context, const void *data, size_t bytes, int peer, int tag,
+                       void **operation) {
+  struct member *member = context;
+  struct hub *hub = member->hub;
+  pthread_mutex_lock(&hub->lock);
+  bool fails = strikes(member, CUSTOM_SEND), longer = fails && hub->fault.longer;
+  int code = hub->dead ? DEAD_CODE : fails && !longer ? FAULT_CODE : 0;
+  if (code == 0) {
+    struct letter *letter = letter_create(member->rank, peer, tag, bytes + longer);
+    letter->data = allocate(bytes + 1, 1);
+    memcpy(letter->data, data, bytes);
+    append(&hub->letters, letter);
+    pthread_cond_broadcast(&hub->changed);
+  }
+  pthread_mutex_unlock(&hub->lock);
+  *operation = NULL;
+  return code;
+}
+
+static int receive_letter(void *context, void *data, size_t bytes, int peer, int tag,
+                          void **operation) {
+  struct member *member = context;
+  struct hub *hub = member->hub;
+  pthread_mutex_lock(&hub->lock);
+  int code = hub->dead ? DEAD_CODE : strikes(member, CUSTOM_RECEIVE) ? FAULT_CODE : 0;
+  if (code == 0) {
+    struct letter *wanted = letter_create(peer, member->rank, tag, bytes);
+    wanted->data = data;
+    append(&hub->wanted, wanted);
+    hub->open++;
+    *operation = wanted;
+  }
+  pthread_mutex_unlock(&hub->lock);
+  return code;
+}
+
+/* The message for a receive: the first that is for it, unless an older receive wants that. */
+static struct letter *message_for(struct hub *hub, struct letter *wanted) {
+  for (struct letter *older = hub->wanted; older != wanted; older = older->next)
+    if (alike(older, wanted))
+      return NULL;
+  struct letter *letter = hub->letters;
+  while (letter && !alike(letter, wanted))
+    letter = letter->next;
+  return letter;
+}
+
+static void wait_a_moment(struct hub *hub, double seconds) {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  long nanoseconds = until.tv_nsec + (long)(seconds * 1e9);
+  until.tv_sec += nanoseconds / 1000000000;
+  until.tv_nsec = nanoseconds % 1000000000;
+  pthread_cond_timedwait(&hub->changed, &hub->lock, &until);
+}
+
+static void close_receive(struct hub *hub, struct letter *wanted) {
+  unlink_letter(&hub->wanted, wanted);
+  hub->open--;
+  free(wanted);
+}
+
+static int test_letter(void *context, void *operation, double seconds, size_t *bytes) {
+  struct member *member = context;
+  struct hub *hub = member->hub;
+  struct letter *wanted = operation, *letter = NULL;
+  pthread_mutex_lock(&hub->lock);
+  int code = strikes(member, CUSTOM_TEST) ? FAULT_CODE : 0;
+  if (code == 0 && !hub->dead && !(letter = message_for(hub, wanted)) && seconds > 0) {
+    wait_a_moment(hub, seconds);
+    letter = message_for(hub, wanted);
+  }
+  if (code == 0 && !letter)
+    code = hub->dead ? DEAD_CODE : ONEBIT_IN_PROGRESS;
+  if (code == 0) {
+    *bytes = letter->bytes;
+    memcpy(wanted->data, letter->data,
+           letter->bytes < wanted->bytes ? letter->bytes : wanted->bytes);
+    unlink_letter(&hub->letters, letter);
+    free(letter->data);
+    free(letter);
+    close_receive(hub, wanted);
+    pthread_cond_broadcast(&hub->changed);
+  }
+  pthread_mutex_unlock(&hub->lock);
+  return code;
+}
+
+static void cancel_letter(void *context, void *operation) {
+  struct hub *hub = ((struct member *)context)->hub;
+  pthread_mutex_lock(&hub->lock);
+  close_receive(hub, operation);
+  pthread_mutex_unlock(&hub->lock);
+}
+
+static void abort_all(void *context) {
+  struct hub *hub = ((struct member *)context)->hub;
+  pthread_mutex_lock(&hub->lock);
+  hub->aborts++;
+  hub->dead = true;
+  pthread_cond_broadcast(&hub->changed);
+  pthread_mutex_unlock(&hub->lock);
+}
+
+static const char *words_of(void *context, int code) {
+  (void)context;
+  return code == FAULT_CODE ? "the wire was cut" : "the other end has gone";
+}
+
+static void release_member(void *context) {
+  struct hub *hub = ((struct member *)context)->hub;
+  pthread_mutex_lock(&hub->lock);
+  hub->releases++;
+  pthread_mutex_unlock(&hub->lock);
+}
+
+static void *member_main(void *argument) {
+  struct member *member = argument;
+  check_rank(member->rank);
+  member->attempt(&member->callbacks, member->rank, member->size, member->argument);
+  return NULL;
+}
+
+static onebit_transport_callbacks_t callbacks_of(struct member *member, const char *host) {
+  onebit_transport_callbacks_t callbacks = ONEBIT_TRANSPORT_CALLBACKS_INIT;
+  bool quiet = member->hub->fault.quiet;
+  callbacks.context = member;
+  callbacks.send = send_letter;
+  callbacks.receive = receive_letter;
+  callbacks.test = test_letter;
+  callbacks.cancel = cancel_letter;
+  callbacks.abort = quiet ? NULL : abort_all;
+  callbacks.words = quiet ? NULL : words_of;
+  callbacks.release = release_member;
+  callbacks.host = host;
+  callbacks.timeout = quiet ? 0.2 : 0;
+  return callbacks;
+}
+
+long attempt_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
+                    void *argument) {
+  struct hub hub = {.fault = fault};
+  struct member *members = allocate((size_t)size, sizeof *members);
+  pthread_t *threads = allocate((size_t)size, sizeof *threads);
+  pthread_mutex_init(&hub.lock, NULL);
+  pthread_cond_init(&hub.changed, NULL);
+  for (int rank = 0; rank < size; rank++) {
+    char host[32];
+    snprintf(host, sizeof host, "host %d", rank * hosts / size);
+    members[rank] = (struct member){&hub, rank, size, attempt, argument, {0}};
+    members[rank].callbacks = callbacks_of(&members[rank], strdup(host));
+    cr_assert_eq(pthread_create(&threads[rank], NULL, member_main, &members[rank]), 0);
+  }
+  for (int rank = 0; rank < size; rank++) {
+    pthread_join(threads[rank], NULL);
+    free((void *)(uintptr_t)members[rank].callbacks.host);
+  }
+  CHECK(hub.open == 0, "%ld operations are neither complete nor cancelled", hub.open);
+  CHECK(hub.aborts <= size, "%ld times aborted by %d ranks", hub.aborts, size);
+  for (struct letter *letter = hub.letters, *next; letter; letter = next) {
+    next = letter->next;
+    free(letter->data);
+    free(letter);
+  }
+  pthread_mutex_destroy(&hub.lock);
+  pthread_cond_destroy(&hub.changed);
+  free(threads);
+  free(members);
+  return hub.calls;
+}
+
+struct custom_body {
+  rank_body *body;
+  void *context;
+};
+
+static void create_and_run(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                           void *argument) {
+  const struct custom_body *what = argument;
+  onebit_comm_t comm = NULL;
+  if (!CHECK_STATUS(onebit_comm_create_custom(callbacks, rank, size, &comm), ONEBIT_OK))
+    return;
+  what->body(comm, what->context);
+  onebit_comm_destroy(comm);
+}
+
+void on_custom(int size, int hosts, rank_body *body, void *context) {
+  struct custom_body what = {body, context};
+  attempt_custom(size, hosts, (struct custom_fault){0}, create_and_run, &what);
+  checks_must_hold();
+}

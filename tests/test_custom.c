@@ -1,0 +1,318 @@
+/*
+ * Communicators over functions of the caller's: what holds over loopback holds there too, to the
+ * bit; and whatever these functions do, each rank gets a status, none hangs, and no operation is
+ * forgotten.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "tests/support_custom.h"
+#include "tests/support_errors.h"
+#include "tests/support_requests.h"
+
+TestSuite(custom, .timeout = 120);
+
+/* Thousands of messages at once are much for a mailbox that is a list. */
+#define MOST_ELEMENTS 5000
+
+static void walk(struct collective_case *cases, size_t count, int size, int hosts) {
+  for (size_t k = 0; k < count; k += test_stride()) {
+    if (cases[k].count > MOST_ELEMENTS)
+      continue;
+    struct collective_run run = collective_prepare(&cases[k]);
+    on_custom(size, hosts, collective_on_rank, &run);
+    collective_release(&run);
+  }
+  free(cases);
+}
+
+Test(custom, collectives_equal_the_oracle) {
+  for (int size = 1; size <= 4; size++) {
+    size_t count;
+    struct collective_case *cases = collective_cases(size, FEW, &count);
+    walk(cases, count, size, 1);
+  }
+}
+
+Test(custom, schedules_equal_the_oracle) {
+  size_t count;
+  struct collective_case *cases = schedule_cases(4, 2, FEW, &count);
+  walk(cases, count, 4, 2);
+}
+
+static void in_flight(rank_body *scenario) {
+  struct flight *flight = flight_prepare(3);
+  on_custom(3, 1, scenario, flight);
+  flight_release(flight);
+  flight = flight_prepare_hosts(4, 2);
+  on_custom(4, 2, scenario, flight);
+  flight_release(flight);
+}
+
+Test(custom, waited_for_in_any_order) { in_flight(waited_in_any_order); }
+Test(custom, started_in_any_order) { in_flight(started_in_any_order_and_tested); }
+Test(custom, moved_by_progress) { in_flight(moved_by_progress); }
+Test(custom, a_late_rank) { in_flight(late_rank_is_waited_for); }
+Test(custom, several_threads) { in_flight(threads_share_a_communicator); }
+
+Test(custom, mistakes_are_told_to_all) {
+  for (int rank = 0; rank < 3; rank += 2) {
+    struct culprit culprit = {.rank = rank};
+    on_custom(3, 1, wrong_buffers_on_one_rank, &culprit);
+    on_custom(3, 1, wrong_plan_on_one_rank, &culprit);
+    on_custom(3, 1, wrong_learning_rate_on_one_rank, &culprit);
+    on_custom(3, 1, other_plan_on_one_rank, &culprit);
+  }
+}
+
+static void describes_itself(onebit_comm_t comm, void *context) {
+  onebit_plan_info_t info = {.size = sizeof info};
+  onebit_plan_t plan = NULL;
+  (void)context;
+  CHECK(onebit_comm_size(comm) == 4 && onebit_comm_hosts(comm) == 2, "%d ranks on %d hosts",
+        onebit_comm_size(comm), onebit_comm_hosts(comm));
+  CHECK_STATUS(onebit_plan_create(comm, 5, NULL, &plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  CHECK(strcmp(info.transport, "custom") == 0, "transport \"%s\"", info.transport);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(custom, says_who_is_there) { on_custom(4, 2, describes_itself, NULL); }
+
+/* --- Wrong arguments ---------------------------------------------------------------------------*/
+
+static void refuses(onebit_transport_callbacks_t callbacks, int rank, int size, const char *words) {
+  onebit_comm_t comm = (onebit_comm_t)&callbacks;
+  CHECK_STATUS(onebit_comm_create_custom(&callbacks, rank, size, &comm), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS(words);
+  CHECK(!comm, "a communicator came of it");
+}
+
+#define REFUSES(field, value, words)                                                               \
+  do {                                                                                             \
+    onebit_transport_callbacks_t wrong = *callbacks;                                               \
+    wrong.field = value;                                                                           \
+    refuses(wrong, 0, 1, words);                                                                   \
+  } while (0)
+
+static void try_wrong(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                      void *context) {
+  onebit_comm_t comm;
+  (void)rank, (void)size, (void)context;
+  CHECK_STATUS(onebit_comm_create_custom(NULL, 0, 1, &comm), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("callbacks is NULL");
+  CHECK_STATUS(onebit_comm_create_custom(callbacks, 0, 1, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("comm is NULL");
+  REFUSES(size, 3, "callbacks->size is 3");
+  REFUSES(send, NULL, "callbacks->send is NULL");
+  REFUSES(receive, NULL, "callbacks->receive is NULL");
+  REFUSES(test, NULL, "callbacks->test is NULL");
+  REFUSES(cancel, NULL, "callbacks->cancel is NULL");
+  REFUSES(largest_tag, -1, "callbacks->largest_tag is -1");
+  REFUSES(timeout, -2.0, "callbacks->timeout is -2");
+  REFUSES(timeout, (double)NAN, "callbacks->timeout is");
+  refuses(*callbacks, 0, 0, "size is 0");
+  refuses(*callbacks, -1, 2, "rank is -1");
+  refuses(*callbacks, 2, 2, "rank is 2, not 0 to size - 1, 1");
+}
+
+Test(custom, wrong_arguments) {
+  attempt_custom(1, 1, (struct custom_fault){0}, try_wrong, NULL);
+  checks_must_hold();
+}
+
+/* One rank's mistake: it gets words for it, and the others are told. */
+static void mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                           void *context) {
+  onebit_comm_t comm = NULL;
+  onebit_transport_callbacks_t mine = *callbacks;
+  const char *what = context;
+  onebit_status_t wanted = ONEBIT_ERROR_MISMATCH;
+  if (rank == 1 && strcmp(what, "largest_tag") == 0)
+    mine.largest_tag = 5;
+  if (strcmp(what, "timeout") == 0) {
+    wanted = rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER;
+    mine.timeout = rank == 1 ? -1 : 0;
+  }
+  CHECK_STATUS(onebit_comm_create_custom(&mine, rank, size, &comm), wanted);
+  CHECK_WORDS(wanted == ONEBIT_ERROR_PEER ? "rank 1" : what);
+  CHECK(!comm, "a communicator came of it");
+}
+
+Test(custom, a_mistake_on_one_rank) {
+  static char tag[] = "largest_tag", timeout[] = "timeout";
+  attempt_custom(3, 1, (struct custom_fault){0}, mistake_on_one, tag);
+  attempt_custom(3, 1, (struct custom_fault){0}, mistake_on_one, timeout);
+  checks_must_hold();
+}
+
+/* A rank whose callbacks are of no use cannot tell the others: they wait no longer than their
+ * timeout. */
+static void useless_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                           void *context) {
+  onebit_comm_t comm = NULL;
+  onebit_transport_callbacks_t mine = *callbacks;
+  (void)context;
+  if (rank == 1)
+    mine.test = NULL;
+  CHECK_STATUS(onebit_comm_create_custom(&mine, rank, size, &comm),
+               rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS(rank == 1 ? "test is NULL" : "timeout of 0.2 seconds");
+}
+
+Test(custom, useless_callbacks_on_one_rank) {
+  attempt_custom(3, 1, (struct custom_fault){.quiet = true}, useless_on_one, NULL);
+  checks_must_hold();
+}
+
+/* --- Failures ----------------------------------------------------------------------------------*/
+
+#define COUNT 9000
+
+/* What a rank came to. */
+struct outcome {
+  onebit_status_t status;
+  bool made;
+  char words[256];
+};
+
+/* Makes a communicator and two plans, and two calls on each, at the same time. */
+static onebit_status_t use(onebit_comm_t comm) {
+  static const float input[COUNT] = {1.0f, -2.0f};
+  onebit_plan_options_t options = {
+      .size = sizeof options, .schedule = ONEBIT_SCHEDULE_EXCHANGE, .chunk_size = 2048};
+  float *result = allocate(2 * COUNT, sizeof *result);
+  onebit_plan_t plans[2] = {NULL, NULL};
+  onebit_status_t status = onebit_plan_create(comm, COUNT, &options, &plans[0]);
+  if (status == ONEBIT_OK)
+    status = onebit_plan_create(comm, COUNT, &options, &plans[1]);
+  for (int step = 0; step < 2 && status == ONEBIT_OK; step++) {
+    onebit_request_t requests[2] = {NULL, NULL};
+    for (int k = 0; k < 2; k++)
+      onebit_iallreduce(input, result + k * COUNT, plans[k], &requests[k]);
+    status = onebit_wait(&requests[0]);
+    onebit_status_t second = onebit_wait(&requests[1]);
+    status = status == ONEBIT_OK ? second : status;
+  }
+  CHECK_STATUS(onebit_plan_destroy(plans[0]), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_destroy(plans[1]), ONEBIT_OK);
+  free(result);
+  return status;
+}
+
+static void make_and_use(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                         void *context) {
+  struct outcome *outcome = (struct outcome *)context + rank;
+  onebit_comm_t comm = NULL;
+  outcome->status = onebit_comm_create_custom(callbacks, rank, size, &comm);
+  outcome->made = comm != NULL;
+  CHECK(outcome->made == (outcome->status == ONEBIT_OK), "status and handle do not agree");
+  if (comm)
+    outcome->status = use(comm);
+  strncpy(outcome->words, onebit_last_error(), sizeof outcome->words - 1);
+  /* What has failed once is at an end. */
+  if (comm && outcome->status != ONEBIT_OK) {
+    onebit_plan_t plan;
+    CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_TRANSPORT);
+    CHECK_WORDS("has failed before");
+  }
+  onebit_comm_destroy(comm);
+}
+
+static long with_fault(struct custom_fault fault) {
+  struct outcome outcomes[3] = {{0}};
+  check_case("call %ld of kind %d on rank %d fails%s", fault.at, (int)fault.call, fault.rank,
+             fault.quiet ? ", quietly" : "");
+  long calls = attempt_custom(3, 1, fault, make_and_use, outcomes);
+  bool struck = fault.at > 0 && calls >= fault.at;
+  for (int rank = 0; rank < 3; rank++) {
+    onebit_status_t status = outcomes[rank].status;
+    if (!struck)
+      CHECK(status == ONEBIT_OK, "rank %d: %s", rank, outcomes[rank].words);
+    else /* in the last call of all others may have ended theirs well */
+      CHECK(status == ONEBIT_ERROR_TRANSPORT || (status == ONEBIT_OK && rank != fault.rank),
+            "rank %d: %s: %s", rank, onebit_status_string(status), outcomes[rank].words);
+  }
+  if (struck)
+    CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "code -77" : "the wire was cut") ||
+              strstr(outcomes[fault.rank].words, "failed before") ||
+              strstr(outcomes[fault.rank].words, "the other end has gone"),
+          "the words \"%s\"", outcomes[fault.rank].words);
+  return calls;
+}
+
+static void at_every_call(enum custom_call call, long limit) {
+  struct custom_fault fault = {.call = call, .rank = 1};
+  long calls = with_fault(fault);
+  if (calls > limit)
+    calls = limit;
+  for (fault.at = 1; fault.at <= calls; fault.at += (long)test_stride())
+    with_fault(fault);
+  checks_must_hold();
+}
+
+Test(custom, any_send_fails) { at_every_call(CUSTOM_SEND, 1000); }
+Test(custom, any_receive_fails) { at_every_call(CUSTOM_RECEIVE, 1000); }
+/* How often they are asked depends on the others' speed: not more often than that, at the least. */
+Test(custom, any_test_fails) { at_every_call(CUSTOM_TEST, 40); }
+
+/* An early failure, in creation and in the first call, reaches all. */
+static void all_fail(struct custom_fault fault) {
+  struct outcome outcomes[3] = {{0}};
+  attempt_custom(3, 1, fault, make_and_use, outcomes);
+  for (int rank = 0; rank < 3; rank++)
+    CHECK(outcomes[rank].status == ONEBIT_ERROR_TRANSPORT, "rank %d: %s", rank,
+          onebit_status_string(outcomes[rank].status));
+  CHECK(strstr(outcomes[fault.rank].words, fault.quiet ? "code -77" : "the wire was cut"),
+        "the words \"%s\"", outcomes[fault.rank].words);
+}
+
+Test(custom, a_failure_reaches_all) {
+  for (int quiet = 0; quiet < 2; quiet++)
+    for (int rank = 0; rank < 3; rank++) {
+      all_fail((struct custom_fault){.call = CUSTOM_SEND, .rank = rank, .at = 1, .quiet = quiet});
+      all_fail(
+          (struct custom_fault){.call = CUSTOM_RECEIVE, .rank = rank, .at = 1, .quiet = quiet});
+    }
+  checks_must_hold();
+}
+
+Test(custom, a_message_that_is_too_long) {
+  struct outcome outcomes[2] = {{0}};
+  attempt_custom(2, 1, (struct custom_fault){CUSTOM_SEND, 0, 1, false, true}, make_and_use,
+                 outcomes);
+  CHECK(outcomes[1].status == ONEBIT_ERROR_TRANSPORT &&
+            strstr(outcomes[1].words, "longer than expected"),
+        "%s: %s", onebit_status_string(outcomes[1].status), outcomes[1].words);
+  CHECK(outcomes[0].status == ONEBIT_ERROR_TRANSPORT, "rank 0: %s",
+        onebit_status_string(outcomes[0].status));
+  checks_must_hold();
+}
+
+/* --- Memory ------------------------------------------------------------------------------------*/
+
+static void make_only(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                      void *context) {
+  onebit_status_t *statuses = context;
+  onebit_comm_t comm = NULL;
+  statuses[rank] = onebit_comm_create_custom(callbacks, rank, size, &comm);
+  onebit_comm_destroy(comm);
+}
+
+Test(custom, any_allocation_fails) {
+  onebit_status_t statuses[2] = {ONEBIT_ERROR_MEMORY, ONEBIT_OK};
+  long n = 0;
+  while (statuses[0] != ONEBIT_OK || statuses[1] != ONEBIT_OK) {
+    ob_memory_fail_at(++n);
+    attempt_custom(2, 1, (struct custom_fault){0}, make_only, statuses);
+    ob_memory_fail_at(0);
+    check_case("allocation %ld", n);
+    CHECK((statuses[0] == ONEBIT_OK) == (statuses[1] == ONEBIT_OK), "%s and %s",
+          onebit_status_string(statuses[0]), onebit_status_string(statuses[1]));
+  }
+  CHECK(n > 10, "only %ld allocations", n);
+  checks_must_hold();
+}
