@@ -169,6 +169,14 @@ void ob_sequence_follow(struct ob_sequence *sequence, size_t period) {
   sequence->phase = 0;
 }
 
+void ob_sequence_expected(const struct ob_sequence *sequence, size_t phase, uint64_t *signature,
+                          const void **sendbuf, const void **recvbuf) {
+  const struct seen *call = &sequence->calls[phase];
+  *signature = call->signature;
+  *sendbuf = call->sendbuf;
+  *recvbuf = call->recvbuf;
+}
+
 ptrdiff_t ob_sequence_phase(struct ob_sequence *sequence, uint64_t signature, const void *sendbuf,
                             const void *recvbuf, bool *same) {
   const struct seen call = {signature, sendbuf, recvbuf};

@@ -198,6 +198,7 @@ static size_t longest(size_t period, unsigned repeats) {
 
 Test(sequence, long_periods_are_found) {
   cr_expect_eq(longest(OB_SEQUENCE_PERIOD_MOST, 2), OB_SEQUENCE_PERIOD_MOST);
+  cr_expect_eq(longest(OB_SEQUENCE_PERIOD_MOST - 1, 2), OB_SEQUENCE_PERIOD_MOST - 1);
   cr_expect_eq(longest(1000, 3), 1000);
   cr_expect_eq(longest(OB_SEQUENCE_PERIOD_MOST + 1, 2), 0);
 }
