@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "dropin/attached.h"
+#include "dropin/calls.h"
 
 /* One for each communicator; its address is the attribute. */
 struct holder {
@@ -41,9 +42,10 @@ static void add_holder(struct holder *holder) {
 /* An MPI_Comm_delete_attr_function: in MPI_Comm_free, which is collective, or at the end. */
 static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
   struct holder *holder = value;
-  (void)comm, (void)key, (void)extra;
+  (void)key, (void)extra;
   remove_holder(holder);
   ob_attached_destroy(holder->attached);
+  ob_requests_orphan(comm);
   ob_release(holder);
   return MPI_SUCCESS;
 }

@@ -197,7 +197,7 @@ static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_cal
   if (code == MPI_SUCCESS)
     code = ob_wait_moving(&request);
   if (code == MPI_SUCCESS)
-    code = ob_mpi_call_end(&dense);
+    code = ob_mpi_call_end(&dense, exchange->queue->size);
   if (code != MPI_SUCCESS)
     ob_mpi_failed("a call without compression", code);
   return code;

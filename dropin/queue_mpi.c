@@ -253,7 +253,7 @@ static void move_dense(struct ob_operation *operation) {
   if (code == MPI_SUCCESS)
     code = PMPI_Test(&operation->dense, &done, MPI_STATUS_IGNORE);
   if (code == MPI_SUCCESS && done)
-    code = ob_mpi_call_end(&operation->call);
+    code = ob_mpi_call_end(&operation->call, operation->queue->size);
   if (code != MPI_SUCCESS || done)
     finish_dense(operation, "a call without compression", code);
 }
