@@ -56,6 +56,13 @@ void ob_exchange_destroy(struct ob_exchange *exchange);
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
 struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
 
+/* How many of its latest calls in a row went dense after all: all ranks find alike, because this
+ * waits until those in flight are decided. */
+unsigned ob_exchange_fallen(const struct ob_exchange *exchange);
+
+/* Notes a call that the ranks knew beforehand to be dense. */
+void ob_exchange_count_dense(struct ob_exchange *exchange);
+
 /* Does a call of its signature. Blocking. withdraw: this rank must not compress it.
  * Gives an MPI error code. */
 int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw);

@@ -235,6 +235,7 @@ static bool decide(struct ob_operation *operation, bool wait) {
     ob_exchange_take(operation->exchange, &operation->call);
   ob_queues_lock();
   operation->exchange->undecided--;
+  ob_exchange_note(operation->exchange, operation->compressed);
   ob_queues_unlock();
   if (ob_is_withdrawn(status))
     operation->stage = OB_STAGE_UNSENT;
