@@ -45,7 +45,8 @@ static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
   (void)key, (void)extra;
   remove_holder(holder);
   ob_attached_destroy(holder->attached);
-  ob_requests_orphan(comm);
+  if (holder->comm != MPI_COMM_NULL)
+    ob_requests_orphan(comm);
   ob_release(holder);
   return MPI_SUCCESS;
 }
@@ -122,7 +123,8 @@ static bool all_keep(MPI_Comm comm, int key, struct holder *holder) {
   if (code == MPI_SUCCESS && all)
     return true;
   if (mine) {
-    holder->attached = NULL;
+    holder->attached = NULL; /* its caller's, and the communicator stays */
+    holder->comm = MPI_COMM_NULL;
     PMPI_Comm_delete_attr(comm, key);
   } else {
     ob_release(holder);

@@ -47,6 +47,7 @@ void ob_queues_rest(unsigned idle);
 
 /* Collective over the queue's communicator, all ranks alike. The queue and the tally outlive it.
  *   call    whose signature it serves; its buffers do not matter
+ *   tally   NULL: this rank has no memory for one
  * Fails on all ranks or on none. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_tally *tally, struct ob_exchange **exchange);

@@ -49,7 +49,7 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
                                     struct ob_tally *tally) {
   struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
   struct ob_operation *operation = ob_allocate(1, sizeof *operation);
-  bool all = exchange && operation;
+  bool all = exchange && operation && tally;
   if (operation)
     ob_operation_spare(operation);
   if (exchange) {
