@@ -107,7 +107,7 @@ only_cuda := $(if $(filter 0,$(CUDA)),%_cuda.o)
 only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 
 LIBRARY  := $(filter-out $(only_mpi) $(only_nccl),\
-              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c) \
+              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c dropin/*.c) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
@@ -116,7 +116,7 @@ PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info
 SCRIPTS  := bench/netlab
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               examples/train_images.c \
-              $(if $(filter 1,$(MPI)),examples/allreduce.c)))
+              $(if $(filter 1,$(MPI)),examples/allreduce.c examples/mpi_calls.c)))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 DIGEST   := $(BUILD)/tests/codec_digest
@@ -127,8 +127,8 @@ HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' include/onebit/*)) \
               $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
-  tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
+ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples \
+  tests tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check installed-check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
@@ -209,6 +209,7 @@ $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
+$(BUILD)/examples/mpi_calls: $(call objects,examples/mpi_calls.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
