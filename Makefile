@@ -7,6 +7,7 @@
 #   make demo           four ranks train on a text, dense and with one bit, side by side
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
+#   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
 #   make fuzz           the message decoder, for FUZZ_SECONDS
 #   make format, clean
@@ -124,7 +125,7 @@ HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUD
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
   tests/gpu tests/emulation tests/emulation/include
 
-.PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
+.PHONY: all tests deps demo check gpu-check bench reference install uninstall clean format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
 tests: $(UNIT) $(RANKED)
@@ -250,6 +251,14 @@ endif
 # The standard set, and a page about it in docs/measured; BENCH="sizes rates" for a part.
 bench: $(BUILD)/onebit-bench
 	bench/report $(BENCH)
+
+# The reference of the public headers, as web pages.
+DOXYGEN ?= doxygen
+reference:
+	@command -v $(DOXYGEN) >/dev/null || \
+	  { echo "$(DOXYGEN): not found; it makes the reference, and is a package of that name" >&2; exit 1; }
+	$(Q)mkdir -p $(BUILD)/reference; REFERENCE=$(BUILD)/reference VERSION=$(VERSION) $(DOXYGEN) docs/Doxyfile
+	@echo "$(BUILD)/reference/html/index.html"
 
 # Debian's and Ubuntu's names.
 PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 zlib1g-dev \
