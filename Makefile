@@ -113,7 +113,7 @@ PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info
 SCRIPTS  := bench/netlab
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               examples/train_images.c \
-              $(if $(filter 1,$(MPI)),examples/allreduce.c)))
+              $(if $(filter 1,$(MPI)),examples/allreduce.c examples/adam.c)))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 DIGEST   := $(BUILD)/tests/codec_digest
@@ -204,6 +204,7 @@ $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
+$(BUILD)/examples/adam: $(call objects,examples/adam.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
