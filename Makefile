@@ -7,6 +7,7 @@
 #   make demo           four ranks train on a text, dense and with one bit, side by side
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
+#   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
 #   make fuzz           the message decoder, for FUZZ_SECONDS
 #   make format, clean
@@ -116,7 +117,7 @@ PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info
 SCRIPTS  := bench/netlab
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               examples/train_images.c \
-              $(if $(filter 1,$(MPI)),examples/allreduce.c examples/mpi_calls.c)))
+              $(if $(filter 1,$(MPI)),examples/adam.c examples/allreduce.c examples/mpi_calls.c)))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 DIGEST   := $(BUILD)/tests/codec_digest
@@ -130,7 +131,8 @@ HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' i
 ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples \
   tests tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
 
-.PHONY: all tests deps demo check installed-check gpu-check bench install uninstall clean format fuzz neon FORCE
+.PHONY: all tests deps demo check installed-check gpu-check bench reference install uninstall clean \
+  format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
 tests: $(UNIT) $(RANKED)
@@ -209,6 +211,7 @@ $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
+$(BUILD)/examples/adam: $(call objects,examples/adam.c)
 $(BUILD)/examples/mpi_calls: $(call objects,examples/mpi_calls.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
@@ -260,6 +263,14 @@ endif
 # The standard set, and a page about it in docs/measured; BENCH="sizes rates" for a part.
 bench: $(BUILD)/onebit-bench
 	bench/report $(BENCH)
+
+# The reference of the public headers, as web pages.
+DOXYGEN ?= doxygen
+reference:
+	@command -v $(DOXYGEN) >/dev/null || \
+	  { echo "$(DOXYGEN): not found; it makes the reference, and is a package of that name" >&2; exit 1; }
+	$(Q)mkdir -p $(BUILD)/reference; REFERENCE=$(BUILD)/reference VERSION=$(VERSION) $(DOXYGEN) docs/Doxyfile
+	@echo "$(BUILD)/reference/html/index.html"
 
 # Debian's and Ubuntu's names.
 PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 zlib1g-dev \

@@ -177,6 +177,7 @@ onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale);
 
+/* Whether gradients still travel in full precision, or what the optimizer exchanges in bits. */
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
 
 /* Set `size` to sizeof(onebit_optimizer_info_t), the call fills in the rest. */

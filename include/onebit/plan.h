@@ -27,6 +27,7 @@ extern "C" {
 
 typedef struct onebit_plan *onebit_plan_t;
 
+/* Which collective a plan is for, and what its count means there. */
 typedef enum onebit_operation {
   ONEBIT_ALLREDUCE = 0, /* count elements in every buffer; the result is the mean over the ranks */
   ONEBIT_ALLGATHER = 1, /* count elements from each rank, size * count in recvbuf, in rank order */
@@ -50,6 +51,7 @@ typedef enum onebit_scale {
   ONEBIT_SCALE_MEAN_ABSOLUTE = 1 /* sum |c| / count */
 } onebit_scale_t;
 
+/* What travels. */
 typedef enum onebit_wire {
   ONEBIT_WIRE_BITS = 0, /* one bit an element, with error feedback */
   /* Values, no error: for warm-up steps, and to compare with. Sums are float32 and in rank order,

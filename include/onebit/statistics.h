@@ -87,6 +87,7 @@ typedef struct onebit_tensor_statistics {
 onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimizer, size_t tensor,
                                                        onebit_tensor_statistics_t *statistics);
 
+/* How onebit_optimizer_describe writes. */
 typedef enum onebit_format { ONEBIT_FORMAT_TEXT = 0, ONEBIT_FORMAT_JSON = 1 } onebit_format_t;
 
 /* Writes the statistics in one line, without a newline at its end: as text for a person, or as a

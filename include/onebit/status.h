@@ -13,12 +13,14 @@
 extern "C" {
 #endif
 
+/* The version that a program is compiled against; onebit_version() is the one it runs with. */
 #define ONEBIT_VERSION_MAJOR 0
 #define ONEBIT_VERSION_MINOR 1
 #define ONEBIT_VERSION_PATCH 0
 
+/* What calls return. */
 typedef enum onebit_status {
-  ONEBIT_OK = 0,
+  ONEBIT_OK = 0,          /* done */
   ONEBIT_IN_PROGRESS = 1, /* the request is not finished: test it again, or wait */
   /* all is well done, but something wants to be looked at; the words say what, and what to do */
   ONEBIT_WARNING = 2,
