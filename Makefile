@@ -106,6 +106,8 @@ LIBRARY  := $(filter-out $(only_mpi) $(only_nccl),\
               $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
+# What only an unmodified program that is preloaded needs.
+RULES    := $(call objects,dropin/rules*.c)
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
 PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c \
               bench/tune.c))
@@ -121,7 +123,7 @@ HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).
               $(call objects,tests/*.c))
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
-ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
+ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples tests \
   tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
@@ -209,6 +211,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
+$(BUILD)/tests/test_rules: $(RULES)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
 $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
