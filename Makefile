@@ -103,7 +103,7 @@ only_cuda := $(if $(filter 0,$(CUDA)),%_cuda.o)
 only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 
 LIBRARY  := $(filter-out $(only_mpi) $(only_nccl),\
-              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c) \
+              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c dropin/*.c) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 # What only an unmodified program that is preloaded needs.

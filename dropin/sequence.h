@@ -41,6 +41,10 @@ bool ob_sequence_learn(struct ob_sequence *sequence, uint64_t signature, const v
 size_t ob_sequence_period(const struct ob_sequence *sequence, size_t at_least);
 void ob_sequence_follow(struct ob_sequence *sequence, size_t period);
 
+/* The call of a phase, as this rank makes it. */
+void ob_sequence_expected(const struct ob_sequence *sequence, size_t phase, uint64_t *signature,
+                          const void **sendbuf, const void **recvbuf);
+
 /* Following: the phase of this call, 0 to period - 1. -1: the signature is not what was to come;
  * all ranks see that alike and learn anew, this call first. *same: are the buffers those of the
  * last period? Where not, this rank withdraws, and the new ones are noted. */
