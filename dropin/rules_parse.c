@@ -75,7 +75,7 @@ static bool number_of(struct word word, uint64_t *number) {
   return unit;
 }
 
-/* --- Conditions: KEY<SIGN>NUMBER -----------------------------------------------------------------*/
+/* ---- Conditions: KEY<SIGN>NUMBER ---- */
 
 static const struct {
   const char *name;
@@ -135,7 +135,7 @@ static onebit_status_t take_condition(const struct reader *reader, struct word w
   return wrong(reader, word, condition_words);
 }
 
-/* --- Operations and types: lists of names with commas ---------------------------------------------*/
+/* ---- Operations and types: lists of names with commas ---- */
 
 struct name {
   const char *name;
@@ -192,7 +192,7 @@ static onebit_status_t take_rule(struct reader *reader, struct word first, bool 
   return ONEBIT_OK;
 }
 
-/* --- Lines ---------------------------------------------------------------------------------------*/
+/* ---- Lines ---- */
 
 static onebit_status_t take_number(struct reader *reader, struct word first, uint64_t low,
                                    uint64_t high, uint64_t *number) {
