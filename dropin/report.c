@@ -39,6 +39,8 @@ static void print_plan(int size) {
   if (PMPI_Get_library_version(transport, &length) != MPI_SUCCESS)
     strcpy(transport, "MPI");
   transport[strcspn(transport, ",\n")] = '\0';
+  for (char *tab = transport; (tab = strchr(tab, '\t'));)
+    *tab = ' ';
   fprintf(stderr,
           "onebit %s: preloaded, %d ranks over %s; compresses sums of floats by MPI_Allreduce ",
           onebit_version(), size, transport);

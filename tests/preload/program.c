@@ -238,11 +238,11 @@ static void wait_somehow(int how, MPI_Request request[TENSORS]) {
     break;
   case 3:
     for (int count; done < TENSORS; done += count)
-      MPI_Waitsome(TENSORS, request, &count, some, MPI_STATUSES_IGNORE);
+      MPI_Waitsome(TENSORS, request, &count, some, statuses);
     break;
   case 4:
     while (!flag)
-      MPI_Testall(TENSORS, request, &flag, MPI_STATUSES_IGNORE);
+      MPI_Testall(TENSORS, request, &flag, statuses);
     break;
   default:
     for (int t = TENSORS - 1; t >= 0; t--)
@@ -313,6 +313,7 @@ static void persistent(void) {
 #ifdef PERSISTENT
   float *mine[2] = {floats(COUNT), floats(COUNT)}, *sum[2] = {floats(COUNT), floats(COUNT)};
   MPI_Request request[2];
+  MPI_Status statuses[2];
   for (int t = 0; t < 2; t++)
     PERSISTENT(
         (mine[t], sum[t], COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request[t]));
@@ -323,7 +324,7 @@ static void persistent(void) {
       MPI_Startall(2, request);
     else
       MPI_Start(&request[0]), MPI_Start(&request[1]);
-    MPI_Waitall(2, request, MPI_STATUSES_IGNORE);
+    MPI_Waitall(2, request, statuses);
     for (int t = 0; t < 2; t++)
       check("persistent", sum[t], COUNT, step + t, size);
   }
