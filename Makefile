@@ -118,7 +118,7 @@ SCRIPTS  := bench/netlab
 COMMAND  := bench/onebit
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               examples/train_images.c \
-              $(if $(filter 1,$(MPI)),examples/allreduce.c)) \
+              $(if $(filter 1,$(MPI)),examples/allreduce.c examples/mpi_calls.c)) \
               $(if $(filter 1,$(MPI)),train_plain))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
@@ -128,7 +128,7 @@ DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h %/counters.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h %/mpi_calls.h %/counters.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
 ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples tests \
   tests/preload tests/gpu tests/emulation tests/emulation/include
@@ -227,6 +227,7 @@ $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
+$(BUILD)/examples/mpi_calls: $(call objects,examples/mpi_calls.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)

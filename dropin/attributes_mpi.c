@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "dropin/attached.h"
+#include "dropin/calls.h"
 
 /* One for each communicator; its address is the attribute. */
 struct holder {
@@ -41,9 +42,11 @@ static void add_holder(struct holder *holder) {
 /* An MPI_Comm_delete_attr_function: in MPI_Comm_free, which is collective, or at the end. */
 static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
   struct holder *holder = value;
-  (void)comm, (void)key, (void)extra;
+  (void)key, (void)extra;
   remove_holder(holder);
   ob_attached_destroy(holder->attached);
+  if (holder->comm != MPI_COMM_NULL)
+    ob_requests_orphan(comm);
   ob_release(holder);
   return MPI_SUCCESS;
 }
@@ -120,7 +123,8 @@ static bool all_keep(MPI_Comm comm, int key, struct holder *holder) {
   if (code == MPI_SUCCESS && all)
     return true;
   if (mine) {
-    holder->attached = NULL;
+    holder->attached = NULL; /* its caller's, and the communicator stays */
+    holder->comm = MPI_COMM_NULL;
     PMPI_Comm_delete_attr(comm, key);
   } else {
     ob_release(holder);

@@ -48,10 +48,10 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
  */
 int ob_mpi_call_dense(const struct ob_mpi_call *call);
 
-/* The same in parts: the request is MPI's; after it the result may want a division, which
- * ob_mpi_call_end does. */
+/* The same in parts: the request is MPI's; after it the result may want a division by the
+ * communicator's size, which ob_mpi_call_end does. */
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request);
-int ob_mpi_call_end(const struct ob_mpi_call *call);
+int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 
 /* Elements that a rank gets: count, of an allgather those of `size` ranks. */
 size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size);

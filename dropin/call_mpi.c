@@ -197,22 +197,19 @@ static MPI_Op dense_op(const struct ob_mpi_call *call) {
   return !adds ? call->op : is_own(call->datatype) ? handles()->sum : MPI_SUM;
 }
 
-int ob_mpi_call_end(const struct ob_mpi_call *call) {
+int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
   onebit_dtype_t dtype;
-  int size = 1;
-  if (call->operation == ONEBIT_ALLGATHER || !is_average(call->op))
+  if (call->operation == ONEBIT_ALLGATHER || !is_average(call->op) || size == 1)
     return MPI_SUCCESS;
   if (!find_dtype(call->datatype, &dtype))
     return MPI_ERR_TYPE;
-  int code = PMPI_Comm_size(call->comm, &size);
-  if (code == MPI_SUCCESS && size > 1)
-    ob_elements_divide(dtype, call->recvbuf, call->count, (float)size);
-  return code;
+  ob_elements_divide(dtype, call->recvbuf, call->count, (float)size);
+  return MPI_SUCCESS;
 }
 
 int ob_mpi_call_dense(const struct ob_mpi_call *call) {
   const int count = (int)call->count;
-  int code = MPI_ERR_INTERN;
+  int size = 1, code = MPI_ERR_INTERN;
   switch (call->operation) {
   case ONEBIT_ALLREDUCE:
     code = PMPI_Allreduce(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
@@ -227,7 +224,9 @@ int ob_mpi_call_dense(const struct ob_mpi_call *call) {
                                      dense_op(call), call->comm);
     break;
   }
-  return code == MPI_SUCCESS ? ob_mpi_call_end(call) : code;
+  if (code == MPI_SUCCESS)
+    code = PMPI_Comm_size(call->comm, &size);
+  return code == MPI_SUCCESS ? ob_mpi_call_end(call, size) : code;
 }
 
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request) {

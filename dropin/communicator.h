@@ -5,7 +5,7 @@
  *
  * Three things tell tensors apart, and all ranks come to the same answer: the phase in a period that
  * they follow; before that, where a program asks for compression from the first call on, a message
- * of 24 bytes; and never what one rank alone sees of its buffers.
+ * of 32 bytes; and never what one rank alone sees of its buffers.
  */
 #ifndef OB_DROPIN_COMMUNICATOR_H
 #define OB_DROPIN_COMMUNICATOR_H
@@ -32,7 +32,7 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
                                        bool *withdraw, enum ob_reason *reason);
 
 /* The way of ONEBIT_Allreduce and the like: compressed from the first call on. Before the ranks
- * follow, they agree by a message of 24 bytes on which tensor a call is of. NULL for a dense call,
+ * follow, they agree by a message of 32 bytes on which tensor a call is of. NULL for a dense call,
  * or with an MPI error code in *code when agreeing fails. */
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
                                       bool *withdraw, int *code);

@@ -37,7 +37,7 @@ struct ob_attached {
 /* Tensors that were used only once may be of buffers that never return: no more than this are kept
  * for them, in number and in elements, and calls on further ones are made dense until some are
  * used again or ranks follow a period. */
-#define ONCE_MOST          256
+#define ONCE_MOST          128
 #define ONCE_ELEMENTS_MOST ((size_t)1 << 28)
 
 /* What was not used for so many calls is not used any more. */
@@ -240,6 +240,14 @@ static void try_to_follow(struct ob_attached *attached) {
     ob_sequence_forget(attached->sequence);
 }
 
+/* A tensor that was withdrawn so often in a row is not what ranks take it for. */
+#define FALLEN_MOST 3
+
+static bool is_lost(const struct ob_attached *attached, ptrdiff_t phase) {
+  int slot = phase >= 0 ? attached->phases[phase] : NO_TENSOR;
+  return slot >= 0 && ob_exchange_fallen(attached->tensors[slot]->exchange) >= FALLEN_MOST;
+}
+
 /* Gives the phase of the call, or -1: not followed, or not any more. *look: it is time to agree on
  * a period, once the call has its tensor. */
 static ptrdiff_t phase_of(struct ob_attached *attached, const struct ob_mpi_call *call,
@@ -253,6 +261,11 @@ static ptrdiff_t phase_of(struct ob_attached *attached, const struct ob_mpi_call
   }
   ptrdiff_t phase =
       ob_sequence_phase(attached->sequence, signature, call->sendbuf, call->recvbuf, &same);
+  if (is_lost(attached, phase)) {
+    ob_sequence_forget(attached->sequence);
+    ob_sequence_learn(attached->sequence, signature, call->sendbuf, call->recvbuf);
+    phase = -1;
+  }
   attached->following = phase >= 0;
   return phase;
 }
@@ -307,16 +320,18 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
   return once == 0 || (once < ONCE_MOST && elements <= ONCE_ELEMENTS_MOST);
 }
 
-/* The tensor that some rank knows by its buffers: of several the last one. NO_TENSOR: none does. */
+/* The tensor that some rank knows by its buffers: of several the last one. NO_TENSOR: none does.
+ * *alike: is it the same for all ranks? */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
-                           uint64_t signature, int *code) {
+                           uint64_t signature, bool *alike, int *code) {
   int64_t slot = find_from(attached, 0, signature, call->sendbuf, call->recvbuf);
-  int64_t largest[] = {slot, (int64_t)signature, -(int64_t)signature};
-  *code = ob_largest(attached->comm, largest, 3);
-  if (*code == MPI_SUCCESS && largest[1] != -largest[2]) {
+  int64_t largest[] = {slot, -slot, (int64_t)signature, -(int64_t)signature};
+  *code = ob_largest(attached->comm, largest, 4);
+  if (*code == MPI_SUCCESS && largest[2] != -largest[3]) {
     ob_error(ONEBIT_ERROR_MISMATCH, "count, type or operation differs between ranks");
     *code = MPI_ERR_COUNT;
   }
+  *alike = largest[0] == -largest[1];
   return (int)largest[0];
 }
 
@@ -332,12 +347,17 @@ struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct
   ptrdiff_t phase = phase_of(attached, call, signature, &look);
   if (phase >= 0)
     return use_phase(attached, (size_t)phase, call, signature, true, withdraw);
-  int slot = agree_on_tensor(attached, call, signature, code);
+  bool alike;
+  int slot = agree_on_tensor(attached, call, signature, &alike, code);
   if (*code != MPI_SUCCESS)
     return NULL;
   if (slot == NO_TENSOR && may_make(attached, call))
     slot = make_tensor(attached, call, signature);
   struct ob_exchange *exchange = slot >= 0 ? use(attached, slot, call, true, withdraw) : NULL;
+  if (exchange && !alike) { /* some rank would withdraw: all know, and none begins */
+    ob_exchange_count_dense(exchange);
+    exchange = NULL;
+  }
   if (look)
     try_to_follow(attached);
   return exchange;

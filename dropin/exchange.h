@@ -47,6 +47,7 @@ void ob_queues_rest(unsigned idle);
 
 /* Collective over the queue's communicator, all ranks alike. The queue and the tally outlive it.
  *   call    whose signature it serves; its buffers do not matter
+ *   tally   NULL: this rank has no memory for one
  * Fails on all ranks or on none. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_tally *tally, struct ob_exchange **exchange);
@@ -55,6 +56,13 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
 void ob_exchange_destroy(struct ob_exchange *exchange);
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
 struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
+
+/* How many of its latest calls in a row went dense after all: all ranks find alike, because this
+ * waits until those in flight are decided. */
+unsigned ob_exchange_fallen(const struct ob_exchange *exchange);
+
+/* Notes a call that the ranks knew beforehand to be dense. */
+void ob_exchange_count_dense(struct ob_exchange *exchange);
 
 /* Does a call of its signature. Blocking. withdraw: this rank must not compress it.
  * Gives an MPI error code. */

@@ -49,7 +49,7 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
                                     struct ob_tally *tally) {
   struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
   struct ob_operation *operation = ob_allocate(1, sizeof *operation);
-  bool all = exchange && operation;
+  bool all = exchange && operation && tally;
   if (operation)
     ob_operation_spare(operation);
   if (exchange) {
@@ -156,6 +156,29 @@ onebit_status_t ob_exchange_start(struct ob_operation *operation) {
   return ob_error(ONEBIT_ERROR_ARGUMENT, "operation is %d", (int)exchange->operation);
 }
 
+void ob_exchange_note(struct ob_exchange *exchange, bool compressed) {
+  exchange->fallen = compressed ? 0 : exchange->fallen + 1;
+}
+
+unsigned ob_exchange_fallen(const struct ob_exchange *exchange) {
+  for (unsigned idle = 0;; idle++) {
+    ob_queues_lock();
+    size_t undecided = exchange->undecided;
+    unsigned fallen = exchange->fallen;
+    ob_queues_unlock();
+    if (!undecided)
+      return fallen;
+    ob_queues_rest(idle);
+  }
+}
+
+void ob_exchange_count_dense(struct ob_exchange *exchange) {
+  ob_queues_lock();
+  exchange->tally->calls++;
+  exchange->tally->dense[OB_REASON_WITHDRAWN]++;
+  ob_queues_unlock();
+}
+
 void ob_tally_add(const struct ob_exchange *exchange, bool compressed, double seconds) {
   struct ob_tally *tally = exchange->tally;
   tally->calls++;
@@ -197,7 +220,7 @@ static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_cal
   if (code == MPI_SUCCESS)
     code = ob_wait_moving(&request);
   if (code == MPI_SUCCESS)
-    code = ob_mpi_call_end(&dense);
+    code = ob_mpi_call_end(&dense, exchange->queue->size);
   if (code != MPI_SUCCESS)
     ob_mpi_failed("a call without compression", code);
   return code;
@@ -215,6 +238,7 @@ static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *cal
     return code;
   double seconds = ob_seconds() - begun;
   ob_queues_lock();
+  ob_exchange_note(exchange, status == ONEBIT_OK);
   ob_tally_add(exchange, status == ONEBIT_OK, seconds);
   ob_queues_unlock();
   return MPI_SUCCESS;

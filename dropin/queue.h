@@ -50,6 +50,7 @@ struct ob_exchange {
                                      * put where it belongs */
   uint64_t bytes_sent, bytes_dense; /* a call */
   size_t undecided;                 /* operations in flight that its plan has not ended */
+  unsigned fallen; /* of its latest calls, how many in a row went dense after all */
 };
 
 /* ---- exchange_mpi.c ---- */
@@ -66,6 +67,9 @@ void ob_exchange_take(const struct ob_exchange *exchange, const struct ob_mpi_ca
 /* Has every rank met a status of this kind, with nothing changed? Then all of them go on dense. A
  * damaged message and a failed transport may have met one alone. */
 bool ob_is_withdrawn(onebit_status_t status);
+
+/* Notes how a call was decided. The lock is held. */
+void ob_exchange_note(struct ob_exchange *exchange, bool compressed);
 
 /* Counts a call that has ended well. The lock is held. */
 void ob_tally_add(const struct ob_exchange *exchange, bool compressed, double seconds);

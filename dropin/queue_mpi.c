@@ -235,6 +235,7 @@ static bool decide(struct ob_operation *operation, bool wait) {
     ob_exchange_take(operation->exchange, &operation->call);
   ob_queues_lock();
   operation->exchange->undecided--;
+  ob_exchange_note(operation->exchange, operation->compressed);
   ob_queues_unlock();
   if (ob_is_withdrawn(status))
     operation->stage = OB_STAGE_UNSENT;
@@ -253,7 +254,7 @@ static void move_dense(struct ob_operation *operation) {
   if (code == MPI_SUCCESS)
     code = PMPI_Test(&operation->dense, &done, MPI_STATUS_IGNORE);
   if (code == MPI_SUCCESS && done)
-    code = ob_mpi_call_end(&operation->call);
+    code = ob_mpi_call_end(&operation->call, operation->queue->size);
   if (code != MPI_SUCCESS || done)
     finish_dense(operation, "a call without compression", code);
 }
