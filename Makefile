@@ -22,6 +22,7 @@ MPIRUN   ?= $(subst mpicc,mpirun,$(MPICC))
 # CUDA=1: with the GPU code, for these architectures and the PTX of the last; where nvcc is found
 # that is the default. CUDA=0: without. CUDA=emulated: the GPU code too is compiled for this
 # processor, where tests/emulation runs it thread by thread. NCCL=0: without NCCL.
+OBJCOPY  ?= objcopy
 NVCC     ?= nvcc
 CUDA     ?= $(if $(shell command -v $(NVCC)),1,0)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
@@ -107,19 +108,26 @@ only_mpi := $(if $(filter 1,$(MPI)),,%_mpi.o)
 only_cuda := $(if $(filter 0,$(CUDA)),%_cuda.o)
 only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 
-LIBRARY  := $(filter-out $(only_mpi) $(only_nccl),\
+# What only an unmodified program that is preloaded needs.
+RULES    := $(call objects,dropin/rules*.c)
+PRELOADED := $(call objects,dropin/preload_*.c dropin/report*.c) $(RULES)
+PRELOAD  := $(if $(filter 1,$(MPI)),$(BUILD)/libonebit-mpi.so)
+LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED),\
               $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c dropin/*.c) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
 PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c \
               bench/tune.c))
-SCRIPTS  := bench/netlab
+SCRIPTS  := bench/netlab bench/onebit
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               examples/train_images.c \
-              $(if $(filter 1,$(MPI)),examples/adam.c examples/allreduce.c examples/mpi_calls.c)))
+              $(if $(filter 1,$(MPI)),examples/adam.c examples/allreduce.c examples/mpi_calls.c)) \
+              $(if $(filter 1,$(MPI)),train_plain))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
+# MPI programs that know nothing of onebit.
+UNLINKED := $(if $(filter 1,$(MPI)),$(BUILD)/tests/preload/program)
 DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
@@ -129,13 +137,13 @@ HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' i
               $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
 ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples \
-  tests tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
+  tests tests/abi tests/cpp tests/preload tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check installed-check gpu-check bench reference install uninstall clean \
   format fuzz neon FORCE
 .SECONDARY:
-all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
-tests: $(UNIT) $(RANKED)
+all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES)
+tests: $(UNIT) $(RANKED) $(UNLINKED)
 
 # The flags of the last build: when they change, everything is built again. A missing compiler or
 # MPI is met here first. `deps` comes before everything else when both are asked for.
@@ -177,8 +185,20 @@ $(SHARED): $(LIBRARY) onebit.map
 	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(LIBRARY) $(LIBS)
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
+# The whole library again, with what stands before MPI. Its own calls of MPI go past those wrappers.
+WRAPPED = MPI_Init MPI_Init_thread MPI_Finalize MPI_Allreduce MPI_Iallreduce MPI_Allgather \
+  MPI_Reduce_scatter_block MPI_Allreduce_init MPI_Start MPI_Startall MPI_Request_free
+$(BUILD)/onebit-inside.o: $(LIBRARY)
+	$(call say,LD)
+	$(Q)$(CC) -r -nostdlib -o $@ $(LIBRARY)
+	$(Q)$(OBJCOPY) $(foreach call,$(WRAPPED),--redefine-sym $(call)=P$(call)) $@
+$(PRELOAD): $(BUILD)/onebit-inside.o $(PRELOADED) preload.map
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map \
+	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -ldl
+
 # A program: its own objects and the static library.
-$(SHARED) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
+$(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
 link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
@@ -186,7 +206,7 @@ $(BUILD)/onebit-%: $(STATIC)
 BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c)) \
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
-$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,bench/info*.c))
+$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,bench/info*.c)) $(RULES)
 # Its codec's speeds are those of onebit-bench's passes.
 TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
            $(call objects,bench/tune_*.c bench/common*.c bench/bench_measure.c \
@@ -194,11 +214,14 @@ TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
 $(BUILD)/onebit-tune: $(BUILD)/bench/tune.o $(TUNED)
 $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 
-$(EXAMPLES) $(DIGEST): $(STATIC)
+$(filter-out %/train_plain,$(EXAMPLES)) $(DIGEST): $(STATIC)
 	$(call say,LD)
 	$(link) $(OWN_LIBS) $(LIBS)
+$(BUILD)/examples/train_plain $(UNLINKED): %: %.o
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm
 # What trainings share, and what each has of its own.
-TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o,\
+TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o %/train_plain.o,\
               $(call objects,examples/options.c examples/train_*.c))
 TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/transformer*.c)) \
               $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
@@ -219,6 +242,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
+$(BUILD)/tests/test_rules: $(RULES)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
 $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
@@ -245,7 +269,7 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 gpu-check:
 	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
-export BUILD CC CXX MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
+export BUILD CC CXX MPI MPICC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
 	@$(MAKE) -s installed-check
 # Of the tests that are built, and of what is installed.

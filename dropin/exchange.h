@@ -74,6 +74,8 @@ int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call
  * made at once, blocking, and *operation is NULL. */
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
                       struct ob_operation **operation);
+/* Moves nothing. *compressed: not where it was withdrawn. */
+bool ob_operation_ended(struct ob_operation *operation, bool *compressed);
 int ob_operation_test(struct ob_operation **operation, bool *done);
 int ob_operation_wait(struct ob_operation **operation);
 

@@ -377,6 +377,12 @@ static bool is_done(struct ob_operation *operation, bool waits) {
   return done;
 }
 
+bool ob_operation_ended(struct ob_operation *operation, bool *compressed) {
+  bool done = is_done(operation, false);
+  *compressed = done && operation->compressed;
+  return done;
+}
+
 static int take(struct ob_operation **operation) {
   struct ob_operation *done = *operation;
   int code = done->code;
