@@ -253,7 +253,7 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
   struct calls *calls = context;
   pthread_barrier_t *everyone = &calls->everyone;
   bool first = onebit_comm_rank(comm) == 0;
-  float send[1200] = {1.0f}, receive[1200]; /* of four ranks at most */
+  float send[1200] = {1.0f}, receive[1200] = {0}; /* of four ranks at most */
   onebit_tensor_t tensor = {receive, send, 300, 0, 0, 0};
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_plan_t plans[3];
