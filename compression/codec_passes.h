@@ -68,7 +68,8 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
   if (reads & OB_MASK(OB_LAST) && run->last)
     pass_load_signs(group->small[OB_LAST], run->last[first / OB_LANES], run->last_scale);
   else if (reads & OB_MASK(OB_LAST))
-    memcpy(group->small[OB_LAST], run->last_values + first, count * sizeof(float));
+    for (size_t i = 0; i < count; i++)
+      group->small[OB_LAST][i] = run->last_values[first + i] / run->factors.scaling;
 }
 
 FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *run,
@@ -105,15 +106,18 @@ FIXED void pass_elements(enum ob_pass_kind kind, const struct pass_group *group,
         sums[k][i] += e.sum[k];
     if (summed & OB_MASK(OB_LARGEST))
       sums[OB_LARGEST][i] =
-          e.sum[OB_LARGEST] > sums[OB_LARGEST][i] ? e.sum[OB_LARGEST] : sums[OB_LARGEST][i];
+          e.sum[OB_LARGEST] < sums[OB_LARGEST][i] ? e.sum[OB_LARGEST] : sums[OB_LARGEST][i];
   }
 }
 
 FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind) {
   struct pass_group group;
-  float sums[OB_SUMS][OB_LANES] = {{0}};
+  float sums[OB_SUMS][OB_LANES];
   const struct ob_pass_factors factors = run->factors;
   memset(&group, 0, sizeof group);
+  for (int k = 0; k < OB_SUMS; k++)
+    for (int lane = 0; lane < OB_LANES; lane++)
+      sums[k][lane] = ob_sum_start(k);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     const size_t count = smaller(OB_LANES, run->count - i);
     pass_read(&group, run, kind, i, count);
@@ -122,10 +126,10 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind) {
   }
   for (int k = 0; k < OB_LARGEST; k++)
     run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? ob_sum_lanes(sums[k]) : 0;
-  run->sums[OB_LARGEST] = 0;
-  for (int lane = 0; lane < OB_LANES; lane++)
-    if (sums[OB_LARGEST][lane] > run->sums[OB_LARGEST])
-      run->sums[OB_LARGEST] = sums[OB_LARGEST][lane];
+  float least = sums[OB_LARGEST][0];
+  for (int lane = 1; lane < OB_LANES; lane++)
+    least = sums[OB_LARGEST][lane] < least ? sums[OB_LARGEST][lane] : least;
+  run->sums[OB_LARGEST] = 1 / least;
 }
 
 #define PASS(kind)                                                                                 \
