@@ -294,16 +294,6 @@ void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
   run_step(&step, store_body);
 }
 
-/* The magnitude that the message's signs stand for, as the pass wants it. */
-static float message_scale(const struct step *step, const struct ob_view *view, size_t block,
-                           float scaling) {
-  const struct ob_pass_sink *sink = step->sink;
-  float scale = scale_of(step, view, block);
-  if (sink->kind == OB_PASS_APPLY || sink->kind == OB_PASS_APPLY_STEP)
-    scale = scale / scaling * sink->factors.adam.momentum_factor;
-  return scale;
-}
-
 static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
                             struct ob_pass_run *run) {
   size_t at = (block->word - sink->first_word) * OB_LANES;
@@ -339,11 +329,11 @@ static void pass_block(const struct step *step, size_t b, const struct ob_block 
   point_to_arrays(sink, block, &run);
   if (step->in) {
     run.message = step->in->words + (block->word - step->first_word);
-    run.message_scale = message_scale(step, step->in, b, run.factors.scaling);
+    run.message_scale = ob_pass_scale(sink->kind, scale_of(step, step->in, b), &run.factors);
   }
   if (step->last) {
     run.last = step->last->words + (block->word - step->first_word);
-    run.last_scale = scale_of(step, step->last, b) * sink->last_decay;
+    run.last_scale = scale_of(step, step->last, b) * sink->last_decay / run.factors.scaling;
   }
   step->work->codec->pass(&run);
   for (int k = 0; k < OB_SUMS; k++)

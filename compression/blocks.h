@@ -154,8 +154,8 @@ struct ob_pass_sink {
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take
- * one: its scales are multiplied by the factors' momentum_factor and divided by the piece's scaling
- * for APPLY. `last`: the one before, where the pass wants it and there is one. */
+ * one: of its scales ob_pass_scale makes what the pass wants. `last`: the one before, where the
+ * pass wants it and there is one. */
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 

@@ -81,11 +81,11 @@ struct ob_pass_run {
   onebit_dtype_t copy_dtype;
   const void *gradient; /* NULL: zeros */
   onebit_dtype_t gradient_dtype;
-  const uint32_t *message; /* signs, of this scale */
+  const uint32_t *message; /* signs, of this scale (ob_pass_scale) */
   float message_scale;
   const uint32_t *last; /* likewise; NULL: last_values are it */
   float last_scale;
-  const float *last_values;
+  const float *last_values; /* not yet divided by scaling */
   struct ob_pass_factors factors;
   float sums[OB_SUMS]; /* out, those that the pass has */
 };

@@ -38,6 +38,12 @@ OB_INLINE float ob_float_of(uint32_t bits) {
   return value;
 }
 
+/* One of two values, without a branch for a compiler to make two of a loop's body for. */
+OB_INLINE float ob_choose(int condition, float yes, float no) {
+  const uint32_t all = 0u - (uint32_t)(condition != 0);
+  return ob_float_of((ob_bits_of(yes) & all) | (ob_bits_of(no) & ~all));
+}
+
 /* What a sign stands for: +scale, or -scale when the bit is 1. Scales are never negative. */
 OB_INLINE float ob_decode(uint32_t sign, float scale) {
   return ob_float_of(ob_bits_of(scale) | sign << 31);

@@ -27,8 +27,8 @@ enum ob_slot {
   OB_ARRAYS,
   OB_PARAMETER = OB_ARRAYS, /* the master values, where parameters are not float32 */
   OB_GRADIENT,              /* of this rank, in its own type; read only */
-  OB_MESSAGE,               /* what came back from the exchange, +-scale */
-  OB_LAST,                  /* what came back from the one before */
+  OB_MESSAGE,               /* what came back from the exchange, +-scale, without scaling */
+  OB_LAST,                  /* what came back from the one before, likewise */
   OB_SLOTS
 };
 
@@ -62,8 +62,18 @@ enum ob_pass_kind {
 
 /* Sums that a pass may have, a block at a time: lanes as numerics.h defines, but the last one is
  * the largest value. Of the steps of a warm-up the first one is that of the variances, which the
- * freeze is found from. */
+ * freeze is found from.
+ *
+ * The values of which there is the largest are reciprocals. What an element has for it is what is
+ * to be divided by, the lanes keep the least of these, from infinity on, and 1 is divided once, by
+ * the least: a quotient that is rounded falls, or stays, where its divisor rises, so it is the same
+ * to the bit as the largest of all quotients. */
 enum { OB_SUMS = 4, OB_LARGEST = 3 };
+
+/* What the lanes of a sum begin with. */
+OB_INLINE float ob_sum_start(int which) {
+  return ob_float_of(which == OB_LARGEST ? 0x7f800000u : 0);
+}
 
 /* What is the same for all elements of a piece. */
 struct ob_pass_factors {
@@ -195,6 +205,17 @@ OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
   }
 }
 
+/* The magnitude that a message's signs stand for, as the pass wants it: once a block, since a sign
+ * makes no difference to how a product or a quotient is rounded. */
+OB_INLINE float ob_pass_scale(enum ob_pass_kind kind, float scale,
+                              const struct ob_pass_factors *f) {
+  if (kind == OB_PASS_LAMB_FRESH)
+    return scale / f->scaling;
+  if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
+    return scale / f->scaling * f->adam.momentum_factor;
+  return scale;
+}
+
 /* --- 0/1 Adam: a step of one rank alone, as what it adds to the parameter; moves the momentum */
 
 OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_factors *f) {
@@ -227,7 +248,8 @@ OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float before,
   const float q = now * adam->momentum_factor * v, u = q + f->weight_decay * e->at[OB_PARAMETER];
   e->sum[1] = q * q;
   e->sum[2] = u * u;
-  e->sum[OB_LARGEST] = v > 0 ? 1 / (v * ob_adam_denominator(*w, adam)) : 0;
+  const float divisor = v * ob_adam_denominator(*w, adam);
+  e->sum[OB_LARGEST] = ob_choose(v > 0, divisor, ob_sum_start(OB_LARGEST));
   return u;
 }
 
@@ -297,7 +319,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
     break;
   case OB_PASS_LAMB_FRESH:
-    ob_lamb_freshen(&e, e.at[OB_MESSAGE] / f->scaling, e.at[OB_LAST] / f->scaling, f);
+    ob_lamb_freshen(&e, e.at[OB_MESSAGE], e.at[OB_LAST], f);
     break;
   case OB_PASS_LAMB_FROZEN: {
     const float before = *m;

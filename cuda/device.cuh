@@ -237,6 +237,15 @@ template <typename T> static __device__ inline T largest_lane(T lane) {
   return lane;
 }
 
+/* The least, likewise. */
+static __device__ inline float least_lane(float lane) {
+  for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
+    const float other = __shfl_xor_sync(all_lanes, lane, (int)width);
+    lane = other < lane ? other : lane;
+  }
+  return lane;
+}
+
 /* The sum of doubles in their order, by one warp. Only the additions wait for each other: the lanes
  * have loaded the next 128 before the present ones are added, which takes longer than a load. */
 static __device__ inline double sum_in_order(const double *values, size_t count) {

@@ -100,17 +100,14 @@ static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
   const uint32_t now = plan.state->now;
   const struct ob_view in = view_of(result_of(plan, next_of(plan, now), blockIdx.y), place);
   run->message = in.words + place.word;
-  run->message_scale = scale_of(in, place);
-  if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
-    run->message_scale =
-        run->message_scale / run->factors.scaling * run->factors.adam.momentum_factor;
+  run->message_scale = ob_pass_scale(kind, scale_of(in, place), &run->factors);
   if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)))
     return;
   if (pass.last_values && !(pass.only_at_first && plan.state->outcome.calls > 0))
     return;
   const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
   run->last = last.words + place.word;
-  run->last_scale = scale_of(last, place) * pass.last_decay;
+  run->last_scale = scale_of(last, place) * pass.last_decay / run->factors.scaling;
 }
 
 /* --- Elements */
@@ -162,6 +159,15 @@ static __device__ inline void load_array(const float *array, int slot, unsigned 
     e[w].at[slot] = element_at(word + w) < count ? __ldcs(&array[element_at(word + w)]) : 0;
 }
 
+template <unsigned words>
+static __device__ inline void load_last_values(const struct run &run, unsigned word,
+                                               struct ob_element (&e)[words]) {
+  load_array(run.last_values, OB_LAST, word, run.count, e);
+  OB_UNROLL
+  for (unsigned w = 0; w < words; w++)
+    e[w].at[OB_LAST] /= run.factors.scaling;
+}
+
 template <enum ob_pass_kind kind, unsigned words>
 static __device__ inline void load_elements(const struct run &run, unsigned word,
                                             struct ob_element (&e)[words]) {
@@ -177,7 +183,7 @@ static __device__ inline void load_elements(const struct run &run, unsigned word
   if (reads & OB_MASK(OB_LAST) && run.last)
     load_message<OB_LAST>(run.last, run.last_scale, word, run.count, e);
   else if (reads & OB_MASK(OB_LAST))
-    load_array(run.last_values, OB_LAST, word, run.count, e);
+    load_last_values(run, word, e);
 }
 
 template <enum ob_pass_kind kind>
@@ -200,7 +206,7 @@ static __device__ inline void add_element(const struct ob_element &e, float (&su
     if (summed & OB_MASK(k))
       sums[k] += e.sum[k];
   if (summed & OB_MASK(OB_LARGEST))
-    sums[OB_LARGEST] = e.sum[OB_LARGEST] > sums[OB_LARGEST] ? e.sum[OB_LARGEST] : sums[OB_LARGEST];
+    sums[OB_LARGEST] = e.sum[OB_LARGEST] < sums[OB_LARGEST] ? e.sum[OB_LARGEST] : sums[OB_LARGEST];
 }
 
 template <enum ob_pass_kind kind>
@@ -229,7 +235,7 @@ static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t
   for (int k = 0; k < OB_SUMS; k++) {
     if (!(ob_pass_sums(kind) & OB_MASK(k)) || !pass.sums[k])
       continue;
-    const float sum = k == OB_LARGEST ? largest_lane(sums[k]) : sum_lanes(sums[k]);
+    const float sum = k == OB_LARGEST ? 1 / least_lane(sums[k]) : sum_lanes(sums[k]);
     if (lane_number() == 0)
       pass.sums[k][block] = (double)sum;
   }
@@ -260,7 +266,10 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   if ((plan.state && plan.state->stop) || !find<kind>(plan, &place))
     return;
   struct run run = {};
-  float sums[OB_SUMS] = {};
+  float sums[OB_SUMS];
+  OB_UNROLL
+  for (int k = 0; k < OB_SUMS; k++)
+    sums[k] = ob_sum_start(k);
   point_to_arrays<kind>(pass, place.block, &run);
   set_factors(plan, pass, place.block.piece, &run.factors);
   if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
