@@ -119,8 +119,9 @@ DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-# A header that is not for a library built with MPI=0 says so.
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' include/onebit/*)) \
+# A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
+FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
@@ -237,7 +238,7 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 gpu-check:
 	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
-export BUILD CC CXX MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
+export BUILD CC CXX FOR_MPI MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
 	@$(MAKE) -s installed-check
 # Of the tests that are built, and of what is installed.
