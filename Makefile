@@ -3,6 +3,7 @@
 #   make                everything, in build/
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
+#   make installed-check TESTS="..."   those of them that are built, and that look at an installation
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
 #   make demo           four ranks train on a text, dense and with one bit, side by side
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
@@ -127,7 +128,8 @@ HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE '$(FOR_MPI)' 
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
   tests/abi tests/cpp tests/gpu tests/emulation tests/emulation/include
 
-.PHONY: all tests deps demo check installed-check gpu-check bench install uninstall clean format fuzz neon FORCE
+.PHONY: all tests deps demo check installed-check gpu-check bench install uninstall clean format \
+  fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
 tests: $(UNIT) $(RANKED)

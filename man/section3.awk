@@ -158,7 +158,10 @@ function write(lines, n, code,    k, paragraph) {
       k = names_parameter(lines[k], code) ? list(lines, n, k) : display(lines, n, k)
     } else if (lines[k] ~ /^ *$/) { flush(paragraph); paragraph = "" }
     else {
-      if (lines[k] ~ /^(Errors|Result|Memory|Source|Threads)[^.:]*:/) { flush(paragraph); paragraph = "" }
+      if (lines[k] ~ /^(Errors|Result|Memory|Source|Threads)[^.:]*:/) {
+        flush(paragraph)
+        paragraph = ""
+      }
       paragraph = paragraph " " lines[k]
     }
   }
