@@ -3,6 +3,7 @@
 #   make                everything, in build/
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
+#   make installed-check TESTS="..."   those of them that are built, and that look at an installation
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
 #   make demo           four ranks train on a text, dense and with one bit, side by side
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
@@ -132,8 +133,9 @@ DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-# A header that is not for a library built with MPI=0 says so.
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -l 'with MPI=0' include/onebit/*)) \
+# A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
+FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
 ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples \
@@ -269,7 +271,7 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 gpu-check:
 	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
-export BUILD CC CXX MPI MPICC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
+export BUILD CC CXX FOR_MPI MPI MPICC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
 	@$(MAKE) -s installed-check
 # Of the tests that are built, and of what is installed.

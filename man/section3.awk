@@ -58,8 +58,12 @@ function description_ends(    k) {
 
 function item_ends(    k, all, kind, title, name, names_of_item) {
   if (!code || source[1] ~ /^#define ONEBIT_[A-Z_]*_INIT/) { docs = code = 0; return }
-  for (k = 1; k <= code; k++) all = all " " source[k]
-  kind = all ~ /typedef|#define/ ? "types" : "functions"
+  kind = "types"
+  for (k = 1; k <= code; k++) {
+    all = all " " source[k]
+    if (source[k] ~ /^[^#]*(onebit|ONEBIT)_[A-Za-z0-9_]+\(/) kind = "functions"
+  }
+  if (all ~ /typedef/) kind = "types"
   names_of_item = declared(all, kind)
   if (names_of_item == "") { docs = code = 0; return }
   if (kind == "functions") {
@@ -78,6 +82,7 @@ function item_ends(    k, all, kind, title, name, names_of_item) {
 function declared(all, kind,    rest, name, list) {
   gsub(/\/\*[^*]*\*\//, "", all)
   if (kind == "functions") {
+    gsub(/#define [^(]*\([^)]*\)/, "", all)
     while (match(all, /(onebit|ONEBIT)_[A-Za-z0-9_]+\(/)) {
       name = substr(all, RSTART, RLENGTH - 1)
       list = list (list == "" ? "" : ", ") name
@@ -153,7 +158,10 @@ function write(lines, n, code,    k, paragraph) {
       k = names_parameter(lines[k], code) ? list(lines, n, k) : display(lines, n, k)
     } else if (lines[k] ~ /^ *$/) { flush(paragraph); paragraph = "" }
     else {
-      if (lines[k] ~ /^(Errors|Result|Memory|Source|Threads)[^.:]*:/) { flush(paragraph); paragraph = "" }
+      if (lines[k] ~ /^(Errors|Result|Memory|Source|Threads)[^.:]*:/) {
+        flush(paragraph)
+        paragraph = ""
+      }
       paragraph = paragraph " " lines[k]
     }
   }

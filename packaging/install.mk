@@ -19,8 +19,8 @@ MODULE    = $(MODULEDIR)/onebit/$(VERSION)
 EXAMPLE_SOURCES := examples/minimal.c examples/allreduce.c examples/allreduce.cpp
 
 to = $(foreach file,$(2),$(file):$(1)/$(notdir $(file)))
-INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
-  $(script):$(BINDIR)/$(patsubst onebit-onebit,onebit,onebit-$(notdir $(script))))
+INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS) $(COMMAND)) \
+  $(foreach script,$(SCRIPTS),$(script):$(BINDIR)/onebit-$(notdir $(script)))
 INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED) $(PRELOAD))
 INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS)) $(call to,$(LIBDIR),$(STATIC)) \
   $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
@@ -40,8 +40,8 @@ relative = $(shell awk -v from='$(1)' -v to='$(2)' -v prefix='$(PREFIX)' 'BEGIN 
 # /usr never moves, and pkg-config leaves out its directories only where they are plainly named.
 PC_PREFIX = $(if $(filter /usr,$(PREFIX)),/usr,$(call \
   relative,$(LIBDIR)/pkgconfig,$(PREFIX),$${pcfiledir}))
-# --- The manual: sections 1 and 7 are written in man/, section 3 is made of the headers. The list has
-# --- a line for each page of section 3 and each of its links: the header, and the name.
+# --- The manual: sections 1 and 7 are written in man/, section 3 is made of the headers. The list
+# --- has a line for each page of section 3 and each of its links: the header, and the name.
 
 MAN_DATE   := 2026-11-22
 MAN_LIST   := $(BUILD)/man/list
@@ -89,19 +89,25 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR
   -e 's|@WITH_NCCL@|$(filter 1,$(NCCL))|g' -e 's|@MODULEDIR@|$(MODULEDIR)|g' \
   -e 's|@POINTER@|$(shell echo __SIZEOF_POINTER__ | $(CC) -E -P -)|g'
 
-# Filled in anew each time: PREFIX and the like may differ from those of the last call.
-$(FILLED)/onebit.pc: onebit.pc.in FORCE | $(BUILD)/flags
-$(FILLED)/onebit-config.cmake: packaging/cmake/onebit-config.cmake.in FORCE | $(BUILD)/flags
+# Filled in anew each time: PREFIX and the like may differ from those of the last call, which may
+# have been root's, in a directory of whoever built.
+all: | $(FILLED)
+$(FILLED):
+	@mkdir -p $@
+$(FILLED)/onebit.pc: onebit.pc.in FORCE | $(BUILD)/flags $(FILLED)
+$(FILLED)/onebit-config.cmake: packaging/cmake/onebit-config.cmake.in FORCE | $(BUILD)/flags $(FILLED)
 $(FILLED)/onebit-config-version.cmake: packaging/cmake/onebit-config-version.cmake.in FORCE \
-  | $(BUILD)/flags
-$(FILLED)/modulefile: packaging/modulefile.in FORCE | $(BUILD)/flags
+  | $(BUILD)/flags $(FILLED)
+$(FILLED)/modulefile: packaging/modulefile.in FORCE | $(BUILD)/flags $(FILLED)
 $(FILLED)/%:
-	@mkdir -p $(@D); $(FILL) $< >$@
+	@rm -f $@; $(FILL) $< >$@
 
+FILLED_FILES = $(foreach pair,$(filter $(FILLED)/%,$(INSTALLED_DATA)),\
+  $(firstword $(subst :, ,$(pair))))
 lay = @set -e; for pair in $(2); do from=$${pair%:*}; to=$(DESTDIR)$${pair\#*:}; \
   $(INSTALL) -d "$${to%/*}"; $(1) "$$from" "$$to"; done
 
-install: all $(foreach pair,$(filter $(FILLED)/%,$(INSTALLED_DATA)),$(firstword $(subst :, ,$(pair))))
+install: all $(FILLED_FILES)
 	$(call lay,$(INSTALL) -m 755,$(INSTALLED_PROGRAMS) $(INSTALLED_SHARED))
 	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA) $(call pages_of,$(HEADERS)))
 	$(call lay,ln -sf,$(INSTALLED_LINKS))

@@ -1,5 +1,6 @@
-# Spack's recipe for onebit. In a checkout: `spack dev-build --source-path . onebit@main`, after this
-# file has been copied to packages/onebit/package.py of a repository of yours (`spack repo create`).
+# Spack's recipe for onebit. In a checkout: `spack dev-build --source-path . onebit@main`, after
+# this file has been copied to packages/onebit/package.py of a repository of yours (`spack repo
+# create`).
 import os
 
 from spack.package import *

@@ -131,7 +131,10 @@ function prototype(s,    name, result, parameters, n, k, part, list, pointed) {
   sub(/ $/, "", result)
   n = split(parameters, part, /, ?/)
   for (k = 1; k <= n; k++) {
-    if (part[k] !~ /^(void|\.\.\.)$/) sub(/[A-Za-z0-9_]+(\[\])?$/, "", part[k])
+    sub(/\[\]$/, " *", part[k])
+    if (part[k] !~ /^(void|\.\.\.)$/) sub(/[A-Za-z0-9_]+( \*)?$/, "&@", part[k])
+    sub(/[A-Za-z0-9_]+@$/, "", part[k])
+    sub(/[A-Za-z0-9_]+ \*@$/, "*", part[k])
     sub(/ $/, "", part[k])
     pointed = part[k]
     gsub(/^const | ?\*$/, "", pointed)
