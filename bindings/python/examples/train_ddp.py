@@ -1,5 +1,5 @@
-"""Trains a small network with DistributedDataParallel over gloo, as it is and with onebit's hook, and
-says how the two compare: on 4 processes of this machine, or under torchrun on yours.
+"""Trains a small network with DistributedDataParallel over gloo, as it is and with onebit's hook,
+and says how the two compare: on 4 processes of this machine, or under torchrun on yours.
 
     python train_ddp.py                 # plain, then with one bit an element
     python train_ddp.py --steps 600 --ranks 2

@@ -115,6 +115,6 @@ class Communicator:
         self.close()
 
     def __del__(self):
-        # Over MPI destroying is collective, and garbage is collected when each rank likes: not here.
+        # Over MPI destroying is collective, and garbage is collected when each rank likes.
         if getattr(self, "_handle", None) and not self._collective and not sys.is_finalizing():
             self.close()

@@ -101,7 +101,8 @@ class Optimizer:
     def _check_dtypes(name, buffers, dtype):
         for number, one in enumerate(buffers):
             if one.dtype != dtype:
-                raise wrong(f"tensors[{number}].{name} is of {one.dtype.name}, not {Dtype(dtype).name}")
+                wanted = Dtype(dtype).name
+                raise wrong(f"tensors[{number}].{name} is of {one.dtype.name}, not {wanted}")
 
     def _gradient(self, number, array):
         """An array as the gradient of a tensor; None stays None."""

@@ -168,7 +168,9 @@ class Plan:
         info = _native.sized(_native.PlanInfo)
         check(_native.library().onebit_plan_get_info(self.handle, ctypes.byref(info)))
         found = _native.fields_of(info)
-        return {**found, "schedule": _native.Schedule(info.schedule), "wire": _native.Wire(info.wire)}
+        found["schedule"] = _native.Schedule(info.schedule)
+        found["wire"] = _native.Wire(info.wire)
+        return found
 
     def explain(self):
         """Why the plan goes about it as it does."""

@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import sys
 import threading
 
 from onebit import _native
@@ -58,7 +57,9 @@ def _view(address, count):
 
 
 class Callbacks:
-    """A transport as the library sees it. Keeps operations alive, and the words of exceptions."""
+    """A transport as the library sees it. Keeps operations alive, and the words of exceptions: an
+    exception that left a callback (of ctypes) would be taken for success, so none does, not even
+    KeyboardInterrupt. What `cancel`, `abort` and `release` raise goes to sys.unraisablehook."""
 
     def __init__(self, transport, host, largest_tag, timeout):
         self.transport = transport
@@ -70,9 +71,9 @@ class Callbacks:
         table.receive = _native.RECEIVE(self._receive)
         table.test = _native.TEST(self._test)
         table.cancel = _native.CANCEL(self._cancel)
-        table.abort = _native.ABORT(lambda context: self._quietly(transport.abort))
+        table.abort = _native.ABORT(lambda context: transport.abort())
         table.words = _native.WORDS(self._words)
-        table.release = _native.RELEASE(lambda context: self._quietly(transport.release))
+        table.release = _native.RELEASE(lambda context: transport.release())
         table.host = host.encode() if host is not None else None
         table.largest_tag = largest_tag
         table.timeout = timeout
@@ -87,26 +88,18 @@ class Callbacks:
         words = getattr(self.local, "words", None)
         return ctypes.addressof(words) if words is not None else None
 
-    @staticmethod
-    def _quietly(method):
-        """What cannot be reported by a status goes where Python reports such."""
-        try:
-            method()
-        except Exception:  # noqa: BLE001
-            sys.excepthook(*sys.exc_info())
-
     def _send(self, context, data, count, peer, tag, operation):
         try:
             self.transport.send(_view(data, count), peer, tag)
             return Status.OK
-        except Exception as reason:  # noqa: BLE001
+        except BaseException as reason:  # noqa: BLE001
             return self._failed(reason)
 
     def _receive(self, context, data, count, peer, tag, operation):
         try:
             begun = Operation(_view(data, count), peer, tag)
             self.transport.receive(begun)
-        except Exception as reason:  # noqa: BLE001
+        except BaseException as reason:  # noqa: BLE001
             return self._failed(reason)
         number = next(self.numbers)
         self.operations[number] = begun
@@ -116,7 +109,7 @@ class Callbacks:
     def _test(self, context, number, seconds, count):
         try:
             arrived = self.transport.test(self.operations[number], seconds)
-        except Exception as reason:  # noqa: BLE001
+        except BaseException as reason:  # noqa: BLE001
             return self._failed(reason)
         if arrived is None:
             return Status.IN_PROGRESS
@@ -125,5 +118,4 @@ class Callbacks:
         return Status.OK
 
     def _cancel(self, context, number):
-        operation = self.operations.pop(number)
-        self._quietly(lambda: self.transport.cancel(operation))
+        self.transport.cancel(self.operations.pop(number))

@@ -28,7 +28,8 @@ def test_allreduce_keeps_what_a_bit_cannot_say(on_ranks):
 
     def body(comm):
         plan = onebit.Plan(comm, 5000, schedule="exchange")
-        rows, first, count = [], plan.info()["server_error_first"], plan.info()["server_error_count"]
+        info, rows = plan.info(), []
+        first, count = info["server_error_first"], info["server_error_count"]
         for step in range(3):
             before = [numpy.array(one) for one in plan.export_error()]
             result = numpy.empty(5000, numpy.float32)

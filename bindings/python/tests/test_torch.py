@@ -1,5 +1,5 @@
-"""torch.distributed over gloo, the communication hook and the optimizers: processes of this machine.
-What each scenario finds is in torch_ranks.py. And torch tensors in one process."""
+"""torch.distributed over gloo, the communication hook and the optimizers: processes of this
+machine. What each scenario finds is in torch_ranks.py. And torch tensors in one process."""
 
 import importlib.util
 import pathlib

@@ -132,6 +132,22 @@ def test_a_failure_in_a_call_reaches_all():
     assert "no route to send" in results[1].words and "the hub is dead" in results[0].words
 
 
+def test_an_interrupt_is_no_success():
+    """What a callback of ctypes lets out counts as 0: the message would seem to have arrived."""
+
+    class Interrupted(Threads):
+        def test(self, operation, seconds):
+            raise KeyboardInterrupt
+
+    def body(rank, transport):
+        kind = Interrupted if rank else Threads
+        return onebit.Communicator.custom(kind(transport.hub, rank), rank, 2)
+
+    _, results = on_threads(2, body)
+    assert [one.status for one in results] == [Status.ERROR_TRANSPORT] * 2
+    assert "KeyboardInterrupt" in results[1].words
+
+
 def test_wrong_arguments():
     with pytest.raises(onebit.Error, match="rank is 3"):
         onebit.Communicator.custom(Threads(Hub(), 0), 3, 2)

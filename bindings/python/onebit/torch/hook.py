@@ -33,6 +33,7 @@ class _Job(NamedTuple):
     tensor: torch.Tensor
     index: int
     layout: Any  # which elements of which parameters lie where
+    parameters: Any  # kept alive with the plan, so that no other gets the id of one
     dense: bool
 
 
@@ -66,7 +67,7 @@ class HookState:
         self._plan_options = plan_options
         self._group = checked_group(process_group)
         self.comm = Communicator.torch(self._group, timeout)
-        self._plans = {}  # by the bucket's index: its layout, and the plan
+        self._plans = {}  # by the bucket's index: its layout, the plan, its parameters
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="onebit-hook")
         self._thread.start()
@@ -74,10 +75,11 @@ class HookState:
     def add(self, bucket):
         """Hands a bucket to the thread; the future has the average."""
         tensor = bucket.buffer()
-        layout = (tensor.numel(), tensor.dtype, tuple(id(one) for one in bucket.parameters()))
+        parameters = bucket.parameters()
+        layout = (tensor.numel(), tensor.dtype, tuple(id(one) for one in parameters))
         done = torch.futures.Future()
         dense = self.steps < self.warmup_steps or tensor.dtype not in _DTYPES
-        self._jobs.put(_Job(done, tensor, bucket.index(), layout, dense))
+        self._jobs.put(_Job(done, tensor, bucket.index(), layout, parameters, dense))
         if bucket.is_last():
             self.steps += 1
         return done.then(_unwrap)
@@ -117,7 +119,7 @@ class HookState:
 
     def _plan(self, job):
         """The bucket's plan. The layout changes on all ranks in the same step."""
-        layout, plan = self._plans.get(job.index, (None, None))
+        layout, plan, _ = self._plans.get(job.index, (None, None, None))
         if layout == job.layout:
             return plan
         if plan is not None:
@@ -125,7 +127,7 @@ class HookState:
             plan.close()
         dtype = _DTYPES[job.tensor.dtype]
         plan = Plan(self.comm, job.tensor.numel(), dtype=dtype, **self._plan_options)
-        self._plans[job.index] = job.layout, plan
+        self._plans[job.index] = job.layout, plan, job.parameters
         return plan
 
 

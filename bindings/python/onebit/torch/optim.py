@@ -3,8 +3,8 @@
     comm = onebit.Communicator.torch()
     optimizer = onebit.torch.Adam(model.parameters(), comm, lr=1e-3)
 
-Each rank calls `backward` on its own loss, and `step` does the exchange: the model is not wrapped in
-DistributedDataParallel. All ranks must begin with the same parameters.
+Each rank calls `backward` on its own loss, and `step` does the exchange: the model is not wrapped
+in DistributedDataParallel. All ranks must begin with the same parameters.
 """
 
 import torch
