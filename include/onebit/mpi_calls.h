@@ -142,7 +142,7 @@ int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status);
  *   statuses   out: count of them, or MPI_STATUSES_IGNORE
  * Errors: MPI_ERR_IN_STATUS (of one or more: in statuses[i].MPI_ERROR; the others are done too),
  * MPI_ERR_COUNT (negative), MPI_ERR_REQUEST (requests is NULL). */
-int ONEBIT_Waitall(int count, ONEBIT_Request requests[], MPI_Status statuses[]);
+int ONEBIT_Waitall(int count, ONEBIT_Request *requests, MPI_Status *statuses);
 
 /* Gives an inactive persistent request back. Local.
  *   request   becomes ONEBIT_REQUEST_NULL; ONEBIT_REQUEST_NULL is an error, as in MPI
