@@ -174,11 +174,11 @@ $(SHARED): $(LIBRARY) onebit.map
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
 # The Fortran module, and what it calls: a library beside libonebit, of the compiler that $(MPIFC) is.
-FORTRAN_FLAGS = -O2 -g -fPIC -Wall $(if $(filter 1,$(WERROR)),-Werror)
+FORTRAN_FLAGS = -O2 -g -fPIC -Wall
 $(BUILD)/fortran/libonebit_fortran.a: bindings/fortran/onebit_mpi.f90 bindings/fortran/onebit_mpi.c \
   include/onebit/mpi_calls.h $(BUILD)/flags
 	$(call say,FC)
-	$(Q)mkdir -p $(@D); $(MPIFC) $(FORTRAN_FLAGS) -J$(@D) -c $(filter %.f90,$^) -o $(@D)/module.o
+	$(Q)mkdir -p $(@D); $(MPIFC) $(FORTRAN_FLAGS) $(if $(filter 1,$(WERROR)),-Werror) -J$(@D) -c $(filter %.f90,$^) -o $(@D)/module.o
 	$(Q)$(MPIFC) $(FORTRAN_FLAGS) -Iinclude -c $(filter %.c,$^) -o $(@D)/shims.o
 	$(Q)rm -f $@; $(AR) rcs $@ $(@D)/module.o $(@D)/shims.o
 $(BUILD)/fortran/onebit_mpi.mod: $(BUILD)/fortran/libonebit_fortran.a
