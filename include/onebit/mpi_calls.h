@@ -20,7 +20,7 @@
  * call's rounding (onebit_plan_export_error). What cannot be compressed has MPI's result: values
  * that are not finite, communicators of one rank, tensors for which there is no memory.
  *
- * Arguments mean what they mean to MPI, MPI_IN_PLACE too, and ranks give the same count, type and
+ * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and ranks give the same count, type and
  * operation. A call that can not be of use is an error, not a dense call: other types than those
  * below, other operations than MPI_SUM and ONEBIT_AVG, inter-communicators.
  *
