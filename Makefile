@@ -32,6 +32,9 @@ CUDA_ARCHS ?= 80 90
 ZLIB     ?= $(shell echo '\#include <zlib.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1 || echo 0)
 NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(CUDA_HOME)/include/nccl.h \
               /usr/include/nccl.h),$(filter-out 0,$(CUDA)),0))
+# FORTRAN=0: without the Fortran module; that is also what happens where $(MPIFC) is not found.
+MPIFC    ?= $(subst mpicc,mpifort,$(MPICC))
+FORTRAN  ?= $(if $(filter 1,$(MPI)),$(shell $(MPIFC) --version >/dev/null 2>&1 && echo 1 || echo 0),0)
 # Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
 SAN      ?=
 OPENMP   ?= $(if $(findstring thread,$(SAN)),0,1)
@@ -125,6 +128,7 @@ EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c 
               examples/train_images.c \
               $(if $(filter 1,$(MPI)),examples/adam.c examples/allreduce.c examples/mpi_calls.c)) \
               $(if $(filter 1,$(MPI)),train_plain))
+FORTRANS := $(if $(filter 1,$(FORTRAN)),$(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 # MPI programs that know nothing of onebit.
@@ -144,7 +148,7 @@ ROOMS    := include/onebit base compression collectives optimizers dropin cuda b
 .PHONY: all tests deps demo check installed-check gpu-check bench reference install uninstall clean \
   format fuzz neon FORCE
 .SECONDARY:
-all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES)
+all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(FORTRANS)
 tests: $(UNIT) $(RANKED) $(UNLINKED)
 
 # The flags of the last build: when they change, everything is built again. A missing compiler or
@@ -198,6 +202,16 @@ $(PRELOAD): $(BUILD)/onebit-inside.o $(PRELOADED) preload.map
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map \
 	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -ldl
+
+# The Fortran module, and what it calls: a library beside libonebit, of the compiler that $(MPIFC) is.
+FORTRAN_FLAGS = -O2 -g -fPIC -Wall
+$(BUILD)/fortran/libonebit_fortran.a: bindings/fortran/onebit_mpi.f90 bindings/fortran/onebit_mpi.c \
+  include/onebit/mpi_calls.h $(BUILD)/flags
+	$(call say,FC)
+	$(Q)mkdir -p $(@D); $(MPIFC) $(FORTRAN_FLAGS) $(if $(filter 1,$(WERROR)),-Werror) -J$(@D) -c $(filter %.f90,$^) -o $(@D)/module.o
+	$(Q)$(MPIFC) $(FORTRAN_FLAGS) -Iinclude -c $(filter %.c,$^) -o $(@D)/shims.o
+	$(Q)rm -f $@; $(AR) rcs $@ $(@D)/module.o $(@D)/shims.o
+$(BUILD)/fortran/onebit_mpi.mod: $(BUILD)/fortran/libonebit_fortran.a
 
 # A program: its own objects and the static library.
 $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
@@ -271,7 +285,7 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 gpu-check:
 	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
-export BUILD CC CXX FOR_MPI MPI MPICC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
+export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
 	@$(MAKE) -s installed-check
 # Of the tests that are built, and of what is installed.

@@ -22,7 +22,8 @@ to = $(foreach file,$(2),$(file):$(1)/$(notdir $(file)))
 INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS) $(COMMAND)) \
   $(foreach script,$(SCRIPTS),$(script):$(BINDIR)/onebit-$(notdir $(script)))
 INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED) $(PRELOAD))
-INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS)) $(call to,$(LIBDIR),$(STATIC)) \
+INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(FORTRANS))) \
+  $(call to,$(LIBDIR),$(STATIC) $(filter %.a,$(FORTRANS))) \
   $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
   $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
   $(FILLED)/modulefile:$(MODULE) \
