@@ -37,8 +37,8 @@ struct ob_record {
 /* The seconds begin. */
 void ob_counters_start(double now);
 
-/* The record for such calls: the one there is, or a new one; NULL where there is no memory, and
- * nothing is kept of the call. */
+/* The record for such calls: the one there is, or a new one; of very many, and where there is no
+ * memory, one that is shared. */
 struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
                                      int comm_size);
 /* All of them, the latest first. */

@@ -59,8 +59,24 @@ static struct ob_record *make(MPI_Comm comm, const struct ob_record *like) {
   return record;
 }
 
+/* Programs whose counts change call by call would have no end of records: from some on, and without
+ * memory, they share one. */
+enum { RECORDS_MOST = 1024 };
+
+static struct ob_record *share(void) {
+  static struct ob_record others = {.communicator = "tensors beyond those listed"};
+  static bool listed;
+  if (!listed) {
+    others.next = ob_counters_first();
+    atomic_store_explicit(&records, &others, memory_order_release);
+    listed = true;
+  }
+  return &others;
+}
+
 struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
                                      int comm_size) {
+  static int made;
   const struct ob_record like = {.key = key_of(call->comm),
                                  .comm_size = comm_size,
                                  .operation = call->operation,
@@ -71,8 +87,10 @@ struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtyp
     return record;
   pthread_mutex_lock(&making);
   record = find(&like);
-  if (!record)
+  if (!record && made++ < RECORDS_MOST)
     record = make(call->comm, &like);
+  if (!record)
+    record = share();
   pthread_mutex_unlock(&making);
   return record;
 }
