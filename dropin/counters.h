@@ -10,6 +10,9 @@
 
 #include "dropin/exchange.h"
 
+/* Dense calls that are remembered one by one: as many as a warm-up mostly has. */
+#define OB_DENSE_SAMPLES 64
+
 struct ob_record {
   struct ob_record *next;
   char communicator[32]; /* its name */
@@ -25,7 +28,8 @@ struct ob_record {
    * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
   _Atomic uint64_t timed_dense, timed_compressed;
   _Atomic double seconds_dense, seconds_compressed;
-  _Atomic double seconds_deciding; /* learning, agreeing, making plans */
+  _Atomic double seconds_deciding;                /* learning, agreeing, making plans */
+  _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
   /* Norm of the kept error relative to that of the mean, as last sampled and at most. */
   _Atomic double error_ratio, error_ratio_most;
 };
@@ -33,8 +37,8 @@ struct ob_record {
 /* The seconds begin. */
 void ob_counters_start(double now);
 
-/* The record for such calls: the one there is, or a new one; NULL where there is no memory, and
- * nothing is kept of the call. */
+/* The record for such calls: the one there is, or a new one; of very many, and where there is no
+ * memory, one that is shared. */
 struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
                                      int comm_size);
 /* All of them, the latest first. */
@@ -54,6 +58,10 @@ void ob_record_decided(struct ob_record *record, double seconds);
 void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_dense);
 /* Seconds of a call that is not blocking say nothing. */
 #define OB_NOT_TIMED (-1.0)
+
+/* Seconds of a dense call: the median, which a few slow first ones do not move; 0 before the
+ * second. */
+double ob_record_dense_seconds(const struct ob_record *record);
 
 /* What its compressed calls have saved so far. */
 double ob_record_saved(const struct ob_record *record);

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -58,8 +59,24 @@ static struct ob_record *make(MPI_Comm comm, const struct ob_record *like) {
   return record;
 }
 
+/* Programs whose counts change call by call would have no end of records: from some on, and without
+ * memory, they share one. */
+enum { RECORDS_MOST = 1024 };
+
+static struct ob_record *share(void) {
+  static struct ob_record others = {.communicator = "tensors beyond those listed"};
+  static bool listed;
+  if (!listed) {
+    others.next = ob_counters_first();
+    atomic_store_explicit(&records, &others, memory_order_release);
+    listed = true;
+  }
+  return &others;
+}
+
 struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
                                      int comm_size) {
+  static int made;
   const struct ob_record like = {.key = key_of(call->comm),
                                  .comm_size = comm_size,
                                  .operation = call->operation,
@@ -70,8 +87,10 @@ struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtyp
     return record;
   pthread_mutex_lock(&making);
   record = find(&like);
-  if (!record)
+  if (!record && made++ < RECORDS_MOST)
     record = make(call->comm, &like);
+  if (!record)
+    record = share();
   pthread_mutex_unlock(&making);
   return record;
 }
@@ -97,9 +116,15 @@ void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seco
   add(&record->dense[reason], 1);
   if (seconds < 0 || first)
     return;
-  bool tried = reason == OB_REASON_WITHDRAWN;
-  add(tried ? &record->timed_compressed : &record->timed_dense, 1);
-  add_seconds(tried ? &record->seconds_compressed : &record->seconds_dense, seconds);
+  if (reason == OB_REASON_WITHDRAWN) {
+    add(&record->timed_compressed, 1);
+    add_seconds(&record->seconds_compressed, seconds);
+    return;
+  }
+  uint64_t place = atomic_load_explicit(&record->timed_dense, memory_order_relaxed);
+  atomic_store(&record->dense_samples[place % OB_DENSE_SAMPLES], seconds);
+  add(&record->timed_dense, 1);
+  add_seconds(&record->seconds_dense, seconds);
 }
 
 void ob_record_compressed(struct ob_record *record, double seconds) {
@@ -125,12 +150,26 @@ void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_den
   add(&record->bytes_dense, bytes_dense);
 }
 
+static int by_size(const void *one, const void *other) {
+  double a = *(const double *)one, b = *(const double *)other;
+  return (a > b) - (a < b);
+}
+
+double ob_record_dense_seconds(const struct ob_record *record) {
+  double samples[OB_DENSE_SAMPLES];
+  uint64_t timed = atomic_load(&record->timed_dense);
+  size_t count = timed < OB_DENSE_SAMPLES ? (size_t)timed : OB_DENSE_SAMPLES;
+  for (size_t i = 0; i < count; i++)
+    samples[i] = atomic_load(&record->dense_samples[i]);
+  qsort(samples, count, sizeof samples[0], by_size);
+  return count ? (samples[(count - 1) / 2] + samples[count / 2]) / 2 : 0;
+}
+
 double ob_record_saved(const struct ob_record *record) {
-  uint64_t dense = atomic_load(&record->timed_dense);
   uint64_t compressed = atomic_load(&record->timed_compressed);
-  if (!dense || !compressed)
+  if (!atomic_load(&record->timed_dense) || !compressed)
     return 0;
-  return (double)compressed * atomic_load(&record->seconds_dense) / (double)dense -
+  return (double)compressed * ob_record_dense_seconds(record) -
          atomic_load(&record->seconds_compressed) - atomic_load(&record->seconds_deciding);
 }
 

@@ -15,7 +15,7 @@ static double norm(const float *values, size_t count) {
 static bool wanted(const struct ob_record *record, const struct ob_mpi_call *call) {
   uint64_t calls = record ? atomic_load_explicit(&record->compressed, memory_order_relaxed) : 0;
   return calls && !(calls & (calls - 1)) && call->operation == ONEBIT_ALLREDUCE &&
-         record->dtype == ONEBIT_FLOAT32;
+         record->dtype == ONEBIT_FLOAT32 && record->count == call->count;
 }
 
 void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *call,

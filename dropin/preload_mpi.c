@@ -134,21 +134,45 @@ void ob_preload_end(void) {
 
 /* ---- MPI's beginning and end ---- */
 
+/* Handles of one MPI library are nothing to another: a program that runs with another one than this
+ * was built for gets its calls as they are. */
+static bool is_foreign(void) {
+  char words[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length;
+  PMPI_Get_library_version(words, &length); /* may be called before MPI_Init */
+#ifdef OPEN_MPI
+  return !strstr(words, "Open MPI");
+#else
+  return strstr(words, "Open MPI");
+#endif
+}
+
+static bool started;
+static void start_unless_foreign(void) {
+  started = !is_foreign();
+  if (started)
+    ob_preload_start();
+  else
+    fprintf(stderr, "onebit %s: nothing is compressed: the program runs with another MPI library\n",
+            onebit_version());
+}
+
 OB_PRELOAD_VISIBLE int MPI_Init(int *argc, char ***argv) {
   int code = PMPI_Init(argc, argv);
   if (code == MPI_SUCCESS)
-    ob_preload_start();
+    start_unless_foreign();
   return code;
 }
 
 OB_PRELOAD_VISIBLE int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
   int code = PMPI_Init_thread(argc, argv, required, provided);
   if (code == MPI_SUCCESS)
-    ob_preload_start();
+    start_unless_foreign();
   return code;
 }
 
 OB_PRELOAD_VISIBLE int MPI_Finalize(void) {
-  ob_preload_end();
+  if (started)
+    ob_preload_end();
   return PMPI_Finalize();
 }

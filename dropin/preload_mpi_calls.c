@@ -65,6 +65,10 @@ int ob_preload_call(const struct ob_mpi_call *call) {
   ob_flights_hold();
   int code = ob_exchange_run(decision.exchange, call, decision.withdraw);
   ob_flights_release();
+  if (code != MPI_SUCCESS) { /* as MPI does: most programs leave it to end them */
+    PMPI_Comm_call_errhandler(call->comm, code);
+    return code;
+  }
   note(call, &decision, &before, ob_seconds() - start);
   return code;
 }

@@ -46,10 +46,12 @@ static void print_record(FILE *file, const struct ob_record *record) {
   print_whole(file, "timed_compressed", atomic_load(&record->timed_compressed));
   fprintf(file,
           "\"seconds_dense\": %.9g, \"seconds_compressed\": %.9g, \"seconds_deciding\": %.9g, "
-          "\"seconds_saved\": %.9g, \"error_ratio\": %.9g, \"error_ratio_most\": %.9g, ",
+          "\"seconds_dense_median\": %.9g, \"seconds_saved\": %.9g, \"error_ratio\": %.9g, "
+          "\"error_ratio_most\": %.9g, ",
           atomic_load(&record->seconds_dense), atomic_load(&record->seconds_compressed),
-          atomic_load(&record->seconds_deciding), ob_record_saved(record),
-          atomic_load(&record->error_ratio), atomic_load(&record->error_ratio_most));
+          atomic_load(&record->seconds_deciding), ob_record_dense_seconds(record),
+          ob_record_saved(record), atomic_load(&record->error_ratio),
+          atomic_load(&record->error_ratio_most));
   print_passed(file, passed);
   fprintf(file, "}");
 }

@@ -27,7 +27,7 @@ static void print_seconds(FILE *file, const struct ob_record *record) {
   if (!atomic_load(&record->timed_dense) || !atomic_load(&record->timed_compressed))
     return;
   fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
-          mean(&record->seconds_dense, &record->timed_dense),
+          ob_record_dense_seconds(record),
           mean(&record->seconds_compressed, &record->timed_compressed), ob_record_saved(record));
 }
 
