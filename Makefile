@@ -123,7 +123,7 @@ HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
-  tests/gpu tests/emulation tests/emulation/include
+  tests/gpu tests/guides tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check gpu-check bench reference install uninstall clean format fuzz neon FORCE
 .SECONDARY:
