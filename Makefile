@@ -113,19 +113,20 @@ PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info
 SCRIPTS  := bench/netlab
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               examples/train_images.c \
-              $(if $(filter 1,$(MPI)),examples/allreduce.c examples/adam.c)))
+              $(if $(filter 1,$(MPI)),examples/allreduce.c)))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 DIGEST   := $(BUILD)/tests/codec_digest
+EXAMPLES += $(if $(filter 1,$(MPI)),$(BUILD)/examples/adam)
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
 ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
-  tests/gpu tests/guides tests/emulation tests/emulation/include
+  tests/gpu tests/emulation tests/emulation/include
 
-.PHONY: all tests deps demo check gpu-check bench reference install uninstall clean format fuzz neon FORCE
+.PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
 tests: $(UNIT) $(RANKED)
@@ -200,11 +201,11 @@ IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c ex
 ZLIB_LIBS = $(if $(filter 0,$(ZLIB)),,-lz)
 ZLIB_CFLAGS = $(if $(filter 0,$(ZLIB)),,-DEXAMPLES_HAVE_ZLIB=1)
 $(BUILD)/examples/idx.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
+$(BUILD)/examples/adam: $(call objects,examples/adam.c)
 $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
-$(BUILD)/examples/adam: $(call objects,examples/adam.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
@@ -253,7 +254,10 @@ endif
 bench: $(BUILD)/onebit-bench
 	bench/report $(BENCH)
 
+ROOMS += tests/guides
+
 # The reference of the public headers, as web pages.
+.PHONY: reference
 DOXYGEN ?= doxygen
 reference:
 	@command -v $(DOXYGEN) >/dev/null || \
