@@ -246,12 +246,11 @@ IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c ex
 ZLIB_LIBS = $(if $(filter 0,$(ZLIB)),,-lz)
 ZLIB_CFLAGS = $(if $(filter 0,$(ZLIB)),,-DEXAMPLES_HAVE_ZLIB=1)
 $(BUILD)/examples/idx.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
-$(BUILD)/examples/adam: $(call objects,examples/adam.c)
 $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
-$(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
 $(BUILD)/examples/adam: $(call objects,examples/adam.c)
+$(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
 $(BUILD)/examples/mpi_calls: $(call objects,examples/mpi_calls.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
