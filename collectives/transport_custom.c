@@ -87,17 +87,24 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
 
-static onebit_status_t begin_one(struct custom_batch *batch, size_t number, int tag) {
-  const struct ob_batch *base = &batch->base;
-  const struct custom *custom = base->comm->state;
+static onebit_status_t begin_receive(struct custom_batch *batch, size_t number, int tag) {
+  const struct custom *custom = batch->base.comm->state;
+  const struct ob_endpoint *in = &batch->base.receive[number];
   void **operation = &batch->operations[number];
-  if (number < base->receives) {
-    const struct ob_endpoint *in = &base->receive[number];
-    int code =
-        custom->call.receive(custom->call.context, in->data, in->bytes, in->peer, tag, operation);
-    return code ? fail(batch, "receive from", in->peer, code) : ONEBIT_OK;
-  }
-  const struct ob_endpoint *out = &base->send[number - base->receives];
+  int code =
+      custom->call.receive(custom->call.context, in->data, in->bytes, in->peer, tag, operation);
+  if (code)
+    return fail(batch, "receive from", in->peer, code);
+  if (!*operation)
+    return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
+                                     "custom: receive from rank %d gave no operation", in->peer));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t begin_send(struct custom_batch *batch, size_t number, int tag) {
+  const struct custom *custom = batch->base.comm->state;
+  const struct ob_endpoint *out = &batch->base.send[number];
+  void **operation = &batch->operations[batch->base.receives + number];
   int code =
       custom->call.send(custom->call.context, out->data, out->bytes, out->peer, tag, operation);
   return code ? fail(batch, "send to", out->peer, code) : ONEBIT_OK;
@@ -115,8 +122,10 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
   struct custom_batch *batch = (struct custom_batch *)base;
   OB_TRY(check_failed(batch));
   batch->begun = ob_seconds();
-  for (size_t i = 0; i < messages_of(base); i++)
-    OB_TRY(begin_one(batch, i, tag));
+  for (size_t i = 0; i < base->receives; i++)
+    OB_TRY(begin_receive(batch, i, tag));
+  for (size_t i = 0; i < base->sends; i++)
+    OB_TRY(begin_send(batch, i, tag));
   return ONEBIT_OK;
 }
 

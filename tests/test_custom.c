@@ -292,6 +292,30 @@ Test(custom, a_message_that_is_too_long) {
   checks_must_hold();
 }
 
+static int receive_nothing(void *context, void *data, size_t bytes, int peer, int tag,
+                           void **operation) {
+  (void)context, (void)data, (void)bytes, (void)peer, (void)tag, (void)operation;
+  return 0;
+}
+
+/* A message that seems to be there already never was. */
+static void without_operation(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                              void *context) {
+  onebit_comm_t comm = NULL;
+  onebit_transport_callbacks_t mine = *callbacks;
+  (void)context;
+  if (rank == 1)
+    mine.receive = receive_nothing;
+  CHECK_STATUS(onebit_comm_create_custom(&mine, rank, size, &comm), ONEBIT_ERROR_TRANSPORT);
+  if (rank == 1)
+    CHECK_WORDS("receive from rank 0 gave no operation");
+}
+
+Test(custom, a_receive_without_an_operation) {
+  attempt_custom(2, 1, (struct custom_fault){0}, without_operation, NULL);
+  checks_must_hold();
+}
+
 /* --- Memory ------------------------------------------------------------------------------------*/
 
 static void make_only(const onebit_transport_callbacks_t *callbacks, int rank, int size,

@@ -41,7 +41,7 @@ typedef struct onebit_transport_callbacks {
    * NULL if the message is on its way, and `data` no longer needed, already. */
   int (*send)(void *context, const void *data, size_t bytes, int peer, int tag, void **operation);
   /* Begins to receive a message of at most `bytes` bytes from rank `peer`. *operation: as above,
-   * never NULL. */
+   * never NULL (that is taken for a failure). */
   int (*receive)(void *context, void *data, size_t bytes, int peer, int tag, void **operation);
   /* Is the operation complete? 0: it is, and is not asked about again; for one that receives,
    * *bytes is then set to the length of the message. ONEBIT_IN_PROGRESS: not yet; `test` may have

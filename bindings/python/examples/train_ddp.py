@@ -96,7 +96,7 @@ def free_port():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=4, help="processes (without torchrun)")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--warmup", type=int, default=20, help="dense steps at the beginning")

@@ -38,12 +38,11 @@ def _of_torch(tensor, name, writable):
     return Buffer(tensor.data_ptr(), tensor.numel(), dtypes[tensor.dtype], tensor)
 
 
-def _of_array(array, name, writable):
-    described = array.__array_interface__
+def _of_array(array, described, name, writable):
     address, read_only = described["data"]
     dtype = _BY_TYPESTR.get(described["typestr"])
-    if getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":  # of ml_dtypes
-        dtype = Dtype.BFLOAT16
+    if dtype is None and getattr(getattr(array, "dtype", None), "name", "") == "bfloat16":
+        dtype = Dtype.BFLOAT16  # of ml_dtypes
     if dtype is None:
         raise wrong(f"{name} is of {described['typestr']}, not float32, bfloat16 or float16")
     if not array.flags.c_contiguous:
@@ -72,8 +71,9 @@ def buffer_of(thing, name, writable=False):
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, getattr(torch, "Tensor", ())):
         return _of_torch(thing, name, writable)
-    if hasattr(thing, "__array_interface__"):
-        return _of_array(thing, name, writable)
+    described = getattr(thing, "__array_interface__", None)  # is made anew each time
+    if described is not None:
+        return _of_array(thing, described, name, writable)
     try:
         return _of_memory(thing, name, writable)
     except TypeError:

@@ -20,7 +20,11 @@ class Communicator:
         self._handle = handle
         self._keeps = keeps
         self._collective = False
-        self._members = weakref.WeakSet()
+        self._members = weakref.WeakSet()  # to close first
+        # The numbers of those that are open. The garbage collector ends a cycle in any order, and
+        # clears weak references before: whoever is the last to go destroys the communicator then.
+        self._open = set()
+        self._abandoned = False
 
     @classmethod
     def self_(cls):
@@ -97,6 +101,17 @@ class Communicator:
         """Moves nonblocking calls on without finishing any."""
         check(_native.library().onebit_progress(self.handle))
 
+    def _join(self, member):
+        """Something was made on the communicator."""
+        self._members.add(member)
+        self._open.add(id(member))
+
+    def _leave(self, member):
+        """And was given back."""
+        self._open.discard(id(member))
+        if self._abandoned and not self._open:
+            self.close()
+
     def close(self):
         """Gives back the communicator, and what was made on it. Raises `Error` (ERROR_BUSY), and
         closes nothing more, where a plan has a request in flight."""
@@ -116,5 +131,8 @@ class Communicator:
 
     def __del__(self):
         # Over MPI destroying is collective, and garbage is collected when each rank likes.
-        if getattr(self, "_handle", None) and not self._collective and not sys.is_finalizing():
+        if not getattr(self, "_handle", None) or self._collective or sys.is_finalizing():
+            return
+        self._abandoned = True
+        if not self._open:
             self.close()

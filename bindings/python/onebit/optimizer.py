@@ -55,7 +55,7 @@ class Optimizer:
         check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._handle = handle
         self._comm = comm
-        comm._members.add(self)
+        comm._join(self)
 
     def _describe_tensors(self, tensors, options):
         """Also takes hold of their arrays."""
@@ -234,6 +234,7 @@ class Optimizer:
         if self._handle:
             handle, self._handle = self._handle, None
             _native.library().onebit_optimizer_destroy(handle)
+            self._comm._leave(self)
 
     def __enter__(self):
         return self

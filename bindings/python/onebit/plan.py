@@ -76,7 +76,7 @@ class Plan:
         self.count = count
         self.operation = Operation(filled.operation)
         self.dtype = Dtype(filled.dtype)
-        comm._members.add(self)
+        comm._join(self)
 
     @property
     def handle(self):
@@ -206,6 +206,7 @@ class Plan:
         if self._handle:
             check(_native.library().onebit_plan_destroy(self._handle))
             self._handle = None
+            self._comm._leave(self)
 
     def __enter__(self):
         return self

@@ -213,6 +213,34 @@ def test_plans_and_communicators_close():
         assert isinstance(plan.explain(), str)
 
 
+def test_garbage_is_collected_in_any_order(monkeypatch):
+    """In a cycle the communicator may be the first to go; what was made on it still needs it."""
+    calls = []
+    library = onebit._native.library()
+    for name in "onebit_plan_destroy", "onebit_optimizer_destroy", "onebit_comm_destroy":
+        real = getattr(library, name)
+
+        def noted(handle, real=real, name=name):
+            calls.append(name.split("_")[1])
+            return real(handle)
+
+        monkeypatch.setattr(library, name, noted)
+    gc.collect()
+    calls.clear()
+    for order in 0, 1:
+        one = {}  # collected in the order of their making, or of where they were met
+        one["comm"] = onebit.Communicator.self_()
+        one["plan"] = onebit.Plan(one["comm"], 10)
+        tensors = [(numpy.zeros(3, numpy.float32), None)]
+        one["optimizer"] = onebit.Adam(one["comm"], tensors)
+        for part in list(one.values())[:: 1 - 2 * order]:
+            part.cycle = one
+        del one, part
+        gc.collect()
+        assert sorted(calls) == ["comm", "optimizer", "plan"] and calls[-1] == "comm"
+        calls.clear()
+
+
 def test_a_request_that_is_forgotten_keeps_its_memory():
     """A plan that nobody holds while its request is in flight cannot be given back; nothing that
     the library may still write to is."""

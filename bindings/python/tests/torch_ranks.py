@@ -149,6 +149,7 @@ def hook(rank, size):
     not_finite(plain, bits, state, rank)
     layout_changes(state, rank)
     state.close()
+    shortest_warmup(rank)
     other_types(rank)
 
 
@@ -171,6 +172,16 @@ def layout_changes(state, rank):
     assert alike(backward(model, rank, 0)[0])
     assert alike(backward(model, rank, 1)[0])
     assert 1 <= state.dropped <= plans + 2
+
+
+def shortest_warmup(rank):
+    """After the first step buckets are laid out for good: no error is lost."""
+    state = onebit.torch.HookState()
+    model = wrapped(state)
+    for step in range(3):
+        assert alike(backward(model, rank, step)[0])
+    assert len(state._plans) > 1 and state.dropped == 0
+    state.close()
 
 
 def other_types(rank):
