@@ -19,8 +19,8 @@ MODULE    = $(MODULEDIR)/onebit/$(VERSION)
 EXAMPLE_SOURCES := examples/minimal.c examples/allreduce.c examples/allreduce.cpp
 
 to = $(foreach file,$(2),$(file):$(1)/$(notdir $(file)))
-INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS) $(COMMAND)) \
-  $(foreach script,$(SCRIPTS),$(script):$(BINDIR)/onebit-$(notdir $(script)))
+INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
+  $(script):$(BINDIR)/$(patsubst onebit-onebit,onebit,onebit-$(notdir $(script))))
 INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED) $(PRELOAD))
 INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(FORTRANS))) \
   $(call to,$(LIBDIR),$(STATIC) $(filter %.a,$(FORTRANS))) \

@@ -23,6 +23,10 @@
 #ifndef ONEBIT_ONEBIT_HPP
 #define ONEBIT_ONEBIT_HPP
 
+#if __cplusplus < 201402L
+#error "onebit/onebit.hpp wants C++14 or newer"
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <new>
