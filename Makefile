@@ -30,6 +30,9 @@ CUDA_ARCHS ?= 80 90
 ZLIB     ?= $(shell echo '\#include <zlib.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1 || echo 0)
 NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(CUDA_HOME)/include/nccl.h \
               /usr/include/nccl.h),$(filter-out 0,$(CUDA)),0))
+# FORTRAN=0: without the Fortran module; that is also what happens where $(MPIFC) is not found.
+MPIFC    ?= $(subst mpicc,mpifort,$(MPICC))
+FORTRAN  ?= $(if $(filter 1,$(MPI)),$(shell $(MPIFC) --version >/dev/null 2>&1 && echo 1 || echo 0),0)
 # Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
 SAN      ?=
 OPENMP   ?= $(if $(findstring thread,$(SAN)),0,1)
@@ -120,6 +123,7 @@ EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c 
               examples/train_images.c \
               $(if $(filter 1,$(MPI)),examples/allreduce.c examples/mpi_calls.c)) \
               $(if $(filter 1,$(MPI)),train_plain))
+FORTRANS := $(if $(filter 1,$(FORTRAN)),$(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 # MPI programs that know nothing of onebit.
@@ -135,7 +139,7 @@ ROOMS    := include/onebit base compression collectives optimizers dropin cuda b
 
 .PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
-all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES)
+all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(FORTRANS)
 tests: $(UNIT) $(RANKED) $(UNLINKED)
 
 # The flags of the last build: when they change, everything is built again. A missing compiler or
@@ -189,6 +193,16 @@ $(PRELOAD): $(BUILD)/onebit-inside.o $(PRELOADED) preload.map
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map \
 	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -ldl
+
+# The Fortran module, and what it calls: a library beside libonebit, of the compiler that $(MPIFC) is.
+FORTRAN_FLAGS = -O2 -g -fPIC -Wall
+$(BUILD)/fortran/libonebit_fortran.a: bindings/fortran/onebit_mpi.f90 bindings/fortran/onebit_mpi.c \
+  include/onebit/mpi_calls.h $(BUILD)/flags
+	$(call say,FC)
+	$(Q)mkdir -p $(@D); $(MPIFC) $(FORTRAN_FLAGS) $(if $(filter 1,$(WERROR)),-Werror) -J$(@D) -c $(filter %.f90,$^) -o $(@D)/module.o
+	$(Q)$(MPIFC) $(FORTRAN_FLAGS) -Iinclude -c $(filter %.c,$^) -o $(@D)/shims.o
+	$(Q)rm -f $@; $(AR) rcs $@ $(@D)/module.o $(@D)/shims.o
+$(BUILD)/fortran/onebit_mpi.mod: $(BUILD)/fortran/libonebit_fortran.a
 
 # A program: its own objects and the static library.
 $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
@@ -261,7 +275,7 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 gpu-check:
 	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
-export BUILD CC CXX MPI MPICC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
+export BUILD CC CXX MPI MPICC MPIRUN MPIFC FORTRAN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
 	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)
@@ -301,6 +315,8 @@ install: all
 	install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/onebit
 	install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
 	install -m 755 $(SHARED) $(PRELOAD) $(DESTDIR)$(LIBDIR)
+	$(if $(FORTRANS),install -m 644 $(filter %.a,$(FORTRANS)) $(DESTDIR)$(LIBDIR))
+	$(if $(FORTRANS),install -m 644 $(filter %.mod,$(FORTRANS)) $(DESTDIR)$(PREFIX)/include/onebit)
 	ln -sf $(notdir $(SHARED)) $(DESTDIR)$(LIBDIR)/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libonebit.so
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
@@ -310,7 +326,7 @@ install: all
 uninstall:
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS) $(COMMAND)) \
 	  $(addprefix onebit-,$(notdir $(SCRIPTS))))
-	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit.so $(SONAME) \
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit_fortran.a libonebit.so $(SONAME) \
 	  $(notdir $(SHARED) $(PRELOAD)))
 	rm -f $(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
 	rm -rf $(DESTDIR)$(PREFIX)/include/onebit

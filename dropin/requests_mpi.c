@@ -227,7 +227,7 @@ int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
   return code;
 }
 
-int ONEBIT_Waitall(int count, ONEBIT_Request array[], MPI_Status statuses[]) {
+int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
   int code = ob_call_begin_mpi(), worst = MPI_SUCCESS;
   if (code != MPI_SUCCESS)
     return code;

@@ -20,7 +20,7 @@
  * call's rounding (onebit_plan_export_error). What cannot be compressed has MPI's result: values
  * that are not finite, communicators of one rank, tensors for which there is no memory.
  *
- * Arguments mean what they mean to MPI, MPI_IN_PLACE too, and ranks give the same count, type and
+ * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and ranks give the same count, type and
  * operation. A call that can not be of use is an error, not a dense call: other types than those
  * below, other operations than MPI_SUM and ONEBIT_AVG, inter-communicators.
  *
@@ -142,7 +142,7 @@ int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status);
  *   statuses   out: count of them, or MPI_STATUSES_IGNORE
  * Errors: MPI_ERR_IN_STATUS (of one or more: in statuses[i].MPI_ERROR; the others are done too),
  * MPI_ERR_COUNT (negative), MPI_ERR_REQUEST (requests is NULL). */
-int ONEBIT_Waitall(int count, ONEBIT_Request requests[], MPI_Status statuses[]);
+int ONEBIT_Waitall(int count, ONEBIT_Request *requests, MPI_Status *statuses);
 
 /* Gives an inactive persistent request back. Local.
  *   request   becomes ONEBIT_REQUEST_NULL; ONEBIT_REQUEST_NULL is an error, as in MPI
