@@ -91,6 +91,22 @@ static void feedback(void) {
   free(mine), free(sum), free(drift);
 }
 
+/* Whole numbers, which one bit does not hold: right only where nothing is compressed. */
+static void uncompressed(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < COUNT; i++)
+      mine[i] = (float)((i * 31 + step) % 1000 + rank);
+    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 0; i < COUNT; i++) {
+      float whole = (float)((i * 31 + step) % 1000 * size + size * (size - 1) / 2);
+      if (sum[i] != whole)
+        fail("uncompressed", step, i, sum[i], whole);
+    }
+  }
+  free(mine), free(sum);
+}
+
 /* Buffers that are freed and made anew each step, in places that differ. */
 static void reuse(void) {
   void *spacer = NULL;
@@ -367,6 +383,7 @@ static const struct {
   void (*run)(void);
 } cases[] = {{"steady", steady},
              {"feedback", feedback},
+             {"uncompressed", uncompressed},
              {"reuse", reuse},
              {"moves", moves},
              {"counts", counts},
