@@ -22,6 +22,7 @@ MPIRUN   ?= $(subst mpicc,mpirun,$(MPICC))
 # CUDA=1: with the GPU code, for these architectures and the PTX of the last; where nvcc is found
 # that is the default. CUDA=0: without. CUDA=emulated: the GPU code too is compiled for this
 # processor, where tests/emulation runs it thread by thread. NCCL=0: without NCCL.
+OBJCOPY  ?= objcopy
 NVCC     ?= nvcc
 CUDA     ?= $(if $(shell command -v $(NVCC)),1,0)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
@@ -30,6 +31,9 @@ CUDA_ARCHS ?= 80 90
 ZLIB     ?= $(shell echo '\#include <zlib.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1 || echo 0)
 NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(CUDA_HOME)/include/nccl.h \
               /usr/include/nccl.h),$(filter-out 0,$(CUDA)),0))
+# FORTRAN=0: without the Fortran module; that is also what happens where $(MPIFC) is not found.
+MPIFC    ?= $(subst mpicc,mpifort,$(MPICC))
+FORTRAN  ?= $(if $(filter 1,$(MPI)),$(shell $(MPIFC) --version >/dev/null 2>&1 && echo 1 || echo 0),0)
 # Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
 SAN      ?=
 OPENMP   ?= $(if $(findstring thread,$(SAN)),0,1)
@@ -103,33 +107,42 @@ only_mpi := $(if $(filter 1,$(MPI)),,%_mpi.o)
 only_cuda := $(if $(filter 0,$(CUDA)),%_cuda.o)
 only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 
-LIBRARY  := $(filter-out $(only_mpi) $(only_nccl),\
-              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c) \
+# What only an unmodified program that is preloaded needs.
+RULES    := $(call objects,dropin/rules*.c)
+PRELOADED := $(call objects,dropin/preload_*.c dropin/report*.c) $(RULES)
+PRELOAD  := $(if $(filter 1,$(MPI)),$(BUILD)/libonebit-mpi.so)
+LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED),\
+              $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c dropin/*.c) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
 PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c \
               bench/tune.c))
 SCRIPTS  := bench/netlab
+COMMAND  := bench/onebit
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
               examples/train_images.c \
-              $(if $(filter 1,$(MPI)),examples/allreduce.c)))
+              $(if $(filter 1,$(MPI)),examples/allreduce.c examples/mpi_calls.c)) \
+              $(if $(filter 1,$(MPI)),train_plain))
+FORTRANS := $(if $(filter 1,$(FORTRAN)),$(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
+# MPI programs that know nothing of onebit.
+UNLINKED := $(if $(filter 1,$(MPI)),$(BUILD)/tests/preload/program)
 DIGEST   := $(BUILD)/tests/codec_digest
 EXAMPLES += $(if $(filter 1,$(MPI)),$(BUILD)/examples/adam)
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
-HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
+HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,%/mpi.h %/mpi_calls.h %/counters.h) $(if $(filter 0,$(CUDA)),%/cuda.h) \
               $(if $(filter 1,$(NCCL)),,%/nccl.h),$(wildcard include/onebit/*.h))
-ROOMS    := include/onebit base compression collectives optimizers cuda bench examples tests \
-  tests/gpu tests/emulation tests/emulation/include
+ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples tests \
+  tests/preload tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check gpu-check bench install uninstall clean format fuzz neon FORCE
 .SECONDARY:
-all: $(STATIC) $(SHARED) $(PROGRAMS) $(EXAMPLES)
-tests: $(UNIT) $(RANKED)
+all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(FORTRANS)
+tests: $(UNIT) $(RANKED) $(UNLINKED)
 
 # The flags of the last build: when they change, everything is built again. A missing compiler or
 # MPI is met here first. `deps` comes before everything else when both are asked for.
@@ -171,8 +184,30 @@ $(SHARED): $(LIBRARY) onebit.map
 	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(LIBRARY) $(LIBS)
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
+# The whole library again, with what stands before MPI. Its own calls of MPI go past those wrappers.
+WRAPPED = MPI_Init MPI_Init_thread MPI_Finalize MPI_Allreduce MPI_Iallreduce MPI_Allgather \
+  MPI_Reduce_scatter_block MPI_Allreduce_init MPI_Start MPI_Startall MPI_Request_free
+$(BUILD)/onebit-inside.o: $(LIBRARY)
+	$(call say,LD)
+	$(Q)$(CC) -r -nostdlib -o $@ $(LIBRARY)
+	$(Q)$(OBJCOPY) $(foreach call,$(WRAPPED),--redefine-sym $(call)=P$(call)) $@
+$(PRELOAD): $(BUILD)/onebit-inside.o $(PRELOADED) preload.map
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map \
+	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -ldl
+
+# The Fortran module, and what it calls: a library beside libonebit, of the compiler that $(MPIFC) is.
+FORTRAN_FLAGS = -O2 -g -fPIC -Wall
+$(BUILD)/fortran/libonebit_fortran.a: bindings/fortran/onebit_mpi.f90 bindings/fortran/onebit_mpi.c \
+  include/onebit/mpi_calls.h $(BUILD)/flags
+	$(call say,FC)
+	$(Q)mkdir -p $(@D); $(MPIFC) $(FORTRAN_FLAGS) $(if $(filter 1,$(WERROR)),-Werror) -J$(@D) -c $(filter %.f90,$^) -o $(@D)/module.o
+	$(Q)$(MPIFC) $(FORTRAN_FLAGS) -Iinclude -c $(filter %.c,$^) -o $(@D)/shims.o
+	$(Q)rm -f $@; $(AR) rcs $@ $(@D)/module.o $(@D)/shims.o
+$(BUILD)/fortran/onebit_mpi.mod: $(BUILD)/fortran/libonebit_fortran.a
+
 # A program: its own objects and the static library.
-$(SHARED) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
+$(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(UNIT) $(RANKED): $(EMULATION_ARCHIVE)
 link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
@@ -180,7 +215,7 @@ $(BUILD)/onebit-%: $(STATIC)
 BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c)) \
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
-$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,bench/info*.c))
+$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,bench/info*.c)) $(RULES)
 # Its codec's speeds are those of onebit-bench's passes.
 TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
            $(call objects,bench/tune_*.c bench/common*.c bench/bench_measure.c \
@@ -188,11 +223,14 @@ TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
 $(BUILD)/onebit-tune: $(BUILD)/bench/tune.o $(TUNED)
 $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 
-$(EXAMPLES) $(DIGEST): $(STATIC)
+$(filter-out %/train_plain,$(EXAMPLES)) $(DIGEST): $(STATIC)
 	$(call say,LD)
 	$(link) $(OWN_LIBS) $(LIBS)
+$(BUILD)/examples/train_plain $(UNLINKED): %: %.o
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm
 # What trainings share, and what each has of its own.
-TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o,\
+TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o %/train_plain.o,\
               $(call objects,examples/options.c examples/train_*.c))
 TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/transformer*.c)) \
               $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
@@ -206,12 +244,14 @@ $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
+$(BUILD)/examples/mpi_calls: $(call objects,examples/mpi_calls.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
 	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
+$(BUILD)/tests/test_rules: $(RULES)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
 $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
@@ -238,7 +278,7 @@ $(FUZZER): $(FUZZER).o $(STATIC)
 gpu-check:
 	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
-export BUILD CC CXX MPI MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
+export BUILD CC CXX MPI MPICC MPIRUN MPIFC FORTRAN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 check: all tests
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
 	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)
@@ -285,9 +325,12 @@ install: all
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
 	for script in $(SCRIPTS); do \
 	  install -m 755 $$script $(DESTDIR)$(PREFIX)/bin/onebit-$${script##*/} || exit 1; done
+	install -m 755 $(COMMAND) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/onebit
 	install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
-	install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
+	install -m 755 $(SHARED) $(PRELOAD) $(DESTDIR)$(LIBDIR)
+	$(if $(FORTRANS),install -m 644 $(filter %.a,$(FORTRANS)) $(DESTDIR)$(LIBDIR))
+	$(if $(FORTRANS),install -m 644 $(filter %.mod,$(FORTRANS)) $(DESTDIR)$(PREFIX)/include/onebit)
 	ln -sf $(notdir $(SHARED)) $(DESTDIR)$(LIBDIR)/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libonebit.so
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' \
@@ -295,9 +338,10 @@ install: all
 	  onebit.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS)) \
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(PROGRAMS) $(COMMAND)) \
 	  $(addprefix onebit-,$(notdir $(SCRIPTS))))
-	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit.so $(SONAME) $(notdir $(SHARED)))
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libonebit.a libonebit_fortran.a libonebit.so $(SONAME) \
+	  $(notdir $(SHARED) $(PRELOAD)))
 	rm -f $(DESTDIR)$(LIBDIR)/pkgconfig/onebit.pc
 	rm -rf $(DESTDIR)$(PREFIX)/include/onebit
 

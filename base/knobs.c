@@ -18,6 +18,13 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_PROGRESS] = {"ONEBIT_PROGRESS", "calls",
                           "what moves requests in flight: calls of the library; or thread, one of "
                           "its own, which wants a core to spare"},
+    [OB_KNOB_RULES] = {"ONEBIT_RULES", "allreduces from 64K on",
+                       "preloaded: a file of rules, or rules: which calls are compressed"},
+    [OB_KNOB_REPORT] = {"ONEBIT_REPORT", "1",
+                        "preloaded: 1: what was compressed, on standard error; 0: nothing; or a "
+                        "file, for JSON"},
+    [OB_KNOB_REQUIRE] = {"ONEBIT_REQUIRE", "0",
+                         "preloaded: 1: the run fails where nothing has been compressed"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {

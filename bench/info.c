@@ -13,6 +13,7 @@
 #include "collectives/progress.h"
 #include "collectives/tuning.h"
 #include "compression/codec.h"
+#include "dropin/rules.h"
 #include "onebit/onebit.h"
 
 #ifdef ONEBIT_HAVE_MPI
@@ -73,11 +74,32 @@ static onebit_status_t resolve_progress(char *value, size_t room) {
   return status;
 }
 
-static resolve_knob *const resolvers[] = {[OB_KNOB_CODEC] = resolve_codec,
-                                          [OB_KNOB_THREADS] = resolve_threads,
-                                          [OB_KNOB_TUNING] = resolve_tuning,
-                                          [OB_KNOB_EXPLAIN] = resolve_explain,
-                                          [OB_KNOB_PROGRESS] = resolve_progress};
+static onebit_status_t resolve_rules(char *value, size_t room) {
+  const char *text = ob_knob_text(OB_KNOB_RULES);
+  struct ob_rules rules;
+  snprintf(value, room, "%s", text ? text : "-");
+  return ob_rules_load(text, &rules);
+}
+
+static onebit_status_t resolve_report(char *value, size_t room) {
+  const char *text = ob_knob_text(OB_KNOB_REPORT);
+  snprintf(value, room, "%s", text ? text : "1");
+  return ONEBIT_OK;
+}
+
+static onebit_status_t resolve_require(char *value, size_t room) {
+  int required;
+  onebit_status_t status = ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required);
+  if (status == ONEBIT_OK)
+    snprintf(value, room, "%d", required);
+  return status;
+}
+
+static resolve_knob *const resolvers[] = {
+    [OB_KNOB_CODEC] = resolve_codec,       [OB_KNOB_THREADS] = resolve_threads,
+    [OB_KNOB_TUNING] = resolve_tuning,     [OB_KNOB_EXPLAIN] = resolve_explain,
+    [OB_KNOB_PROGRESS] = resolve_progress, [OB_KNOB_RULES] = resolve_rules,
+    [OB_KNOB_REPORT] = resolve_report,     [OB_KNOB_REQUIRE] = resolve_require};
 _Static_assert(sizeof resolvers / sizeof resolvers[0] == OB_KNOB_COUNT,
                "every knob's value is checked here");
 

@@ -22,12 +22,16 @@
 
 struct ob_sequence;
 
-/* repeats: how often all calls of a period must have been seen before it is followed. */
+/* repeats: how often all calls of a period must have been seen before it is followed, 2 or more;
+ * after it has followed one and lost it, 2 are enough.
+ * Errors: ONEBIT_ERROR_ARGUMENT (repeats), ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_sequence_create(unsigned repeats, struct ob_sequence **sequence);
 void ob_sequence_destroy(struct ob_sequence *sequence);
 
 /* Learning: notes a call. True when it is time that ranks agree whether to follow, which they find
- * alike: after `repeats` calls first, and then after twice as many each time. */
+ * alike: after `repeats` calls first, then after twice as many each time, and in the end whenever
+ * all calls of a longest period have passed by anew. Where memory runs out the rank finds no
+ * period. */
 bool ob_sequence_learn(struct ob_sequence *sequence, uint64_t signature, const void *sendbuf,
                        const void *recvbuf);
 
@@ -36,6 +40,10 @@ bool ob_sequence_learn(struct ob_sequence *sequence, uint64_t signature, const v
  * whether that is one for all, and then follow it. */
 size_t ob_sequence_period(const struct ob_sequence *sequence, size_t at_least);
 void ob_sequence_follow(struct ob_sequence *sequence, size_t period);
+
+/* The call of a phase, as this rank makes it. */
+void ob_sequence_expected(const struct ob_sequence *sequence, size_t phase, uint64_t *signature,
+                          const void **sendbuf, const void **recvbuf);
 
 /* Following: the phase of this call, 0 to period - 1. -1: the signature is not what was to come;
  * all ranks see that alike and learn anew, this call first. *same: are the buffers those of the

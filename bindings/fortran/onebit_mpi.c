@@ -1,0 +1,99 @@
+/*
+ * What onebit_mpi.f90 calls: Fortran's handles and arrays become C's, nothing else. Arrays come as
+ * the descriptors of Fortran 2018 (ISO_Fortran_binding.h is the Fortran compiler's).
+ */
+#include <ISO_Fortran_binding.h>
+#include <mpi.h>
+#include <string.h>
+
+#include "onebit/mpi_calls.h"
+
+/* Called from Fortran alone. */
+int ob_fortran_allreduce(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place,
+                         int count, int datatype, int op, int comm);
+int ob_fortran_allgather(CFI_cdesc_t *sendbuf, int sendcount, int sendtype, CFI_cdesc_t *recvbuf,
+                         CFI_cdesc_t *in_place, int recvcount, int recvtype, int comm);
+int ob_fortran_reduce_scatter_block(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf,
+                                    CFI_cdesc_t *in_place, int count, int datatype, int op,
+                                    int comm);
+int ob_fortran_forget(CFI_cdesc_t *buffer, int comm);
+int ob_fortran_begin(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place, int count,
+                     int datatype, int op, int comm, int persistent, ONEBIT_Request *request);
+int ob_fortran_start(ONEBIT_Request *request);
+int ob_fortran_wait(ONEBIT_Request *request);
+int ob_fortran_test(ONEBIT_Request *request, int *flag);
+int ob_fortran_request_free(ONEBIT_Request *request);
+int ob_fortran_same(const void *a, const void *b);
+int ob_fortran_handle(int which);
+void ob_fortran_words(char *text, int length);
+
+/* NULL, which every call refuses as a buffer, for an array with gaps. */
+static void *base(const CFI_cdesc_t *array) {
+  return array->rank == 0 || CFI_is_contiguous(array) ? array->base_addr : NULL;
+}
+
+/* Fortran knows MPI_IN_PLACE by its address, C by its value. */
+static const void *source(const CFI_cdesc_t *sendbuf, const CFI_cdesc_t *in_place) {
+  return sendbuf->base_addr == in_place->base_addr ? MPI_IN_PLACE : base(sendbuf);
+}
+
+int ob_fortran_allreduce(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place,
+                         int count, int datatype, int op, int comm) {
+  return ONEBIT_Allreduce(source(sendbuf, in_place), base(recvbuf), count, MPI_Type_f2c(datatype),
+                          MPI_Op_f2c(op), MPI_Comm_f2c(comm));
+}
+
+int ob_fortran_allgather(CFI_cdesc_t *sendbuf, int sendcount, int sendtype, CFI_cdesc_t *recvbuf,
+                         CFI_cdesc_t *in_place, int recvcount, int recvtype, int comm) {
+  return ONEBIT_Allgather(source(sendbuf, in_place), sendcount, MPI_Type_f2c(sendtype),
+                          base(recvbuf), recvcount, MPI_Type_f2c(recvtype), MPI_Comm_f2c(comm));
+}
+
+int ob_fortran_reduce_scatter_block(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf,
+                                    CFI_cdesc_t *in_place, int count, int datatype, int op,
+                                    int comm) {
+  return ONEBIT_Reduce_scatter_block(source(sendbuf, in_place), base(recvbuf), count,
+                                     MPI_Type_f2c(datatype), MPI_Op_f2c(op), MPI_Comm_f2c(comm));
+}
+
+int ob_fortran_forget(CFI_cdesc_t *buffer, int comm) {
+  return ONEBIT_Forget(base(buffer), MPI_Comm_f2c(comm));
+}
+
+int ob_fortran_begin(CFI_cdesc_t *sendbuf, CFI_cdesc_t *recvbuf, CFI_cdesc_t *in_place, int count,
+                     int datatype, int op, int comm, int persistent, ONEBIT_Request *request) {
+  const void *from = source(sendbuf, in_place);
+  void *to = base(recvbuf);
+  MPI_Datatype type = MPI_Type_f2c(datatype);
+  if (persistent)
+    return ONEBIT_Allreduce_init(from, to, count, type, MPI_Op_f2c(op), MPI_Comm_f2c(comm),
+                                 MPI_INFO_NULL, request);
+  return ONEBIT_Iallreduce(from, to, count, type, MPI_Op_f2c(op), MPI_Comm_f2c(comm), request);
+}
+
+int ob_fortran_start(ONEBIT_Request *request) { return ONEBIT_Start(request); }
+
+int ob_fortran_wait(ONEBIT_Request *request) { return ONEBIT_Wait(request, MPI_STATUS_IGNORE); }
+
+int ob_fortran_test(ONEBIT_Request *request, int *flag) {
+  *flag = 1;
+  return ONEBIT_Test(request, flag, MPI_STATUS_IGNORE);
+}
+
+int ob_fortran_request_free(ONEBIT_Request *request) { return ONEBIT_Request_free(request); }
+
+int ob_fortran_same(const void *a, const void *b) { return a == b; }
+
+/* ONEBIT_AVG, ONEBIT_BFLOAT16_TYPE, ONEBIT_FLOAT16_TYPE. */
+int ob_fortran_handle(int which) {
+  return which == 0   ? MPI_Op_c2f(ONEBIT_AVG)
+         : which == 1 ? MPI_Type_c2f(ONEBIT_BFLOAT16_TYPE)
+                      : MPI_Type_c2f(ONEBIT_FLOAT16_TYPE);
+}
+
+void ob_fortran_words(char *text, int length) {
+  const char *words = onebit_last_error();
+  size_t known = strlen(words), room = (size_t)length;
+  memset(text, ' ', room);
+  memcpy(text, words, known < room ? known : room);
+}

@@ -1,0 +1,20 @@
+/* What communicator_mpi.c, which knows tensors, and attributes_mpi.c, which knows how MPI keeps
+ * things with communicators, have of each other. */
+#ifndef OB_DROPIN_ATTACHED_H
+#define OB_DROPIN_ATTACHED_H
+
+#include "dropin/communicator.h"
+
+/* Collective. NULL where any rank has no memory. */
+struct ob_attached *ob_attached_create(MPI_Comm comm, unsigned repeats);
+
+/* Collective: waits for what is in flight. */
+void ob_attached_destroy(struct ob_attached *attached);
+
+/* The communicator's, or NULL where there is none yet or can be none. Local. */
+struct ob_attached *ob_attached_known(MPI_Comm comm);
+
+/* Makes sure that MPI_Finalize gives back what the library keeps. Local. */
+void ob_attached_watch_finalize(void);
+
+#endif

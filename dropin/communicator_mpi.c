@@ -1,0 +1,383 @@
+/*
+ * Tensors of a communicator. The table of them is the same on all ranks, but for the buffers: what
+ * is made, found or given up follows from signatures, from the order of calls, and from what ranks
+ * have agreed on by message. Each rank notes beside it which buffers it last gave for each tensor.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "dropin/attached.h"
+#include "dropin/queue.h"
+
+struct tensor {
+  uint64_t signature;
+  const void *sendbuf, *recvbuf; /* of this rank; NULL: not known */
+  uint64_t used;                 /* when last: a count of calls */
+  bool again;                    /* used more than once */
+  struct ob_mpi_call call;
+  struct ob_exchange *exchange;
+  struct ob_tally tally;
+};
+
+#define NO_TENSOR     (-1)
+#define FAILED_TENSOR (-2) /* no memory for it: the phase stays dense */
+
+struct ob_attached {
+  MPI_Comm comm;
+  struct ob_queue *queue;
+  struct ob_sequence *sequence;
+  bool following, has_looked;
+  uint64_t calls;
+  int slots; /* tensors are among the first so many */
+  struct tensor *tensors[OB_EXCHANGES_MOST];
+  int phases[OB_SEQUENCE_PERIOD_MOST]; /* the tensor of each */
+};
+
+/* Tensors that were used only once may be of buffers that never return: no more than this are kept
+ * for them, in number and in elements, and calls on further ones are made dense until some are
+ * used again or ranks follow a period. */
+#define ONCE_MOST          128
+#define ONCE_ELEMENTS_MOST ((size_t)1 << 28)
+
+/* What was not used for so many calls is not used any more. */
+#define OLD_CALLS (4 * (uint64_t)OB_SEQUENCE_PERIOD_MOST)
+
+/* ---- Beginning and end ---- */
+
+/* What a rank alone can fail in comes first: then all learn of it. */
+static bool allocate(struct ob_attached **attached, unsigned repeats) {
+  *attached = ob_allocate(1, sizeof **attached);
+  return *attached && ob_sequence_create(repeats, &(*attached)->sequence) == ONEBIT_OK;
+}
+
+struct ob_attached *ob_attached_create(MPI_Comm comm, unsigned repeats) {
+  struct ob_attached *attached = NULL;
+  int64_t missing = !allocate(&attached, repeats);
+  int code = ob_largest(comm, &missing, 1);
+  if (code == MPI_SUCCESS && !missing && ob_queue_create(comm, &attached->queue) == ONEBIT_OK) {
+    attached->comm = comm;
+    return attached;
+  }
+  ob_attached_destroy(attached);
+  return NULL;
+}
+
+void ob_attached_destroy(struct ob_attached *attached) {
+  if (!attached)
+    return;
+  ob_queue_drain(attached->queue);
+  for (int slot = 0; slot < attached->slots; slot++)
+    if (attached->tensors[slot]) {
+      ob_exchange_destroy(attached->tensors[slot]->exchange);
+      ob_release(attached->tensors[slot]);
+    }
+  ob_queue_destroy(attached->queue);
+  ob_sequence_destroy(attached->sequence);
+  ob_release(attached);
+}
+
+/* ---- Tensors ---- */
+
+static bool has_buffers(const struct tensor *tensor, const void *sendbuf, const void *recvbuf) {
+  return tensor->sendbuf == sendbuf && tensor->recvbuf == recvbuf;
+}
+
+/* The first tensor of the signature, from a slot on, that this rank knows by these buffers. */
+static int find_from(const struct ob_attached *attached, int slot, uint64_t signature,
+                     const void *sendbuf, const void *recvbuf) {
+  for (; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (tensor && tensor->signature == signature && has_buffers(tensor, sendbuf, recvbuf))
+      return slot;
+  }
+  return NO_TENSOR;
+}
+
+static void drop(struct ob_attached *attached, int slot) {
+  struct tensor *tensor = attached->tensors[slot];
+  if (!tensor)
+    return;
+  ob_exchange_destroy(tensor->exchange);
+  ob_release(tensor);
+  attached->tensors[slot] = NULL;
+  for (size_t i = 0; attached->following && i < OB_SEQUENCE_PERIOD_MOST; i++)
+    if (attached->phases[i] == slot)
+      attached->phases[i] = NO_TENSOR;
+}
+
+/* A free slot, or that of the tensor not used for longest; what is old goes anyway. */
+static int make_slot(struct ob_attached *attached) {
+  int oldest = NO_TENSOR, empty = NO_TENSOR;
+  for (int slot = 0; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (tensor && attached->calls - tensor->used > OLD_CALLS) {
+      drop(attached, slot);
+      tensor = NULL;
+    }
+    if (!tensor && empty == NO_TENSOR)
+      empty = slot;
+    if (tensor && (oldest == NO_TENSOR || tensor->used < attached->tensors[oldest]->used))
+      oldest = slot;
+  }
+  if (empty != NO_TENSOR)
+    return empty;
+  if (attached->slots < OB_EXCHANGES_MOST)
+    return attached->slots++;
+  drop(attached, oldest);
+  return oldest;
+}
+
+/* Collective. Gives the slot, or FAILED_TENSOR on all ranks. */
+static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                       uint64_t signature) {
+  int slot = make_slot(attached);
+  struct ob_exchange *exchange = NULL;
+  struct tensor *tensor = ob_allocate(1, sizeof *tensor);
+  if (ob_exchange_create(attached->queue, call, tensor ? &tensor->tally : NULL, &exchange) !=
+      ONEBIT_OK) {
+    ob_release(tensor);
+    return FAILED_TENSOR;
+  }
+  tensor->exchange = exchange;
+  tensor->signature = signature;
+  tensor->call = *call;
+  tensor->sendbuf = call->sendbuf;
+  tensor->recvbuf = call->recvbuf;
+  attached->tensors[slot] = tensor;
+  return slot;
+}
+
+/* This call is of this tensor. Gives true where this rank has other buffers than it had, and so
+ * must withdraw. Where they were another tensor's, what is kept of this one's error may be of
+ * neither, and is given up. */
+static bool other_buffers(struct ob_attached *attached, struct tensor *tensor,
+                          const struct ob_mpi_call *call, bool by_buffers) {
+  if (has_buffers(tensor, call->sendbuf, call->recvbuf))
+    return false;
+  int other = find_from(attached, 0, tensor->signature, call->sendbuf, call->recvbuf);
+  if (by_buffers && other != NO_TENSOR) {
+    onebit_plan_reset_error(ob_exchange_plan(tensor->exchange));
+    attached->tensors[other]->sendbuf = attached->tensors[other]->recvbuf = NULL;
+  }
+  tensor->sendbuf = call->sendbuf;
+  tensor->recvbuf = call->recvbuf;
+  return true;
+}
+
+static struct ob_exchange *use(struct ob_attached *attached, int slot,
+                               const struct ob_mpi_call *call, bool by_buffers, bool *withdraw) {
+  struct tensor *tensor = attached->tensors[slot];
+  *withdraw = other_buffers(attached, tensor, call, by_buffers);
+  tensor->again = tensor->used != 0;
+  tensor->used = attached->calls;
+  return tensor->exchange;
+}
+
+/* ---- Periods ---- */
+
+#define TURNS_MOST 8 /* of agreeing on a period: each asks for a longer one */
+
+/* The smallest that is one for all ranks, or 0. */
+static size_t agree_on_period(struct ob_attached *attached) {
+  size_t at_least = 1;
+  for (int turn = 0; turn < TURNS_MOST; turn++) {
+    int64_t mine = (int64_t)ob_sequence_period(attached->sequence, at_least);
+    int64_t largest[] = {mine, -mine, mine == 0};
+    if (ob_largest(attached->comm, largest, 3) != MPI_SUCCESS || largest[2])
+      return 0;
+    if (largest[0] == -largest[1])
+      return (size_t)largest[0];
+    at_least = (size_t)largest[0];
+  }
+  return 0;
+}
+
+/* The tensor that this rank knows by the buffers of a phase, and that no phase before it has. */
+static int known_of_phase(const struct ob_attached *attached, const bool *taken, size_t phase) {
+  uint64_t signature;
+  const void *sendbuf, *recvbuf;
+  ob_sequence_expected(attached->sequence, phase, &signature, &sendbuf, &recvbuf);
+  int slot = find_from(attached, 0, signature, sendbuf, recvbuf);
+  while (slot != NO_TENSOR && taken[slot])
+    slot = find_from(attached, slot + 1, signature, sendbuf, recvbuf);
+  return slot;
+}
+
+enum { TOGETHER = 64 }; /* phases in a message */
+
+/* Phases whose tensor all ranks know, and know as the same, go on with it. */
+static bool agree_on_phases(struct ob_attached *attached, size_t period) {
+  bool taken[OB_EXCHANGES_MOST];
+  memset(taken, 0, sizeof taken);
+  for (size_t first = 0; first < period; first += TOGETHER) {
+    size_t phases = period - first < TOGETHER ? period - first : TOGETHER;
+    int64_t largest[2 * TOGETHER];
+    for (size_t i = 0; i < phases; i++) {
+      int slot = known_of_phase(attached, taken, first + i);
+      if (slot != NO_TENSOR)
+        taken[slot] = true;
+      largest[2 * i] = slot;
+      largest[2 * i + 1] = -slot;
+    }
+    if (ob_largest(attached->comm, largest, (int)(2 * phases)) != MPI_SUCCESS)
+      return false;
+    for (size_t i = 0; i < phases; i++)
+      attached->phases[first + i] =
+          largest[2 * i] == -largest[2 * i + 1] ? (int)largest[2 * i] : NO_TENSOR;
+  }
+  return true;
+}
+
+static void try_to_follow(struct ob_attached *attached) {
+  size_t period = agree_on_period(attached);
+  attached->has_looked = true;
+  if (!period)
+    return;
+  ob_sequence_follow(attached->sequence, period);
+  attached->following = agree_on_phases(attached, period);
+  if (!attached->following)
+    ob_sequence_forget(attached->sequence);
+}
+
+/* A tensor that was withdrawn so often in a row is not what ranks take it for. */
+#define FALLEN_MOST 3
+
+static bool is_lost(const struct ob_attached *attached, ptrdiff_t phase) {
+  int slot = phase >= 0 ? attached->phases[phase] : NO_TENSOR;
+  return slot >= 0 && ob_exchange_fallen(attached->tensors[slot]->exchange) >= FALLEN_MOST;
+}
+
+/* Gives the phase of the call, or -1: not followed, or not any more. *look: it is time to agree on
+ * a period, once the call has its tensor. */
+static ptrdiff_t phase_of(struct ob_attached *attached, const struct ob_mpi_call *call,
+                          uint64_t signature, bool *look) {
+  bool same;
+  *look = false;
+  attached->calls++;
+  if (!attached->following) {
+    *look = ob_sequence_learn(attached->sequence, signature, call->sendbuf, call->recvbuf);
+    return -1;
+  }
+  ptrdiff_t phase =
+      ob_sequence_phase(attached->sequence, signature, call->sendbuf, call->recvbuf, &same);
+  if (is_lost(attached, phase)) {
+    ob_sequence_forget(attached->sequence);
+    ob_sequence_learn(attached->sequence, signature, call->sendbuf, call->recvbuf);
+    phase = -1;
+  }
+  attached->following = phase >= 0;
+  return phase;
+}
+
+/* Of a followed phase: its tensor, made when it comes for the first time. */
+static struct ob_exchange *use_phase(struct ob_attached *attached, size_t phase,
+                                     const struct ob_mpi_call *call, uint64_t signature,
+                                     bool by_buffers, bool *withdraw) {
+  if (attached->phases[phase] == NO_TENSOR) {
+    int slot = make_tensor(attached, call, signature);
+    attached->phases[phase] = slot;
+  }
+  if (attached->phases[phase] == FAILED_TENSOR)
+    return NULL;
+  return use(attached, attached->phases[phase], call, by_buffers, withdraw);
+}
+
+struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                       bool *withdraw, enum ob_reason *reason) {
+  onebit_dtype_t dtype;
+  bool sum, look;
+  *withdraw = false;
+  *reason = ob_mpi_call_resolve(call, &dtype, &sum);
+  if (*reason != OB_REASON_NONE)
+    return NULL;
+  uint64_t signature = ob_mpi_call_signature(call, dtype, sum);
+  ptrdiff_t phase = phase_of(attached, call, signature, &look);
+  if (phase >= 0) {
+    struct ob_exchange *exchange =
+        use_phase(attached, (size_t)phase, call, signature, false, withdraw);
+    *reason = exchange ? OB_REASON_NONE : OB_REASON_MEMORY;
+    return exchange;
+  }
+  if (look)
+    try_to_follow(attached);
+  *reason = attached->has_looked && !attached->following ? OB_REASON_UNSTABLE : OB_REASON_LEARNING;
+  return NULL;
+}
+
+/* ---- Agreeing on a tensor ---- */
+
+/* May one more be made for buffers that no rank knows? All ranks find alike. */
+static bool may_make(const struct ob_attached *attached, const struct ob_mpi_call *call) {
+  size_t once = 0, elements = call->count;
+  for (int slot = 0; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (tensor && !tensor->again && attached->calls - tensor->used <= OLD_CALLS) {
+      once++;
+      elements += tensor->call.count;
+    }
+  }
+  return once == 0 || (once < ONCE_MOST && elements <= ONCE_ELEMENTS_MOST);
+}
+
+/* The tensor that some rank knows by its buffers: of several the last one. NO_TENSOR: none does.
+ * *alike: is it the same for all ranks? */
+static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                           uint64_t signature, bool *alike, int *code) {
+  int64_t slot = find_from(attached, 0, signature, call->sendbuf, call->recvbuf);
+  int64_t largest[] = {slot, -slot, (int64_t)signature, -(int64_t)signature};
+  *code = ob_largest(attached->comm, largest, 4);
+  if (*code == MPI_SUCCESS && largest[2] != -largest[3]) {
+    ob_error(ONEBIT_ERROR_MISMATCH, "count, type or operation differs between ranks");
+    *code = MPI_ERR_COUNT;
+  }
+  *alike = largest[0] == -largest[1];
+  return (int)largest[0];
+}
+
+struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                      bool *withdraw, int *code) {
+  onebit_dtype_t dtype;
+  bool sum, look;
+  *withdraw = false;
+  *code = MPI_SUCCESS;
+  if (ob_mpi_call_resolve(call, &dtype, &sum) != OB_REASON_NONE)
+    return NULL;
+  uint64_t signature = ob_mpi_call_signature(call, dtype, sum);
+  ptrdiff_t phase = phase_of(attached, call, signature, &look);
+  if (phase >= 0)
+    return use_phase(attached, (size_t)phase, call, signature, true, withdraw);
+  bool alike;
+  int slot = agree_on_tensor(attached, call, signature, &alike, code);
+  if (*code != MPI_SUCCESS)
+    return NULL;
+  if (slot == NO_TENSOR && may_make(attached, call))
+    slot = make_tensor(attached, call, signature);
+  struct ob_exchange *exchange = slot >= 0 ? use(attached, slot, call, true, withdraw) : NULL;
+  if (exchange && !alike) { /* some rank would withdraw: all know, and none begins */
+    ob_exchange_count_dense(exchange);
+    exchange = NULL;
+  }
+  if (look)
+    try_to_follow(attached);
+  return exchange;
+}
+
+onebit_status_t ob_attached_forget(struct ob_attached *attached, const void *buffer) {
+  onebit_status_t worst = ONEBIT_OK;
+  for (int slot = 0; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (!tensor || (tensor->sendbuf != buffer && tensor->recvbuf != buffer))
+      continue;
+    onebit_status_t status = onebit_plan_reset_error(ob_exchange_plan(tensor->exchange));
+    worst = status == ONEBIT_OK ? worst : status;
+  }
+  return worst;
+}
+
+void ob_attached_visit(const struct ob_attached *attached, ob_attached_visitor *visit,
+                       void *context) {
+  for (int slot = 0; slot < attached->slots; slot++)
+    if (attached->tensors[slot])
+      visit(attached->tensors[slot]->exchange, &attached->tensors[slot]->call, context);
+}

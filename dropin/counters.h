@@ -1,0 +1,69 @@
+/*
+ * What calls have gone through, kept for the report and onebit_counters_get. A record is a tensor,
+ * or what is known of one before it has a number: the calls of a communicator with one operation,
+ * type and count. Records live until the process ends, since communicators do not.
+ */
+#ifndef OB_DROPIN_COUNTERS_H
+#define OB_DROPIN_COUNTERS_H
+
+#include <stdatomic.h>
+
+#include "dropin/exchange.h"
+
+/* Dense calls that are remembered one by one: as many as a warm-up mostly has. */
+#define OB_DENSE_SAMPLES 64
+
+struct ob_record {
+  struct ob_record *next;
+  char communicator[32]; /* its name */
+  uint64_t key;          /* of the communicator: records of equal signatures keep apart by it */
+  int comm_size;
+  onebit_operation_t operation;
+  onebit_dtype_t dtype;
+  size_t count;
+  /* Written by the thread that calls, read by any. */
+  _Atomic uint64_t calls, compressed, dense[OB_REASON_COUNT];
+  _Atomic uint64_t bytes_sent, bytes_dense;
+  /* Of blocking calls: how many, and their seconds. The first dense call is left out: it connects
+   * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
+  _Atomic uint64_t timed_dense, timed_compressed;
+  _Atomic double seconds_dense, seconds_compressed;
+  _Atomic double seconds_deciding;                /* learning, agreeing, making plans */
+  _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
+  /* Norm of the kept error relative to that of the mean, as last sampled and at most. */
+  _Atomic double error_ratio, error_ratio_most;
+};
+
+/* The seconds begin. */
+void ob_counters_start(double now);
+
+/* The record for such calls: the one there is, or a new one; of very many, and where there is no
+ * memory, one that is shared. */
+struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
+                                     int comm_size);
+/* All of them, the latest first. */
+struct ob_record *ob_counters_first(void);
+
+/* A call that was passed on before anybody asked whose it is. Adding takes no locked instruction:
+ * of two threads that add at once, which few programs have, one count may be lost. */
+extern _Atomic uint64_t ob_counters_passed[OB_REASON_COUNT];
+static inline void ob_counters_pass(enum ob_reason reason) {
+  uint64_t passed = atomic_load_explicit(&ob_counters_passed[reason], memory_order_relaxed);
+  atomic_store_explicit(&ob_counters_passed[reason], passed + 1, memory_order_relaxed);
+}
+
+void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds);
+void ob_record_compressed(struct ob_record *record, double seconds);
+void ob_record_decided(struct ob_record *record, double seconds);
+void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_dense);
+/* Seconds of a call that is not blocking say nothing. */
+#define OB_NOT_TIMED (-1.0)
+
+/* Seconds of a dense call: the median, which a few slow first ones do not move; 0 before the
+ * second. */
+double ob_record_dense_seconds(const struct ob_record *record);
+
+/* What its compressed calls have saved so far. */
+double ob_record_saved(const struct ob_record *record);
+
+#endif

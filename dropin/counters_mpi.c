@@ -1,0 +1,215 @@
+/* Records of what calls have gone through, and their sum. */
+#include "dropin/counters.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "onebit/counters.h"
+
+_Static_assert(OB_REASON_COUNT <= ONEBIT_COUNTERS_REASONS, "each reason has a place");
+
+static _Atomic(struct ob_record *) records;
+_Atomic uint64_t ob_counters_passed[OB_REASON_COUNT];
+static _Atomic double started;
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
+void ob_counters_start(double now) { atomic_store(&started, now); }
+
+struct ob_record *ob_counters_first(void) {
+  return atomic_load_explicit(&records, memory_order_acquire);
+}
+
+/* A handle is a pointer or a number. One that is freed and used again is taken for the same. */
+static uint64_t key_of(MPI_Comm comm) {
+  uint64_t key = 0;
+  memcpy(&key, &comm, sizeof comm < sizeof key ? sizeof comm : sizeof key);
+  return key;
+}
+
+static struct ob_record *find(const struct ob_record *like) {
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next)
+    if (record->key == like->key && record->count == like->count &&
+        record->operation == like->operation && record->dtype == like->dtype &&
+        record->comm_size == like->comm_size)
+      return record;
+  return NULL;
+}
+
+static struct ob_record *make(MPI_Comm comm, const struct ob_record *like) {
+  struct ob_record *record = ob_allocate(1, sizeof *record);
+  if (!record)
+    return NULL;
+  char name[MPI_MAX_OBJECT_NAME];
+  int length = 0;
+  record->key = like->key;
+  record->comm_size = like->comm_size;
+  record->operation = like->operation;
+  record->dtype = like->dtype;
+  record->count = like->count;
+  if (PMPI_Comm_get_name(comm, name, &length) != MPI_SUCCESS || length == 0)
+    strcpy(name, "a communicator");
+  snprintf(record->communicator, sizeof record->communicator, "%.31s", name);
+  record->next = ob_counters_first();
+  atomic_store_explicit(&records, record, memory_order_release);
+  return record;
+}
+
+/* Programs whose counts change call by call would have no end of records: from some on, and without
+ * memory, they share one. */
+enum { RECORDS_MOST = 1024 };
+
+static struct ob_record *share(void) {
+  static struct ob_record others = {.communicator = "tensors beyond those listed"};
+  static bool listed;
+  if (!listed) {
+    others.next = ob_counters_first();
+    atomic_store_explicit(&records, &others, memory_order_release);
+    listed = true;
+  }
+  return &others;
+}
+
+struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
+                                     int comm_size) {
+  static int made;
+  const struct ob_record like = {.key = key_of(call->comm),
+                                 .comm_size = comm_size,
+                                 .operation = call->operation,
+                                 .dtype = dtype,
+                                 .count = call->count};
+  struct ob_record *record = find(&like);
+  if (record)
+    return record;
+  pthread_mutex_lock(&making);
+  record = find(&like);
+  if (!record && made++ < RECORDS_MOST)
+    record = make(call->comm, &like);
+  if (!record)
+    record = share();
+  pthread_mutex_unlock(&making);
+  return record;
+}
+
+/* As in ob_counters_pass. */
+static void add(_Atomic uint64_t *to, uint64_t more) {
+  atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + more,
+                        memory_order_relaxed);
+}
+
+static void add_seconds(_Atomic double *to, double more) {
+  atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + more,
+                        memory_order_relaxed);
+}
+
+void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds) {
+  if (!record) {
+    ob_counters_pass(reason);
+    return;
+  }
+  bool first = atomic_load_explicit(&record->calls, memory_order_relaxed) == 0;
+  add(&record->calls, 1);
+  add(&record->dense[reason], 1);
+  if (seconds < 0 || first)
+    return;
+  if (reason == OB_REASON_WITHDRAWN) {
+    add(&record->timed_compressed, 1);
+    add_seconds(&record->seconds_compressed, seconds);
+    return;
+  }
+  uint64_t place = atomic_load_explicit(&record->timed_dense, memory_order_relaxed);
+  atomic_store(&record->dense_samples[place % OB_DENSE_SAMPLES], seconds);
+  add(&record->timed_dense, 1);
+  add_seconds(&record->seconds_dense, seconds);
+}
+
+void ob_record_compressed(struct ob_record *record, double seconds) {
+  if (!record)
+    return;
+  add(&record->calls, 1);
+  add(&record->compressed, 1);
+  if (seconds < 0)
+    return;
+  add(&record->timed_compressed, 1);
+  add_seconds(&record->seconds_compressed, seconds);
+}
+
+void ob_record_decided(struct ob_record *record, double seconds) {
+  if (record)
+    add_seconds(&record->seconds_deciding, seconds);
+}
+
+void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_dense) {
+  if (!record)
+    return;
+  add(&record->bytes_sent, bytes);
+  add(&record->bytes_dense, bytes_dense);
+}
+
+static int by_size(const void *one, const void *other) {
+  double a = *(const double *)one, b = *(const double *)other;
+  return (a > b) - (a < b);
+}
+
+double ob_record_dense_seconds(const struct ob_record *record) {
+  double samples[OB_DENSE_SAMPLES];
+  uint64_t timed = atomic_load(&record->timed_dense);
+  size_t count = timed < OB_DENSE_SAMPLES ? (size_t)timed : OB_DENSE_SAMPLES;
+  for (size_t i = 0; i < count; i++)
+    samples[i] = atomic_load(&record->dense_samples[i]);
+  qsort(samples, count, sizeof samples[0], by_size);
+  return count ? (samples[(count - 1) / 2] + samples[count / 2]) / 2 : 0;
+}
+
+double ob_record_saved(const struct ob_record *record) {
+  uint64_t compressed = atomic_load(&record->timed_compressed);
+  if (!atomic_load(&record->timed_dense) || !compressed)
+    return 0;
+  return (double)compressed * ob_record_dense_seconds(record) -
+         atomic_load(&record->seconds_compressed) - atomic_load(&record->seconds_deciding);
+}
+
+/* ---- The public sum ---- */
+
+static void sum_record(const struct ob_record *record, onebit_counters_t *sum) {
+  sum->calls += atomic_load(&record->calls);
+  sum->compressed += atomic_load(&record->compressed);
+  for (size_t reason = 0; reason < OB_REASON_COUNT; reason++)
+    sum->passed[reason] += atomic_load(&record->dense[reason]);
+  sum->bytes_sent += atomic_load(&record->bytes_sent);
+  sum->bytes_dense += atomic_load(&record->bytes_dense);
+  if (!atomic_load(&record->timed_compressed))
+    return;
+  sum->seconds_dense += atomic_load(&record->seconds_dense);
+  sum->seconds_compressed += atomic_load(&record->seconds_compressed);
+  sum->seconds_saved += ob_record_saved(record);
+}
+
+onebit_status_t onebit_counters_get(onebit_counters_t *counters) {
+  if (!counters)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "counters is NULL");
+  if (counters->size != sizeof *counters)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "counters->size is %zu, and this library's onebit_counters_t has %zu bytes",
+                    counters->size, sizeof *counters);
+  *counters = (onebit_counters_t){.size = sizeof *counters};
+  for (size_t reason = 0; reason < OB_REASON_COUNT; reason++) {
+    counters->passed[reason] = atomic_load(&ob_counters_passed[reason]);
+    counters->calls += counters->passed[reason];
+  }
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next)
+    sum_record(record, counters);
+  double since = atomic_load(&started);
+  counters->seconds = since > 0 ? ob_seconds() - since : 0;
+  return ONEBIT_OK;
+}
+
+const char *onebit_counters_reason(size_t reason) {
+  return reason == OB_REASON_NONE || reason >= OB_REASON_COUNT
+             ? NULL
+             : ob_reason_words((enum ob_reason)reason);
+}

@@ -1,0 +1,95 @@
+/* Loops over elements, written so that compilers make vectors of them: choices without branches. */
+#include "dropin/elements.h"
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float float_of(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float wide_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
+
+/* To the nearest, ties to even; not-a-number stays quiet. */
+static inline uint16_t narrow_bfloat16(float value) {
+  uint32_t bits = bits_of(value);
+  uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  uint32_t quiet = bits >> 16 | 0x40;
+  return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+
+/* The exponent field moves to its place in a float; what differs in the biases, 127 - 15, a product
+ * puts right, which also makes normal numbers of the subnormal ones. Infinity's exponent is given
+ * back. */
+static inline float wide_float16(uint16_t half) {
+  uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+  float value = float_of(magnitude) * 0x1p112f;
+  uint32_t bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : bits_of(value);
+  return float_of(bits | sign);
+}
+
+/* To the nearest, ties to even. What is subnormal as half is rounded by a sum whose last bit has
+ * that weight, 2^-24: the sum with 0.5. */
+static inline uint16_t narrow_float16(float value) {
+  uint32_t sign = bits_of(value) >> 16 & 0x8000, bits = bits_of(value) & 0x7fffffff;
+  uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
+  uint32_t small = bits_of(float_of(bits) + 0.5f) - 0x3f000000;
+  uint32_t large = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
+  uint32_t magnitude = bits < 0x38800000 ? small : bits < 0x477ff000 ? normal : large;
+  return (uint16_t)(sign | magnitude);
+}
+
+size_t ob_elements_size(onebit_dtype_t dtype) {
+  return dtype == ONEBIT_FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+/* A loop for each type: the values a (of `to`) and b (of `from`) as floats. */
+#define FOR_EACH(dtype, to, from, count, expression)                                               \
+  do {                                                                                             \
+    if ((dtype) == ONEBIT_FLOAT32) {                                                               \
+      float *t = (to);                                                                             \
+      const float *f = (from);                                                                     \
+      for (size_t i = 0; i < (count); i++) {                                                       \
+        float a = t[i], b = f[i];                                                                  \
+        t[i] = (expression);                                                                       \
+        (void)a, (void)b;                                                                          \
+      }                                                                                            \
+    } else if ((dtype) == ONEBIT_BFLOAT16) {                                                       \
+      uint16_t *t = (to);                                                                          \
+      const uint16_t *f = (from);                                                                  \
+      for (size_t i = 0; i < (count); i++) {                                                       \
+        float a = wide_bfloat16(t[i]), b = wide_bfloat16(f[i]);                                    \
+        t[i] = narrow_bfloat16(expression);                                                        \
+        (void)a, (void)b;                                                                          \
+      }                                                                                            \
+    } else {                                                                                       \
+      uint16_t *t = (to);                                                                          \
+      const uint16_t *f = (from);                                                                  \
+      for (size_t i = 0; i < (count); i++) {                                                       \
+        float a = wide_float16(t[i]), b = wide_float16(f[i]);                                      \
+        t[i] = narrow_float16(expression);                                                         \
+        (void)a, (void)b;                                                                          \
+      }                                                                                            \
+    }                                                                                              \
+  } while (0)
+
+void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,
+                          float factor) {
+  FOR_EACH(dtype, to, from, count, b * factor);
+}
+
+void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divisor) {
+  FOR_EACH(dtype, to, to, count, a / divisor);
+}
+
+void ob_elements_add(onebit_dtype_t dtype, void *to, const void *from, size_t count) {
+  FOR_EACH(dtype, to, from, count, a + b);
+}

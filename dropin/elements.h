@@ -1,0 +1,24 @@
+/*
+ * Arithmetic on arrays of the three element types, in the type's own precision: each result is
+ * rounded to it. For what MPI does not do: products with a number, and sums of types it lacks.
+ */
+#ifndef OB_DROPIN_ELEMENTS_H
+#define OB_DROPIN_ELEMENTS_H
+
+#include <stddef.h>
+
+#include "onebit/plan.h"
+
+size_t ob_elements_size(onebit_dtype_t dtype);
+
+/* to[i] = from[i] * factor. The two may be the same. */
+void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,
+                          float factor);
+
+/* to[i] = to[i] / divisor, of the types' quotients the nearest. */
+void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divisor);
+
+/* to[i] = to[i] + from[i]. */
+void ob_elements_add(onebit_dtype_t dtype, void *to, const void *from, size_t count);
+
+#endif

@@ -1,0 +1,38 @@
+#include "dropin/kept_error.h"
+
+#include <math.h>
+
+#include "base/memory.h"
+
+static double norm(const float *values, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++)
+    sum += (double)values[i] * (double)values[i];
+  return sqrt(sum);
+}
+
+/* Only of an allreduce does a rank hold the mean of what it has sent. */
+static bool wanted(const struct ob_record *record, const struct ob_mpi_call *call) {
+  uint64_t calls = record ? atomic_load_explicit(&record->compressed, memory_order_relaxed) : 0;
+  return calls && !(calls & (calls - 1)) && call->operation == ONEBIT_ALLREDUCE &&
+         record->dtype == ONEBIT_FLOAT32 && record->count == call->count;
+}
+
+void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *call,
+                          onebit_plan_t plan) {
+  onebit_plan_info_t info = {.size = sizeof info};
+  if (!wanted(record, call) || onebit_plan_get_info(plan, &info) != ONEBIT_OK)
+    return;
+  size_t count = info.worker_error_count, first = info.worker_error_first;
+  if (!count || first + count > call->count) /* nothing is kept: the plan sends float32 */
+    return;
+  float *kept = ob_allocate(count, sizeof *kept);
+  if (kept && onebit_plan_export_error(plan, kept, NULL) == ONEBIT_OK) {
+    double mean = norm((const float *)call->recvbuf + first, count) / record->comm_size;
+    double ratio = mean > 0 ? norm(kept, count) / mean : 0;
+    atomic_store(&record->error_ratio, ratio);
+    if (ratio > atomic_load(&record->error_ratio_most))
+      atomic_store(&record->error_ratio_most, ratio);
+  }
+  ob_release(kept);
+}

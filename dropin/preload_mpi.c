@@ -1,0 +1,178 @@
+/* The beginning and the end of a preloaded program: what all ranks settle, and what is reported. */
+#define _GNU_SOURCE /* RTLD_NEXT, on_exit */
+#include "dropin/preload_mpi.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/knobs.h"
+#include "dropin/preload_mpi_flights.h"
+#include "dropin/report.h"
+
+struct ob_preload ob_preload = {.least_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
+
+enum { WORDS = 512 };
+
+/* Rank 0's exit status becomes 1 where it would be 0, once all that it does after MPI_Finalize is
+ * done. One rank's is enough: launchers end the others when they see it. */
+static int failed;
+static void fail_at_exit(int status, void *nothing) {
+  (void)nothing;
+  if (!failed || status != 0)
+    return;
+  fflush(NULL);
+  _exit(EXIT_FAILURE);
+}
+
+/* Before the program registers handlers of its own: those that come first are called last. */
+__attribute__((constructor)) static void watch_exit(void) { on_exit(fail_at_exit, NULL); }
+
+/* ---- What this rank finds ---- */
+
+typedef const char *version_call(void);
+
+/* A program that is linked to onebit gets this library's calls, which must be what it knows. */
+static onebit_status_t check_version(void) {
+  version_call *next;
+  void *found = dlsym(RTLD_NEXT, "onebit_version");
+  if (!found)
+    return ONEBIT_OK;
+  memcpy(&next, &found, sizeof next); /* C knows no cast from void * to a function's address */
+  if (!strcmp(next(), onebit_version()))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "the program is linked to onebit %s, and what is preloaded is %s", next(),
+                  onebit_version());
+}
+
+static onebit_status_t find_settings(void) {
+  int required = 0;
+  OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
+  ob_preload.required = required;
+  OB_TRY(check_version());
+  return ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules);
+}
+
+/* ---- What all of them agree on ---- */
+
+/* The words of the lowest rank that has failed, on all ranks; false where none has. */
+static bool share_failure(int rank, int size, char words[WORDS]) {
+  int mine = words[0] ? rank : size, first = size;
+  PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (first == size)
+    return false;
+  PMPI_Bcast(words, WORDS, MPI_CHAR, first, MPI_COMM_WORLD);
+  size_t length = strlen(words);
+  if (first)
+    snprintf(words + length, WORDS - length, " (rank %d)", first);
+  return true;
+}
+
+static bool same_rules(void) {
+  uint64_t hash = ob_rules_hash(&ob_preload.rules), mine[2], least[2];
+  for (const char *c = onebit_version(); *c; c++)
+    hash = hash * 31 + (uint64_t)*c;
+  mine[0] = hash;
+  mine[1] = ~hash; /* the least of it is of the largest hash */
+  PMPI_Allreduce(mine, least, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
+  return least[0] == ~least[1];
+}
+
+/* One rank's wish is everyone's: where the variable did not reach all of them too. */
+static void share_required(void) {
+  int mine = ob_preload.required, most = 0;
+  PMPI_Allreduce(&mine, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  ob_preload.required = most;
+}
+
+static void open_up(void) {
+  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
+    atomic_store(&ob_preload.least_count[operation],
+                 ob_rules_least_count(&ob_preload.rules, (onebit_operation_t)operation));
+}
+
+static void close_down(void) {
+  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
+    atomic_store(&ob_preload.least_count[operation], SIZE_MAX);
+}
+
+void ob_preload_start(void) {
+  static char words[WORDS];
+  int rank, size;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  ob_preload.started = ob_seconds();
+  ob_counters_start(ob_preload.started);
+  if (find_settings() != ONEBIT_OK)
+    snprintf(words, sizeof words, "%s", onebit_last_error());
+  bool bad = share_failure(rank, size, words);
+  share_required();
+  if (!bad && !same_rules()) {
+    snprintf(words, sizeof words, "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
+    bad = true;
+  }
+  ob_preload.refused = bad ? words : NULL;
+  ob_report_start(rank, size);
+  if (bad && ob_preload.required)
+    PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+  if (!bad)
+    open_up();
+}
+
+void ob_preload_end(void) {
+  int rank = 0;
+  close_down();
+  ob_flights_finish();
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  failed = !ob_report_end() && ob_preload.required && rank == 0;
+}
+
+/* ---- MPI's beginning and end ---- */
+
+/* Handles of one MPI library are nothing to another: a program that runs with another one than this
+ * was built for gets its calls as they are. */
+static bool is_foreign(void) {
+  char words[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length;
+  PMPI_Get_library_version(words, &length); /* may be called before MPI_Init */
+#ifdef OPEN_MPI
+  return !strstr(words, "Open MPI");
+#else
+  return strstr(words, "Open MPI");
+#endif
+}
+
+static bool started;
+static void start_unless_foreign(void) {
+  started = !is_foreign();
+  if (started)
+    ob_preload_start();
+  else
+    fprintf(stderr, "onebit %s: nothing is compressed: the program runs with another MPI library\n",
+            onebit_version());
+}
+
+OB_PRELOAD_VISIBLE int MPI_Init(int *argc, char ***argv) {
+  int code = PMPI_Init(argc, argv);
+  if (code == MPI_SUCCESS)
+    start_unless_foreign();
+  return code;
+}
+
+OB_PRELOAD_VISIBLE int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+  int code = PMPI_Init_thread(argc, argv, required, provided);
+  if (code == MPI_SUCCESS)
+    start_unless_foreign();
+  return code;
+}
+
+OB_PRELOAD_VISIBLE int MPI_Finalize(void) {
+  if (started)
+    ob_preload_end();
+  return PMPI_Finalize();
+}

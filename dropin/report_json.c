@@ -1,0 +1,80 @@
+/* The report for a program: one JSON object. Names are those of the text's terms. */
+#include "dropin/report.h"
+
+static void print_string(FILE *file, const char *text) {
+  fputc('"', file);
+  for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+    if (*c < ' ' || *c == '"' || *c == '\\')
+      fprintf(file, "\\u%04x", *c);
+    else
+      fputc(*c, file);
+  fputc('"', file);
+}
+
+static void print_whole(FILE *file, const char *name, uint64_t value) {
+  fprintf(file, "\"%s\": %llu, ", name, (unsigned long long)value);
+}
+
+static void print_passed(FILE *file, const uint64_t passed[OB_REASON_COUNT]) {
+  const char *before = "";
+  fprintf(file, "\"passed\": {");
+  for (size_t reason = 1; reason < OB_REASON_COUNT; reason++) {
+    if (!passed[reason])
+      continue;
+    fprintf(file, "%s", before);
+    print_string(file, onebit_counters_reason(reason));
+    fprintf(file, ": %llu", (unsigned long long)passed[reason]);
+    before = ", ";
+  }
+  fprintf(file, "}");
+}
+
+static void print_record(FILE *file, const struct ob_record *record) {
+  uint64_t passed[OB_REASON_COUNT];
+  for (size_t reason = 0; reason < OB_REASON_COUNT; reason++)
+    passed[reason] = atomic_load(&record->dense[reason]);
+  fprintf(file, "{\"operation\": \"%s\", \"type\": \"%s\", \"communicator\": ",
+          ob_report_operation(record->operation), ob_report_dtype(record->dtype));
+  print_string(file, record->communicator);
+  fprintf(file, ", \"ranks\": %d, ", record->comm_size);
+  print_whole(file, "count", record->count);
+  print_whole(file, "calls", atomic_load(&record->calls));
+  print_whole(file, "compressed", atomic_load(&record->compressed));
+  print_whole(file, "bytes_sent", atomic_load(&record->bytes_sent));
+  print_whole(file, "bytes_dense", atomic_load(&record->bytes_dense));
+  print_whole(file, "timed_dense", atomic_load(&record->timed_dense));
+  print_whole(file, "timed_compressed", atomic_load(&record->timed_compressed));
+  fprintf(file,
+          "\"seconds_dense\": %.9g, \"seconds_compressed\": %.9g, \"seconds_deciding\": %.9g, "
+          "\"seconds_dense_median\": %.9g, \"seconds_saved\": %.9g, \"error_ratio\": %.9g, "
+          "\"error_ratio_most\": %.9g, ",
+          atomic_load(&record->seconds_dense), atomic_load(&record->seconds_compressed),
+          atomic_load(&record->seconds_deciding), ob_record_dense_seconds(record),
+          ob_record_saved(record), atomic_load(&record->error_ratio),
+          atomic_load(&record->error_ratio_most));
+  print_passed(file, passed);
+  fprintf(file, "}");
+}
+
+void ob_report_json(FILE *file, const struct ob_report *report) {
+  fprintf(file, "{\"version\": \"%s\", \"ranks\": %d, ", onebit_version(), report->ranks);
+  print_whole(file, "calls", report->own.calls);
+  print_whole(file, "compressed", report->own.compressed);
+  print_whole(file, "compressed_all_ranks", report->compressed);
+  print_whole(file, "bytes_sent", report->bytes_sent);
+  print_whole(file, "bytes_dense", report->bytes_dense);
+  fprintf(file,
+          "\"seconds\": %.9g, \"seconds_saved\": %.9g, \"factor\": %.9g, "
+          "\"error_ratio_most\": %.9g, ",
+          report->seconds, report->seconds_saved, ob_report_factor(report),
+          report->error_ratio_most);
+  print_passed(file, report->own.passed);
+  fprintf(file, ", \"tensors\": [");
+  const char *before = "";
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next) {
+    fprintf(file, "%s\n  ", before);
+    print_record(file, record);
+    before = ",";
+  }
+  fprintf(file, "]}\n");
+}

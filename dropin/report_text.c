@@ -1,0 +1,92 @@
+/* The report for a person. */
+#include "dropin/report.h"
+
+enum { ROWS = 24 }; /* a program with more tensors has them in the JSON */
+
+static double megabytes(uint64_t bytes) { return (double)bytes / 1e6; }
+
+static double mean(const _Atomic double *seconds, const _Atomic uint64_t *times) {
+  uint64_t count = atomic_load(times);
+  return count ? atomic_load(seconds) / (double)count : 0;
+}
+
+static void print_passed(FILE *file, const _Atomic uint64_t passed[OB_REASON_COUNT]) {
+  const char *before = "    passed on: ";
+  for (size_t reason = 1; reason < OB_REASON_COUNT; reason++) {
+    uint64_t calls = atomic_load(&passed[reason]);
+    if (!calls)
+      continue;
+    fprintf(file, "%s%llu %s", before, (unsigned long long)calls, onebit_counters_reason(reason));
+    before = "; ";
+  }
+  if (*before == ';')
+    fputc('\n', file);
+}
+
+static void print_seconds(FILE *file, const struct ob_record *record) {
+  if (!atomic_load(&record->timed_dense) || !atomic_load(&record->timed_compressed))
+    return;
+  fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
+          ob_record_dense_seconds(record),
+          mean(&record->seconds_compressed, &record->timed_compressed), ob_record_saved(record));
+}
+
+static void print_record(FILE *file, const struct ob_record *record) {
+  unsigned long long compressed = (unsigned long long)atomic_load(&record->compressed);
+  fprintf(file, "  %s of %zu %s, %s of %d: %llu calls, %llu compressed",
+          ob_report_operation(record->operation), record->count, ob_report_dtype(record->dtype),
+          record->communicator, record->comm_size, (unsigned long long)atomic_load(&record->calls),
+          compressed);
+  if (compressed)
+    fprintf(file, "; %.2f MB sent for %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
+            megabytes(atomic_load(&record->bytes_dense)));
+  if (atomic_load(&record->error_ratio_most) > 0)
+    fprintf(file, "; kept error %.2f of the signal, %.2f at most",
+            atomic_load(&record->error_ratio), atomic_load(&record->error_ratio_most));
+  fputc('\n', file);
+  print_seconds(file, record);
+  print_passed(file, record->dense);
+}
+
+static void print_unseen(FILE *file, const struct ob_report *report) {
+  uint64_t left[OB_REASON_COUNT];
+  const char *before = "  other calls, passed on: ";
+  for (size_t reason = 1; reason < OB_REASON_COUNT; reason++) {
+    left[reason] = report->own.passed[reason];
+    for (struct ob_record *record = ob_counters_first(); record; record = record->next)
+      left[reason] -= atomic_load(&record->dense[reason]);
+    if (!left[reason])
+      continue;
+    fprintf(file, "%s%llu %s", before, (unsigned long long)left[reason],
+            onebit_counters_reason(reason));
+    before = "; ";
+  }
+  if (*before == ';')
+    fputc('\n', file);
+}
+
+static void print_sum(FILE *file, const struct ob_report *report) {
+  fprintf(file,
+          "  in all: %llu calls compressed on %d ranks, %.2f MB sent for %.2f MB; %.3f s saved a "
+          "rank in blocking calls, of %.3f s from MPI_Init to MPI_Finalize: factor %.2f\n",
+          (unsigned long long)report->compressed, report->ranks, megabytes(report->bytes_sent),
+          megabytes(report->bytes_dense), report->seconds_saved, report->seconds,
+          ob_report_factor(report));
+}
+
+void ob_report_text(FILE *file, const struct ob_report *report) {
+  int rows = 0;
+  fprintf(file, "onebit: what was compressed, rank 0's own calls\n");
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next)
+    if (++rows <= ROWS)
+      print_record(file, record);
+  if (rows > ROWS)
+    fprintf(file, "  and %d more, which ONEBIT_REPORT=FILE.json has\n", rows - ROWS);
+  print_unseen(file, report);
+  print_sum(file, report);
+  if (report->compressed)
+    fprintf(file, "  The sums came back as one bit an element with error feedback, under the "
+                  "program's own optimizer: right over many steps, not in one. Compare its loss "
+                  "with a dense run's; onebit's optimizers, which compress the momentum, follow "
+                  "it more closely.\n");
+}

@@ -1,0 +1,113 @@
+/* What rules say of a call, and where they come from. dropin/rules_parse.c reads their lines. */
+#include "dropin/rules.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static size_t size_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
+
+uint64_t ob_rules_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
+                        int comm_size) {
+  uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;
+  return ranks * size_of(dtype) * count;
+}
+
+static bool fits(const struct ob_rule *rule, onebit_operation_t operation, onebit_dtype_t dtype,
+                 const uint64_t values[OB_RULE_KEYS]) {
+  bool good = (rule->operations >> operation & 1U) && (rule->dtypes >> dtype & 1U);
+  for (size_t key = 0; key < OB_RULE_KEYS && good; key++) {
+    const struct ob_rule_range *range = &rule->range[key];
+    good = values[key] >= range->low && values[key] <= range->high &&
+           !(range->excepts && values[key] == range->except);
+  }
+  return good;
+}
+
+bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
+                       onebit_dtype_t dtype, size_t count, int comm_size) {
+  const uint64_t values[OB_RULE_KEYS] = {[OB_RULE_BYTES] =
+                                             ob_rules_bytes(operation, dtype, count, comm_size),
+                                         [OB_RULE_COUNT] = count,
+                                         [OB_RULE_COMM_SIZE] = (uint64_t)comm_size};
+  for (size_t i = 0; i < rules->rules; i++)
+    if (fits(&rules->rule[i], operation, dtype, values))
+      return rules->rule[i].compress;
+  return operation == ONEBIT_ALLREDUCE && values[OB_RULE_BYTES] >= rules->least;
+}
+
+/* Elements that so many bytes can be at least: of the widest type, on the most ranks. */
+static uint64_t elements(uint64_t bytes, onebit_operation_t operation) {
+  return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / 4;
+}
+
+size_t ob_rules_least_count(const struct ob_rules *rules, onebit_operation_t operation) {
+  uint64_t least = operation == ONEBIT_ALLREDUCE ? elements(rules->least, operation) : SIZE_MAX;
+  for (size_t i = 0; i < rules->rules; i++) {
+    const struct ob_rule *rule = &rules->rule[i];
+    if (!rule->compress || !(rule->operations >> operation & 1U))
+      continue;
+    uint64_t low = elements(rule->range[OB_RULE_BYTES].low, operation);
+    uint64_t count = rule->range[OB_RULE_COUNT].low;
+    low = low > count ? low : count;
+    least = low < least ? low : least;
+  }
+  return least > 0 ? (size_t)least : 1; /* nothing is no call to compress */
+}
+
+/* FNV-1a. Field by field: a struct's padding is anything. */
+static uint64_t mix(uint64_t hash, uint64_t value) {
+  for (int shift = 0; shift < 64; shift += 8)
+    hash = (hash ^ (value >> shift & 0xff)) * 0x100000001b3U;
+  return hash;
+}
+
+uint64_t ob_rules_hash(const struct ob_rules *rules) {
+  uint64_t hash = mix(mix(0xcbf29ce484222325U, rules->least), rules->warmup);
+  for (size_t i = 0; i < rules->rules; i++) {
+    const struct ob_rule *rule = &rules->rule[i];
+    hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);
+    for (size_t key = 0; key < OB_RULE_KEYS; key++) {
+      const struct ob_rule_range *range = &rule->range[key];
+      hash = mix(mix(hash, range->low), range->high);
+      hash = range->excepts ? mix(hash, range->except) : hash;
+    }
+  }
+  return hash;
+}
+
+/* Rules are read whole; nobody writes so many by hand. */
+enum { FILE_MOST = 64 << 10 };
+
+static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
+  char text[FILE_MOST + 1];
+  FILE *file = fopen(path, "rb");
+  if (!file)
+    return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, strerror(errno));
+  size_t length = fread(text, 1, sizeof text, file);
+  int failed = ferror(file) ? errno : 0;
+  fclose(file);
+  if (failed)
+    return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, strerror(failed));
+  if (length > FILE_MOST)
+    return ob_error(ONEBIT_ERROR_FILE, "%s: longer than %d bytes, which no rules are", path,
+                    (int)FILE_MOST);
+  return ob_rules_parse(path, text, length, rules);
+}
+
+static bool is_text(const char *value) {
+  static const char *const words[] = {"compress", "pass", "least", "warmup"};
+  size_t length = strcspn(value, " \t\n;");
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+    if (strlen(words[i]) == length && !strncmp(words[i], value, length) && value[length])
+      return true;
+  return false;
+}
+
+onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules) {
+  if (!value || is_text(value))
+    return ob_rules_parse("ONEBIT_RULES", value ? value : "", value ? strlen(value) : 0, rules);
+  return load_file(value, rules);
+}

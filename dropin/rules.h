@@ -1,0 +1,80 @@
+/*
+ * The rules by which an unmodified program's collectives are compressed or passed through: lines of
+ * words, in a file or in the variable ONEBIT_RULES itself.
+ *
+ *   compress allreduce float bytes>=1M comm-size>=4    # the first rule that fits a call decides
+ *   pass     allreduce count=1000
+ *   compress reduce-scatter,allgather bytes>=4M
+ *   least    64K                                       # where no rule fits
+ *   warmup   20
+ *
+ * docs/preload.md has every word. Pure bookkeeping: no MPI, no memory but the struct's.
+ */
+#ifndef OB_DROPIN_RULES_H
+#define OB_DROPIN_RULES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onebit/plan.h"
+#include "onebit/status.h"
+
+/* Below this a plan itself sends float32 on most networks, and a call has nothing to win. */
+#define OB_RULES_LEAST ((size_t)64 << 10)
+/* Steps seen dense before the first compressed one: enough for a mean of the dense seconds. */
+#define OB_RULES_WARMUP 10
+
+enum ob_rule_key { OB_RULE_BYTES, OB_RULE_COUNT, OB_RULE_COMM_SIZE, OB_RULE_KEYS };
+
+/* What a rule wants of a number: the bounds belong to it; `except` does not. */
+struct ob_rule_range {
+  uint64_t low, high;
+  uint64_t except; /* only where excepts */
+  bool excepts;
+};
+
+struct ob_rule {
+  bool compress;
+  unsigned operations, dtypes; /* a bit for each onebit_operation_t and onebit_dtype_t */
+  struct ob_rule_range range[OB_RULE_KEYS];
+};
+
+#define OB_RULES_MOST 64
+
+struct ob_rules {
+  struct ob_rule rule[OB_RULES_MOST];
+  size_t rules;
+  size_t least;    /* bytes: allreduces that no rule fits are compressed from here on */
+  unsigned warmup; /* steps */
+};
+
+/* Bytes that a rank gives to such a call: what `bytes` in a rule means. */
+uint64_t ob_rules_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
+                        int comm_size);
+
+/* Reads rules.
+ *   name     what the words of an error call the text, a file's name
+ *   text     `length` bytes, any
+ *   rules    out; without meaning when the call fails
+ * Errors: ONEBIT_ERROR_ARGUMENT, with name, line and word. */
+onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,
+                               struct ob_rules *rules);
+
+/* The same of ONEBIT_RULES' value: NULL for the defaults, rules as they are where it begins with a
+ * word that a rule begins with and a blank, or else a file's path.
+ * Errors: ONEBIT_ERROR_ARGUMENT as above, ONEBIT_ERROR_FILE. */
+onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
+
+/* Equal where the rules are: ranks compare it. */
+uint64_t ob_rules_hash(const struct ob_rules *rules);
+
+/* Is such a call to be compressed? */
+bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
+                       onebit_dtype_t dtype, size_t count, int comm_size);
+
+/* The smallest count with which a call of the operation can be compressed, whatever its type and
+ * communicator; SIZE_MAX where none can. For deciding quickly. */
+size_t ob_rules_least_count(const struct ob_rules *rules, onebit_operation_t operation);
+
+#endif

@@ -1,0 +1,242 @@
+/* Lines of rules: words, with blanks between them. */
+#include <string.h>
+
+#include "base/error.h"
+#include "dropin/rules.h"
+
+struct word {
+  const char *at;
+  size_t length;
+};
+
+struct reader {
+  const char *name;
+  const char *at, *end;
+  int line;
+  struct ob_rules *rules;
+};
+
+/* Words may be anything that a file holds; of one that is wrong so much is shown. */
+enum { SHOWN = 40 };
+
+static onebit_status_t wrong(const struct reader *reader, struct word word, const char *why) {
+  char shown[SHOWN + 1];
+  size_t length = word.length < SHOWN ? word.length : SHOWN;
+  for (size_t i = 0; i < length; i++)
+    shown[i] = (char)(word.at[i] > ' ' && word.at[i] <= '~' ? word.at[i] : '?');
+  shown[length] = '\0';
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: '%s': %s", reader->name, reader->line, shown, why);
+}
+
+static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+static bool ends_line(char c) { return c == '\n' || c == ';' || c == '#'; }
+
+/* The next word of the line; false at its end, which is not passed. */
+static bool next_word(struct reader *reader, struct word *word) {
+  while (reader->at < reader->end && is_blank(*reader->at))
+    reader->at++;
+  word->at = reader->at;
+  while (reader->at < reader->end && !is_blank(*reader->at) && !ends_line(*reader->at))
+    reader->at++;
+  word->length = (size_t)(reader->at - word->at);
+  return word->length > 0;
+}
+
+/* To the beginning of the next line: a comment goes to the end of the text's line. */
+static void next_line(struct reader *reader) {
+  if (reader->at < reader->end && *reader->at == '#')
+    while (reader->at < reader->end && *reader->at != '\n')
+      reader->at++;
+  if (reader->at < reader->end)
+    reader->line += *reader->at++ == '\n';
+}
+
+static bool is(struct word word, const char *text) {
+  return strlen(text) == word.length && !memcmp(text, word.at, word.length);
+}
+
+/* A whole number with K, M or G behind it, as powers of 1024. */
+static bool number_of(struct word word, uint64_t *number) {
+  static const char units[] = "KMG";
+  size_t digits = 0;
+  *number = 0;
+  for (; digits < word.length && word.at[digits] >= '0' && word.at[digits] <= '9'; digits++) {
+    if (*number > (UINT64_MAX >> 31) / 10) /* so that a unit still fits */
+      return false;
+    *number = *number * 10 + (uint64_t)(word.at[digits] - '0');
+  }
+  if (!digits || word.length - digits > 1)
+    return false;
+  if (word.length == digits)
+    return true;
+  const char *unit = memchr(units, word.at[digits], sizeof units - 1);
+  if (unit)
+    *number <<= 10 * (unit - units + 1);
+  return unit;
+}
+
+/* ---- Conditions: KEY<SIGN>NUMBER ---- */
+
+static const struct {
+  const char *name;
+  enum ob_rule_key key;
+} keys[] = {{"bytes", OB_RULE_BYTES}, {"count", OB_RULE_COUNT}, {"comm-size", OB_RULE_COMM_SIZE}};
+
+static const char condition_words[] =
+    "neither an operation, a type, nor bytes, count or comm-size with a sign and a number";
+static const char number_words[] = "a sign (= != < <= > >=) wants a whole number behind it, which "
+                                   "may end in K, M or G";
+
+static void narrow(struct ob_rule_range *range, struct word sign, uint64_t number) {
+  if (is(sign, "!=")) {
+    range->except = number;
+    range->excepts = true;
+  }
+  bool none = (is(sign, "<") && number == 0) || (is(sign, ">") && number == UINT64_MAX);
+  uint64_t low = is(sign, ">=") || is(sign, "=") ? number : is(sign, ">") ? number + 1 : 0;
+  uint64_t high = is(sign, "<=") || is(sign, "=") ? number
+                  : is(sign, "<")                 ? number - 1
+                                                  : UINT64_MAX;
+  if (none) {
+    low = UINT64_MAX;
+    high = 0;
+  }
+  range->low = low > range->low ? low : range->low;
+  range->high = high < range->high ? high : range->high;
+}
+
+static bool is_sign(struct word sign) {
+  return is(sign, "=") || is(sign, "!=") || is(sign, "<") || is(sign, "<=") || is(sign, ">") ||
+         is(sign, ">=");
+}
+
+static onebit_status_t take_condition(const struct reader *reader, struct word word,
+                                      struct ob_rule *rule) {
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    size_t length = strlen(keys[i].name);
+    if (word.length <= length || memcmp(word.at, keys[i].name, length) != 0)
+      continue;
+    struct word sign = {word.at + length, 0};
+    while (length + sign.length < word.length && strchr("=!<>", sign.at[sign.length]) &&
+           sign.at[sign.length])
+      sign.length++;
+    struct word rest = {sign.at + sign.length, word.length - length - sign.length};
+    uint64_t number;
+    if (!sign.length)
+      break;
+    if (!is_sign(sign) || !number_of(rest, &number))
+      return wrong(reader, word, number_words);
+    struct ob_rule_range *range = &rule->range[keys[i].key];
+    if (is(sign, "!=") && range->excepts)
+      return wrong(reader, word, "a rule can leave out one value only; give another rule");
+    narrow(range, sign, number);
+    return ONEBIT_OK;
+  }
+  return wrong(reader, word, condition_words);
+}
+
+/* ---- Operations and types: lists of names with commas ---- */
+
+struct name {
+  const char *name;
+  unsigned bits;
+};
+
+static const struct name operations[] = {
+    {"allreduce", 1U << ONEBIT_ALLREDUCE},
+    {"allgather", 1U << ONEBIT_ALLGATHER},
+    {"reduce-scatter", 1U << ONEBIT_REDUCE_SCATTER},
+    {"all", 1U << ONEBIT_ALLREDUCE | 1U << ONEBIT_ALLGATHER | 1U << ONEBIT_REDUCE_SCATTER}};
+static const struct name dtypes[] = {{"float", 1U << ONEBIT_FLOAT32},
+                                     {"bfloat16", 1U << ONEBIT_BFLOAT16},
+                                     {"half", 1U << ONEBIT_FLOAT16}};
+
+/* 0 where some name of the list is not in the table. */
+static unsigned bits_of(struct word list, const struct name *table, size_t rows) {
+  unsigned bits = 0;
+  const char *end = list.at + list.length;
+  for (const char *at = list.at; at <= end; at++) {
+    const char *comma = memchr(at, ',', (size_t)(end - at));
+    struct word one = {at, (size_t)((comma ? comma : end) - at)};
+    unsigned found = 0;
+    for (size_t i = 0; i < rows; i++)
+      found |= is(one, table[i].name) ? table[i].bits : 0;
+    if (!found)
+      return 0;
+    bits |= found;
+    at += one.length;
+  }
+  return bits;
+}
+
+static onebit_status_t take_rule(struct reader *reader, struct word first, bool compress) {
+  struct ob_rules *rules = reader->rules;
+  if (rules->rules == OB_RULES_MOST)
+    return wrong(reader, first, "one rule more than the 64 that there can be");
+  struct ob_rule rule = {.compress = compress};
+  for (size_t key = 0; key < OB_RULE_KEYS; key++)
+    rule.range[key].high = UINT64_MAX;
+  for (struct word word; next_word(reader, &word);) {
+    unsigned operation = bits_of(word, operations, sizeof operations / sizeof operations[0]);
+    unsigned dtype = bits_of(word, dtypes, sizeof dtypes / sizeof dtypes[0]);
+    rule.operations |= operation;
+    rule.dtypes |= dtype;
+    if (!operation && !dtype)
+      OB_TRY(take_condition(reader, word, &rule));
+  }
+  if (!rule.operations)
+    return wrong(reader, first, "names no operation: allreduce, reduce-scatter, allgather or all");
+  if (!rule.dtypes)
+    rule.dtypes = ~0U;
+  rules->rule[rules->rules++] = rule;
+  return ONEBIT_OK;
+}
+
+/* ---- Lines ---- */
+
+static onebit_status_t take_number(struct reader *reader, struct word first, uint64_t low,
+                                   uint64_t high, uint64_t *number) {
+  struct word word, more;
+  if (!next_word(reader, &word))
+    return wrong(reader, first, "wants a number behind it");
+  if (!number_of(word, number) || *number < low || *number > high)
+    return wrong(reader, word, "not a whole number that can be here");
+  if (next_word(reader, &more))
+    return wrong(reader, more, "one number is enough");
+  return ONEBIT_OK;
+}
+
+/* A warm-up of one step could not know a step's period. */
+enum { WARMUP_LEAST = 2, WARMUP_MOST = 1000000 };
+
+static onebit_status_t take_line(struct reader *reader, struct word first) {
+  uint64_t number;
+  if (is(first, "compress") || is(first, "pass"))
+    return take_rule(reader, first, is(first, "compress"));
+  if (is(first, "least")) {
+    OB_TRY(take_number(reader, first, 0, SIZE_MAX / 2, &number));
+    reader->rules->least = (size_t)number;
+    return ONEBIT_OK;
+  }
+  if (is(first, "warmup")) {
+    OB_TRY(take_number(reader, first, WARMUP_LEAST, WARMUP_MOST, &number));
+    reader->rules->warmup = (unsigned)number;
+    return ONEBIT_OK;
+  }
+  return wrong(reader, first, "a line begins with compress, pass, least or warmup");
+}
+
+onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,
+                               struct ob_rules *rules) {
+  struct reader reader = {name, text, text + length, 1, rules};
+  memset(rules, 0, sizeof *rules);
+  rules->least = OB_RULES_LEAST;
+  rules->warmup = OB_RULES_WARMUP;
+  while (reader.at < reader.end) {
+    struct word first;
+    if (next_word(&reader, &first))
+      OB_TRY(take_line(&reader, first));
+    next_line(&reader);
+  }
+  return ONEBIT_OK;
+}

@@ -1,0 +1,54 @@
+/*
+ * What was compressed, of a program's MPI collectives: for a program, or a tool within it, that
+ * wants to see while it runs what the report of libonebit-mpi.so says at the end. Not available in
+ * a library built with MPI=0.
+ */
+#ifndef ONEBIT_COUNTERS_H
+#define ONEBIT_COUNTERS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "onebit/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Places of onebit_counters_t.passed; some are not used yet. */
+#define ONEBIT_COUNTERS_REASONS 16
+
+/* Set `size` to sizeof(onebit_counters_t), the call fills in the rest: of this process, since
+ * MPI_Init. All zero where libonebit-mpi.so is not preloaded. */
+typedef struct onebit_counters {
+  size_t size;
+  uint64_t calls;      /* allreduces, and the other collectives that rules name */
+  uint64_t compressed; /* those with one bit an element; all others were passed on to MPI */
+  uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by why: onebit_counters_reason */
+  uint64_t bytes_sent;                      /* by the compressed calls of this rank */
+  uint64_t bytes_dense;                     /* what the same calls had sent in full precision */
+  /* Blocking calls only, of the tensors that have been compressed: seconds in the dense calls of
+   * their warm-up and in their compressed calls. */
+  double seconds_dense, seconds_compressed;
+  /* Compressed blocking calls, each with the median of its warm-up's dense seconds less its own; and
+   * less what deciding took. Below zero where compression costs more than it saves. */
+  double seconds_saved;
+  double seconds; /* since MPI_Init */
+} onebit_counters_t;
+
+/* Tells what has happened so far. Local.
+ *   counters   out: all of it; `size` is set by the caller
+ * Thread-safe; of calls that other threads are in some numbers may already count and others not.
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
+onebit_status_t onebit_counters_get(onebit_counters_t *counters);
+
+/* Why calls were passed on, in words: "no rule asks for it" for example. Local.
+ *   reason   a place of onebit_counters_t.passed
+ * NULL where the place is not used, and where it stands for no reason. Owned by the library.
+ * Thread-safe. */
+const char *onebit_counters_reason(size_t reason);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,155 @@
+/*
+ * Calls in the shape of MPI's: a program that sums gradients with MPI_Allreduce writes
+ * ONEBIT_Allreduce instead, and one bit an element travels. Nothing is created and nothing
+ * destroyed: what a tensor needs (onebit/plan.h) is kept with the communicator, made by the first
+ * call and gone with MPI_Comm_free or MPI_Finalize.
+ *
+ * Tensors. The kept error belongs to a tensor, and a tensor is known by its two buffers, count, type
+ * and operation, on each rank for itself: one pair of buffers for each. Before a program's calls on
+ * a communicator repeat, each begins with a message of 32 bytes by which the ranks find out which
+ * tensor it is of. Once they have seen the same calls twice in the same order (a training step is
+ * a period of up to 4096 calls) the place in that order says it, and no message is needed. A rank
+ * that then gives other buffers takes no part in compressing this call: all ranks make it with all
+ * values, as MPI does, and know the new buffers from then on; the error kept so far stays with the
+ * tensor, unless the buffers were another one's. ONEBIT_Forget tells that a buffer will be used for
+ * another tensor. Buffers that never return are of no tensor: while 128 have come only once, or
+ * 2^28 elements, calls on further ones are made with all values.
+ *
+ * Results. A sum is onebit's mean times the number of ranks, ONEBIT_AVG the mean itself; the same
+ * bits on all ranks. One call is not exact: over many calls of a tensor their sum is, to within one
+ * call's rounding (onebit_plan_export_error). What cannot be compressed has MPI's result: values
+ * that are not finite, communicators of one rank, tensors for which there is no memory.
+ *
+ * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and ranks give the same count, type and
+ * operation. A call that can not be of use is an error, not a dense call: other types than those
+ * below, other operations than MPI_SUM and ONEBIT_AVG, inter-communicators.
+ *
+ * Errors. The results are MPI's error codes; an error is reported through the communicator's error
+ * handler (which by default ends the program) and onebit_last_error() has words for it. All calls:
+ * MPI_ERR_COMM (MPI_COMM_NULL, an inter-communicator), MPI_ERR_COUNT (negative, or not the same on
+ * all ranks where that is noticed), MPI_ERR_TYPE, MPI_ERR_OP, MPI_ERR_BUFFER (NULL, with a count
+ * that is not 0), MPI_ERR_NO_MEM, MPI_ERR_INTERN (a damaged message, a failed transport), and
+ * MPI_ERR_OTHER (MPI is not initialised, or already finalised: no handler is called). An argument
+ * that is wrong on one rank alone leaves the others waiting, as in MPI.
+ *
+ * Threads: as MPI's collectives. With MPI_THREAD_MULTIPLE different communicators may be used from
+ * different threads at once, and a request may be waited for while another thread makes calls.
+ */
+#ifndef ONEBIT_MPI_CALLS_H
+#define ONEBIT_MPI_CALLS_H
+
+#include <mpi.h>
+
+#include "onebit/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Types: MPI_FLOAT, Fortran's MPI_REAL and MPI_REAL4 where they have four bytes, MPI's own type for
+ * half where it has one (MPIX_C_FLOAT16), and these two of two bytes, which are committed and can
+ * be used in other calls of MPI, but not with MPI's own operations. MPI_DATATYPE_NULL where MPI can
+ * not make them, or is not initialised. Local; owned by the library, gone with MPI_Finalize.
+ * Thread-safe. */
+MPI_Datatype ONEBIT_Type_bfloat16(void);
+MPI_Datatype ONEBIT_Type_float16(void);
+#define ONEBIT_BFLOAT16_TYPE ONEBIT_Type_bfloat16()
+#define ONEBIT_FLOAT16_TYPE  ONEBIT_Type_float16()
+
+/* The mean over the ranks. Only for the calls below: in MPI's own it sets every bit of the result,
+ * which is not-a-number. MPI_OP_NULL where MPI can not make it. Local; owned by the library, gone
+ * with MPI_Finalize. Thread-safe. */
+MPI_Op ONEBIT_Op_average(void);
+#define ONEBIT_AVG ONEBIT_Op_average()
+
+/* MPI_Allreduce, compressed. Collective.
+ *   sendbuf    count elements, or MPI_IN_PLACE: they are in recvbuf
+ *   recvbuf    out: count elements
+ *   op         MPI_SUM or ONEBIT_AVG
+ * Errors: those of all calls, above. */
+int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                     MPI_Op op, MPI_Comm comm);
+
+/* MPI_Allgather, compressed: what each rank sent, and what it kept of the calls before, as one bit
+ * an element. Collective.
+ *   sendbuf    sendcount elements, or MPI_IN_PLACE: they are in this rank's place in recvbuf, and
+ *              sendcount and sendtype do not matter
+ *   recvbuf    out: recvcount elements of each rank, in rank order
+ *   recvcount, recvtype   those of the send buffer
+ * Errors: those of all calls, above. */
+int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, void *recvbuf,
+                     int recvcount, MPI_Datatype recvtype, MPI_Comm comm);
+
+/* MPI_Reduce_scatter_block, compressed. Collective.
+ *   sendbuf     recvcount elements for each rank, in rank order, or MPI_IN_PLACE: they are in
+ *               recvbuf, whose first recvcount elements become the result
+ *   recvbuf     out: recvcount elements, this rank's part of the sum
+ *   op          MPI_SUM or ONEBIT_AVG
+ * Errors: those of all calls, above. */
+int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
+                                MPI_Datatype datatype, MPI_Op op, MPI_Comm comm);
+
+/* The tensors in this buffer begin anew: this rank's kept errors of them become zero, as before the
+ * first call. To be called on every rank, between two calls, before a buffer is used for another
+ * tensor with the same count, type and operation. Local.
+ *   buffer   as given to earlier calls, for sending or receiving; one never given is fine
+ * Errors: MPI_ERR_COMM, MPI_ERR_BUFFER (NULL), MPI_ERR_REQUEST (a call on it is in flight: its
+ * error is kept). */
+int ONEBIT_Forget(const void *buffer, MPI_Comm comm);
+
+/* A call in flight, or a persistent one. Not an MPI_Request: MPI moves only its own operations on,
+ * and has no way to be asked to wait for another library's without a thread. (The preload library
+ * stands before MPI_Wait and its like, so programs that run under it use MPI's own calls.) */
+typedef struct onebit_mpi_request *ONEBIT_Request;
+#define ONEBIT_REQUEST_NULL ((ONEBIT_Request)0)
+
+/* MPI_Iallreduce, compressed. Collective. Until the ranks have found that their calls repeat it
+ * waits for the other ranks to make the same call; from then on it returns at once.
+ *   request   out: to be tested or waited for; ONEBIT_REQUEST_NULL when the call fails
+ * Buffers belong to the library until the request is done. Calls in flight move on in calls of this
+ * library; a rank that waits in MPI's own calls for what another does after ONEBIT_Wait may wait for
+ * ever. They are done in the order in which they began, on whichever of them a rank waits.
+ * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). Those of the exchange come
+ * with the test or the wait. */
+int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                      MPI_Op op, MPI_Comm comm, ONEBIT_Request *request);
+
+/* MPI-4's MPI_Allreduce_init: a call that ONEBIT_Start makes again and again, ONEBIT_Iallreduce
+ * each time. Local, but ONEBIT_Start is collective, in the same order on all ranks.
+ *   info      not looked at
+ *   request   out: inactive
+ * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). */
+int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                          MPI_Op op, MPI_Comm comm, MPI_Info info, ONEBIT_Request *request);
+
+/* Makes the call of a persistent request. Collective.
+ *   request   inactive; active until it is waited for
+ * Errors: those of all calls, above; MPI_ERR_REQUEST (NULL, not persistent, active). */
+int ONEBIT_Start(ONEBIT_Request *request);
+
+/* Wait for a request, or see whether it is done. Then a persistent one is inactive, and another
+ * becomes ONEBIT_REQUEST_NULL. Local.
+ *   request   ONEBIT_REQUEST_NULL and inactive ones are done
+ *   flag      out: 1 when it is done, 0 when not
+ *   status    out: empty, as MPI's of a collective; or MPI_STATUS_IGNORE
+ * Errors: those of the exchange (all calls, above; of a freed communicator they are reported on
+ * MPI_COMM_WORLD), MPI_ERR_REQUEST (request is NULL), MPI_ERR_ARG (flag is NULL). */
+int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status);
+int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status);
+
+/* Waits for all of them. Local.
+ *   requests   count of them
+ *   statuses   out: count of them, or MPI_STATUSES_IGNORE
+ * Errors: MPI_ERR_IN_STATUS (of one or more: in statuses[i].MPI_ERROR; the others are done too),
+ * MPI_ERR_COUNT (negative), MPI_ERR_REQUEST (requests is NULL). */
+int ONEBIT_Waitall(int count, ONEBIT_Request *requests, MPI_Status *statuses);
+
+/* Gives an inactive persistent request back. Local.
+ *   request   becomes ONEBIT_REQUEST_NULL; ONEBIT_REQUEST_NULL is an error, as in MPI
+ * Errors: MPI_ERR_REQUEST (NULL, active: nothing is changed). */
+int ONEBIT_Request_free(ONEBIT_Request *request);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,331 @@
+/*
+ * The requests of onebit/mpi_calls.h: waited for in any order, dense after all for one of them,
+ * persistent, from several threads, and on communicators that go away.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "tests/support_calls.h"
+
+TestSuite(mpi_calls_requests, .timeout = 300);
+
+enum { COUNT = 3000, TENSORS = 4 };
+
+struct flight {
+  MPI_Comm comm;
+  float *send[TENSORS], *receive[TENSORS];
+  ONEBIT_Request request[TENSORS];
+};
+
+static struct flight make_flight(MPI_Comm comm) {
+  struct flight flight = {.comm = comm};
+  for (int t = 0; t < TENSORS; t++) {
+    flight.send[t] = allocate(COUNT, sizeof(float));
+    flight.receive[t] = allocate(COUNT, sizeof(float));
+  }
+  return flight;
+}
+
+static void free_flight(struct flight *flight) {
+  for (int t = 0; t < TENSORS; t++) {
+    free(flight->send[t]);
+    free(flight->receive[t]);
+  }
+}
+
+static void begin_spoilt(struct flight *flight, int t, bool spoilt) {
+  fill_exact(flight->send[t], ONEBIT_FLOAT32, COUNT, rank_of(flight->comm), t);
+  if (spoilt)
+    flight->send[t][7] = INFINITY;
+  int code = ONEBIT_Iallreduce(flight->send[t], flight->receive[t], COUNT, MPI_FLOAT, MPI_SUM,
+                               flight->comm, &flight->request[t]);
+  CHECK(code == MPI_SUCCESS && flight->request[t], "code %d: %s", code, onebit_last_error());
+}
+
+static void begin(struct flight *flight, int t) { begin_spoilt(flight, t, false); }
+
+static bool is_empty(const MPI_Status *status) {
+  int bytes = -1, cancelled = -1;
+  MPI_Get_count(status, MPI_BYTE, &bytes);
+  MPI_Test_cancelled(status, &cancelled);
+  return bytes == 0 && cancelled == 0 && status->MPI_SOURCE == MPI_ANY_SOURCE &&
+         status->MPI_TAG == MPI_ANY_TAG;
+}
+
+static void end(struct flight *flight, int t, bool test) {
+  MPI_Status status;
+  int done = 0, code = MPI_SUCCESS;
+  if (!test)
+    code = ONEBIT_Wait(&flight->request[t], &status);
+  while (test && code == MPI_SUCCESS && !done)
+    code = ONEBIT_Test(&flight->request[t], &done, &status);
+  CHECK(code == MPI_SUCCESS && !flight->request[t], "code %d: %s", code, onebit_last_error());
+  CHECK(is_empty(&status), "the status is not empty");
+  CHECK_EXACT("recvbuf", flight->receive[t], COUNT, size_of(flight->comm), t);
+}
+
+static bool is_spoilt(int t, int spoilt) { return spoilt >= 0 && t % 2 == spoilt; }
+
+/* Ranks wait in different orders, and each with a way of its own, in learning and in following. One
+ * value of two tensors is not finite on one rank: their sums are not either, and the others are
+ * right. */
+static void wait_in_any_order(struct flight *flight, int steps) {
+  int rank = rank_of(flight->comm);
+  for (int step = 0; step < steps; step++) {
+    check_case("step %d", step);
+    int spoilt = step % 5 == 3 ? step % 2 : -1; /* and the second one after it */
+    for (int t = 0; t < TENSORS; t++)
+      begin_spoilt(flight, t, is_spoilt(t, spoilt) && rank == 0);
+    for (int i = 0; i < TENSORS; i++) {
+      int t = (rank % 2 ? TENSORS - 1 - i : i + rank) % TENSORS;
+      if (is_spoilt(t, spoilt)) {
+        ONEBIT_Wait(&flight->request[t], MPI_STATUS_IGNORE);
+        CHECK(isinf(flight->receive[t][7]), "%g is finite", (double)flight->receive[t][7]);
+        flight->receive[t][7] = exact_result(7, size_of(flight->comm), t, false);
+        CHECK_EXACT("recvbuf", flight->receive[t], COUNT, size_of(flight->comm), t);
+      } else {
+        end(flight, t, (rank + step) % 3 == 0);
+      }
+    }
+  }
+}
+
+/* A rank moves the send buffers of tensors in turn, so that two of those in flight fall; and blocking calls of the library and of MPI come in between. */
+static void withdraw_in_flight(struct flight *flight) {
+  int rank = rank_of(flight->comm), size = size_of(flight->comm);
+  float *other = allocate(COUNT, sizeof *other);
+  float *fresh[2] = {allocate(COUNT, sizeof *other), allocate(COUNT, sizeof *other)};
+  for (int step = 0; step < 12; step++) {
+    check_case("withdrawing, step %d", step);
+    for (int k = 0; k < 2; k++)
+      if (rank == size - 1) {
+        float *old = flight->send[(step + 2 * k) % TENSORS];
+        flight->send[(step + 2 * k) % TENSORS] = fresh[k];
+        fresh[k] = old;
+      }
+    for (int t = 0; t < TENSORS; t++)
+      begin(flight, t);
+    if (step % 2) {
+      fill_exact(other, ONEBIT_FLOAT32, COUNT, rank, 0);
+      ONEBIT_Allreduce(MPI_IN_PLACE, other, COUNT, MPI_FLOAT, MPI_SUM, flight->comm);
+      CHECK_EXACT("in between", other, COUNT, size, 0);
+    }
+    int one = 1, all = 0;
+    if (rank == 0)
+      end(flight, step % TENSORS, true);
+    if (rank == size - 1)
+      end(flight, (step + 1) % TENSORS, false);
+    ONEBIT_Waitall(TENSORS, flight->request, MPI_STATUSES_IGNORE);
+    MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, flight->comm);
+    CHECK(all == size, "MPI's own sum is %d", all);
+    for (int t = 0; t < TENSORS; t++)
+      CHECK_EXACT("recvbuf", flight->receive[t], COUNT, size, t);
+  }
+  free(fresh[0]);
+  free(fresh[1]);
+  free(other);
+}
+
+Test(mpi_calls_requests, are_done_in_any_order) {
+  mpi_begin();
+  struct flight flight = make_flight(duplicate());
+  wait_in_any_order(&flight, 16);
+  withdraw_in_flight(&flight);
+  free_flight(&flight);
+  MPI_Comm_free(&flight.comm);
+  mpi_end();
+}
+
+/* Two communicators: a rank waits for the one first, another for the other, and both fall. */
+Test(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
+  int rank = mpi_begin();
+  struct flight flights[2] = {make_flight(duplicate()), make_flight(duplicate())};
+  for (int step = 0; step < 12; step++)
+    for (int spoilt = 0; spoilt < 2; spoilt++) {
+      for (int t = 0; t < TENSORS; t++)
+        for (int k = 0; k < 2; k++)
+          begin_spoilt(&flights[k], t, step % 4 == 3 && rank == 0 && t == spoilt);
+      for (int i = 0; i < 2; i++) {
+        struct flight *flight = &flights[(i + rank) % 2];
+        CHECK(ONEBIT_Waitall(TENSORS, flight->request, MPI_STATUSES_IGNORE) == MPI_SUCCESS, "%s",
+              onebit_last_error());
+      }
+    }
+  for (int k = 0; k < 2; k++)
+    free_flight(&flights[k]);
+  MPI_Comm_free(&flights[0].comm); /* the other one is MPI_Finalize's to end */
+  mpi_end();
+}
+
+/* ---- Persistent requests ---- */
+
+static void check_code(int code, int wanted) {
+  int class = MPI_SUCCESS;
+  MPI_Error_class(code, &class);
+  CHECK(class == wanted, "class %d, not %d: %s", class, wanted, onebit_last_error());
+}
+
+static void persist(struct flight *flight) {
+  int done = 0;
+  MPI_Status statuses[TENSORS];
+  for (int t = 0; t < TENSORS; t++) {
+    check_code(ONEBIT_Allreduce_init(flight->send[t], flight->receive[t], COUNT, MPI_FLOAT, MPI_SUM,
+                                     flight->comm, MPI_INFO_NULL, &flight->request[t]),
+               MPI_SUCCESS);
+    check_code(ONEBIT_Test(&flight->request[t], &done, MPI_STATUS_IGNORE), MPI_SUCCESS);
+    CHECK(done && flight->request[t], "an inactive request is done, and stays");
+  }
+  for (int step = 0; step < 10; step++) {
+    for (int t = 0; t < TENSORS; t++) {
+      fill_exact(flight->send[t], ONEBIT_FLOAT32, COUNT, rank_of(flight->comm), t);
+      check_code(ONEBIT_Start(&flight->request[t]), MPI_SUCCESS);
+      check_code(ONEBIT_Start(&flight->request[t]), MPI_ERR_REQUEST);
+      check_code(ONEBIT_Request_free(&flight->request[t]), MPI_ERR_REQUEST);
+    }
+    check_code(ONEBIT_Waitall(TENSORS, flight->request, statuses), MPI_SUCCESS);
+    for (int t = 0; t < TENSORS; t++) {
+      CHECK(is_empty(&statuses[t]) && flight->request[t], "status %d", t);
+      CHECK_EXACT("recvbuf", flight->receive[t], COUNT, size_of(flight->comm), t);
+    }
+  }
+  check_code(ONEBIT_Request_free(&flight->request[0]), MPI_SUCCESS);
+  CHECK(!flight->request[0], "a request that was given back is null");
+}
+
+/* What was in flight when its communicator went is done; a persistent request has none any more. */
+static void outlive_the_communicator(struct flight *flight) {
+  bool several = size_of(flight->comm) > 1;
+  int size = size_of(flight->comm);
+  begin(flight, 0);
+  MPI_Comm_free(&flight->comm);
+  check_code(ONEBIT_Wait(&flight->request[0], MPI_STATUS_IGNORE), MPI_SUCCESS);
+  CHECK_EXACT("recvbuf", flight->receive[0], COUNT, size, 0);
+  if (several)
+    check_code(ONEBIT_Start(&flight->request[1]), MPI_ERR_COMM);
+  check_code(ONEBIT_Request_free(&flight->request[1]), MPI_SUCCESS);
+}
+
+static void refuse_requests(void) {
+  ONEBIT_Request none = ONEBIT_REQUEST_NULL, flying = ONEBIT_REQUEST_NULL;
+  MPI_Status status;
+  float a[40] = {0}, b[40];
+  int done = 0;
+  check_code(ONEBIT_Wait(&none, &status), MPI_SUCCESS);
+  CHECK(is_empty(&status), "the status of no request is empty");
+  check_code(ONEBIT_Test(&none, &done, MPI_STATUS_IGNORE), MPI_SUCCESS);
+  CHECK(done, "no request is done");
+  check_code(ONEBIT_Test(&none, NULL, MPI_STATUS_IGNORE), MPI_ERR_ARG);
+  check_code(ONEBIT_Wait(NULL, MPI_STATUS_IGNORE), MPI_ERR_REQUEST);
+  check_code(ONEBIT_Waitall(-1, &none, MPI_STATUSES_IGNORE), MPI_ERR_COUNT);
+  check_code(ONEBIT_Waitall(1, NULL, MPI_STATUSES_IGNORE), MPI_ERR_REQUEST);
+  check_code(ONEBIT_Waitall(0, NULL, MPI_STATUSES_IGNORE), MPI_SUCCESS);
+  check_code(ONEBIT_Start(&none), MPI_ERR_REQUEST);
+  check_code(ONEBIT_Request_free(&none), MPI_ERR_REQUEST);
+  check_code(ONEBIT_Iallreduce(a, b, 40, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, NULL),
+             MPI_ERR_REQUEST);
+  check_code(ONEBIT_Iallreduce(a, b, 40, MPI_FLOAT, MPI_MIN, MPI_COMM_WORLD, &none), MPI_ERR_OP);
+  check_code(ONEBIT_Iallreduce(a, b, 40, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &flying), MPI_SUCCESS);
+  check_code(ONEBIT_Start(&flying), MPI_ERR_REQUEST);
+  check_code(ONEBIT_Wait(&flying, MPI_STATUS_IGNORE), MPI_SUCCESS);
+  check_code(ONEBIT_Iallreduce(NULL, NULL, 0, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &flying),
+             MPI_SUCCESS);
+  check_code(ONEBIT_Wait(&flying, MPI_STATUS_IGNORE), MPI_SUCCESS);
+}
+
+Test(mpi_calls_requests, persist_and_outlive_communicators) {
+  mpi_begin();
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  struct flight flight = make_flight(duplicate());
+  persist(&flight);
+  outlive_the_communicator(&flight);
+  refuse_requests();
+  for (int t = 2; t < TENSORS; t++)
+    check_code(ONEBIT_Request_free(&flight.request[t]), MPI_SUCCESS);
+  free_flight(&flight);
+  mpi_end();
+}
+
+/* ---- Memory and threads ---- */
+
+/* The first, the second, ... allocation of one rank fails: no rank waits, and the sums are right. */
+Test(mpi_calls_requests, do_without_memory) {
+  int rank = mpi_begin();
+  for (int n = 1; n <= 48; n += n < 12 ? 1 : 3) {
+    check_case("allocation %d fails", n);
+    struct flight flight = make_flight(duplicate());
+    ob_memory_fail_at(rank == 0 ? n : 0);
+    for (int t = 0; t < 2; t++) {
+      fill_exact(flight.send[t], ONEBIT_FLOAT32, COUNT, rank, t);
+      int code = ONEBIT_Iallreduce(flight.send[t], flight.receive[t], COUNT, MPI_FLOAT, MPI_SUM,
+                                   flight.comm, &flight.request[t]);
+      CHECK(code == MPI_SUCCESS || (rank == 0 && code == MPI_ERR_NO_MEM), "code %d", code);
+    }
+    CHECK(ONEBIT_Waitall(2, flight.request, MPI_STATUSES_IGNORE) == MPI_SUCCESS, "%s",
+          onebit_last_error());
+    ob_memory_fail_at(0);
+    for (int t = 0; t < 2; t++)
+      CHECK_EXACT("recvbuf", flight.receive[t], COUNT, size_of(flight.comm), t);
+    free_flight(&flight);
+    MPI_Comm_free(&flight.comm);
+  }
+  mpi_end();
+}
+
+static void *calls_of_a_thread(void *argument) {
+  struct flight *flight = argument;
+  check_rank(rank_of(MPI_COMM_WORLD));
+  wait_in_any_order(flight, 12);
+  withdraw_in_flight(flight);
+  return NULL;
+}
+
+/* One thread waits for what another has begun, while that one begins more. */
+static void *wait_for_it(void *argument) {
+  struct flight *flight = argument;
+  check_rank(rank_of(MPI_COMM_WORLD));
+  for (int t = 0; t < TENSORS / 2; t++)
+    end(flight, t, t);
+  return NULL;
+}
+
+static void share_a_communicator(struct flight *flight) {
+  for (int step = 0; step < 8; step++) {
+    pthread_t thread;
+    for (int t = 0; t < TENSORS / 2; t++)
+      begin(flight, t);
+    pthread_create(&thread, NULL, wait_for_it, flight);
+    for (int t = TENSORS / 2; t < TENSORS; t++)
+      begin(flight, t);
+    for (int t = TENSORS / 2; t < TENSORS; t++)
+      end(flight, t, false);
+    pthread_join(thread, NULL);
+  }
+}
+
+Test(mpi_calls_requests, from_several_threads) {
+  enum { THREADS = 3 };
+  mpi_begin();
+  int provided;
+  MPI_Query_thread(&provided);
+  if (provided == MPI_THREAD_MULTIPLE) {
+    struct flight flights[THREADS];
+    pthread_t threads[THREADS];
+    for (int k = 0; k < THREADS; k++)
+      flights[k] = make_flight(duplicate());
+    for (int k = 0; k < THREADS; k++)
+      pthread_create(&threads[k], NULL, calls_of_a_thread, &flights[k]);
+    for (int k = 0; k < THREADS; k++)
+      pthread_join(threads[k], NULL);
+    share_a_communicator(&flights[0]);
+    for (int k = 0; k < THREADS; k++) {
+      free_flight(&flights[k]);
+      MPI_Comm_free(&flights[k].comm);
+    }
+  } else {
+    cr_log_warn("this MPI has no MPI_THREAD_MULTIPLE: threads are not tested");
+  }
+  mpi_end();
+}

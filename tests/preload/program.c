@@ -1,0 +1,417 @@
+/*
+ * MPI programs that know nothing of onebit, for tests/scripts/check-preload: `program CASE`. Each
+ * checks its sums, which must be right whether something is preloaded or not. "Exact" values are of
+ * one magnitude and the same on all ranks, so that one bit and a scale lose nothing of them.
+ */
+#include <math.h>
+#include <mpi.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(OPEN_MPI)
+#include <mpi-ext.h>
+#define PERSISTENT(arguments) MPIX_Allreduce_init arguments
+#elif defined(MPICH_NUMVERSION) && MPICH_NUMVERSION >= 40000000
+#define PERSISTENT(arguments) MPI_Allreduce_init arguments
+#endif
+
+enum { COUNT = 20000, STEPS = 40 };
+
+static int rank, size;
+
+static void fail(const char *what, int step, int i, double is, double wanted) {
+  fprintf(stderr, "rank %d: %s: step %d, element %d is %.9g and not %.9g\n", rank, what, step, i,
+          is, wanted);
+  MPI_Abort(MPI_COMM_WORLD, 3);
+}
+
+static float exact(int step, int i) { return ((i * 7 + step * 3 + i / 5) % 3 ? 0.5F : -0.5F); }
+
+static void fill(float *values, int count, int step) {
+  for (int i = 0; i < count; i++)
+    values[i] = exact(step, i);
+}
+
+static void check(const char *what, const float *values, int count, int step, int ranks) {
+  for (int i = 0; i < count; i++)
+    if (values[i] != exact(step, i) * (float)ranks)
+      fail(what, step, i, values[i], exact(step, i) * (float)ranks);
+}
+
+static float *floats(size_t count) {
+  float *values = calloc(count, sizeof *values);
+  if (!values)
+    MPI_Abort(MPI_COMM_WORLD, 4);
+  return values;
+}
+
+/* The same buffers step by step: two tensors a step, one of them in place, and a small sum. */
+static void steady(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT), *other = floats(COUNT + 1);
+  for (int step = 0; step < STEPS; step++) {
+    int one = 1, all = 0;
+    fill(mine, COUNT, step);
+    fill(other, COUNT + 1, step + 1);
+    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, other, COUNT + 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(&one, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    check("steady", sum, COUNT, step, size);
+    check("in place", other, COUNT + 1, step + 1, size);
+    if (all != size)
+      fail("small", step, 0, all, size);
+  }
+  free(mine), free(sum), free(other);
+}
+
+/* Values that one bit does not hold: what it leaves out of one sum comes with later ones, so the
+ * sums of many steps differ from the true ones by what is kept at the end only. */
+static void feedback(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT), *drift = floats(COUNT);
+  double left = 0, signal = 0;
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < COUNT; i++) {
+      float base = (float)((i * 37 + 11) % 101 - 50);
+      mine[i] = base * (float)(rank + 1) + (float)((i + step * 13 + rank) % 17 - 8);
+      float whole = base * (float)(size * (size + 1) / 2);
+      for (int r = 0; r < size; r++)
+        whole += (float)((i + step * 13 + r) % 17 - 8);
+      drift[i] -= whole;
+      signal += step == 0 ? (double)whole * whole : 0;
+    }
+    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 0; i < COUNT; i++)
+      drift[i] += sum[i];
+  }
+  for (int i = 0; i < COUNT; i++)
+    left += (double)drift[i] * drift[i];
+  if (!(sqrt(left / signal) < 8)) /* of the sum of one step; without feedback about STEPS */
+    fail("feedback", STEPS, 0, sqrt(left / signal), 8);
+  free(mine), free(sum), free(drift);
+}
+
+/* Whole numbers, which one bit does not hold: right only where nothing is compressed. */
+static void uncompressed(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < COUNT; i++)
+      mine[i] = (float)((i * 31 + step) % 1000 + rank);
+    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 0; i < COUNT; i++) {
+      float whole = (float)((i * 31 + step) % 1000 * size + size * (size - 1) / 2);
+      if (sum[i] != whole)
+        fail("uncompressed", step, i, sum[i], whole);
+    }
+  }
+  free(mine), free(sum);
+}
+
+/* Buffers that are freed and made anew each step, in places that differ. */
+static void reuse(void) {
+  void *spacer = NULL;
+  for (int step = 0; step < STEPS; step++) {
+    float *mine = floats(COUNT), *sum = floats(COUNT);
+    fill(mine, COUNT, step);
+    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    check("reuse", sum, COUNT, step, size);
+    free(spacer);
+    spacer = malloc((size_t)((step + rank) % 5 + 1) * 33333);
+    free(sum), free(mine);
+  }
+  free(spacer);
+}
+
+/* One rank alone changes its buffer now and then. */
+static void moves(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT), *else_where = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    float *from = rank == size - 1 && step >= 20 && step % 5 == 0 ? else_where : mine;
+    fill(from, COUNT, step);
+    MPI_Allreduce(from, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    check("moves", sum, COUNT, step, size);
+  }
+  free(mine), free(sum), free(else_where);
+}
+
+static void counts(void) {
+  float *mine = floats(2 * COUNT), *sum = floats(2 * COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    int count = step < 25 ? COUNT : COUNT + step * 7;
+    fill(mine, count, step);
+    MPI_Allreduce(mine, sum, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    check("counts", sum, count, step, size);
+  }
+  free(mine), free(sum);
+}
+
+static void communicators(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int round = 0; round < 4; round++) {
+    MPI_Comm comm;
+    int ranks;
+    if (round % 2)
+      MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &comm);
+    else
+      MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    MPI_Comm_size(comm, &ranks);
+    for (int step = 0; step < STEPS / 2; step++) {
+      fill(mine, COUNT, step);
+      MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
+      check("communicators", sum, COUNT, step, ranks);
+    }
+    MPI_Comm_free(&comm);
+  }
+  free(mine), free(sum);
+}
+
+static void largest(void *in, void *inout, int *length, MPI_Datatype *type) {
+  const float *a = in;
+  float *b = inout;
+  (void)type;
+  for (int i = 0; i < *length; i++)
+    b[i] = a[i] > b[i] ? a[i] : b[i];
+}
+
+/* What is not a sum of floats: always exact. */
+static void foreign(void) {
+  float *mine = floats(COUNT), *result = floats(COUNT);
+  double *wide = calloc(2 * COUNT, sizeof *wide);
+  MPI_Datatype pair;
+  MPI_Op op;
+  MPI_Op_create(largest, 1, &op);
+  MPI_Type_contiguous(2, MPI_FLOAT, &pair);
+  MPI_Type_commit(&pair);
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < COUNT; i++)
+      mine[i] = (float)(i + rank + step), wide[i] = i + 0.1 * rank;
+    MPI_Allreduce(mine, result, COUNT, MPI_FLOAT, op, MPI_COMM_WORLD);
+    for (int i = 0; i < COUNT; i++)
+      if (result[i] != (float)(i + size - 1 + step))
+        fail("user's operation", step, i, result[i], i + size - 1 + step);
+    MPI_Allreduce(mine, result, COUNT, MPI_FLOAT, MPI_MIN, MPI_COMM_WORLD);
+    if (result[5] != (float)(5 + step))
+      fail("minimum", step, 5, result[5], 5 + step);
+    MPI_Allreduce(wide, wide + COUNT, COUNT, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    if (fabs(wide[COUNT + 7] - (7 * size + 0.1 * size * (size - 1) / 2)) > 1e-9)
+      fail("double", step, 7, wide[COUNT + 7], 7 * size + 0.1 * size * (size - 1) / 2);
+    MPI_Bcast(mine, COUNT / 2, pair, 0, MPI_COMM_WORLD);
+  }
+  MPI_Type_free(&pair);
+  MPI_Op_free(&op);
+  free(mine), free(result), free(wide);
+}
+
+static void not_a_number(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    int bad = step == 3 || step == 30;
+    fill(mine, COUNT, step);
+    if (bad && rank == size - 1)
+      mine[77] = NAN;
+    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    if (bad && !isnan(sum[77]))
+      fail("not a number", step, 77, sum[77], NAN);
+    sum[77] = bad ? exact(step, 77) * (float)size : sum[77];
+    check("beside it", sum, COUNT, step, size);
+  }
+  free(mine), free(sum);
+}
+
+static void gather_and_scatter(void) {
+  float *mine = floats((size_t)size * COUNT), *all = floats((size_t)size * COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, size * COUNT, step);
+    MPI_Allgather(mine, COUNT, MPI_FLOAT, all, COUNT, MPI_FLOAT, MPI_COMM_WORLD);
+    for (int r = 0; r < size; r++)
+      check("allgather", all + r * COUNT, COUNT, step, 1);
+    MPI_Reduce_scatter_block(mine, all, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 0; i < COUNT; i++)
+      if (all[i] != exact(step, rank * COUNT + i) * (float)size)
+        fail("reduce-scatter", step, i, all[i], exact(step, rank * COUNT + i) * (float)size);
+  }
+  free(mine), free(all);
+}
+
+/* ---- Nonblocking ---- */
+
+enum { TENSORS = 4 };
+
+static void wait_somehow(int how, MPI_Request request[TENSORS]) {
+  int done = 0, which, some[TENSORS], flag = 0;
+  MPI_Status status, statuses[TENSORS];
+  switch (how) {
+  case 0:
+    for (int t = TENSORS - 1; t >= 0; t--)
+      MPI_Wait(&request[t], MPI_STATUS_IGNORE);
+    break;
+  case 1:
+    MPI_Waitall(TENSORS, request, statuses);
+    break;
+  case 2:
+    for (int t = 0; t < TENSORS; t++)
+      MPI_Waitany(TENSORS, request, &which, &status);
+    break;
+  case 3:
+    for (int count; done < TENSORS; done += count)
+      MPI_Waitsome(TENSORS, request, &count, some, statuses);
+    break;
+  case 4:
+    while (!flag)
+      MPI_Testall(TENSORS, request, &flag, statuses);
+    break;
+  default:
+    for (int t = TENSORS - 1; t >= 0; t--)
+      for (flag = 0; !flag;)
+        MPI_Test(&request[t], &flag, &status);
+  }
+}
+
+static void nonblocking(void) {
+  float *mine[TENSORS], *sum[TENSORS];
+  MPI_Request request[TENSORS];
+  for (int t = 0; t < TENSORS; t++)
+    mine[t] = floats(COUNT), sum[t] = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    for (int t = 0; t < TENSORS; t++) {
+      fill(mine[t], COUNT, step + t);
+      MPI_Iallreduce(mine[t], sum[t], COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request[t]);
+    }
+    wait_somehow((step + rank) % 6, request);
+    for (int t = 0; t < TENSORS; t++)
+      check("nonblocking", sum[t], COUNT, step + t, size);
+  }
+  for (int t = 0; t < TENSORS; t++)
+    free(mine[t]), free(sum[t]);
+}
+
+/* MPI moves a nonblocking call also while its rank waits for something else. */
+static void progress(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Request request;
+    int token = step;
+    fill(mine, COUNT, step);
+    MPI_Iallreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+    if (rank == 0 && size > 1)
+      MPI_Recv(&token, 1, MPI_INT, 1, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    if (rank == 1)
+      MPI_Send(&token, 1, MPI_INT, 0, 5, MPI_COMM_WORLD);
+    check("progress", sum, COUNT, step, size);
+  }
+  free(mine), free(sum);
+}
+
+/* A blocking call, whose NaN makes it dense, while others are in flight. */
+static void mixture(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT), *more = floats(COUNT), *most = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Request request;
+    fill(mine, COUNT, step);
+    fill(more, COUNT, step);
+    if (step == 25 && rank == 0)
+      more[3] = INFINITY;
+    MPI_Iallreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+    MPI_Allreduce(more, most, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    if (step == 25 && isfinite(most[3]))
+      fail("infinity", step, 3, most[3], INFINITY);
+    most[3] = step == 25 ? exact(step, 3) * (float)size : most[3];
+    check("in flight", sum, COUNT, step, size);
+    check("beside", most, COUNT, step, size);
+  }
+  free(mine), free(sum), free(more), free(most);
+}
+
+static void persistent(void) {
+#ifdef PERSISTENT
+  float *mine[2] = {floats(COUNT), floats(COUNT)}, *sum[2] = {floats(COUNT), floats(COUNT)};
+  MPI_Request request[2];
+  MPI_Status statuses[2];
+  for (int t = 0; t < 2; t++)
+    PERSISTENT(
+        (mine[t], sum[t], COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request[t]));
+  for (int step = 0; step < STEPS; step++) {
+    for (int t = 0; t < 2; t++)
+      fill(mine[t], COUNT, step + t);
+    if (step % 2)
+      MPI_Startall(2, request);
+    else
+      MPI_Start(&request[0]), MPI_Start(&request[1]);
+    MPI_Waitall(2, request, statuses);
+    for (int t = 0; t < 2; t++)
+      check("persistent", sum[t], COUNT, step + t, size);
+  }
+  for (int t = 0; t < 2; t++) {
+    MPI_Request_free(&request[t]);
+    free(mine[t]), free(sum[t]);
+  }
+#endif
+}
+
+/* ---- Threads ---- */
+
+static void *worker(void *state) {
+  MPI_Comm comm = *(MPI_Comm *)state;
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step);
+    MPI_Allreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, comm);
+    check("threads", sum, COUNT, step, size);
+  }
+  free(mine), free(sum);
+  return NULL;
+}
+
+static void threads(void) {
+  pthread_t thread[2];
+  MPI_Comm comm[2];
+  for (int t = 0; t < 2; t++)
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm[t]);
+  for (int t = 0; t < 2; t++)
+    pthread_create(&thread[t], NULL, worker, &comm[t]);
+  for (int t = 0; t < 2; t++)
+    pthread_join(thread[t], NULL);
+  for (int t = 0; t < 2; t++)
+    MPI_Comm_free(&comm[t]);
+}
+
+static const struct {
+  const char *name;
+  void (*run)(void);
+} cases[] = {{"steady", steady},
+             {"feedback", feedback},
+             {"uncompressed", uncompressed},
+             {"reuse", reuse},
+             {"moves", moves},
+             {"counts", counts},
+             {"communicators", communicators},
+             {"foreign", foreign},
+             {"not-a-number", not_a_number},
+             {"gather-and-scatter", gather_and_scatter},
+             {"nonblocking", nonblocking},
+             {"progress", progress},
+             {"mixture", mixture},
+             {"persistent", persistent},
+             {"threads", threads}};
+
+int main(int argc, char **argv) {
+  int level = MPI_THREAD_SINGLE, ran = 0;
+  /* "threads CASE..." asks for them; without, as most programs do, not. */
+  if (argc > 1 && !strcmp(argv[1], "threads"))
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  else
+    MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  for (int a = 1; a < argc; a++)
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+      if (!strcmp(argv[a], cases[i].name))
+        cases[i].run(), ran++;
+  MPI_Finalize();
+  if (rank == 0 && ran == argc - 1)
+    printf("%d done\n", ran);
+  return ran == argc - 1 ? 0 : 2;
+}

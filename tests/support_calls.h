@@ -1,0 +1,37 @@
+/* What the tests of MPI-shaped calls share: data that one bit says exactly, and what the library
+ * keeps of a communicator. For tests/mpi_calls*.c. */
+#ifndef ONEBIT_TESTS_SUPPORT_CALLS_H
+#define ONEBIT_TESTS_SUPPORT_CALLS_H
+
+#include <mpi.h>
+
+#include "dropin/communicator.h"
+#include "onebit/mpi_calls.h"
+#include "tests/support_mpi.h"
+
+/* All elements of a rank have the same magnitude, rank + 1 times 2^scale, and the same signs on all
+ * ranks: neither a worker's nor a server's bit loses anything, on up to four ranks. */
+float exact_value(size_t i, int rank, int scale);
+void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale);
+
+/* The sum, or the mean, over so many ranks. */
+float exact_result(size_t i, int size, int scale, bool average);
+
+/* Checks that all elements are what they must be: exactly. */
+#define CHECK_EXACT(what, buffer, count, size, scale)                                              \
+  check_exact((what), (buffer), (count), (size), (scale), __FILE__, __LINE__)
+bool check_exact(const char *what, const float *buffer, size_t count, int size, int scale,
+                 const char *file, int line);
+
+float element(const void *buffer, onebit_dtype_t dtype, size_t i);
+
+/* What the tensors of a communicator have gone through, all together; and how many there are. */
+struct ob_tally tally_of(MPI_Comm comm, size_t *tensors);
+
+/* A communicator of all ranks that returns errors. */
+MPI_Comm duplicate(void);
+
+int size_of(MPI_Comm comm);
+int rank_of(MPI_Comm comm);
+
+#endif

@@ -1,0 +1,229 @@
+/* Rules for unmodified programs: what they say of a call, and that no text does harm. */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dropin/rules.h"
+
+TestSuite(rules, .timeout = 60);
+
+static struct ob_rules parsed(const char *text) {
+  struct ob_rules rules;
+  cr_assert_eq(ob_rules_parse("text", text, strlen(text), &rules), ONEBIT_OK, "%s: %s", text,
+               onebit_last_error());
+  return rules;
+}
+
+static bool floats(const struct ob_rules *rules, size_t count) {
+  return ob_rules_compress(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
+}
+
+Test(rules, without_any_large_allreduces_are_compressed) {
+  struct ob_rules rules = parsed("");
+  cr_assert_eq(rules.least, OB_RULES_LEAST);
+  cr_assert_eq(rules.warmup, OB_RULES_WARMUP);
+  cr_assert(!floats(&rules, OB_RULES_LEAST / 4 - 1));
+  cr_assert(floats(&rules, OB_RULES_LEAST / 4));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, OB_RULES_LEAST / 4, 4));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1 << 30, 4));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1 << 30, 4));
+}
+
+Test(rules, the_first_that_fits_decides) {
+  struct ob_rules rules = parsed("# gradients\n"
+                                 "pass allreduce count=1000000 # the loss's histogram\n"
+                                 "\n"
+                                 "compress allreduce float bytes>=1M comm-size>=2\r\n"
+                                 "pass all;warmup 25;least 1G\n");
+  cr_assert_eq(rules.rules, 3);
+  cr_assert_eq(rules.warmup, 25);
+  cr_assert_eq(rules.least, (size_t)1 << 30);
+  cr_assert(floats(&rules, 262144));
+  cr_assert(!floats(&rules, 262143));
+  cr_assert(!floats(&rules, 1000000));
+  cr_assert(floats(&rules, 1000001));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_BFLOAT16, 1 << 29, 4));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, 1 << 28, 1));
+}
+
+Test(rules, every_sign_means_itself) {
+  static const struct {
+    const char *text;
+    bool below, at, above; /* of 1000 */
+  } cases[] = {
+      {"compress allreduce count=1000; pass all", false, true, false},
+      {"compress allreduce count!=1000; pass all", true, false, true},
+      {"compress allreduce count<1000; pass all", true, false, false},
+      {"compress allreduce count<=1000; pass all", true, true, false},
+      {"compress allreduce count>1000; pass all", false, false, true},
+      {"compress allreduce count>=1000; pass all", false, true, true},
+      {"compress allreduce count>=1000 count<1001; pass all", false, true, false},
+      {"compress allreduce count<0; pass all", false, false, false},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    struct ob_rules rules = parsed(cases[i].text);
+    cr_assert_eq(floats(&rules, 999), cases[i].below, "%s", cases[i].text);
+    cr_assert_eq(floats(&rules, 1000), cases[i].at, "%s", cases[i].text);
+    cr_assert_eq(floats(&rules, 1001), cases[i].above, "%s", cases[i].text);
+  }
+}
+
+Test(rules, operations_and_types_are_lists) {
+  struct ob_rules rules = parsed("compress allgather,reduce-scatter half,bfloat16\npass all");
+  cr_assert(ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT16, 1, 2));
+  cr_assert(ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_BFLOAT16, 1, 2));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1, 2));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, 1 << 30, 2));
+}
+
+Test(rules, bytes_are_what_a_rank_gives) {
+  struct ob_rules rules = parsed("compress all bytes>=4K");
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1023, 4));
+  cr_assert(ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1024, 4));
+  cr_assert(!ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 255, 4));
+  cr_assert(ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
+}
+
+/* Calls below the least count are never looked at: it must not be above any that is compressed. */
+Test(rules, nothing_below_the_least_count_is_compressed) {
+  static const char *const texts[] = {
+      "",
+      "least 0",
+      "least 100",
+      "compress all bytes>=4000",
+      "compress allreduce half count>=77 bytes<1M;least 1G",
+      "compress reduce-scatter bytes>=1M; compress allgather count=5",
+      "pass allreduce; compress allreduce count>3"};
+  for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    struct ob_rules rules = parsed(texts[i]);
+    for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++) {
+      size_t least = ob_rules_least_count(&rules, (onebit_operation_t)operation);
+      cr_assert_geq(least, 1);
+      for (size_t count = 1; count < least && count < 3000; count++)
+        for (int dtype = ONEBIT_FLOAT32; dtype <= ONEBIT_FLOAT16; dtype++)
+          cr_assert(!ob_rules_compress(&rules, (onebit_operation_t)operation, (onebit_dtype_t)dtype,
+                                       count, 2),
+                    "%s: %zu", texts[i], count);
+    }
+  }
+  struct ob_rules rules = parsed("");
+  cr_assert_eq(ob_rules_least_count(&rules, ONEBIT_ALLREDUCE), OB_RULES_LEAST / 4);
+  cr_assert_eq(ob_rules_least_count(&rules, ONEBIT_ALLGATHER), SIZE_MAX);
+}
+
+Test(rules, a_mistake_is_named_with_its_line_and_word) {
+  static const struct {
+    const char *text, *words;
+  } cases[] = {
+      {"warmup 20\ncompres allreduce", "f:2: 'compres': a line begins with"},
+      {"compress\n", "f:1: 'compress': names no operation"},
+      {"pass float", "f:1: 'pass': names no operation"},
+      {"\n\n pass allreduce,allgahter", "f:3: 'allreduce,allgahter': neither an operation"},
+      {"pass allreduce,", "f:1: 'allreduce,': neither"},
+      {"pass all double", "f:1: 'double': neither an operation, a type"},
+      {"pass all bites>=1M", "f:1: 'bites>=1M': neither"},
+      {"pass all bytes", "f:1: 'bytes': neither"},
+      {"pass all bytes>=", "f:1: 'bytes>=': a sign"},
+      {"pass all bytes>=1T", "f:1: 'bytes>=1T': a sign"},
+      {"pass all bytes>=1MB", "f:1: 'bytes>=1MB': a sign"},
+      {"pass all bytes=>1", "f:1: 'bytes=>1': a sign"},
+      {"pass all count>=-1", "f:1: 'count>=-1': a sign"},
+      {"pass all count=99999999999999999999", "a sign"},
+      {"pass all count!=1 count!=2", "f:1: 'count!=2': a rule can leave out one"},
+      {"warmup", "f:1: 'warmup': wants a number"},
+      {"warmup 1", "f:1: '1': not a whole number"},
+      {"warmup 20 30", "f:1: '30': one number"},
+      {"least much", "f:1: 'much': not a whole number"},
+      {"\x01\xff", "f:1: '\?\?': a line"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    struct ob_rules rules;
+    cr_assert_eq(ob_rules_parse("f", cases[i].text, strlen(cases[i].text), &rules),
+                 ONEBIT_ERROR_ARGUMENT, "%s", cases[i].text);
+    cr_assert(strstr(onebit_last_error(), cases[i].words), "%s", onebit_last_error());
+  }
+}
+
+Test(rules, no_more_than_there_is_room_for) {
+  static char text[(OB_RULES_MOST + 1) * 9 + 1];
+  struct ob_rules rules;
+  for (int i = 0; i <= OB_RULES_MOST; i++)
+    memcpy(text + (size_t)i * 9, "pass all\n", 9);
+  cr_assert_eq(ob_rules_parse("f", text, OB_RULES_MOST * 9, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_parse("f", text, sizeof text - 1, &rules), ONEBIT_ERROR_ARGUMENT);
+  cr_assert(strstr(onebit_last_error(), "f:65: 'pass': one rule more"), "%s", onebit_last_error());
+}
+
+Test(rules, equal_rules_have_equal_hashes) {
+  static const char *const different[] = {"",
+                                          "least 1",
+                                          "warmup 3",
+                                          "pass all",
+                                          "compress all",
+                                          "pass allreduce",
+                                          "pass all float",
+                                          "pass all bytes>1",
+                                          "pass all count>1",
+                                          "pass all bytes<1",
+                                          "pass all bytes!=0",
+                                          "pass all\npass all"};
+  enum { COUNT = sizeof different / sizeof different[0] };
+  uint64_t hash[COUNT];
+  for (size_t i = 0; i < COUNT; i++) {
+    struct ob_rules rules = parsed(different[i]);
+    hash[i] = ob_rules_hash(&rules);
+    for (size_t k = 0; k < i; k++)
+      cr_assert_neq(hash[i], hash[k], "%s and %s", different[i], different[k]);
+  }
+  struct ob_rules same = parsed("  pass\tall # the same\n\n");
+  cr_assert_eq(ob_rules_hash(&same), hash[3]);
+}
+
+Test(rules, a_value_is_a_file_or_the_rules) {
+  char path[] = "/tmp/onebit-rules-XXXXXX";
+  static const char text[] = "warmup 33\n";
+  struct ob_rules rules;
+  int file = mkstemp(path);
+  cr_assert(file >= 0 && write(file, text, sizeof text - 1) == sizeof text - 1);
+  cr_assert_eq(ob_rules_load(path, &rules), ONEBIT_OK, "%s", onebit_last_error());
+  cr_assert_eq(rules.warmup, 33);
+  cr_assert_eq(ftruncate(file, 100000), 0);
+  cr_assert_eq(ob_rules_load(path, &rules), ONEBIT_ERROR_FILE);
+  close(file);
+  unlink(path);
+  cr_assert_eq(ob_rules_load(path, &rules), ONEBIT_ERROR_FILE);
+  cr_assert(strstr(onebit_last_error(), path), "%s", onebit_last_error());
+  cr_assert_eq(ob_rules_load("/", &rules), ONEBIT_ERROR_FILE);
+  cr_assert_eq(ob_rules_load("warmup 7;pass all", &rules), ONEBIT_OK);
+  cr_assert_eq(rules.warmup, 7);
+  cr_assert_eq(ob_rules_load(NULL, &rules), ONEBIT_OK);
+  cr_assert_eq(rules.warmup, OB_RULES_WARMUP);
+  cr_assert_eq(ob_rules_load("warmup seven", &rules), ONEBIT_ERROR_ARGUMENT);
+}
+
+/* Good rules with bytes changed at random, and bytes that are all random: never more than an
+ * error. In a block of its own size, so that a sanitizer sees a step beyond it. */
+Test(rules, no_text_does_harm) {
+  static const char good[] = "compress allreduce,allgather float bytes>=1M count!=7\nwarmup 20;"
+                             "least 64K # words\npass all comm-size<2\n";
+  uint64_t random = 1;
+  for (int round = 0; round < 20000; round++) {
+    size_t length = (size_t)round % sizeof good;
+    char *text = malloc(length + 1); /* malloc(0) may be NULL */
+    memcpy(text, good, length);
+    text = realloc(text, length ? length : 1);
+    for (int change = 0; change < round % 5; change++) {
+      random = random * 6364136223846793005U + 1442695040888963407U;
+      if (length)
+        text[(random >> 33) % length] = (char)(random >> 56);
+    }
+    struct ob_rules rules;
+    onebit_status_t status = ob_rules_parse("f", text, length, &rules);
+    cr_assert(status == ONEBIT_OK || status == ONEBIT_ERROR_ARGUMENT);
+    free(text);
+  }
+}
