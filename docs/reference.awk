@@ -9,6 +9,7 @@
 #   other indented lines             a formula or a table: shown as they are
 #   Errors: Result: Threads: Memory: a section of that name
 #   names that headers declare       links
+#   a call in the shape of MPI's     parameters without words are those of MPI's call
 #   nothing                          a member has the words of the one before it, a value its number
 #
 # One argument, the header. Names are collected from the headers in its directory. Of the main page,
@@ -169,7 +170,7 @@ function comment_line(indent, words, shared, statement) {
     }
     print_statement(statement)
     at += taken
-    shared = indent == "" && at <= NR && line[at] !~ /^[ \t]*$/ && line[at] ~ /^[a-z#]/ &&
+    shared = indent == "" && at <= NR && line[at] !~ /^[ \t]*$/ && line[at] ~ /^[A-Za-z#]/ &&
       line[at] !~ /^#(endif|if|else|ifdef|ifndef|undef)/ && line[at] !~ /_INIT/
   } while (shared)
 }
@@ -243,6 +244,7 @@ function parameter_text(text) {
 
 function parameter_line(names, text, direction) {
   direction = sub(/^out: +/, "", text) ? "[out]" : ""
+  parameters = parameters "," names ","
   if (direction == "" && text ~ /^out$/) text = "the result"
   return "@param" direction " " names " " escaped(text)
 }
@@ -250,7 +252,7 @@ function parameter_line(names, text, direction) {
 # What Doxygen is to read of body[1 .. lines]. mode: "" text, "parameter", "dropped" (a parameter of
 # another statement), "list", "as it is".
 function described(statement, i, text, mode, result, names, deeper) {
-  mode = ""
+  mode = parameters = ""
   for (i = 1; i <= lines; i++) {
     text = body[i]
     names = is_parameter(text, statement)
@@ -278,7 +280,20 @@ function described(statement, i, text, mode, result, names, deeper) {
   }
   if (mode == "as it is") result = result "@endverbatim\n"
   sub(/\n+$/, "", result)
-  return result
+  return result mpis_parameters(statement)
+}
+
+function mpis_parameters(statement, result, name) {
+  if (statement !~ /ONEBIT_[A-Z][a-z_]+\(/) return ""
+  while (match(statement, /[a-z_]+(\[\])?[,)]/)) {
+    name = substr(statement, RSTART, RLENGTH)
+    sub(/[^a-z_].*/, "", name)
+    statement = substr(statement, RSTART + RLENGTH)
+    if (name != "void" && !index(parameters, "," name ",")) {
+      result = result "\n@param " name " as in MPI's call"
+    }
+  }
+  return (result == "" ? "" : "\n") result
 }
 
 function section(text) {
