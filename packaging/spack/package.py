@@ -51,6 +51,7 @@ class Onebit(MakefilePackage, CudaPackage):
             "V=1",
             "BUILD=build",
             "ZLIB=0",  # for an example only
+            "FORTRAN=0",
             "PREFIX=" + str(prefix),
             "LIBDIR=" + str(prefix.lib),
             "MPI=" + one("mpi"),
