@@ -39,7 +39,8 @@ enum ob_reason {
 };
 const char *ob_reason_words(enum ob_reason reason);
 
-/* The type and operation in the library's terms, by which all ranks judge alike: no buffer counts. */
+/* The type and operation in the library's terms, by which all ranks judge alike: buffers do not
+ * matter. */
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
                                    bool *sum);
 

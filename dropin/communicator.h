@@ -3,9 +3,10 @@
  * it, gone when the communicator is freed or MPI ends (MPI_Finalize frees MPI_COMM_SELF, whose
  * attributes are deleted first).
  *
- * Three things tell tensors apart, and all ranks come to the same answer: the phase in a period that
- * they follow; before that, where a program asks for compression from the first call on, a message
- * of 32 bytes; and never what one rank alone sees of its buffers.
+ * Two things tell tensors apart, and all ranks come to the same answer: the phase in a period that
+ * they follow, until one of its tensors has been withdrawn three times in a row; before that, where
+ * a program asks for compression from the first call on, a message of 32 bytes; and never what one
+ * rank alone sees of its buffers.
  */
 #ifndef OB_DROPIN_COMMUNICATOR_H
 #define OB_DROPIN_COMMUNICATOR_H

@@ -35,9 +35,9 @@ void ob_sequence_destroy(struct ob_sequence *sequence);
 bool ob_sequence_learn(struct ob_sequence *sequence, uint64_t signature, const void *sendbuf,
                        const void *recvbuf);
 
-/* The smallest period, at_least or more, with which this rank's latest calls have repeated, `repeats`
- * times each, in signatures and buffers; 0: none. Ranks agree on the largest of theirs, then on
- * whether that is one for all, and then follow it. */
+/* The smallest period, at_least or more, with which this rank's latest calls have repeated,
+ * `repeats` times each, in signatures and buffers; 0: none. Ranks agree on the largest of theirs,
+ * then on whether that is one for all, and then follow it. */
 size_t ob_sequence_period(const struct ob_sequence *sequence, size_t at_least);
 void ob_sequence_follow(struct ob_sequence *sequence, size_t period);
 

@@ -93,7 +93,8 @@ static void wait_in_any_order(struct flight *flight, int steps) {
   }
 }
 
-/* A rank moves the send buffers of tensors in turn, so that two of those in flight fall; and blocking calls of the library and of MPI come in between. */
+/* A rank moves the send buffers of tensors in turn, so that two of those in flight fall; and
+ * blocking calls of the library and of MPI come in between. */
 static void withdraw_in_flight(struct flight *flight) {
   int rank = rank_of(flight->comm), size = size_of(flight->comm);
   float *other = allocate(COUNT, sizeof *other);
@@ -250,7 +251,7 @@ Test(mpi_calls_requests, persist_and_outlive_communicators) {
 
 /* ---- Memory and threads ---- */
 
-/* The first, the second, ... allocation of one rank fails: no rank waits, and the sums are right. */
+/* The first, the second, ... allocation of a rank fails: no rank waits, and the sums are right. */
 Test(mpi_calls_requests, do_without_memory) {
   int rank = mpi_begin();
   for (int n = 1; n <= 48; n += n < 12 ? 1 : 3) {

@@ -4,25 +4,26 @@
  * destroyed: what a tensor needs (onebit/plan.h) is kept with the communicator, made by the first
  * call and gone with MPI_Comm_free or MPI_Finalize.
  *
- * Tensors. The kept error belongs to a tensor, and a tensor is known by its two buffers, count, type
- * and operation, on each rank for itself: one pair of buffers for each. Before a program's calls on
- * a communicator repeat, each begins with a message of 32 bytes by which the ranks find out which
- * tensor it is of. Once they have seen the same calls twice in the same order (a training step is
- * a period of up to 4096 calls) the place in that order says it, and no message is needed. A rank
- * that then gives other buffers takes no part in compressing this call: all ranks make it with all
- * values, as MPI does, and know the new buffers from then on; the error kept so far stays with the
- * tensor, unless the buffers were another one's. ONEBIT_Forget tells that a buffer will be used for
- * another tensor. Buffers that never return are of no tensor: while 128 have come only once, or
- * 2^28 elements, calls on further ones are made with all values.
+ * Tensors. The kept error belongs to a tensor, and a tensor is known by its two buffers, count,
+ * type and operation, on each rank for itself: one pair of buffers for each. Before a program's
+ * calls on a communicator repeat, each begins with a message of 32 bytes by which the ranks find
+ * out which tensor it is of. Once they have seen the same calls twice in the same order (a training
+ * step is a period of up to 4096 calls) the place in that order says it, and no message is needed.
+ * A rank that then gives other buffers takes no part in compressing this call: all ranks make it
+ * with all values, as MPI does, and know the new buffers from then on; the error kept so far stays
+ * with the tensor, unless the buffers were another one's. ONEBIT_Forget tells that a buffer will be
+ * used for another tensor. Buffers that never return are of no tensor: while 128 have come only
+ * once, or 2^28 elements, calls on further ones are made with all values.
  *
  * Results. A sum is onebit's mean times the number of ranks, ONEBIT_AVG the mean itself; the same
  * bits on all ranks. One call is not exact: over many calls of a tensor their sum is, to within one
  * call's rounding (onebit_plan_export_error). What cannot be compressed has MPI's result: values
  * that are not finite, communicators of one rank, tensors for which there is no memory.
  *
- * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and ranks give the same count, type and
- * operation. A call that can not be of use is an error, not a dense call: other types than those
- * below, other operations than MPI_SUM and ONEBIT_AVG, inter-communicators.
+ * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and
+ * ranks give the same count, type and operation. A call that can not be of use is an error, not a
+ * dense call: other types than those below, other operations than MPI_SUM and ONEBIT_AVG,
+ * inter-communicators.
  *
  * Errors. The results are MPI's error codes; an error is reported through the communicator's error
  * handler (which by default ends the program) and onebit_last_error() has words for it. All calls:
@@ -110,8 +111,8 @@ typedef struct onebit_mpi_request *ONEBIT_Request;
  * waits for the other ranks to make the same call; from then on it returns at once.
  *   request   out: to be tested or waited for; ONEBIT_REQUEST_NULL when the call fails
  * Buffers belong to the library until the request is done. Calls in flight move on in calls of this
- * library; a rank that waits in MPI's own calls for what another does after ONEBIT_Wait may wait for
- * ever. They are done in the order in which they began, on whichever of them a rank waits.
+ * library; a rank that waits in MPI's own calls for what another does after ONEBIT_Wait may wait
+ * for ever. They are done in the order in which they began, on whichever of them a rank waits.
  * Errors: those of all calls, above; MPI_ERR_REQUEST (request is NULL). Those of the exchange come
  * with the test or the wait. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
