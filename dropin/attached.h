@@ -5,14 +5,17 @@
 
 #include "dropin/communicator.h"
 
-/* Collective. NULL where any rank has no memory. */
-struct ob_attached *ob_attached_create(MPI_Comm comm, unsigned repeats);
+/* Collective: all ranks fail, or none. */
+onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **attached);
 
 /* Collective: waits for what is in flight. */
 void ob_attached_destroy(struct ob_attached *attached);
 
 /* The communicator's, or NULL where there is none yet or can be none. Local. */
 struct ob_attached *ob_attached_known(MPI_Comm comm);
+
+/* Why there can be none: how making one has failed; ONEBIT_OK where nobody has tried. Local. */
+onebit_status_t ob_attached_failure(MPI_Comm comm);
 
 /* Makes sure that MPI_Finalize gives back what the library keeps. Local. */
 void ob_attached_watch_finalize(void);

@@ -4,7 +4,9 @@
  * attribute of MPI_COMM_SELF, which MPI_Finalize deletes first, while everything still works.
  */
 #include <pthread.h>
+#include <stdio.h>
 
+#include "base/error.h"
 #include "base/memory.h"
 #include "dropin/attached.h"
 #include "dropin/calls.h"
@@ -13,7 +15,9 @@
 struct holder {
   struct holder *next; /* of this process, the oldest first: on all ranks in an order that agrees */
   MPI_Comm comm;
-  struct ob_attached *attached; /* NULL: the ranks could not make one */
+  struct ob_attached *attached; /* NULL: the ranks could not make one, and how they failed: */
+  onebit_status_t failure;
+  char words[160];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -108,6 +112,16 @@ struct ob_attached *ob_attached_known(MPI_Comm comm) {
   return holder ? holder->attached : NULL;
 }
 
+onebit_status_t ob_attached_failure(MPI_Comm comm) {
+  pthread_mutex_lock(&lock);
+  int key = communicators_key;
+  pthread_mutex_unlock(&lock);
+  const struct holder *holder = holder_of(comm, key);
+  if (!holder || holder->failure == ONEBIT_OK)
+    return ONEBIT_OK;
+  return ob_error(holder->failure, "%s", holder->words);
+}
+
 /* Several ranks that know each other. */
 static bool is_group(MPI_Comm comm) {
   int inter = 1, size = 1;
@@ -133,10 +147,14 @@ static bool all_keep(MPI_Comm comm, int key, struct holder *holder) {
 }
 
 static struct ob_attached *attach(MPI_Comm comm, int key, unsigned repeats) {
-  struct ob_attached *attached = ob_attached_create(comm, repeats);
+  struct ob_attached *attached;
+  onebit_status_t status = ob_attached_create(comm, repeats, &attached);
   struct holder *holder = ob_allocate(1, sizeof *holder);
-  if (holder)
-    *holder = (struct holder){NULL, comm, attached};
+  if (holder) {
+    *holder = (struct holder){.comm = comm, .attached = attached, .failure = status};
+    if (status != ONEBIT_OK)
+      snprintf(holder->words, sizeof holder->words, "%s", onebit_last_error());
+  }
   if (!all_keep(comm, key, holder)) {
     ob_attached_destroy(attached);
     return NULL;

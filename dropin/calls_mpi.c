@@ -91,12 +91,25 @@ int ob_call_check(struct ob_mpi_call *call, int count) {
 
 /* ---- Calls ---- */
 
+/* Where nothing can be kept for want of memory, calls are dense; other reasons are for the program
+ * to know, and its environment's fault. */
+static int check_failure(MPI_Comm comm) {
+  onebit_status_t status = ob_attached_failure(comm);
+  if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)
+    return MPI_SUCCESS;
+  return ob_call_exchange_failed(comm, MPI_ERR_OTHER);
+}
+
 /* MPI has reported its own errors, when it made the call. */
 int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, bool *withdraw) {
   struct ob_attached *attached = ob_attached_of(call->comm, REPEATS);
   int code = MPI_SUCCESS;
-  *exchange = attached ? ob_attached_agree(attached, call, withdraw, &code) : NULL;
-  return code == MPI_ERR_COUNT ? ob_call_exchange_failed(call->comm, code) : code;
+  *exchange = NULL;
+  if (!attached)
+    return check_failure(call->comm);
+  *exchange = ob_attached_agree(attached, call, withdraw, &code);
+  bool own = code == MPI_ERR_COUNT || code == MPI_ERR_OTHER;
+  return own ? ob_call_exchange_failed(call->comm, code) : code;
 }
 
 /* All ranks make it so, whatever else each has in flight. */

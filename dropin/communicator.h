@@ -33,7 +33,8 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
 
 /* The way of ONEBIT_Allreduce and the like: compressed from the first call on. Before the ranks
  * follow, they agree by a message of 32 bytes on which tensor a call is of. NULL for a dense call,
- * or with an MPI error code in *code when agreeing fails. */
+ * or with an MPI error code in *code: agreeing has failed, MPI_ERR_COUNT (ranks differ), or
+ * MPI_ERR_OTHER (a plan could not be made, not for want of memory). */
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
                                       bool *withdraw, int *code);
 

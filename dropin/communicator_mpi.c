@@ -28,6 +28,7 @@ struct ob_attached {
   struct ob_queue *queue;
   struct ob_sequence *sequence;
   bool following, has_looked;
+  onebit_status_t failure; /* of the tensor that could not be made last */
   uint64_t calls;
   int slots; /* tensors are among the first so many */
   struct tensor *tensors[OB_EXCHANGES_MOST];
@@ -51,16 +52,20 @@ static bool allocate(struct ob_attached **attached, unsigned repeats) {
   return *attached && ob_sequence_create(repeats, &(*attached)->sequence) == ONEBIT_OK;
 }
 
-struct ob_attached *ob_attached_create(MPI_Comm comm, unsigned repeats) {
+onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **result) {
   struct ob_attached *attached = NULL;
   int64_t missing = !allocate(&attached, repeats);
-  int code = ob_largest(comm, &missing, 1);
-  if (code == MPI_SUCCESS && !missing && ob_queue_create(comm, &attached->queue) == ONEBIT_OK) {
+  onebit_status_t status = ONEBIT_OK;
+  if (ob_largest(comm, &missing, 1) != MPI_SUCCESS || missing)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator, on some rank");
+  else
+    status = ob_queue_create(comm, &attached->queue);
+  *result = status == ONEBIT_OK ? attached : NULL;
+  if (status == ONEBIT_OK)
     attached->comm = comm;
-    return attached;
-  }
-  ob_attached_destroy(attached);
-  return NULL;
+  else
+    ob_attached_destroy(attached);
+  return status;
 }
 
 void ob_attached_destroy(struct ob_attached *attached) {
@@ -134,8 +139,10 @@ static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *c
   int slot = make_slot(attached);
   struct ob_exchange *exchange = NULL;
   struct tensor *tensor = ob_allocate(1, sizeof *tensor);
-  if (ob_exchange_create(attached->queue, call, tensor ? &tensor->tally : NULL, &exchange) !=
-      ONEBIT_OK) {
+  onebit_status_t status =
+      ob_exchange_create(attached->queue, call, tensor ? &tensor->tally : NULL, &exchange);
+  if (status != ONEBIT_OK) {
+    attached->failure = status;
     ob_release(tensor);
     return FAILED_TENSOR;
   }
@@ -335,6 +342,24 @@ static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_cal
   return (int)largest[0];
 }
 
+/* A call that is of no followed phase: by the ranks' agreement. */
+static struct ob_exchange *find_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                       uint64_t signature, bool *withdraw, int *code) {
+  bool alike;
+  int slot = agree_on_tensor(attached, call, signature, &alike, code);
+  if (*code != MPI_SUCCESS)
+    return NULL;
+  if (slot == NO_TENSOR && may_make(attached, call))
+    slot = make_tensor(attached, call, signature);
+  if (slot < 0)
+    return NULL;
+  struct ob_exchange *exchange = use(attached, slot, call, true, withdraw);
+  if (alike)
+    return exchange;
+  ob_exchange_count_dense(exchange); /* some rank would withdraw: all know, and none begins */
+  return NULL;
+}
+
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
                                       bool *withdraw, int *code) {
   onebit_dtype_t dtype;
@@ -344,22 +369,15 @@ struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct
   if (ob_mpi_call_resolve(call, &dtype, &sum) != OB_REASON_NONE)
     return NULL;
   uint64_t signature = ob_mpi_call_signature(call, dtype, sum);
+  attached->failure = ONEBIT_OK;
   ptrdiff_t phase = phase_of(attached, call, signature, &look);
-  if (phase >= 0)
-    return use_phase(attached, (size_t)phase, call, signature, true, withdraw);
-  bool alike;
-  int slot = agree_on_tensor(attached, call, signature, &alike, code);
-  if (*code != MPI_SUCCESS)
-    return NULL;
-  if (slot == NO_TENSOR && may_make(attached, call))
-    slot = make_tensor(attached, call, signature);
-  struct ob_exchange *exchange = slot >= 0 ? use(attached, slot, call, true, withdraw) : NULL;
-  if (exchange && !alike) { /* some rank would withdraw: all know, and none begins */
-    ob_exchange_count_dense(exchange);
-    exchange = NULL;
-  }
-  if (look)
+  struct ob_exchange *exchange =
+      phase >= 0 ? use_phase(attached, (size_t)phase, call, signature, true, withdraw)
+                 : find_tensor(attached, call, signature, withdraw, code);
+  if (look && *code == MPI_SUCCESS)
     try_to_follow(attached);
+  if (attached->failure != ONEBIT_OK && attached->failure != ONEBIT_ERROR_MEMORY)
+    *code = MPI_ERR_OTHER;
   return exchange;
 }
 

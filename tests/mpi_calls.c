@@ -2,6 +2,7 @@
  * The blocking calls of onebit/mpi_calls.h beside MPI's: equal where one bit says all, within the
  * kept error where it does not, and never a wrong sum, whatever ranks do with their buffers.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -435,6 +436,26 @@ static void refuse_other_counts(MPI_Comm comm, int rank) {
                   "differs between ranks");
 }
 
+/* A rank's environment is wrong: every rank has an error, and the next call is well. */
+static void refuse_environments(int rank, MPI_Errhandler handler) {
+  static const char *const wrong[][2] = {{"ONEBIT_CODEC", "abacus"}, {"ONEBIT_PROGRESS", "none"}};
+  static float a[COUNT], b[COUNT];
+  for (size_t k = 0; size_of(MPI_COMM_WORLD) > 1 && k < 2; k++) {
+    MPI_Comm comm = duplicate();
+    MPI_Comm_set_errhandler(comm, handler);
+    check_case("%s=%s", wrong[k][0], wrong[k][1]);
+    if (rank == 0)
+      setenv(wrong[k][0], wrong[k][1], 1);
+    int code = ONEBIT_Allreduce(a, b, COUNT, MPI_FLOAT, MPI_SUM, comm);
+    check_refused(code, MPI_ERR_OTHER, rank == 0 ? wrong[k][1] : "rank");
+    unsetenv(wrong[k][0]);
+    MPI_Comm_free(&comm);
+    comm = duplicate();
+    CHECK(ONEBIT_Allreduce(a, b, COUNT, MPI_FLOAT, MPI_SUM, comm) == MPI_SUCCESS, "it is well");
+    MPI_Comm_free(&comm);
+  }
+}
+
 /* MPI's own reductions know nothing of a mean. */
 static void averages_are_not_mpis(void) {
   float mine = 1, result = 1;
@@ -459,6 +480,7 @@ Test(mpi_calls, refuse_what_is_wrong) {
                 "MPI_COMM_NULL");
   refuse_between_groups(rank, handler);
   refuse_other_counts(comm, rank);
+  refuse_environments(rank, handler);
   averages_are_not_mpis();
   MPI_Errhandler_free(&handler);
   MPI_Comm_free(&comm);

@@ -25,7 +25,7 @@ static int steps_of_both(onebit_plan_t plan) {
 }
 
 int main(int argc, char **argv) {
-  onebit_counters_t counters = {sizeof counters};
+  onebit_counters_t counters = {.size = sizeof counters};
   onebit_comm_t comm = NULL;
   onebit_plan_t plan = NULL;
   MPI_Init(&argc, &argv);
