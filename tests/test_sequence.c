@@ -129,7 +129,7 @@ Test(sequence, either_buffer_is_seen) {
   bool same;
   learn_text(sequence, "a", 2);
   ob_sequence_follow(sequence, 1);
-  cr_expect_eq(ob_sequence_phase(sequence, 'a', memory, memory + 'a' + 1, &same), 0);
+  cr_expect_eq(ob_sequence_phase(sequence, 'a', memory, &memory['a' + 1], &same), 0);
   cr_expect_not(same, "another send buffer");
   cr_expect_eq(ob_sequence_phase(sequence, 'a', memory, memory, &same), 0);
   cr_expect_not(same, "another receive buffer");
