@@ -1,8 +1,8 @@
 /*
- * The passes of the optimizers: the part of codec_template.h that does them, with its parameters and
- * its words for groups. A group at a time, where its arrays lie, or in small ones: of what is no
- * float array, and of a last, partial group. The compiler makes the vectors, of the arithmetic in
- * passes.h.
+ * The passes of the optimizers: the part of codec_template.h that does them, with its parameters
+ * and its words for groups. A group at a time, where its arrays lie, or in small ones: of what is
+ * no float array, and of a last, partial group. The compiler makes the vectors, of the arithmetic
+ * in passes.h.
  */
 /* The loop that follows may become vectors: its iterations do not depend on each other. */
 #ifdef __clang__

@@ -20,7 +20,7 @@
 #include "onebit/plan.h"
 #include "onebit/status.h"
 
-/* From 8 KiB on a compressed call is the faster one at 1 Gbit/s; but what is below 64 KiB are mostly
+/* From 8 KiB on a compressed call is the faster one at 1 Gbit/s; but what is below 64 KiB is mostly
  * numbers that a program wants as they are, and little of its time. */
 #define OB_RULES_LEAST ((size_t)64 << 10)
 /* Steps seen dense before the first compressed one: enough for a mean of the dense seconds. */

@@ -32,8 +32,8 @@ struct zero_one {
 
 static struct zero_one *own_of(const struct onebit_optimizer *optimizer) { return optimizer->own; }
 
-/* The options' schedule, but for the step after which the variance freezes. Once it is frozen that is
- * the step after which it did: a checkpoint may have been written with other options. Where the
+/* The options' schedule, but for the step after which the variance freezes. Once it is frozen that
+ * is the step after which it did: a checkpoint may have been written with other options. Where the
  * options' step has passed without a freeze, as after loading a checkpoint of a later step, it is
  * the next one. */
 static struct ob_zero_one_schedule schedule_of(const struct onebit_optimizer *optimizer) {

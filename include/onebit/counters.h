@@ -30,7 +30,7 @@ typedef struct onebit_counters {
   /* Blocking calls only, of the tensors that have been compressed: seconds in the dense calls of
    * their warm-up and in their compressed calls. */
   double seconds_dense, seconds_compressed;
-  /* Compressed blocking calls, each with the median of its warm-up's dense seconds less its own; and
+  /* Compressed blocking calls, each with the median of its warm-up's dense seconds less its own and
    * less what deciding took. Below zero where compression costs more than it saves. */
   double seconds_saved;
   double seconds; /* since MPI_Init */

@@ -2,8 +2,8 @@
  * onebit: compressed collectives and the optimizers that converge with them.
  *
  * Read in this order: status.h (results), communicator.h (who takes part; mpi.h for MPI, custom.h
- * for a transport of your own), plan.h (what is exchanged, and the memory of it), collectives.h (the
- * exchange), optimizer.h (what the optimizers have in common) and one of adam.h, lamb.h,
+ * for a transport of your own), plan.h (what is exchanged, and the memory of it), collectives.h
+ * (the exchange), optimizer.h (what the optimizers have in common) and one of adam.h, lamb.h,
  * zero_one_adam.h and momentum.h, statistics.h (how it does) and checkpoint.h; for GPUs cuda.h and
  * nccl.h, and for programs that call MPI mpi_calls.h, which this header does not include.
  * docs/wire-format.md has the messages, docs/optimizers.md the optimizers.
