@@ -58,12 +58,17 @@ static onebit_status_t resolve_tuning(char *value, size_t room) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t resolve_explain(char *value, size_t room) {
-  int asked;
-  onebit_status_t status = ob_knob_number(OB_KNOB_EXPLAIN, 0, 1, 0, &asked);
+/* 0 or 1. */
+static onebit_status_t resolve_switch(enum ob_knob knob, char *value, size_t room) {
+  int on;
+  onebit_status_t status = ob_knob_number(knob, 0, 1, 0, &on);
   if (status == ONEBIT_OK)
-    snprintf(value, room, "%d", asked);
+    snprintf(value, room, "%d", on);
   return status;
+}
+
+static onebit_status_t resolve_explain(char *value, size_t room) {
+  return resolve_switch(OB_KNOB_EXPLAIN, value, room);
 }
 
 static onebit_status_t resolve_progress(char *value, size_t room) {
@@ -88,11 +93,7 @@ static onebit_status_t resolve_report(char *value, size_t room) {
 }
 
 static onebit_status_t resolve_require(char *value, size_t room) {
-  int required;
-  onebit_status_t status = ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required);
-  if (status == ONEBIT_OK)
-    snprintf(value, room, "%d", required);
-  return status;
+  return resolve_switch(OB_KNOB_REQUIRE, value, room);
 }
 
 static resolve_knob *const resolvers[] = {
