@@ -114,7 +114,7 @@ only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 
 # What only an unmodified program that is preloaded needs.
 RULES    := $(call objects,dropin/rules*.c)
-PRELOADED := $(call objects,dropin/preload_*.c dropin/report*.c) $(RULES)
+PRELOADED := $(call objects,dropin/preload*.c dropin/report*.c) $(RULES)
 PRELOAD  := $(if $(filter 1,$(MPI)),$(BUILD)/libonebit-mpi.so)
 LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED),\
               $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c dropin/*.c) \
@@ -198,7 +198,7 @@ $(BUILD)/onebit-inside.o: $(LIBRARY)
 	$(call say,LD)
 	$(Q)$(CC) -r -nostdlib -o $@ $(LIBRARY)
 	$(Q)$(OBJCOPY) $(foreach call,$(WRAPPED),--redefine-sym $(call)=P$(call)) $@
-$(PRELOAD): $(BUILD)/onebit-inside.o $(PRELOADED) preload.map
+$(BUILD)/libonebit-mpi.so: $(BUILD)/onebit-inside.o $(filter-out %_nccl.o,$(PRELOADED)) preload.map
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map \
 	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -ldl

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "dropin/reason.h"
 #include "onebit/onebit.h"
 
 struct ob_mpi_call {
@@ -20,24 +21,6 @@ struct ob_mpi_call {
   MPI_Datatype datatype;
   MPI_Op op; /* MPI_OP_NULL for an allgather */
 };
-
-/* Why a call can not be compressed, or is not. Reports count by it. */
-enum ob_reason {
-  OB_REASON_NONE = 0,  /* it can be */
-  OB_REASON_TYPE,      /* not float, bfloat16, half */
-  OB_REASON_OPERATION, /* neither a sum nor a mean */
-  OB_REASON_SMALL,     /* below the least number of bytes */
-  OB_REASON_ALONE,     /* one rank, or an inter-communicator */
-  OB_REASON_RULE,      /* a rule says so, or none asks for it (allgathers) */
-  OB_REASON_LEARNING,  /* not yet seen often enough, with these buffers */
-  OB_REASON_UNSTABLE,  /* buffers or the order of calls change from step to step */
-  /* compressed, but a rank had other buffers or no finite values: sent again dense */
-  OB_REASON_WITHDRAWN,
-  OB_REASON_MEMORY,  /* a plan could not be made, on some rank */
-  OB_REASON_REFUSED, /* ranks differ in rules or version, or threads forbid it */
-  OB_REASON_COUNT
-};
-const char *ob_reason_words(enum ob_reason reason);
 
 /* The type and operation in the library's terms, by which all ranks judge alike: buffers do not
  * matter. */

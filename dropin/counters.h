@@ -7,20 +7,27 @@
 #define OB_DROPIN_COUNTERS_H
 
 #include <stdatomic.h>
+#include <stdint.h>
 
-#include "dropin/exchange.h"
+#include "dropin/reason.h"
+#include "onebit/plan.h"
 
 /* Dense calls that are remembered one by one: as many as a warm-up mostly has. */
 #define OB_DENSE_SAMPLES 64
 
-struct ob_record {
-  struct ob_record *next;
-  char communicator[32]; /* its name */
-  uint64_t key;          /* of the communicator: records of equal signatures keep apart by it */
+/* Which calls a record is of. */
+struct ob_record_of {
+  uint64_t communicator; /* its handle, as a number: one that is freed and used again is the same */
   int comm_size;
   onebit_operation_t operation;
   onebit_dtype_t dtype;
   size_t count;
+};
+
+struct ob_record {
+  struct ob_record *next;
+  char communicator[32]; /* its name */
+  struct ob_record_of of;
   /* Written by the thread that calls, read by any. */
   _Atomic uint64_t calls, compressed, dense[OB_REASON_COUNT];
   _Atomic uint64_t bytes_sent, bytes_dense;
@@ -37,10 +44,11 @@ struct ob_record {
 /* The seconds begin. */
 void ob_counters_start(double now);
 
-/* The record for such calls: the one there is, or a new one; of very many, and where there is no
+/* The record of such calls, or NULL where none has been made. */
+struct ob_record *ob_counters_find(const struct ob_record_of *of);
+/* The same, or a new one with this name for the communicator; of very many, and where there is no
  * memory, one that is shared. */
-struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
-                                     int comm_size);
+struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *name);
 /* All of them, the latest first. */
 struct ob_record *ob_counters_first(void);
 
@@ -56,6 +64,12 @@ void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seco
 void ob_record_compressed(struct ob_record *record, double seconds);
 void ob_record_decided(struct ob_record *record, double seconds);
 void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_dense);
+
+/* What a rank sends in such a call that is dense, as the common algorithms go about it: each
+ * element once in each phase, but for a rank's own part. */
+uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
+                        int comm_size);
+
 /* Seconds of a call that is not blocking say nothing. */
 #define OB_NOT_TIMED (-1.0)
 

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "dropin/counters.h"
 #include "dropin/elements.h"
 #include "dropin/queue.h"
 
@@ -27,13 +28,6 @@ static onebit_status_t make_plan(struct ob_exchange *exchange) {
   OB_TRY(onebit_plan_get_info(exchange->plan, &info));
   exchange->bytes_sent = info.wire_bytes;
   return ONEBIT_OK;
-}
-
-/* What the common algorithms send: each element once in each phase, but for a rank's own part. */
-static uint64_t dense_bytes(const struct ob_exchange *exchange) {
-  uint64_t size = (uint64_t)exchange->queue->size;
-  uint64_t part = (uint64_t)exchange->count * ob_elements_size(exchange->dtype);
-  return exchange->operation == ONEBIT_ALLREDUCE ? 2 * (size - 1) * part / size : (size - 1) * part;
 }
 
 static void release(struct ob_exchange *exchange) {
@@ -60,7 +54,8 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
       exchange->part = ob_allocate(call->count, ob_elements_size(exchange->dtype));
       all = all && exchange->part;
     }
-    exchange->bytes_dense = dense_bytes(exchange);
+    exchange->bytes_dense =
+        ob_dense_bytes(call->operation, exchange->dtype, call->count, queue->size);
   }
   if (all)
     return exchange;

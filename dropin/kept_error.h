@@ -2,6 +2,7 @@
 #ifndef OB_DROPIN_KEPT_ERROR_H
 #define OB_DROPIN_KEPT_ERROR_H
 
+#include "dropin/call.h"
 #include "dropin/counters.h"
 
 /* After a compressed call of float32 has ended: of the record's 1st, 2nd, 4th, 8th ... one it takes

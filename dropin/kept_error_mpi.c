@@ -15,7 +15,7 @@ static double norm(const float *values, size_t count) {
 static bool wanted(const struct ob_record *record, const struct ob_mpi_call *call) {
   uint64_t calls = record ? atomic_load_explicit(&record->compressed, memory_order_relaxed) : 0;
   return calls && !(calls & (calls - 1)) && call->operation == ONEBIT_ALLREDUCE &&
-         record->dtype == ONEBIT_FLOAT32 && record->count == call->count;
+         record->of.dtype == ONEBIT_FLOAT32 && record->of.count == call->count;
 }
 
 void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *call,
@@ -28,7 +28,7 @@ void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *ca
     return;
   float *kept = ob_allocate(count, sizeof *kept);
   if (kept && onebit_plan_export_error(plan, kept, NULL) == ONEBIT_OK) {
-    double mean = norm((const float *)call->recvbuf + first, count) / record->comm_size;
+    double mean = norm((const float *)call->recvbuf + first, count) / record->of.comm_size;
     double ratio = mean > 0 ? norm(kept, count) / mean : 0;
     atomic_store(&record->error_ratio, ratio);
     if (ratio > atomic_load(&record->error_ratio_most))

@@ -1,36 +1,22 @@
 /* The beginning and the end of a preloaded program: what all ranks settle, and what is reported. */
-#define _GNU_SOURCE /* RTLD_NEXT, on_exit */
+#define _GNU_SOURCE /* RTLD_NEXT */
 #include "dropin/preload_mpi.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/knobs.h"
 #include "dropin/preload_mpi_flights.h"
-#include "dropin/report.h"
-
-struct ob_preload ob_preload = {.least_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
 
 enum { WORDS = 512 };
 
-/* Rank 0's exit status becomes 1 where it would be 0, once all that it does after MPI_Finalize is
- * done. One rank's is enough: launchers end the others when they see it. */
-static int failed;
-static void fail_at_exit(int status, void *nothing) {
-  (void)nothing;
-  if (!failed || status != 0)
-    return;
-  fflush(NULL);
-  _exit(EXIT_FAILURE);
-}
-
-/* Before the program registers handlers of its own: those that come first are called last. */
-__attribute__((constructor)) static void watch_exit(void) { on_exit(fail_at_exit, NULL); }
+/* Rank 0's exit status becomes 1: one rank's is enough, launchers end the others when they see it.
+ */
+static bool failed;
+static bool went_well(void) { return !failed; }
 
 /* ---- What this rank finds ---- */
 
@@ -51,11 +37,8 @@ static onebit_status_t check_version(void) {
 }
 
 static onebit_status_t find_settings(void) {
-  int required = 0;
-  OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
-  ob_preload.required = required;
-  OB_TRY(check_version());
-  return ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules);
+  onebit_status_t status = ob_preload_read_settings();
+  return status == ONEBIT_OK ? check_version() : status;
 }
 
 /* ---- What all of them agree on ---- */
@@ -74,11 +57,8 @@ static bool share_failure(int rank, int size, char words[WORDS]) {
 }
 
 static bool same_rules(void) {
-  uint64_t hash = ob_rules_hash(&ob_preload.rules), mine[2], least[2];
-  for (const char *c = onebit_version(); *c; c++)
-    hash = hash * 31 + (uint64_t)*c;
-  mine[0] = hash;
-  mine[1] = ~hash; /* the least of it is of the largest hash */
+  uint64_t hash = ob_preload_hash(), least[2];
+  uint64_t mine[2] = {hash, ~hash}; /* the least of the second is of the largest hash */
   PMPI_Allreduce(mine, least, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
   return least[0] == ~least[1];
 }
@@ -90,24 +70,13 @@ static void share_required(void) {
   ob_preload.required = most;
 }
 
-static void open_up(void) {
-  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
-    atomic_store(&ob_preload.least_count[operation],
-                 ob_rules_least_count(&ob_preload.rules, (onebit_operation_t)operation));
-}
-
-static void close_down(void) {
-  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
-    atomic_store(&ob_preload.least_count[operation], SIZE_MAX);
-}
-
 void ob_preload_start(void) {
   static char words[WORDS];
   int rank, size;
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
-  ob_preload.started = ob_seconds();
-  ob_counters_start(ob_preload.started);
+  ob_counters_start(ob_seconds());
+  ob_preload_judge_exit(went_well);
   if (find_settings() != ONEBIT_OK)
     snprintf(words, sizeof words, "%s", onebit_last_error());
   bool bad = share_failure(rank, size, words);
@@ -117,19 +86,19 @@ void ob_preload_start(void) {
     bad = true;
   }
   ob_preload.refused = bad ? words : NULL;
-  ob_report_start(rank, size);
+  ob_preload_report_start(rank, size);
   if (bad && ob_preload.required)
     PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   if (!bad)
-    open_up();
+    ob_preload_open();
 }
 
 void ob_preload_end(void) {
   int rank = 0;
-  close_down();
+  ob_preload_close();
   ob_flights_finish();
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  failed = !ob_report_end() && ob_preload.required && rank == 0;
+  failed = !ob_preload_report_end() && ob_preload.required && rank == 0;
 }
 
 /* ---- MPI's beginning and end ---- */

@@ -6,40 +6,19 @@
 #define OB_DROPIN_PRELOAD_MPI_H
 
 #include <mpi.h>
-#include <stdatomic.h>
 
 #include "dropin/communicator.h"
-#include "dropin/counters.h"
-#include "dropin/rules.h"
-
-/* What MPI_Init has settled, the same on all ranks. */
-struct ob_preload {
-  /* Calls with fewer elements are passed on after one comparison; all of them before MPI_Init,
-   * after MPI_Finalize, and where nothing may be compressed. */
-  atomic_size_t least_count[3]; /* by onebit_operation_t */
-  struct ob_rules rules;
-  const char *refused; /* why nothing is compressed; NULL where something may be */
-  bool required;       /* ONEBIT_REQUIRE=1 */
-  double started;
-};
-extern struct ob_preload ob_preload;
-
-#define OB_PRELOAD_VISIBLE __attribute__((visibility("default")))
+#include "dropin/preload.h"
 
 /* Settles all of it. Collective over MPI_COMM_WORLD, once, from MPI_Init. */
 void ob_preload_start(void);
 /* The report. Collective over MPI_COMM_WORLD, from MPI_Finalize. */
 void ob_preload_end(void);
 
-/* Is the call too small to be looked at? Counting those costs a load and a store. */
-static inline bool ob_preload_small(onebit_operation_t operation, int count) {
-  /* A negative count, an error of the program's, is a very large one here, and found later. */
-  bool small = (size_t)count <
-               atomic_load_explicit(&ob_preload.least_count[operation], memory_order_relaxed);
-  if (small && operation == ONEBIT_ALLREDUCE)
-    ob_counters_pass(OB_REASON_SMALL);
-  return small;
-}
+/* The line at the start, by rank 0; and the report. Says whether any rank has compressed anything.
+ * Collective over MPI_COMM_WORLD. */
+void ob_preload_report_start(int rank, int size);
+bool ob_preload_report_end(void);
 
 /* A decided call. Where exchange is NULL it is passed on, for `reason`. */
 struct ob_preload_decision {

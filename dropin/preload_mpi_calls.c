@@ -1,7 +1,23 @@
 /* The collectives in the place of MPI's. */
+#include <string.h>
+
 #include "base/clock.h"
 #include "dropin/kept_error.h"
 #include "dropin/preload_mpi_flights.h"
+
+/* The record of calls like this one. A communicator's handle is a pointer or a number. */
+static struct ob_record *record_of(const struct ob_mpi_call *call, onebit_dtype_t dtype, int size) {
+  struct ob_record_of of = {0, size, call->operation, dtype, call->count};
+  memcpy(&of.communicator, &call->comm,
+         sizeof call->comm < sizeof of.communicator ? sizeof call->comm : sizeof of.communicator);
+  struct ob_record *record = ob_counters_find(&of);
+  if (record)
+    return record;
+  char name[MPI_MAX_OBJECT_NAME];
+  int length = 0;
+  bool named = PMPI_Comm_get_name(call->comm, name, &length) == MPI_SUCCESS && length;
+  return ob_counters_make(&of, named ? name : "a communicator");
+}
 
 /* What is decided without a word to other ranks, in the order of what it costs to find out. */
 static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record) {
@@ -18,7 +34,7 @@ static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **r
     return OB_REASON_REFUSED;
   if (!ob_rules_compress(&ob_preload.rules, call->operation, dtype, call->count, size))
     return OB_REASON_RULE;
-  *record = ob_counters_record(call, dtype, size);
+  *record = record_of(call, dtype, size);
   return OB_REASON_NONE;
 }
 
@@ -75,7 +91,7 @@ int ob_preload_call(const struct ob_mpi_call *call) {
 
 OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int count,
                                      MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
-  if (ob_preload_small(ONEBIT_ALLREDUCE, count))
+  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count))
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   if (count < 0 || comm == MPI_COMM_NULL)
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
@@ -86,7 +102,7 @@ OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int cou
 
 OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int count,
                                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
-  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, count) || count < 0 || comm == MPI_COMM_NULL)
+  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, (size_t)count) || count < 0 || comm == MPI_COMM_NULL)
     return PMPI_Reduce_scatter_block(sendbuf, recvbuf, count, datatype, op, comm);
   const struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm,     sendbuf, recvbuf,
                                    (size_t)count,         datatype, op};
@@ -99,8 +115,8 @@ OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Dat
                                      void *recvbuf, int recvcount, MPI_Datatype recvtype,
                                      MPI_Comm comm) {
   bool alike = sendbuf == MPI_IN_PLACE || (sendcount == recvcount && sendtype == recvtype);
-  if (ob_preload_small(ONEBIT_ALLGATHER, recvcount) || recvcount < 0 || comm == MPI_COMM_NULL ||
-      !alike)
+  if (ob_preload_small(ONEBIT_ALLGATHER, (size_t)recvcount) || recvcount < 0 ||
+      comm == MPI_COMM_NULL || !alike)
     return PMPI_Allgather(sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLGATHER,  comm,     sendbuf,    recvbuf,
                                    (size_t)recvcount, recvtype, MPI_OP_NULL};

@@ -119,7 +119,7 @@ OB_PRELOAD_VISIBLE int ALLREDUCE_INIT(const void *sendbuf, void *recvbuf, int le
   const struct ob_mpi_call what = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)length,   datatype, op};
   struct persistent *call = NULL;
-  if (!ob_preload_small(ONEBIT_ALLREDUCE, length) && length > 0 && comm != MPI_COMM_NULL &&
+  if (!ob_preload_small(ONEBIT_ALLREDUCE, (size_t)length) && length > 0 && comm != MPI_COMM_NULL &&
       request && ob_flights_move())
     call = ob_allocate(1, sizeof *call);
   if (call && make(&what, info, call) == MPI_SUCCESS) {

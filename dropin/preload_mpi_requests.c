@@ -2,12 +2,6 @@
 #include "base/memory.h"
 #include "dropin/preload_mpi_flights.h"
 
-/* What the common algorithms would send: each element once in each phase, but a rank's own part. */
-static uint64_t dense_bytes(const struct ob_mpi_call *call, const struct ob_record *record) {
-  uint64_t ranks = (uint64_t)record->comm_size;
-  return 2 * (ranks - 1) * ob_rules_bytes(call->operation, record->dtype, call->count, 1) / ranks;
-}
-
 int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *call,
                    const struct ob_preload_decision *decision) {
   onebit_plan_info_t info = {.size = sizeof info};
@@ -15,7 +9,8 @@ int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *cal
   if (flown->record &&
       onebit_plan_get_info(ob_exchange_plan(decision->exchange), &info) == ONEBIT_OK) {
     flown->bytes_sent = info.wire_bytes;
-    flown->bytes_dense = dense_bytes(call, flown->record);
+    flown->bytes_dense = ob_dense_bytes(call->operation, flown->record->of.dtype, call->count,
+                                        flown->record->of.comm_size);
   }
   ob_flights_hold();
   int code = ob_exchange_begin(decision->exchange, call, decision->withdraw, &flown->operation);
@@ -108,7 +103,8 @@ static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
 OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int count,
                                       MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
                                       MPI_Request *request) {
-  if (ob_preload_small(ONEBIT_ALLREDUCE, count) || count < 0 || comm == MPI_COMM_NULL || !request)
+  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count) || count < 0 || comm == MPI_COMM_NULL ||
+      !request)
     return PMPI_Iallreduce(sendbuf, recvbuf, count, datatype, op, comm, request);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};

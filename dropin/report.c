@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/knobs.h"
-#include "dropin/preload_mpi.h"
+#include "dropin/preload.h"
 
 const char *ob_report_dtype(onebit_dtype_t dtype) {
   return dtype == ONEBIT_FLOAT32 ? "float" : dtype == ONEBIT_BFLOAT16 ? "bfloat16" : "half";
@@ -32,18 +32,10 @@ static const char *json_path(void) {
   return text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0 ? text : NULL;
 }
 
-static void print_plan(int size) {
-  char transport[MPI_MAX_LIBRARY_VERSION_STRING];
+static void print_plan(int size, const char *over, const char *call) {
   const char *rules = ob_knob_text(OB_KNOB_RULES);
-  int length = 0;
-  if (PMPI_Get_library_version(transport, &length) != MPI_SUCCESS)
-    strcpy(transport, "MPI");
-  transport[strcspn(transport, ",\n")] = '\0';
-  for (char *tab = transport; (tab = strchr(tab, '\t'));)
-    *tab = ' ';
-  fprintf(stderr,
-          "onebit %s: preloaded, %d ranks over %s; compresses sums of floats by MPI_Allreduce ",
-          onebit_version(), size, transport);
+  fprintf(stderr, "onebit %s: preloaded, %d ranks over %s; compresses sums of floats by %s ",
+          onebit_version(), size, over, call);
   if (rules)
     fprintf(stderr, "as %s says (%zu rules, else from %zu bytes on)", rules, ob_preload.rules.rules,
             ob_preload.rules.least);
@@ -53,32 +45,19 @@ static void print_plan(int size) {
 }
 
 /* What is refused is said even where no report is wanted. */
-void ob_report_start(int rank, int size) {
-  if (rank != 0)
-    return;
+void ob_report_start(int size, const char *over, const char *call) {
   if (ob_preload.refused)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), ob_preload.refused);
   else if (!is_off())
-    print_plan(size);
+    print_plan(size, over, call);
 }
 
-static void gather(struct ob_report *report) {
-  onebit_counters_t *own = &report->own;
-  double most[2] = {own->seconds, 0}, most_of_all[2] = {0, 0}, saved = 0;
+double ob_report_error_ratio_most(void) {
+  double most = 0;
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-    if (atomic_load(&record->error_ratio_most) > most[1])
-      most[1] = atomic_load(&record->error_ratio_most);
-  uint64_t mine[3] = {own->compressed, own->bytes_sent, own->bytes_dense}, sums[3] = {0, 0, 0};
-  PMPI_Comm_size(MPI_COMM_WORLD, &report->ranks);
-  PMPI_Allreduce(mine, sums, 3, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-  PMPI_Allreduce(&own->seconds_saved, &saved, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-  PMPI_Allreduce(most, most_of_all, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-  report->compressed = sums[0];
-  report->bytes_sent = sums[1];
-  report->bytes_dense = sums[2];
-  report->seconds_saved = saved / report->ranks;
-  report->seconds = most_of_all[0];
-  report->error_ratio_most = most_of_all[1];
+    if (atomic_load(&record->error_ratio_most) > most)
+      most = atomic_load(&record->error_ratio_most);
+  return most;
 }
 
 static void write_json(const char *path, const struct ob_report *report) {
@@ -89,7 +68,7 @@ static void write_json(const char *path, const struct ob_report *report) {
     fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s\n", path, strerror(errno));
 }
 
-static void print_end(const struct ob_report *report) {
+void ob_report_print(const struct ob_report *report) {
   if (json_path())
     write_json(json_path(), report);
   else if (!is_off())
@@ -97,15 +76,4 @@ static void print_end(const struct ob_report *report) {
   if (ob_preload.required && !report->compressed)
     fprintf(stderr, "onebit: nothing was compressed, and ONEBIT_REQUIRE=1 wants some: "
                     "the run fails\n");
-}
-
-bool ob_report_end(void) {
-  struct ob_report report = {.own = {.size = sizeof report.own}};
-  int rank = 0;
-  onebit_counters_get(&report.own);
-  gather(&report);
-  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (rank == 0)
-    print_end(&report);
-  return report.compressed > 0;
 }

@@ -11,12 +11,14 @@
 #include "dropin/counters.h"
 #include "onebit/counters.h"
 
-/* The sums over all ranks, and rank 0's own records. */
+/* The sums over all ranks, and rank 0's own records. Ranks over NCCL report their own only. */
 struct ob_report {
   int ranks;
+  const char *calls;     /* which calls are timed */
+  const char *span;      /* from when to when the seconds are */
   onebit_counters_t own; /* rank 0's */
   uint64_t compressed, bytes_sent, bytes_dense;
-  double seconds;          /* of the slowest rank, from MPI_Init to MPI_Finalize */
+  double seconds;          /* of the slowest rank */
   double seconds_saved;    /* the mean over the ranks */
   double error_ratio_most; /* of any rank */
 };
@@ -24,12 +26,16 @@ struct ob_report {
 /* (elapsed + saved) / elapsed */
 double ob_report_factor(const struct ob_report *report);
 
-/* The line at the start: why nothing is compressed, or what will be. Printed by rank 0. */
-void ob_report_start(int rank, int size);
+/* The line at the start: why nothing is compressed, or what will be. By one rank.
+ *   over    what carries the bytes, in words
+ *   call    the call that is compressed without a rule */
+void ob_report_start(int size, const char *over, const char *call);
 
-/* Gathers, prints, and says whether any rank has compressed anything. Collective over
- * MPI_COMM_WORLD. */
-bool ob_report_end(void);
+/* Prints the report, and what ONEBIT_REQUIRE makes of it. By one rank. */
+void ob_report_print(const struct ob_report *report);
+
+/* The largest part of the signal that was ever seen kept, of this rank's records. */
+double ob_report_error_ratio_most(void);
 
 /* Of records: "float" and the like. */
 const char *ob_report_dtype(onebit_dtype_t dtype);

@@ -34,10 +34,10 @@ static void print_record(FILE *file, const struct ob_record *record) {
   for (size_t reason = 0; reason < OB_REASON_COUNT; reason++)
     passed[reason] = atomic_load(&record->dense[reason]);
   fprintf(file, "{\"operation\": \"%s\", \"type\": \"%s\", \"communicator\": ",
-          ob_report_operation(record->operation), ob_report_dtype(record->dtype));
+          ob_report_operation(record->of.operation), ob_report_dtype(record->of.dtype));
   print_string(file, record->communicator);
-  fprintf(file, ", \"ranks\": %d, ", record->comm_size);
-  print_whole(file, "count", record->count);
+  fprintf(file, ", \"ranks\": %d, ", record->of.comm_size);
+  print_whole(file, "count", record->of.count);
   print_whole(file, "calls", atomic_load(&record->calls));
   print_whole(file, "compressed", atomic_load(&record->compressed));
   print_whole(file, "bytes_sent", atomic_load(&record->bytes_sent));

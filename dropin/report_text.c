@@ -34,9 +34,9 @@ static void print_seconds(FILE *file, const struct ob_record *record) {
 static void print_record(FILE *file, const struct ob_record *record) {
   unsigned long long compressed = (unsigned long long)atomic_load(&record->compressed);
   fprintf(file, "  %s of %zu %s, %s of %d: %llu calls, %llu compressed",
-          ob_report_operation(record->operation), record->count, ob_report_dtype(record->dtype),
-          record->communicator, record->comm_size, (unsigned long long)atomic_load(&record->calls),
-          compressed);
+          ob_report_operation(record->of.operation), record->of.count,
+          ob_report_dtype(record->of.dtype), record->communicator, record->of.comm_size,
+          (unsigned long long)atomic_load(&record->calls), compressed);
   if (compressed)
     fprintf(file, "; %.2f MB sent for %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
             megabytes(atomic_load(&record->bytes_dense)));
@@ -68,10 +68,10 @@ static void print_unseen(FILE *file, const struct ob_report *report) {
 static void print_sum(FILE *file, const struct ob_report *report) {
   fprintf(file,
           "  in all: %llu calls compressed on %d ranks, %.2f MB sent for %.2f MB; %.3f s saved a "
-          "rank in blocking calls, of %.3f s from MPI_Init to MPI_Finalize: factor %.2f\n",
+          "rank %s, of %.3f s %s: factor %.2f\n",
           (unsigned long long)report->compressed, report->ranks, megabytes(report->bytes_sent),
-          megabytes(report->bytes_dense), report->seconds_saved, report->seconds,
-          ob_report_factor(report));
+          megabytes(report->bytes_dense), report->seconds_saved, report->calls, report->seconds,
+          report->span, ob_report_factor(report));
 }
 
 void ob_report_text(FILE *file, const struct ob_report *report) {

@@ -1,7 +1,7 @@
 /*
- * What was compressed, of a program's MPI collectives: for a program, or a tool within it, that
- * wants to see while it runs what the report of libonebit-mpi.so says at the end. Not available in
- * a library built with MPI=0.
+ * What was compressed, of a program's MPI or NCCL collectives: for a program, or a tool within it,
+ * that wants to see while it runs what the report of libonebit-mpi.so or libonebit-nccl.so says at
+ * the end.
  */
 #ifndef ONEBIT_COUNTERS_H
 #define ONEBIT_COUNTERS_H
@@ -19,21 +19,22 @@ extern "C" {
 #define ONEBIT_COUNTERS_REASONS 16
 
 /* Set `size` to sizeof(onebit_counters_t), the call fills in the rest: of this process, since
- * MPI_Init. All zero where libonebit-mpi.so is not preloaded. */
+ * MPI_Init, or since the first NCCL communicator. All zero where neither library is preloaded. */
 typedef struct onebit_counters {
   size_t size;
   uint64_t calls;      /* allreduces, and the other collectives that rules name */
-  uint64_t compressed; /* those with one bit an element; all others were passed on to MPI */
+  uint64_t compressed; /* those with one bit an element; all others were passed on */
   uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by why: onebit_counters_reason */
   uint64_t bytes_sent;                      /* by the compressed calls of this rank */
   uint64_t bytes_dense;                     /* what the same calls had sent in full precision */
-  /* Blocking calls only, of the tensors that have been compressed: seconds in the dense calls of
-   * their warm-up and in their compressed calls. */
+  /* Blocking calls only, and over NCCL those that were timed on their stream; of the tensors that
+   * have been compressed: seconds in the dense calls of their warm-up and in their compressed
+   * calls. */
   double seconds_dense, seconds_compressed;
-  /* Compressed blocking calls, each with the median of its warm-up's dense seconds less its own and
+  /* The same compressed calls, each with the median of its warm-up's dense seconds less its own and
    * less what deciding took. Below zero where compression costs more than it saves. */
   double seconds_saved;
-  double seconds; /* since MPI_Init */
+  double seconds; /* since the counting began */
 } onebit_counters_t;
 
 /* Tells what has happened so far. Local.

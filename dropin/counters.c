@@ -2,13 +2,14 @@
 #include "dropin/counters.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "dropin/elements.h"
 #include "onebit/counters.h"
 
 _Static_assert(OB_REASON_COUNT <= ONEBIT_COUNTERS_REASONS, "each reason has a place");
@@ -24,35 +25,24 @@ struct ob_record *ob_counters_first(void) {
   return atomic_load_explicit(&records, memory_order_acquire);
 }
 
-/* A handle is a pointer or a number. One that is freed and used again is taken for the same. */
-static uint64_t key_of(MPI_Comm comm) {
-  uint64_t key = 0;
-  memcpy(&key, &comm, sizeof comm < sizeof key ? sizeof comm : sizeof key);
-  return key;
+static bool equal(const struct ob_record_of *one, const struct ob_record_of *other) {
+  return one->communicator == other->communicator && one->comm_size == other->comm_size &&
+         one->operation == other->operation && one->dtype == other->dtype &&
+         one->count == other->count;
 }
 
-static struct ob_record *find(const struct ob_record *like) {
+struct ob_record *ob_counters_find(const struct ob_record_of *of) {
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-    if (record->key == like->key && record->count == like->count &&
-        record->operation == like->operation && record->dtype == like->dtype &&
-        record->comm_size == like->comm_size)
+    if (equal(&record->of, of))
       return record;
   return NULL;
 }
 
-static struct ob_record *make(MPI_Comm comm, const struct ob_record *like) {
+static struct ob_record *make(const struct ob_record_of *of, const char *name) {
   struct ob_record *record = ob_allocate(1, sizeof *record);
   if (!record)
     return NULL;
-  char name[MPI_MAX_OBJECT_NAME];
-  int length = 0;
-  record->key = like->key;
-  record->comm_size = like->comm_size;
-  record->operation = like->operation;
-  record->dtype = like->dtype;
-  record->count = like->count;
-  if (PMPI_Comm_get_name(comm, name, &length) != MPI_SUCCESS || length == 0)
-    strcpy(name, "a communicator");
+  record->of = *of;
   snprintf(record->communicator, sizeof record->communicator, "%.31s", name);
   record->next = ob_counters_first();
   atomic_store_explicit(&records, record, memory_order_release);
@@ -74,21 +64,12 @@ static struct ob_record *share(void) {
   return &others;
 }
 
-struct ob_record *ob_counters_record(const struct ob_mpi_call *call, onebit_dtype_t dtype,
-                                     int comm_size) {
+struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *name) {
   static int made;
-  const struct ob_record like = {.key = key_of(call->comm),
-                                 .comm_size = comm_size,
-                                 .operation = call->operation,
-                                 .dtype = dtype,
-                                 .count = call->count};
-  struct ob_record *record = find(&like);
-  if (record)
-    return record;
   pthread_mutex_lock(&making);
-  record = find(&like);
+  struct ob_record *record = ob_counters_find(of);
   if (!record && made++ < RECORDS_MOST)
-    record = make(call->comm, &like);
+    record = make(of, name);
   if (!record)
     record = share();
   pthread_mutex_unlock(&making);
@@ -148,6 +129,12 @@ void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_den
     return;
   add(&record->bytes_sent, bytes);
   add(&record->bytes_dense, bytes_dense);
+}
+
+uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
+                        int comm_size) {
+  uint64_t size = (uint64_t)comm_size, part = (uint64_t)count * ob_elements_size(dtype);
+  return operation == ONEBIT_ALLREDUCE ? 2 * (size - 1) * part / size : (size - 1) * part;
 }
 
 static int by_size(const void *one, const void *other) {

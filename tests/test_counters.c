@@ -5,14 +5,12 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "dropin/call.h"
+#include "dropin/reason.h"
 #include "onebit/counters.h"
 #include "tests/support.h"
-#include "tests/support_mpi.h"
 
-Test(mpi_counters, are_zero_where_nothing_is_preloaded) {
+Test(counters, are_zero_where_nothing_is_preloaded) {
   onebit_counters_t counters, none = {.size = sizeof none};
-  mpi_begin();
   memset(&counters, 0x5a, sizeof counters);
   counters.size = sizeof counters;
   CHECK_STATUS(onebit_counters_get(&counters), ONEBIT_OK);
@@ -20,15 +18,12 @@ Test(mpi_counters, are_zero_where_nothing_is_preloaded) {
   CHECK_STATUS(onebit_counters_get(NULL), ONEBIT_ERROR_ARGUMENT);
   counters.size--;
   CHECK_STATUS(onebit_counters_get(&counters), ONEBIT_ERROR_ARGUMENT);
-  mpi_end();
 }
 
-Test(mpi_counters, reasons_have_words_and_other_places_none) {
-  mpi_begin();
+Test(counters, reasons_have_words_and_other_places_none) {
   CHECK(onebit_counters_reason(OB_REASON_NONE) == NULL, "the first is no reason");
   for (size_t reason = OB_REASON_NONE + 1; reason < OB_REASON_COUNT; reason++)
     CHECK(onebit_counters_reason(reason) && *onebit_counters_reason(reason), "reason %zu", reason);
   CHECK(onebit_counters_reason(OB_REASON_COUNT) == NULL, "a place that is not used");
   CHECK(onebit_counters_reason((size_t)-1) == NULL, "no place");
-  mpi_end();
 }

@@ -1,0 +1,54 @@
+/* Settings, and the end of the process. */
+#define _GNU_SOURCE /* on_exit */
+#include "dropin/preload.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/knobs.h"
+
+struct ob_preload ob_preload = {.least_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
+
+onebit_status_t ob_preload_read_settings(void) {
+  int required = 0;
+  OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
+  ob_preload.required = required;
+  return ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules);
+}
+
+uint64_t ob_preload_hash(void) {
+  uint64_t hash = ob_rules_hash(&ob_preload.rules);
+  for (const char *c = onebit_version(); *c; c++)
+    hash = hash * 31 + (uint64_t)*c;
+  return hash;
+}
+
+void ob_preload_open(void) {
+  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
+    atomic_store(&ob_preload.least_count[operation],
+                 ob_rules_least_count(&ob_preload.rules, (onebit_operation_t)operation));
+}
+
+void ob_preload_close(void) {
+  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
+    atomic_store(&ob_preload.least_count[operation], SIZE_MAX);
+}
+
+/* ---- The end of the process ---- */
+
+static bool (*judge)(void);
+
+void ob_preload_judge_exit(bool (*went_well)(void)) { judge = went_well; }
+
+static void at_exit(int status, void *nothing) {
+  (void)nothing;
+  if (!judge || judge() || status != 0)
+    return;
+  fflush(NULL);
+  _exit(EXIT_FAILURE);
+}
+
+/* Before the program registers handlers of its own: those that come first are called last. */
+__attribute__((constructor)) static void watch_exit(void) { on_exit(at_exit, NULL); }

@@ -1,0 +1,52 @@
+/*
+ * What the libraries share that stand before MPI or NCCL in a program that knows nothing of onebit:
+ * what may be compressed, as all ranks have settled it, and how the program ends.
+ */
+#ifndef OB_DROPIN_PRELOAD_H
+#define OB_DROPIN_PRELOAD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "dropin/counters.h"
+#include "dropin/rules.h"
+
+/* What has been settled, the same on all ranks. */
+struct ob_preload {
+  /* Calls with fewer elements are passed on after one comparison; all of them before the ranks have
+   * settled, after their end, and where nothing may be compressed. */
+  atomic_size_t least_count[3]; /* by onebit_operation_t */
+  struct ob_rules rules;
+  const char *refused; /* why nothing is compressed; NULL where something may be */
+  bool required;       /* ONEBIT_REQUIRE=1 */
+};
+extern struct ob_preload ob_preload;
+
+#define OB_PRELOAD_VISIBLE __attribute__((visibility("default")))
+
+/* Reads what the environment asks for: required, rules. Local.
+ * Errors: ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
+onebit_status_t ob_preload_read_settings(void);
+
+/* Equal where rules and version of the library are: ranks compare it. */
+uint64_t ob_preload_hash(void);
+
+/* Lets calls through to where they may be compressed, and not any more. */
+void ob_preload_open(void);
+void ob_preload_close(void);
+
+/* Asks at the end of the process, when all that the program does is done; where it says no, an exit
+ * status of 0 becomes 1. */
+void ob_preload_judge_exit(bool (*went_well)(void));
+
+/* Is the call too small to be looked at? Counting those costs a load and a store. A negative count
+ * of MPI's, an error of the program's, is a very large one here, and found later. */
+static inline bool ob_preload_small(onebit_operation_t operation, size_t count) {
+  bool small =
+      count < atomic_load_explicit(&ob_preload.least_count[operation], memory_order_relaxed);
+  if (small && operation == ONEBIT_ALLREDUCE)
+    ob_counters_pass(OB_REASON_SMALL);
+  return small;
+}
+
+#endif

@@ -1,0 +1,21 @@
+/* The reasons in words. */
+#include "dropin/reason.h"
+
+#include <stddef.h>
+
+const char *ob_reason_words(enum ob_reason reason) {
+  static const char *const words[OB_REASON_COUNT] = {
+      [OB_REASON_NONE] = "compressed",
+      [OB_REASON_TYPE] = "the type is not float, bfloat16 or half",
+      [OB_REASON_OPERATION] = "the operation is neither a sum nor a mean",
+      [OB_REASON_SMALL] = "smaller than what is worth it",
+      [OB_REASON_ALONE] = "one rank, or an inter-communicator",
+      [OB_REASON_RULE] = "no rule asks for it",
+      [OB_REASON_LEARNING] = "not yet seen often enough",
+      [OB_REASON_UNSTABLE] = "buffers or the order of calls change",
+      [OB_REASON_WITHDRAWN] = "a rank had other buffers, or values that are not finite",
+      [OB_REASON_MEMORY] = "no plan could be made",
+      [OB_REASON_REFUSED] = "ranks differ, or threads forbid it",
+  };
+  return reason >= 0 && reason < OB_REASON_COUNT ? words[reason] : "unknown reason";
+}

@@ -1,0 +1,23 @@
+/* Why calls of a program are not compressed, in an order that reports keep. */
+#ifndef OB_DROPIN_REASON_H
+#define OB_DROPIN_REASON_H
+
+/* Why a call can not be compressed, or is not. Reports count by it. */
+enum ob_reason {
+  OB_REASON_NONE = 0,  /* it can be */
+  OB_REASON_TYPE,      /* not float, bfloat16, half */
+  OB_REASON_OPERATION, /* neither a sum nor a mean */
+  OB_REASON_SMALL,     /* below the least number of bytes */
+  OB_REASON_ALONE,     /* one rank, or an inter-communicator */
+  OB_REASON_RULE,      /* a rule says so, or none asks for it (allgathers) */
+  OB_REASON_LEARNING,  /* not yet seen often enough, with these buffers */
+  OB_REASON_UNSTABLE,  /* buffers or the order of calls change from step to step */
+  /* compressed, but a rank had other buffers or no finite values: sent again dense */
+  OB_REASON_WITHDRAWN,
+  OB_REASON_MEMORY,  /* a plan could not be made, on some rank */
+  OB_REASON_REFUSED, /* ranks differ in rules or version, or threads forbid it */
+  OB_REASON_COUNT
+};
+const char *ob_reason_words(enum ob_reason reason);
+
+#endif
