@@ -244,6 +244,15 @@ cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 /* The new kept values become the current ones, unless state->stop. */
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream);
 
+/* Between calls: the current ones become zero. */
+cudaError_t ob_cuda_forget(struct ob_cuda_plan plan, cudaStream_t stream);
+
+/* --- Results */
+
+/* After a call: multiplies `count` elements; where state->stop they become not-a-number. */
+cudaError_t ob_cuda_scale(const struct ob_cuda_state *state, void *result, onebit_dtype_t dtype,
+                          size_t count, float factor, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -56,9 +56,10 @@ static __global__ void __launch_bounds__(OB_LANES) commit_kernel(struct ob_cuda_
 
 /* As ob_kept_reset, a warp a block. */
 static __global__ void __launch_bounds__(threads_a_block)
-    forget_kernel(const __grid_constant__ struct ob_cuda_plan plan, bool server) {
+    forget_kernel(const __grid_constant__ struct ob_cuda_plan plan, bool server,
+                  bool even_if_stopped) {
   const struct ob_cuda_kept &kept = server ? plan.server : plan.worker;
-  if (plan.state->stop || warp_number() >= kept.blocks)
+  if ((plan.state->stop && !even_if_stopped) || warp_number() >= kept.blocks)
     return;
   size_t piece = 0;
   const struct ob_block block = ob_layout_block(&plan.layout, kept.first + warp_number(), &piece);
@@ -68,6 +69,15 @@ static __global__ void __launch_bounds__(threads_a_block)
     __stcs(&values[i], 0.0f);
   if (lane_number() == 0)
     kept.scales[plan.state->now][plan.one_scale ? 0 : warp_number()] = 0;
+}
+
+static cudaError_t forget_both(const struct ob_cuda_plan &plan, bool even_if_stopped,
+                               cudaStream_t stream) {
+  cudaError_t error =
+      launch(forget_kernel, plan.worker.blocks, 1, stream, plan, false, even_if_stopped);
+  if (error == cudaSuccess)
+    error = launch(forget_kernel, plan.server.blocks, 1, stream, plan, true, even_if_stopped);
+  return error;
 }
 
 /* The results of this call become the last ones, where they do not change places. All messages are
@@ -90,9 +100,18 @@ cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t s
   cudaError_t error = launch_one_warp(commit_kernel, stream, plan.state);
   if (error == cudaSuccess)
     error = keep_results(plan, stream);
-  if (error == cudaSuccess && forget)
-    error = launch(forget_kernel, plan.worker.blocks, 1, stream, plan, false);
-  if (error == cudaSuccess && forget)
-    error = launch(forget_kernel, plan.server.blocks, 1, stream, plan, true);
-  return error;
+  return error == cudaSuccess && forget ? forget_both(plan, false, stream) : error;
+}
+
+/* --- Between calls */
+
+static __global__ void __launch_bounds__(OB_LANES)
+    forget_flags_kernel(struct ob_cuda_state *state) {
+  if (lane_number() == 0)
+    state->kept_flags = 0;
+}
+
+cudaError_t ob_cuda_forget(struct ob_cuda_plan plan, cudaStream_t stream) {
+  cudaError_t error = launch_one_warp(forget_flags_kernel, stream, plan.state);
+  return error == cudaSuccess ? forget_both(plan, true, stream) : error;
 }

@@ -59,6 +59,26 @@ onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf,
  * of the calls. */
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
 
+/* Multiplies the result of the plan's latest call on a stream by a factor: by the number of ranks,
+ * and the mean is a sum. Where that call did not end well the result becomes not-a-number
+ * throughout, on every rank, so that nobody who does not wait for its status takes what was in
+ * recvbuf for it; loss scaling sees it as it sees infinity. Local.
+ *   recvbuf   that call's
+ *   factor    1 leaves a result as it is
+ *   plan      over NCCL, a CUDA-aware MPI or with one rank: elsewhere the host knows how a call ended
+ *             when it returns, and this is an ONEBIT_ERROR_UNSUPPORTED
+ *   stream    as there
+ * In graphs it can be captured with the call.
+ * Errors: above; ONEBIT_ERROR_TRANSPORT (the plan's transport has failed). */
+onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
+                                           cudaStream_t stream);
+
+/* onebit_plan_reset_error in the order of a stream: the next call begins with no kept error of this
+ * rank's, and nobody waits. For a buffer that holds another tensor from now on. Local.
+ *   plan, stream   as in onebit_scale_result_stream
+ * Errors: as there. */
+onebit_status_t onebit_plan_reset_error_stream(onebit_plan_t plan, cudaStream_t stream);
+
 /* onebit_optimizer_step on a stream. Collective.
  *   optimizer       made for memory of a device
  *   learning_rate   as there; a graph keeps the one that it was captured with

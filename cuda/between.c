@@ -1,0 +1,83 @@
+/*
+ * What is put on a stream between the calls of a plan. It follows the plan's last call, and its
+ * next call follows it.
+ */
+#include "base/error.h"
+#include "cuda/device.h"
+#include "onebit/cuda.h"
+
+/* Elements of a result. */
+static size_t result_count(const struct onebit_plan *plan) {
+  size_t parts = plan->options.operation == ONEBIT_ALLGATHER ? (size_t)plan->comm->size : 1;
+  return plan->count * parts;
+}
+
+static onebit_status_t check_plan(const struct onebit_plan *plan) {
+  if (!plan)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  if (plan->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  if (plan->options.device != ONEBIT_DEVICE_CUDA)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
+  if (plan->place != &ob_place_stream)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "over %s the host learns how a call ends from itself",
+                    plan->comm->transport->name);
+  if (plan->broken)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport has failed before");
+  return ONEBIT_OK;
+}
+
+/* Calls on two streams follow each other. What is captured has no place in time yet. */
+static onebit_status_t follow(const struct onebit_plan *plan, cudaStream_t stream, bool capturing) {
+  if (capturing)
+    return ONEBIT_OK;
+  OB_TRY(ob_device_check_stream(plan, stream));
+  OB_TRY_CUDA(cudaStreamWaitEvent(stream, plan->device->last, 0));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t lead(const struct onebit_plan *plan, cudaStream_t stream, bool capturing) {
+  if (!capturing)
+    OB_TRY_CUDA(cudaEventRecord(plan->device->last, stream));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t reset(const struct onebit_plan *plan, cudaStream_t stream) {
+  bool capturing = ob_cuda_is_capturing(stream);
+  if (plan->options.wire == ONEBIT_WIRE_DENSE)
+    return ONEBIT_OK;
+  OB_TRY(follow(plan, stream, capturing));
+  OB_TRY_CUDA(ob_cuda_forget(plan->device->kernel, stream));
+  return lead(plan, stream, capturing);
+}
+
+onebit_status_t onebit_plan_reset_error_stream(onebit_plan_t plan, cudaStream_t stream) {
+  OB_TRY(check_plan(plan));
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = reset(plan, stream);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t scale(const struct onebit_plan *plan, void *recvbuf, float factor,
+                             cudaStream_t stream) {
+  bool capturing = ob_cuda_is_capturing(stream);
+  OB_TRY(ob_device_check(plan, "recvbuf", recvbuf));
+  OB_TRY(follow(plan, stream, capturing));
+  OB_TRY_CUDA(ob_cuda_scale(plan->device->kernel.state, recvbuf, plan->options.dtype,
+                            result_count(plan), factor, stream));
+  return lead(plan, stream, capturing);
+}
+
+onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
+                                           cudaStream_t stream) {
+  OB_TRY(check_plan(plan));
+  if (result_count(plan) == 0)
+    return ONEBIT_OK;
+  if (!recvbuf)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "recvbuf is NULL");
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = scale(plan, recvbuf, factor, stream);
+  ob_cuda_leave(before);
+  return status;
+}

@@ -1,0 +1,37 @@
+/*
+ * What is done to a result after the call that gave it.
+ *
+ * Bytes an element: its size read and written, or nothing where the call ended well and the factor
+ * is 1.
+ */
+#include "cuda/place.cuh"
+
+/* A warp a tile. A quiet not-a-number is one in each of the types. */
+template <onebit_dtype_t dtype>
+static __global__ void __launch_bounds__(threads_a_block)
+    scale_kernel(const struct ob_cuda_state *state, char *result, size_t count, float factor) {
+  const bool stopped = state->stop;
+  const size_t first = warp_number() * tile_elements;
+  if ((!stopped && factor == 1) || first >= count)
+    return;
+  result += first * size_of<dtype>;
+  const unsigned end = (unsigned)(count - first < tile_elements ? count - first : tile_elements);
+  const bool aligned = is_aligned(result, 4 * size_of<dtype>);
+  float four[fours_a_tile][4];
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++)
+    load_some<dtype, false>(result, four_at(k), end, aligned, four[k]);
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++) {
+    OB_UNROLL
+    for (unsigned j = 0; j < 4; j++)
+      four[k][j] = stopped ? ob_float_of(0x7fc00000) : four[k][j] * factor;
+    store_some<dtype, false>(result, four_at(k), end, aligned, four[k]);
+  }
+}
+
+cudaError_t ob_cuda_scale(const struct ob_cuda_state *state, void *result, onebit_dtype_t dtype,
+                          size_t count, float factor, cudaStream_t stream) {
+  return launch(KERNEL_OF(dtype, scale_kernel), (count + tile_elements - 1) / tile_elements, 1,
+                stream, state, (char *)result, count, factor);
+}

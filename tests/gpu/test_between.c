@@ -1,0 +1,177 @@
+/*
+ * What is put on a stream between calls: results multiplied, or made not-a-number where the call
+ * did not end well; kept errors given up.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dropin/elements.h"
+#include "tests/gpu/plans.h"
+
+enum { RANKS = 3 };
+
+static const size_t counts[] = {1, 31, 513, 1000, 4099};
+enum { COUNTS = sizeof counts / sizeof counts[0], DTYPES = 3, OPERATIONS = 3 };
+
+static size_t elements(const struct part *part) {
+  return part->received_bytes / ob_elements_size(part->what.options.dtype);
+}
+
+static float element(const struct part *part, size_t i) {
+  float value = 0;
+  char wide[sizeof(float)] = {0};
+  const size_t size = ob_elements_size(part->what.options.dtype);
+  memcpy(wide, (const char *)part->received + i * size, size);
+  if (part->what.options.dtype == ONEBIT_FLOAT32)
+    memcpy(&value, wide, sizeof value);
+  else { /* not-a-number is one in both types where these bits are all set */
+    uint16_t bits, exponent = part->what.options.dtype == ONEBIT_BFLOAT16 ? 0x7f80 : 0x7c00;
+    memcpy(&bits, wide, sizeof bits);
+    value = (bits & exponent) == exponent && (bits & ~exponent & 0x7fff) ? NAN : 0;
+  }
+  return value;
+}
+
+/* A call, its result, and what becomes of it: times `factor` as the processor multiplies. */
+static void scale_once(struct part *part, unsigned step, float factor) {
+  void *wanted = gpu_allocate(part->received_bytes + 1, 1);
+  part_make(part, step, false);
+  part_load(part);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  part_fetch(part);
+  ob_elements_multiply(part->what.options.dtype, wanted, part->received, elements(part), factor);
+  CHECK_STATUS(onebit_scale_result_stream(part->out, factor, part->plan, NULL), ONEBIT_OK);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  part_fetch(part);
+  CHECK(!memcmp(wanted, part->received, part->received_bytes), "times %g: other bits",
+        (double)factor);
+  CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_OK);
+  free(wanted);
+}
+
+/* One rank's input is spoilt; nobody waits before the result is looked at. */
+static void spoil_once(struct part *part, unsigned step) {
+  size_t numbers = 0;
+  part_make(part, step, part->rank == 1);
+  part_load(part);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_scale_result_stream(part->out, 1, part->plan, NULL), ONEBIT_OK);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  part_fetch(part);
+  for (size_t i = 0; i < elements(part); i++)
+    numbers += isnan(element(part, i)) ? 0 : 1;
+  CHECK(numbers == 0, "%zu of %zu are numbers", numbers, elements(part));
+  CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
+}
+
+static void scale_results(const struct gpu_rank *self, void *context) {
+  (void)context;
+  for (size_t i = 0; i < COUNTS * DTYPES * OPERATIONS; i++) {
+    struct plan_case what =
+        plan_case_simple((onebit_operation_t)(i / COUNTS / DTYPES), counts[i % COUNTS]);
+    struct part part;
+    char words[160];
+    what.options.dtype = (onebit_dtype_t)(i / COUNTS % DTYPES);
+    what.offset = i % 2;
+    check_case("rank %d, %s", self->rank, plan_case_words(&what, words, sizeof words));
+    if (!part_create(&part, self->comm, &what, true))
+      return;
+    scale_once(&part, 0, (float)self->size);
+    spoil_once(&part, 1);
+    scale_once(&part, 2, 1);
+    part_destroy(&part);
+  }
+}
+
+/* A plan that has given up its errors goes on as a new one. */
+static void forget(const struct gpu_rank *self, void *context) {
+  struct part used, fresh;
+  const struct plan_case *what = context;
+  if (!part_create(&used, self->comm, what, true) || !part_create(&fresh, self->comm, what, true))
+    return;
+  for (unsigned step = 0; step < 3; step++) {
+    part_make(&used, step, step == 2 && self->rank == 0); /* also after a call that was skipped */
+    part_load(&used);
+    CHECK_CUDA(cudaStreamSynchronize(NULL));
+    CHECK_STATUS(part_put(&used, NULL), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_plan_reset_error_stream(used.plan, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_synchronize(used.plan), ONEBIT_SKIPPED);
+  struct part *both[] = {&used, &fresh};
+  struct traces traces[2];
+  for (int i = 0; i < 2; i++) {
+    part_make(both[i], 3, false);
+    part_load(both[i]);
+    CHECK_CUDA(cudaStreamSynchronize(NULL));
+    CHECK_STATUS(part_put_and_wait(both[i], NULL), ONEBIT_OK);
+    traces[i] = part_traces(both[i]);
+  }
+  CHECK(traces_equal(&traces[0], &traces[1]), "something is left of the errors");
+  part_destroy(&used);
+  part_destroy(&fresh);
+}
+
+static void forget_each(const struct gpu_rank *self, void *context) {
+  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 5000);
+  (void)context;
+  forget(self, &what);
+  what.options.block_size = ONEBIT_BLOCK_BUFFER;
+  forget(self, &what);
+}
+
+/* --- Wrong arguments */
+
+static void refuse(const struct gpu_rank *self, void *context) {
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 100);
+  struct part part;
+  float number;
+  (void)context;
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  CHECK_STATUS(onebit_scale_result_stream(NULL, 1, part.plan, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_scale_result_stream(&number, 1, part.plan, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK(strstr(onebit_last_error(), "recvbuf"), "words: %s", onebit_last_error());
+  CHECK_STATUS(onebit_scale_result_stream(part.out, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_plan_reset_error_stream(NULL, NULL), ONEBIT_ERROR_ARGUMENT);
+  part_destroy(&part);
+}
+
+/* Where the host walks the steps, and where there is no device. */
+static void refuse_others(const struct gpu_rank *self, void *context) {
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 100);
+  (void)context;
+  for (int device = 0; device < 2; device++) {
+    onebit_status_t wanted = device ? ONEBIT_ERROR_UNSUPPORTED : ONEBIT_ERROR_ARGUMENT;
+    struct part part;
+    if (!part_create(&part, self->comm, &what, device))
+      return;
+    CHECK_STATUS(onebit_scale_result_stream(part.out, 1, part.plan, NULL), wanted);
+    CHECK_STATUS(onebit_plan_reset_error_stream(part.plan, NULL), wanted);
+    part_destroy(&part);
+  }
+}
+
+static void alone(void) {
+  ranks_self(1, forget_each, NULL);
+  ranks_self(1, refuse, NULL);
+  gpu_threads(2, refuse_others, NULL);
+}
+
+#ifdef ONEBIT_HAVE_NCCL
+static void results(void) { ranks_nccl(RANKS, scale_results, NULL); }
+
+static void errors(void) { ranks_nccl(RANKS, forget_each, NULL); }
+#endif
+
+static const struct gpu_test tests[] = {
+#ifdef ONEBIT_HAVE_NCCL
+    {"results are multiplied, or not-a-number where the call did not end well", results, false},
+    {"kept errors are given up on a stream", errors, false},
+#endif
+    {"with one rank, and where there is no stream to put it on", alone, false},
+};
+GPU_SUITE("between calls", tests)
