@@ -40,10 +40,6 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 /* Elements that a rank gets: count, of an allgather those of `size` ranks. */
 size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size);
 
-/* Equal for calls with the same operation, count, type and kind of result, whatever the ranks' own
- * handles are; of calls that ob_mpi_call_resolve accepts. */
-uint64_t ob_mpi_call_signature(const struct ob_mpi_call *call, onebit_dtype_t dtype, bool sum);
-
 /* The library's handles, made on first use and freed by MPI_Finalize; MPI_DATATYPE_NULL and
  * MPI_OP_NULL when MPI does not make them. Before MPI is initialised, and after its end: the same.
  * Thread-safe. */

@@ -163,11 +163,6 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
   return call->count ? OB_REASON_NONE : OB_REASON_SMALL;
 }
 
-uint64_t ob_mpi_call_signature(const struct ob_mpi_call *call, onebit_dtype_t dtype, bool sum) {
-  return (uint64_t)call->count << 8 | (uint64_t)call->operation << 4 | (uint64_t)dtype << 1 |
-         (uint64_t)sum;
-}
-
 /* ---- The call as it is ---- */
 
 size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size) {

@@ -12,11 +12,7 @@
 #define OB_DROPIN_COMMUNICATOR_H
 
 #include "dropin/exchange.h"
-#include "dropin/sequence.h"
-
-/* Exchanges that a communicator keeps at most: those of the longest period. The one that has not
- * been used for longest makes room. */
-#define OB_EXCHANGES_MOST OB_SEQUENCE_PERIOD_MOST
+#include "dropin/follow.h"
 
 struct ob_attached;
 

@@ -20,19 +20,14 @@ struct tensor {
   struct ob_tally tally;
 };
 
-#define NO_TENSOR     (-1)
-#define FAILED_TENSOR (-2) /* no memory for it: the phase stays dense */
-
 struct ob_attached {
   MPI_Comm comm;
   struct ob_queue *queue;
-  struct ob_sequence *sequence;
-  bool following, has_looked;
+  struct ob_follower *follower;
   onebit_status_t failure; /* of the tensor that could not be made last */
   uint64_t calls;
   int slots; /* tensors are among the first so many */
-  struct tensor *tensors[OB_EXCHANGES_MOST];
-  int phases[OB_SEQUENCE_PERIOD_MOST]; /* the tensor of each */
+  struct tensor *tensors[OB_TENSORS_MOST];
 };
 
 /* Tensors that were used only once may be of buffers that never return: no more than this are kept
@@ -46,10 +41,28 @@ struct ob_attached {
 
 /* ---- Beginning and end ---- */
 
+/* What the follower asks for. */
+static bool largest_of_ranks(void *context, int64_t *values, int count) {
+  const struct ob_attached *attached = context;
+  return ob_largest(attached->comm, values, count) == MPI_SUCCESS;
+}
+
+static int find_from(void *context, int slot, uint64_t signature, const void *sendbuf,
+                     const void *recvbuf);
+
+/* A tensor that was withdrawn so often in a row is not what ranks take it for. */
+#define FALLEN_MOST 3
+
+static bool is_lost(void *context, int slot) {
+  const struct ob_attached *attached = context;
+  return ob_exchange_fallen(attached->tensors[slot]->exchange) >= FALLEN_MOST;
+}
+
 /* What a rank alone can fail in comes first: then all learn of it. */
 static bool allocate(struct ob_attached **attached, unsigned repeats) {
   *attached = ob_allocate(1, sizeof **attached);
-  return *attached && ob_sequence_create(repeats, &(*attached)->sequence) == ONEBIT_OK;
+  const struct ob_follower_ranks ranks = {*attached, largest_of_ranks, find_from, is_lost};
+  return *attached && ob_follower_create(repeats, &ranks, &(*attached)->follower) == ONEBIT_OK;
 }
 
 onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **result) {
@@ -78,7 +91,7 @@ void ob_attached_destroy(struct ob_attached *attached) {
       ob_release(attached->tensors[slot]);
     }
   ob_queue_destroy(attached->queue);
-  ob_sequence_destroy(attached->sequence);
+  ob_follower_destroy(attached->follower);
   ob_release(attached);
 }
 
@@ -89,14 +102,15 @@ static bool has_buffers(const struct tensor *tensor, const void *sendbuf, const 
 }
 
 /* The first tensor of the signature, from a slot on, that this rank knows by these buffers. */
-static int find_from(const struct ob_attached *attached, int slot, uint64_t signature,
-                     const void *sendbuf, const void *recvbuf) {
+static int find_from(void *context, int slot, uint64_t signature, const void *sendbuf,
+                     const void *recvbuf) {
+  const struct ob_attached *attached = context;
   for (; slot < attached->slots; slot++) {
     const struct tensor *tensor = attached->tensors[slot];
     if (tensor && tensor->signature == signature && has_buffers(tensor, sendbuf, recvbuf))
       return slot;
   }
-  return NO_TENSOR;
+  return OB_NO_TENSOR;
 }
 
 static void drop(struct ob_attached *attached, int slot) {
@@ -106,34 +120,32 @@ static void drop(struct ob_attached *attached, int slot) {
   ob_exchange_destroy(tensor->exchange);
   ob_release(tensor);
   attached->tensors[slot] = NULL;
-  for (size_t i = 0; attached->following && i < OB_SEQUENCE_PERIOD_MOST; i++)
-    if (attached->phases[i] == slot)
-      attached->phases[i] = NO_TENSOR;
+  ob_follower_drop(attached->follower, slot);
 }
 
 /* A free slot, or that of the tensor not used for longest; what is old goes anyway. */
 static int make_slot(struct ob_attached *attached) {
-  int oldest = NO_TENSOR, empty = NO_TENSOR;
+  int oldest = OB_NO_TENSOR, empty = OB_NO_TENSOR;
   for (int slot = 0; slot < attached->slots; slot++) {
     const struct tensor *tensor = attached->tensors[slot];
     if (tensor && attached->calls - tensor->used > OLD_CALLS) {
       drop(attached, slot);
       tensor = NULL;
     }
-    if (!tensor && empty == NO_TENSOR)
+    if (!tensor && empty == OB_NO_TENSOR)
       empty = slot;
-    if (tensor && (oldest == NO_TENSOR || tensor->used < attached->tensors[oldest]->used))
+    if (tensor && (oldest == OB_NO_TENSOR || tensor->used < attached->tensors[oldest]->used))
       oldest = slot;
   }
-  if (empty != NO_TENSOR)
+  if (empty != OB_NO_TENSOR)
     return empty;
-  if (attached->slots < OB_EXCHANGES_MOST)
+  if (attached->slots < OB_TENSORS_MOST)
     return attached->slots++;
   drop(attached, oldest);
   return oldest;
 }
 
-/* Collective. Gives the slot, or FAILED_TENSOR on all ranks. */
+/* Collective. Gives the slot, or OB_FAILED_TENSOR on all ranks. */
 static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                        uint64_t signature) {
   int slot = make_slot(attached);
@@ -144,7 +156,7 @@ static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *c
   if (status != ONEBIT_OK) {
     attached->failure = status;
     ob_release(tensor);
-    return FAILED_TENSOR;
+    return OB_FAILED_TENSOR;
   }
   tensor->exchange = exchange;
   tensor->signature = signature;
@@ -163,7 +175,7 @@ static bool other_buffers(struct ob_attached *attached, struct tensor *tensor,
   if (has_buffers(tensor, call->sendbuf, call->recvbuf))
     return false;
   int other = find_from(attached, 0, tensor->signature, call->sendbuf, call->recvbuf);
-  if (by_buffers && other != NO_TENSOR) {
+  if (by_buffers && other != OB_NO_TENSOR) {
     onebit_plan_reset_error(ob_exchange_plan(tensor->exchange));
     attached->tensors[other]->sendbuf = attached->tensors[other]->recvbuf = NULL;
   }
@@ -183,123 +195,38 @@ static struct ob_exchange *use(struct ob_attached *attached, int slot,
 
 /* ---- Periods ---- */
 
-#define TURNS_MOST 8 /* of agreeing on a period: each asks for a longer one */
-
-/* The smallest that is one for all ranks, or 0. */
-static size_t agree_on_period(struct ob_attached *attached) {
-  size_t at_least = 1;
-  for (int turn = 0; turn < TURNS_MOST; turn++) {
-    int64_t mine = (int64_t)ob_sequence_period(attached->sequence, at_least);
-    int64_t largest[] = {mine, -mine, mine == 0};
-    if (ob_largest(attached->comm, largest, 3) != MPI_SUCCESS || largest[2])
-      return 0;
-    if (largest[0] == -largest[1])
-      return (size_t)largest[0];
-    at_least = (size_t)largest[0];
-  }
-  return 0;
-}
-
-/* The tensor that this rank knows by the buffers of a phase, and that no phase before it has. */
-static int known_of_phase(const struct ob_attached *attached, const bool *taken, size_t phase) {
-  uint64_t signature;
-  const void *sendbuf, *recvbuf;
-  ob_sequence_expected(attached->sequence, phase, &signature, &sendbuf, &recvbuf);
-  int slot = find_from(attached, 0, signature, sendbuf, recvbuf);
-  while (slot != NO_TENSOR && taken[slot])
-    slot = find_from(attached, slot + 1, signature, sendbuf, recvbuf);
-  return slot;
-}
-
-enum { TOGETHER = 64 }; /* phases in a message */
-
-/* Phases whose tensor all ranks know, and know as the same, go on with it. */
-static bool agree_on_phases(struct ob_attached *attached, size_t period) {
-  bool taken[OB_EXCHANGES_MOST];
-  memset(taken, 0, sizeof taken);
-  for (size_t first = 0; first < period; first += TOGETHER) {
-    size_t phases = period - first < TOGETHER ? period - first : TOGETHER;
-    int64_t largest[2 * TOGETHER];
-    for (size_t i = 0; i < phases; i++) {
-      int slot = known_of_phase(attached, taken, first + i);
-      if (slot != NO_TENSOR)
-        taken[slot] = true;
-      largest[2 * i] = slot;
-      largest[2 * i + 1] = -slot;
-    }
-    if (ob_largest(attached->comm, largest, (int)(2 * phases)) != MPI_SUCCESS)
-      return false;
-    for (size_t i = 0; i < phases; i++)
-      attached->phases[first + i] =
-          largest[2 * i] == -largest[2 * i + 1] ? (int)largest[2 * i] : NO_TENSOR;
-  }
-  return true;
-}
-
-static void try_to_follow(struct ob_attached *attached) {
-  size_t period = agree_on_period(attached);
-  attached->has_looked = true;
-  if (!period)
-    return;
-  ob_sequence_follow(attached->sequence, period);
-  attached->following = agree_on_phases(attached, period);
-  if (!attached->following)
-    ob_sequence_forget(attached->sequence);
-}
-
-/* A tensor that was withdrawn so often in a row is not what ranks take it for. */
-#define FALLEN_MOST 3
-
-static bool is_lost(const struct ob_attached *attached, ptrdiff_t phase) {
-  int slot = phase >= 0 ? attached->phases[phase] : NO_TENSOR;
-  return slot >= 0 && ob_exchange_fallen(attached->tensors[slot]->exchange) >= FALLEN_MOST;
-}
-
-/* Gives the phase of the call, or -1: not followed, or not any more. *look: it is time to agree on
- * a period, once the call has its tensor. */
-static ptrdiff_t phase_of(struct ob_attached *attached, const struct ob_mpi_call *call,
-                          uint64_t signature, bool *look) {
-  bool same;
-  *look = false;
-  attached->calls++;
-  if (!attached->following) {
-    *look = ob_sequence_learn(attached->sequence, signature, call->sendbuf, call->recvbuf);
-    return -1;
-  }
-  ptrdiff_t phase =
-      ob_sequence_phase(attached->sequence, signature, call->sendbuf, call->recvbuf, &same);
-  if (is_lost(attached, phase)) {
-    ob_sequence_forget(attached->sequence);
-    ob_sequence_learn(attached->sequence, signature, call->sendbuf, call->recvbuf);
-    phase = -1;
-  }
-  attached->following = phase >= 0;
-  return phase;
-}
-
 /* Of a followed phase: its tensor, made when it comes for the first time. */
 static struct ob_exchange *use_phase(struct ob_attached *attached, size_t phase,
                                      const struct ob_mpi_call *call, uint64_t signature,
                                      bool by_buffers, bool *withdraw) {
-  if (attached->phases[phase] == NO_TENSOR) {
-    int slot = make_tensor(attached, call, signature);
-    attached->phases[phase] = slot;
+  int slot = ob_follower_tensor(attached->follower, phase);
+  if (slot == OB_NO_TENSOR) {
+    slot = make_tensor(attached, call, signature);
+    ob_follower_set(attached->follower, phase, slot);
   }
-  if (attached->phases[phase] == FAILED_TENSOR)
-    return NULL;
-  return use(attached, attached->phases[phase], call, by_buffers, withdraw);
+  return slot == OB_FAILED_TENSOR ? NULL : use(attached, slot, call, by_buffers, withdraw);
+}
+
+/* What a call is to the follower, which notes it. */
+static ptrdiff_t phase_of(struct ob_attached *attached, const struct ob_mpi_call *call,
+                          onebit_dtype_t dtype, bool sum, uint64_t *signature, bool *look) {
+  bool same; /* tensors have their buffers, too */
+  *signature = ob_follower_signature(call->operation, dtype, sum, call->count);
+  attached->calls++;
+  return ob_follower_phase(attached->follower, *signature, call->sendbuf, call->recvbuf, look,
+                           &same);
 }
 
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        bool *withdraw, enum ob_reason *reason) {
   onebit_dtype_t dtype;
+  uint64_t signature;
   bool sum, look;
   *withdraw = false;
   *reason = ob_mpi_call_resolve(call, &dtype, &sum);
   if (*reason != OB_REASON_NONE)
     return NULL;
-  uint64_t signature = ob_mpi_call_signature(call, dtype, sum);
-  ptrdiff_t phase = phase_of(attached, call, signature, &look);
+  ptrdiff_t phase = phase_of(attached, call, dtype, sum, &signature, &look);
   if (phase >= 0) {
     struct ob_exchange *exchange =
         use_phase(attached, (size_t)phase, call, signature, false, withdraw);
@@ -307,8 +234,8 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
     return exchange;
   }
   if (look)
-    try_to_follow(attached);
-  *reason = attached->has_looked && !attached->following ? OB_REASON_UNSTABLE : OB_REASON_LEARNING;
+    ob_follower_look(attached->follower);
+  *reason = ob_follower_reason(attached->follower);
   return NULL;
 }
 
@@ -327,7 +254,7 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
   return once == 0 || (once < ONCE_MOST && elements <= ONCE_ELEMENTS_MOST);
 }
 
-/* The tensor that some rank knows by its buffers: of several the last one. NO_TENSOR: none does.
+/* The tensor that some rank knows by its buffers: of several the last one. OB_NO_TENSOR: none does.
  * *alike: is it the same for all ranks? */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                            uint64_t signature, bool *alike, int *code) {
@@ -349,7 +276,7 @@ static struct ob_exchange *find_tensor(struct ob_attached *attached, const struc
   int slot = agree_on_tensor(attached, call, signature, &alike, code);
   if (*code != MPI_SUCCESS)
     return NULL;
-  if (slot == NO_TENSOR && may_make(attached, call))
+  if (slot == OB_NO_TENSOR && may_make(attached, call))
     slot = make_tensor(attached, call, signature);
   if (slot < 0)
     return NULL;
@@ -363,19 +290,19 @@ static struct ob_exchange *find_tensor(struct ob_attached *attached, const struc
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
                                       bool *withdraw, int *code) {
   onebit_dtype_t dtype;
+  uint64_t signature;
   bool sum, look;
   *withdraw = false;
   *code = MPI_SUCCESS;
   if (ob_mpi_call_resolve(call, &dtype, &sum) != OB_REASON_NONE)
     return NULL;
-  uint64_t signature = ob_mpi_call_signature(call, dtype, sum);
   attached->failure = ONEBIT_OK;
-  ptrdiff_t phase = phase_of(attached, call, signature, &look);
+  ptrdiff_t phase = phase_of(attached, call, dtype, sum, &signature, &look);
   struct ob_exchange *exchange =
       phase >= 0 ? use_phase(attached, (size_t)phase, call, signature, true, withdraw)
                  : find_tensor(attached, call, signature, withdraw, code);
   if (look && *code == MPI_SUCCESS)
-    try_to_follow(attached);
+    ob_follower_look(attached->follower);
   if (attached->failure != ONEBIT_OK && attached->failure != ONEBIT_ERROR_MEMORY)
     *code = MPI_ERR_OTHER;
   return exchange;
