@@ -137,7 +137,9 @@ void ob_preload_end(void) {
 /* Handles of one MPI library are nothing to another: a program that runs with another one than this
  * was built for gets its calls as they are. */
 static bool is_foreign(void) {
-  char words[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  /* Of that library's size, which may be more than this one's: MPICH's is 8192. */
+  char words[16384] = "";
+  _Static_assert(sizeof words >= MPI_MAX_LIBRARY_VERSION_STRING, "this library's fit too");
   int length;
   PMPI_Get_library_version(words, &length); /* may be called before MPI_Init */
 #ifdef OPEN_MPI
