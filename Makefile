@@ -132,7 +132,7 @@ FORTRANS := $(if $(filter 1,$(FORTRAN)),$(addprefix $(BUILD)/fortran/,libonebit_
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 # MPI programs that know nothing of onebit.
-UNLINKED := $(if $(filter 1,$(MPI)),$(BUILD)/tests/preload/program)
+UNLINKED := $(if $(filter 1,$(MPI)),$(addprefix $(BUILD)/tests/preload/,program variables))
 DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\

@@ -3,6 +3,7 @@
 #include "dropin/preload_mpi.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,22 +104,29 @@ void ob_preload_end(void) {
 
 /* ---- MPI's beginning and end ---- */
 
-/* Handles of one MPI library are nothing to another: a program that runs with another one than this
- * was built for gets its calls as they are. */
-static bool is_foreign(void) {
-  char words[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+static bool foreign;
+static void find_foreign(void) {
+  /* Of that library's size, which may be more than this one's: MPICH's is 8192. */
+  char words[16384] = "";
+  _Static_assert(sizeof words >= MPI_MAX_LIBRARY_VERSION_STRING, "this library's fit too");
   int length;
   PMPI_Get_library_version(words, &length); /* may be called before MPI_Init */
 #ifdef OPEN_MPI
-  return !strstr(words, "Open MPI");
+  foreign = !strstr(words, "Open MPI");
 #else
-  return strstr(words, "Open MPI");
+  foreign = strstr(words, "Open MPI");
 #endif
+}
+
+bool ob_preload_is_foreign(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, find_foreign);
+  return foreign;
 }
 
 static bool started;
 static void start_unless_foreign(void) {
-  started = !is_foreign();
+  started = !ob_preload_is_foreign();
   if (started)
     ob_preload_start();
   else

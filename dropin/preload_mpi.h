@@ -10,6 +10,10 @@
 #include "dropin/communicator.h"
 #include "dropin/preload.h"
 
+/* Handles of one MPI library are nothing to another: a program that runs with another one than this
+ * was built for gets its calls as they are. May be called at any time. */
+bool ob_preload_is_foreign(void);
+
 /* Settles all of it. Collective over MPI_COMM_WORLD, once, from MPI_Init. */
 void ob_preload_start(void);
 /* The report. Collective over MPI_COMM_WORLD, from MPI_Finalize. */

@@ -1,7 +1,8 @@
 /*
  * What was compressed, of a program's MPI or NCCL collectives: for a program, or a tool within it,
  * that wants to see while it runs what the report of libonebit-mpi.so or libonebit-nccl.so says at
- * the end.
+ * the end. A tool that knows MPI_T alone finds the same as its performance variables:
+ * docs/preload.md.
  */
 #ifndef ONEBIT_COUNTERS_H
 #define ONEBIT_COUNTERS_H
