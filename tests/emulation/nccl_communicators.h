@@ -1,0 +1,22 @@
+/*
+ * What NCCL's calls on communicators and the calls that make them share.
+ */
+#ifndef EMULATION_NCCL_COMMUNICATORS_H
+#define EMULATION_NCCL_COMMUNICATORS_H
+
+#include "nccl_meeting.h"
+
+namespace emulation {
+
+/* The communicator behind a handle, or none. With the lock. */
+comm_ptr find_comm(ncclComm_t handle);
+
+/* Keeps the words for ncclGetLastError and gives the error back; inside a group its end does too. */
+ncclResult_t refuse(ncclResult_t code, const char *words);
+
+/* Whether the calling thread is between ncclGroupStart and ncclGroupEnd. */
+bool in_group();
+
+} // namespace emulation
+
+#endif
