@@ -66,6 +66,8 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &
     return refuse(ncclInvalidArgument, "no such communicator or stream");
   if (comm->error)
     return refuse(comm->error, "the communicator has failed before");
+  if (comm->finalized)
+    return refuse(ncclInvalidArgument, "the communicator is finalized");
   size_t ranks = comm->ranks->ranks.size();
   if (stream->device != comm->device)
     return refuse(ncclInvalidArgument, "the stream belongs to another device");
@@ -83,6 +85,7 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &
 } // namespace
 
 bool in_group() { return group_depth > 0; }
+bool group_has_calls() { return !group.empty(); }
 
 ncclResult_t refuse(ncclResult_t code, const char *words) {
   last_words = words;

@@ -11,11 +11,13 @@ namespace emulation {
 /* The communicator behind a handle, or none. With the lock. */
 comm_ptr find_comm(ncclComm_t handle);
 
-/* Keeps the words for ncclGetLastError and gives the error back; inside a group its end does too. */
+/* Keeps the words for ncclGetLastError, and gives the error back; so does the end of a group. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Whether the calling thread is between ncclGroupStart and ncclGroupEnd. */
 bool in_group();
+/* Whether calls wait for the end of its group. */
+bool group_has_calls();
 
 } // namespace emulation
 
