@@ -155,6 +155,12 @@ ncclResult_t ncclGroupEnd(void) {
     return ncclSuccess;
   ncclResult_t error = std::exchange(group_error, ncclSuccess);
   if (error)
+    forget_arrivals();
+  ncclResult_t made = error ? error : arrive_all();
+  if (made != ncclSuccess && made != ncclInProgress) {
     group.clear();
-  return error ? error : flush();
+    return made;
+  }
+  ncclResult_t code = flush();
+  return code ? code : made;
 }

@@ -6,7 +6,9 @@
 #include <stdio.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <utility>
 
 #include "cuda_runtime.h"
 #include "device.h"
@@ -24,6 +26,18 @@ std::vector<comm_ptr> &comms() {
 std::map<std::string, std::shared_ptr<clique>> &forming() {
   static std::map<std::string, std::shared_ptr<clique>> all;
   return all;
+}
+
+/* What making a communicator ends with: the wait for the other ranks. */
+using arrival = std::function<ncclResult_t(lock &)>;
+thread_local std::vector<arrival> arrivals;
+
+/* Other ranks may be this thread's too, later in its group, whose end waits for all of them. */
+ncclResult_t arrive(lock &held, arrival wait) {
+  if (!in_group())
+    return wait(held);
+  arrivals.push_back(std::move(wait));
+  return ncclSuccess;
 }
 
 /* The communicator of this id; made by the first rank that comes. */
@@ -60,12 +74,22 @@ ncclResult_t read_config(const ncclConfig_t *config, bool *blocking) {
   return ncclSuccess;
 }
 
+ncclResult_t wait_for_ranks(lock &held, const comm_ptr &comm, const std::string &id,
+                            ncclComm_t *handle) {
+  clique &all = *comm->ranks;
+  while (static_cast<size_t>(all.joined) < all.ranks.size())
+    wait_for_others(held, "the other ranks in ncclCommInitRank");
+  forming().erase(id);
+  wake_others();
+  comms().push_back(comm);
+  *handle = comm.get();
+  return answer(*comm);
+}
+
 ncclResult_t init(ncclComm_t *handle, int ranks, const ncclUniqueId &unique, int rank,
                   const ncclConfig_t *config) {
   if (!handle || ranks < 1 || rank < 0 || rank >= ranks)
     return refuse(ncclInvalidArgument, "no such rank");
-  if (in_group())
-    return refuse(ncclInvalidUsage, "emulated ranks are threads: none is made in a group");
   std::string id(unique.internal, sizeof unique.internal);
   auto comm = std::make_shared<ncclComm>();
   comm->rank = rank;
@@ -75,13 +99,8 @@ ncclResult_t init(ncclComm_t *handle, int ranks, const ncclUniqueId &unique, int
   lock held(guard());
   if (ncclResult_t error = join(comm, ranks, id))
     return error;
-  while (comm->ranks->joined < ranks)
-    wait_for_others(held, "the other ranks in ncclCommInitRank");
-  forming().erase(id);
   wake_others();
-  comms().push_back(comm);
-  *handle = comm.get();
-  return answer(*comm);
+  return arrive(held, [=](lock &waiting) { return wait_for_ranks(waiting, comm, id, handle); });
 }
 
 /* The next rank of a communicator whose ranks are all made at once. */
@@ -140,33 +159,36 @@ void divide(const clique &parent, std::vector<choice> &choices) {
   }
 }
 
-/* Says this rank's choice, and waits until all have; who comes last divides. */
-ncclResult_t meet(lock &held, ncclComm &comm, choice &mine) {
+/* Says this rank's choice. Who comes last divides. */
+std::shared_ptr<division> choose(ncclComm &comm, const choice &mine) {
   clique &parent = *comm.ranks;
   long number = comm.splits++;
   std::shared_ptr<division> &entry = parent.divisions[number];
   if (!entry)
     entry = std::make_shared<division>();
   std::shared_ptr<division> here = entry;
-  size_t ranks = parent.ranks.size(), rank = static_cast<size_t>(comm.rank);
-  here->choices.resize(ranks);
-  here->choices[rank] = mine;
-  if (++here->present == ranks) {
+  here->choices.resize(parent.ranks.size());
+  here->choices[static_cast<size_t>(comm.rank)] = mine;
+  if (++here->present == parent.ranks.size()) {
     parent.divisions.erase(number);
     divide(parent, here->choices);
     wake_others();
   }
-  while (here->present < ranks && !comm.error)
+  return here;
+}
+
+ncclResult_t wait_for_choices(lock &held, const comm_ptr &comm,
+                              const std::shared_ptr<division> &here, ncclComm_t *handle) {
+  while (here->present < here->choices.size() && !comm->error)
     wait_for_others(held, "the other ranks in ncclCommSplit");
-  if (here->present < ranks)
-    return refuse(comm.error, "a rank failed while the others waited in ncclCommSplit");
-  mine = here->choices[rank];
-  return ncclSuccess;
+  if (here->present < here->choices.size())
+    return refuse(comm->error, "a rank failed while the others waited in ncclCommSplit");
+  const comm_ptr &made = here->choices[static_cast<size_t>(comm->rank)].made;
+  *handle = made.get();
+  return made ? answer(*made) : ncclSuccess;
 }
 
 ncclResult_t split(ncclComm_t handle, choice mine, ncclComm_t *made, const ncclConfig_t *config) {
-  if (in_group())
-    return refuse(ncclInvalidUsage, "emulated ranks are threads: none is made in a group");
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !made)
@@ -180,10 +202,8 @@ ncclResult_t split(ncclComm_t handle, choice mine, ncclComm_t *made, const ncclC
   mine.blocking = comm->blocking;
   if (ncclResult_t error = read_config(config, &mine.blocking))
     return error;
-  if (ncclResult_t error = meet(held, *comm, mine))
-    return error;
-  *made = mine.made.get();
-  return mine.made ? answer(*mine.made) : ncclSuccess;
+  std::shared_ptr<division> here = choose(*comm, mine);
+  return arrive(held, [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
 }
 
 /* What is queued, and what has begun: the last that was enqueued comes after the others. What a
@@ -229,6 +249,19 @@ ncclResult_t tell(ncclComm_t handle, int *answer, int (*what)(const ncclComm &))
 }
 
 } // namespace
+
+ncclResult_t arrive_all() {
+  lock held(guard());
+  ncclResult_t all = ncclSuccess;
+  for (const arrival &wait : std::exchange(arrivals, {})) {
+    ncclResult_t one = wait(held);
+    if (all == ncclSuccess || all == ncclInProgress)
+      all = one ? one : all;
+  }
+  return all;
+}
+
+void forget_arrivals() { arrivals.clear(); }
 
 comm_ptr find_comm(ncclComm_t handle) {
   for (const comm_ptr &comm : comms())

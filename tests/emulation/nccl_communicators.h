@@ -18,6 +18,10 @@ ncclResult_t refuse(ncclResult_t code, const char *words);
 bool in_group();
 /* Whether calls wait for the end of its group. */
 bool group_has_calls();
+/* At its end: waits until the communicators that it makes are there, and gives the first error; or
+ * gives them up. */
+ncclResult_t arrive_all();
+void forget_arrivals();
 
 } // namespace emulation
 

@@ -256,6 +256,47 @@ void finalize(rank &self) {
   EXPECT(ncclCommFinalize(self.comm) == ncclInvalidArgument);
 }
 
+/* Ranks of one thread, whose calls would wait for each other but for the group. */
+ncclResult_t join_in_a_group(std::vector<rank> &ranks) {
+  EXPECT(ncclGroupStart() == ncclSuccess);
+  for (rank &self : ranks)
+    EXPECT(join(self, 0) == ncclSuccess && !self.comm);
+  return ncclGroupEnd();
+}
+
+void made_in_a_group() {
+  ncclUniqueId id = new_id();
+  ncclComm_t halves[RANKS] = {};
+  std::vector<rank> ranks;
+  for (int number = 0; number < RANKS; number++)
+    ranks.emplace_back(number, id);
+  EXPECT(join_in_a_group(ranks) == ncclInProgress);
+  EXPECT(ncclGroupStart() == ncclSuccess);
+  for (rank &self : ranks) {
+    expect_place(self.comm, RANKS, self.number, 0);
+    EXPECT(enqueue_largest(self, self.number) == ncclSuccess);
+    EXPECT(ncclCommSplit(self.comm, self.number % 2, 0, &halves[self.number], nullptr) ==
+           ncclSuccess);
+  }
+  EXPECT(!halves[0] && ncclGroupEnd() == ncclInProgress);
+  for (rank &self : ranks) {
+    EXPECT(reaches(self, RANKS - 1));
+    expect_place(halves[self.number], RANKS / 2, self.number / 2, 0);
+    EXPECT(ncclCommDestroy(halves[self.number]) == ncclSuccess);
+    self.end();
+  }
+}
+
+/* With a wrong call in it the group makes none. */
+void wrong_in_a_group() {
+  ncclComm_t comm = nullptr;
+  EXPECT(ncclGroupStart() == ncclSuccess);
+  EXPECT(ncclCommInitRank(&comm, 2, new_id(), 0) == ncclSuccess);
+  EXPECT(ncclCommInitRank(&comm, 2, new_id(), 2) == ncclInvalidArgument);
+  EXPECT(ncclGroupEnd() == ncclInvalidArgument && !comm);
+  EXPECT(ncclGroupStart() == ncclSuccess && ncclGroupEnd() == ncclSuccess);
+}
+
 /* What another thread has begun is over too when the communicator is final. */
 void finalize_what_runs(rank &self) {
   static std::atomic<int> waiting{0};
@@ -295,5 +336,7 @@ void test_communicators() {
   wrong_configurations();
   all_by_one_thread();
   wrong_devices();
+  made_in_a_group();
+  wrong_in_a_group();
   memory();
 }

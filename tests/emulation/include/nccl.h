@@ -110,8 +110,9 @@ const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
+/* In a group the handles of these three come at its end, and ncclInProgress does. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
-/* Both wait for the other ranks even where `blocking` is 0, and then give ncclInProgress, so that a
+/* These wait for the other ranks even where `blocking` is 0, and then give ncclInProgress, so that a
  * program must understand it. The communicator can be used; ncclCommGetAsyncError has ncclSuccess.
  * The configuration of a split without one is its parent's. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
