@@ -1,18 +1,13 @@
 /*
- * NCCL's interface: communicators, groups, and calls that become operations on streams.
+ * NCCL's interface: groups, and calls that become operations on streams.
  */
-#include "nccl.h"
-
-#include <stdio.h>
-#include <string.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "capture.h"
 #include "device.h"
 #include "memory.h"
-#include "nccl_meeting.h"
+#include "nccl_communicators.h"
 
 namespace emulation {
 
@@ -29,32 +24,6 @@ thread_local int group_depth = 0;
 thread_local ncclResult_t group_error = ncclSuccess;
 thread_local std::vector<call> group;
 thread_local std::string last_words;
-
-std::vector<comm_ptr> &comms() {
-  static std::vector<comm_ptr> all;
-  return all;
-}
-
-/* Communicators that not all ranks have joined yet. */
-std::map<std::string, std::shared_ptr<clique>> &forming() {
-  static std::map<std::string, std::shared_ptr<clique>> all;
-  return all;
-}
-
-comm_ptr find_comm(ncclComm_t handle) {
-  for (const comm_ptr &comm : comms())
-    if (comm.get() == handle)
-      return comm;
-  return nullptr;
-}
-
-/* Inside a group an error comes back from its end too. */
-ncclResult_t refuse(ncclResult_t code, const char *words) {
-  last_words = words;
-  if (group_depth)
-    group_error = code;
-  return code;
-}
 
 ncclResult_t flush() {
   std::vector<call> calls = std::exchange(group, {});
@@ -97,6 +66,8 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &
     return refuse(ncclInvalidArgument, "no such communicator or stream");
   if (comm->error)
     return refuse(comm->error, "the communicator has failed before");
+  if (comm->finalized)
+    return refuse(ncclInvalidArgument, "the communicator is finalized");
   size_t ranks = comm->ranks->ranks.size();
   if (stream->device != comm->device)
     return refuse(ncclInvalidArgument, "the stream belongs to another device");
@@ -111,66 +82,17 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &
   return group_depth ? ncclSuccess : flush();
 }
 
-/* The communicator of this id; made by the first rank that comes. */
-ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
-  std::shared_ptr<clique> &all = forming()[id];
-  if (!all)
-    all = std::make_shared<clique>();
-  if (all->ranks.empty())
-    all->ranks.resize(static_cast<size_t>(ranks));
-  if (all->ranks.size() != static_cast<size_t>(ranks))
-    return refuse(ncclInvalidArgument, "the ranks differ in the number of ranks");
-  if (!all->ranks[static_cast<size_t>(comm->rank)].expired())
-    return refuse(ncclInvalidUsage, "a rank is there twice");
-  all->ranks[static_cast<size_t>(comm->rank)] = comm;
-  all->joined++;
-  comm->ranks = all;
-  return ncclSuccess;
-}
-
-ncclResult_t init(ncclComm_t *handle, int ranks, const std::string &id, int rank) {
-  if (!handle || ranks < 1 || rank < 0 || rank >= ranks)
-    return refuse(ncclInvalidArgument, "no such rank");
-  if (group_depth)
-    return refuse(ncclInvalidUsage, "emulated ranks are threads: none is made in a group");
-  lock held(guard());
-  auto comm = std::make_shared<ncclComm>();
-  comm->rank = rank;
-  comm->device = current_device();
-  if (ncclResult_t error = join(comm, ranks, id))
-    return error;
-  while (comm->ranks->joined < ranks)
-    wait_for_others(held, "the other ranks in ncclCommInitRank");
-  forming().erase(id);
-  wake_others();
-  comms().push_back(comm);
-  *handle = comm.get();
-  return ncclSuccess;
-}
-
-ncclResult_t forget(ncclComm_t handle, bool abort) {
-  lock held(guard());
-  comm_ptr comm = find_comm(handle);
-  if (!comm)
-    return refuse(ncclInvalidArgument, "no such communicator");
-  if (abort)
-    fail(*comm->ranks, nullptr, ncclRemoteError);
-  while (!abort && !comm->queued.empty())
-    complete(held, operation_ptr(comm->queued.front()));
-  comms().erase(std::find(comms().begin(), comms().end(), comm));
-  return ncclSuccess;
-}
-
-ncclResult_t tell(ncclComm_t handle, int *answer, int (*what)(const ncclComm &)) {
-  lock held(guard());
-  comm_ptr comm = find_comm(handle);
-  if (!comm || !answer)
-    return refuse(ncclInvalidArgument, "no such communicator, or nowhere to answer to");
-  *answer = what(*comm);
-  return ncclSuccess;
-}
-
 } // namespace
+
+bool in_group() { return group_depth > 0; }
+bool group_has_calls() { return !group.empty(); }
+
+ncclResult_t refuse(ncclResult_t code, const char *words) {
+  last_words = words;
+  if (group_depth)
+    group_error = code;
+  return code;
+}
 
 } // namespace emulation
 
@@ -194,38 +116,6 @@ const char *ncclGetErrorString(ncclResult_t code) {
 }
 
 const char *ncclGetLastError(ncclComm_t) { return last_words.c_str(); }
-
-ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
-  static long number;
-  lock held(guard());
-  *uniqueId = {};
-  snprintf(uniqueId->internal, sizeof uniqueId->internal, "emulated %ld", ++number);
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
-  return init(comm, nranks, std::string(commId.internal, sizeof commId.internal), rank);
-}
-
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return forget(comm, false); }
-ncclResult_t ncclCommAbort(ncclComm_t comm) { return forget(comm, true); }
-
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
-  int answer = ncclSuccess;
-  ncclResult_t code = tell(comm, &answer, [](const ncclComm &of) -> int { return of.error; });
-  *asyncError = static_cast<ncclResult_t>(answer);
-  return code;
-}
-ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
-  return tell(comm, count,
-              [](const ncclComm &of) { return static_cast<int>(of.ranks->ranks.size()); });
-}
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
-  return tell(comm, device, [](const ncclComm &of) { return of.device; });
-}
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
-  return tell(comm, rank, [](const ncclComm &of) { return of.rank; });
-}
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
@@ -265,12 +155,12 @@ ncclResult_t ncclGroupEnd(void) {
     return ncclSuccess;
   ncclResult_t error = std::exchange(group_error, ncclSuccess);
   if (error)
+    forget_arrivals();
+  ncclResult_t made = error ? error : arrive_all();
+  if (made != ncclSuccess && made != ncclInProgress) {
     group.clear();
-  return error ? error : flush();
-}
-
-void emulation_nccl_break(ncclComm_t comm) {
-  lock held(guard());
-  if (comm_ptr found = find_comm(comm))
-    found->breaks = true;
+    return made;
+  }
+  ncclResult_t code = flush();
+  return code ? code : made;
 }

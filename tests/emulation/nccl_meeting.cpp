@@ -162,6 +162,8 @@ void fail(clique &ranks, ncclComm *culprit, ncclResult_t code) {
   ranks.sends.clear();
   ranks.receives.clear();
   ranks.collectives.clear();
+  ranks.divisions.clear();
+  wake_others(); /* who waits for ranks, not for an operation */
 }
 
 } // namespace emulation

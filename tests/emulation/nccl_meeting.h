@@ -53,6 +53,17 @@ struct posted {
   std::shared_ptr<begun> by;
 };
 
+/* What a rank says to ncclCommSplit, and what it gets. */
+struct choice {
+  int color, key;
+  bool blocking;
+  comm_ptr made;
+};
+struct division {
+  size_t present = 0;
+  std::vector<choice> choices; /* by the parent's rank */
+};
+
 /* The ranks of a communicator. */
 struct clique {
   std::vector<std::weak_ptr<ncclComm>> ranks;
@@ -61,6 +72,8 @@ struct clique {
   std::map<std::pair<int, int>, std::deque<posted>> sends, receives; /* by sender and receiver */
   std::map<long, std::vector<posted>> collectives;                   /* by their number */
   std::vector<std::shared_ptr<begun>> waiting;
+  std::map<long, std::shared_ptr<division>>
+      divisions; /* by their number, until all ranks are there */
 };
 
 } // namespace emulation
@@ -69,8 +82,8 @@ struct ncclComm {
   std::shared_ptr<emulation::clique> ranks;
   int rank, device;
   ncclResult_t error = ncclSuccess;
-  bool breaks = false;
-  long collectives = 0;
+  bool breaks = false, blocking = true, finalized = false;
+  long collectives = 0, splits = 0;
   std::deque<emulation::operation_ptr> queued; /* enqueued and not begun */
   emulation::operation_ptr last; /* NCCL orders a communicator's operations across streams */
 };

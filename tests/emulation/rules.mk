@@ -1,11 +1,13 @@
 # The emulated CUDA device, for machines without a GPU: included by the Makefile at CUDA=emulated.
 # Compile .cu files with $(CXX) and EMULATION_CUFLAGS, C files that call CUDA with
-# EMULATION_INCLUDES; link EMULATION_ARCHIVE and EMULATION_LIBS behind them.
+# EMULATION_INCLUDES; link EMULATION_ARCHIVE and EMULATION_LIBS behind them. A program and what is
+# preloaded into it share one device: both link EMULATION_SHARED instead.
 
 EMULATION_TESTS    := $(wildcard tests/emulation/self_test*.cpp)
 EMULATION_SOURCES  := $(filter-out $(EMULATION_TESTS),$(wildcard tests/emulation/*.cpp))
 EMULATION_OBJECTS  := $(patsubst %.cpp,$(BUILD)/%.o,$(EMULATION_SOURCES))
 EMULATION_ARCHIVE  := $(BUILD)/tests/emulation/libemulation.a
+EMULATION_SHARED   := $(BUILD)/tests/emulation/libemulation.so
 EMULATION_SELFTEST := $(BUILD)/tests/emulation/self_test
 EMULATION_INCLUDES := -Itests/emulation/include
 EMULATION_CXXFLAGS  = -std=c++17 $(EMULATION_INCLUDES) -I. -Iinclude -Wall -Wextra -Wshadow \
@@ -23,6 +25,18 @@ $(EMULATION_ARCHIVE): $(EMULATION_OBJECTS)
 	$(call say,AR)
 	$(Q)rm -f $@; $(AR) rcs $@ $^
 
-$(EMULATION_SELFTEST): $(patsubst %.cpp,$(BUILD)/%.o,$(EMULATION_TESTS)) $(EMULATION_ARCHIVE)
+# Its own calls stay inside, as those of CUDA's libraries do: what stands before NCCL in a program
+# must see the program's calls only.
+$(EMULATION_SHARED): $(EMULATION_OBJECTS)
+	$(call say,LD)
+	$(Q)$(CXX) -shared -Wl,-soname,$(@F) -Wl,-Bsymbolic-functions \
+	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(SAN_FLAGS) -o $@ $^ $(EMULATION_LIBS)
+
+# The same test of both libraries.
+EMULATION_TEST_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(EMULATION_TESTS))
+$(EMULATION_SELFTEST): $(EMULATION_TEST_OBJECTS) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(Q)$(CXX) $(SAN_FLAGS) -o $@ $^ $(EMULATION_LIBS)
+$(EMULATION_SELFTEST)_shared: $(EMULATION_TEST_OBJECTS) $(EMULATION_SHARED)
+	$(call say,LD)
+	$(Q)$(CXX) $(SAN_FLAGS) -Wl,-rpath,'$$ORIGIN' -o $@ $^ $(EMULATION_LIBS)

@@ -68,6 +68,7 @@ int main() {
   test_memory();
   test_capture();
   test_nccl();
+  test_communicators();
   test_cublas();
   printf("%d passed, %d failed\n", passed.load(), failed.load());
   return failed != 0;

@@ -41,6 +41,7 @@ void test_eager();
 void test_memory();
 void test_capture();
 void test_nccl();
+void test_communicators();
 void test_cublas();
 
 #endif

@@ -5,13 +5,16 @@
 #ifndef EMULATION_NCCL_H
 #define EMULATION_NCCL_H
 
+#include <limits.h>
+
 #include "cuda_runtime_api.h"
 
-#define NCCL_MAJOR           2
-#define NCCL_MINOR           28
-#define NCCL_PATCH           9
-#define NCCL_VERSION_CODE    22809
-#define NCCL_UNIQUE_ID_BYTES 128
+#define NCCL_MAJOR                        2
+#define NCCL_MINOR                        28
+#define NCCL_PATCH                        9
+#define NCCL_VERSION_CODE                 22809
+#define NCCL_VERSION(major, minor, patch) ((major)*10000 + (minor)*100 + (patch))
+#define NCCL_UNIQUE_ID_BYTES              128
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,18 +58,80 @@ typedef enum {
 
 typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 } ncclRedOp_t;
 
+#define NCCL_CONFIG_UNDEF_INT INT_MIN
+#define NCCL_CONFIG_UNDEF_PTR NULL
+#define NCCL_SPLIT_NOCOLOR    -1
+
+/* Laid out as NCCL's own. Of what may be set only `blocking` has an effect here. */
+typedef struct ncclConfig_v22800 {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  int blocking;
+  int cgaClusterSize;
+  int minCTAs;
+  int maxCTAs;
+  const char *netName;
+  int splitShare;
+  int trafficClass;
+  const char *commName;
+  int collnetEnable;
+  int CTAPolicy;
+  int shrinkShare;
+  int nvlsCTAs;
+  int nChannelsPerNetPeer;
+  int nvlinkCentricSched;
+} ncclConfig_t;
+
+/* clang-format off */
+#define NCCL_CONFIG_INITIALIZER {                                       \
+  sizeof(ncclConfig_t),                             /* size */          \
+  0xcafebeef,                                       /* magic */         \
+  NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH), /* version */       \
+  NCCL_CONFIG_UNDEF_INT,                            /* blocking */      \
+  NCCL_CONFIG_UNDEF_INT,                            /* cgaClusterSize */ \
+  NCCL_CONFIG_UNDEF_INT,                            /* minCTAs */       \
+  NCCL_CONFIG_UNDEF_INT,                            /* maxCTAs */       \
+  NCCL_CONFIG_UNDEF_PTR,                            /* netName */       \
+  NCCL_CONFIG_UNDEF_INT,                            /* splitShare */    \
+  NCCL_CONFIG_UNDEF_INT,                            /* trafficClass */  \
+  NCCL_CONFIG_UNDEF_PTR,                            /* commName */      \
+  NCCL_CONFIG_UNDEF_INT,                            /* collnetEnable */ \
+  NCCL_CONFIG_UNDEF_INT,                            /* CTAPolicy */     \
+  NCCL_CONFIG_UNDEF_INT,                            /* shrinkShare */   \
+  NCCL_CONFIG_UNDEF_INT,                            /* nvlsCTAs */      \
+  NCCL_CONFIG_UNDEF_INT,                            /* nChannelsPerNetPeer */ \
+  NCCL_CONFIG_UNDEF_INT,                            /* nvlinkCentricSched */ \
+}
+/* clang-format on */
+
 ncclResult_t ncclGetVersion(int *version);
 const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
+/* In a group the handles of these three come at its end, and ncclInProgress does. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
+/* These wait for the other ranks even where `blocking` is 0, and then give ncclInProgress, so that a
+ * program must understand it. The communicator can be used; ncclCommGetAsyncError has ncclSuccess.
+ * The configuration of a split without one is its parent's. */
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
+                                    ncclConfig_t *config);
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                           ncclConfig_t *config);
+/* All ranks, by one thread: waits for nobody. */
+ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
+/* Waits for the operations of this rank, not for the other ranks. */
+ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
 ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device);
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
+
+ncclResult_t ncclMemAlloc(void **ptr, size_t size);
+ncclResult_t ncclMemFree(void *ptr);
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream);

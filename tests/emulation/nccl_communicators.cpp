@@ -1,0 +1,342 @@
+/*
+ * NCCL's interface: communicators, from their making to their end.
+ */
+#include "nccl_communicators.h"
+
+#include <stdio.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "cuda_runtime.h"
+#include "device.h"
+
+namespace emulation {
+
+namespace {
+
+std::vector<comm_ptr> &comms() {
+  static std::vector<comm_ptr> all;
+  return all;
+}
+
+/* Communicators that not all ranks have joined yet. */
+std::map<std::string, std::shared_ptr<clique>> &forming() {
+  static std::map<std::string, std::shared_ptr<clique>> all;
+  return all;
+}
+
+/* What making a communicator ends with: the wait for the other ranks. */
+using arrival = std::function<ncclResult_t(lock &)>;
+thread_local std::vector<arrival> arrivals;
+
+/* Other ranks may be this thread's too, later in its group, whose end waits for all of them. */
+ncclResult_t arrive(lock &held, arrival wait) {
+  if (!in_group())
+    return wait(held);
+  arrivals.push_back(std::move(wait));
+  return ncclSuccess;
+}
+
+/* The communicator of this id; made by the first rank that comes. */
+ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
+  std::shared_ptr<clique> &all = forming()[id];
+  if (!all)
+    all = std::make_shared<clique>();
+  if (all->ranks.empty())
+    all->ranks.resize(static_cast<size_t>(ranks));
+  if (all->ranks.size() != static_cast<size_t>(ranks))
+    return refuse(ncclInvalidArgument, "the ranks differ in the number of ranks");
+  if (!all->ranks[static_cast<size_t>(comm->rank)].expired())
+    return refuse(ncclInvalidUsage, "a rank is there twice");
+  all->ranks[static_cast<size_t>(comm->rank)] = comm;
+  all->joined++;
+  comm->ranks = all;
+  return ncclSuccess;
+}
+
+/* What a call that makes communicators gives back: who did not want to wait must be able to. */
+ncclResult_t answer(const ncclComm &made) { return made.blocking ? ncclSuccess : ncclInProgress; }
+
+/* NULL changes nothing. Numbers that nobody has set are NCCL_CONFIG_UNDEF_INT. */
+ncclResult_t read_config(const ncclConfig_t *config, bool *blocking) {
+  const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
+  if (!config)
+    return ncclSuccess;
+  if (config->size != initial.size || config->magic != initial.magic)
+    return refuse(ncclInvalidArgument, "not initialized with NCCL_CONFIG_INITIALIZER");
+  bool unset = config->blocking == NCCL_CONFIG_UNDEF_INT;
+  if (!unset && config->blocking != 0 && config->blocking != 1)
+    return refuse(ncclInvalidArgument, "blocking is neither 0 nor 1");
+  *blocking = unset || config->blocking;
+  return ncclSuccess;
+}
+
+ncclResult_t wait_for_ranks(lock &held, const comm_ptr &comm, const std::string &id,
+                            ncclComm_t *handle) {
+  clique &all = *comm->ranks;
+  while (static_cast<size_t>(all.joined) < all.ranks.size())
+    wait_for_others(held, "the other ranks in ncclCommInitRank");
+  forming().erase(id);
+  wake_others();
+  comms().push_back(comm);
+  *handle = comm.get();
+  return answer(*comm);
+}
+
+ncclResult_t init(ncclComm_t *handle, int ranks, const ncclUniqueId &unique, int rank,
+                  const ncclConfig_t *config) {
+  if (!handle || ranks < 1 || rank < 0 || rank >= ranks)
+    return refuse(ncclInvalidArgument, "no such rank");
+  std::string id(unique.internal, sizeof unique.internal);
+  auto comm = std::make_shared<ncclComm>();
+  comm->rank = rank;
+  comm->device = current_device();
+  if (ncclResult_t error = read_config(config, &comm->blocking))
+    return error;
+  lock held(guard());
+  if (ncclResult_t error = join(comm, ranks, id))
+    return error;
+  wake_others();
+  return arrive(held, [=](lock &waiting) { return wait_for_ranks(waiting, comm, id, handle); });
+}
+
+/* The next rank of a communicator whose ranks are all made at once. */
+comm_ptr append(const std::shared_ptr<clique> &all, int device) {
+  auto comm = std::make_shared<ncclComm>();
+  comm->ranks = all;
+  comm->rank = all->joined++;
+  comm->device = device;
+  all->ranks.push_back(comm);
+  comms().push_back(comm);
+  return comm;
+}
+
+/* NCCL's rule: each device once. */
+ncclResult_t check_devices(const std::vector<int> &devices) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count))
+    return refuse(ncclUnhandledCudaError, "there is no device");
+  std::vector<bool> taken(static_cast<size_t>(count));
+  for (int device : devices) {
+    if (device < 0 || device >= count)
+      return refuse(ncclInvalidArgument, "no such device");
+    if (taken[static_cast<size_t>(device)])
+      return refuse(ncclInvalidUsage, "a device is there twice");
+    taken[static_cast<size_t>(device)] = true;
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t init_all(ncclComm_t *handles, const std::vector<int> &devices) {
+  if (ncclResult_t error = check_devices(devices))
+    return error;
+  lock held(guard());
+  auto all = std::make_shared<clique>();
+  for (int device : devices)
+    *handles++ = append(all, device).get();
+  return ncclSuccess;
+}
+
+/* The ranks of a color become a communicator, ordered by key and then as before. */
+void divide(const clique &parent, std::vector<choice> &choices) {
+  std::vector<size_t> order(choices.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return choices[a].key < choices[b].key; });
+  std::map<int, std::shared_ptr<clique>> made;
+  for (size_t rank : order) {
+    choice &its = choices[rank];
+    if (its.color == NCCL_SPLIT_NOCOLOR)
+      continue;
+    std::shared_ptr<clique> &all = made[its.color];
+    if (!all)
+      all = std::make_shared<clique>();
+    its.made = append(all, parent.ranks[rank].lock()->device);
+    its.made->blocking = its.blocking;
+  }
+}
+
+/* Says this rank's choice. Who comes last divides. */
+std::shared_ptr<division> choose(ncclComm &comm, const choice &mine) {
+  clique &parent = *comm.ranks;
+  long number = comm.splits++;
+  std::shared_ptr<division> &entry = parent.divisions[number];
+  if (!entry)
+    entry = std::make_shared<division>();
+  std::shared_ptr<division> here = entry;
+  here->choices.resize(parent.ranks.size());
+  here->choices[static_cast<size_t>(comm.rank)] = mine;
+  if (++here->present == parent.ranks.size()) {
+    parent.divisions.erase(number);
+    divide(parent, here->choices);
+    wake_others();
+  }
+  return here;
+}
+
+ncclResult_t wait_for_choices(lock &held, const comm_ptr &comm,
+                              const std::shared_ptr<division> &here, ncclComm_t *handle) {
+  while (here->present < here->choices.size() && !comm->error)
+    wait_for_others(held, "the other ranks in ncclCommSplit");
+  if (here->present < here->choices.size())
+    return refuse(comm->error, "a rank failed while the others waited in ncclCommSplit");
+  const comm_ptr &made = here->choices[static_cast<size_t>(comm->rank)].made;
+  *handle = made.get();
+  return made ? answer(*made) : ncclSuccess;
+}
+
+ncclResult_t split(ncclComm_t handle, choice mine, ncclComm_t *made, const ncclConfig_t *config) {
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm || !made)
+    return refuse(ncclInvalidArgument, "no such communicator, or nowhere to answer to");
+  if (mine.color < 0 && mine.color != NCCL_SPLIT_NOCOLOR)
+    return refuse(ncclInvalidArgument, "a color is not negative, or NCCL_SPLIT_NOCOLOR");
+  if (comm->error)
+    return refuse(comm->error, "the communicator has failed before");
+  if (comm->finalized)
+    return refuse(ncclInvalidArgument, "the communicator is finalized");
+  mine.blocking = comm->blocking;
+  if (ncclResult_t error = read_config(config, &mine.blocking))
+    return error;
+  std::shared_ptr<division> here = choose(*comm, mine);
+  return arrive(held, [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
+}
+
+/* What is queued, and what has begun: the last that was enqueued comes after the others. What a
+ * launched graph has begun is for the graph's stream to wait for. */
+void drain(lock &held, const comm_ptr &comm) {
+  while (!comm->queued.empty())
+    complete(held, operation_ptr(comm->queued.front()));
+  complete(held, operation_ptr(comm->last));
+}
+
+ncclResult_t finalize(ncclComm_t handle) {
+  if (group_has_calls())
+    return refuse(ncclInvalidUsage, "calls of this group have not begun");
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm || comm->finalized)
+    return refuse(ncclInvalidArgument, "no such communicator, or finalized before");
+  comm->finalized = true;
+  drain(held, comm);
+  return comm->error ? refuse(comm->error, "the communicator has failed") : ncclSuccess;
+}
+
+ncclResult_t forget(ncclComm_t handle, bool abort) {
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm)
+    return refuse(ncclInvalidArgument, "no such communicator");
+  if (abort)
+    fail(*comm->ranks, nullptr, ncclRemoteError);
+  else
+    drain(held, comm);
+  comms().erase(std::find(comms().begin(), comms().end(), comm));
+  return ncclSuccess;
+}
+
+ncclResult_t tell(ncclComm_t handle, int *answer, int (*what)(const ncclComm &)) {
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm || !answer)
+    return refuse(ncclInvalidArgument, "no such communicator, or nowhere to answer to");
+  *answer = what(*comm);
+  return ncclSuccess;
+}
+
+} // namespace
+
+ncclResult_t arrive_all() {
+  lock held(guard());
+  ncclResult_t all = ncclSuccess;
+  for (const arrival &wait : std::exchange(arrivals, {})) {
+    ncclResult_t one = wait(held);
+    if (all == ncclSuccess || all == ncclInProgress)
+      all = one ? one : all;
+  }
+  return all;
+}
+
+void forget_arrivals() { arrivals.clear(); }
+
+comm_ptr find_comm(ncclComm_t handle) {
+  for (const comm_ptr &comm : comms())
+    if (comm.get() == handle)
+      return comm;
+  return nullptr;
+}
+
+} // namespace emulation
+
+using namespace emulation;
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
+  static long number;
+  lock held(guard());
+  *uniqueId = {};
+  snprintf(uniqueId->internal, sizeof uniqueId->internal, "emulated %ld", ++number);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
+  return init(comm, nranks, commId, rank, nullptr);
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
+                                    ncclConfig_t *config) {
+  return init(comm, nranks, commId, rank, config);
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
+  if (!comm || ndev < 1)
+    return refuse(ncclInvalidArgument, "no devices, or nowhere to answer to");
+  std::vector<int> devices(static_cast<size_t>(ndev));
+  std::iota(devices.begin(), devices.end(), 0);
+  if (devlist)
+    std::copy_n(devlist, ndev, devices.begin());
+  return init_all(comm, devices);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                           ncclConfig_t *config) {
+  return split(comm, {color, key, true, nullptr}, newcomm, config);
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) { return finalize(comm); }
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return forget(comm, false); }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return forget(comm, true); }
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
+  int answer = ncclSuccess;
+  ncclResult_t code = tell(comm, &answer, [](const ncclComm &of) -> int { return of.error; });
+  *asyncError = static_cast<ncclResult_t>(answer);
+  return code;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+  return tell(comm, count,
+              [](const ncclComm &of) { return static_cast<int>(of.ranks->ranks.size()); });
+}
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
+  return tell(comm, device, [](const ncclComm &of) { return of.device; });
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+  return tell(comm, rank, [](const ncclComm &of) { return of.rank; });
+}
+
+ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
+  return cudaMalloc(ptr, size) ? refuse(ncclUnhandledCudaError, "cudaMalloc failed") : ncclSuccess;
+}
+ncclResult_t ncclMemFree(void *ptr) {
+  return cudaFree(ptr) ? refuse(ncclUnhandledCudaError, "cudaFree failed") : ncclSuccess;
+}
+
+void emulation_nccl_break(ncclComm_t comm) {
+  lock held(guard());
+  if (comm_ptr found = find_comm(comm))
+    found->breaks = true;
+}

@@ -1,0 +1,28 @@
+/*
+ * What NCCL's calls on communicators and the calls that make them share.
+ */
+#ifndef EMULATION_NCCL_COMMUNICATORS_H
+#define EMULATION_NCCL_COMMUNICATORS_H
+
+#include "nccl_meeting.h"
+
+namespace emulation {
+
+/* The communicator behind a handle, or none. With the lock. */
+comm_ptr find_comm(ncclComm_t handle);
+
+/* Keeps the words for ncclGetLastError, and gives the error back; so does the end of a group. */
+ncclResult_t refuse(ncclResult_t code, const char *words);
+
+/* Whether the calling thread is between ncclGroupStart and ncclGroupEnd. */
+bool in_group();
+/* Whether calls wait for the end of its group. */
+bool group_has_calls();
+/* At its end: waits until the communicators that it makes are there, and gives the first error; or
+ * gives them up. */
+ncclResult_t arrive_all();
+void forget_arrivals();
+
+} // namespace emulation
+
+#endif
