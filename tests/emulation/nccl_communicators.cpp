@@ -291,6 +291,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
   return init(comm, nranks, commId, rank, config);
 }
 
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nId,
+                                      ncclUniqueId *commIds, ncclConfig_t *config) {
+  if (nId < 1 || !commIds)
+    return refuse(ncclInvalidArgument, "no id");
+  return ncclCommInitRankConfig(comm, nranks, commIds[0], rank, config);
+}
+
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
   if (!comm || ndev < 1)
     return refuse(ncclInvalidArgument, "no devices, or nowhere to answer to");

@@ -112,11 +112,15 @@ const char *ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
 /* In a group the handles of these three come at its end, and ncclInProgress does. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
-/* These wait for the other ranks even where `blocking` is 0, and then give ncclInProgress, so that a
- * program must understand it. The communicator can be used; ncclCommGetAsyncError has ncclSuccess.
+/* These wait for the other ranks even where `blocking` is 0, and then give ncclInProgress, so that
+ * a program must understand it. The communicator can be used; ncclCommGetAsyncError says
+ * ncclSuccess.
  * The configuration of a split without one is its parent's. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config);
+/* Ranks meet by the first of the ids. */
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nId,
+                                      ncclUniqueId *commIds, ncclConfig_t *config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                            ncclConfig_t *config);
 /* All ranks, by one thread: waits for nobody. */
