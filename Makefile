@@ -115,7 +115,8 @@ only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 # What only an unmodified program that is preloaded needs.
 RULES    := $(call objects,dropin/rules*.c)
 PRELOADED := $(call objects,dropin/preload*.c dropin/report*.c) $(RULES)
-PRELOAD  := $(if $(filter 1,$(MPI)),$(BUILD)/libonebit-mpi.so)
+PRELOAD  := $(if $(filter 1,$(MPI)),$(BUILD)/libonebit-mpi.so) \
+              $(if $(filter 1,$(NCCL)),$(BUILD)/libonebit-nccl.so)
 LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED),\
               $(call objects,base/*.c compression/*.c collectives/*.c optimizers/*.c dropin/*.c) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
@@ -133,6 +134,7 @@ UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 # MPI programs that know nothing of onebit.
 UNLINKED := $(if $(filter 1,$(MPI)),$(addprefix $(BUILD)/tests/preload/,program variables))
+UNLINKED_NCCL := $(if $(filter 1,$(NCCL)),$(BUILD)/tests/preload/nccl_program)
 DIGEST   := $(BUILD)/tests/codec_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
 HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
@@ -149,7 +151,7 @@ ROOMS    := include/onebit base compression collectives optimizers dropin cuda b
   format fuzz neon FORCE
 .SECONDARY:
 all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(FORTRANS)
-tests: $(UNIT) $(RANKED) $(UNLINKED)
+tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL)
 
 # The flags of the last build: when they change, everything is built again. A missing compiler or
 # MPI is met here first. `deps` comes before everything else when both are asked for.
@@ -198,10 +200,30 @@ $(BUILD)/onebit-inside.o: $(LIBRARY)
 	$(call say,LD)
 	$(Q)$(CC) -r -nostdlib -o $@ $(LIBRARY)
 	$(Q)$(OBJCOPY) $(foreach call,$(WRAPPED),--redefine-sym $(call)=P$(call)) $@
-$(BUILD)/libonebit-mpi.so: $(BUILD)/onebit-inside.o $(filter-out %_nccl.o,$(PRELOADED)) preload.map
+$(BUILD)/libonebit-mpi.so: $(BUILD)/onebit-inside.o \
+  $(filter-out $(BUILD)/dropin/preload_nccl%,$(PRELOADED)) preload.map
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map \
 	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -ldl
+
+# The library without MPI, with what stands before NCCL. It is preloaded into processes without CUDA
+# too, and into those that load it later: so it brings the CUDA runtime, and looks NCCL up.
+NCCL_WRAPPED = $(addprefix nccl,CommInitRank CommInitRankConfig CommInitRankScalable CommInitAll \
+  CommSplit CommFinalize CommDestroy CommAbort CommGetAsyncError CommCount CommCuDevice \
+  CommUserRank GetVersion GroupStart GroupEnd Send Recv AllReduce ReduceScatter AllGather \
+  GetErrorString GetLastError)
+EMULATED_LIBS = $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))
+NCCL_PRELOAD_LIBS = $(if $(filter emulated,$(CUDA)),$(EMULATED_LIBS),-L$(CUDA_HOME)/lib64 \
+  -lcudart_static) -lstdc++ -lm -ldl -lrt
+$(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o,$(LIBRARY))
+	$(call say,LD)
+	$(Q)$(CC) -r -nostdlib -o $@ $^
+	$(Q)$(OBJCOPY) $(foreach call,$(NCCL_WRAPPED),--redefine-sym $(call)=ob_next_$(call)) $@
+$(BUILD)/libonebit-nccl.so: $(BUILD)/onebit-inside-nccl.o \
+  $(filter-out %_mpi.o $(BUILD)/dropin/preload_mpi%,$(PRELOADED)) preload_nccl.map $(EMULATION_SHARED)
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload_nccl.map \
+	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(NCCL_PRELOAD_LIBS)
 
 # The Fortran module, and what it calls: a library beside libonebit, of the compiler that $(MPIFC) is.
 FORTRAN_FLAGS = -O2 -g -fPIC -Wall
@@ -236,6 +258,9 @@ $(filter-out %/train_plain,$(EXAMPLES)) $(DIGEST): $(STATIC)
 $(BUILD)/examples/train_plain $(UNLINKED): %: %.o
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm
+$(UNLINKED_NCCL): %: %.o $(EMULATION_SHARED)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(if $(filter emulated,$(CUDA)),$(EMULATED_LIBS),$(CUDA_LIBS)) -lm
 # What trainings share, and what each has of its own.
 TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o %/train_plain.o,\
               $(call objects,examples/options.c examples/train_*.c))

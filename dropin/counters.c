@@ -87,17 +87,10 @@ static void add_seconds(_Atomic double *to, double more) {
                         memory_order_relaxed);
 }
 
-void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds) {
-  if (!record) {
-    ob_counters_pass(reason);
+void ob_record_time(struct ob_record *record, bool compressed, double seconds) {
+  if (seconds < 0)
     return;
-  }
-  bool first = atomic_load_explicit(&record->calls, memory_order_relaxed) == 0;
-  add(&record->calls, 1);
-  add(&record->dense[reason], 1);
-  if (seconds < 0 || first)
-    return;
-  if (reason == OB_REASON_WITHDRAWN) {
+  if (compressed) {
     add(&record->timed_compressed, 1);
     add_seconds(&record->seconds_compressed, seconds);
     return;
@@ -108,15 +101,29 @@ void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seco
   add_seconds(&record->seconds_dense, seconds);
 }
 
+void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds) {
+  if (!record) {
+    ob_counters_pass(reason);
+    return;
+  }
+  bool first = atomic_load_explicit(&record->calls, memory_order_relaxed) == 0;
+  add(&record->calls, 1);
+  add(&record->dense[reason], 1);
+  if (!first)
+    ob_record_time(record, reason == OB_REASON_WITHDRAWN, seconds);
+}
+
 void ob_record_compressed(struct ob_record *record, double seconds) {
   if (!record)
     return;
   add(&record->calls, 1);
   add(&record->compressed, 1);
-  if (seconds < 0)
-    return;
-  add(&record->timed_compressed, 1);
-  add_seconds(&record->seconds_compressed, seconds);
+  ob_record_time(record, true, seconds);
+}
+
+void ob_record_spoiled(struct ob_record *record) {
+  if (record)
+    add(&record->spoiled, 1);
 }
 
 void ob_record_decided(struct ob_record *record, double seconds) {

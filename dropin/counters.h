@@ -7,6 +7,7 @@
 #define OB_DROPIN_COUNTERS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "dropin/reason.h"
@@ -31,6 +32,7 @@ struct ob_record {
   /* Written by the thread that calls, read by any. */
   _Atomic uint64_t calls, compressed, dense[OB_REASON_COUNT];
   _Atomic uint64_t bytes_sent, bytes_dense;
+  _Atomic uint64_t spoiled; /* results that are not-a-number */
   /* Of blocking calls: how many, and their seconds. The first dense call is left out: it connects
    * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
   _Atomic uint64_t timed_dense, timed_compressed;
@@ -70,8 +72,12 @@ void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_den
 uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                         int comm_size);
 
-/* Seconds of a call that is not blocking say nothing. */
+/* Seconds of a call that is not blocking say nothing; or come later. */
 #define OB_NOT_TIMED (-1.0)
+void ob_record_time(struct ob_record *record, bool compressed, double seconds);
+
+/* A compressed call has given not-a-number, since a value was not finite. */
+void ob_record_spoiled(struct ob_record *record);
 
 /* Seconds of a dense call: the median, which a few slow first ones do not move; 0 before the
  * second. */

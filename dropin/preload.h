@@ -17,8 +17,8 @@ struct ob_preload {
    * settled, after their end, and where nothing may be compressed. */
   atomic_size_t least_count[3]; /* by onebit_operation_t */
   struct ob_rules rules;
-  const char *refused; /* why nothing is compressed; NULL where something may be */
-  bool required;       /* ONEBIT_REQUIRE=1 */
+  const char *refused;  /* why nothing is compressed; NULL where something may be */
+  atomic_bool required; /* ONEBIT_REQUIRE=1 */
 };
 extern struct ob_preload ob_preload;
 

@@ -65,7 +65,8 @@ static const struct variable variables[] = {
     PASSED("memory", OB_REASON_MEMORY),
     PASSED("refused", OB_REASON_REFUSED),
 };
-enum { VARIABLES = sizeof variables / sizeof variables[0], REASONS = OB_REASON_COUNT - 1 };
+/* The last is NCCL's. */
+enum { VARIABLES = sizeof variables / sizeof variables[0], REASONS = OB_REASON_CAPTURED - 1 };
 _Static_assert(VARIABLES == 7 + REASONS, "each reason has a variable");
 
 static int read_variable(const struct variable *variable, void *buffer) {

@@ -15,6 +15,7 @@ const char *ob_reason_words(enum ob_reason reason) {
       [OB_REASON_UNSTABLE] = "buffers or the order of calls change",
       [OB_REASON_WITHDRAWN] = "a rank had other buffers, or values that are not finite",
       [OB_REASON_MEMORY] = "no plan could be made",
+      [OB_REASON_CAPTURED] = "it is in a CUDA graph",
       [OB_REASON_REFUSED] = "ranks differ, or threads forbid it",
   };
   return reason >= 0 && reason < OB_REASON_COUNT ? words[reason] : "unknown reason";

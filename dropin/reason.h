@@ -14,8 +14,9 @@ enum ob_reason {
   OB_REASON_UNSTABLE,  /* buffers or the order of calls change from step to step */
   /* compressed, but a rank had other buffers or no finite values: sent again dense */
   OB_REASON_WITHDRAWN,
-  OB_REASON_MEMORY,  /* a plan could not be made, on some rank */
-  OB_REASON_REFUSED, /* ranks differ in rules or version, or threads forbid it */
+  OB_REASON_MEMORY,   /* a plan could not be made, on some rank */
+  OB_REASON_REFUSED,  /* ranks differ in rules or version, or threads forbid it */
+  OB_REASON_CAPTURED, /* it is in a CUDA graph */
   OB_REASON_COUNT
 };
 const char *ob_reason_words(enum ob_reason reason);

@@ -14,6 +14,7 @@
 /* The sums over all ranks, and rank 0's own records. Ranks over NCCL report their own only. */
 struct ob_report {
   int ranks;
+  bool own_only;         /* what follows is of this rank only */
   const char *calls;     /* which calls are timed */
   const char *span;      /* from when to when the seconds are */
   onebit_counters_t own; /* rank 0's */

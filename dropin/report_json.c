@@ -40,6 +40,7 @@ static void print_record(FILE *file, const struct ob_record *record) {
   print_whole(file, "count", record->of.count);
   print_whole(file, "calls", atomic_load(&record->calls));
   print_whole(file, "compressed", atomic_load(&record->compressed));
+  print_whole(file, "not_a_number", atomic_load(&record->spoiled));
   print_whole(file, "bytes_sent", atomic_load(&record->bytes_sent));
   print_whole(file, "bytes_dense", atomic_load(&record->bytes_dense));
   print_whole(file, "timed_dense", atomic_load(&record->timed_dense));
@@ -60,7 +61,8 @@ void ob_report_json(FILE *file, const struct ob_report *report) {
   fprintf(file, "{\"version\": \"%s\", \"ranks\": %d, ", onebit_version(), report->ranks);
   print_whole(file, "calls", report->own.calls);
   print_whole(file, "compressed", report->own.compressed);
-  print_whole(file, "compressed_all_ranks", report->compressed);
+  if (!report->own_only)
+    print_whole(file, "compressed_all_ranks", report->compressed);
   print_whole(file, "bytes_sent", report->bytes_sent);
   print_whole(file, "bytes_dense", report->bytes_dense);
   fprintf(file,

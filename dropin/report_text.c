@@ -43,6 +43,9 @@ static void print_record(FILE *file, const struct ob_record *record) {
   if (atomic_load(&record->error_ratio_most) > 0)
     fprintf(file, "; kept error %.2f of the signal, %.2f at most",
             atomic_load(&record->error_ratio), atomic_load(&record->error_ratio_most));
+  if (atomic_load(&record->spoiled))
+    fprintf(file, "; %llu or more gave not-a-number, since a value was not finite",
+            (unsigned long long)atomic_load(&record->spoiled));
   fputc('\n', file);
   print_seconds(file, record);
   print_passed(file, record->dense);
@@ -66,12 +69,14 @@ static void print_unseen(FILE *file, const struct ob_report *report) {
 }
 
 static void print_sum(FILE *file, const struct ob_report *report) {
-  fprintf(file,
-          "  in all: %llu calls compressed on %d ranks, %.2f MB sent for %.2f MB; %.3f s saved a "
-          "rank %s, of %.3f s %s: factor %.2f\n",
-          (unsigned long long)report->compressed, report->ranks, megabytes(report->bytes_sent),
-          megabytes(report->bytes_dense), report->seconds_saved, report->calls, report->seconds,
-          report->span, ob_report_factor(report));
+  fprintf(file, "  in all: %llu calls compressed ", (unsigned long long)report->compressed);
+  if (report->own_only)
+    fprintf(file, "on this rank of %d", report->ranks);
+  else
+    fprintf(file, "on %d ranks", report->ranks);
+  fprintf(file, ", %.2f MB sent for %.2f MB; %.3f s saved a rank %s, of %.3f s %s: factor %.2f\n",
+          megabytes(report->bytes_sent), megabytes(report->bytes_dense), report->seconds_saved,
+          report->calls, report->seconds, report->span, ob_report_factor(report));
 }
 
 void ob_report_text(FILE *file, const struct ob_report *report) {

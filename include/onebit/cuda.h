@@ -65,8 +65,8 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
  * recvbuf for it; loss scaling sees it as it sees infinity. Local.
  *   recvbuf   that call's
  *   factor    1 leaves a result as it is
- *   plan      over NCCL, a CUDA-aware MPI or with one rank: elsewhere the host knows how a call ended
- *             when it returns, and this is an ONEBIT_ERROR_UNSUPPORTED
+ *   plan      over NCCL, a CUDA-aware MPI or with one rank: elsewhere the host knows how a call has
+ *             ended when it returns, and this is an ONEBIT_ERROR_UNSUPPORTED
  *   stream    as there
  * In graphs it can be captured with the call.
  * Errors: above; ONEBIT_ERROR_TRANSPORT (the plan's transport has failed). */
