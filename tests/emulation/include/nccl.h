@@ -114,8 +114,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
 /* These wait for the other ranks even where `blocking` is 0, and then give ncclInProgress, so that
  * a program must understand it. The communicator can be used; ncclCommGetAsyncError says
- * ncclSuccess.
- * The configuration of a split without one is its parent's. */
+ * ncclSuccess. The configuration of a split without one is its parent's. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config);
 /* Ranks meet by the first of the ids. */
