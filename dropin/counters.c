@@ -121,6 +121,13 @@ void ob_record_compressed(struct ob_record *record, double seconds) {
   ob_record_time(record, true, seconds);
 }
 
+void ob_record_kept(struct ob_record *record, double error, double mean) {
+  double ratio = mean > 0 ? error / mean : 0;
+  atomic_store(&record->error_ratio, ratio);
+  if (ratio > atomic_load(&record->error_ratio_most))
+    atomic_store(&record->error_ratio_most, ratio);
+}
+
 void ob_record_spoiled(struct ob_record *record) {
   if (record)
     add(&record->spoiled, 1);

@@ -76,6 +76,9 @@ uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size
 #define OB_NOT_TIMED (-1.0)
 void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 
+/* A sample of the kept error: its norm relative to that of the mean, in the same elements. */
+void ob_record_kept(struct ob_record *record, double error, double mean);
+
 /* A compressed call has given not-a-number, since a value was not finite. */
 void ob_record_spoiled(struct ob_record *record);
 

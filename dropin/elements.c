@@ -1,6 +1,7 @@
 /* Loops over elements, written so that compilers make vectors of them: choices without branches. */
 #include "dropin/elements.h"
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -92,4 +93,11 @@ void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divi
 
 void ob_elements_add(onebit_dtype_t dtype, void *to, const void *from, size_t count) {
   FOR_EACH(dtype, to, from, count, a + b);
+}
+
+double ob_elements_norm(const float *values, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++)
+    sum += (double)values[i] * (double)values[i];
+  return sqrt(sum);
 }

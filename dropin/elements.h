@@ -21,4 +21,7 @@ void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divi
 /* to[i] = to[i] + from[i]. */
 void ob_elements_add(onebit_dtype_t dtype, void *to, const void *from, size_t count);
 
+/* The Euclidean norm. */
+double ob_elements_norm(const float *values, size_t count);
+
 #endif

@@ -1,15 +1,7 @@
 #include "dropin/kept_error.h"
 
-#include <math.h>
-
 #include "base/memory.h"
-
-static double norm(const float *values, size_t count) {
-  double sum = 0;
-  for (size_t i = 0; i < count; i++)
-    sum += (double)values[i] * (double)values[i];
-  return sqrt(sum);
-}
+#include "dropin/elements.h"
 
 /* Only of an allreduce does a rank hold the mean of what it has sent. */
 static bool wanted(const struct ob_record *record, const struct ob_mpi_call *call) {
@@ -27,12 +19,9 @@ void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *ca
   if (!count || first + count > call->count) /* nothing is kept: the plan sends float32 */
     return;
   float *kept = ob_allocate(count, sizeof *kept);
-  if (kept && onebit_plan_export_error(plan, kept, NULL) == ONEBIT_OK) {
-    double mean = norm((const float *)call->recvbuf + first, count) / record->of.comm_size;
-    double ratio = mean > 0 ? norm(kept, count) / mean : 0;
-    atomic_store(&record->error_ratio, ratio);
-    if (ratio > atomic_load(&record->error_ratio_most))
-      atomic_store(&record->error_ratio_most, ratio);
-  }
+  if (kept && onebit_plan_export_error(plan, kept, NULL) == ONEBIT_OK)
+    ob_record_kept(record, ob_elements_norm(kept, count),
+                   ob_elements_norm((const float *)call->recvbuf + first, count) /
+                       record->of.comm_size);
   ob_release(kept);
 }

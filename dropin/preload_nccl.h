@@ -86,6 +86,7 @@ struct ob_nccl_tensor {
   onebit_plan_t plan;
   uint64_t calls, bytes_sent, bytes_dense;
   struct ob_record *record;
+  struct ob_nccl_sample *sample; /* NULL: of such calls there is none */
 };
 
 /* Calls that are timed on their streams, at once. */
@@ -174,6 +175,18 @@ void ob_nccl_look(struct ob_nccl_comm *comm);
 
 /* All that the tensors have. Local. */
 void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
+
+/* ---- How much is kept (preload_nccl_kept.c) ---- */
+
+/* For a tensor that has its plan; NULL where there is nothing to look at, or no memory. */
+struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks);
+void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
+
+/* Behind the tensor's 1st, 2nd, 4th, 8th ... call: takes a part of its result. */
+void ob_nccl_sample_take(struct ob_nccl_tensor *tensor, cudaStream_t stream);
+/* Once the latest call is through: compares that with the kept error, which is copied to the
+ * host. */
+void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
 
 /* ---- Times (preload_nccl_time.c) ---- */
 

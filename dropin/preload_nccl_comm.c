@@ -165,13 +165,13 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
   size_t several = 0;
   ob_nccl_start();
   for (size_t i = 0; i < count && several < AT_ONCE; i++) {
-    if (!*made[i].comm) /* a split that this rank is not in */
+    if (!made[i].blocking || !*made[i].comm) /* not there yet; a split that this rank is not in */
       continue;
     struct ob_nccl_comm *comm =
         enrol(*made[i].comm, made[i].shares_thread || has_twin(made, count, i));
     if (!comm)
       return ncclSystemError;
-    if (comm->size < 2 || !made[i].blocking)
+    if (comm->size < 2)
       continue;
     if (ob_nccl_unusable()) {
       ob_nccl_tell(comm, ob_nccl_unusable());

@@ -31,8 +31,10 @@ const struct ob_follower_ranks ob_nccl_ranks = {.largest = largest, .find = find
 /* ---- Making and giving back ---- */
 
 static void destroy(struct ob_nccl_tensor *tensor) {
-  if (tensor)
+  if (tensor) {
     onebit_plan_destroy(tensor->plan);
+    ob_nccl_sample_destroy(tensor->sample);
+  }
   ob_release(tensor);
 }
 
@@ -69,6 +71,8 @@ static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl
     status = onebit_plan_create(comm->onebit, call->count, &options, &tensor->plan);
   if (status == ONEBIT_OK)
     status = onebit_plan_get_info(tensor->plan, &info);
+  if (status == ONEBIT_OK)
+    tensor->sample = ob_nccl_sample_create(tensor, comm->size);
   tensor->bytes_sent = info.wire_bytes;
   return status;
 }
@@ -224,6 +228,7 @@ static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_ten
                                    const struct ob_nccl_call *call, bool same) {
   struct ob_nccl_timer *timer = ob_nccl_timer_begin(comm, tensor, tensor->record, call->stream);
   ncclResult_t result = compress(comm, tensor, call, same);
+  ob_nccl_sample_take(tensor, call->stream);
   ob_nccl_timer_end(timer, call->stream);
   if (result != ncclSuccess)
     return result;

@@ -11,9 +11,12 @@ static void put_down(const struct ob_nccl_timer *timer) {
   float milliseconds = 0;
   if (cudaEventElapsedTime(&milliseconds, timer->begun, timer->ended) == cudaSuccess)
     ob_record_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
-  if (timer->tensor && timer->tensor->calls == timer->call &&
-      onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED)
+  if (!timer->tensor || timer->tensor->calls != timer->call)
+    return;
+  if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED)
     ob_record_spoiled(timer->record);
+  else
+    ob_nccl_sample_look(timer->tensor);
 }
 
 static bool has_come(const struct ob_nccl_timer *timer) {

@@ -89,4 +89,7 @@ Test(elements, of_float_are_float) {
   cr_expect(b[0] == 3 && b[1] == 3 && b[2] == 0.1f + 0.2f && isinf(b[3]));
   ob_elements_divide(ONEBIT_FLOAT32, a, 4, 3);
   cr_expect(a[0] == 1.0f / 3 && a[1] == -2.0f / 3 && a[2] == 0.1f / 3 && a[3] == 3e38f / 3);
+  const float sides[] = {3, -4, 0, 12};
+  cr_expect_eq(ob_elements_norm(sides, 4), 13);
+  cr_expect_eq(ob_elements_norm(sides, 0), 0);
 }
