@@ -7,12 +7,26 @@
 
 #include <mpi.h>
 
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
+
 #include "dropin/communicator.h"
 #include "dropin/preload.h"
 
 /* Handles of one MPI library are nothing to another: a program that runs with another one than this
  * was built for gets its calls as they are. May be called at any time. */
 bool ob_preload_is_foreign(void);
+
+/* Persistent allreduces are MPI 4's, and an extension of Open MPI 4.1; where there are none, these
+ * are not defined. */
+#if MPI_VERSION >= 4
+#define OB_ALLREDUCE_INIT MPI_Allreduce_init
+#define OB_DENSE_INIT     PMPI_Allreduce_init
+#elif defined(OMPI_HAVE_MPI_EXT_PCOLLREQ)
+#define OB_ALLREDUCE_INIT MPIX_Allreduce_init
+#define OB_DENSE_INIT     PMPIX_Allreduce_init
+#endif
 
 /* Settles all of it. Collective over MPI_COMM_WORLD, once, from MPI_Init. */
 void ob_preload_start(void);

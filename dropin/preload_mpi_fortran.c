@@ -87,4 +87,57 @@ FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
     *request = PMPI_Request_c2f(handle);
   give(error, code);
 }
+
+#ifdef OB_ALLREDUCE_INIT
+#include "base/memory.h"
+
+#define ALLREDUCE_INIT(lower, upper)                                                               \
+  FORTRAN(lower, upper,                                                                            \
+          (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,          \
+           const MPI_Fint *op, const MPI_Fint *comm, const MPI_Fint *info, MPI_Fint *request,      \
+           MPI_Fint *error)) {                                                                     \
+    MPI_Request handle = MPI_REQUEST_NULL;                                                         \
+    int code = OB_ALLREDUCE_INIT(address(sendbuf), address(recvbuf), (int)*count,                  \
+                                 PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm), \
+                                 PMPI_Info_f2c(*info), &handle);                                   \
+    if (code == MPI_SUCCESS)                                                                       \
+      *request = PMPI_Request_c2f(handle);                                                         \
+    give(error, code);                                                                             \
+  }
+#if MPI_VERSION >= 4
+ALLREDUCE_INIT(mpi_allreduce_init, MPI_ALLREDUCE_INIT)
+#else
+ALLREDUCE_INIT(mpix_allreduce_init, MPIX_ALLREDUCE_INIT)
+#endif
+
+FORTRAN(mpi_start, MPI_START, (MPI_Fint * request, MPI_Fint *error)) {
+  MPI_Request handle = PMPI_Request_f2c(*request);
+  int code = MPI_Start(&handle);
+  *request = PMPI_Request_c2f(handle);
+  give(error, code);
+}
+
+FORTRAN(mpi_startall, MPI_STARTALL, (const MPI_Fint *count, MPI_Fint *requests, MPI_Fint *error)) {
+  const int length = (int)*count;
+  MPI_Request *handles = ob_allocate(length > 0 ? (size_t)length : 1, sizeof *handles);
+  if (!handles) {
+    give(error, MPI_ERR_NO_MEM);
+    return;
+  }
+  for (int i = 0; i < length; i++)
+    handles[i] = PMPI_Request_f2c(requests[i]);
+  int code = MPI_Startall(length, handles);
+  for (int i = 0; i < length; i++)
+    requests[i] = PMPI_Request_c2f(handles[i]);
+  ob_release(handles);
+  give(error, code);
+}
+
+FORTRAN(mpi_request_free, MPI_REQUEST_FREE, (MPI_Fint * request, MPI_Fint *error)) {
+  MPI_Request handle = PMPI_Request_f2c(*request);
+  int code = MPI_Request_free(&handle);
+  *request = PMPI_Request_c2f(handle);
+  give(error, code);
+}
+#endif
 #endif

@@ -5,18 +5,7 @@
  */
 #include "dropin/preload_mpi_flights.h"
 
-#ifdef OPEN_MPI
-#include <mpi-ext.h>
-#endif
-#if MPI_VERSION >= 4
-#define ALLREDUCE_INIT MPI_Allreduce_init
-#define DENSE_INIT     PMPI_Allreduce_init
-#elif defined(OMPI_HAVE_MPI_EXT_PCOLLREQ)
-#define ALLREDUCE_INIT MPIX_Allreduce_init
-#define DENSE_INIT     PMPIX_Allreduce_init
-#endif
-
-#ifdef ALLREDUCE_INIT
+#ifdef OB_ALLREDUCE_INIT
 #include <pthread.h>
 #include <string.h>
 
@@ -90,8 +79,8 @@ static int start(struct persistent *call) {
 static int make(const struct ob_mpi_call *what, MPI_Info info, struct persistent *call) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_self);
-  int code = DENSE_INIT(what->sendbuf, what->recvbuf, (int)what->count, what->datatype, what->op,
-                        what->comm, info, &call->dense);
+  int code = OB_DENSE_INIT(what->sendbuf, what->recvbuf, (int)what->count, what->datatype, what->op,
+                           what->comm, info, &call->dense);
   if (code != MPI_SUCCESS)
     return code;
   call->call = *what;
@@ -113,9 +102,9 @@ static int make(const struct ob_mpi_call *what, MPI_Info info, struct persistent
   return code;
 }
 
-OB_PRELOAD_VISIBLE int ALLREDUCE_INIT(const void *sendbuf, void *recvbuf, int length,
-                                      MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
-                                      MPI_Info info, MPI_Request *request) {
+OB_PRELOAD_VISIBLE int OB_ALLREDUCE_INIT(const void *sendbuf, void *recvbuf, int length,
+                                         MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
+                                         MPI_Info info, MPI_Request *request) {
   const struct ob_mpi_call what = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)length,   datatype, op};
   struct persistent *call = NULL;
@@ -127,7 +116,7 @@ OB_PRELOAD_VISIBLE int ALLREDUCE_INIT(const void *sendbuf, void *recvbuf, int le
     return MPI_SUCCESS;
   }
   ob_release(call);
-  return DENSE_INIT(sendbuf, recvbuf, length, datatype, op, comm, info, request);
+  return OB_DENSE_INIT(sendbuf, recvbuf, length, datatype, op, comm, info, request);
 }
 
 OB_PRELOAD_VISIBLE int MPI_Start(MPI_Request *request) {
