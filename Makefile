@@ -311,7 +311,10 @@ gpu-check:
 	tests/gpu/run $(if $(filter emulated,$(CUDA)),--emulated --quick)
 
 export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
-check: all tests
+# Of the tests only what is asked for is built; scripts that run programs say so by their names.
+TESTED = $(if $(strip $(TESTS)),$(foreach name,$(TESTS),$(filter %/$(name) %/test_$(name),$(UNIT) \
+  $(RANKED))) $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL)),tests)
+check: all $(TESTED)
 	@$(MAKE) -s installed-check
 # Of the tests that are built, and of what is installed.
 installed-check: all
