@@ -61,6 +61,12 @@ OB_NCCL_FUNCTIONS(OB_NCCL_DECLARE)
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
+/* New in 2.23; a program may know it where this was built with an older NCCL. */
+#if NCCL_VERSION_CODE < 22300
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int ids,
+                                      ncclUniqueId *id, ncclConfig_t *config);
+#endif
+
 /* The two that give words. */
 const char *ob_next_ncclGetErrorString(ncclResult_t result);
 const char *ob_next_ncclGetLastError(ncclComm_t comm);
