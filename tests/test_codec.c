@@ -9,6 +9,7 @@
 
 #include "compression/codec.h"
 #include "tests/codec_cases.h"
+#include "tests/support.h"
 
 static void compare(const struct ob_codec *codec, size_t index) {
   unsigned char *wanted, *got;
@@ -31,7 +32,7 @@ Test(codec, all_give_the_bits_of_scalar, .timeout = 300) {
       printf("codec %s: not usable on this processor, not tested\n", codec->name);
       continue;
     }
-    for (size_t i = 0; i < codec_cases_count(); i++)
+    for (size_t i = 0; i < codec_cases_count(); i += test_stride())
       compare(codec, i);
   }
 }
