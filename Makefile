@@ -258,9 +258,9 @@ $(filter-out %/train_plain,$(EXAMPLES)) $(DIGEST): $(STATIC)
 $(BUILD)/examples/train_plain $(UNLINKED): %: %.o
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm
-$(UNLINKED_NCCL): %: %.o $(EMULATION_SHARED)
+$(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 	$(call say,LD)
-	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(if $(filter emulated,$(CUDA)),$(EMULATED_LIBS),$(CUDA_LIBS)) -lm
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(if $(filter emulated,$(CUDA)),$(EMULATED_LIBS),$(CUDA_LIBS)) -lm
 # What trainings share, and what each has of its own.
 TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o %/train_plain.o,\
               $(call objects,examples/options.c examples/train_*.c))

@@ -1,0 +1,218 @@
+/* Cases: what does not repeat, or is no sum; streams, graphs and communicators. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/preload/nccl_program.h"
+
+/* One buffer serves one tensor after the other: freed, and given out again, with other counts. */
+void reuse(void) {
+  for (int step = 0; step < STEPS; step++) {
+    int count = step < STEPS / 2 ? COUNT : COUNT - step;
+    float *mine = device_memory(COUNT * sizeof *mine);
+    fill(mine, count, step, 1);
+    sum(mine, mine, (size_t)count);
+    check("reuse", mine, count, step, (float)size);
+    CUDA(cudaFree(mine));
+  }
+}
+
+/* What one rank has that is no number, no rank takes for a sum; and the steps after are well. */
+void not_a_number(void) {
+  float *mine = device_memory(COUNT * sizeof *mine);
+  for (int step = 0; step < STEPS; step++) {
+    int spoilt = step % 9 == 8;
+    for (int i = 0; i < COUNT; i++)
+      host[i] = exact(step, i);
+    if (spoilt && rank == step % size)
+      host[step] = NAN;
+    load(mine, COUNT * sizeof *mine);
+    sum(mine, mine, COUNT);
+    if (!spoilt) {
+      check("not a number", mine, COUNT, step, (float)size);
+      continue;
+    }
+    fetch(mine, COUNT * sizeof *mine);
+    if (!isnan(host[step]))
+      fail("not a number", step, step, host[step], NAN);
+    for (int i = 0; i < COUNT; i++)
+      if (!isnan(host[i]) && host[i] != exact(step, i) * (float)size)
+        fail("not a number", step, i, host[i], exact(step, i) * (float)size);
+  }
+  CUDA(cudaFree(mine));
+}
+
+/* What is not for compression: other types and operations, and what is one rank's. */
+void foreign(void) {
+  int *whole = device_memory(COUNT * sizeof *whole);
+  float *mine = device_memory(COUNT * sizeof *mine);
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step, (float)(rank + 1));
+    NCCL(ncclAllReduce(mine, mine, COUNT, ncclFloat, ncclMax, comm, stream));
+    fetch(mine, COUNT * sizeof *mine);
+    for (int i = 0; i < COUNT; i++)
+      if (host[i] != (exact(step, i) > 0 ? exact(step, i) * (float)size : exact(step, i)))
+        fail("largest", step, i, host[i], exact(step, i));
+    for (int i = 0; i < COUNT; i++)
+      ((int *)(void *)host)[i] = i + step;
+    load(whole, COUNT * sizeof *whole);
+    NCCL(ncclAllReduce(whole, whole, COUNT, ncclInt, ncclSum, comm, stream));
+    fetch(whole, COUNT * sizeof *whole);
+    for (int i = 0; i < COUNT; i++)
+      if (((int *)(void *)host)[i] != (i + step) * size)
+        fail("whole numbers", step, i, ((int *)(void *)host)[i], (i + step) * size);
+  }
+  CUDA(cudaFree(whole)), CUDA(cudaFree(mine));
+}
+
+/* Each rank's part, in place and not. Gathered values are told apart by their magnitude. */
+void gather_and_scatter(void) {
+  const size_t bytes = COUNT * sizeof(float);
+  float *all = device_memory((size_t)size * bytes), *part = device_memory(bytes);
+  for (int step = 0; step < STEPS; step++) {
+    for (int r = 0; r < size; r++)
+      fill(all + (size_t)r * COUNT, COUNT, step + r, 1);
+    NCCL(ncclReduceScatter(all, part, COUNT, ncclFloat, ncclSum, comm, stream));
+    check("reduce-scatter", part, COUNT, step + rank, (float)size);
+    float *own = all + (size_t)rank * COUNT;
+    NCCL(ncclReduceScatter(all, own, COUNT, ncclFloat, ncclAvg, comm, stream));
+    check("reduce-scatter in place", own, COUNT, step + rank, 1);
+    fill(part, COUNT, step, (float)(rank + 1));
+    NCCL(ncclAllGather(part, all, COUNT, ncclFloat, comm, stream));
+    for (int r = 0; r < size; r++)
+      check("allgather", all + (size_t)r * COUNT, COUNT, step, (float)(r + 1));
+    fill(own, COUNT, step + 1, (float)(rank + 1));
+    NCCL(ncclAllGather(own, all, COUNT, ncclFloat, comm, stream));
+    for (int r = 0; r < size; r++)
+      check("allgather in place", all + (size_t)r * COUNT, COUNT, step + 1, (float)(r + 1));
+  }
+  CUDA(cudaFree(all)), CUDA(cudaFree(part));
+}
+
+/* Another call comes between from time to time, and the order changes in the middle. */
+void order(void) {
+  float *one = device_memory(COUNT * sizeof *one),
+        *other = device_memory((COUNT + 1) * sizeof *other);
+  for (int step = 0; step < 2 * STEPS; step++) {
+    float *first = step < STEPS ? one : other, *second = step < STEPS ? other : one;
+    int count = step < STEPS ? COUNT : COUNT + 1, count2 = step < STEPS ? COUNT + 1 : COUNT;
+    fill(first, count, step, 1);
+    fill(second, count2, step, 3);
+    sum(first, first, (size_t)count);
+    if (step % 17 == 16) {
+      sum(first, first, (size_t)count);
+      check("once more", first, count, step, (float)(size * size));
+    } else {
+      check("order", first, count, step, (float)size);
+    }
+    sum(second, second, (size_t)count2);
+    check("order", second, count2, step, 3 * (float)size);
+  }
+  CUDA(cudaFree(one)), CUDA(cudaFree(other));
+}
+
+/* On two streams by turns, which wait for each other. */
+void streams(void) {
+  float *mine = device_memory(COUNT * sizeof *mine);
+  cudaStream_t both[2], before = stream;
+  cudaEvent_t done;
+  CUDA(cudaStreamCreateWithFlags(&both[0], cudaStreamNonBlocking));
+  CUDA(cudaStreamCreateWithFlags(&both[1], cudaStreamNonBlocking));
+  CUDA(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step, 1);
+    stream = both[step % 2];
+    sum(mine, mine, COUNT);
+    CUDA(cudaEventRecord(done, stream));
+    stream = before;
+    CUDA(cudaStreamWaitEvent(stream, done, 0));
+    check("streams", mine, COUNT, step, (float)size);
+  }
+  CUDA(cudaStreamDestroy(both[0])), CUDA(cudaStreamDestroy(both[1]));
+  CUDA(cudaEventDestroy(done)), CUDA(cudaFree(mine));
+}
+
+/* In a graph, between calls that are in none. */
+void graph(void) {
+  float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
+  cudaGraph_t captured;
+  cudaGraphExec_t ready;
+  for (int step = 0; step < STEPS / 2; step++) {
+    fill(mine, COUNT, step, 1);
+    sum(mine, all, COUNT);
+    check("before a graph", all, COUNT, step, (float)size);
+  }
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  sum(mine, all, COUNT);
+  CUDA(cudaStreamEndCapture(stream, &captured));
+  CUDA(cudaGraphInstantiate(&ready, captured, 0));
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step, 1);
+    if (step % 2)
+      CUDA(cudaGraphLaunch(ready, stream));
+    else
+      sum(mine, all, COUNT);
+    check("graph", all, COUNT, step, (float)size);
+  }
+  CUDA(cudaGraphExecDestroy(ready)), CUDA(cudaGraphDestroy(captured));
+  CUDA(cudaFree(mine)), CUDA(cudaFree(all));
+}
+
+/* Of a part of the ranks, made and gone again with what was compressed on it. */
+void communicators(void) {
+  ncclComm_t whole = comm, part;
+  float *mine = device_memory(COUNT * sizeof *mine);
+  for (int turn = 0; turn < 2; turn++) {
+    int members = rank % 2 ? size / 2 : (size + 1) / 2;
+    NCCL(ncclCommSplit(whole, rank % 2, rank, &part, NULL));
+    comm = part;
+    for (int step = 0; step < STEPS; step++) {
+      fill(mine, COUNT, step, 1);
+      sum(mine, mine, COUNT);
+      check("part", mine, COUNT, step, (float)members);
+    }
+    if (turn)
+      NCCL(ncclCommFinalize(part));
+    NCCL(ncclCommDestroy(part));
+  }
+  comm = whole;
+  CUDA(cudaFree(mine));
+}
+
+/* One that does not block, of the same ranks: its id is a sum to which only rank 0 gives. */
+void nonblocking(void) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclResult_t state = ncclInProgress;
+  ncclComm_t whole = comm;
+  ncclUniqueId id;
+  float *mine = device_memory(COUNT * sizeof *mine);
+  memset(host, 0, sizeof id);
+  if (rank == 0) {
+    NCCL(ncclGetUniqueId(&id));
+    memcpy(host, &id, sizeof id);
+  }
+  load(mine, sizeof id);
+  NCCL(ncclAllReduce(mine, mine, sizeof id, ncclUint8, ncclSum, whole, stream));
+  fetch(mine, sizeof id);
+  memcpy(&id, host, sizeof id);
+  config.blocking = 0;
+  ncclResult_t result = ncclCommInitRankConfig(&comm, size, id, rank, &config);
+  while (result == ncclInProgress || state == ncclInProgress) {
+    NCCL(ncclCommGetAsyncError(comm, &state));
+    result = ncclSuccess;
+  }
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step, 1);
+    if (ncclAllReduce(mine, mine, COUNT, ncclFloat, ncclSum, comm, stream) == ncclInProgress)
+      do
+        NCCL(ncclCommGetAsyncError(comm, &state));
+      while (state == ncclInProgress);
+    check("nonblocking", mine, COUNT, step, (float)size);
+  }
+  if (ncclCommFinalize(comm) == ncclInProgress)
+    do
+      NCCL(ncclCommGetAsyncError(comm, &state));
+    while (state == ncclInProgress);
+  NCCL(ncclCommDestroy(comm));
+  comm = whole;
+  CUDA(cudaFree(mine));
+}

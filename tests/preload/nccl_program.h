@@ -1,0 +1,48 @@
+/* What a rank of nccl_program has, and its cases. */
+#ifndef ONEBIT_TESTS_PRELOAD_NCCL_PROGRAM_H
+#define ONEBIT_TESTS_PRELOAD_NCCL_PROGRAM_H
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <stddef.h>
+
+enum { COUNT = 20000, STEPS = 40, RANKS_MOST = 8 };
+
+/* Of a rank: a thread's, or a process's. */
+extern _Thread_local int rank;
+extern _Thread_local ncclComm_t comm;
+extern _Thread_local cudaStream_t stream;
+extern _Thread_local float *host; /* pinned, COUNT + 1 */
+extern int size;
+
+/* --- nccl_values.c: what ends the process where it goes wrong */
+
+void fail(const char *what, int step, int i, double is, double wanted);
+void check_cuda(cudaError_t error, const char *call);
+void check_nccl(ncclResult_t result, const char *call);
+#define CUDA(call) check_cuda((call), #call)
+#define NCCL(call) check_nccl((call), #call)
+
+/* Zeroed. */
+void *device_memory(size_t bytes);
+
+/* Between `host` and the device. Both wait: the host's memory is used again at once. */
+void load(void *to, size_t bytes);
+void fetch(const void *from, size_t bytes);
+
+/* Exact values, and that times a factor in memory of the device. */
+float exact(int step, int i);
+void fill(float *to, int count, int step, float times);
+void check(const char *what, const float *from, int count, int step, float times);
+
+/* On the rank's communicator and stream. */
+void sum(const void *from, void *to, size_t count);
+
+/* --- Cases: nccl_sums.c, nccl_others.c */
+
+void steady(void), queued(void), feedback(void), types(void), groups(void), crowd(void),
+    moves(void);
+void reuse(void), not_a_number(void), foreign(void), gather_and_scatter(void), order(void),
+    streams(void), graph(void), communicators(void), nonblocking(void);
+
+#endif

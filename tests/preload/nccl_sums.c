@@ -1,0 +1,168 @@
+/* Cases: sums that repeat step by step, alone and in groups. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "tests/preload/nccl_program.h"
+
+/* The same buffers step by step: two tensors a step, one in place, and a small sum. */
+void steady(void) {
+  float *mine = device_memory((COUNT + 1) * sizeof *mine),
+        *all = device_memory(COUNT * sizeof *all);
+  float *other = device_memory((COUNT + 1) * sizeof *other), *one = device_memory(sizeof *one);
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step, 1);
+    fill(other, COUNT + 1, step + 1, 2);
+    fill(one, 1, step, 1);
+    sum(mine, all, COUNT);
+    sum(other, other, COUNT + 1);
+    sum(one, one, 1);
+    check("steady", all, COUNT, step, (float)size);
+    check("in place", other, COUNT + 1, step + 1, 2 * (float)size);
+    check("small", one, 1, step, (float)size);
+  }
+  CUDA(cudaFree(mine)), CUDA(cudaFree(all)), CUDA(cudaFree(other)), CUDA(cudaFree(one));
+}
+
+/* Without a wait between the steps: results are looked at in the end. */
+void queued(void) {
+  float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
+  fill(mine, COUNT, 7, 1);
+  for (int step = 0; step < STEPS; step++)
+    sum(mine, all, COUNT);
+  check("queued", all, COUNT, 7, (float)size);
+  CUDA(cudaFree(mine)), CUDA(cudaFree(all));
+}
+
+/* Values that one bit does not hold: what it leaves out of one sum comes with later ones. */
+void feedback(void) {
+  float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
+  float *drift = calloc(COUNT, sizeof *drift);
+  double left = 0, signal = 0;
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < COUNT; i++)
+      host[i] = (float)((i * 37 + 11) % 101 - 50) * (float)(rank + 1) +
+                (float)((i + step * 13 + rank) % 17 - 8);
+    load(mine, COUNT * sizeof *mine);
+    sum(mine, all, COUNT);
+    fetch(all, COUNT * sizeof *all);
+    for (int i = 0; i < COUNT; i++) {
+      float whole = (float)((i * 37 + 11) % 101 - 50) * (float)(size * (size + 1) / 2);
+      for (int r = 0; r < size; r++)
+        whole += (float)((i + step * 13 + r) % 17 - 8);
+      drift[i] += host[i] - whole;
+      signal += (double)whole * whole;
+    }
+  }
+  for (int i = 0; i < COUNT; i++)
+    left += (double)drift[i] * drift[i];
+  left = sqrt(left / COUNT), signal = sqrt(signal / COUNT / STEPS);
+  if (left > 4 * signal) /* without feedback it would be as much a step */
+    fail("feedback", STEPS, 0, left, signal);
+  free(drift);
+  CUDA(cudaFree(mine)), CUDA(cudaFree(all));
+}
+
+/* Averages, and the types of 16 bits: 0.5 and -0.5 are the same in their upper bits. */
+void types(void) {
+  uint16_t *half = device_memory(COUNT * sizeof *half),
+           *brain = device_memory(COUNT * sizeof *brain);
+  uint16_t *words = (uint16_t *)(void *)host;
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < COUNT; i++)
+      words[i] = exact(step, i) > 0 ? 0x3800 : 0xb800;
+    load(half, COUNT * sizeof *half);
+    NCCL(ncclAllReduce(half, half, COUNT, ncclHalf, ncclAvg, comm, stream));
+    fetch(half, COUNT * sizeof *half);
+    for (int i = 0; i < COUNT; i++)
+      if (words[i] != (exact(step, i) > 0 ? 0x3800 : 0xb800))
+        fail("half", step, i, words[i], exact(step, i));
+    for (int i = 0; i < COUNT; i++)
+      words[i] = exact(step, i) > 0 ? 0x3f00 : 0xbf00;
+    load(brain, COUNT * sizeof *brain);
+    NCCL(ncclAllReduce(brain, brain, COUNT, ncclBfloat16, ncclAvg, comm, stream));
+    fetch(brain, COUNT * sizeof *brain);
+    for (int i = 0; i < COUNT; i++)
+      if (words[i] != (exact(step, i) > 0 ? 0x3f00 : 0xbf00))
+        fail("bfloat16", step, i, words[i], exact(step, i));
+  }
+  CUDA(cudaFree(half)), CUDA(cudaFree(brain));
+}
+
+/* Several calls in a group, in a group in it, and messages beside them. */
+void groups(void) {
+  float *each[3], *to = device_memory(sizeof *to), *from = device_memory(sizeof *from);
+  for (int k = 0; k < 3; k++)
+    each[k] = device_memory((COUNT + 1) * sizeof **each);
+  for (int step = 0; step < STEPS; step++) {
+    for (int k = 0; k < 3; k++)
+      fill(each[k], COUNT + k % 2, step + k, (float)(k + 1));
+    host[0] = (float)rank;
+    load(to, sizeof *to);
+    NCCL(ncclGroupStart());
+    sum(each[0], each[0], COUNT);
+    NCCL(ncclGroupStart());
+    sum(each[1], each[1], COUNT + 1);
+    NCCL(ncclGroupEnd());
+    NCCL(ncclSend(to, 1, ncclFloat, (rank + 1) % size, comm, stream));
+    NCCL(ncclRecv(from, 1, ncclFloat, (rank + size - 1) % size, comm, stream));
+    sum(each[2], each[2], COUNT);
+    NCCL(ncclGroupEnd());
+    for (int k = 0; k < 3; k++)
+      check("group", each[k], COUNT + k % 2, step + k, (float)(k + 1) * (float)size);
+    fetch(from, sizeof *from);
+    if (host[0] != (float)((rank + size - 1) % size))
+      fail("message", step, 0, host[0], (rank + size - 1) % size);
+  }
+  for (int k = 0; k < 3; k++)
+    CUDA(cudaFree(each[k]));
+  CUDA(cudaFree(to)), CUDA(cudaFree(from));
+}
+
+/* More calls in a group than it usually has. */
+void crowd(void) {
+  enum { CALLS = 40 };
+  float *each[CALLS];
+  for (int k = 0; k < CALLS; k++)
+    each[k] = device_memory(COUNT * sizeof **each);
+  for (int step = 0; step < STEPS / 2; step++) {
+    for (int k = 0; k < CALLS; k++)
+      fill(each[k], COUNT, step + k, 1);
+    NCCL(ncclGroupStart());
+    for (int k = 0; k < CALLS; k++)
+      sum(each[k], each[k], COUNT);
+    NCCL(ncclGroupEnd());
+    for (int k = 0; k < CALLS; k++)
+      check("crowd", each[k], COUNT, step + k, (float)size);
+  }
+  for (int k = 0; k < CALLS; k++)
+    CUDA(cudaFree(each[k]));
+}
+
+/* Only on one rank, and then on all, buffers are others from step to step; and what is in them. */
+void moves(void) {
+  float *several[3];
+  for (int k = 0; k < 3; k++)
+    several[k] = device_memory(COUNT * sizeof **several);
+  for (int step = 0; step < 3 * STEPS; step++) {
+    int late = step > 3 * STEPS / 2, turn = step > STEPS / 2 && (rank == 0 || late) ? step % 3 : 0;
+    float *mine = several[turn];
+    for (int i = 0; late && i < COUNT; i++) /* leaves an error, which the next step must not get */
+      host[i] = (float)((i * 37 + rank) % 101 - 50);
+    if (late) {
+      load(mine, COUNT * sizeof *mine);
+      sum(mine, mine, COUNT);
+      mine = several[(turn + 1) % 3];
+    }
+    fill(mine, COUNT, step, 1);
+    sum(mine, mine, COUNT);
+    if (!late)
+      check("moves", mine, COUNT, step, (float)size);
+    fetch(mine, COUNT * sizeof *mine);
+    for (int i = 0; i < COUNT; i++)
+      if (!isfinite(host[i]) || fabsf(host[i]) > 200.0F * (float)size)
+        fail("moves", step, i, host[i], 0);
+  }
+  for (int k = 0; k < 3; k++)
+    CUDA(cudaFree(several[k]));
+}
