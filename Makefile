@@ -132,7 +132,7 @@ EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c 
 FORTRANS := $(if $(filter 1,$(FORTRAN)),$(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod))
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
-# MPI programs that know nothing of onebit.
+# MPI and NCCL programs that know nothing of onebit.
 UNLINKED := $(if $(filter 1,$(MPI)),$(addprefix $(BUILD)/tests/preload/,program variables))
 UNLINKED_NCCL := $(if $(filter 1,$(NCCL)),$(BUILD)/tests/preload/nccl_program)
 DIGEST   := $(BUILD)/tests/codec_digest

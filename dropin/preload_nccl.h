@@ -196,8 +196,6 @@ void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
 struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                           struct ob_record *record, cudaStream_t stream);
 void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream);
-/* Puts down what has come. */
-void ob_nccl_timers_look(struct ob_nccl_comm *comm);
 /* The tensor will be gone. */
 void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor);
 void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);

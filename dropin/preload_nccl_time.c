@@ -34,12 +34,6 @@ static void look(struct ob_nccl_comm *comm) {
   }
 }
 
-void ob_nccl_timers_look(struct ob_nccl_comm *comm) {
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
-  look(comm);
-  ob_nccl_leave(scope);
-}
-
 static bool make_events(struct ob_nccl_timer *timer) {
   return (timer->begun || cudaEventCreate(&timer->begun) == cudaSuccess) &&
          (timer->ended || cudaEventCreate(&timer->ended) == cudaSuccess);

@@ -29,6 +29,7 @@ static const struct {
              {"groups", groups},
              {"crowd", crowd},
              {"moves", moves},
+             {"another", another},
              {"reuse", reuse},
              {"not-a-number", not_a_number},
              {"foreign", foreign},

@@ -41,7 +41,7 @@ void sum(const void *from, void *to, size_t count);
 /* --- Cases: nccl_sums.c, nccl_others.c */
 
 void steady(void), queued(void), feedback(void), types(void), groups(void), crowd(void),
-    moves(void);
+    moves(void), another(void);
 void reuse(void), not_a_number(void), foreign(void), gather_and_scatter(void), order(void),
     streams(void), graph(void), communicators(void), nonblocking(void);
 
