@@ -69,7 +69,8 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
  *             ended when it returns, and this is an ONEBIT_ERROR_UNSUPPORTED
  *   stream    as there
  * In graphs it can be captured with the call.
- * Errors: above; ONEBIT_ERROR_TRANSPORT (the plan's transport has failed). */
+ * Errors: above; ONEBIT_ERROR_BUSY (the plan has a request in flight), ONEBIT_ERROR_TRANSPORT (its
+ * transport has failed). */
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
                                            cudaStream_t stream);
 

@@ -140,6 +140,31 @@ static void refuse(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
+/* Nothing is multiplied, whatever recvbuf is; and while a call is in flight, nothing at all. */
+static void nothing(const struct gpu_rank *self, void *context) {
+  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 0);
+  struct part part;
+  onebit_request_t request;
+  (void)context;
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  CHECK_STATUS(part_put_and_wait(&part, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_scale_result_stream(NULL, 2, part.plan, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_reset_error_stream(part.plan, NULL), ONEBIT_OK);
+  part_destroy(&part);
+  what.count = 100;
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  part_make(&part, 0, false);
+  part_load(&part);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  CHECK_STATUS(part_start(&part, &request), ONEBIT_OK);
+  CHECK_STATUS(onebit_scale_result_stream(part.out, 2, part.plan, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_reset_error_stream(part.plan, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
+  part_destroy(&part);
+}
+
 /* Where the host walks the steps, and where there is no device. */
 static void refuse_others(const struct gpu_rank *self, void *context) {
   const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 100);
@@ -158,6 +183,7 @@ static void refuse_others(const struct gpu_rank *self, void *context) {
 static void alone(void) {
   ranks_self(1, forget_each, NULL);
   ranks_self(1, refuse, NULL);
+  ranks_self(1, nothing, NULL);
   gpu_threads(2, refuse_others, NULL);
 }
 
