@@ -61,6 +61,11 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan) {
   if (plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER)
     ob_plan_share(plan, &first, &end);
   OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale, memory));
+  if (plan->options.profile == ONEBIT_PROFILE_DEFAULT) {
+    plan->server.result_dtype = work->output_dtype;
+    if (plan->options.operation == ONEBIT_ALLGATHER)
+      plan->worker.result_dtype = work->output_dtype;
+  }
   plan->memory_bytes += ob_kept_bytes(&plan->worker) + ob_kept_bytes(&plan->server);
   if (!work->one_scale)
     return ONEBIT_OK;

@@ -110,7 +110,7 @@ static void settle(struct step *step, size_t block, size_t count, float sum) {
     step->sums[block - kept->first] = (double)sum;
     return;
   }
-  float scale = ob_scale((double)sum, count, work->rule);
+  float scale = ob_round(ob_scale((double)sum, count, work->rule), kept->result_dtype);
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
@@ -229,7 +229,7 @@ float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) 
   for (size_t b = 0; b < kept->blocks; b++)
     sum += sums[b];
   size_t count = ob_kept_elements(kept, work->layout);
-  float scale = count ? ob_buffer_scale(sum, count, work->rule) : 0;
+  float scale = count ? ob_round(ob_buffer_scale(sum, count, work->rule), kept->result_dtype) : 0;
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;

@@ -24,6 +24,9 @@
 struct ob_kept {
   size_t first, first_word, blocks, words;
   bool one_scale;
+  /* Of the results that the messages are, where they are stored as they come: scales are rounded to
+   * it before they are sent, so that what rounding takes is kept. */
+  onebit_dtype_t result_dtype;
   const struct ob_memory *memory; /* where the arrays are */
   int now;                        /* which copy is the current one */
   float *values[2];

@@ -41,6 +41,7 @@ SHARED void pass_store_copy(const float *from, const struct ob_pass_run *run, si
                             size_t count) {
   V group[GROUP];
   group_load(group, from, 0, ONEBIT_FLOAT32);
+  group_bound(group, run->copy_dtype);
   if (count == OB_LANES)
     group_store(group, run->copy, first, run->copy_dtype);
   else

@@ -13,6 +13,7 @@
  *                                             bits of the other
  *   v_load_bfloat16 v_load_float16            as numerics.h converts
  *   v_store_bfloat16 v_store_float16          likewise
+ *   v_bound_float16                           ob_bound_float16
  *   group_signs(V[GROUP])                     the sign bits of a group of 32 elements, element i in
  *                                             bit i
  *   group_signed(word, magnitude, V[GROUP])   the magnitude with bit i of the word as the sign of
@@ -39,6 +40,13 @@ FIXED void group_load(V group[GROUP], const void *buffer, size_t first, onebit_d
                : dtype == ONEBIT_BFLOAT16 ? v_load_bfloat16((const uint16_t *)buffer + at)
                                           : v_load_float16((const uint16_t *)buffer + at);
   }
+}
+
+/* Results, before they are stored. */
+FIXED void group_bound(V group[GROUP], onebit_dtype_t dtype) {
+  if (dtype == ONEBIT_FLOAT16)
+    for (int k = 0; k < GROUP; k++)
+      group[k] = v_bound_float16(group[k]);
 }
 
 FIXED void group_store(const V group[GROUP], void *buffer, size_t first, onebit_dtype_t dtype) {
@@ -209,15 +217,28 @@ static float reduce(const struct ob_reduce_run *run) {
                                        : reduce_run(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
 
+/* Can a sum be beyond the largest float16? None is larger than that of the scales, which is rounded
+ * as often. */
+FIXED bool exceeds_float16(const struct ob_sum_run *run) {
+  float most = 0;
+  for (size_t s = 0; s < run->streams; s++)
+    most += run->scales[s];
+  return most > OB_FLOAT16_MAX;
+}
+
 FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype) {
   V total[GROUP];
+  const onebit_dtype_t bound =
+      dtype == ONEBIT_FLOAT16 && exceeds_float16(run) ? ONEBIT_FLOAT16 : ONEBIT_FLOAT32;
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
     group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    group_bound(total, bound);
     group_store(total, run->output, i, dtype);
   }
   if (i < run->count) {
     group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    group_bound(total, bound);
     part_store(total, run->output, i, run->count, dtype);
   }
 }
@@ -233,7 +254,7 @@ static void sum(const struct ob_sum_run *run) {
 
 FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype) {
   V group[GROUP];
-  const V scale = v_set(run->scale);
+  const V scale = v_set(ob_bound(run->scale, dtype));
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
     group_signed(run->bits[i / OB_LANES], scale, group);
@@ -349,10 +370,11 @@ FIXED void convert_run(const float *input, size_t count, void *output, onebit_dt
   size_t i = 0;
   for (; i + OB_LANES <= count; i += OB_LANES) {
     group_load(group, input, i, ONEBIT_FLOAT32);
+    group_bound(group, dtype);
     group_store(group, output, i, dtype);
   }
   for (; i < count; i++)
-    ob_store(output, i, dtype, input[i]);
+    ob_store(output, i, dtype, ob_bound(input[i], dtype));
 }
 
 static void convert(const float *input, size_t count, void *output, onebit_dtype_t dtype) {

@@ -123,6 +123,22 @@ OB_INLINE uint16_t ob_to_float16(float value) {
   return (uint16_t)(sign | (size - 0x38000000u + 0xfff + (size >> 13 & 1)) >> 13);
 }
 
+/* The largest float16. */
+#define OB_FLOAT16_MAX 65504.0f
+
+/* A result as it is stored as float16, before it is rounded: what is beyond the largest number
+ * becomes that, infinity too. Finite inputs must not give infinity, and what is cut off is less
+ * wrong. NaN stays NaN. */
+OB_INLINE float ob_bound_float16(float value) {
+  const float below = value > OB_FLOAT16_MAX ? OB_FLOAT16_MAX : value;
+  return below < -OB_FLOAT16_MAX ? -OB_FLOAT16_MAX : below;
+}
+
+/* The same of any type: bfloat16 has the range of float32. */
+OB_INLINE float ob_bound(float value, onebit_dtype_t dtype) {
+  return dtype == ONEBIT_FLOAT16 ? ob_bound_float16(value) : value;
+}
+
 OB_INLINE size_t ob_dtype_size(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
 
 /* One element of a buffer as float32. */
@@ -139,6 +155,14 @@ OB_INLINE void ob_store(void *buffer, size_t index, onebit_dtype_t dtype, float 
   else
     ((uint16_t *)buffer)[index] =
         dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value);
+}
+
+/* A scale as a buffer of the type holds it; one that is not finite stays so, to be found out. */
+OB_INLINE float ob_round(float value, onebit_dtype_t dtype) {
+  if (dtype == ONEBIT_FLOAT32 || !ob_is_finite(value))
+    return value;
+  return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(ob_to_bfloat16(value))
+                                  : ob_from_float16(ob_to_float16(ob_bound_float16(value)));
 }
 
 /* base^exponent, by squaring: the same multiplications everywhere, which a library's pow does not

@@ -41,6 +41,12 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
 }
 
+/* Of a NaN and a number these two take their second operand. */
+static inline V v_bound_float16(V value) {
+  const V most = _mm256_set1_ps(OB_FLOAT16_MAX), least = _mm256_set1_ps(-OB_FLOAT16_MAX);
+  return _mm256_min_ps(most, _mm256_max_ps(least, value));
+}
+
 static inline void v_store_float16(uint16_t *to, V value) {
   _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }

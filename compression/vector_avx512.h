@@ -40,6 +40,12 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(words));
 }
 
+/* Of a NaN and a number these two take their second operand. */
+static inline V v_bound_float16(V value) {
+  const V most = _mm512_set1_ps(OB_FLOAT16_MAX), least = _mm512_set1_ps(-OB_FLOAT16_MAX);
+  return _mm512_min_ps(most, _mm512_max_ps(least, value));
+}
+
 static inline void v_store_float16(uint16_t *to, V value) {
   _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -41,6 +41,12 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   vst1_u16(to, vmovn_u32(vbslq_u32(number, vshrq_n_u32(sum, 16), quiet)));
 }
 
+/* Of a NaN and a number these two make NaN. */
+static inline V v_bound_float16(V value) {
+  const V most = vdupq_n_f32(OB_FLOAT16_MAX);
+  return vminq_f32(most, vmaxq_f32(vnegq_f32(most), value));
+}
+
 static inline void v_store_float16(uint16_t *to, V value) {
   vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(value)));
 }

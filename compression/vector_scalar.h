@@ -20,6 +20,7 @@ static inline V v_with_sign(V magnitude, V signs) {
 
 static inline V v_load_bfloat16(const uint16_t *from) { return ob_from_bfloat16(*from); }
 static inline V v_load_float16(const uint16_t *from) { return ob_from_float16(*from); }
+static inline V v_bound_float16(V value) { return ob_bound_float16(value); }
 static inline void v_store_bfloat16(uint16_t *to, V value) { *to = ob_to_bfloat16(value); }
 static inline void v_store_float16(uint16_t *to, V value) { *to = ob_to_float16(value); }
 

@@ -107,8 +107,10 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     for (unsigned k = 0; k < pairs_a_tile; k++)
       load_some<ONEBIT_FLOAT32, false>(values, first + pair_at(k), valid, true, pair[k]);
     OB_UNROLL
-    for (unsigned k = 0; k < pairs_a_tile; k++)
+    for (unsigned k = 0; k < pairs_a_tile; k++) {
+      bound_some<dtype>(pair[k]);
       store_some<dtype, false>(output, first + pair_at(k), valid, aligned, pair[k]);
+    }
   }
 }
 

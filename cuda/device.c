@@ -42,6 +42,7 @@ static struct ob_cuda_kept kept_of(const struct ob_kept *kept, const struct ob_l
                                .elements = ob_kept_elements(kept, layout),
                                .values = {kept->values[0], kept->values[1]},
                                .scales = {kept->scales[0], kept->scales[1]},
+                               .result_dtype = kept->result_dtype,
                                .sums = sums};
 }
 

@@ -144,6 +144,14 @@ static __device__ inline void pack(uint32_t *raw, unsigned i, float value) {
         << i % 2 * 16;
 }
 
+/* Results, before they are stored. */
+template <onebit_dtype_t dtype, unsigned width>
+static __device__ inline void bound_some(float (&some)[width]) {
+  OB_UNROLL
+  for (unsigned j = 0; j < width; j++)
+    some[j] = ob_bound(some[j], dtype);
+}
+
 /* `width` elements from `first` on; those from `end` on are zeros. They are loaded at once where
  * the buffer is aligned to that; `whole`: it is, and they end before. */
 template <onebit_dtype_t dtype, bool whole, unsigned width>

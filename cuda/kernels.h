@@ -57,7 +57,8 @@ struct ob_cuda_kept {
   size_t first, first_word, blocks, elements;
   float *values[2];
   float *scales[2]; /* one a block, or one in all */
-  double *sums;     /* one a block, where there is one scale */
+  onebit_dtype_t result_dtype;
+  double *sums; /* one a block, where there is one scale */
 };
 
 /* A plan, as struct onebit_plan has it. Message i of member m is at

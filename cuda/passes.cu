@@ -195,7 +195,7 @@ static __device__ inline void store_element(const struct run &run, unsigned i,
     if (writes & OB_MASK(slot) && has(run.arrays, slot))
       __stcs(&run.arrays[slot][i], e.at[slot]);
   if (writes & OB_MASK(OB_PARAMETER) && run.copy)
-    ob_store(run.copy, i, run.copy_dtype, e.at[OB_PARAMETER]);
+    ob_store(run.copy, i, run.copy_dtype, ob_bound(e.at[OB_PARAMETER], run.copy_dtype));
 }
 
 template <enum ob_pass_kind kind>

@@ -167,8 +167,8 @@ static __device__ inline void settle(const struct ob_cuda_plan &plan, uint32_t n
     kept.sums[place.number - kept.first] = (double)sum;
     return;
   }
-  const float scale =
-      checked_scale(plan.state, ob_scale((double)sum, place.block.count, plan.rule), server);
+  const float exact = ob_scale((double)sum, place.block.count, plan.rule);
+  const float scale = checked_scale(plan.state, ob_round(exact, kept.result_dtype), server);
   kept.scales[!now][place.number - kept.first] = scale;
   out.scales[place.index] = scale;
 }

@@ -181,8 +181,10 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     else
       sum_tile<false>(plan, parts, first, valid, share, total);
     OB_UNROLL
-    for (unsigned k = 0; k < fours_a_tile; k++)
+    for (unsigned k = 0; k < fours_a_tile; k++) {
+      bound_some<dtype>(total[k]);
       store_some<dtype, false>(output, first + four_at(k), valid, aligned, total[k]);
+    }
   }
 }
 

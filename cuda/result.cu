@@ -6,7 +6,8 @@
  */
 #include "cuda/place.cuh"
 
-/* A warp a tile. A quiet not-a-number is one in each of the types. */
+/* A warp a tile. A quiet not-a-number is one in each of the types; a product that is too large for
+ * float16 is infinity, as the sum would be that it stands for. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
     scale_kernel(const struct ob_cuda_state *state, char *result, size_t count, float factor) {

@@ -32,8 +32,8 @@ static __global__ void __launch_bounds__(OB_LANES)
   const double sum = sum_in_order(kept.sums, kept.blocks);
   if (lane_number() != 0)
     return;
-  const float scale =
-      checked_scale(plan.state, ob_buffer_scale(sum, kept.elements, plan.rule), server);
+  const float exact = ob_buffer_scale(sum, kept.elements, plan.rule);
+  const float scale = checked_scale(plan.state, ob_round(exact, kept.result_dtype), server);
   kept.scales[!plan.state->now][0] = scale;
   (server ? plan.state->server_scale : plan.state->worker_scale) = scale;
 }

@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(threads_a_block)
   const struct ob_view in =
       view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), place);
   const uint32_t *words = in.words + place.word;
-  const float scale = scale_of(in, place);
+  const float scale = ob_bound(scale_of(in, place), dtype);
   const uint32_t word = unsigned_word<dtype>(scale);
   const unsigned valid = (unsigned)place.block.valid;
   void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, place.block, size_of<dtype>);

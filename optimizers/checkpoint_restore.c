@@ -71,7 +71,7 @@ static onebit_status_t store_parameters(struct ob_loading *loading, const struct
     return store_array(loading, unit, what, piece, offset, count);
   OB_TRY(store_masters(loading, unit, piece, offset, count));
   for (size_t i = 0; i < count; i++)
-    ob_store(loading->more, i, dtype, loading->values[i]);
+    ob_store(loading->more, i, dtype, ob_bound(loading->values[i], dtype));
   return unit->bits->place->kept->copy((char *)unit->copies[piece] + offset * size, loading->more,
                                        count * size);
 }

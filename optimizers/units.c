@@ -223,7 +223,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   dense.share_pieces = NULL;
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
-  dense.output_dtype = ONEBIT_FLOAT32; /* the mean gradient */
+  bits.output_dtype = dense.output_dtype = ONEBIT_FLOAT32; /* momentum, mean gradient */
   if (optimizer->method->sharded) {
     OB_TRY(ob_shards_plans(optimizer, unit, &bits, &dense, count));
   } else {

@@ -71,6 +71,11 @@ void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value) {
         dtype == ONEBIT_BFLOAT16 ? float_to_bfloat16(value) : float_to_float16(value);
 }
 
+void oracle_store_result(void *array, size_t i, onebit_dtype_t dtype, float value) {
+  bool beyond = dtype == ONEBIT_FLOAT16 && fabsf(value) > 65504.0f;
+  oracle_store(array, i, dtype, beyond ? copysignf(65504.0f, value) : value);
+}
+
 static float *floats(size_t count) {
   float *array = calloc(count ? count : 1, sizeof *array);
   cr_assert(array, "no memory for %zu floats", count);
@@ -149,10 +154,17 @@ static void decode(const float *values, const struct oracle_run *run, float scal
     decoded[i] = copysignf(scale, values[i]);
 }
 
-/* decoded = +-scale by the signs of values, over consecutive runs. False when some sum is not
- * finite. */
+/* As a result of the type would be read again. */
+static float rounded(float value, onebit_dtype_t dtype) {
+  float room;
+  oracle_store_result(&room, 0, dtype, value);
+  return oracle_load(&room, 0, dtype);
+}
+
+/* decoded = +-scale by the signs of values, over consecutive runs, the scale rounded to `dtype`.
+ * False when some sum is not finite. */
 static bool quantize(const struct oracle *oracle, const struct oracle_run *runs, size_t run_count,
-                     const float *values, float *decoded) {
+                     const float *values, float *decoded, onebit_dtype_t dtype) {
   onebit_scale_t rule = oracle->options.scale;
   double total = 0.0;
   size_t count = 0;
@@ -163,21 +175,24 @@ static bool quantize(const struct oracle *oracle, const struct oracle_run *runs,
     total += (double)sum;
     count += runs[k].count;
     if (!oracle->common_scale)
-      decode(values, &runs[k], scale_of((double)sum, runs[k].count, rule), decoded);
+      decode(values, &runs[k], rounded(scale_of((double)sum, runs[k].count, rule), dtype), decoded);
   }
   for (size_t k = 0; k < run_count && oracle->common_scale; k++)
-    decode(values, &runs[k], common_scale_of(total, count, rule), decoded);
+    decode(values, &runs[k], rounded(common_scale_of(total, count, rule), dtype), decoded);
   return true;
 }
 
 /* What every rank sends: its compensated values, and what the others read of them. */
 static bool compress(struct oracle *oracle, const float *const *inputs) {
+  bool gathers = oracle->options.operation == ONEBIT_ALLGATHER;
+  onebit_dtype_t dtype = gathers ? oracle->result_dtype : ONEBIT_FLOAT32;
   for (int r = 0; r < oracle->size; r++) {
     size_t base = (size_t)r * oracle->elements;
     float *compensated = oracle->compensated + base;
     for (size_t i = 0; i < oracle->elements; i++)
       compensated[i] = oracle->worker_error[base + i] + (i < oracle->valid ? inputs[r][i] : 0.0f);
-    if (!quantize(oracle, oracle->runs, oracle->run_count, compensated, oracle->decoded + base))
+    if (!quantize(oracle, oracle->runs, oracle->run_count, compensated, oracle->decoded + base,
+                  dtype))
       return false;
   }
   return true;
@@ -202,13 +217,15 @@ static void average(const struct oracle *oracle, float *mean) {
 
 /* Every server compresses its share of the mean. */
 static bool serve(struct oracle *oracle, float *total, float *result) {
+  onebit_dtype_t dtype =
+      oracle->options.profile == ONEBIT_PROFILE_DEFAULT ? oracle->result_dtype : ONEBIT_FLOAT32;
   for (size_t i = 0; i < oracle->elements; i++)
     total[i] += oracle->server_error[i];
   for (size_t begin = 0, end; begin < oracle->run_count; begin = end) {
     for (end = begin; end < oracle->run_count; end++)
       if (oracle->runs[end].server != oracle->runs[begin].server)
         break;
-    if (!quantize(oracle, oracle->runs + begin, end - begin, total, result))
+    if (!quantize(oracle, oracle->runs + begin, end - begin, total, result, dtype))
       return false;
   }
   for (size_t i = 0; i < oracle->elements; i++)
@@ -328,10 +345,11 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
     pointers[r] = values + r * oracle->valid;
     load_worker(oracle, inputs + r * (size_t)oracle->each, values + r * oracle->valid);
   }
+  oracle->result_dtype = dtype;
   bool done = oracle->options.wire == ONEBIT_WIRE_DENSE ? exchange_dense(oracle, pointers, output)
                                                         : oracle_exchange(oracle, pointers, output);
   for (size_t i = 0; done && i < oracle->result_count; i++)
-    oracle_store(result, i, dtype, output[i]);
+    oracle_store_result(result, i, dtype, output[i]);
   free(pointers);
   free(output);
   free(values);

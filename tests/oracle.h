@@ -24,6 +24,9 @@
 float oracle_load(const void *array, size_t i, onebit_dtype_t dtype);
 void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value);
 
+/* The same of a result, or of a parameter: there is no infinity among float16's, but +-65504. */
+void oracle_store_result(void *array, size_t i, onebit_dtype_t dtype, float value);
+
 /* ---- Exchanges (oracle.c, oracle_layout.c) ---- */
 
 /* Consecutive elements that are summed together, all served by one rank. */
@@ -40,7 +43,10 @@ struct oracle {
   size_t valid;        /* elements of the send buffer */
   size_t elements;     /* with the padding of profile deepspeed */
   size_t result_count; /* elements of all ranks' results together, or of the common result */
-  bool common_scale;   /* one scale for all runs of a worker buffer, and of a server share */
+  /* Of the results: in an exchange (profile default) and an allgather scales are rounded to it
+   * before they are sent, so that the kept error has what rounding takes. oracle_call sets it. */
+  onebit_dtype_t result_dtype;
+  bool common_scale; /* one scale for all runs of a worker buffer, and of a server share */
   struct oracle_run *runs;
   size_t run_count;
   float *worker_error;          /* [size][elements] */

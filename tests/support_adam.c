@@ -325,7 +325,7 @@ static void check_parameters(const struct adam_run *run, const struct learner *l
   onebit_dtype_t dtype = run->what->options.common.parameter_dtype;
   char *rounded = allocate(run->total, dtype_size(dtype));
   for (size_t i = 0; i < run->total; i++)
-    oracle_store(rounded, i, dtype, wanted[i]);
+    oracle_store_result(rounded, i, dtype, wanted[i]);
   CHECK_BITS(name, learner->parameters, rounded, run->total, dtype);
   free(rounded);
 }

@@ -199,7 +199,7 @@ static void check_parameters(const struct zero_one_run *run, const void *paramet
   const float *exact = run->moments[call].parameters + (size_t)rank * run->total;
   float *wanted = allocate(run->total, sizeof(float));
   for (size_t i = 0; i < run->total; i++)
-    oracle_store(wanted, i, dtype, exact[i]);
+    oracle_store_result(wanted, i, dtype, exact[i]);
   CHECK_BITS("parameters", parameters, wanted, run->total, dtype);
   free(wanted);
 }

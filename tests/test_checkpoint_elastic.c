@@ -31,7 +31,7 @@ static bool is_apart(const struct saved_parts *parts) {
 static void check_rounded(const void *parameters, const double *wanted, onebit_dtype_t dtype) {
   void *rounded = allocate(TRAINEE_ELEMENTS, sizeof(float));
   for (size_t i = 0; i < TRAINEE_ELEMENTS; i++)
-    ob_store(rounded, i, dtype, (float)wanted[i]);
+    ob_store(rounded, i, dtype, ob_bound((float)wanted[i], dtype));
   CHECK_BITS("parameters", parameters, rounded, TRAINEE_ELEMENTS, dtype);
   free(rounded);
 }

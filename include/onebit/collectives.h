@@ -15,6 +15,16 @@
  *    ONEBIT_SKIPPED from that very call, and recvbuf and kept errors are as they were. (With
  *    ONEBIT_WIRE_DENSE it is the squares of an allreduce's result that count, and none of an
  *    allgather's.)
+ *  - Results are rounded to the plan's type, to the nearest, ties to even. From finite inputs come
+ *    finite results: one that is beyond the largest float16 is stored as +-65504, in every
+ *    operation, dense or not. It is no reason to skip: a mean cannot be that large, only what
+ *    earlier calls left in the kept error can.
+ *  - In an allreduce whose server sends a result (all schedules but ALLGATHER) and in an allgather
+ *    the scale is rounded before it is sent, so the kept error has what rounding or +-65504 took,
+ *    and a later call makes up for it. In a reduce-scatter, in the schedule ALLGATHER and in
+ *    profile deepspeed a result is rounded on its way into recvbuf only, by up to 2^-8 of its size
+ *    as bfloat16 and 2^-11 as float16; no error keeps that. It favours no direction, but a steady
+ *    input has the same every time; where that matters, exchange in float32.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
  *    ever, and no recvbuf and no kept error is changed.

@@ -62,7 +62,8 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
 /* Multiplies the result of the plan's latest call on a stream by a factor: by the number of ranks,
  * and the mean is a sum. Where that call did not end well the result becomes not-a-number
  * throughout, on every rank, so that nobody who does not wait for its status takes what was in
- * recvbuf for it; loss scaling sees it as it sees infinity. Local.
+ * recvbuf for it; loss scaling sees it as it sees infinity. That is what a product beyond float16
+ * becomes, as the dense sum would be that it stands for. Local.
  *   recvbuf   that call's
  *   factor    1 leaves a result as it is
  *   plan      over NCCL, a CUDA-aware MPI or with one rank: elsewhere the host knows how a call has

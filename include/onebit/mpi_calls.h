@@ -54,7 +54,10 @@ extern "C" {
  * half where it has one (MPIX_C_FLOAT16), and these two of two bytes, which are committed and can
  * be used in other calls of MPI, but not with MPI's own operations. MPI_DATATYPE_NULL where MPI can
  * not make them, or is not initialised. Local; owned by the library, gone with MPI_Finalize.
- * Thread-safe. */
+ * Thread-safe.
+ * A sum that is beyond the largest float16 is infinity, compressed or not: a program with a loss
+ * scale looks for that. A mean that is compressed is +-65504 there; one that is not is a sum that
+ * is divided. */
 MPI_Datatype ONEBIT_Type_bfloat16(void);
 MPI_Datatype ONEBIT_Type_float16(void);
 #define ONEBIT_BFLOAT16_TYPE ONEBIT_Type_bfloat16()

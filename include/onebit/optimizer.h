@@ -17,9 +17,10 @@
  *
  * Mixed precision. Gradients and parameters may be float16 or bfloat16. For parameters that are,
  * the optimizer keeps float32 master values (4 bytes a parameter), taken from them when it is made,
- * and each step writes the rounded ones. All arithmetic is float32; factors that are the same for
- * all elements are computed in double and rounded once. Mean gradients are float32 too, in memory
- * and in dense messages.
+ * and each step writes the rounded ones; a master value beyond the largest float16 goes on as it is
+ * and is written as +-65504. All arithmetic is float32; factors that are the same for all elements
+ * are computed in double and rounded once. Mean gradients are float32 too, in memory and in dense
+ * messages.
  *
  * What a gradient counts as. The array's value times gradient_factor (1 / k, where it is the sum
  * over k micro-batches), divided by the loss scale if there is one, times the factor of clipping:

@@ -200,7 +200,9 @@ const char *onebit_plan_explain(onebit_plan_t plan);
  * The kept error is what the invariant speaks of: element by element
  *   result = mean over ranks (input) + mean over ranks (worker before - worker after)
  *            + server before - server after
- * holds to rounding. In the hierarchical schedule the second mean is over the hosts.
+ * holds to the rounding of float32, whatever the plan's type, but for results of 16 bits that are
+ * rounded last (onebit/collectives.h). In the hierarchical schedule the second mean is over the
+ * hosts.
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL, a value to import is not finite: nothing is
  * changed), ONEBIT_ERROR_BUSY (the plan has a request in flight). */
 onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server);

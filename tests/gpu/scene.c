@@ -171,6 +171,8 @@ static void take_all_kept(struct scene *scene) {
   own += plan->group.place * plan->chunks;
   bool serves = !ob_gathers_whole(plan);
   take_kept(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->chunks] : 0);
+  plan->worker.result_dtype = is_gathered(scene->what) ? scene->what->output_dtype : ONEBIT_FLOAT32;
+  plan->server.result_dtype = scene->what->output_dtype;
   plan->worker_sums = take(scene, "worker sums", plan->worker.blocks, sizeof(double), TWIN_FLOAT64);
   plan->server_sums = take(scene, "server sums", plan->server.blocks, sizeof(double), TWIN_FLOAT64);
 }
@@ -181,6 +183,7 @@ static struct ob_cuda_kept kept_on_device(const struct scene *scene, const struc
                                 .first_word = kept->first_word,
                                 .blocks = kept->blocks,
                                 .elements = ob_kept_elements(kept, &scene->host.layout),
+                                .result_dtype = kept->result_dtype,
                                 .sums = ON_DEVICE(scene, sums)};
   for (int copy = 0; copy < 2; copy++) {
     device.values[copy] = ON_DEVICE(scene, kept->values[copy]);
