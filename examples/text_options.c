@@ -13,6 +13,8 @@ static const option_t data[] = {
     {"layers", OPTION_COUNT, AT(layers), 1, 1000, NULL, 0, "blocks of the transformer"},
     {"width", OPTION_COUNT, AT(width), 1, 16384, NULL, 0, "its width"},
     {"heads", OPTION_COUNT, AT(heads), 1, 16384, NULL, 0, "attention heads; divides the width"},
+    {"held-out", OPTION_COUNT, AT(held_out), 0, 1e15, NULL, 0,
+     "bytes to look at, evenly spread, of the tenth that is held out; default 0: all of it"},
     {"sample", OPTION_COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
     {"device", OPTION_CHOICE, AT(device), 0, 0, "host|cuda", 0,
      "where to compute: the processor, default, or a GPU; the ranks of a host take its GPUs in "

@@ -13,7 +13,8 @@ typedef struct text_options {
   train_options_t train;
   paths_t data;
   size_t layers, width, heads, context;
-  size_t sample; /* bytes of text to generate at the end */
+  size_t held_out; /* bytes of the held-out text to look at; 0: all */
+  size_t sample;   /* bytes of text to generate at the end */
   int device, transport;
   int products; /* a transformer_products_t */
 } text_options_t;

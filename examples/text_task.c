@@ -91,16 +91,25 @@ static onebit_status_t step(train_task_t *task, onebit_optimizer_t optimizer, fl
   return model->device->step(model, optimizer, learning_rate);
 }
 
+/* How many windows of the held-out text are looked at. */
+static size_t looked_at(const text_task_t *own) {
+  const size_t context = own->options->context, most = own->options->held_out;
+  const size_t windows = text_held_out(own->text, context);
+  return most == 0 || most >= windows * context ? windows : (most + context - 1) / context;
+}
+
 /* The loss on the held-out text: rank r takes every size-th window from window r on. */
 static int validate(train_task_t *task, train_quality_t *quality) {
   text_task_t *own = of(task);
   const team_t *team = task->team;
-  const size_t context = own->options->context, windows = text_held_out(own->text, context);
+  const size_t context = own->options->context, windows = looked_at(own);
+  const size_t all = text_held_out(own->text, context);
   double sum = 0.0, count = 0.0;
   for (size_t window = team->rank; window < windows;) {
     size_t filled = 0;
     for (; filled < own->options->train.batch && window < windows; filled++, window += team->size)
-      text_held_out_window(own->text, context, window, own->tokens + filled * (context + 1));
+      text_held_out_window(own->text, context, window * all / windows,
+                           own->tokens + filled * (context + 1));
     sum += (double)filled * own->model.device->loss(&own->model, own->tokens, filled);
     count += (double)filled;
   }

@@ -93,8 +93,8 @@ static const option_t reports[] = {
     {"validate-every", OPTION_COUNT, AT(validate_every), 0, 1e9, NULL, 0,
      "steps from one validation to the next; default 0: only at the end"},
     {"log", OPTION_PATH, AT(log), 0, 0, "FILE", 0,
-     "write a line a report: step, seconds of training, training loss, and, of a step with "
-     "validation, the validation loss"},
+     "write a line of JSON a report: step, seconds of training, bytes sent by a rank, training "
+     "loss, and, of a step with validation, the loss of the held-out data; --resume goes on in it"},
     {"json", OPTION_FLAG, AT(json), 0, 0, NULL, 0, "end each training with a line of JSON"},
     {"quiet", OPTION_FLAG, AT(quiet), 0, 0, NULL, 0, "print nothing else"},
     {"checkpoint", OPTION_PATH, AT(checkpoint), 0, 0, "DIRECTORY", 0, "where to save the training"},

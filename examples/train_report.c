@@ -18,20 +18,12 @@ double per_step(const tally_t *tally, double sum) {
 
 int report_open(training_t *training) {
   const char *path = training->options->log;
-  if (path && training->team->rank == 0) {
-    training->log = fopen(path, training->first > 0 ? "a" : "w");
-    if (training->log && training->first == 0)
-      fprintf(training->log, "# step seconds training-loss validation-loss\n");
-  }
-  return agree(training->team, !path || training->team->rank != 0 || training->log != NULL,
-               "--log: the file cannot be written");
+  const int well = !path || training->team->rank != 0 ||
+                   train_log_open(&training->log, path, training->first) == 0;
+  return agree(training->team, well, "--log: the file cannot be written");
 }
 
-void report_close(training_t *training) {
-  if (training->log)
-    fclose(training->log);
-  training->log = NULL;
-}
+void report_close(training_t *training) { train_log_close(&training->log); }
 
 void report_head(const training_t *training) {
   say(training->team,
@@ -53,6 +45,10 @@ static void print_progress(const training_t *training, size_t step, onebit_stage
 
 static double seconds(const training_t *training) {
   return training->tally[0].seconds + training->tally[1].seconds;
+}
+
+static uint64_t bytes(const training_t *training) {
+  return training->tally[0].bytes + training->tally[1].bytes;
 }
 
 /* Do the steps lead anywhere? Some are skipped while a loss scale falls: from 2^30 to 1 thirty. */
@@ -80,10 +76,12 @@ int report_steps(training_t *training, size_t step, onebit_stage_t stage, const 
   print_progress(training, step, stage, since);
   if (validates && training->task->kind->validate(training->task, &training->quality) != 0)
     return -1;
-  if (!training->log)
-    return 0;
-  fprintf(training->log, "%zu %.6f %.6f", step, seconds(training), training->loss);
-  fprintf(training->log, validates ? " %.6f\n" : "\n", training->quality.loss);
+  const train_log_line_t line = {.step = step,
+                                 .seconds = seconds(training),
+                                 .bytes = bytes(training),
+                                 .training_loss = training->loss,
+                                 .loss = validates ? &training->quality.loss : NULL};
+  train_log_add(&training->log, &line);
   return 0;
 }
 
@@ -121,10 +119,6 @@ static void print_compression(const training_t *training) {
   printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
 }
 
-static uint64_t bytes(const training_t *training) {
-  return training->tally[0].bytes + training->tally[1].bytes;
-}
-
 static size_t steps(const training_t *training) {
   return training->tally[0].steps + training->tally[1].steps;
 }
@@ -139,38 +133,32 @@ static void print_sum(const training_t *training) {
          (unsigned long long)rounds[2]);
 }
 
-/* JSON has no word for what is not finite. */
-static void print_number(const char *name, double number) {
-  if (isfinite(number))
-    printf(",\"%s\":%.6g", name, number);
-  else
-    printf(",\"%s\":null", name);
-}
-
 static void print_json(const training_t *training) {
   static const char *const methods[] = {"adam", "lamb", "zero-one-adam", "momentum"};
   static const char *const forms[] = {"compressed", "dense", "dense-mpi"};
   const train_options_t *options = training->options;
   const onebit_optimizer_info_t *info = &training->info;
-  printf("{\"training\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\",\"seed\":%zu,\"ranks\":%zu",
-         training->task->kind->name, methods[options->method], forms[training->form], options->seed,
-         training->team->size);
+  printf("{\"training\":\"%s\",\"name\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\"",
+         training->task->kind->name, train_form_name(options->method, training->form),
+         methods[options->method], forms[training->form]);
+  printf(",\"seed\":%zu,\"ranks\":%zu", options->seed, training->team->size);
   printf(",\"parameters\":%zu,\"steps\":%zu,\"resumed_at\":%zu", training->parameters,
          options->steps, training->first);
-  print_number("learning_rate", (double)options->learning_rate);
-  print_number("training_loss", training->loss);
-  print_number("loss", training->quality.loss);
+  print_json_number(stdout, "learning_rate", (double)options->learning_rate);
+  print_json_number(stdout, "training_loss", training->loss);
+  print_json_number(stdout, "loss", training->quality.loss);
   if (training->quality.accuracy >= 0.0)
-    print_number("accuracy", training->quality.accuracy);
+    print_json_number(stdout, "accuracy", training->quality.accuracy);
   printf(",\"bytes\":%llu", (unsigned long long)bytes(training));
-  print_number("bytes_per_step", (double)bytes(training) / fmax(1.0, (double)steps(training)));
+  print_json_number(stdout, "bytes_per_step",
+                    (double)bytes(training) / fmax(1.0, (double)steps(training)));
   printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"silent_steps\":%llu,\"skipped\":%llu",
          (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1],
          (unsigned long long)info->exchanges[2], (unsigned long long)info->skipped);
-  print_number("error_ratio", training->error_ratio);
-  print_number("seconds", seconds(training));
-  print_number("optimizer_seconds",
-               training->tally[0].optimizer_seconds + training->tally[1].optimizer_seconds);
+  print_json_number(stdout, "error_ratio", training->error_ratio);
+  print_json_number(stdout, "seconds", seconds(training));
+  print_json_number(stdout, "optimizer_seconds",
+                    training->tally[0].optimizer_seconds + training->tally[1].optimizer_seconds);
   printf(",\"synchronized\":%s,\"checksum\":\"%016llx\"}\n", info->synchronized ? "true" : "false",
          (unsigned long long)training->checksum);
 }

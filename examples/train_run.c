@@ -51,12 +51,16 @@ static int resume(training_t *training) {
   return agree(training->team, training->first < train_last_step(options), words);
 }
 
+static int is_saved(const train_options_t *options, size_t step) {
+  const size_t every = options->save_every;
+  return options->checkpoint &&
+         (step == train_last_step(options) || (every > 0 && step % every == 0));
+}
+
 /* After so many steps, where one is due. */
 static int save(training_t *training, size_t step) {
   const train_options_t *options = training->options;
-  const size_t every = options->save_every;
-  if (!options->checkpoint ||
-      (step < train_last_step(options) && (every == 0 || step % every != 0)))
+  if (!is_saved(options, step))
     return 0;
   return check(training->team,
                onebit_optimizer_save_files(training->optimizer.onebit, options->checkpoint),
@@ -94,8 +98,10 @@ static void add(tally_t *sum, const tally_t *tally) {
   sum->optimizer_seconds += tally->optimizer_seconds;
 }
 
+/* Where a checkpoint is, the log has a line to go on from. */
 static int is_reported(const train_options_t *options, size_t step) {
   return step % options->report_every == 0 || step == train_last_step(options) ||
+         is_saved(options, step) ||
          (options->validate_every > 0 && step % options->validate_every == 0);
 }
 

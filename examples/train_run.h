@@ -4,6 +4,7 @@
 #ifndef EXAMPLES_TRAIN_RUN_H
 #define EXAMPLES_TRAIN_RUN_H
 
+#include "examples/train_log.h"
 #include "examples/train_optimizer.h"
 
 /* Sums over some steps. */
@@ -20,8 +21,8 @@ typedef struct training {
   form_t form;
   train_task_t *task;
   train_optimizer_t optimizer;
-  FILE *log;      /* on rank 0, when one is asked for */
-  size_t skipped; /* how many of the latest steps were, in a row */
+  train_log_t log; /* on rank 0, when one is asked for */
+  size_t skipped;  /* how many of the latest steps were, in a row */
 
   /* What came of it. */
   size_t first;     /* steps made before, by the training that is resumed */

@@ -47,6 +47,7 @@ static void parse(image_options_t *options, const char *arguments) {
     argv[argc++] = word;
   cr_assert_eq(image_options_parse(options, argc, argv, words), 0, "%s", words);
   options->train.checkpoint = options->train.checkpoint ? strdup(options->train.checkpoint) : NULL;
+  options->train.log = options->train.log ? strdup(options->train.log) : NULL;
   free(line);
 }
 
@@ -72,6 +73,7 @@ static training_t train_on(size_t ranks, const char *format, ...) {
   cr_expect_eq(team_run("test", ranks, run_rank, &outcome), 0, "%s", arguments);
   images_free(&outcome.images);
   free((void *)(uintptr_t)outcome.options.train.checkpoint);
+  free((void *)(uintptr_t)outcome.options.train.log);
   return outcome.training;
 }
 
@@ -185,6 +187,47 @@ Test(training, the_latest_checkpoint_counts) {
   cr_expect_eq(team_run("test", 2, run_rank, &outcome), 1);
   images_free(&outcome.images);
   free((void *)(uintptr_t)outcome.options.train.checkpoint);
+  scratch_remove(directory);
+}
+
+/* The bytes after so many steps, by the log's last line; and how many lines it has. */
+static uint64_t logged(const char *path, size_t step, size_t *lines) {
+  char line[300], last[300] = "";
+  unsigned long long bytes = 0;
+  size_t found = 0;
+  FILE *file = fopen(path, "r");
+  cr_assert_not_null(file, "%s", path);
+  for (*lines = 0; fgets(line, sizeof line, file); ++*lines)
+    memcpy(last, line, sizeof last);
+  fclose(file);
+  cr_expect_eq(sscanf(last, "{\"step\":%zu,\"seconds\":%*f,\"bytes\":%llu,\"training_loss\":",
+                      &found, &bytes),
+               2, "%s", last);
+  cr_expect(strstr(last, ",\"loss\":"), "no loss of the held-out data: %s", last);
+  cr_expect_eq(found, step, "step %zu, not %zu", found, step);
+  return bytes;
+}
+
+/* A training that is resumed goes on in its log; lines of steps after the checkpoint are replaced,
+ * and half a line that a process died over. */
+Test(training, the_log_goes_on_as_it_would_have) {
+  const char *run = "--batch 4 --steps 30 --freeze-step 10 --report-every 5 --save-every 8";
+  char directory[PATH_ROOM], whole[PATH_ROOM + 20], parts[PATH_ROOM + 20];
+  size_t lines[2];
+  scratch_create(directory);
+  snprintf(whole, sizeof whole, "%s/whole.log", directory);
+  snprintf(parts, sizeof parts, "%s/parts.log", directory);
+  train_on(2, "%s --checkpoint %s/whole --log %s", run, directory, whole);
+  train_on(2, "%s --checkpoint %s/parts --log %s --stop-at 16", run, directory, parts);
+  FILE *file = fopen(parts, "a");
+  fprintf(file,
+          "{\"step\":20,\"seconds\":9.0,\"bytes\":9,\"training_loss\":9}\n{\"step\":25,\"sec");
+  fclose(file);
+  train_on(2, "%s --checkpoint %s/parts --log %s --resume", run, directory, parts);
+  const uint64_t bytes = logged(whole, 30, &lines[0]);
+  cr_expect_eq(logged(parts, 30, &lines[1]), bytes);
+  cr_expect_eq(lines[0], 9, "%zu lines", lines[0]);
+  cr_expect_eq(lines[1], lines[0], "%zu lines, not %zu", lines[1], lines[0]);
   scratch_remove(directory);
 }
 

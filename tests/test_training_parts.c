@@ -213,7 +213,7 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_said(said, "parameters: the same bits on all 2 ranks, checksum ");
   expect_said(said, "in all: 6 steps in ");
   expect_said(said, "full precision: 3, one bit: 3, nothing: 0");
-  expect_said(said, "\n{\"training\":\"images\",\"optimizer\":\"adam\",\"form\":\"compressed\"");
+  expect_said(said, "\n{\"training\":\"images\",\"name\":\"1-bit Adam\",\"optimizer\":\"adam\",");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--sample 20 --optimizer momentum --compare %s",
@@ -227,6 +227,11 @@ Test(training_parts, programs_say_what_came_of_it) {
                  "--optimizer zero-one-adam --quiet --json %s",
                  small);
   cr_expect_eq(strncmp(said, "{\"training\":\"text\"", 18), 0, "%s", said);
+  said = program(0,
+                 "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
+                 "--held-out 50 --sample 0 %s",
+                 small);
+  expect_said(said, " over 56 bytes of held-out text");
 }
 
 Test(training_parts, programs_say_what_is_wrong) {
