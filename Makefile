@@ -126,7 +126,7 @@ PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info
               bench/tune.c))
 SCRIPTS  := bench/netlab bench/onebit
 EXAMPLES := $(addprefix $(BUILD)/examples/,$(call main_of,examples/train_text.c \
-              examples/train_images.c \
+              examples/train_images.c examples/train_words.c \
               $(if $(filter 1,$(MPI)),examples/adam.c examples/allreduce.c examples/mpi_calls.c)) \
               $(if $(filter 1,$(MPI)),train_plain))
 FORTRANS := $(if $(filter 1,$(FORTRAN)),$(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod))
@@ -262,11 +262,13 @@ $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(if $(filter emulated,$(CUDA)),$(EMULATED_LIBS),$(CUDA_LIBS)) -lm
 # What trainings share, and what each has of its own.
-TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o %/train_plain.o,\
-              $(call objects,examples/options.c examples/train_*.c))
+TRAINING := $(filter-out $(only_nccl) %/train_text.o %/train_images.o %/train_words.o \
+              %/train_plain.o,$(call objects,examples/options.c examples/train_*.c))
 TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/transformer*.c)) \
               $(if $(filter-out 0,$(CUDA)),$(call objects_cu,examples/*.cu))
 IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c \
+              examples/transformer_math.c)
+WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c \
               examples/transformer_math.c)
 ZLIB_LIBS = $(if $(filter 0,$(ZLIB)),,-lz)
 ZLIB_CFLAGS = $(if $(filter 0,$(ZLIB)),,-DEXAMPLES_HAVE_ZLIB=1)
@@ -274,6 +276,7 @@ $(BUILD)/examples/idx.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
 $(BUILD)/examples/train_text: $(BUILD)/examples/train_text.o $(TRAINING) $(TEXT)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_images: $(BUILD)/examples/train_images.o $(TRAINING) $(IMAGES)
+$(BUILD)/examples/train_words: $(BUILD)/examples/train_words.o $(TRAINING) $(WORDS)
 $(BUILD)/examples/adam: $(call objects,examples/adam.c)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
 $(BUILD)/examples/mpi_calls: $(call objects,examples/mpi_calls.c)
@@ -290,6 +293,7 @@ $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
   $(call objects,bench/replay_*.c bench/common*.c)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
+$(BUILD)/tests/test_words: $(addprefix $(BUILD)/examples/,words.o log_bilinear.o transformer_math.o)
 $(BUILD)/tests/test_images $(BUILD)/tests/test_training $(BUILD)/tests/test_training_parts: \
   OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/tests/test_images.o: OWN_CFLAGS = $(ZLIB_CFLAGS)

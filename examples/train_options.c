@@ -120,7 +120,9 @@ static void complete(size_t *field, size_t value) {
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]) {
   const size_t steps = options->steps;
   if (options->learning_rate == REAL_UNSET)
-    options->learning_rate = learning_rates[options->method];
+    options->learning_rate = learning_rates[options->method] > 0.0f
+                                 ? learning_rates[options->method]
+                                 : learning_rates[ADAM];
   if (options->method == MOMENTUM && options->freeze == COUNT_UNSET)
     options->freeze = 0;
   complete(&options->rise, steps / 10 + 1);

@@ -1,6 +1,6 @@
 /*
  * The options that all trainings have: the optimizer, the schedule of learning rates, reports,
- * checkpoints. train_text and train_images have options of their own beside them.
+ * checkpoints. The programs have options of their own beside them.
  */
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
@@ -17,7 +17,7 @@ typedef enum form { COMPRESSED, DENSE, DENSE_MPI, FORMS } form_t;
 
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
-/* In the structs of options of both programs it comes first. */
+/* In the structs of options of all programs it comes first. */
 typedef struct train_options {
   int method; /* a method_t */
   int dense, dense_mpi, compare;
@@ -64,7 +64,8 @@ typedef struct train_options {
 enum { TRAIN_TABLES = 4 };
 extern const option_table_t train_option_tables[TRAIN_TABLES];
 
-/* The defaults that depend on other options; learning_rates: the program's, of each method. */
+/* The defaults that depend on other options; learning_rates: the program's, of each
+ * method; 0: as Adam's. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
 
 /* Options that go together, or not: 0, or -1 with words that name those at fault. */

@@ -1,6 +1,7 @@
 /*
- * What is trained: data and a model, behind a few calls. train_text and train_images each have a
- * kind of their own; optimizers (train_optimizer.h) and steps (train_run.h) see only this.
+ * What is trained: data and a model, behind a few calls. train_text, train_images and train_words
+ * each have a kind of their own; optimizers (train_optimizer.h) and steps (train_run.h) see only
+ * this.
  */
 #ifndef EXAMPLES_TRAIN_TASK_H
 #define EXAMPLES_TRAIN_TASK_H

@@ -232,6 +232,12 @@ Test(training_parts, programs_say_what_came_of_it) {
                  "--held-out 50 --sample 0 %s",
                  small);
   expect_said(said, " over 56 bytes of held-out text");
+  said = program(0, "examples/train_words --data README.md --width 8 --vocabulary 100 --json %s",
+                 small);
+  expect_said(said, " words, of 100 kinds");
+  expect_said(said, "1-bit Adam, 1956 parameters in 4 tensors");
+  expect_said(said, " held-out words");
+  expect_said(said, "\n{\"training\":\"words\",\"name\":\"1-bit Adam\",");
 }
 
 Test(training_parts, programs_say_what_is_wrong) {
@@ -243,6 +249,12 @@ Test(training_parts, programs_say_what_is_wrong) {
               "train_images: --dense-mpi: wants ranks that are MPI's processes");
   expect_said(program(2, "examples/train_text --ranks 2 --data /nowhere"),
               "train_text: /nowhere: No such file or directory");
+  expect_said(program(2, "examples/train_words --ranks 2"), "train_words: --data: missing");
+  expect_said(program(2, "examples/train_words --ranks 2 --data README.md "
+                         "--vocabulary 1"),
+              "train_words: --vocabulary 1: not a number from 2 to 1000000");
+  expect_said(program(2, "examples/train_words --ranks 2 --data /nowhere"),
+              "train_words: /nowhere: No such file or directory");
   expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 5 --resume "
                          "--checkpoint /nowhere"),
               "train_images: --resume: ONEBIT_ERROR_FILE");

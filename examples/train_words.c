@@ -1,0 +1,85 @@
+/*
+ * train_words: data-parallel training of tables of word embeddings, on the next word of a text,
+ * with any optimizer of the library or its dense form.
+ *
+ *   mpirun -n 4 train_words --data /usr/share/common-licenses --compare
+ *
+ * Nearly all parameters are in two tables of a row a word, and most words are rare: many elements
+ * have a gradient of zero in most steps. Each rank draws its own places of the text;
+ * onebit_optimizer_step exchanges and updates. The same seed gives the same run.
+ */
+#include <stdio.h>
+
+#include "examples/text.h"
+#include "examples/train_run.h"
+#include "examples/word_options.h"
+#include "examples/word_task.h"
+#include "examples/words.h"
+
+enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
+
+static int load(words_t *words, size_t *bytes, const word_options_t *options,
+                char reason[TEXT_WORDS]) {
+  text_t text;
+  if (text_load(&text, options->data.path, options->data.count, reason) != 0)
+    return -1;
+  const int result = words_split(words, &text, options->vocabulary);
+  *bytes = text.length;
+  text_free(&text);
+  if (result == 0 && words->training > options->context && words->length > words->training)
+    return 0;
+  snprintf(reason, TEXT_WORDS,
+           result != 0 ? "--data: out of memory for the words of %zu bytes"
+                       : "--data: %zu bytes have too few words: a tenth is held out, and the rest "
+                         "must be longer than the context",
+           *bytes);
+  return -1;
+}
+
+static int load_and_train(team_t *team, const word_options_t *options) {
+  words_t words = {0};
+  size_t bytes = 0;
+  char reason[TEXT_WORDS];
+  const int well = !options->train.dense_mpi || team->has_mpi;
+  const int loaded = load(&words, &bytes, options, reason);
+  int result = WRONG_USE;
+  team->gradients = team->comm;
+  if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") == 0 &&
+      agree(team, loaded == 0, reason) == 0 &&
+      agree(team,
+            same(team, train_hash(words.vocabulary, words.word, words.length * sizeof *words.word)),
+            "--data: the ranks read different texts") == 0) {
+    say(team, "%zu ranks; %zu bytes of text, %zu words, of %zu kinds\n", team->size, bytes,
+        words.length, words.vocabulary);
+    result = train_all(team, &options->train, &word_kind, &words) == 0 ? DONE : FAILED;
+  }
+  words_free(&words);
+  return result;
+}
+
+/* What the command line asks for. */
+typedef struct command {
+  word_options_t options;
+  int wrong; /* nonzero: words say what is */
+  char words[OPTION_WORDS];
+} command_t;
+
+static int run_rank(team_t *team, const void *context) {
+  const command_t *command = context;
+  team->quiet = command->options.train.quiet;
+  if (command->wrong)
+    complain(team, command->words);
+  else if (!command->options.train.help)
+    return load_and_train(team, &command->options);
+  else if (team->rank == 0)
+    word_options_print_help();
+  return command->wrong ? WRONG_USE : DONE;
+}
+
+int main(int argc, char **argv) {
+  command_t command;
+  setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+  command.wrong = word_options_parse(&command.options, argc, argv, command.words);
+  return team_run("train_words", command.wrong ? 0 : command.options.train.ranks, run_rank,
+                  &command);
+}
