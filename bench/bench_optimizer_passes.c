@@ -99,6 +99,22 @@ static void run_compress_step(struct bench_passes *passes, size_t streams) {
                                                   .reciprocals = passes->reciprocals});
 }
 
+static void run_compress_normalized(struct bench_passes *passes, size_t streams) {
+  const void *input = passes->input;
+  struct ob_kept *kept = &passes->plan->worker;
+  (void)streams;
+  for (int copy = 0; copy < 2; copy++)
+    kept->moments[copy] = passes->optimizer_arrays->moments[copy];
+  bench_pass_compress(passes, &(struct ob_source){.inputs = &input,
+                                                  .factor = 1,
+                                                  .momentum = true,
+                                                  .decay = bench_factors.beta1,
+                                                  .weight = bench_factors.one_minus_beta1,
+                                                  .moment_rule = OB_MOMENTS_SECOND,
+                                                  .moment = {.adam = bench_factors}});
+  kept->moments[0] = kept->moments[1] = NULL;
+}
+
 static void run_apply_step(struct bench_passes *passes, size_t streams) {
   (void)streams;
   on_messages(passes, OB_PASS_APPLY_STEP);
@@ -146,6 +162,9 @@ const struct bench_pass
     bench_momentum = {"dense momentum", run_momentum, .floats = 5},
     /* gradient, reciprocal, kept value and the last bit in; kept value and bit out */
     bench_compress_step = {"compress step", run_compress_step, .inputs = 1, .floats = 3, .bits = 2},
+    /* gradient, second moment, kept value and the last bit in; second moment, kept value, bit out */
+    bench_compress_normalized = {"compress normalized", run_compress_normalized, .inputs = 1,
+                                 .floats = 3, .bits = 2},
     /* a bit and the parameter in; the parameter out */
     bench_apply_step = {"apply step", run_apply_step, .floats = 2, .bits = 1},
     /* two bits, reciprocal, fresh variance and parameter in; the fresh variance out */
@@ -167,6 +186,10 @@ bool bench_optimizer_arrays_create(struct bench_passes *passes,
   *arrays = (struct bench_optimizer_arrays){.fresh = ob_allocate(passes->count, sizeof(float)),
                                             .anchor = ob_allocate(passes->count, sizeof(float))};
   bool made = arrays->fresh && arrays->anchor;
+  for (int copy = 0; copy < 2; copy++) {
+    arrays->moments[copy] = ob_allocate(passes->count, sizeof(uint16_t));
+    made = made && arrays->moments[copy];
+  }
   for (int k = 0; k < OB_SUMS; k++) {
     arrays->sums[k] = ob_allocate(blocks, sizeof(double));
     made = made && arrays->sums[k];
@@ -174,6 +197,8 @@ bool bench_optimizer_arrays_create(struct bench_passes *passes,
   for (size_t i = 0; made && i < passes->count; i++) {
     arrays->fresh[i] = passes->variance[i];
     arrays->anchor[i] = passes->parameters[i];
+    for (int copy = 0; copy < 2; copy++)
+      arrays->moments[copy][i] = ob_to_bfloat16(passes->variance[i]);
   }
   passes->optimizer_arrays = arrays;
   return made;
@@ -182,6 +207,8 @@ bool bench_optimizer_arrays_create(struct bench_passes *passes,
 void bench_optimizer_arrays_destroy(struct bench_optimizer_arrays *arrays) {
   ob_release(arrays->fresh);
   ob_release(arrays->anchor);
+  ob_release(arrays->moments[0]);
+  ob_release(arrays->moments[1]);
   for (int k = 0; k < OB_SUMS; k++)
     ob_release(arrays->sums[k]);
 }

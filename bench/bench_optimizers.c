@@ -24,6 +24,10 @@ struct step {
 };
 
 static const struct step steps[] = {
+    {"Efficient-Adam",
+     {&bench_fused_adam_step, &bench_adam},
+     {&bench_compress_normalized, &bench_apply_step},
+     true},
     {"1-bit Adam",
      {&bench_fused_adam_step, &bench_adam},
      {&bench_compress_momentum, &bench_apply},
@@ -188,6 +192,11 @@ static int run_size(const struct bench_options *options, size_t bytes) {
 typedef onebit_status_t create_optimizer(onebit_comm_t comm, const onebit_tensor_t *tensor,
                                          onebit_optimizer_t *optimizer);
 
+static onebit_status_t create_efficient_adam(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                                             onebit_optimizer_t *optimizer) {
+  return onebit_efficient_adam_create(comm, tensor, 1, NULL, optimizer);
+}
+
 static onebit_status_t create_adam(onebit_comm_t comm, const onebit_tensor_t *tensor,
                                    onebit_optimizer_t *optimizer) {
   return onebit_adam_create(comm, tensor, 1, NULL, optimizer);
@@ -213,7 +222,8 @@ static const struct {
   const char *name;
   create_optimizer *create;
   int dense;
-} memories[] = {{"1-bit Adam", create_adam, 12},
+} memories[] = {{"Efficient-Adam", create_efficient_adam, 12},
+                {"1-bit Adam", create_adam, 12},
                 {"1-bit LAMB", create_lamb, 12},
                 {"0/1 Adam", create_zero_one, 12},
                 {"1-bit momentum SGD", create_momentum, 8}};

@@ -7,6 +7,7 @@
 /* What only they need. */
 struct bench_optimizer_arrays {
   float *fresh, *anchor;
+  uint16_t *moments[2];
   double *sums[OB_SUMS]; /* one a block */
 };
 
@@ -20,9 +21,9 @@ extern const struct bench_pass bench_fused_adam_step, bench_fused_lamb_step,
     bench_fused_momentum_step, bench_lamb, bench_momentum;
 
 /* Parts of compressed steps, besides those of bench_passes.h. */
-extern const struct bench_pass bench_compress_step, bench_apply_step, bench_lamb_fresh,
-    bench_zero_one, bench_zero_one_look, bench_zero_one_local, bench_zero_one_meet,
-    bench_zero_one_met;
+extern const struct bench_pass bench_compress_step, bench_compress_normalized, bench_apply_step,
+    bench_lamb_fresh, bench_zero_one, bench_zero_one_look, bench_zero_one_local,
+    bench_zero_one_meet, bench_zero_one_met;
 
 int bench_run_optimizers(const struct bench_benchmark *benchmark,
                          const struct bench_options *options, struct bench_team *team);

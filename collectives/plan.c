@@ -56,11 +56,12 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan) {
     end = plan->layout.blocks;
   }
   const struct ob_memory *memory = plan->place->kept;
-  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, first, end, work->one_scale, memory));
+  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, first, end, work->one_scale, plan->moments,
+                        memory));
   first = end = 0;
   if (plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER)
     ob_plan_share(plan, &first, &end);
-  OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale, memory));
+  OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale, false, memory));
   if (plan->options.profile == ONEBIT_PROFILE_DEFAULT) {
     plan->server.result_dtype = work->output_dtype;
     if (plan->options.operation == ONEBIT_ALLGATHER)
@@ -171,6 +172,7 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
 static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   plan->options = shape->options;
   plan->momentum = shape->momentum;
+  plan->moments = shape->moments;
   plan->of_shares = shape->of_shares;
   OB_TRY(ob_place_choose(plan));
   OB_TRY(check_place(plan));

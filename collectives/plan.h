@@ -26,6 +26,7 @@ struct ob_plan_shape {
    * rank's. */
   const size_t *share_pieces;
   bool momentum; /* the source will want the last result */
+  bool moments;  /* moments of this rank's own gradients are kept (struct ob_source) */
   bool served;   /* a pass takes the result, as servers send it in bits */
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
@@ -79,6 +80,7 @@ struct ob_call {
   /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
    * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
+  bool counted; /* the device knows the bias corrections of the step, and the host may not */
   /* On which stream of the device, where the plan is on one: NULL is a stream too. */
   bool on_stream;
   void *stream;
@@ -117,7 +119,7 @@ struct onebit_plan {
   struct ob_work work;
   const struct ob_place *place;
   struct ob_device *device; /* the place's own, where it is a device */
-  bool momentum, of_shares;
+  bool momentum, moments, of_shares;
   uint64_t wire_bytes, memory_bytes;
   struct ob_cost_choice choice; /* what was decided, and why */
   onebit_schedule_t schedule;   /* of it: not automatic any more */

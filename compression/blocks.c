@@ -133,11 +133,23 @@ static float kept_scale(const struct ob_kept *kept, size_t block) {
   return kept->scales[kept->now][kept->one_scale ? 0 : block - kept->first];
 }
 
+/* The moments of the block: what the run reads, and what it writes. */
+static void point_to_moments(const struct step *step, const struct ob_block *block,
+                             struct ob_compress_run *run) {
+  const struct ob_kept *kept = step->kept;
+  const size_t at = kept_at(kept, block);
+  run->moments = kept->moments[kept->now] + at;
+  run->moments_out = kept->moments[!kept->now] + at;
+  run->factor = step->source->values ? 1 : step->source->factor;
+  run->moment = step->source->moment;
+}
+
 static void compress_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
   const struct ob_source *source = step->source;
-  const float weight = source->values ? source->weight : source->weight * source->factor;
+  const bool factor_applied = source->values || source->moment_rule;
+  const float weight = factor_applied ? source->weight : source->weight * source->factor;
   size_t piece = 0;
   (void)thread;
   for (size_t b = first; b < end; b++) {
@@ -158,11 +170,14 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .weight = weight * scaling,
         .reciprocals =
             source->reciprocals ? source->reciprocals + kept_at(step->kept, &block) : NULL,
+        .moment_rule = source->moment_rule,
         .kept = kept_values(step->kept, step->kept->now, &block),
         .kept_scale = kept_scale(step->kept, b),
         .kept_out = kept_values(step->kept, !step->kept->now, &block),
         .bits = step->out->words + word,
     };
+    if (run.moment_rule)
+      point_to_moments(step, &block, &run);
     settle(step, b, block.count, work->codec->compress(&run));
   }
 }

@@ -7,7 +7,8 @@
  * call needs it: the same operations with the same rounding, one pass over memory instead of two.
  * There are two copies, the current and the next: a call reads the one and writes the other, and
  * only ob_kept_commit, once all ranks are known to be well, makes the next the current. So a
- * skipped or failed call leaves the error as it was, to the bit.
+ * skipped or failed call leaves the error as it was, to the bit. Where an optimizer has moments of
+ * this rank's own gradients, they change in compress too, and lie beside: two copies likewise.
  */
 #ifndef OB_COMPRESSION_BLOCKS_H
 #define OB_COMPRESSION_BLOCKS_H
@@ -30,14 +31,16 @@ struct ob_kept {
   const struct ob_memory *memory; /* where the arrays are */
   int now;                        /* which copy is the current one */
   float *values[2];
-  float *scales[2]; /* one a block, or one in all */
+  float *scales[2];     /* one a block, or one in all */
+  uint16_t *moments[2]; /* one an element; NULL without moments */
 };
 
 onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *layout, size_t first,
-                               size_t end, bool one_scale, const struct ob_memory *memory);
+                               size_t end, bool one_scale, bool moments,
+                               const struct ob_memory *memory);
 void ob_kept_destroy(struct ob_kept *kept);
 void ob_kept_commit(struct ob_kept *kept);
-/* Errors: those of the memory, which the host's has not. */
+/* The moments stay. Errors: those of the memory, which the host's has not. */
 onebit_status_t ob_kept_reset(struct ob_kept *kept);
 /* Is a scale from OB_LARGE_SCALE on? In memory of the host. */
 bool ob_kept_large(const struct ob_kept *kept);
@@ -103,6 +106,9 @@ struct ob_source {
   const float *reciprocals; /* NULL, or one an element, likewise; they lie as the kept values do */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
   bool float32;             /* inputs are, whatever else the plan's dtype is about */
+  /* With moments, and kept values that have them: how they change, and its factors. */
+  enum ob_moment_rule moment_rule;
+  struct ob_moment_factors moment;
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came

@@ -22,13 +22,20 @@
  *   RAW        weight * input[i]
  *   MOMENTUM   decay * m[i] + weight * input[i], with m[i] = +-momentum_scale by momentum_bits
  * and the product with input[i] is multiplied by reciprocals[i] where there are such; and bits =
- * signs of kept_out. From `valid` on there is padding: its input is zero. */
+ * signs of kept_out. With moments, factor * input[i] and moments[i] first become what takes the
+ * place of input[i], and moments_out[i] (ob_moment_input). From `valid` on there is padding: its
+ * input is zero. */
 struct ob_compress_run {
   size_t count, valid;
   const void *input; /* valid elements of dtype; NULL: zeros */
   onebit_dtype_t dtype;
   float weight;
   const float *reciprocals; /* or NULL */
+  enum ob_moment_rule moment_rule;
+  const uint16_t *moments; /* as `kept`; NULL without a rule */
+  uint16_t *moments_out;
+  float factor;
+  struct ob_moment_factors moment;
   onebit_scale_t rule;
   bool stream; /* the kept values are larger than the caches: write them past the caches */
   const uint32_t *momentum_bits; /* NULL: RAW */

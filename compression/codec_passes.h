@@ -161,6 +161,7 @@ static void pass(struct ob_pass_run *run) {
     PASS(OB_PASS_ZERO_ONE_MET)
     PASS(OB_PASS_SHARE)
     PASS(OB_PASS_SHARE_MOVE)
+    PASS(OB_PASS_STEP)
   case OB_PASSES:
     break;
   }

@@ -8,12 +8,16 @@
  *   v_set                                     broadcast
  *   v_load v_store v_stream                   whole vectors, any alignment (v_stream: aligned to
  *                                             the vector)
- *   v_add v_sub v_mul v_div v_sqrt v_abs      one IEEE operation a lane, rounded to nearest
+ *   v_add v_sub v_mul v_abs                   one IEEE operation a lane, rounded to nearest
  *   v_with_sign(magnitude, signs)             the magnitude, which is not negative, with the sign
  *                                             bits of the other
+ *   v_if_zero(a, yes, no)                     yes in lanes where a is zero
+ *   v_root_guess                              the first guess of ob_reciprocal_root
  *   v_load_bfloat16 v_load_float16            as numerics.h converts
  *   v_store_bfloat16 v_store_float16          likewise
  *   v_bound_float16                           ob_bound_float16
+ *   v_store_moment(to, moment, chance, stream)  as ob_moment_round has it; `stream` may write past
+ *                                             the caches
  *   group_signs(V[GROUP])                     the sign bits of a group of 32 elements, element i in
  *                                             bit i
  *   group_signed(word, magnitude, V[GROUP])   the magnitude with bit i of the word as the sign of
@@ -93,12 +97,17 @@ FIXED float group_total(const V group[GROUP]) {
   return ob_sum_lanes(lanes);
 }
 
-/* group += the error kept from the last call */
-FIXED void group_compensate(V group[GROUP], const float *kept, V scale) {
+/* The error kept from the last call; group += that */
+FIXED void group_error(V error[GROUP], const float *kept, V scale) {
   for (int k = 0; k < GROUP; k++) {
     V c = v_load(kept + k * VL);
-    group[k] = v_add(v_sub(c, v_with_sign(scale, c)), group[k]);
+    error[k] = v_sub(c, v_with_sign(scale, c));
   }
+}
+
+FIXED void group_compensate(V group[GROUP], const V error[GROUP]) {
+  for (int k = 0; k < GROUP; k++)
+    group[k] = v_add(error[k], group[k]);
 }
 
 /* Writes the new kept values and returns their signs; adds their magnitudes to the lanes. */
@@ -113,6 +122,31 @@ FIXED uint32_t group_keep(const V group[GROUP], float *kept, bool stream, onebit
     lanes[k] = v_add(lanes[k], size);
   }
   return group_signs(group);
+}
+
+/* ob_reciprocal_root */
+FIXED V v_reciprocal_root(V value) {
+  const V guess = v_root_guess(value), square = v_mul(v_mul(value, guess), guess);
+  return v_mul(guess, v_mul(v_set(OB_ROOT_FACTOR), v_sub(v_set(OB_ROOT_TERM), square)));
+}
+
+/* ob_moment_input of the group; the moments, like the kept values, fill whole words. */
+FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
+                         const V error[GROUP]) {
+  const struct ob_adam_factors *f = &run->moment.adam;
+  const V unbiased = v_set(f->variance_factor * f->variance_factor),
+          least = v_set(f->epsilon * f->epsilon),
+          late = v_set(ob_moment_late_gain(&run->moment, run->kept_scale));
+  for (int k = 0; k < GROUP; k++) {
+    const size_t at = first + (size_t)(k * VL);
+    const V gradient = v_mul(v_set(run->factor), group[k]),
+            before = v_load_bfloat16(run->moments + at),
+            square = v_mul(v_mul(v_set(f->one_minus_beta2), gradient), gradient),
+            moment = v_add(v_mul(v_set(f->beta2), before), square);
+    const V root = v_reciprocal_root(v_add(v_mul(moment, unbiased), least));
+    group[k] = v_mul(v_mul(gradient, root), v_if_zero(before, late, v_set(1)));
+    v_store_moment(run->moments_out + at, moment, error[k], run->stream);
+  }
 }
 
 /* group = weight * group, and each times its own reciprocal where there are such */
@@ -140,26 +174,29 @@ FIXED void group_momentum(V group[GROUP], uint32_t signs, V scaled) {
 }
 
 FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype,
-                         onebit_scale_t rule, bool momentum) {
-  V lanes[GROUP], group[GROUP];
+                         onebit_scale_t rule, bool momentum, bool moments) {
+  V lanes[GROUP], group[GROUP], error[GROUP];
   const V scale = v_set(run->kept_scale), scaled = v_set(run->decay * run->momentum_scale),
           weight = v_set(run->weight);
   const size_t given = smaller(run->count, run->valid);
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     const bool whole = i + OB_LANES <= given;
+    group_error(error, run->kept + i, scale);
     if (!run->input)
       group_set(group, 0);
     else if (whole)
       group_load(group, run->input, i, dtype);
     else
       part_load(group, run->input, i, given, dtype);
+    if (moments)
+      group_moments(group, run, i, error);
     group_weigh(group, weight, run->reciprocals, i, given);
     if (momentum)
       group_momentum(group, run->momentum_bits[i / OB_LANES], scaled);
     if (momentum && !whole) /* padding has no momentum */
       group_cut(group, given > i ? given - i : 0);
-    group_compensate(group, run->kept + i, scale);
+    group_compensate(group, error);
     if (!whole && run->count - i < OB_LANES)
       group_cut(group, run->count - i);
     run->bits[i / OB_LANES] = group_keep(group, run->kept_out + i, run->stream, rule, lanes);
@@ -167,23 +204,29 @@ FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype
   return group_total(lanes);
 }
 
-FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rule, bool momentum) {
+FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rule, bool momentum,
+                           bool moments) {
   switch (run->dtype) {
   case ONEBIT_BFLOAT16:
-    return compress_run(run, ONEBIT_BFLOAT16, rule, momentum);
+    return compress_run(run, ONEBIT_BFLOAT16, rule, momentum, moments);
   case ONEBIT_FLOAT16:
-    return compress_run(run, ONEBIT_FLOAT16, rule, momentum);
+    return compress_run(run, ONEBIT_FLOAT16, rule, momentum, moments);
   default:
-    return compress_run(run, ONEBIT_FLOAT32, rule, momentum);
+    return compress_run(run, ONEBIT_FLOAT32, rule, momentum, moments);
   }
 }
 
+/* What has moments has a momentum. */
+FIXED float compress_rule(const struct ob_compress_run *run, onebit_scale_t rule) {
+  if (run->moment_rule)
+    return compress_dtype(run, rule, true, true);
+  return run->momentum_bits ? compress_dtype(run, rule, true, false)
+                            : compress_dtype(run, rule, false, false);
+}
+
 static float compress(const struct ob_compress_run *run) {
-  if (run->rule == ONEBIT_SCALE_RMS)
-    return run->momentum_bits ? compress_dtype(run, ONEBIT_SCALE_RMS, true)
-                              : compress_dtype(run, ONEBIT_SCALE_RMS, false);
-  return run->momentum_bits ? compress_dtype(run, ONEBIT_SCALE_MEAN_ABSOLUTE, true)
-                            : compress_dtype(run, ONEBIT_SCALE_MEAN_ABSOLUTE, false);
+  return run->rule == ONEBIT_SCALE_RMS ? compress_rule(run, ONEBIT_SCALE_RMS)
+                                       : compress_rule(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
 
 /* The sum of the streams' values for the group whose word is `word`. */
@@ -199,12 +242,13 @@ FIXED void group_sum(V total[GROUP], size_t word, size_t streams, const uint32_t
 }
 
 FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule) {
-  V lanes[GROUP], total[GROUP];
+  V lanes[GROUP], total[GROUP], error[GROUP];
   const V scale = v_set(run->kept_scale);
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
-    group_compensate(total, run->kept + i, scale);
+    group_error(error, run->kept + i, scale);
+    group_compensate(total, error);
     if (run->count - i < OB_LANES)
       group_cut(total, run->count - i);
     run->out[i / OB_LANES] = group_keep(total, run->kept_out + i, run->stream, rule, lanes);

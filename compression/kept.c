@@ -6,7 +6,8 @@
 #include "compression/blocks.h"
 
 onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *layout, size_t first,
-                               size_t end, bool one_scale, const struct ob_memory *memory) {
+                               size_t end, bool one_scale, bool moments,
+                               const struct ob_memory *memory) {
   size_t word = ob_layout_word(layout, first);
   *kept = (struct ob_kept){.first = first,
                            .first_word = word,
@@ -18,7 +19,9 @@ onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *lay
     kept->values[copy] = memory->allocate(kept->words, OB_LANES * sizeof(float));
     if (kept->values[copy])
       kept->scales[copy] = memory->allocate(one_scale ? 1 : kept->blocks, sizeof(float));
-    if (!kept->scales[copy])
+    if (kept->scales[copy] && moments)
+      kept->moments[copy] = memory->allocate(kept->words, OB_LANES * sizeof(uint16_t));
+    if (!kept->scales[copy] || (moments && !kept->moments[copy]))
       return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu kept values", kept->words * OB_LANES);
   }
   return ONEBIT_OK;
@@ -30,6 +33,7 @@ void ob_kept_destroy(struct ob_kept *kept) {
       break;
     kept->memory->release(kept->values[copy]);
     kept->memory->release(kept->scales[copy]);
+    kept->memory->release(kept->moments[copy]);
   }
   *kept = (struct ob_kept){0};
 }
@@ -58,7 +62,8 @@ bool ob_kept_large(const struct ob_kept *kept) {
 }
 
 size_t ob_kept_bytes(const struct ob_kept *kept) {
-  return 2 * (value_bytes(kept) + scale_bytes(kept));
+  size_t moments = kept->moments[0] ? value_bytes(kept) / 2 : 0;
+  return 2 * (value_bytes(kept) + scale_bytes(kept) + moments);
 }
 
 size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout) {

@@ -57,6 +57,7 @@ enum ob_pass_kind {
   OB_PASS_ZERO_ONE_MET,    /* the message is the mean of that */
   OB_PASS_SHARE,           /* sharded: momentum from the mean gradient, the step to scratch */
   OB_PASS_SHARE_MOVE,      /* sharded: a whole step with frozen variance on mean gradients */
+  OB_PASS_STEP,            /* the message is the step as it is */
   OB_PASSES
 };
 
@@ -139,6 +140,8 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
     return c | v | a;
   case OB_PASS_SHARE:
     return s | m | v;
+  case OB_PASS_STEP:
+    return c | p;
   default:
     return 0;
   }
@@ -162,6 +165,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_APPLY:
   case OB_PASS_APPLY_STEP:
   case OB_PASS_LAMB_MOVE:
+  case OB_PASS_STEP:
     return p;
   case OB_PASS_SGD_FREEZE:
     return m;
@@ -293,6 +297,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *p = ob_adam_parameter(*p, e.at[OB_MESSAGE] * *v, rate, decay);
     break;
   case OB_PASS_APPLY_STEP:
+  case OB_PASS_STEP:
     *p = ob_adam_parameter(*p, e.at[OB_MESSAGE], rate, decay);
     break;
   case OB_PASS_SGD:

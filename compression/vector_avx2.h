@@ -11,10 +11,17 @@ static inline void v_stream(float *to, V value) { _mm256_stream_ps(to, value); }
 static inline V v_add(V a, V b) { return _mm256_add_ps(a, b); }
 static inline V v_sub(V a, V b) { return _mm256_sub_ps(a, b); }
 static inline V v_mul(V a, V b) { return _mm256_mul_ps(a, b); }
-static inline V v_div(V a, V b) { return _mm256_div_ps(a, b); }
-static inline V v_sqrt(V a) { return _mm256_sqrt_ps(a); }
 static inline V sign_bits(void) { return _mm256_set1_ps(-0.0f); }
 static inline V v_abs(V a) { return _mm256_andnot_ps(sign_bits(), a); }
+
+static inline V v_if_zero(V a, V yes, V no) {
+  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_EQ_OQ));
+}
+
+static inline V v_root_guess(V a) {
+  __m256i half = _mm256_srli_epi32(_mm256_castps_si256(a), 1);
+  return _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(OB_ROOT_GUESS), half));
+}
 
 static inline V v_with_sign(V magnitude, V signs) {
   return _mm256_or_ps(magnitude, _mm256_and_ps(signs, sign_bits()));
@@ -45,6 +52,16 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
 static inline V v_bound_float16(V value) {
   const V most = _mm256_set1_ps(OB_FLOAT16_MAX), least = _mm256_set1_ps(-OB_FLOAT16_MAX);
   return _mm256_min_ps(most, _mm256_max_ps(least, value));
+}
+
+static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream) {
+  __m256i low = _mm256_and_si256(_mm256_castps_si256(chance), _mm256_set1_epi32(0xffff));
+  __m256i sum = _mm256_srli_epi32(_mm256_add_epi32(_mm256_castps_si256(moment), low), 16);
+  __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(sum, sum), 0x08);
+  if (stream)
+    _mm_stream_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
+  else
+    _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
 }
 
 static inline void v_store_float16(uint16_t *to, V value) {

@@ -11,10 +11,17 @@ static inline void v_stream(float *to, V value) { _mm512_stream_ps(to, value); }
 static inline V v_add(V a, V b) { return _mm512_add_ps(a, b); }
 static inline V v_sub(V a, V b) { return _mm512_sub_ps(a, b); }
 static inline V v_mul(V a, V b) { return _mm512_mul_ps(a, b); }
-static inline V v_div(V a, V b) { return _mm512_div_ps(a, b); }
-static inline V v_sqrt(V a) { return _mm512_sqrt_ps(a); }
 static inline V sign_bits(void) { return _mm512_set1_ps(-0.0f); }
 static inline V v_abs(V a) { return _mm512_andnot_ps(sign_bits(), a); }
+
+static inline V v_if_zero(V a, V yes, V no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_EQ_OQ), no, yes);
+}
+
+static inline V v_root_guess(V a) {
+  __m512i half = _mm512_srli_epi32(_mm512_castps_si512(a), 1);
+  return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(OB_ROOT_GUESS), half));
+}
 
 static inline V v_with_sign(V magnitude, V signs) {
   return _mm512_or_ps(magnitude, _mm512_and_ps(signs, sign_bits()));
@@ -48,6 +55,16 @@ static inline V v_bound_float16(V value) {
 
 static inline void v_store_float16(uint16_t *to, V value) {
   _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream) {
+  __m512i low = _mm512_and_si512(_mm512_castps_si512(chance), _mm512_set1_epi32(0xffff));
+  __m512i sum = _mm512_add_epi32(_mm512_castps_si512(moment), low);
+  __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16));
+  if (stream)
+    _mm256_stream_si256((__m256i *)(void *)to, words);
+  else
+    _mm256_storeu_si256((__m256i *)(void *)to, words);
 }
 
 static inline uint32_t group_signs(const V group[2]) {

@@ -11,9 +11,14 @@ static inline void v_stream(float *to, V value) { vst1q_f32(to, value); }
 static inline V v_add(V a, V b) { return vaddq_f32(a, b); }
 static inline V v_sub(V a, V b) { return vsubq_f32(a, b); }
 static inline V v_mul(V a, V b) { return vmulq_f32(a, b); }
-static inline V v_div(V a, V b) { return vdivq_f32(a, b); }
-static inline V v_sqrt(V a) { return vsqrtq_f32(a); }
 static inline V v_abs(V a) { return vabsq_f32(a); }
+
+static inline V v_if_zero(V a, V yes, V no) { return vbslq_f32(vceqzq_f32(a), yes, no); }
+
+static inline V v_root_guess(V a) {
+  uint32x4_t half = vshrq_n_u32(vreinterpretq_u32_f32(a), 1);
+  return vreinterpretq_f32_u32(vsubq_u32(vdupq_n_u32(OB_ROOT_GUESS), half));
+}
 
 static inline V with_bits(V magnitude, uint32x4_t bits) {
   return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(magnitude), bits));
@@ -45,6 +50,12 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
 static inline V v_bound_float16(V value) {
   const V most = vdupq_n_f32(OB_FLOAT16_MAX);
   return vminq_f32(most, vmaxq_f32(vnegq_f32(most), value));
+}
+
+static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream) {
+  uint32x4_t low = vandq_u32(vreinterpretq_u32_f32(chance), vdupq_n_u32(0xffff));
+  (void)stream;
+  vst1_u16(to, vshrn_n_u32(vaddq_u32(vreinterpretq_u32_f32(moment), low), 16));
 }
 
 static inline void v_store_float16(uint16_t *to, V value) {

@@ -10,8 +10,8 @@ static inline void v_stream(float *to, V value) { *to = value; }
 static inline V v_add(V a, V b) { return a + b; }
 static inline V v_sub(V a, V b) { return a - b; }
 static inline V v_mul(V a, V b) { return a * b; }
-static inline V v_div(V a, V b) { return a / b; }
-static inline V v_sqrt(V a) { return sqrtf(a); }
+static inline V v_if_zero(V a, V yes, V no) { return ob_choose(a == 0, yes, no); }
+static inline V v_root_guess(V a) { return ob_root_guess(a); }
 static inline V v_abs(V a) { return ob_float_of(ob_bits_of(a) & ~OB_SIGN_BIT); }
 
 static inline V v_with_sign(V magnitude, V signs) {
@@ -23,6 +23,11 @@ static inline V v_load_float16(const uint16_t *from) { return ob_from_float16(*f
 static inline V v_bound_float16(V value) { return ob_bound_float16(value); }
 static inline void v_store_bfloat16(uint16_t *to, V value) { *to = ob_to_bfloat16(value); }
 static inline void v_store_float16(uint16_t *to, V value) { *to = ob_to_float16(value); }
+
+static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream) {
+  (void)stream;
+  *to = ob_moment_round(moment, chance);
+}
 
 /* Eight bytes that are 0 or 1 to eight bits: the multiplication moves byte i to bit 56 + i, and no
  * sum carries. */

@@ -4,16 +4,48 @@
  * Bytes an element, float32 input: 4 input + 4 kept read, 4 kept written, 1/8 signs written, and at
  * 2048 elements a block 2 scales written and 1 read, 12/2048: 12.13. With momentum its signs are
  * read too: 12.26. Input of 16 bits: 10.13 and 10.26. Where the step is sent and not the momentum,
- * 4 reciprocal read: 16.26. The ceiling is the card's copy bandwidth over these: at 4.2 TB/s, 346e9
+ * 4 reciprocal read: 16.26; with moments 2 more read and written: 16.26. The ceiling is the card's copy bandwidth over these: at 4.2 TB/s, 346e9
  * elements a second.
  */
 #include "cuda/place.cuh"
 
+/* What becomes of a gradient before it is weighed: nothing; it is multiplied by reciprocals; or
+ * something else is made of it and of its moment. */
+enum treatment { AS_IT_IS, RECIPROCALS, SECOND_MOMENTS };
+
+struct moments {
+  const uint16_t *now;
+  uint16_t *next;
+  float factor;
+  struct ob_moment_factors moment;
+};
+
+/* Four moments are 8 bytes, and lie as the kept values do. */
+template <enum ob_moment_rule rule>
+static __device__ inline void apply_moments(const struct moments &moments, unsigned first,
+                                            unsigned end, const float (&kept)[4], float kept_scale,
+                                            float (&value)[4]) {
+  const float late_gain = ob_moment_late_gain(&moments.moment, kept_scale);
+  if (first >= end)
+    return;
+  uint32_t before[2], after[2] = {};
+  load_raw((const char *)(moments.now + first), before);
+  OB_UNROLL
+  for (unsigned j = 0; j < 4; j++) {
+    uint16_t moment = (uint16_t)(before[j / 2] >> 16 * (j % 2));
+    value[j] = ob_moment_input(rule, moments.factor * value[j], &moment,
+                               ob_kept_error(kept[j], kept_scale), late_gain, &moments.moment.adam);
+    after[j / 2] |= (uint32_t)moment << 16 * (j % 2);
+  }
+  store_raw((char *)(moments.next + first), after);
+}
+
 /* The elements from `first` on, to the kept values and to the tile in shared memory, as
  * group_weigh, group_momentum and group_compensate have it. `whole`: none is padding, and the
  * input is there and aligned. */
-template <onebit_dtype_t dtype, bool momentum, bool reciprocals, bool whole>
-static __device__ inline void compress_tile(const struct ob_compress_run &run, unsigned first,
+template <onebit_dtype_t dtype, bool momentum, enum treatment treatment, bool whole>
+static __device__ inline void compress_tile(const struct ob_compress_run &run,
+                                            const struct moments &moments, unsigned first,
                                             unsigned given, bool aligned, float4 *tile) {
   const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid, end = whole_words(count);
   float kept[fours_a_tile][4], value[fours_a_tile][4], own[4];
@@ -27,13 +59,16 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run, u
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     const uint32_t four = momentum ? four_signs(signs, k, 0) : 0;
-    if (reciprocals)
+    if (treatment == RECIPROCALS)
       load_some<ONEBIT_FLOAT32, whole>(run.reciprocals, first + four_at(k), end, true, own);
+    if (treatment == SECOND_MOMENTS)
+      apply_moments<OB_MOMENTS_SECOND>(moments, first + four_at(k), end, kept[k], run.kept_scale,
+                                       value[k]);
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
       const unsigned i = first + four_at(k) + j;
       float input = run.weight * value[k][j];
-      if (reciprocals)
+      if (treatment == RECIPROCALS)
         input = input * own[j];
       if (momentum)
         input = ob_decode(four >> j & 1, run.decay * run.momentum_scale) + input;
@@ -49,16 +84,17 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run, u
 }
 
 /* As a codec's compress; the sum is lane 0's. */
-template <onebit_dtype_t dtype, bool momentum, bool reciprocals>
-static __device__ inline float compress(const struct ob_compress_run &run, float4 *tile) {
+template <onebit_dtype_t dtype, bool momentum, enum treatment treatment>
+static __device__ inline float compress(const struct ob_compress_run &run,
+                                        const struct moments &moments, float4 *tile) {
   const bool aligned = is_aligned(run.input, 4 * size_of<dtype>);
   const unsigned count = (unsigned)run.count, given = run.input ? (unsigned)run.valid : 0;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
     if (aligned && first + tile_elements <= given)
-      compress_tile<dtype, momentum, reciprocals, true>(run, first, given, aligned, tile);
+      compress_tile<dtype, momentum, treatment, true>(run, moments, first, given, aligned, tile);
     else
-      compress_tile<dtype, momentum, reciprocals, false>(run, first, given, aligned, tile);
+      compress_tile<dtype, momentum, treatment, false>(run, moments, first, given, aligned, tile);
     store_signs(run.bits, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
@@ -79,8 +115,19 @@ static __device__ inline void weigh(const struct ob_cuda_source &source,
   run->weight = source.weight * scaling;
 }
 
+static __device__ inline struct moments moments_of(const struct ob_cuda_plan &plan, uint32_t now,
+                                                   const struct ob_cuda_source &source,
+                                                   const struct ob_block &block) {
+  struct moments moments = {values_of(plan.worker, plan.worker.moments[now], block),
+                            values_of(plan.worker, plan.worker.moments[!now], block),
+                            source.values ? 1 : source.factor, source.moment};
+  if (source.counted)
+    moments.moment.adam.variance_factor = plan.state->variance_factor;
+  return moments;
+}
+
 /* grid.y is the member that the message is for. */
-template <onebit_dtype_t dtype, bool momentum, bool reciprocals>
+template <onebit_dtype_t dtype, bool momentum, enum treatment treatment>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const __grid_constant__ struct ob_cuda_source source) {
@@ -101,34 +148,36 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   run.kept_out = values_of(plan.worker, !now, place.block);
   run.bits = out.words + place.word;
   weigh(source, place.block, &run);
-  if (reciprocals)
+  struct moments moments = {};
+  if (treatment == RECIPROCALS)
     run.reciprocals = values_of(plan.worker, source.reciprocals, place.block);
+  if (treatment == SECOND_MOMENTS)
+    moments = moments_of(plan, now, source, place.block);
   if (momentum)
     add_momentum(plan, now, place, &run);
-  const float sum = compress<dtype, momentum, reciprocals>(run, tiles[threadIdx.x / OB_LANES]);
+  const float sum =
+      compress<dtype, momentum, treatment>(run, moments, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)
     settle(plan, now, false, place, out, sum);
 }
 
-template <onebit_dtype_t dtype, bool momentum>
-static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
-                                   const struct ob_cuda_source &source, cudaStream_t stream) {
-  return launch(source.reciprocals ? compress_kernel<dtype, momentum, true>
-                                   : compress_kernel<dtype, momentum, false>,
-                plan.most_blocks, plan.whole ? 1 : plan.members, stream, plan, source);
-}
+using compress_function = void(struct ob_cuda_plan, struct ob_cuda_source);
 
 template <onebit_dtype_t dtype>
 static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
                                    const struct ob_cuda_source &source, cudaStream_t stream) {
-  return source.momentum ? launch_compress<dtype, true>(plan, source, stream)
-                         : launch_compress<dtype, false>(plan, source, stream);
+  static compress_function *const kernels[2][2] = {
+      {compress_kernel<dtype, false, AS_IT_IS>, compress_kernel<dtype, false, RECIPROCALS>},
+      {compress_kernel<dtype, true, AS_IT_IS>, compress_kernel<dtype, true, RECIPROCALS>}};
+  return launch(source.moment_rule ? compress_kernel<dtype, true, SECOND_MOMENTS>
+                                   : kernels[source.momentum][source.reciprocals != NULL],
+                plan.most_blocks, plan.whole ? 1 : plan.members, stream, plan, source);
 }
 
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream) {
   const struct ob_cuda_plan part = of_chunk(plan, chunk);
-  if (!source.values) /* where there are values, they have it */
+  if (!source.values && !source.moment_rule) /* where there are values, they have it */
     source.weight *= source.factor;
   switch (source.values || source.float32 ? ONEBIT_FLOAT32 : plan.dtype) {
   case ONEBIT_BFLOAT16:

@@ -43,6 +43,7 @@ static struct ob_cuda_kept kept_of(const struct ob_kept *kept, const struct ob_l
                                .values = {kept->values[0], kept->values[1]},
                                .scales = {kept->scales[0], kept->scales[1]},
                                .result_dtype = kept->result_dtype,
+                               .moments = {kept->moments[0], kept->moments[1]},
                                .sums = sums};
 }
 
@@ -194,6 +195,9 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
                                   .weight = call->source.weight,
                                   .scalings = call->source.scalings,
                                   .reciprocals = call->source.reciprocals,
+                                  .moment_rule = call->source.moment_rule,
+                                  .moment = call->source.moment,
+                                  .counted = call->counted,
                                   .float32 = call->source.float32};
   if (call->device_inputs)
     source.inputs.each = call->device_inputs;

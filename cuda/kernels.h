@@ -56,7 +56,8 @@ struct ob_cuda_state {
 struct ob_cuda_kept {
   size_t first, first_word, blocks, elements;
   float *values[2];
-  float *scales[2]; /* one a block, or one in all */
+  float *scales[2];     /* one a block, or one in all */
+  uint16_t *moments[2]; /* one an element; NULL without moments */
   onebit_dtype_t result_dtype;
   double *sums; /* one a block, where there is one scale */
 };
@@ -104,6 +105,9 @@ struct ob_cuda_source {
   const float *scalings;    /* NULL, or one a piece */
   const float *reciprocals; /* NULL, or one an element */
   bool float32;
+  enum ob_moment_rule moment_rule;
+  struct ob_moment_factors moment;
+  bool counted; /* what these have of the step is the state's instead */
 };
 
 /* As struct ob_pass_sink. Where there are no learning rates, the step's times a piece's factor is

@@ -117,6 +117,7 @@ onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct 
   int before = ob_cuda_enter(device->number);
   onebit_status_t status = prepare(optimizer, unit);
   ob_cuda_leave(before);
+  call->counted = device->counted;
   return status;
 }
 

@@ -32,8 +32,11 @@ static const image_options_t defaults = {
     .hidden = 64,
 };
 
-static const float learning_rates[METHODS] = {
-    [ADAM] = 2e-3f, [LAMB] = 1e-2f, [ZERO_ONE_ADAM] = 2e-3f, [MOMENTUM] = 2e-2f};
+static const float learning_rates[METHODS] = {[EFFICIENT_ADAM] = 2e-3f,
+                                              [ADAM] = 2e-3f,
+                                              [LAMB] = 1e-2f,
+                                              [ZERO_ONE_ADAM] = 2e-3f,
+                                              [MOMENTUM] = 2e-2f};
 
 static option_table_t tables[1 + TRAIN_TABLES] = {
     {"Images and network", data, sizeof data / sizeof data[0]}};

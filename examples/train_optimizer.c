@@ -30,6 +30,16 @@ static size_t freeze_step(const train_optimizer_t *optimizer) {
   return freeze == FREEZE_AUTOMATIC ? ONEBIT_FREEZE_AUTOMATIC : freeze;
 }
 
+static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
+                                             const onebit_tensor_t *tensors) {
+  onebit_efficient_adam_options_t adam = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  adam.beta2 = (double)optimizer->options->beta2;
+  adam.epsilon = (double)optimizer->options->epsilon;
+  adam.common = common_options(optimizer);
+  return onebit_efficient_adam_create(optimizer->task->team->gradients, tensors,
+                                      optimizer->task->ntensors, &adam, &optimizer->onebit);
+}
+
 static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
@@ -80,16 +90,17 @@ static onebit_status_t create_momentum(train_optimizer_t *optimizer,
                                 optimizer->task->ntensors, &momentum, &optimizer->onebit);
 }
 
-/* Dense 0/1 Adam is Adam. */
+/* Dense 0/1 Adam and Efficient-Adam are Adam. */
 static onebit_status_t create_of_method(train_optimizer_t *optimizer,
                                         const onebit_tensor_t *tensors) {
   static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
+      [EFFICIENT_ADAM] = create_efficient_adam,
       [ADAM] = create_adam,
       [LAMB] = create_lamb,
       [ZERO_ONE_ADAM] = create_zero_one_adam,
       [MOMENTUM] = create_momentum};
   const int method = optimizer->options->method;
-  if (method == ZERO_ONE_ADAM && optimizer->form == DENSE)
+  if ((method == ZERO_ONE_ADAM || method == EFFICIENT_ADAM) && optimizer->form == DENSE)
     return create_adam(optimizer, tensors);
   return create[method](optimizer, tensors);
 }

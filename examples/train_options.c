@@ -13,8 +13,10 @@
 /* --- Tables. The upper limits only keep products of sizes within a size_t. ---------------------*/
 
 static const option_t training[] = {
-    {"optimizer", OPTION_CHOICE, AT(method), 0, 0, "adam|lamb|zero-one-adam|momentum", 0,
-     "what to train with: 1-bit Adam, default, 1-bit LAMB, 0/1 Adam, or 1-bit momentum SGD"},
+    {"optimizer", OPTION_CHOICE, AT(method), 0, 0,
+     "efficient-adam|adam|lamb|zero-one-adam|momentum", 0,
+     "what to train with: Efficient-Adam in one bit, default, 1-bit Adam, 1-bit LAMB, 0/1 Adam, or "
+     "1-bit momentum SGD"},
     {"dense", OPTION_FLAG, AT(dense), 0, 0, NULL, 0,
      "its plain data-parallel form: full precision in all steps"},
     {"dense-mpi", OPTION_FLAG, AT(dense_mpi), 0, 0, NULL, 0,
@@ -199,6 +201,7 @@ int train_options_check(const train_options_t *options, char words[OPTION_WORDS]
 
 const char *train_form_name(int method, form_t form) {
   static const char *const names[METHODS][FORMS] = {
+      [EFFICIENT_ADAM] = {"Efficient-Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
       [ADAM] = {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
       [LAMB] = {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce"},
       [ZERO_ONE_ADAM] = {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce"},

@@ -40,6 +40,7 @@ enum ob_saved {
   OB_SAVED_MOVED,
   OB_SAVED_WORKER,
   OB_SAVED_SERVER,
+  OB_SAVED_MOMENTS, /* of each rank's own gradients */
   OB_SAVED_END
 };
 
@@ -154,6 +155,11 @@ size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block);
 /* Element `offset` of a piece in the array that has it, if any has. Parameters are the caller's
  * where there are no master values. */
 float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece, size_t offset);
+
+/* The kept moments of element `offset` and those that follow it in a piece; NULL where that is
+ * something else. */
+uint16_t *ob_saved_moments(const struct ob_unit *unit, enum ob_saved what, size_t piece,
+                           size_t offset);
 
 /* The errors of the share that this rank serves. */
 struct ob_kept *ob_saved_server(const struct ob_unit *unit);

@@ -55,9 +55,9 @@ uint64_t ob_section_bytes(enum ob_saved what, uint64_t count) {
 }
 
 const char *ob_saved_name(enum ob_saved what) {
-  static const char *const names[] = {"norms",         "numbers",      "parameters", "momentum",
-                                      "variance",      "fresh",        "anchor",     "moved",
-                                      "worker errors", "server errors"};
+  static const char *const names[] = {"norms",         "numbers",       "parameters", "momentum",
+                                      "variance",      "fresh",         "anchor",     "moved",
+                                      "worker errors", "server errors", "own moments"};
   return what >= OB_SAVED_NORMS && what < OB_SAVED_END ? names[what - 1] : "unknown";
 }
 
@@ -232,8 +232,7 @@ void ob_part_copy(const struct ob_part *part, const struct ob_part_section *sect
 /* What messages and kept errors are made of must be finite, as it is everywhere else. */
 static onebit_status_t check_finite(const struct ob_part *part,
                                     const struct ob_part_section *section) {
-  if (section->what != OB_SAVED_MOMENTUM && section->what != OB_SAVED_WORKER &&
-      section->what != OB_SAVED_SERVER)
+  if (section->what != OB_SAVED_MOMENTUM && section->what < OB_SAVED_WORKER)
     return ONEBIT_OK;
   for (uint64_t i = 0; i < section->count; i++) {
     float value;

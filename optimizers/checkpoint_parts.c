@@ -265,17 +265,20 @@ static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part, en
   return ONEBIT_OK;
 }
 
-/* The mean over those who have it. Of an error that nobody has, 0; all else all must have. */
+/* The mean over those who have it. Of an error that nobody has, 0; moments somebody must have, and
+ * all else all. */
 static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
                                   uint64_t first, size_t count, float *values) {
-  bool error = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
+  uint32_t least = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER ? 0
+                   : what == OB_SAVED_MOMENTS                         ? 1
+                                                                      : (uint32_t)parts->count;
   memset(parts->counts, 0, count * sizeof *parts->counts);
   for (size_t i = 0; i < count; i++)
     parts->sums[i] = -0.0; /* which leaves what is added as it is, also another -0 */
   for (int k = 0; k < parts->count; k++)
     OB_TRY(add_part(parts, &parts->list[k], what, space, first, count, !values));
   for (size_t i = 0; i < count; i++) {
-    if (!error && parts->counts[i] != (uint32_t)parts->count)
+    if (parts->counts[i] < least)
       return missing(what, first + i);
     if (values)
       values[i] = parts->counts[i] ? (float)(parts->sums[i] / parts->counts[i]) : 0;

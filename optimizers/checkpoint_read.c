@@ -105,6 +105,16 @@ static onebit_status_t read_messages(struct ob_reader *reader, const struct oneb
   return ONEBIT_OK;
 }
 
+/* In the upper half of the room first: from there they spread to where they belong. */
+static onebit_status_t read_moments(const struct ob_memory *memory, const uint16_t *moments,
+                                    size_t count, float *values) {
+  uint16_t *room = (uint16_t *)(void *)values + count;
+  OB_TRY(memory->copy(room, moments, count * sizeof *moments));
+  for (size_t i = 0; i < count; i++)
+    values[i] = ob_from_bfloat16(room[i]);
+  return ONEBIT_OK;
+}
+
 static onebit_status_t read_piece(struct ob_reader *reader, enum ob_saved what,
                                   const struct ob_stretch *stretch, size_t offset, size_t count,
                                   float *values) {
@@ -118,6 +128,9 @@ static onebit_status_t read_piece(struct ob_reader *reader, enum ob_saved what,
     return read_error(reader, plan, ob_saved_server(unit), stretch->piece, offset, count, values);
   if (what == OB_SAVED_MOMENTUM && sent)
     return read_messages(reader, plan, stretch->piece, offset, count, values);
+  const uint16_t *moments = ob_saved_moments(unit, what, stretch->piece, offset);
+  if (moments)
+    return read_moments(memory, moments, count, values);
   return memory->copy(values, ob_saved_at(unit, what, stretch->piece, offset),
                       count * sizeof *values);
 }

@@ -46,6 +46,18 @@ static onebit_status_t store_array(struct ob_loading *loading, const struct ob_u
                                        count * sizeof(float));
 }
 
+/* Means over ranks are rounded to what moments are kept in. */
+static onebit_status_t store_moments(struct ob_loading *loading, const struct ob_unit *unit,
+                                     enum ob_saved what, size_t piece, size_t offset,
+                                     size_t count) {
+  uint16_t *moments = ob_saved_moments(unit, what, piece, offset);
+  if (!moments)
+    return store_array(loading, unit, what, piece, offset, count);
+  for (size_t i = 0; i < count; i++)
+    ob_store(loading->more, i, ONEBIT_BFLOAT16, loading->values[i]);
+  return unit->bits->place->kept->copy(moments, loading->more, count * sizeof *moments);
+}
+
 /* Of a part of a piece, what lies in blocks that this rank has master values of. */
 static onebit_status_t store_masters(struct ob_loading *loading, const struct ob_unit *unit,
                                      size_t piece, size_t offset, size_t count) {
@@ -191,6 +203,8 @@ static onebit_status_t restore_unit(struct ob_loading *loading, size_t u) {
     if (has(loading, arrays[k]))
       OB_TRY(restore_array(loading, u, arrays[k], store_array));
   OB_TRY(restore_momentum(loading, u));
+  if (has(loading, OB_SAVED_MOMENTS)) /* of the copy that is the current one from now on */
+    OB_TRY(restore_array(loading, u, OB_SAVED_MOMENTS, store_moments));
   return loading->dry || !plan->place->imported ? ONEBIT_OK : plan->place->imported(plan);
 }
 

@@ -19,6 +19,7 @@ enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
 static int slot_of(enum ob_saved what) {
   switch (what) {
   case OB_SAVED_VARIANCE:
+  case OB_SAVED_MOMENTS: /* of what is uncompressed */
     return OB_VARIANCE;
   case OB_SAVED_FRESH:
     return OB_FRESH;
@@ -38,7 +39,8 @@ struct ob_kept *ob_saved_server(const struct ob_unit *unit) {
 
 void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *first, size_t *end) {
   const struct ob_kept *server = ob_saved_server(unit);
-  if (what == OB_SAVED_WORKER) {
+  bool sent = what == OB_SAVED_WORKER || (what == OB_SAVED_MOMENTS && !unit->uncompressed);
+  if (sent) {
     ob_plan_compressed(unit->bits, first, end);
   } else if (what == OB_SAVED_SERVER) {
     *first = server->first;
@@ -47,7 +49,7 @@ void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *fir
     *first = unit->first_block;
     *end = unit->first_block + unit->blocks;
   }
-  if (unit->uncompressed && what >= OB_SAVED_WORKER)
+  if (unit->uncompressed && (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER))
     *end = *first;
 }
 
@@ -66,6 +68,15 @@ float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece,
   if (!array)
     return unit->parameters[piece] + offset;
   return array + ((word * OB_LANES + offset) - unit->first_word * OB_LANES);
+}
+
+uint16_t *ob_saved_moments(const struct ob_unit *unit, enum ob_saved what, size_t piece,
+                           size_t offset) {
+  const struct ob_kept *kept = &unit->bits->worker;
+  size_t word = unit->bits->layout.piece[piece].first_word - kept->first_word;
+  if (what != OB_SAVED_MOMENTS || unit->uncompressed)
+    return NULL;
+  return kept->moments[kept->now] + word * OB_LANES + offset;
 }
 
 /* Fresh variance, anchor and movement begin at the freeze; and errors there, where momentum is what
@@ -89,13 +100,15 @@ bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage s
     return optimizer->method->momentum  ? stage == OB_STAGE_SENT
            : optimizer->method->sharded ? stage == OB_STAGE_FROZEN
                                         : true;
+  case OB_SAVED_MOMENTS:
+    return optimizer->method->moments;
   default:
     return true;
   }
 }
 
 bool ob_saved_is_own(enum ob_saved what, bool apart) {
-  return what == OB_SAVED_WORKER ||
+  return what == OB_SAVED_WORKER || what == OB_SAVED_MOMENTS ||
          (apart &&
           (what == OB_SAVED_PARAMETERS || what == OB_SAVED_MOMENTUM || what == OB_SAVED_MOVED));
 }

@@ -162,7 +162,9 @@ struct ob_method {
   bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
   bool lamb;       /* is optimizer->own a struct ob_lamb? */
   bool sharded;    /* has a unit only the state of the share that this rank serves? (shards.c) */
+  bool moments;    /* do units' plans keep moments of this rank's own gradients? */
   unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
+  unsigned dense_arrays; /* likewise of an uncompressed unit, besides */
   /* What it needs besides the units, once they are made: collective. NULL: nothing. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. NULL:
@@ -204,6 +206,7 @@ struct ob_moments {
   double freeze_threshold;
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
+  double gain; /* Efficient-Adam: of normalised gradients; 0: by the number of ranks */
 };
 
 struct onebit_optimizer {

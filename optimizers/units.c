@@ -80,11 +80,16 @@ static onebit_status_t no_memory(const struct ob_layout *layout) {
                   layout->words * OB_LANES);
 }
 
+/* The slots that are arrays of the unit's own. */
+static unsigned arrays_of(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
+  return optimizer->method->arrays | (unit->uncompressed ? optimizer->method->dense_arrays : 0);
+}
+
 /* The arrays that are as long as the layout, and the sums. */
 static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_unit *unit) {
   const struct ob_layout *layout = &unit->bits->layout;
   const struct ob_memory *memory = unit->bits->place->kept;
-  const unsigned own = optimizer->method->arrays;
+  const unsigned own = arrays_of(optimizer, unit);
   const size_t size = OB_LANES * sizeof(float);
   /* Not where they are replaced: what is there is released, whatever came in between. */
   unit->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : unit->bits->worker.values[0];
@@ -216,6 +221,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
                                     const size_t *dense_counts, size_t count) {
   struct ob_plan_shape bits = *shape, dense = *shape;
   bits.momentum = optimizer->method->momentum;
+  bits.moments = optimizer->method->moments && !unit->uncompressed;
   dense.counts = dense_counts;
   bits.served = true;
   dense.windowed = true;
@@ -366,7 +372,7 @@ onebit_status_t ob_units_create(onebit_optimizer_t optimizer, const onebit_tenso
 static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   const struct ob_memory *memory = unit->bits ? unit->bits->place->kept : NULL;
   for (int slot = 0; memory && slot < OB_ARRAYS; slot++)
-    if (optimizer->method->arrays & OB_MASK(slot))
+    if (arrays_of(optimizer, unit) & OB_MASK(slot))
       memory->release(unit->arrays[slot]);
   for (int k = 0; memory && k < OB_SUMS; k++)
     memory->release(unit->sums[k]);

@@ -3,8 +3,8 @@
  *
  * Read in this order: status.h (results), communicator.h (who takes part; mpi.h for MPI, custom.h
  * for a transport of your own), plan.h (what is exchanged, and the memory of it), collectives.h
- * (the exchange), optimizer.h (what the optimizers have in common) and one of adam.h, lamb.h,
- * zero_one_adam.h and momentum.h, statistics.h (how it does) and checkpoint.h; for GPUs cuda.h and
+ * (the exchange), optimizer.h (what the optimizers have in common) and one of
+ * efficient_adam.h, adam.h, lamb.h, zero_one_adam.h and momentum.h, statistics.h (how it does) and checkpoint.h; for GPUs cuda.h and
  * nccl.h, and for programs that call MPI mpi_calls.h, which this header does not include.
  * docs/wire-format.md has the messages, docs/optimizers.md the optimizers.
  */
@@ -16,6 +16,7 @@
 #include "onebit/collectives.h"
 #include "onebit/communicator.h"
 #include "onebit/custom.h"
+#include "onebit/efficient_adam.h"
 #include "onebit/lamb.h"
 #include "onebit/momentum.h"
 #include "onebit/optimizer.h"

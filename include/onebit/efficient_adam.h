@@ -1,0 +1,72 @@
+/*
+ * Efficient-Adam with one bit: Adam whose second moments stay alive, compressed from the first step
+ * on. There is no warm-up and no freeze, so there is nothing to tune besides what Adam has; take
+ * the learning rate that dense Adam takes.
+ *
+ * Every rank k keeps the second moments of its own gradients, exactly; what the ranks exchange is
+ * the step, one bit an element with the error fed back, and the step that all agreed on last, kept
+ * as the bits that travelled, is the momentum:
+ *
+ *   v_k = b2 v_k + (1 - b2) g_k^2
+ *   x_k = b1 w + (1 - b1) gain g_k / (sqrt(v_k / (1 - b2^t)) + eps)
+ *   w   = compressed allreduce of x_k
+ *   p   = p - lr (w + wd p)
+ *
+ * with g_k the gradient of this rank. A gradient that is divided by the root of its own second
+ * moment is at most 1 / sqrt(1 - b2), so no step can run away, whatever scales the elements have
+ * and however rarely they have gradients.
+ *
+ * The gain. A rank's gradient is noisier than the mean of all: where noise is most of it, v_k is
+ * as many times the variance of the mean as there are ranks, and the step would be the root of that
+ * number too short. The default gain is that root, of the ranks that exchange with each other
+ * (hosts, with schedule hierarchical, which averages inside a host first).
+ *
+ * A bit is + or -: an element without gradients, too, is moved, by steps of the size of its block's
+ * scale whose signs cancel. Set `uncompressed` for a tensor that must not: it takes dense Adam's
+ * steps on the mean gradient, with bias corrections of both moments.
+ *
+ * Source: local second moments, normalised steps in few bits and error feedback on both ways are
+ * Chen et al., "Efficient-Adam: Communication-Efficient Distributed Adam", arXiv 2205.14473. Not
+ * there: one momentum for all, which is the step that was agreed on, in place of one a rank (4
+ * bytes a parameter less); the gain; the learning rate outside of what is compressed, so that it
+ * may change from step to step; one bit.
+ */
+#ifndef ONEBIT_EFFICIENT_ADAM_H
+#define ONEBIT_EFFICIENT_ADAM_H
+
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Start from ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT; in every field zero means the default. All ranks
+ * give the same, except common.threads and common.device. */
+typedef struct onebit_efficient_adam_options {
+  size_t size;    /* sizeof(onebit_efficient_adam_options_t) */
+  double beta1;   /* in (0, 1); default 0.9 */
+  double beta2;   /* in (0, 1); default 0.999 */
+  double epsilon; /* positive; default 1e-8 */
+  double gain;    /* positive; default: the root of how many exchange with each other */
+  onebit_optimizer_options_t common;
+} onebit_efficient_adam_options_t;
+
+/* clang-format off */
+#define ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT \
+  { sizeof(onebit_efficient_adam_options_t), 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
+/* clang-format on */
+
+/* Makes an Efficient-Adam optimizer of a list of tensors. As onebit_adam_create, but for its
+ * options; there is no profile deepspeed of it.
+ * Memory, in bytes a parameter: 16 (residual and second moments, each twice, so that a skipped step
+ * leaves both as they were) + 8 / size + 1/2 for messages.
+ * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
+onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                             size_t ntensors,
+                                             const onebit_efficient_adam_options_t *options,
+                                             onebit_optimizer_t *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,73 @@
+/* Efficient-Adam with one bit: what is its own. The first step is compressed already: residuals are
+ * zeros, and so is the step of the messages before it. */
+#include "onebit/efficient_adam.h"
+
+#include <math.h>
+
+#include "base/error.h"
+#include "optimizers/optimizer.h"
+
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
+}
+
+/* Steps after which an element's first gradient is late. Before, most elements have their first
+ * ones, on all ranks. */
+#define EARLY_STEPS 100
+
+static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
+  const struct ob_moments *moments = &optimizer->moments;
+  const float root = sqrtf((float)unit->bits->group.size);
+  ob_momentum_call(optimizer, unit, OB_PASS_STEP, call);
+  call->source.weight *= moments->gain != 0 ? (float)moments->gain : root;
+  call->source.moment_rule = OB_MOMENTS_SECOND;
+  call->source.moment = (struct ob_moment_factors){
+      .adam = unit->sink.factors.adam,
+      .late_gain = root,
+      .late_below = ob_adam_variance_factor(moments->beta2, EARLY_STEPS)};
+}
+
+static const struct ob_method method = {.name = "efficient_adam",
+                                        .momentum = true,
+                                        .moments = true,
+                                        .dense_arrays = OB_MASK(OB_VARIANCE),
+                                        .dense = dense,
+                                        .exchange = ob_freeze_exchange,
+                                        .call = call,
+                                        .update = ob_units_apply};
+
+static onebit_status_t resolve(const onebit_efficient_adam_options_t *given,
+                               struct ob_recipe *recipe) {
+  static const onebit_efficient_adam_options_t defaults = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  const onebit_efficient_adam_options_t *options = given ? given : &defaults;
+  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT"));
+  recipe->common = options->common;
+  recipe->moments = (struct ob_moments){.beta1 = options->beta1,
+                                        .beta2 = options->beta2,
+                                        .epsilon = options->epsilon,
+                                        .gain = options->gain,
+                                        .no_warmup = true,
+                                        .freeze_step = ONEBIT_FREEZE_NEVER};
+  if (options->gain != 0)
+    OB_TRY(ob_check_positive("gain", options->gain));
+  if (options->common.profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no Efficient-Adam");
+  return ob_moments_resolve(&recipe->moments, options->common.profile);
+}
+
+onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                             size_t ntensors,
+                                             const onebit_efficient_adam_options_t *options,
+                                             onebit_optimizer_t *optimizer) {
+  struct ob_recipe recipe = {.method = &method};
+  recipe.status = resolve(options, &recipe);
+  const struct ob_moments *moments = &recipe.moments;
+  const struct ob_term terms[] = {
+      OB_MOMENT_TERMS(moments),
+      {"gain (as bits)", ob_bits_of_double(moments->gain)},
+  };
+  recipe.terms = terms;
+  recipe.term_count = sizeof terms / sizeof terms[0];
+  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
+}
