@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "bench/bench_passes.h"
 #include "compression/codec.h"
+#include "onebit/optimizer.h"
 
 /* Adam's, and a learning rate that moves parameters little however long the benchmark runs. */
 const struct ob_adam_factors bench_factors = {.beta1 = 0.9f,
@@ -113,11 +114,12 @@ static void run_store(struct bench_passes *passes, size_t streams) {
 
 struct ob_pass_sink bench_sink(const struct bench_passes *passes, enum ob_pass_kind kind,
                                float **parameters) {
-  return (struct ob_pass_sink){.kind = kind,
-                               .parameters = parameters,
-                               .learning_rates = &passes->learning_rate,
-                               .weight_decays = &passes->weight_decay,
-                               .factors = {.adam = bench_factors, .gradient_factor = 1}};
+  return (struct ob_pass_sink){
+      .kind = kind,
+      .parameters = parameters,
+      .learning_rates = &passes->learning_rate,
+      .weight_decays = &passes->weight_decay,
+      .factors = {.adam = bench_factors, .gradient_factor = 1, .bound = ONEBIT_STEP_BOUND}};
 }
 
 void bench_pass_on_arrays(struct bench_passes *passes, const struct ob_pass_sink *sink) {

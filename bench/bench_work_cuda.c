@@ -7,6 +7,7 @@
 #include "bench/bench_cuda.h"
 #include "collectives/plan.h"
 #include "cuda/device.h"
+#include "onebit/optimizer.h"
 
 static const struct ob_adam_factors adam_factors = {.beta1 = 0.9f,
                                                     .beta2 = 0.999f,
@@ -96,17 +97,19 @@ static cudaError_t store(struct bench_work *work, size_t members, size_t chunk,
 
 static struct ob_cuda_pass pass_of(const struct bench_work *work, enum ob_pass_kind kind,
                                    float *variance) {
-  return (struct ob_cuda_pass){
-      .kind = kind,
-      .arrays = {[OB_MOMENTUM] = work->bits->worker.values[0],
-                 [OB_VARIANCE] = variance,
-                 [OB_SCRATCH] = work->bits->worker.values[1]},
-      .parameters = work->table,
-      .rate_factors = work->factors,
-      .weight_decays = work->factors + 1,
-      .learning_rate = LEARNING_RATE,
-      .factors = {.adam = adam_factors, .gradient_factor = 1, .keep_zero = true},
-      .sums = {work->block_sums}};
+  return (struct ob_cuda_pass){.kind = kind,
+                               .arrays = {[OB_MOMENTUM] = work->bits->worker.values[0],
+                                          [OB_VARIANCE] = variance,
+                                          [OB_SCRATCH] = work->bits->worker.values[1]},
+                               .parameters = work->table,
+                               .rate_factors = work->factors,
+                               .weight_decays = work->factors + 1,
+                               .learning_rate = LEARNING_RATE,
+                               .factors = {.adam = adam_factors,
+                                           .gradient_factor = 1,
+                                           .bound = ONEBIT_STEP_BOUND,
+                                           .keep_zero = true},
+                               .sums = {work->block_sums}};
 }
 
 static cudaError_t apply(struct bench_work *work, size_t members, size_t chunk,

@@ -275,10 +275,10 @@ OB_INLINE float ob_adam_frozen_momentum(float stored, float gradient,
   return stored + f->one_minus_beta1 * gradient;
 }
 
-/* A step in -1 .. 1, where that of Adam is as long as its variance lives. Whatever it was. */
-OB_INLINE float ob_adam_bounded(float step) {
-  const float below = step < 1 ? step : 1;
-  return below > -1 ? below : -1;
+/* A step in -bound .. bound, whatever it was. */
+OB_INLINE float ob_bounded(float step, float bound) {
+  const float below = step < bound ? step : bound;
+  return below > -bound ? below : -bound;
 }
 
 /* The new parameter, from the step m^ / denominator. */

@@ -85,6 +85,7 @@ struct ob_pass_factors {
   float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
   float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
   float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
+  float bound;        /* of steps on bits with a frozen variance; infinity: there is none */
   int keep_zero;      /* an element without variance does not move */
   int adds_up;        /* 0/1 Adam: OB_MOVED is kept */
 };
@@ -215,8 +216,10 @@ OB_INLINE float ob_pass_scale(enum ob_pass_kind kind, float scale,
                               const struct ob_pass_factors *f) {
   if (kind == OB_PASS_LAMB_FRESH)
     return scale / f->scaling;
-  if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
+  if (kind == OB_PASS_APPLY)
     return scale / f->scaling * f->adam.momentum_factor;
+  if (kind == OB_PASS_APPLY_STEP)
+    return ob_bounded(scale / f->scaling * f->adam.momentum_factor, f->bound);
   return scale;
 }
 
@@ -225,7 +228,8 @@ OB_INLINE float ob_pass_scale(enum ob_pass_kind kind, float scale,
 OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_factors *f) {
   const float gradient = f->gradient_factor * e->at[OB_GRADIENT];
   e->at[OB_MOMENTUM] = ob_adam_momentum(e->at[OB_MOMENTUM], gradient, &f->adam);
-  const float step = e->at[OB_MOMENTUM] * f->adam.momentum_factor / e->at[OB_VARIANCE];
+  const float step =
+      ob_bounded(e->at[OB_MOMENTUM] * f->adam.momentum_factor / e->at[OB_VARIANCE], f->bound);
   return -f->learning_rate * (step + f->weight_decay * e->at[OB_PARAMETER]);
 }
 
@@ -235,9 +239,11 @@ OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_fac
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
 }
 
-/* What is exchanged of a movement; of an element that does not move, whether it is a number. */
-OB_INLINE float ob_zero_one_sent(float moved, float denominator) {
-  return ob_is_finite(denominator) ? moved * denominator : moved - moved;
+/* What is exchanged of a movement. No number where the momentum is none, whose steps are bounded
+ * all the same; of an element that does not move, whether it is a number. */
+OB_INLINE float ob_zero_one_sent(float moved, float denominator, float momentum) {
+  const float sent = ob_is_finite(denominator) ? moved * denominator : moved - moved;
+  return ob_choose(ob_is_finite(momentum), sent, momentum - momentum);
 }
 
 /* --- 1-bit LAMB: from two momenta, the one before times beta1, to the fresh variance and the sums;
@@ -249,7 +255,8 @@ OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float before,
   const float v = e->at[OB_VARIANCE];
   float *const w = &e->at[OB_FRESH];
   *w = ob_adam_variance(*w, (now - before) / adam->one_minus_beta1, adam);
-  const float q = now * adam->momentum_factor * v, u = q + f->weight_decay * e->at[OB_PARAMETER];
+  const float q = ob_bounded(now * adam->momentum_factor * v, f->bound),
+              u = q + f->weight_decay * e->at[OB_PARAMETER];
   e->sum[1] = q * q;
   e->sum[2] = u * u;
   const float divisor = v * ob_adam_denominator(*w, adam);
@@ -277,8 +284,9 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *m = ob_adam_momentum(*m, g, adam);
     *v = ob_adam_variance(*v, g, adam);
     e.sum[0] = *v;
-    *p = ob_adam_parameter(*p, *m * adam->momentum_factor / ob_adam_denominator(*v, adam), rate,
-                           decay);
+    *p = ob_adam_parameter(
+        *p, ob_bounded(*m * adam->momentum_factor / ob_adam_denominator(*v, adam), f->bound), rate,
+        decay);
     break;
   case OB_PASS_FREEZE:
     *m = adam->beta1 * *m;
@@ -294,7 +302,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *m = adam->beta1 * *m;
     break;
   case OB_PASS_APPLY:
-    *p = ob_adam_parameter(*p, e.at[OB_MESSAGE] * *v, rate, decay);
+    *p = ob_adam_parameter(*p, ob_bounded(e.at[OB_MESSAGE] * *v, f->bound), rate, decay);
     break;
   case OB_PASS_APPLY_STEP:
   case OB_PASS_STEP:
@@ -338,8 +346,9 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
      * momentum for the variance to begin. */
     const float momentum = ob_adam_momentum(*m, e.at[OB_MESSAGE], adam);
     *m = f->keep_zero && *v == 0 ? 0 : momentum;
-    *p = ob_adam_parameter(*p, *m * adam->momentum_factor / ob_zero_one_denominator(*v, f), rate,
-                           decay);
+    *p = ob_adam_parameter(
+        *p, ob_bounded(*m * adam->momentum_factor / ob_zero_one_denominator(*v, f), f->bound), rate,
+        decay);
     break;
   }
   case OB_PASS_ZERO_ONE_FREEZE:
@@ -356,22 +365,22 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
   case OB_PASS_ZERO_ONE_MEET: {
     const float move = ob_zero_one_move(&e, f);
     const float moved = f->adds_up ? *d + move : *p + move - *a + f->anchor_decay * *a;
-    *s = ob_zero_one_sent(moved, *v);
+    *s = ob_zero_one_sent(moved, *v, *m);
     break;
   }
   case OB_PASS_ZERO_ONE_MET:
     *m = f->rate_sum > 0 ? -(e.at[OB_MESSAGE] / f->rate_sum) : 0;
-    *p = *a + e.at[OB_MESSAGE] / *v - f->anchor_decay * *a;
+    *p = *a + ob_bounded(e.at[OB_MESSAGE] / *v, f->bound * f->rate_sum) - f->anchor_decay * *a;
     *a = *p;
     *d = 0;
     break;
   case OB_PASS_SHARE:
     *m = ob_adam_momentum(*m, g, adam);
-    *s = ob_adam_bounded(*m * adam->momentum_factor * *v);
+    *s = ob_bounded(*m * adam->momentum_factor * *v, 1);
     break;
   case OB_PASS_SHARE_MOVE:
     *m = ob_adam_momentum(*m, g, adam);
-    *p = ob_adam_parameter(*p, ob_adam_bounded(*m * adam->momentum_factor * *v), rate, decay);
+    *p = ob_adam_parameter(*p, ob_bounded(*m * adam->momentum_factor * *v, 1), rate, decay);
     break;
   default:
     break;

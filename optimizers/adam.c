@@ -15,6 +15,7 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit 
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
   ob_momentum_call(optimizer, unit, sends_step(optimizer) ? OB_PASS_APPLY_STEP : OB_PASS_APPLY,
                    call);
+  unit->sink.factors.bound = ob_step_bound(optimizer);
   if (sends_step(optimizer))
     call->source.reciprocals = unit->arrays[OB_VARIANCE];
 }

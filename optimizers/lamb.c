@@ -136,6 +136,7 @@ static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_unit
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
   take_scalings(optimizer, unit);
   ob_momentum_call(optimizer, unit, OB_PASS_APPLY, call);
+  unit->sink.factors.bound = ob_step_bound(optimizer);
   call->hold = true;
 }
 
@@ -145,6 +146,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
 static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_pass_sink sink =
       ob_unit_sink(optimizer, unit, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
+  sink.factors.bound = ob_step_bound(optimizer);
   if (optimizer->deferred || optimizer->steps == optimizer->frozen_at)
     sink.last_values = unit->arrays[OB_MOMENTUM];
   ob_plan_visit(unit->bits, &sink);

@@ -347,7 +347,10 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 /* The factors of step number `step`, the first being 1, but for what is one a piece. */
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step);
 
-/* A pass of that step on the unit: all that any pass needs. */
+/* The bound of the steps on bits whose variance is not their own (ONEBIT_STEP_BOUND). */
+float ob_step_bound(const struct onebit_optimizer *optimizer);
+
+/* A pass of that step on the unit: all that any pass needs. Steps are not bounded. */
 struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
                                  const struct ob_unit *unit, enum ob_pass_kind kind, uint64_t step);
 

@@ -1,4 +1,6 @@
 /* Passes over units: what the methods are made of. */
+#include <math.h>
+
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
@@ -13,6 +15,7 @@ struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, u
                .variance_factor = 1,
                .epsilon = (float)moments->epsilon},
       .gradient_factor = optimizer->step.gradient_factor,
+      .bound = INFINITY,
       .keep_zero = optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED,
   };
   if (!moments->no_bias_correction) {
@@ -20,6 +23,10 @@ struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, u
     factors.adam.variance_factor = ob_adam_variance_factor(moments->beta2, step);
   }
   return factors;
+}
+
+float ob_step_bound(const struct onebit_optimizer *optimizer) {
+  return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED ? INFINITY : ONEBIT_STEP_BOUND;
 }
 
 struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,

@@ -81,6 +81,7 @@ static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
   uint64_t updates = own_of(optimizer)->updates + (kind == OB_PASS_ADAM);
   if (!optimizer->moments.no_bias_correction)
     factors->adam.variance_factor = ob_adam_variance_factor(optimizer->moments.beta2, updates);
+  factors->bound = ob_step_bound(optimizer);
   factors->rate_sum = corrected_rate_sum(optimizer);
   factors->anchor_decay = is_deepspeed(optimizer) ? 0 : rate_sum(optimizer);
   factors->adds_up = is_deepspeed(optimizer);

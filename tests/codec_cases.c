@@ -217,6 +217,7 @@ static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
                                         .scaling = 1.3f,
                                         .rate_sum = 0.7f,
                                         .anchor_decay = 0.03f,
+                                        .bound = c->values == VALUES_LARGE ? INFINITY : 3,
                                         .keep_zero = c->values != VALUES_OVERFLOW,
                                         .adds_up = c->values == VALUES_LARGE}};
   for (int slot = 0; slot < OB_ARRAYS; slot++) {

@@ -166,6 +166,9 @@ float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
 float oracle_momentum_correction(const struct oracle_adam *adam, size_t t);
 float oracle_variance_correction(const struct oracle_adam *adam, size_t t);
 
+/* A step with a frozen variance, within ONEBIT_STEP_BOUND but in profile deepspeed. */
+float oracle_bounded(const struct oracle_adam *adam, float step);
+
 /* After a warm-up step that is counted: is it the last? */
 bool oracle_must_freeze(struct oracle_adam *adam);
 

@@ -161,6 +161,10 @@ float oracle_variance_correction(const struct oracle_adam *adam, size_t t) {
   return (float)(1.0 / sqrt(1.0 - pow(adam->options.beta2, (double)t)));
 }
 
+float oracle_bounded(const struct oracle_adam *adam, float step) {
+  return deepspeed(adam) ? step : fmaxf(-ONEBIT_STEP_BOUND, fminf(ONEBIT_STEP_BOUND, step));
+}
+
 /* The mean of element i over consecutive ranks. */
 static float mean_of(const float *const *values, float factor, int count, size_t i) {
   float sum = factor * values[0][i];
@@ -398,8 +402,8 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
       float *p = &adam->parameter[i], step = adam->momentum[i] * k1;
       if (adam->options.shards)
         step = adam->step[i];
-      else if (!exchanges_step(adam))
-        step = step * adam->reciprocal[i];
+      else
+        step = oracle_bounded(adam, exchanges_step(adam) ? step : step * adam->reciprocal[i]);
       *p = *p - rate * (step + decay * *p);
     }
   }

@@ -321,7 +321,7 @@ static float compare(struct oracle_lamb *lamb, size_t k) {
     if (state->reciprocal[i] != 0.0f)
       largest = fmaxf(largest, 1.0f / (state->reciprocal[i] * denominator));
     state->momentum[i] = m;
-    lamb->plain[i] = (m * k1) * state->reciprocal[i];
+    lamb->plain[i] = oracle_bounded(state, (m * k1) * state->reciprocal[i]);
     lamb->update[i] = lamb->plain[i] + state->weight_decay[k] * state->parameter[i];
   }
   return largest;

@@ -97,6 +97,12 @@ static float denominator_of(const struct oracle_zero_one *oracle, float variance
   return sqrtf(variance) * variance_correction(oracle, updates) + (float)oracle->options.epsilon;
 }
 
+/* A movement in steps of these rates, each within ONEBIT_STEP_BOUND but in profile deepspeed. */
+static float bounded(const struct oracle_zero_one *oracle, float movement, float rates) {
+  float most = ONEBIT_STEP_BOUND * rates;
+  return deepspeed(oracle) ? movement : fmaxf(-most, fminf(most, movement));
+}
+
 /* Calls body for every element of a tensor on every rank. */
 #define FOR_EACH(oracle, k, r, i)                                                                  \
   for (size_t r = 0; r < (size_t)(oracle)->ranks; r++)                                             \
@@ -115,7 +121,7 @@ static void dense_step(struct oracle_zero_one *oracle, size_t k, float learning_
     float denominator =
         sqrtf(v) * variance_correction(oracle, updates) + (float)oracle->options.epsilon;
     *m = new_momentum(oracle, *m, g);
-    *p = *p - rate * ((*m * k1) / denominator + decay * *p);
+    *p = *p - rate * (bounded(oracle, (*m * k1) / denominator, 1.0f) + decay * *p);
     if (r + 1 == (size_t)oracle->ranks)
       oracle->variance[i] = v;
   }
@@ -129,7 +135,7 @@ static void bits_step(struct oracle_zero_one *oracle, size_t k, float learning_r
     float *m = &oracle->momentum[r * oracle->total + i];
     float denominator = denominator_of(oracle, oracle->variance[i], oracle->updates);
     *m = isinf(denominator) ? 0.0f : new_momentum(oracle, *m, oracle->mean[i]);
-    *p = *p - rate * ((*m * k1) / denominator + decay * *p);
+    *p = *p - rate * (bounded(oracle, (*m * k1) / denominator, 1.0f) + decay * *p);
   }
 }
 
@@ -144,7 +150,7 @@ static struct moved alone(const struct oracle_zero_one *oracle, size_t k, size_t
   float k1 = momentum_correction(oracle, oracle->steps + 1);
   float momentum = new_momentum(oracle, oracle->momentum[at],
                                 (float)oracle->options.common.gradient_factor * gradient);
-  float step = (momentum * k1) / oracle->denominator[i];
+  float step = bounded(oracle, (momentum * k1) / oracle->denominator[i], 1.0f);
   return (struct moved){momentum, -rate * (step + decay * oracle->parameter[at])};
 }
 
@@ -172,11 +178,11 @@ static void say_movement(struct oracle_zero_one *oracle, size_t k, const float *
   float decayed = anchor_decay(oracle, k, learning_rate);
   FOR_EACH(oracle, k, r, i) {
     size_t at = r * oracle->total + i;
-    float move = alone(oracle, k, at, i, gradients[r][i], learning_rate).move;
+    struct moved to = alone(oracle, k, at, i, gradients[r][i], learning_rate);
     float p = oracle->parameter[at], a = oracle->anchor[i], d = oracle->denominator[i];
-    float moved = deepspeed(oracle) ? oracle->moved[at] + move : p + move - a + decayed * a;
+    float moved = deepspeed(oracle) ? oracle->moved[at] + to.move : p + to.move - a + decayed * a;
     float still = isfinite(moved) ? 0.0f : NAN;
-    oracle->sent[at] = isinf(d) ? still : moved * d;
+    oracle->sent[at] = !isfinite(to.momentum) ? NAN : isinf(d) ? still : moved * d;
   }
 }
 
@@ -190,7 +196,7 @@ static void meet_tensor(struct oracle_zero_one *oracle, size_t k, float learning
   rates *= oracle->factor[k];
   for (size_t i = oracle->first[k]; i < oracle->first[k] + oracle->count[k]; i++) {
     float a = oracle->anchor[i], u = oracle->mean[i];
-    float p = a + u / oracle->denominator[i] - decayed * a;
+    float p = a + bounded(oracle, u / oracle->denominator[i], rates) - decayed * a;
     oracle->anchor[i] = p;
     for (size_t at = i; at < (size_t)oracle->ranks * oracle->total; at += oracle->total) {
       oracle->momentum[at] = rates > 0.0f ? -(u / rates) : 0.0f;

@@ -14,7 +14,7 @@
  *                v and c as they were at the freeze
  *                h = (m - b1 m of the step before) / (1 - b1), the gradient that m implies
  *                w = b2 w + (1 - b2) h^2, the fresh variance: v at the freeze
- *                q = m^ / (sqrt(v^) + eps), u = q + wd p
+ *                q = bounded(m^ / (sqrt(v^) + eps)) as in 1-bit Adam, u = q + wd p
  *                f = largest of (sqrt(v^) + eps) / (sqrt(w^) + eps) over the tensor
  *                f = f s + 1 - s with s = min(1, |q| / |u|), where wd is not 0
  *                f = clamp(f, factor_least, factor_most), then to within factor_change of the last
@@ -28,7 +28,7 @@
  *
  * A tensor that stays uncompressed makes the warm-up's step always.
  *
- * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, one compressed call for all
+ * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, no bound, one compressed call for all
  * tensors with its padding, which keeps what the last call gave it.
  */
 #ifndef ONEBIT_LAMB_H

@@ -78,6 +78,13 @@ typedef struct onebit_tensor {
 #define ONEBIT_FREEZE_AUTOMATIC ((size_t)0)
 #define ONEBIT_FREEZE_NEVER     ((size_t)-1)
 
+/* The largest step, as a multiple of the rate, that an element makes with a variance which is no
+ * longer its own: frozen, or left alone while only bits travel. Dense Adam's are hardly ever larger
+ * than 1, and never than 7.3 with its usual betas; bits bring every element of a block its scale,
+ * however little the element's own gradients are, and where the variance is small beside it that
+ * would be a step of any size. Weight decay is not part of it. Not in profile deepspeed. */
+#define ONEBIT_STEP_BOUND 3.0f
+
 /* The options that all optimizers have. Start from ONEBIT_OPTIMIZER_OPTIONS_INIT; in every field
  * zero means the default. All ranks give the same, except threads and device. */
 typedef struct onebit_optimizer_options {

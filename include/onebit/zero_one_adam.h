@@ -6,20 +6,21 @@
  *   variance     every iv-th step: g = mean over ranks of gradient, m and v as in Adam. iv begins
  *   stage        with 1 and doubles after every variance_update_scaler such steps
  *                the other steps: g = compressed allreduce of the gradients, m as in Adam
- *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
+ *                p = p - lr (bounded(m^ / (sqrt(v^) + eps)) + wd p)
  *
  *   local        after step variance_freeze_step the variance is frozen; every rank goes on alone:
  *   stage        m = b1 m + (1 - b1) gradient of this rank
- *                p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
+ *                p = p - lr (bounded(m^ / (sqrt(v^) + eps)) + wd p)
  *                every il-th step the ranks meet, where a is what they had when they met last and L
  *                the sum of lr / (1 - b1^t) since:
  *                u = compressed allreduce of (p - a) (sqrt(v^) + eps)
- *                p = a + u / (sqrt(v^) + eps),  m = -u / L
+ *                p = a + bounded(u / (sqrt(v^) + eps) / L) L,  m = -u / L
  *                il begins with 1 and doubles after every local_step_scaler steps, up to
  *                local_step_clipper
  *
  * with m^ = m / (1 - b1^t), and v^ = v / (1 - b2^k) where k is how many times v was brought up to
- * date, which is far less than t. il-th and iv-th are steps whose number il or iv divides.
+ * date, which is far less than t, and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least
+ * minus that (optimizer.h). il-th and iv-th are steps whose number il or iv divides.
  *
  * The p that the ranks meet at is computed from a, which is kept, so that it is the same on all of
  * them in every bit; between two meetings parameters differ (onebit_optimizer_info_t,

@@ -1,6 +1,7 @@
 /* What a pass of an optimizer works on, in a scene. */
 #include <math.h>
 
+#include "onebit/optimizer.h"
 #include "tests/gpu/scene.h"
 
 /* All arrays are there, also those that a pass must leave alone. The variance of some elements is
@@ -114,6 +115,7 @@ static void set_factors(struct scene *scene) {
       .gradient_factor = 0.7f,
       .rate_sum = 0.6f,
       .anchor_decay = 0.03f,
+      .bound = what->keep_zero ? ONEBIT_STEP_BOUND : INFINITY,
       .keep_zero = what->keep_zero,
       .adds_up = what->adds_up,
   };

@@ -1,0 +1,123 @@
+/*
+ * No optimizer runs away where its dense form converges: on tasks whose variance, once it is
+ * frozen, is far too small for some elements. What an optimizer cannot do there with one bit an
+ * element (gradients of six orders of magnitude under one scale) it leaves about where it was.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "tests/support.h"
+#include "tests/support_tasks.h"
+
+TestSuite(divergence, .timeout = 120);
+
+enum form { DENSE, COMPRESSED };
+enum subject { ADAM, ADAM_STEP, ADAM_SHARDS, LAMB, ZERO_ONE_ADAM };
+
+struct choice {
+  enum subject subject;
+  enum form form;
+  size_t steps; /* of the task */
+};
+
+static onebit_status_t create_adam(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                                   const struct choice *choice, onebit_optimizer_t *optimizer) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.freeze_step = choice->form == DENSE ? ONEBIT_FREEZE_NEVER : choice->steps / 5;
+  if (choice->subject == ADAM_STEP)
+    options.exchange = ONEBIT_ADAM_EXCHANGE_STEP;
+  if (choice->subject == ADAM_SHARDS)
+    options.shards = ONEBIT_SHARDS_STEP;
+  return onebit_adam_create(comm, tensor, 1, &options, optimizer);
+}
+
+static onebit_status_t create_lamb(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                                   const struct choice *choice, onebit_optimizer_t *optimizer) {
+  onebit_lamb_options_t options = ONEBIT_LAMB_OPTIONS_INIT;
+  options.freeze_step = choice->form == DENSE ? ONEBIT_FREEZE_NEVER : choice->steps / 5;
+  return onebit_lamb_create(comm, tensor, 1, &options, optimizer);
+}
+
+static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                              const void *options, onebit_optimizer_t *optimizer) {
+  const struct choice *choice = options;
+  if (choice->subject == LAMB)
+    return create_lamb(comm, tensor, choice, optimizer);
+  if (choice->subject != ZERO_ONE_ADAM || choice->form == DENSE)
+    return create_adam(comm, tensor, choice, optimizer);
+  onebit_zero_one_adam_options_t adam = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  adam.variance_freeze_step = choice->steps / 2;
+  adam.variance_update_scaler = choice->steps / 100;
+  adam.local_step_scaler = choice->steps / 10;
+  adam.local_step_clipper = 4;
+  return onebit_zero_one_adam_create(comm, tensor, 1, &adam, optimizer);
+}
+
+/* How far from the optimum a run may end, as a part of where it began. */
+typedef double limits[TASK_KINDS];
+
+static void hold(enum subject subject, const limits most) {
+  for (int kind = 0; kind < TASK_KINDS; kind++) {
+    struct task task = task_of((enum task_kind)kind);
+    struct choice choice = {.subject = subject, .form = COMPRESSED, .steps = (size_t)task.steps};
+    double start = task_start_distance(&task);
+    struct task_end end = task_run(&task, create, &choice);
+    cr_log_info("%s: from %.3g to %.3g", task.name, start, end.distance);
+    cr_expect_eq(end.skipped, 0, "%s: %d steps were skipped", task.name, end.skipped);
+    cr_expect_leq(end.largest, 1.1 * start, "%s: runs away, to %g", task.name, end.largest);
+    cr_expect_leq(end.distance, most[kind] * start, "%s: ends at %g of %g", task.name, end.distance,
+                  start);
+  }
+}
+
+/* That the tasks can be done at all, with the rates that they have. */
+Test(divergence, dense_forms_converge) {
+  static const enum subject subjects[] = {ADAM, LAMB};
+  for (size_t s = 0; s < 2; s++)
+    for (int kind = 0; kind < TASK_KINDS; kind++) {
+      struct task task = task_of((enum task_kind)kind);
+      struct choice choice = {subjects[s], DENSE, (size_t)task.steps};
+      double start = task_start_distance(&task), end = task_run(&task, create, &choice).distance;
+      cr_expect_leq(end, 0.3 * start, "%s: ends at %g of %g", task.name, end, start);
+    }
+}
+
+Test(divergence, one_bit_adam_stays) {
+  static const limits most = {
+      [TASK_EMBEDDING] = 0.55, [TASK_SCALES] = 0.7,      [TASK_QUIET] = 0.35,
+      [TASK_ZEROS_FIRST] = 1,  [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
+  };
+  hold(ADAM, most);
+}
+
+Test(divergence, exchanging_steps_stays) {
+  static const limits most = {
+      [TASK_EMBEDDING] = 0.75, [TASK_SCALES] = 0.35,     [TASK_QUIET] = 0.65,
+      [TASK_ZEROS_FIRST] = 1,  [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
+  };
+  hold(ADAM_STEP, most);
+}
+
+Test(divergence, shards_stay) {
+  static const limits most = {
+      [TASK_EMBEDDING] = 0.55, [TASK_SCALES] = 0.7,      [TASK_QUIET] = 0.35,
+      [TASK_ZEROS_FIRST] = 1,  [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
+  };
+  hold(ADAM_SHARDS, most);
+}
+
+Test(divergence, one_bit_lamb_stays) {
+  static const limits most = {
+      [TASK_EMBEDDING] = 0.6, [TASK_SCALES] = 0.65,     [TASK_QUIET] = 0.25,
+      [TASK_ZEROS_FIRST] = 1, [TASK_ZEROS_LATER] = 0.2, [TASK_IDLE] = 0.25,
+  };
+  hold(LAMB, most);
+}
+
+Test(divergence, zero_one_adam_stays) {
+  static const limits most = {
+      [TASK_EMBEDDING] = 0.8, [TASK_SCALES] = 0.95,     [TASK_QUIET] = 0.4,
+      [TASK_ZEROS_FIRST] = 1, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.4,
+  };
+  hold(ZERO_ONE_ADAM, most);
+}
