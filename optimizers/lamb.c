@@ -254,12 +254,13 @@ static onebit_status_t check_order(const char *least_name, double least, const c
 
 static onebit_status_t resolve_limits(const onebit_lamb_options_t *options,
                                       struct ob_lamb_limits *limits) {
+  const bool deepspeed = options->common.profile == ONEBIT_PROFILE_DEEPSPEED;
   *limits =
       (struct ob_lamb_limits){.coefficient_least = ob_given_or(options->coefficient_least, 0.01),
                               .coefficient_most = ob_given_or(options->coefficient_most, 10),
                               .coefficient_beta = ob_given_or(options->coefficient_beta, 0.9),
                               .factor_least = ob_given_or(options->factor_least, 0.5),
-                              .factor_most = ob_given_or(options->factor_most, 4),
+                              .factor_most = ob_given_or(options->factor_most, deepspeed ? 4 : 1.5),
                               .factor_change = ob_given_or(options->factor_change, 0.1)};
   OB_TRY(check_order("coefficient_least", limits->coefficient_least, "coefficient_most",
                      limits->coefficient_most));

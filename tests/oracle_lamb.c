@@ -82,7 +82,8 @@ static void take_limits(struct oracle_lamb *lamb, const onebit_lamb_options_t *o
   lamb->coefficient_most = given_or(options->coefficient_most, 10.0);
   lamb->coefficient_beta = given_or(options->coefficient_beta, 0.9);
   lamb->factor_least = given_or(options->factor_least, 0.5);
-  lamb->factor_most = given_or(options->factor_most, 4.0);
+  lamb->factor_most = given_or(options->factor_most,
+                               options->common.profile == ONEBIT_PROFILE_DEEPSPEED ? 4.0 : 1.5);
   lamb->factor_change = given_or(options->factor_change, 0.1);
 }
 

@@ -53,7 +53,7 @@ typedef struct onebit_lamb_options {
   double coefficient_most;  /* DeepSpeed's max_coeff; default 10 */
   double coefficient_least; /* min_coeff; default 0.01 */
   double coefficient_beta;  /* coeff_beta, in (0, 1); default 0.9 */
-  double factor_most;       /* factor_max; default 4 */
+  double factor_most;       /* factor_max; default 1.5, in profile deepspeed 4 */
   double factor_least;      /* factor_min; default 0.5 */
   double factor_change;     /* factor_threshold, in (0, 1); default 0.1 */
   onebit_optimizer_options_t common;
