@@ -136,7 +136,7 @@ FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size
   const struct ob_adam_factors *f = &run->moment.adam;
   const V unbiased = v_set(f->variance_factor * f->variance_factor),
           least = v_set(f->epsilon * f->epsilon),
-          late = v_set(ob_moment_late_gain(&run->moment, run->kept_scale));
+          late = v_set(ob_moment_late_gain(&run->moment, run->momentum_scale));
   for (int k = 0; k < GROUP; k++) {
     const size_t at = first + (size_t)(k * VL);
     const V gradient = v_mul(v_set(run->factor), group[k]),

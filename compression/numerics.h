@@ -240,14 +240,14 @@ OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
  * to a rare row of a table, the other ranks most likely have none of that element in the same step,
  * and what this rank sends is divided by their number like all: it counts late_gain times. It is
  * late where the bias correction is smaller than late_below; but not where the whole block begins,
- * which then does so on all ranks (a layer that was not trained before): its scale was 0. */
+ * which then does so on all ranks (a layer that was not trained before): its step was 0. */
 struct ob_moment_factors {
   struct ob_adam_factors adam;
   float late_gain, late_below;
 };
 
-OB_INLINE float ob_moment_late_gain(const struct ob_moment_factors *f, float kept_scale) {
-  return kept_scale > 0 && f->adam.variance_factor < f->late_below ? f->late_gain : 1;
+OB_INLINE float ob_moment_late_gain(const struct ob_moment_factors *f, float momentum_scale) {
+  return momentum_scale > 0 && f->adam.variance_factor < f->late_below ? f->late_gain : 1;
 }
 
 /* What is exchanged of a gradient, before it is weighed; moves its moment. The root is of the

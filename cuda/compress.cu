@@ -17,7 +17,8 @@ struct moments {
   const uint16_t *now;
   uint16_t *next;
   float factor;
-  struct ob_moment_factors moment;
+  float late_gain;
+  struct ob_adam_factors adam;
 };
 
 /* Four moments are 8 bytes, and lie as the kept values do. */
@@ -25,7 +26,6 @@ template <enum ob_moment_rule rule>
 static __device__ inline void apply_moments(const struct moments &moments, unsigned first,
                                             unsigned end, const float (&kept)[4], float kept_scale,
                                             float (&value)[4]) {
-  const float late_gain = ob_moment_late_gain(&moments.moment, kept_scale);
   if (first >= end)
     return;
   uint32_t before[2], after[2] = {};
@@ -33,8 +33,9 @@ static __device__ inline void apply_moments(const struct moments &moments, unsig
   OB_UNROLL
   for (unsigned j = 0; j < 4; j++) {
     uint16_t moment = (uint16_t)(before[j / 2] >> 16 * (j % 2));
-    value[j] = ob_moment_input(rule, moments.factor * value[j], &moment,
-                               ob_kept_error(kept[j], kept_scale), late_gain, &moments.moment.adam);
+    value[j] =
+        ob_moment_input(rule, moments.factor * value[j], &moment,
+                        ob_kept_error(kept[j], kept_scale), moments.late_gain, &moments.adam);
     after[j / 2] |= (uint32_t)moment << 16 * (j % 2);
   }
   store_raw((char *)(moments.next + first), after);
@@ -117,13 +118,15 @@ static __device__ inline void weigh(const struct ob_cuda_source &source,
 
 static __device__ inline struct moments moments_of(const struct ob_cuda_plan &plan, uint32_t now,
                                                    const struct ob_cuda_source &source,
-                                                   const struct ob_block &block) {
-  struct moments moments = {values_of(plan.worker, plan.worker.moments[now], block),
-                            values_of(plan.worker, plan.worker.moments[!now], block),
-                            source.values ? 1 : source.factor, source.moment};
+                                                   const struct ob_block &block,
+                                                   float momentum_scale) {
+  struct ob_moment_factors factors = source.moment;
   if (source.counted)
-    moments.moment.adam.variance_factor = plan.state->variance_factor;
-  return moments;
+    factors.adam.variance_factor = plan.state->variance_factor;
+  return {values_of(plan.worker, plan.worker.moments[now], block),
+          values_of(plan.worker, plan.worker.moments[!now], block),
+          source.values ? 1 : source.factor, ob_moment_late_gain(&factors, momentum_scale),
+          factors.adam};
 }
 
 /* grid.y is the member that the message is for. */
@@ -151,10 +154,10 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   struct moments moments = {};
   if (treatment == RECIPROCALS)
     run.reciprocals = values_of(plan.worker, source.reciprocals, place.block);
-  if (treatment == SECOND_MOMENTS)
-    moments = moments_of(plan, now, source, place.block);
   if (momentum)
     add_momentum(plan, now, place, &run);
+  if (treatment == SECOND_MOMENTS)
+    moments = moments_of(plan, now, source, place.block, run.momentum_scale);
   const float sum =
       compress<dtype, momentum, treatment>(run, moments, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)

@@ -1,6 +1,7 @@
 /* Cases for the codecs: the product of the lists below. */
 #define _DEFAULT_SOURCE
 #include "tests/codec_cases.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@ enum {
   dtype_count = 3,
   value_count = VALUES_KINDS,
   stream_count = 3,
-  kernel_count = 8,
+  kernel_count = 10,
   all_count = kernel_count + OB_PASSES
 };
 
@@ -63,6 +64,16 @@ static struct guarded_array words_create(size_t count, uint32_t salt) {
   struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(float));
   for (size_t i = 0; i < count; i++)
     ((float *)array.data)[i] = value_at(i, salt, VALUES_GRADIENTS);
+  return array;
+}
+
+/* Moments, as they lie beside them: some are zero, as before the first gradient. */
+static struct guarded_array moments_create(size_t count, uint32_t salt) {
+  struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(uint16_t));
+  for (size_t i = 0; i < count; i++) {
+    float value = i % 5 == 2 ? 0 : value_at(i, salt, VALUES_GRADIENTS);
+    ((uint16_t *)array.data)[i] = ob_to_bfloat16(value * value);
+  }
   return array;
 }
 
@@ -136,6 +147,50 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
   array_destroy(&input);
   array_destroy(&kept);
   array_destroy(&last);
+}
+
+/* With padding only where nothing is streamed. */
+static void run_moments(const struct codec_case *c, const struct ob_codec *codec, bool stream,
+                        struct result *result) {
+  struct guarded_array input = input_create(c, 1), kept = words_create(c->count, 2),
+                       out = words_create(c->count, 3), bits = bits_create(c->count, 4),
+                       last = bits_create(c->count, 5), now = moments_create(c->count, 6),
+                       next = moments_create(c->count, 7);
+  struct ob_compress_run run = {
+      .count = c->count,
+      .valid = c->count - (stream ? 0 : c->count / 3),
+      .input = c->values == VALUES_EDGES && stream ? NULL : input.data,
+      .dtype = c->dtype,
+      .rule = stream ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_MEAN_ABSOLUTE,
+      .stream = stream && (uintptr_t)next.data % OB_ALIGNMENT == 0,
+      .momentum_bits = last.data,
+      .momentum_scale = stream ? 0.37f : 0,
+      .decay = 0.9f,
+      .weight = 0.1f,
+      .moment_rule = OB_MOMENTS_SECOND,
+      .moments = now.data,
+      .moments_out = next.data,
+      .factor = 0.3f,
+      .moment = {.adam = {.beta2 = 0.97f,
+                          .one_minus_beta2 = 0.03f,
+                          .variance_factor = 1.3f,
+                          .epsilon = 1e-4f},
+                 .late_gain = 1.7f,
+                 .late_below = 1.5f},
+      .kept = kept.data,
+      .kept_scale = 0.21f,
+      .kept_out = out.data,
+      .bits = bits.data,
+  };
+  keep_sum(result, codec->compress(&run));
+  bool finite = c->values != VALUES_NAN && c->values != VALUES_OVERFLOW;
+  keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
+  keep_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
+  keep_array(result, &next, finite ? words_of(c->count) * OB_LANES * sizeof(uint16_t) : 0);
+  array_destroy(&input);
+  array_destroy(&kept);
+  array_destroy(&last);
+  array_destroy(&now);
 }
 
 static const size_t streams[stream_count] = {1, 2, 7};
@@ -268,7 +323,9 @@ static const char *const kernels[kernel_count] = {"compress-rms",
                                                   "reduce",
                                                   "sum",
                                                   "store",
-                                                  "dense"};
+                                                  "dense",
+                                                  "compress-moments",
+                                                  "compress-moments-streaming"};
 static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_POWER] = "power",
                                               [OB_PASS_ADAM] = "adam",
@@ -290,7 +347,8 @@ static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_ZERO_ONE_MEET] = "zero-one-meet",
                                               [OB_PASS_ZERO_ONE_MET] = "zero-one-met",
                                               [OB_PASS_SHARE] = "share",
-                                              [OB_PASS_SHARE_MOVE] = "share-move"};
+                                              [OB_PASS_SHARE_MOVE] = "share-move",
+                                              [OB_PASS_STEP] = "step"};
 
 static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,
                        struct result *result) {
@@ -317,6 +375,10 @@ static void run_kernel(size_t kernel, const struct codec_case *c, const struct o
     break;
   case 7:
     run_dense(c, codec, result);
+    break;
+  case 8:
+  case 9:
+    run_moments(c, codec, kernel == 9, result);
     break;
   default:
     run_pass(c, codec, (enum ob_pass_kind)(kernel - kernel_count), result);

@@ -166,6 +166,9 @@ float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
 float oracle_momentum_correction(const struct oracle_adam *adam, size_t t);
 float oracle_variance_correction(const struct oracle_adam *adam, size_t t);
 
+/* Adam's step of one tensor, on mean gradients, in a step that is counted. */
+void oracle_adam_whole_step(struct oracle_adam *adam, size_t k, float learning_rate);
+
 /* A step with a frozen variance, within ONEBIT_STEP_BOUND but in profile deepspeed. */
 float oracle_bounded(const struct oracle_adam *adam, float step);
 

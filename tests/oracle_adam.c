@@ -252,8 +252,7 @@ static void freeze(struct oracle_adam *adam) {
   adam->freeze_step = adam->steps;
 }
 
-/* Adam's step of one tensor. */
-static void whole_step(struct oracle_adam *adam, size_t k, float learning_rate) {
+void oracle_adam_whole_step(struct oracle_adam *adam, size_t k, float learning_rate) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
   float b2 = (float)adam->options.beta2, w2 = (float)(1.0 - adam->options.beta2);
   float epsilon = (float)adam->options.epsilon;
@@ -272,7 +271,7 @@ static void whole_step(struct oracle_adam *adam, size_t k, float learning_rate) 
 
 static void warm_up(struct oracle_adam *adam, float learning_rate) {
   for (size_t k = 0; k < adam->tensors; k++)
-    whole_step(adam, k, learning_rate);
+    oracle_adam_whole_step(adam, k, learning_rate);
   if (oracle_must_freeze(adam))
     freeze(adam);
 }
@@ -395,7 +394,7 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
   for (size_t k = 0; k < adam->tensors; k++) {
     float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
     if (adam->uncompressed[k]) {
-      whole_step(adam, k, learning_rate);
+      oracle_adam_whole_step(adam, k, learning_rate);
       continue;
     }
     for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {

@@ -81,11 +81,18 @@ static void free_learner(struct learner *learner) {
   free(learner->values);
 }
 
+static bool is_silent(const struct adam_case *what, size_t i, size_t total, int step) {
+  if (what->still && i % 13 == 5)
+    return true;
+  size_t last = what->late ? what->tensors->list[what->tensors->count - 1].count : 0;
+  return step < what->late && (i % 7 == 3 || i >= total - last);
+}
+
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank,
                    int step) {
   float factor = what->growth != 0.0f ? powf(what->growth, (float)step) : 1.0f;
   for (size_t i = 0; i < total; i++)
-    gradient[i] = what->still && i % 13 == 5 ? 0.0f : input_value(i, rank, step) * factor;
+    gradient[i] = is_silent(what, i, total, step) ? 0.0f : input_value(i, rank, step) * factor;
 }
 
 float adam_learning_rate(int step) { return 1e-3f * (float)(1 + step % 3); }

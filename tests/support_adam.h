@@ -39,6 +39,8 @@ struct adam_case {
   const struct adam_tensors *tensors;
   enum adam_form form;
   bool still;   /* every 13th element never gets a gradient */
+  int late;     /* when not 0: every 7th element, and all of the last tensor, gets its first
+                   gradient in this step */
   float growth; /* when not 0: gradients are multiplied by growth^step */
   float poison; /* when not 0: before each step comes one where a gradient of poisoned_rank has this
                    value */

@@ -9,6 +9,7 @@
 #define LAMB      .kind = CHECKPOINT_LAMB
 #define ZERO_ONE  .kind = CHECKPOINT_ZERO_ONE
 #define MOMENTUM  .kind = CHECKPOINT_MOMENTUM
+#define EFFICIENT .kind = CHECKPOINT_EFFICIENT
 #define DEEPSPEED .profile = ONEBIT_PROFILE_DEEPSPEED
 #define HOSTS     .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
 #define ONE_SCALE .block_size = ONEBIT_BLOCK_BUFFER
@@ -77,6 +78,15 @@ const struct checkpoint_case checkpoint_cases[] = {
      .common = {.gradient_dtype = ONEBIT_FLOAT16, .parameter_dtype = ONEBIT_FLOAT16,
                 .clip_norm = 10}},
     {"momentum", MOMENTUM, .size = 3, .steps = 8, .uncompressed = 1 << 1, .skips = true},
+    {"efficient adam", EFFICIENT, .size = 3, .steps = 8, .uncompressed = 1 << 1, .skips = true},
+    {"efficient adam alone", EFFICIENT, .size = 1, .steps = 7},
+    {"efficient adam, nothing compressed", EFFICIENT, .size = 2, .steps = 5, .uncompressed = 63},
+    {"efficient adam, buckets and blocks", EFFICIENT, .size = 4, .steps = 8,
+     .common = {.bucket_size = 1000, .block_size = 64, .chunk_size = 256, .threads = 2}},
+    {"efficient adam, hosts", EFFICIENT, .size = 4, .hosts = 2, .steps = 8,
+     .uncompressed = 1 << 1, .common = {HOSTS, .chunk_size = 512, .bucket_size = 2000}},
+    {"efficient adam in bfloat16", EFFICIENT, .size = 2, .steps = 8, .skips = true,
+     .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16}},
     {"momentum with a warm-up", MOMENTUM, .size = 2, .steps = 9, .freeze_step = 3},
 };
 /* clang-format on */
@@ -109,6 +119,7 @@ static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
   onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
   onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  onebit_efficient_adam_options_t efficient = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   const size_t count = TRAINEE_TENSORS;
   switch (what->kind) {
   case CHECKPOINT_ADAM:
@@ -131,6 +142,11 @@ static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
     zero_one.common = what->common;
     return onebit_zero_one_adam_create(comm, trainee->tensors, count, &zero_one,
                                        &trainee->optimizer);
+  case CHECKPOINT_EFFICIENT:
+    efficient.beta2 = what->beta2;
+    efficient.common = what->common;
+    return onebit_efficient_adam_create(comm, trainee->tensors, count, &efficient,
+                                        &trainee->optimizer);
   default:
     momentum.warmup_steps = what->freeze_step;
     momentum.common = what->common;

@@ -7,7 +7,13 @@
 
 #include "tests/support.h"
 
-enum checkpoint_kind { CHECKPOINT_ADAM, CHECKPOINT_LAMB, CHECKPOINT_ZERO_ONE, CHECKPOINT_MOMENTUM };
+enum checkpoint_kind {
+  CHECKPOINT_ADAM,
+  CHECKPOINT_LAMB,
+  CHECKPOINT_ZERO_ONE,
+  CHECKPOINT_MOMENTUM,
+  CHECKPOINT_EFFICIENT
+};
 
 struct checkpoint_case {
   const char *name;

@@ -114,3 +114,4 @@ Test(checkpoint, adam_goes_on_exactly) { check_kind(CHECKPOINT_ADAM); }
 Test(checkpoint, lamb_goes_on_exactly) { check_kind(CHECKPOINT_LAMB); }
 Test(checkpoint, zero_one_adam_goes_on_exactly) { check_kind(CHECKPOINT_ZERO_ONE); }
 Test(checkpoint, momentum_goes_on_exactly) { check_kind(CHECKPOINT_MOMENTUM); }
+Test(checkpoint, efficient_adam_goes_on_exactly) { check_kind(CHECKPOINT_EFFICIENT); }

@@ -12,7 +12,7 @@
 TestSuite(divergence, .timeout = 120);
 
 enum form { DENSE, COMPRESSED };
-enum subject { ADAM, ADAM_STEP, ADAM_SHARDS, LAMB, ZERO_ONE_ADAM };
+enum subject { EFFICIENT_ADAM, ADAM, ADAM_STEP, ADAM_SHARDS, LAMB, ZERO_ONE_ADAM };
 
 struct choice {
   enum subject subject;
@@ -41,6 +41,8 @@ static onebit_status_t create_lamb(onebit_comm_t comm, const onebit_tensor_t *te
 static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
                               const void *options, onebit_optimizer_t *optimizer) {
   const struct choice *choice = options;
+  if (choice->subject == EFFICIENT_ADAM)
+    return onebit_efficient_adam_create(comm, tensor, 1, NULL, optimizer);
   if (choice->subject == LAMB)
     return create_lamb(comm, tensor, choice, optimizer);
   if (choice->subject != ZERO_ONE_ADAM || choice->form == DENSE)
@@ -80,6 +82,15 @@ Test(divergence, dense_forms_converge) {
       double start = task_start_distance(&task), end = task_run(&task, create, &choice).distance;
       cr_expect_leq(end, 0.3 * start, "%s: ends at %g of %g", task.name, end, start);
     }
+}
+
+/* It comes as close as dense Adam, or closer. */
+Test(divergence, efficient_adam_converges) {
+  static const limits most = {
+      [TASK_EMBEDDING] = 0.3,   [TASK_SCALES] = 0.3,      [TASK_QUIET] = 0.3,
+      [TASK_ZEROS_FIRST] = 0.3, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.3,
+  };
+  hold(EFFICIENT_ADAM, most);
 }
 
 Test(divergence, one_bit_adam_stays) {

@@ -304,7 +304,7 @@ Test(statistics, account_for_every_optimizer) {
       subject.clip_norm = 10;
       on_ranks(size, account, &subject);
       subject = (struct subject){.kind = (enum kind)kind, .profile = ONEBIT_PROFILE_DEEPSPEED};
-      if (kind != MOMENTUM)
+      if (kind < MOMENTUM)
         on_ranks(size, account, &subject);
     }
 }

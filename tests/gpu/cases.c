@@ -71,6 +71,9 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->stop = of->stop && drawn(number, 12, 6) == 0;
   what->dense = of->dense;
   what->weighed = of->weighed && drawn(number, 13, 3) == 0;
+  what->moments = of->weighed && what->momentum && what->values != VALUES_NAN &&
+                  what->values != VALUES_OVERFLOW && drawn(number, 26, 2);
+  what->weighed &= !what->moments;
   what->output_dtype = (onebit_dtype_t)drawn(number, 21, 3);
   what->float32 = drawn(number, 22, 4) == 0;
 }
@@ -108,7 +111,7 @@ static void fit_mode(struct scene_case *what) {
   if (what->mode == SCENE_ROTATED || what->mode == SCENE_GATHERED_ROTATED)
     what->chunks = what->slots = 1;
   if (what->mode != SCENE_EXCHANGE && what->mode != SCENE_PADDED)
-    what->momentum = false;
+    what->momentum = what->moments = false;
   if (what->mode != SCENE_EXCHANGE && what->mode != SCENE_SHIFTED)
     what->from_values = false;
 }

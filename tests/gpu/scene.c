@@ -19,7 +19,8 @@ void scene_describe(const struct scene_case *what, char *words, size_t room) {
       mode_names[what->mode], what->members, what->place, what->block,
       what->one_scale ? " one scale" : "", what->chunks, what->slots, (int)what->dtype,
       (int)what->output_dtype, (int)what->rule, (int)what->values,
-      what->momentum ? " momentum" : "", what->from_values ? " from values" : "");
+      what->momentum ? what->moments ? " moments" : " momentum" : "",
+      what->from_values ? " from values" : "");
   at += (size_t)snprintf(words + at, room - at, ", skew %zu%s%s%s, now %u%s, elements", what->skew,
                          what->each ? " each" : "", what->float32 ? " float32" : "",
                          what->weighed ? " weighed" : "", what->now, what->stop ? " stop" : "");
@@ -159,6 +160,9 @@ static void take_kept(struct scene *scene, struct ob_kept *kept, size_t first, s
                               OB_LANES * sizeof(float), TWIN_FLOAT32);
     kept->scales[copy] = take(scene, copy ? "kept scales[1]" : "kept scales[0]",
                               kept->one_scale ? 1 : kept->blocks, sizeof(float), TWIN_FLOAT32);
+    if (scene->what->moments)
+      kept->moments[copy] = take(scene, copy ? "moments[1]" : "moments[0]", kept->words,
+                                 OB_LANES * sizeof(uint16_t), TWIN_BFLOAT16);
   }
 }
 
@@ -188,6 +192,8 @@ static struct ob_cuda_kept kept_on_device(const struct scene *scene, const struc
   for (int copy = 0; copy < 2; copy++) {
     device.values[copy] = ON_DEVICE(scene, kept->values[copy]);
     device.scales[copy] = ON_DEVICE(scene, kept->scales[copy]);
+    if (kept->moments[copy])
+      device.moments[copy] = ON_DEVICE(scene, kept->moments[copy]);
   }
   return device;
 }

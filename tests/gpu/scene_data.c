@@ -68,6 +68,9 @@ static void fill_kept(const struct scene *scene, struct ob_kept *kept, uint32_t 
     for (size_t i = first; i < first + block.count; i++)
       values[i] = value_at(i, salt, scene_finite_values(scene));
   }
+  for (size_t i = 0; kept->moments[0] && i < kept->words * OB_LANES; i++)
+    kept->moments[kept->now][i] =
+        i % 5 == 2 ? 0 : ob_to_bfloat16(fabsf(value_at(i, salt + 1, VALUES_GRADIENTS)));
   for (size_t b = 0; b < (kept->one_scale ? 1 : kept->blocks); b++)
     kept->scales[kept->now][b] = scale_at(scene, b, salt);
   if (kept->one_scale && !kept->blocks)
@@ -208,6 +211,22 @@ static void weigh(struct scene *scene) {
   scene->source.reciprocals = ON_DEVICE(scene, reciprocals);
 }
 
+/* Every third step the device knows the bias correction, and the host does not. */
+static void add_moments(struct scene *scene) {
+  struct ob_source *source = &scene->host.call.source;
+  source->moment_rule = scene->source.moment_rule = OB_MOMENTS_SECOND;
+  source->moment = (struct ob_moment_factors){
+      .adam = {.beta2 = 0.97f, .one_minus_beta2 = 0.03f, .variance_factor = 1.3f, .epsilon = 1e-4f},
+      .late_gain = 1.7f,
+      .late_below = 1.5f};
+  scene->source.moment = source->moment;
+  scene->source.counted = scene->what->counted;
+  if (!scene->what->counted)
+    return;
+  scene->state->variance_factor = source->moment.adam.variance_factor;
+  scene->source.moment.adam.variance_factor = 5;
+}
+
 void scene_fill_buffers(struct scene *scene) {
   fill_inputs(scene);
   take_outputs(scene);
@@ -220,5 +239,7 @@ void scene_fill_buffers(struct scene *scene) {
   source->weight = scene->source.weight = scene->what->momentum ? 0.1f : 1;
   if (scene->what->weighed)
     weigh(scene);
+  if (scene->what->moments)
+    add_moments(scene);
   scene->host.call.outputs = scene->host.outputs;
 }

@@ -17,10 +17,11 @@ int training_attempts(const struct training_case *what) {
 }
 
 const onebit_optimizer_options_t *training_options(const struct training_case *what) {
-  return what->lamb.size       ? &what->lamb.common
-         : what->zero_one.size ? &what->zero_one.common
-         : what->momentum.size ? &what->momentum.common
-                               : &what->options.common;
+  return what->lamb.size        ? &what->lamb.common
+         : what->zero_one.size  ? &what->zero_one.common
+         : what->momentum.size  ? &what->momentum.common
+         : what->efficient.size ? &what->efficient.common
+                                : &what->options.common;
 }
 
 /* --- Comparing */

@@ -41,6 +41,7 @@ struct training_case {
   onebit_lamb_options_t lamb;
   onebit_zero_one_adam_options_t zero_one;
   onebit_momentum_options_t momentum;
+  onebit_efficient_adam_options_t efficient;
   unsigned traits;
   int attempts;
 };

@@ -125,7 +125,8 @@ static onebit_status_t create(struct learner *learner) {
   onebit_optimizer_t *optimizer = &learner->optimizer;
   common.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
   common.threads = 1;
-  what.options.common = what.lamb.common = what.zero_one.common = what.momentum.common = common;
+  what.options.common = what.lamb.common = what.zero_one.common = what.momentum.common =
+      what.efficient.common = common;
   if (what.lamb.size)
     return onebit_lamb_create(learner->comm, list, TRAINING_TENSORS, &what.lamb, optimizer);
   if (what.zero_one.size)
@@ -133,6 +134,9 @@ static onebit_status_t create(struct learner *learner) {
                                        optimizer);
   if (what.momentum.size)
     return onebit_momentum_create(learner->comm, list, TRAINING_TENSORS, &what.momentum, optimizer);
+  if (what.efficient.size)
+    return onebit_efficient_adam_create(learner->comm, list, TRAINING_TENSORS, &what.efficient,
+                                        optimizer);
   return onebit_adam_create(learner->comm, list, TRAINING_TENSORS, &what.options, optimizer);
 }
 

@@ -1,0 +1,135 @@
+/* Efficient-Adam of the oracle, in float32, as the public header writes it. */
+#include "tests/oracle_efficient_adam.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support.h"
+
+struct oracle_efficient_adam *oracle_efficient_adam_create(
+    int size, int hosts, const onebit_tensor_t *tensors, size_t count,
+    const onebit_efficient_adam_options_t *options) {
+  struct oracle_efficient_adam *oracle = allocate(1, sizeof *oracle);
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  adam.beta1 = options->beta1;
+  adam.beta2 = options->beta2;
+  adam.epsilon = options->epsilon;
+  adam.freeze_step = ONEBIT_FREEZE_NEVER;
+  adam.common = options->common;
+  oracle->state = oracle_adam_create(size, hosts, tensors, count, &adam);
+  oracle->state->compressed = true;
+  oracle->gain = options->gain;
+  oracle->moment = allocate((size_t)oracle->state->size * oracle->state->total, sizeof(float));
+  return oracle;
+}
+
+void oracle_efficient_adam_destroy(struct oracle_efficient_adam *oracle) {
+  oracle_adam_destroy(oracle->state);
+  free(oracle->moment);
+  free(oracle);
+}
+
+/* 1 / sqrt(value), as fast as the library has it. */
+static float reciprocal_root(float value) {
+  uint32_t bits;
+  float guess;
+  memcpy(&bits, &value, sizeof bits);
+  bits = 0x5f1ffff9u - bits / 2;
+  memcpy(&guess, &bits, sizeof guess);
+  float square = value * guess;
+  square = square * guess;
+  return guess * (0.703952253f * (2.38924456f - square));
+}
+
+/* bfloat16 above or below, by the low half of `chance`. */
+static float rounded_by_chance(float value, float chance) {
+  uint32_t bits, low;
+  memcpy(&bits, &value, sizeof bits);
+  memcpy(&low, &chance, sizeof low);
+  bits = (bits + low % 65536) / 65536 * 65536;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/* What worker w puts in of element i; its error is `error`. Moves *moment. */
+static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size_t i, float error,
+                      float *moment) {
+  const struct oracle_adam *state = oracle->state;
+  double ranks = (double)state->size, b2 = state->options.beta2;
+  size_t step = state->steps + 1;
+  float correction = oracle_variance_correction(state, step),
+        epsilon = (float)state->options.epsilon;
+  float g = state->means[w * state->total + i];
+  float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
+  float u = g * reciprocal_root(v * (correction * correction) + epsilon * epsilon);
+  if (*moment == 0.0f && step > 100 && state->momentum[i] != 0.0f)
+    u = u * sqrtf((float)ranks);
+  *moment = rounded_by_chance(v, error);
+  float gain = oracle->gain != 0.0 ? (float)oracle->gain : sqrtf((float)ranks);
+  float weight = (float)(1.0 - state->options.beta1) * gain;
+  return (float)state->options.beta1 * state->momentum[i] + weight * u;
+}
+
+/* One exchange: of its tensors, one after the other. The moments move when it is made. */
+static bool exchange_tensors(struct oracle_efficient_adam *oracle,
+                             const struct oracle_exchange *exchange) {
+  struct oracle_adam *state = oracle->state;
+  size_t workers = (size_t)state->size, total = exchange->total;
+  float *own = allocate(workers * total, sizeof *own), *output = allocate(total, sizeof *output);
+  float *moments = allocate(workers * state->total, sizeof *moments);
+  const float **inputs = allocate(workers, sizeof *inputs);
+  memcpy(moments, oracle->moment, workers * state->total * sizeof *moments);
+  for (size_t w = 0; w < workers; w++) {
+    const float *error = exchange->oracle->worker_error + w * exchange->oracle->elements;
+    float *next = own + w * total;
+    inputs[w] = next;
+    for (size_t k = 0; k < exchange->tensors; k++)
+      for (size_t t = exchange->tensor[k], i = state->first[t];
+           i < state->first[t] + state->count[t]; i++)
+        *next++ = own_step(oracle, w, i, *error++, &moments[w * state->total + i]);
+  }
+  bool done = oracle_exchange(exchange->oracle, inputs, output);
+  for (size_t k = 0, at = 0; done && k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < state->count[t]; i++)
+      state->momentum[state->first[t] + i] = output[at++];
+  if (done)
+    memcpy(oracle->moment, moments, workers * state->total * sizeof *moments);
+  free(inputs);
+  free(moments);
+  free(output);
+  free(own);
+  return done;
+}
+
+static bool exchange_all(struct oracle_efficient_adam *oracle) {
+  bool done = true;
+  for (size_t k = 0; k < oracle->state->exchange_count && done; k++)
+    done = exchange_tensors(oracle, &oracle->state->exchanges[k]);
+  return done;
+}
+
+static void apply(struct oracle_adam *state, size_t k, float learning_rate) {
+  float rate = learning_rate * state->factor[k], decay = state->weight_decay[k];
+  for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
+    float *p = &state->parameter[i];
+    *p = *p - rate * (state->momentum[i] + decay * *p);
+  }
+}
+
+bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const float *const *gradients,
+                                float learning_rate) {
+  struct oracle_adam *state = oracle->state;
+  bool made = oracle_take_gradients(state, gradients) && exchange_all(oracle);
+  oracle_rescale(&state->weigher, !made);
+  if (!made)
+    return false;
+  state->steps++;
+  for (size_t k = 0; k < state->tensors; k++)
+    if (state->uncompressed[k])
+      oracle_adam_whole_step(state, k, learning_rate);
+    else
+      apply(state, k, learning_rate);
+  return true;
+}
