@@ -35,6 +35,7 @@ static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
   onebit_efficient_adam_options_t adam = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)optimizer->options->beta2;
   adam.epsilon = (double)optimizer->options->epsilon;
+  adam.gain = (double)optimizer->options->gain;
   adam.common = common_options(optimizer);
   return onebit_efficient_adam_create(optimizer->task->team->gradients, tensors,
                                       optimizer->task->ntensors, &adam, &optimizer->onebit);

@@ -34,7 +34,7 @@ typedef struct train_options {
 
   size_t freeze; /* dense steps at first, or FREEZE_AUTOMATIC */
   size_t variance_freeze, variance_scaler, local_scaler, local_clipper; /* 0/1 Adam's */
-  float beta2, epsilon, momentum, weight_decay, clip_norm;
+  float beta2, epsilon, gain, momentum, weight_decay, clip_norm;
   int exchange;                                /* an onebit_adam_exchange_t, less 1 */
   int shards;                                  /* an onebit_shards_t */
   int scale;                                   /* an onebit_scale_t */
