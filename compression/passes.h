@@ -239,11 +239,12 @@ OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_fac
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
 }
 
-/* What is exchanged of a movement. No number where the momentum is none, whose steps are bounded
- * all the same; of an element that does not move, whether it is a number. */
-OB_INLINE float ob_zero_one_sent(float moved, float denominator, float momentum) {
+/* What is exchanged of a movement; of an element that does not move, whether it is a number. It is
+ * none where the gradient's square is none, whose step is bounded all the same. */
+OB_INLINE float ob_zero_one_sent(float moved, float denominator, float gradient) {
+  const float square = gradient * gradient;
   const float sent = ob_is_finite(denominator) ? moved * denominator : moved - moved;
-  return ob_choose(ob_is_finite(momentum), sent, momentum - momentum);
+  return ob_choose(ob_is_finite(square), sent, square - square);
 }
 
 /* --- 1-bit LAMB: from two momenta, the one before times beta1, to the fresh variance and the sums;
@@ -365,7 +366,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
   case OB_PASS_ZERO_ONE_MEET: {
     const float move = ob_zero_one_move(&e, f);
     const float moved = f->adds_up ? *d + move : *p + move - *a + f->anchor_decay * *a;
-    *s = ob_zero_one_sent(moved, *v, *m);
+    *s = ob_zero_one_sent(moved, *v, own);
     break;
   }
   case OB_PASS_ZERO_ONE_MET:

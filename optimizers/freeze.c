@@ -1,4 +1,5 @@
-/* When the warm-up ends: after a given number of steps, or when the variance has settled. */
+/* When the warm-up ends: after a given number of steps, or when the variance has settled; and not
+ * while the variance lags behind the gradients. */
 #include <math.h>
 
 #include "base/error.h"
@@ -73,14 +74,49 @@ static onebit_status_t settled(struct onebit_optimizer *optimizer, bool *yes) {
   return ONEBIT_OK;
 }
 
+/* The sum of the squares of the momentum. */
+static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double *power) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    OB_TRY(ob_unit_pass(optimizer, &optimizer->units[u], OB_PASS_POWER, optimizer->steps));
+  return ob_freeze_sum(optimizer, power);
+}
+
+/* Is the variance behind the gradients of the latest steps, of which the momentum is made: are
+ * steps longer than twice the rate, in the mean of their squares? Then the gradients have just
+ * begun, or grown, and frozen as it is the variance would be wrong for good. A share's sums say
+ * nothing of the others', and DeepSpeed does not look. */
+static onebit_status_t lags(struct onebit_optimizer *optimizer, bool *yes) {
+  const struct ob_method *method = optimizer->method;
+  double variance, power;
+  *yes = false;
+  if (!(method->arrays & OB_MASK(OB_VARIANCE)) || method->sharded ||
+      optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ONEBIT_OK;
+  OB_TRY(variance_norm(optimizer, &variance));
+  OB_TRY(momentum_power(optimizer, &power));
+  double factor = (double)ob_factors_of(optimizer, optimizer->steps).adam.momentum_factor;
+  *yes = !(variance > 0) || power * factor * factor > 4 * variance;
+  return ONEBIT_OK;
+}
+
+uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer) {
+  if (!is_automatic(optimizer))
+    return ob_freeze_last_step(optimizer);
+  return ONEBIT_FREEZE_LATEST * (uint64_t)optimizer->window;
+}
+
+/* Beyond the last step: the variance lagged, or a checkpoint was loaded. */
 onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) {
   *due = false;
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
   if (is_automatic(optimizer))
-    return settled(optimizer, due);
-  *due =
-      optimizer->steps >= ob_freeze_last_step(optimizer); /* or beyond: a checkpoint was loaded */
+    OB_TRY(settled(optimizer, due));
+  *due |= optimizer->steps >= ob_freeze_latest_step(optimizer);
+  bool behind = false;
+  if (*due)
+    OB_TRY(lags(optimizer, &behind));
+  *due &= !behind;
   return ONEBIT_OK;
 }
 

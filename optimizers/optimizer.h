@@ -375,6 +375,9 @@ bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer);
 /* The number of the warm-up's last step, unless that is found from the variance. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 
+/* The same, but where that is found from the variance the step it is found in at the latest. */
+uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
+
 /* What the next step sends: bits, once frozen and where there is anyone to send them to. */
 enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer);
 

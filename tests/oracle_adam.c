@@ -217,6 +217,20 @@ static size_t freeze_distance(double beta2) {
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
+/* Are recent gradients larger than the variance knows? */
+static bool lags(const struct oracle_adam *adam) {
+  double power = 0.0, variance = 0.0;
+  if (deepspeed(adam) || adam->options.shards)
+    return false;
+  for (size_t i = 0; i < adam->total; i++) {
+    power += (double)adam->momentum[i] * (double)adam->momentum[i];
+    variance += (double)adam->variance[i];
+  }
+  double k1 = (double)oracle_momentum_correction(adam, adam->steps);
+  double k2 = (double)oracle_variance_correction(adam, adam->steps);
+  return variance == 0.0 || power * k1 * k1 > 4.0 * variance * k2 * k2;
+}
+
 bool oracle_must_freeze(struct oracle_adam *adam) {
   const onebit_adam_options_t *options = &adam->options;
   keep_norm(adam);
@@ -226,10 +240,11 @@ bool oracle_must_freeze(struct oracle_adam *adam) {
   if (t > distance)
     adam->variance_ratio = adam->norms[t - distance] / adam->norms[t];
   if (options->freeze_step != ONEBIT_FREEZE_AUTOMATIC)
-    return t >= options->freeze_step;
+    return t >= options->freeze_step && !lags(adam);
   double threshold = options->freeze_threshold;
-  return t > distance && adam->variance_ratio >= threshold &&
-         adam->variance_ratio <= 1.0 / threshold;
+  bool settled =
+      t > distance && adam->variance_ratio >= threshold && adam->variance_ratio <= 1.0 / threshold;
+  return (settled || t >= ONEBIT_FREEZE_LATEST * distance) && !lags(adam);
 }
 
 /* Where the step m / (sqrt(v^) + eps) is what is exchanged, it takes the momentum's place. */

@@ -182,7 +182,8 @@ static void say_movement(struct oracle_zero_one *oracle, size_t k, const float *
     float p = oracle->parameter[at], a = oracle->anchor[i], d = oracle->denominator[i];
     float moved = deepspeed(oracle) ? oracle->moved[at] + to.move : p + to.move - a + decayed * a;
     float still = isfinite(moved) ? 0.0f : NAN;
-    oracle->sent[at] = !isfinite(to.momentum) ? NAN : isinf(d) ? still : moved * d;
+    float own = (float)oracle->options.common.gradient_factor * gradients[r][i];
+    oracle->sent[at] = !isfinite(own * own) ? NAN : isinf(d) ? still : moved * d;
   }
 }
 

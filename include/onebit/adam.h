@@ -93,15 +93,19 @@ typedef struct onebit_adam_options {
   double beta1;   /* in (0, 1); default 0.9 */
   double beta2;   /* in (0, 1); default 0.999 */
   double epsilon; /* positive; default 1e-8 */
-  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. In profile deepspeed
-   * DeepSpeed's own count, whose first call makes no step: freeze_step - 1 steps of warm-up, and at
-   * least one. */
+  /* Number of warm-up steps, at least 1; default ONEBIT_FREEZE_AUTOMATIC. Given or found, the
+   * freeze waits while the variance lags behind the gradients: while |m^|^2 > 4 |v^|, with |v^| the
+   * sum of the variances, or there is no variance yet. That is so while gradients have just begun,
+   * or have grown by much in a few steps. Sharded and in profile deepspeed it does not wait. In
+   * profile deepspeed it is DeepSpeed's own count, whose first call makes no step: freeze_step - 1
+   * steps of warm-up, and at least one. */
   size_t freeze_step;
   /* Automatic freeze: with D = 1 / (1 - beta2) rounded up, freeze after the first step t > D whose
    * variance satisfies
    *   threshold <= |v(t - D)| / |v(t)| <= 1 / threshold
-   * in the sum of absolute values (bias-corrected unless no_bias_correction is set); in (0, 1);
-   * default 0.96 (the criterion of arXiv 2102.02888). */
+   * in the sum of absolute values (bias-corrected unless no_bias_correction is set), or after
+   * ONEBIT_FREEZE_LATEST D steps; in (0, 1); default 0.96 (the criterion of arXiv 2102.02888, which
+   * knows no last step). */
   double freeze_threshold;
   int no_bias_correction; /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
   /* What the ranks exchange in the compressed stage. */

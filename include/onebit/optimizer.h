@@ -78,6 +78,9 @@ typedef struct onebit_tensor {
 #define ONEBIT_FREEZE_AUTOMATIC ((size_t)0)
 #define ONEBIT_FREEZE_NEVER     ((size_t)-1)
 
+/* ONEBIT_FREEZE_AUTOMATIC freezes after so many times 1 / (1 - beta2) steps at the latest. */
+#define ONEBIT_FREEZE_LATEST 3
+
 /* The largest step, as a multiple of the rate, that an element makes with a variance which is no
  * longer its own: frozen, or left alone while only bits travel. Dense Adam's are hardly ever larger
  * than 1, and never than 7.3 with its usual betas; bits bring every element of a block its scale,
