@@ -81,16 +81,21 @@ static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double
   return ob_freeze_sum(optimizer, power);
 }
 
+/* A share's sums say nothing of the others', 0/1 Adam's freeze is by its schedule, and DeepSpeed
+ * does not look. */
+static bool can_lag(const struct onebit_optimizer *optimizer) {
+  const struct ob_method *method = optimizer->method;
+  return method->momentum && method->arrays & OB_MASK(OB_VARIANCE) && !method->sharded &&
+         optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
+}
+
 /* Is the variance behind the gradients of the latest steps, of which the momentum is made: are
  * steps longer than twice the rate, in the mean of their squares? Then the gradients have just
- * begun, or grown, and frozen as it is the variance would be wrong for good. A share's sums say
- * nothing of the others', and DeepSpeed does not look. */
+ * begun, or grown, and frozen as it is the variance would be wrong for good. */
 static onebit_status_t lags(struct onebit_optimizer *optimizer, bool *yes) {
-  const struct ob_method *method = optimizer->method;
   double variance, power;
   *yes = false;
-  if (!(method->arrays & OB_MASK(OB_VARIANCE)) || method->sharded ||
-      optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED)
+  if (!can_lag(optimizer))
     return ONEBIT_OK;
   OB_TRY(variance_norm(optimizer, &variance));
   OB_TRY(momentum_power(optimizer, &power));
@@ -103,6 +108,13 @@ uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer) {
   if (!is_automatic(optimizer))
     return ob_freeze_last_step(optimizer);
   return ONEBIT_FREEZE_LATEST * (uint64_t)optimizer->window;
+}
+
+bool ob_freeze_is_late(const struct onebit_optimizer *optimizer) {
+  const uint64_t latest = ob_freeze_latest_step(optimizer);
+  if (!can_lag(optimizer) || ob_optimizer_is_frozen(optimizer) || optimizer->steps < latest)
+    return false;
+  return optimizer->steps - latest >= freeze_window(optimizer->moments.beta2);
 }
 
 /* Beyond the last step: the variance lagged, or a checkpoint was loaded. */

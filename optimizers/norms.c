@@ -1,6 +1,8 @@
 /* Norms of what an optimizer keeps. */
 #include "optimizers/norms.h"
 
+#include <math.h>
+
 #include "base/error.h"
 #include "base/memory.h"
 
@@ -262,6 +264,73 @@ onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
   if (kept_is_momentum(optimizer, unit))
     return add_kept_momentum(optimizer, unit, span, squares);
   return add_result(optimizer, unit, span, squares);
+}
+
+/* --- Steps at the bound */
+
+/* Elements of a block that make a step of more than ONEBIT_STEP_BOUND, `scale` being their
+ * momentum's or step's. NULL: no reciprocals, what is exchanged is the step. */
+static size_t count_block(const float *reciprocals, size_t count, float scale) {
+  size_t beyond = 0;
+  for (size_t i = 0; i < count; i++)
+    beyond += (reciprocals ? reciprocals[i] * scale : scale) > ONEBIT_STEP_BOUND;
+  return beyond;
+}
+
+/* `room`: for the reciprocals of a block, where they are a device's. */
+static onebit_status_t count_message(const struct onebit_optimizer *optimizer,
+                                     const struct ob_unit *unit, struct ob_message_shape shape,
+                                     unsigned char *message, struct ob_span span, float *room,
+                                     size_t *beyond) {
+  const bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+  const float factor = ob_factors_of(optimizer, optimizer->steps).adam.momentum_factor;
+  struct ob_view view = ob_message_view(message, &shape);
+  size_t piece = 0, first = shape.first > span.first ? shape.first : span.first;
+  for (size_t b = first; b < shape.first + shape.blocks && b < span.end; b++) {
+    struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
+    size_t count = counted(optimizer, unit, &block, false);
+    float scale = (shape.one_scale ? view.header->scale : view.scales[b - shape.first]) /
+                  (float)scaling_of(unit, block.piece);
+    const float *reciprocals = unit->arrays[OB_VARIANCE] + block.word * OB_LANES;
+    if (!step && room) {
+      OB_TRY(unit->bits->place->kept->copy(room, reciprocals, count * sizeof *room));
+      reciprocals = room;
+    }
+    *beyond += count_block(step ? NULL : reciprocals, count, scale * factor);
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t count_messages(const struct onebit_optimizer *optimizer,
+                                      const struct ob_unit *unit, struct ob_span span,
+                                      unsigned char *message, float *room, size_t *beyond) {
+  const struct onebit_plan *plan = unit->bits;
+  for (size_t source = 0; source < ob_plan_sources(plan); source++)
+    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
+      struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
+      if (shape.first >= span.end || shape.first + shape.blocks <= span.first)
+        continue;
+      OB_TRY(plan->place->messages->copy(message, ob_plan_result(plan, false, source, chunk),
+                                         ob_message_bytes(&shape)));
+      OB_TRY(count_message(optimizer, unit, shape, message, span, room, beyond));
+    }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
+                                 const struct ob_unit *unit, struct ob_span span, size_t *beyond) {
+  *beyond = 0;
+  if (!optimizer->method->momentum || optimizer->method->sharded || !unit->arrays[OB_VARIANCE] ||
+      kept_is_momentum(optimizer, unit) || isinf(ob_step_bound(optimizer)))
+    return ONEBIT_OK;
+  unsigned char *message = ob_allocate(1, unit->bits->stride);
+  float *room = on_host(unit) ? NULL : ob_allocate(unit->bits->layout.block, sizeof *room);
+  onebit_status_t status = message && (room || on_host(unit))
+                               ? count_messages(optimizer, unit, span, message, room, beyond)
+                               : no_memory();
+  ob_release(message);
+  ob_release(room);
+  return status;
 }
 
 /* --- Parameters: a piece's follow each other */

@@ -33,4 +33,9 @@ onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const st
 onebit_status_t ob_add_parameters(const struct onebit_optimizer *optimizer, size_t tensor,
                                   double *squares);
 
+/* Elements whose latest step was beyond ONEBIT_STEP_BOUND, and so was made as long as that: of
+ * 1-bit Adam and LAMB on bits, and 0 else. */
+onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
+                                 const struct ob_unit *unit, struct ob_span span, size_t *beyond);
+
 #endif

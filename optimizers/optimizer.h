@@ -378,6 +378,9 @@ size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 /* The same, but where that is found from the variance the step it is found in at the latest. */
 uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
 
+/* Should it have come 1 / (1 - beta2) steps ago, or earlier, but for a variance that lags? */
+bool ob_freeze_is_late(const struct onebit_optimizer *optimizer);
+
 /* What the next step sends: bits, once frozen and where there is anyone to send them to. */
 enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer);
 

@@ -93,31 +93,84 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
   return ONEBIT_OK;
 }
 
-static onebit_status_t warn(const struct onebit_optimizer *optimizer, size_t tensor, double ratio) {
-  bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+/* --- Warnings */
+
+/* What the check has found so far: the tensor that is worst, and by how much. */
+struct finding {
+  size_t tensor;
+  double value;
+};
+
+static void consider(struct finding *worst, size_t tensor, double value) {
+  if (value > worst->value)
+    *worst = (struct finding){tensor, value};
+}
+
+static onebit_status_t examine(const struct onebit_optimizer *optimizer, struct finding *error,
+                               struct finding *bounded) {
+  double norm, ratio;
+  size_t beyond;
+  for (size_t t = 0; t < optimizer->tensor_count; t++) {
+    const struct ob_tensor *tensor = &optimizer->tensors[t];
+    OB_TRY(tensor_ratio(optimizer, t, &norm, &ratio));
+    consider(error, t, ratio);
+    OB_TRY(ob_count_bounded(optimizer, &optimizer->units[tensor->unit],
+                            ob_span_of_tensor(optimizer, t), &beyond));
+    consider(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
+  }
+  return ONEBIT_OK;
+}
+
+static bool sends_step(const struct onebit_optimizer *optimizer) {
+  return optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+}
+
+static onebit_status_t warn_of_error(const struct onebit_optimizer *optimizer,
+                                     const struct finding *worst) {
+  bool step = sends_step(optimizer);
   return ob_error(ONEBIT_WARNING,
                   "tensor %zu (%zu elements): its kept error is %.3g times its %s. One bit is too "
                   "little for it: try a smaller block_size, uncompressed = 1 for this tensor, a "
                   "later freeze%s",
-                  tensor, optimizer->tensors[tensor].count, ratio, step ? "step" : "signal",
+                  worst->tensor, optimizer->tensors[worst->tensor].count, worst->value,
+                  step ? "step" : "signal",
                   step ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
+}
+
+static onebit_status_t warn_of_bound(const struct onebit_optimizer *optimizer,
+                                     const struct finding *worst) {
+  return ob_error(
+      ONEBIT_WARNING,
+      "tensor %zu (%zu elements): %.3g %% of its elements have steps beyond %g times the rate, and "
+      "are held there. The variance that it was frozen with is too small for what its blocks "
+      "exchange: try uncompressed = 1 for this tensor, a later freeze%s",
+      worst->tensor, optimizer->tensors[worst->tensor].count, 100 * worst->value,
+      (double)ONEBIT_STEP_BOUND,
+      sends_step(optimizer) ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
+}
+
+static onebit_status_t warn_of_warmup(const struct onebit_optimizer *optimizer) {
+  return ob_error(ONEBIT_WARNING,
+                  "still in warm-up after step %llu, %llu after the freeze was due: the variance "
+                  "lags behind the gradients, which have just begun, or grow",
+                  (unsigned long long)optimizer->steps,
+                  (unsigned long long)(optimizer->steps - ob_freeze_latest_step(optimizer)));
 }
 
 onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *tensor) {
   OB_TRY(check_idle(optimizer));
   OB_TRY(ob_optimizer_catch_up(optimizer));
-  size_t worst = 0;
-  double largest = 0, error, ratio;
-  for (size_t t = 0; t < optimizer->tensor_count; t++) {
-    OB_TRY(tensor_ratio(optimizer, t, &error, &ratio));
-    if (ratio > largest) {
-      largest = ratio;
-      worst = t;
-    }
+  struct finding error = {0, 0}, bounded = {0, 0};
+  OB_TRY(examine(optimizer, &error, &bounded));
+  bool of_error = error.value >= ONEBIT_ERROR_RATIO_LIMIT;
+  if (of_error || bounded.value >= ONEBIT_BOUNDED_LIMIT) {
+    if (tensor)
+      *tensor = of_error ? error.tensor : bounded.tensor;
+    return of_error ? warn_of_error(optimizer, &error) : warn_of_bound(optimizer, &bounded);
   }
-  if (largest < ONEBIT_ERROR_RATIO_LIMIT)
+  if (!ob_freeze_is_late(optimizer))
     return ONEBIT_OK;
   if (tensor)
-    *tensor = worst;
-  return warn(optimizer, worst, largest);
+    *tensor = optimizer->tensor_count;
+  return warn_of_warmup(optimizer);
 }

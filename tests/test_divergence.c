@@ -18,12 +18,14 @@ struct choice {
   enum subject subject;
   enum form form;
   size_t steps; /* of the task */
+  double beta2; /* 0: the default */
 };
 
 static onebit_status_t create_adam(onebit_comm_t comm, const onebit_tensor_t *tensor,
                                    const struct choice *choice, onebit_optimizer_t *optimizer) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   options.freeze_step = choice->form == DENSE ? ONEBIT_FREEZE_NEVER : choice->steps / 5;
+  options.beta2 = choice->beta2;
   if (choice->subject == ADAM_STEP)
     options.exchange = ONEBIT_ADAM_EXCHANGE_STEP;
   if (choice->subject == ADAM_SHARDS)
@@ -78,7 +80,7 @@ Test(divergence, dense_forms_converge) {
   for (size_t s = 0; s < 2; s++)
     for (int kind = 0; kind < TASK_KINDS; kind++) {
       struct task task = task_of((enum task_kind)kind);
-      struct choice choice = {subjects[s], DENSE, (size_t)task.steps};
+      struct choice choice = {subjects[s], DENSE, (size_t)task.steps, 0};
       double start = task_start_distance(&task), end = task_run(&task, create, &choice).distance;
       cr_expect_leq(end, 0.3 * start, "%s: ends at %g of %g", task.name, end, start);
     }
@@ -131,4 +133,28 @@ Test(divergence, zero_one_adam_stays) {
       [TASK_ZEROS_FIRST] = 1, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.4,
   };
   hold(ZERO_ONE_ADAM, most);
+}
+
+/* Where the end is far from the dense form's the check warns soon after the freeze. */
+Test(divergence, is_warned_of) {
+  static const struct {
+    enum task_kind kind;
+    enum subject subject;
+  } warned[] = {{TASK_SCALES, ADAM}, {TASK_SCALES, LAMB}, {TASK_QUIET, ADAM_STEP}};
+  for (size_t k = 0; k < sizeof warned / sizeof warned[0]; k++) {
+    struct task task = task_of(warned[k].kind);
+    struct choice choice = {warned[k].subject, COMPRESSED, (size_t)task.steps, 0};
+    struct task_end end = task_run(&task, create, &choice);
+    cr_expect(end.warned >= 0 && end.warned < task.steps / 3, "%s: the first warning is after %d",
+              task.name, end.warned);
+  }
+}
+
+/* The freeze is due at 400 and waits for gradients that begin at 1,000: 1 / (1 - beta2) later. */
+Test(divergence, a_freeze_that_waits_is_warned_of) {
+  struct task task = task_of(TASK_ZEROS_FIRST);
+  struct choice choice = {ADAM, COMPRESSED, (size_t)task.steps, 0.99};
+  struct task_end end = task_run(&task, create, &choice);
+  cr_expect(end.warned >= 499 && end.warned < 520, "the first warning is after step %d",
+            end.warned);
 }
