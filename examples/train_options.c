@@ -44,8 +44,8 @@ static const option_t training[] = {
 
 static const option_t optimizer[] = {
     {"freeze-step", OPTION_COUNT, AT(freeze), 0, 1e9, "auto", FREEZE_AUTOMATIC,
-     "dense steps of adam, lamb and momentum at first; auto, of the first two: until the variance "
-     "is steady; default a fifth of the steps, of momentum 0"},
+     "of adam, lamb and momentum only: dense steps at first; auto, of the first two: until the "
+     "variance is steady; default a fifth of the steps, of momentum 0"},
     {"variance-freeze-step", OPTION_COUNT, AT(variance_freeze), 1, 1e9, NULL, 0,
      "0/1 Adam: steps with a variance that lives; default half of the steps"},
     {"variance-update-scaler", OPTION_COUNT, AT(variance_scaler), 1, 1e9, NULL, 0,
@@ -56,10 +56,10 @@ static const option_t optimizer[] = {
     {"local-step-clipper", OPTION_COUNT, AT(local_clipper), 1, 1e9, NULL, 0,
      "0/1 Adam: most steps from one meeting to the next; default 4"},
     {"exchange", OPTION_CHOICE, AT(exchange), 0, 0, "momentum|step", 0,
-     "adam: what one bit an element stands for; default momentum"},
+     "of --optimizer adam only: what one bit an element stands for; default momentum"},
     {"shards", OPTION_CHOICE, AT(shards), 0, 0, "none|step|parameters", 0,
-     "adam: each rank keeps the state of its share only, and what is sent back to all; default "
-     "none"},
+     "of --optimizer adam only: each rank keeps the state of its share, and what is sent back to "
+     "all; default none"},
     {"beta2", OPTION_REAL, AT(beta2), 0.1, 0.999999, NULL, 0, "how slowly the variance forgets"},
     {"epsilon", OPTION_REAL, AT(epsilon), 1e-12, 1, NULL, 0,
      "added to the root of the variance: what counts as no gradient"},

@@ -181,7 +181,7 @@ void report_end(const training_t *training) {
 
 /* --- Two trainings -----------------------------------------------------------------------------*/
 
-/* Of 1-bit Adam the compressed stage; all steps of what is dense, and of 0/1 Adam. */
+/* Of what begins dense the compressed stage; all steps of the others, and of 0/1 Adam. */
 static tally_t steady(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
@@ -216,6 +216,9 @@ void report_comparison(const training_t *dense, const training_t *bits) {
             1e3 * per_step(&b, b.optimizer_seconds));
   if (method == ZERO_ONE_ADAM)
     printf("* over all steps\n");
+  else if (bits->tally[ONEBIT_STAGE_WARMUP].steps == 0)
+    printf("* over all steps; %s is compressed from the first\n",
+           train_form_name(method, COMPRESSED));
   else
     printf("* of %s in its compressed stage, after %zu steps of dense warm-up\n",
            train_form_name(method, COMPRESSED), bits->tally[ONEBIT_STAGE_WARMUP].steps);

@@ -79,7 +79,7 @@ static training_t train_on(size_t ranks, const char *format, ...) {
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-/* 600 steps, of which a tenth, or a half, is dense. Guessing has a loss of ln 10 = 2.3, and without
+/* 600 steps, of which none, a fifth or a half is dense. Guessing has a loss of ln 10 = 2.3, and without
  * the error fed back most stay near it, or go back to it. */
 static void learns(const char *arguments) {
   const training_t fed_back = train_on(RANKS, "--batch 8 --steps 600 %s", arguments);
@@ -93,6 +93,9 @@ static void learns(const char *arguments) {
                control.loss);
 }
 
+Test(training, efficient_adam_learns) {
+  learns("--optimizer efficient-adam --learning-rate 0.005");
+}
 Test(training, adam_learns) { learns("--optimizer adam --learning-rate 0.005"); }
 Test(training, adam_that_exchanges_steps_learns) {
   learns("--optimizer adam --exchange step --learning-rate 0.005");
@@ -106,7 +109,7 @@ Test(training, zero_one_adam_learns) { learns("--optimizer zero-one-adam --learn
 Test(training, momentum_learns) { learns("--optimizer momentum --learning-rate 0.02"); }
 
 /* Numbers of 16 bits learn as well; float16's small gradients want a loss scale. */
-Test(training, sixteen_bits_learn) {
+static void learns_in_sixteen_bits(const char *method) {
   const char *const cases[] = {
       "--parameters bfloat16 --gradients bfloat16",
       "--parameters float16 --gradients float16 --loss-scale 65536 --loss-scale-interval 50",
@@ -115,10 +118,16 @@ Test(training, sixteen_bits_learn) {
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const training_t training =
-        train_on(RANKS, "--batch 8 --steps 600 --learning-rate 0.005 %s", cases[i]);
-    cr_expect_lt(training.loss, 1.0, "%s: loss %g", cases[i], training.loss);
-    cr_expect_lt(training.info.skipped, 30, "%s: %d skipped", cases[i], (int)training.info.skipped);
+        train_on(RANKS, "--batch 8 --steps 600 --learning-rate 0.005 %s %s", method, cases[i]);
+    cr_expect_lt(training.loss, 1.0, "%s %s: loss %g", method, cases[i], training.loss);
+    cr_expect_lt(training.info.skipped, 30, "%s %s: %d skipped", method, cases[i],
+                 (int)training.info.skipped);
   }
+}
+
+Test(training, adam_learns_in_sixteen_bits) { learns_in_sixteen_bits("--optimizer adam"); }
+Test(training, efficient_adam_learns_in_sixteen_bits) {
+  learns_in_sixteen_bits("--optimizer efficient-adam");
 }
 
 /* --- Bits --------------------------------------------------------------------------------------*/
@@ -136,8 +145,9 @@ static void other_end(const training_t *a, const training_t *b, const char *what
   cr_expect_neq(a->checksum, b->checksum, "%s: the same parameters", what);
 }
 
-/* 30 steps, of which 10 are dense; or, of 0/1 Adam, 15 with a variance that lives. Saved in the
- * first stage, at its end and in the second; between two meetings of 0/1 Adam too. */
+/* 30 steps, of which 10 are dense; or, of 0/1 Adam, 15 with a variance that lives; or, of
+ * Efficient-Adam, none. Saved in the first stage, at its end and in the second; between two
+ * meetings of 0/1 Adam too. */
 static void goes_on(const char *arguments) {
   char directory[PATH_ROOM];
   const char *run = "--batch 4 --steps 30 --freeze-step 10 --learning-rate 0.005";
@@ -154,6 +164,9 @@ static void goes_on(const char *arguments) {
   scratch_remove(directory);
 }
 
+Test(training, efficient_adam_goes_on_as_it_would_have) {
+  goes_on("--optimizer efficient-adam");
+}
 Test(training, adam_goes_on_as_it_would_have) { goes_on("--optimizer adam"); }
 Test(training, adam_that_exchanges_steps_goes_on_as_it_would_have) {
   goes_on("--optimizer adam --exchange step");
@@ -168,7 +181,15 @@ Test(training, zero_one_adam_goes_on_as_it_would_have) {
 }
 Test(training, momentum_goes_on_as_it_would_have) { goes_on("--optimizer momentum"); }
 Test(training, sixteen_bits_go_on_as_they_would_have) {
-  goes_on("--parameters float16 --gradients bfloat16 --loss-scale 1e6 --loss-scale-interval 6");
+  const char *const methods[] = {"adam", "efficient-adam"};
+  for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+    char arguments[200];
+    snprintf(arguments, sizeof arguments,
+             "--optimizer %s --parameters float16 --gradients bfloat16 --loss-scale 1e6 "
+             "--loss-scale-interval 6",
+             methods[i]);
+    goes_on(arguments);
+  }
 }
 Test(training, dense_training_goes_on_as_it_would_have) { goes_on("--dense --clip-norm 1"); }
 
@@ -211,7 +232,8 @@ static uint64_t logged(const char *path, size_t step, size_t *lines) {
 /* A training that is resumed goes on in its log; lines of steps after the checkpoint are replaced,
  * and half a line that a process died over. */
 Test(training, the_log_goes_on_as_it_would_have) {
-  const char *run = "--batch 4 --steps 30 --freeze-step 10 --report-every 5 --save-every 8";
+  const char *run = "--optimizer adam --batch 4 --steps 30 --freeze-step 10 --report-every 5 "
+                    "--save-every 8";
   char directory[PATH_ROOM], whole[PATH_ROOM + 20], parts[PATH_ROOM + 20];
   size_t lines[2];
   scratch_create(directory);
@@ -233,14 +255,15 @@ Test(training, the_log_goes_on_as_it_would_have) {
 
 /* What must not change a bit: how gradients are handed over, a loss scale that is a power of two,
  * reports. What must: the seed, the method. */
-Test(training, what_must_not_matter_does_not) {
-  const char *run = "--batch 4 --steps 30";
+static void only_what_must_matters(const char *method) {
+  char run[100];
+  snprintf(run, sizeof run, "--optimizer %s --batch 4 --steps 30", method);
   const training_t plain = train_on(RANKS, "%s", run);
   const char *const alike[] = {"--bucket-size 300", "--loss-scale 4096 --loss-scale-interval 5",
                                "--validate-every 7 --report-every 3"};
-  const char *const unlike[] = {"--seed 2",         "--exchange step", "--no-error-feedback",
-                                "--weight-decay 0", "--clip-norm 0.5", "--dense-below 100",
-                                "--decay none",     "--rise 20",       "--epsilon 1e-8"};
+  const char *const unlike[] = {
+      "--seed 2",          "--no-error-feedback", "--weight-decay 0", "--clip-norm 0.5",
+      "--dense-below 100", "--decay none",        "--rise 20",        "--epsilon 1e-8"};
   for (size_t i = 0; i < sizeof alike / sizeof *alike; i++) {
     const training_t other = train_on(RANKS, "%s %s", run, alike[i]);
     same_end(&plain, &other, alike[i]);
@@ -249,9 +272,24 @@ Test(training, what_must_not_matter_does_not) {
     const training_t other = train_on(RANKS, "%s %s", run, unlike[i]);
     other_end(&plain, &other, unlike[i]);
   }
-  const training_t adam = train_on(RANKS, "%s --dense", run);
-  const training_t zero_one = train_on(RANKS, "%s --dense --optimizer zero-one-adam", run);
-  same_end(&adam, &zero_one, "dense 0/1 Adam is Adam");
+}
+
+Test(training, what_must_not_matter_does_not) {
+  const char *run = "--batch 4 --steps 30";
+  only_what_must_matters("adam");
+  only_what_must_matters("efficient-adam");
+  const training_t plain = train_on(RANKS, "%s", run);
+  const training_t named = train_on(RANKS, "%s --optimizer efficient-adam", run);
+  same_end(&plain, &named, "Efficient-Adam is the default");
+  const training_t momenta = train_on(RANKS, "%s --optimizer adam", run);
+  const training_t steps = train_on(RANKS, "%s --optimizer adam --exchange step", run);
+  other_end(&momenta, &steps, "--exchange step");
+  const training_t adam = train_on(RANKS, "%s --dense --optimizer adam", run);
+  const char *const others[] = {"efficient-adam", "zero-one-adam"};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    const training_t other = train_on(RANKS, "%s --dense --optimizer %s", run, others[i]);
+    same_end(&adam, &other, others[i]); /* whose dense form is Adam */
+  }
 }
 
 /* Of two micro-batches of 4 images, and of one of 8: the same sums but for their order. In parts
@@ -271,7 +309,11 @@ Test(training, micro_batches_add_up) {
 /* --- Bytes -------------------------------------------------------------------------------------*/
 
 Test(training, rounds_and_bytes_are_those_of_the_schedule) {
-  const training_t adam = train_on(RANKS, "--batch 4 --steps 40 --freeze-step 10");
+  const training_t efficient = train_on(RANKS, "--batch 4 --steps 40 --optimizer efficient-adam");
+  cr_expect(efficient.info.exchanges[0] == 0 && efficient.info.exchanges[1] == 40);
+  cr_expect_eq(efficient.tally[1].bytes, 40 * efficient.info.compressed_bytes);
+  const training_t adam =
+      train_on(RANKS, "--batch 4 --steps 40 --optimizer adam --freeze-step 10");
   cr_expect(adam.info.exchanges[0] == 10 && adam.info.exchanges[1] == 30);
   cr_expect_eq(adam.tally[0].bytes, 10 * adam.info.warmup_bytes);
   cr_expect_eq(adam.tally[1].bytes, 30 * adam.info.compressed_bytes);

@@ -154,7 +154,7 @@ static int parse(const char *line, image_options_t *options, char words[OPTION_W
 
 Test(training_parts, options_that_are_wrong_are_named) {
   static const char *const lines[][2] = {
-      {"--optimizer sgd", "--optimizer sgd: not one of adam|lamb|zero-one-adam|momentum"},
+      {"--optimizer sgd", "--optimizer sgd: not one of efficient-adam|adam|lamb|zero-one-adam|momentum"},
       {"--steps 0", "--steps 0: not a number from 1 to 1000000000"},
       {"--steps -3", "--steps -3: not a number"},
       {"--steps", "--steps : a value is missing"},
@@ -168,7 +168,8 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--dense-mpi --accumulate 2", "--dense-mpi: is the plainest form"},
       {"--optimizer lamb --exchange step", "--exchange: of --optimizer adam only"},
       {"--optimizer momentum --shards step", "--shards: of --optimizer adam only"},
-      {"--exchange step --shards step", "--exchange step: not with --shards"},
+      {"--exchange step", "--exchange: of --optimizer adam only"},
+      {"--optimizer adam --exchange step --shards step", "--exchange step: not with --shards"},
       {"--block-size 33", "--block-size 33: not a multiple of 32"},
       {"--compare --log x", "--log x: of one training"},
       {"--compare --checkpoint x", "--checkpoint x: of one training"},
@@ -194,7 +195,10 @@ Test(training_parts, defaults_follow_other_options) {
   char words[OPTION_WORDS];
   cr_expect_eq(parse("--steps 1000", &options, words), 0);
   cr_expect(options.train.freeze == 200 && options.train.rise == 101);
+  cr_expect_eq(options.train.method, EFFICIENT_ADAM);
   cr_expect_float_eq(options.train.learning_rate, 2e-3f, 1e-9);
+  cr_expect_eq(parse("--optimizer adam", &options, words), 0);
+  cr_expect_float_eq(options.train.learning_rate, 2e-3f, 1e-9, "not the rate of the default");
   cr_expect_eq(parse("--optimizer momentum", &options, words), 0);
   cr_expect_eq(options.train.freeze, 0);
   cr_expect_gt(options.train.learning_rate, 5e-3f);
@@ -208,12 +212,19 @@ Test(training_parts, programs_say_what_came_of_it) {
   const char *small = "--ranks 2 --steps 6 --freeze-step 3 --batch 2";
   const char *said = program(0, "examples/train_images --drawn 60 --side 12 --json %s", small);
   expect_said(said, "2 ranks; 60 drawn digits of 12 x 12 pixels, 12 of them held out, 10 classes");
-  expect_said(said, "1-bit Adam, ");
+  expect_said(said, "Efficient-Adam, ");
   expect_said(said, "of 12 held-out images");
   expect_said(said, "parameters: the same bits on all 2 ranks, checksum ");
   expect_said(said, "in all: 6 steps in ");
+  expect_said(said, "full precision: 0, one bit: 6, nothing: 0");
+  expect_said(said, "\n{\"training\":\"images\",\"name\":\"Efficient-Adam\","
+                    "\"optimizer\":\"efficient-adam\",");
+  said = program(0, "examples/train_images --drawn 60 --side 12 --optimizer adam --json %s", small);
+  expect_said(said, "1-bit Adam, ");
   expect_said(said, "full precision: 3, one bit: 3, nothing: 0");
   expect_said(said, "\n{\"training\":\"images\",\"name\":\"1-bit Adam\",\"optimizer\":\"adam\",");
+  said = program(0, "examples/train_images --drawn 60 --side 12 --compare %s", small);
+  expect_said(said, "* over all steps; Efficient-Adam is compressed from the first");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--sample 20 --optimizer momentum --compare %s",
@@ -235,9 +246,9 @@ Test(training_parts, programs_say_what_came_of_it) {
   said = program(0, "examples/train_words --data README.md --width 8 --vocabulary 100 --json %s",
                  small);
   expect_said(said, " words, of 100 kinds");
-  expect_said(said, "1-bit Adam, 1956 parameters in 4 tensors");
+  expect_said(said, "Efficient-Adam, 1956 parameters in 4 tensors");
   expect_said(said, " held-out words");
-  expect_said(said, "\n{\"training\":\"words\",\"name\":\"1-bit Adam\",");
+  expect_said(said, "\n{\"training\":\"words\",\"name\":\"Efficient-Adam\",");
 }
 
 Test(training_parts, programs_say_what_is_wrong) {
