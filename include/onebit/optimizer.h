@@ -2,6 +2,7 @@
  * Optimizers that converge with one bit an element: what they have in common. Each has a header
  * with its formulas, its options and the call that makes one:
  *
+ *   efficient_adam.h  Efficient-Adam with one bit: the one to begin with
  *   adam.h            1-bit Adam
  *   lamb.h            1-bit LAMB, for very large batches
  *   zero_one_adam.h   0/1 Adam, which also leaves exchanges out
@@ -205,7 +206,7 @@ typedef struct onebit_optimizer_info {
   uint64_t warmup_bytes;     /* bytes that a warm-up step sends from this rank */
   uint64_t compressed_bytes; /* bytes that a compressed step sends from this rank */
   uint64_t memory_bytes;     /* bytes allocated by the optimizer on this rank */
-  const char *name;          /* "adam", "lamb", "zero_one_adam" or "momentum" */
+  const char *name;          /* "efficient_adam", "adam", "lamb", "zero_one_adam" or "momentum" */
   double loss_scale;         /* onebit_optimizer_get_loss_scale */
   double gradient_norm;      /* of the latest step, before clipping; 0 without clipping */
   int synchronized;          /* are the parameters equal on all ranks now? 0/1 Adam: not always */

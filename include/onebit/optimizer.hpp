@@ -124,6 +124,10 @@ protected:
 /* The options of each kind with their defaults, and the kind. tensors: a vector of what tensor()
  * makes, or a pointer and a count; copied, the arrays they point to are not and must outlive the
  * optimizer. */
+struct efficient_adam_options : onebit_efficient_adam_options_t {
+  efficient_adam_options() noexcept
+      : onebit_efficient_adam_options_t ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT {}
+};
 struct adam_options : onebit_adam_options_t {
   adam_options() noexcept : onebit_adam_options_t ONEBIT_ADAM_OPTIONS_INIT {}
 };
@@ -140,6 +144,10 @@ struct momentum_options : onebit_momentum_options_t {
 
 namespace detail {
 template <typename Options> struct kind; /* the call that makes an optimizer of these options */
+template <> struct kind<efficient_adam_options> {
+  static constexpr auto create = onebit_efficient_adam_create;
+  using options = onebit_efficient_adam_options_t;
+};
 template <> struct kind<adam_options> {
   static constexpr auto create = onebit_adam_create;
   using options = onebit_adam_options_t;
@@ -170,6 +178,8 @@ public:
                const c_options &options = Options())
       : optimizer_of(comm, tensors.data(), tensors.size(), options) {}
 };
+/* Efficient-Adam, the one to begin with: onebit/efficient_adam.h */
+using efficient_adam = optimizer_of<efficient_adam_options>;
 using adam = optimizer_of<adam_options>;                   /* 1-bit Adam: onebit/adam.h */
 using lamb = optimizer_of<lamb_options>;                   /* 1-bit LAMB: onebit/lamb.h */
 using zero_one_adam = optimizer_of<zero_one_adam_options>; /* 0/1 Adam: onebit/zero_one_adam.h */

@@ -65,6 +65,7 @@ int main(void) {
   if (onebit_comm_create_self(&comm) != ONEBIT_OK)
     return 1;
   ask_plan(comm);
+  OPTIMIZER(efficient_adam, SIZE_onebit_efficient_adam_options_t);
   OPTIMIZER(adam, SIZE_onebit_adam_options_t);
   OPTIMIZER(lamb, SIZE_onebit_lamb_options_t);
   OPTIMIZER(zero_one_adam, SIZE_onebit_zero_one_adam_options_t);

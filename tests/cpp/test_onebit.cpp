@@ -212,6 +212,10 @@ static void steps_as_in_c(communicator &comm, Create create, const Options &opti
 
 static void optimizers_of_each_kind() {
   on_ranks(2, [](communicator &comm) {
+    onebit::efficient_adam_options efficient;
+    efficient.gain = 1.5;
+    steps_as_in_c<onebit::efficient_adam, onebit_efficient_adam_options_t>(
+        comm, onebit_efficient_adam_create, efficient);
     onebit::adam_options adam;
     adam.freeze_step = 2;
     steps_as_in_c<onebit::adam, onebit_adam_options_t>(comm, onebit_adam_create, adam);
