@@ -38,7 +38,15 @@ from onebit._native import (
 )
 from onebit.communicator import Communicator
 from onebit.errors import Error, OnebitWarning
-from onebit.optimizer import Adam, Lamb, Momentum, Optimizer, Tensor, ZeroOneAdam
+from onebit.optimizer import (
+    Adam,
+    EfficientAdam,
+    Lamb,
+    Momentum,
+    Optimizer,
+    Tensor,
+    ZeroOneAdam,
+)
 from onebit.plan import Plan, Request
 from onebit.transport import Operation as TransportOperation
 from onebit.transport import Transport
@@ -53,6 +61,7 @@ __all__ = [
     "AdamExchange",
     "Communicator",
     "Dtype",
+    "EfficientAdam",
     "Error",
     "Lamb",
     "Momentum",

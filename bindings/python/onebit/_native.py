@@ -230,6 +230,18 @@ class OptimizerOptions(Structure):
     ]
 
 
+class EfficientAdamOptions(Structure):
+    c_name = "onebit_efficient_adam_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("epsilon", c_double),
+        ("gain", c_double),
+        ("common", OptimizerOptions),
+    ]
+
+
 class AdamOptions(Structure):
     c_name = "onebit_adam_options_t"
     _fields_ = [
@@ -437,6 +449,13 @@ STATUS_FUNCTIONS = {
     "onebit_ireduce_scatter": [c_void_p, c_void_p, HANDLE, OUT],
     "onebit_test": [OUT],
     "onebit_wait": [OUT],
+    "onebit_efficient_adam_create": [
+        HANDLE,
+        POINTER(TensorDescription),
+        c_size_t,
+        POINTER(EfficientAdamOptions),
+        OUT,
+    ],
     "onebit_adam_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(AdamOptions), OUT],
     "onebit_lamb_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(LambOptions), OUT],
     "onebit_zero_one_adam_create": [

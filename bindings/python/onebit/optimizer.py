@@ -1,4 +1,4 @@
-"""The optimizers: 1-bit Adam, 1-bit LAMB, 0/1 Adam and 1-bit momentum SGD."""
+"""The optimizers: Efficient-Adam, 1-bit Adam, 1-bit LAMB, 0/1 Adam and 1-bit momentum SGD."""
 
 import ctypes
 import json
@@ -245,6 +245,14 @@ class Optimizer:
     def __del__(self):
         if getattr(self, "_handle", None) and not sys.is_finalizing():
             self.close()
+
+
+class EfficientAdam(Optimizer):
+    """Efficient-Adam with one bit (onebit/efficient_adam.h), the one to begin with: beta1, beta2,
+    epsilon, gain, and the options of all optimizers."""
+
+    _create = "onebit_efficient_adam_create"
+    _options = _native.EfficientAdamOptions
 
 
 class Adam(Optimizer):

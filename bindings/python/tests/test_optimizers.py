@@ -56,9 +56,37 @@ def test_dense_adam_is_adam(on_ranks):
         assert numpy.allclose(parameters[0], wanted, atol=1e-5)
 
 
+def test_efficient_adam_is_compressed_from_the_first_step(on_ranks):
+    """No step is dense, and the first is (1 - beta1) gain times the gradients' signs, whose mean
+    the ranks take with one scale a block."""
+
+    def body(comm):
+        parameters, gradients, optimizer = make(comm, onebit.EfficientAdam, gain=2.0)
+        before = [one.copy() for one in parameters]
+        steps(comm, optimizer, gradients, 0, 1)
+        moved = parameters[0] - before[0]
+        steps(comm, optimizer, gradients, 1, 5)
+        assert optimizer.info()["exchanges"] == (0, 5, 0)
+        assert optimizer.info()["name"] == "efficient_adam"
+        return moved
+
+    signs = []
+    for rank in range(2):
+        gradients = start(6)
+        fill(gradients, rank, 0)
+        signs.append(numpy.sign(gradients[0]))
+    agreed = signs[0] == signs[1]
+    for moved in on_ranks(2, body):
+        assert (numpy.sign(moved) == -signs[0])[agreed].all()
+        # Both ranks' steps have the size 0.1 * 2; half of their sums cancel.
+        assert numpy.allclose(abs(moved), 1e-2 * 0.2 / numpy.sqrt(2), rtol=0.1)
+
+
 @pytest.mark.parametrize(
     "kind, options",
     [
+        (onebit.EfficientAdam, {}),
+        (onebit.EfficientAdam, {"gain": 1.0, "bucket_size": 700}),
         (onebit.Adam, {"freeze_step": 2}),
         (onebit.Adam, {"freeze_step": 2, "shards": "step"}),
         (onebit.Lamb, {"freeze_step": 2, "bucket_size": 700}),

@@ -249,9 +249,9 @@ def training(rank, size):
     assert bits_bytes < plain_bytes / 28
     comm = onebit.Communicator.torch()
 
-    def adam(**options):
+    def one_bit(kind, **options):
         model = network()
-        optimizer = onebit.torch.Adam(model.parameters(), comm, lr=3e-3, **options)
+        optimizer = kind(model.parameters(), comm, lr=3e-3, **options)
         return model, optimizer.step
 
     def dense():
@@ -259,12 +259,18 @@ def training(rank, size):
         return model, torch.optim.Adam(model.parameters(), lr=3e-3).step
 
     plain, wanted = train_with(rank, 50, dense)
-    exact, got = train_with(rank, 50, lambda: adam(freeze_step=onebit.FREEZE_NEVER))
-    bits, parameters = train_with(rank, 50, lambda: adam(freeze_step=25))
+    exact, got = train_with(rank, 50, lambda: one_bit(
+        onebit.torch.Adam, freeze_step=onebit.FREEZE_NEVER))
+    frozen, parameters = train_with(rank, 50, lambda: one_bit(onebit.torch.Adam, freeze_step=25))
+    assert all(alike(one.detach()) for one in parameters)
+    live, parameters = train_with(rank, 50, lambda: one_bit(onebit.torch.EfficientAdam))
     assert all(alike(one.detach()) for one in parameters)
     if rank == 0:
-        print(f"adam: plain {plain:.4f}, never frozen {exact:.4f}, one bit {bits:.4f}")
-    assert abs(exact - plain) < 1e-2 * plain and abs(bits - plain) < 0.25 * plain, (exact, bits)
+        print(f"adam: plain {plain:.4f}, never frozen {exact:.4f}, 1-bit Adam {frozen:.4f}, "
+              f"Efficient-Adam {live:.4f}")
+    assert abs(exact - plain) < 1e-2 * plain, (plain, exact)
+    assert max(frozen, live) < 1.25 * plain, (plain, frozen, live)
+    assert frozen > 0.75 * plain, (plain, frozen)
     optimizer_edges(comm, rank)
     comm.close()
 

@@ -5,8 +5,8 @@
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
 
 Gradients are then averaged with one bit an element, and what a bit could not say is added to the
-next step's. This suits plain SGD and SGD with momentum; for Adam take onebit.torch.Adam, without
-DistributedDataParallel: its variance would be that of the bits.
+next step's. This suits plain SGD and SGD with momentum; for Adam take onebit.torch.EfficientAdam,
+without DistributedDataParallel: its variance would be that of the bits.
 """
 
 import queue

@@ -1,7 +1,7 @@
 """The optimizers in the shape of torch.optim.Optimizer.
 
     comm = onebit.Communicator.torch()
-    optimizer = onebit.torch.Adam(model.parameters(), comm, lr=1e-3)
+    optimizer = onebit.torch.EfficientAdam(model.parameters(), comm, lr=1e-3)
 
 Each rank calls `backward` on its own loss, and `step` does the exchange: the model is not wrapped
 in DistributedDataParallel. All ranks must begin with the same parameters.
@@ -92,6 +92,12 @@ class _Optimizer(torch.optim.Optimizer):
             raise
         self.onebit.load(parts)
         super().load_state_dict({key: dicts[0][key] for key in ("state", "param_groups")})
+
+
+class EfficientAdam(_Optimizer):
+    """`onebit.EfficientAdam` for torch: Efficient-Adam with one bit, the one to begin with."""
+
+    _kind = onebit.EfficientAdam
 
 
 class Adam(_Optimizer):
