@@ -16,7 +16,9 @@
  * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
  * freeze), and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least minus that (optimizer.h).
  * The bound is what keeps an element whose variance was small when it was frozen (it had a gradient
- * rarely, or a silent one) from running away: every message brings it the scale of its block. An element whose variance is exactly zero at the freeze never had a gradient: its step
+ * rarely, or a silent one) from running away: every message brings it the scale of its block.
+ *
+ * An element whose variance is exactly zero at the freeze never had a gradient: its step
  * would be m / eps, so it gets none (weight decay still applies).
  *
  * The arithmetic is float32; b1, b2, 1 - b1, 1 - b2 and the bias corrections are computed in double
@@ -34,9 +36,10 @@ extern "C" {
 #endif
 
 /* MOMENTUM is 1-bit Adam as it was published. STEP carries w = m / (sqrt(v^) + eps) instead, which
- * is linear in m as long as the variance is frozen (what is bounded is the scale that arrives): elements of very different scale come to one
- * size, and the update needs no variance (docs/optimizers.md has the measurement). For that an
- * element without variance is not left alone there: like all whose w is small beside their block's
+ * is linear in m as long as the variance is frozen (what is bounded is the scale that arrives):
+ * elements of very different scale come to one size, and the update needs no variance
+ * (docs/optimizers.md has the measurement). For that an element without variance is not left alone
+ * there: like all whose w is small beside their block's
  * it takes steps of the block's scale, whose signs cancel. */
 typedef enum onebit_adam_exchange {
   ONEBIT_ADAM_EXCHANGE_DEFAULT = 0, /* MOMENTUM */

@@ -28,8 +28,8 @@
  *
  * A tensor that stays uncompressed makes the warm-up's step always.
  *
- * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, no bound, one compressed call for all
- * tensors with its padding, which keeps what the last call gave it.
+ * Profile deepspeed is DeepSpeed's OnebitLamb: no bias correction, no bound, one compressed call
+ * for all tensors with its padding, which keeps what the last call gave it.
  */
 #ifndef ONEBIT_LAMB_H
 #define ONEBIT_LAMB_H

@@ -110,8 +110,8 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
 #define ONEBIT_ERROR_RATIO_LIMIT 10
 
 /* From this part of a tensor's elements on whose steps are held at ONEBIT_STEP_BOUND it warns too.
- * Trainings that came near their dense form's result had up to a quarter, a freeze after three steps
- * a third, and what did not come near it more than four fifths. */
+ * Trainings that came near their dense form's result had up to a quarter, a freeze after three
+ * steps a third, and what did not come near it more than four fifths. */
 #define ONEBIT_BOUNDED_LIMIT 0.5
 
 /* Warns of what is about to harm a training, of the first of these that there is:
@@ -124,8 +124,8 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
  *   - with them, a freeze that has been due for 1 / (1 - beta2) steps and waits for the variance
  *     (adam.h): nothing is saved as long
  *   optimizer   the optimizer
- *   tensor      out: the place of the tensor in the list, or where the warning is of none the length
- *               of the list; only set where the result is ONEBIT_WARNING; may be NULL
+ *   tensor      out: the place of the tensor in the list, or where the warning is of none the
+ *               length of the list; only set where the result is ONEBIT_WARNING; may be NULL
  * Result: ONEBIT_OK, or ONEBIT_WARNING, which is no error: nothing is changed. Another rank may
  * come to another result.
  * Errors: ONEBIT_ERROR_ARGUMENT (optimizer is NULL), ONEBIT_ERROR_BUSY (a step is open),
