@@ -197,13 +197,13 @@ static void print_row(const char *what, const char *format, double dense, double
   char left[32], right[32];
   snprintf(left, sizeof left, format, dense);
   snprintf(right, sizeof right, format, bits);
-  printf("%-34s %12s %12s %12.4f\n", what, left, right, bits / dense);
+  printf("%-34s %14s %14s %8.4f\n", what, left, right, bits / dense);
 }
 
 void report_comparison(const training_t *dense, const training_t *bits) {
   const int method = bits->options->method;
   const tally_t a = steady(dense), b = steady(bits);
-  printf("\n%-34s %12s %12s %12s\n", "", train_form_name(method, DENSE),
+  printf("\n%-34s %14s %14s %8s\n", "", train_form_name(method, DENSE),
          train_form_name(method, COMPRESSED), "ratio");
   print_row("validation loss", "%.4f", dense->quality.loss, bits->quality.loss);
   if (dense->quality.accuracy >= 0.0)
