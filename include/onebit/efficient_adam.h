@@ -3,12 +3,12 @@
  * on. There is no warm-up and no freeze, so there is nothing to tune besides what Adam has; take
  * the learning rate that dense Adam takes.
  *
- * Every rank k keeps the second moments of its own gradients, exactly; what the ranks exchange is
- * the step, one bit an element with the error fed back, and the step that all agreed on last, kept
- * as the bits that travelled, is the momentum:
+ * Every rank k keeps the second moments of its own gradients, in bfloat16; what the ranks exchange
+ * is the step, one bit an element with the error fed back, and the step that all agreed on last,
+ * kept as the bits that travelled, is the momentum:
  *
  *   v_k = b2 v_k + (1 - b2) g_k^2
- *   x_k = b1 w + (1 - b1) gain g_k / (sqrt(v_k / (1 - b2^t)) + eps)
+ *   x_k = b1 w + (1 - b1) gain g_k / sqrt(v_k / (1 - b2^t) + eps^2)
  *   w   = compressed allreduce of x_k
  *   p   = p - lr (w + wd p)
  *
@@ -58,8 +58,8 @@ typedef struct onebit_efficient_adam_options {
 
 /* Makes an Efficient-Adam optimizer of a list of tensors. As onebit_adam_create, but for its
  * options; there is no profile deepspeed of it.
- * Memory, in bytes a parameter: 16 (residual and second moments, each twice, so that a skipped step
- * leaves both as they were) + 8 / size + 1/2 for messages.
+ * Memory, in bytes a parameter: 12 (residual, and second moments in bfloat16, each twice, so that a
+ * skipped step leaves both as they were) + 8 / size + 1/2 for messages.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,
