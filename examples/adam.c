@@ -1,4 +1,4 @@
-/* Fits a linear model with 1-bit Adam, each rank on points of its own: mpirun -n 4 adam */
+/* Fits a linear model with Efficient-Adam, each rank on points of its own: mpirun -n 4 adam */
 #include <onebit/mpi.h>
 #include <onebit/onebit.h>
 #include <stdio.h>
@@ -34,11 +34,8 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_WORLD, &comm);
   onebit_tensor_t tensor = {.parameter = weights, .gradient = gradient, .count = FEATURES};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.beta2 = 0.98;
-  options.freeze_step = STEPS / 5; /* dense until then; 0: the optimizer finds out itself */
-  if (status == ONEBIT_OK)
-    status = onebit_adam_create(comm, &tensor, 1, &options, &optimizer);
+  if (status == ONEBIT_OK) /* NULL: default options */
+    status = onebit_efficient_adam_create(comm, &tensor, 1, NULL, &optimizer);
   for (int step = 1; step <= STEPS && status == ONEBIT_OK; step++) {
     double loss = compute_gradient(onebit_comm_rank(comm)); /* of this rank: do not sum it up */
     status = onebit_optimizer_step(optimizer, 1e-3f * (float)(STEPS - step) / STEPS);
