@@ -79,8 +79,8 @@ static training_t train_on(size_t ranks, const char *format, ...) {
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-/* 600 steps, of which none, a fifth or a half is dense. Guessing has a loss of ln 10 = 2.3, and without
- * the error fed back most stay near it, or go back to it. */
+/* 600 steps, of which none, a fifth or a half is dense. Guessing has a loss of ln 10 = 2.3, and
+ * without the error fed back most stay near it, or go back to it. */
 static void learns(const char *arguments) {
   const training_t fed_back = train_on(RANKS, "--batch 8 --steps 600 %s", arguments);
   const training_t control =
@@ -164,9 +164,7 @@ static void goes_on(const char *arguments) {
   scratch_remove(directory);
 }
 
-Test(training, efficient_adam_goes_on_as_it_would_have) {
-  goes_on("--optimizer efficient-adam");
-}
+Test(training, efficient_adam_goes_on_as_it_would_have) { goes_on("--optimizer efficient-adam"); }
 Test(training, adam_goes_on_as_it_would_have) { goes_on("--optimizer adam"); }
 Test(training, adam_that_exchanges_steps_goes_on_as_it_would_have) {
   goes_on("--optimizer adam --exchange step");
@@ -261,9 +259,9 @@ static void only_what_must_matters(const char *method) {
   const training_t plain = train_on(RANKS, "%s", run);
   const char *const alike[] = {"--bucket-size 300", "--loss-scale 4096 --loss-scale-interval 5",
                                "--validate-every 7 --report-every 3"};
-  const char *const unlike[] = {
-      "--seed 2",          "--no-error-feedback", "--weight-decay 0", "--clip-norm 0.5",
-      "--dense-below 100", "--decay none",        "--rise 20",        "--epsilon 1e-8"};
+  const char *const unlike[] = {"--seed 2",        "--no-error-feedback", "--weight-decay 0",
+                                "--clip-norm 0.5", "--dense-below 100",   "--decay none",
+                                "--rise 20",       "--epsilon 1e-8"};
   for (size_t i = 0; i < sizeof alike / sizeof *alike; i++) {
     const training_t other = train_on(RANKS, "%s %s", run, alike[i]);
     same_end(&plain, &other, alike[i]);
@@ -312,8 +310,7 @@ Test(training, rounds_and_bytes_are_those_of_the_schedule) {
   const training_t efficient = train_on(RANKS, "--batch 4 --steps 40 --optimizer efficient-adam");
   cr_expect(efficient.info.exchanges[0] == 0 && efficient.info.exchanges[1] == 40);
   cr_expect_eq(efficient.tally[1].bytes, 40 * efficient.info.compressed_bytes);
-  const training_t adam =
-      train_on(RANKS, "--batch 4 --steps 40 --optimizer adam --freeze-step 10");
+  const training_t adam = train_on(RANKS, "--batch 4 --steps 40 --optimizer adam --freeze-step 10");
   cr_expect(adam.info.exchanges[0] == 10 && adam.info.exchanges[1] == 30);
   cr_expect_eq(adam.tally[0].bytes, 10 * adam.info.warmup_bytes);
   cr_expect_eq(adam.tally[1].bytes, 30 * adam.info.compressed_bytes);
