@@ -205,8 +205,8 @@ OB_INLINE float ob_adam_denominator(float variance, const struct ob_adam_factors
   return sqrtf(variance) * f->variance_factor + f->epsilon;
 }
 
-/* 1 / sqrt(value) of a normal positive number, to 7e-4 of it, at a fifth of the time of a root and a
- * quotient: it is for what one bit will stand for. The first guess has minus half of the value's
+/* 1 / sqrt(value) of a normal positive number, to 7e-4 of it, at a fifth of the time of a root and
+ * a quotient: it is for what one bit will stand for. The first guess has minus half of the value's
  * exponent; one step of Newton's method, whose constants make the largest error smallest, follows
  * (Kadlec, "Improving the fast inverse square root", 2010). Infinity gives what is not finite. */
 #define OB_ROOT_GUESS  0x5f1ffff9
