@@ -127,13 +127,12 @@ static bool sends_step(const struct onebit_optimizer *optimizer) {
 
 static onebit_status_t warn_of_error(const struct onebit_optimizer *optimizer,
                                      const struct finding *worst) {
-  bool step = sends_step(optimizer);
+  bool step = sends_step(optimizer) || optimizer->method->moments;
   return ob_error(ONEBIT_WARNING,
                   "tensor %zu (%zu elements): its kept error is %.3g times its %s. One bit is too "
-                  "little for it: try a smaller block_size, uncompressed = 1 for this tensor, a "
-                  "later freeze%s",
+                  "little for it: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
                   worst->tensor, optimizer->tensors[worst->tensor].count, worst->value,
-                  step ? "step" : "signal",
+                  step ? "step" : "signal", optimizer->moments.no_warmup ? "" : ", a later freeze",
                   step ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
 }
 
