@@ -105,13 +105,18 @@ static void run_compress_normalized(struct bench_passes *passes, size_t streams)
   (void)streams;
   for (int copy = 0; copy < 2; copy++)
     kept->moments[copy] = passes->optimizer_arrays->moments[copy];
-  bench_pass_compress(passes, &(struct ob_source){.inputs = &input,
-                                                  .factor = 1,
-                                                  .momentum = true,
-                                                  .decay = bench_factors.beta1,
-                                                  .weight = bench_factors.one_minus_beta1,
-                                                  .moment_rule = OB_MOMENTS_SECOND,
-                                                  .moment = {.adam = bench_factors}});
+  bench_pass_compress(
+      passes, &(struct ob_source){.inputs = &input,
+                                  .factor = 1,
+                                  .momentum = true,
+                                  .decay = bench_factors.beta1,
+                                  .weight = bench_factors.one_minus_beta1,
+                                  .moment_rule = OB_MOMENTS_SECOND,
+                                  .moment = {.beta2 = bench_factors.beta2,
+                                             .one_minus_beta2 = bench_factors.one_minus_beta2,
+                                             .epsilon = bench_factors.epsilon,
+                                             .now = 0.0625f,
+                                             .before = 0.1875f}});
   kept->moments[0] = kept->moments[1] = NULL;
 }
 

@@ -11,7 +11,6 @@
  *   v_add v_sub v_mul v_abs                   one IEEE operation a lane, rounded to nearest
  *   v_with_sign(magnitude, signs)             the magnitude, which is not negative, with the sign
  *                                             bits of the other
- *   v_if_zero(a, yes, no)                     yes in lanes where a is zero
  *   v_root_guess                              the first guess of ob_reciprocal_root
  *   v_load_bfloat16 v_load_float16            as numerics.h converts
  *   v_store_bfloat16 v_store_float16          likewise
@@ -133,19 +132,17 @@ FIXED V v_reciprocal_root(V value) {
 /* ob_moment_input of the group; the moments, like the kept values, fill whole words. */
 FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
                          const V error[GROUP]) {
-  const struct ob_adam_factors *f = &run->moment.adam;
-  const V unbiased = v_set(f->variance_factor * f->variance_factor),
-          least = v_set(f->epsilon * f->epsilon),
-          late = v_set(ob_moment_late_gain(&run->moment, run->momentum_scale));
+  const struct ob_moment_factors f = ob_moment_factors_for(run->moment, run->momentum_scale);
+  const V least = v_set(f.epsilon * f.epsilon);
   for (int k = 0; k < GROUP; k++) {
     const size_t at = first + (size_t)(k * VL);
     const V gradient = v_mul(v_set(run->factor), group[k]),
             before = v_load_bfloat16(run->moments + at),
-            square = v_mul(v_mul(v_set(f->one_minus_beta2), gradient), gradient),
-            moment = v_add(v_mul(v_set(f->beta2), before), square);
-    const V root = v_reciprocal_root(v_add(v_mul(moment, unbiased), least));
-    group[k] = v_mul(v_mul(gradient, root), v_if_zero(before, late, v_set(1)));
-    v_store_moment(run->moments_out + at, moment, error[k], run->stream);
+            square = v_mul(v_mul(v_set(f.one_minus_beta2), gradient), gradient),
+            now = v_add(v_mul(v_set(f.beta2), before), square),
+            mean = v_add(v_mul(v_set(f.now), now), v_mul(v_set(f.before), before));
+    group[k] = v_mul(gradient, v_reciprocal_root(v_add(mean, least)));
+    v_store_moment(run->moments_out + at, now, error[k], run->stream);
   }
 }
 

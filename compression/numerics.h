@@ -236,31 +236,47 @@ OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
   return (uint16_t)((ob_bits_of(moment) + (ob_bits_of(chance) & 0xffff)) >> 16);
 }
 
-/* How moments change. A moment of zero has seen no gradient yet. Where its first one comes late, as
- * to a rare row of a table, the other ranks most likely have none of that element in the same step,
- * and what this rank sends is divided by their number like all: it counts late_gain times. It is
- * late where the bias correction is smaller than late_below; but not where the whole block begins,
- * which then does so on all ranks (a layer that was not trained before): its step was 0. */
+/* How moments change, and what an estimate of the mean gradient's second moment, without bias, is
+ * made of: so many times the moment of this step, and the one before it. Of P ranks whose gradients
+ * are independent the mean has 1 / P^2 of the sum of all ranks' moments, and the others' are most
+ * likely what this rank's was before its own gradient of this step came. In a block that has no
+ * step yet they are as new as this rank's: `fresh` times that of this step. */
 struct ob_moment_factors {
-  struct ob_adam_factors adam;
-  float late_gain, late_below;
+  float beta2, one_minus_beta2, epsilon;
+  float now, before, fresh;
 };
 
-OB_INLINE float ob_moment_late_gain(const struct ob_moment_factors *f, float momentum_scale) {
-  return momentum_scale > 0 && f->adam.variance_factor < f->late_below ? f->late_gain : 1;
+/* Those of step number `step` that depend on it. Of many ranks a quarter is taken to be as new as
+ * this one: so the first gradient of an element after a long time counts at most 2 sqrt(P) times,
+ * and not P times, if it came to all ranks at once. */
+OB_INLINE void ob_moment_correct(struct ob_moment_factors *f, double beta2, double ranks,
+                                 uint64_t step) {
+  const double now = 1 / (1 - ob_power(beta2, step));
+  const double as_new = ranks > 4 ? 1 / (4 * ranks) : 1 / (ranks * ranks);
+  f->now = (float)(now * as_new);
+  f->fresh = (float)(now / ranks);
+  f->before = step > 1 ? (float)((1 / ranks - as_new) / (1 - ob_power(beta2, step - 1))) : 0;
+}
+
+/* The factors for a block whose last step had this scale. */
+OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factors f,
+                                                         float momentum_scale) {
+  f.now = momentum_scale > 0 ? f.now : f.fresh;
+  f.before = momentum_scale > 0 ? f.before : 0;
+  return f;
 }
 
 /* What is exchanged of a gradient, before it is weighed; moves its moment. The root is of the
- * moment without bias, plus epsilon squared. Not finite, where the moment is too large. */
+ * estimate plus epsilon squared. Not finite, where the moment is too large. */
 OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16_t *moment,
-                                float chance, float late_gain, const struct ob_adam_factors *f) {
+                                float chance, const struct ob_moment_factors *f) {
   if (rule == OB_MOMENTS_NONE)
     return gradient;
-  const float before = ob_from_bfloat16(*moment), variance = ob_adam_variance(before, gradient, f);
-  const float unbiased = variance * (f->variance_factor * f->variance_factor);
-  const float root = ob_reciprocal_root(unbiased + f->epsilon * f->epsilon);
-  *moment = ob_moment_round(variance, chance);
-  return gradient * root * (before == 0 ? late_gain : 1);
+  const float before = ob_from_bfloat16(*moment);
+  const float now = f->beta2 * before + (f->one_minus_beta2 * gradient) * gradient;
+  const float mean = f->now * now + f->before * before;
+  *moment = ob_moment_round(now, chance);
+  return gradient * ob_reciprocal_root(mean + f->epsilon * f->epsilon);
 }
 
 /* What is left of the variance once it is frozen: 1 / denominator. With `keep_zero` an element

@@ -4,7 +4,8 @@
  * Bytes an element, float32 input: 4 input + 4 kept read, 4 kept written, 1/8 signs written, and at
  * 2048 elements a block 2 scales written and 1 read, 12/2048: 12.13. With momentum its signs are
  * read too: 12.26. Input of 16 bits: 10.13 and 10.26. Where the step is sent and not the momentum,
- * 4 reciprocal read: 16.26; with moments 2 more read and written: 16.26. The ceiling is the card's copy bandwidth over these: at 4.2 TB/s, 346e9
+ * 4 reciprocal read: 16.26; with moments 2 more read and written: 16.26. The ceiling is the
+ * card's copy bandwidth over these: at 4.2 TB/s, 346e9
  * elements a second.
  */
 #include "cuda/place.cuh"
@@ -17,8 +18,7 @@ struct moments {
   const uint16_t *now;
   uint16_t *next;
   float factor;
-  float late_gain;
-  struct ob_adam_factors adam;
+  struct ob_moment_factors factors;
 };
 
 /* Four moments are 8 bytes, and lie as the kept values do. */
@@ -33,9 +33,8 @@ static __device__ inline void apply_moments(const struct moments &moments, unsig
   OB_UNROLL
   for (unsigned j = 0; j < 4; j++) {
     uint16_t moment = (uint16_t)(before[j / 2] >> 16 * (j % 2));
-    value[j] =
-        ob_moment_input(rule, moments.factor * value[j], &moment,
-                        ob_kept_error(kept[j], kept_scale), moments.late_gain, &moments.adam);
+    value[j] = ob_moment_input(rule, moments.factor * value[j], &moment,
+                               ob_kept_error(kept[j], kept_scale), &moments.factors);
     after[j / 2] |= (uint32_t)moment << 16 * (j % 2);
   }
   store_raw((char *)(moments.next + first), after);
@@ -121,17 +120,24 @@ static __device__ inline struct moments moments_of(const struct ob_cuda_plan &pl
                                                    const struct ob_block &block,
                                                    float momentum_scale) {
   struct ob_moment_factors factors = source.moment;
-  if (source.counted)
-    factors.adam.variance_factor = plan.state->variance_factor;
+  if (source.counted) {
+    factors.now = plan.state->moment.now;
+    factors.before = plan.state->moment.before;
+    factors.fresh = plan.state->moment.fresh;
+  }
   return {values_of(plan.worker, plan.worker.moments[now], block),
           values_of(plan.worker, plan.worker.moments[!now], block),
-          source.values ? 1 : source.factor, ob_moment_late_gain(&factors, momentum_scale),
-          factors.adam};
+          source.values ? 1 : source.factor, ob_moment_factors_for(factors, momentum_scale)};
+}
+
+/* A block less at once where there are moments, which take registers too. */
+constexpr unsigned blocks_with(enum treatment treatment) {
+  return treatment == SECOND_MOMENTS ? blocks_at_once - 1 : blocks_at_once;
 }
 
 /* grid.y is the member that the message is for. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment>
-static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment))
     compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const __grid_constant__ struct ob_cuda_source source) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];

@@ -211,12 +211,14 @@ static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
   }
 }
 
-static __global__ void adam_count(struct ob_cuda_state *state, double beta1, double beta2) {
+static __global__ void adam_count(struct ob_cuda_state *state, double beta1, double beta2,
+                                  double ranks) {
   if (lane_number() != 0)
     return;
   const uint64_t step = state->before + state->outcome.calls + 1;
   state->momentum_factor = ob_adam_momentum_factor(beta1, step);
   state->variance_factor = ob_adam_variance_factor(beta2, step);
+  ob_moment_correct(&state->moment, beta2, ranks, step);
 }
 
 /* --- Launching */
@@ -249,5 +251,5 @@ cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cuda
 
 cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
                                cudaStream_t stream) {
-  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2);
+  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2, (double)plan.members);
 }

@@ -48,6 +48,7 @@ struct ob_cuda_state {
   int32_t failed, not_finite;             /* the first that said so, or -1 */
   uint32_t agreed;                        /* the witness's number, where that is the matter */
   float momentum_factor, variance_factor; /* of this step */
+  struct ob_moment_factors moment;        /* likewise, what of them depends on the step */
   uint64_t before;                        /* steps that were made besides the outcome's calls */
   struct ob_cuda_outcome outcome;
 };

@@ -64,8 +64,7 @@ static const option_t optimizer[] = {
     {"epsilon", OPTION_REAL, AT(epsilon), 1e-12, 1, NULL, 0,
      "added to the root of the variance: what counts as no gradient"},
     {"gain", OPTION_REAL, AT(gain), 0, 1e6, NULL, 0,
-     "efficient-adam: what normalised gradients are multiplied by; default 0: the root of the "
-     "number of ranks"},
+     "efficient-adam: what normalised gradients are multiplied by; default 1"},
     {"momentum", OPTION_REAL, AT(momentum), 0.01, 0.999999, NULL, 0, "of momentum SGD"},
     {"weight-decay", OPTION_REAL, AT(weight_decay), 0, 10, NULL, 0, "of the matrices"},
     {"clip-norm", OPTION_REAL, AT(clip_norm), 0, 1e9, NULL, 0,

@@ -2,8 +2,6 @@
  * zeros, and so is the step of the messages before it. */
 #include "onebit/efficient_adam.h"
 
-#include <math.h>
-
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
@@ -11,20 +9,16 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit 
   return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
 }
 
-/* Steps after which an element's first gradient is late. Before, most elements have their first
- * ones, on all ranks. */
-#define EARLY_STEPS 100
-
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
   const struct ob_moments *moments = &optimizer->moments;
-  const float root = sqrtf((float)unit->bits->group.size);
   ob_momentum_call(optimizer, unit, OB_PASS_STEP, call);
-  call->source.weight *= moments->gain != 0 ? (float)moments->gain : root;
+  const struct ob_adam_factors *adam = &unit->sink.factors.adam;
+  call->source.weight *= (float)moments->gain;
   call->source.moment_rule = OB_MOMENTS_SECOND;
   call->source.moment = (struct ob_moment_factors){
-      .adam = unit->sink.factors.adam,
-      .late_gain = root,
-      .late_below = ob_adam_variance_factor(moments->beta2, EARLY_STEPS)};
+      .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
+  ob_moment_correct(&call->source.moment, moments->beta2, (double)unit->bits->group.size,
+                    optimizer->steps + 1);
 }
 
 static const struct ob_method method = {.name = "efficient_adam",
@@ -45,11 +39,10 @@ static onebit_status_t resolve(const onebit_efficient_adam_options_t *given,
   recipe->moments = (struct ob_moments){.beta1 = options->beta1,
                                         .beta2 = options->beta2,
                                         .epsilon = options->epsilon,
-                                        .gain = options->gain,
+                                        .gain = ob_given_or(options->gain, 1),
                                         .no_warmup = true,
                                         .freeze_step = ONEBIT_FREEZE_NEVER};
-  if (options->gain != 0)
-    OB_TRY(ob_check_positive("gain", options->gain));
+  OB_TRY(ob_check_positive("gain", recipe->moments.gain));
   if (options->common.profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no Efficient-Adam");

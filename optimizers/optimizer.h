@@ -206,7 +206,7 @@ struct ob_moments {
   double freeze_threshold;
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
-  double gain; /* Efficient-Adam: of normalised gradients; 0: by the number of ranks */
+  double gain; /* Efficient-Adam: of normalised gradients */
 };
 
 struct onebit_optimizer {

@@ -53,23 +53,29 @@ static float rounded_by_chance(float value, float chance) {
   return value;
 }
 
+/* Worker w's estimate of the mean gradient's second moment, without bias: v is its own moment, old
+ * what that was before this step. */
+static float mean_moment(const struct oracle_adam *state, size_t i, float v, float old) {
+  double ranks = (double)state->size, b2 = state->options.beta2, step = (double)state->steps + 1.0;
+  double correction = 1.0 / (1.0 - pow(b2, step));
+  if (state->momentum[i] == 0.0f)
+    return (float)(correction / ranks) * v;
+  double own = fmax(1.0 / (ranks * ranks), 1.0 / (4.0 * ranks));
+  double others = (1.0 / ranks - own) / (1.0 - pow(b2, step - 1.0));
+  return (float)(correction * own) * v + (float)others * old;
+}
+
 /* What worker w puts in of element i; its error is `error`. Moves *moment. */
 static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size_t i, float error,
                       float *moment) {
   const struct oracle_adam *state = oracle->state;
-  double ranks = (double)state->size, b2 = state->options.beta2;
-  size_t step = state->steps + 1;
-  float correction = oracle_variance_correction(state, step),
-        epsilon = (float)state->options.epsilon;
-  float g = state->means[w * state->total + i];
+  double b2 = state->options.beta2, b1 = state->options.beta1;
+  float g = state->means[w * state->total + i], epsilon = (float)state->options.epsilon;
   float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
-  float u = g * reciprocal_root(v * (correction * correction) + epsilon * epsilon);
-  if (*moment == 0.0f && step > 100 && state->momentum[i] != 0.0f)
-    u = u * sqrtf((float)ranks);
+  float mean = mean_moment(state, i, v, *moment) + epsilon * epsilon;
   *moment = rounded_by_chance(v, error);
-  float gain = oracle->gain != 0.0 ? (float)oracle->gain : sqrtf((float)ranks);
-  float weight = (float)(1.0 - state->options.beta1) * gain;
-  return (float)state->options.beta1 * state->momentum[i] + weight * u;
+  float weight = (float)(1.0 - b1) * (oracle->gain != 0.0 ? (float)oracle->gain : 1.0f);
+  return (float)b1 * state->momentum[i] + weight * (g * reciprocal_root(mean));
 }
 
 /* One exchange: of its tensors, one after the other. The moments move when it is made. */

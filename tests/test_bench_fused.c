@@ -25,15 +25,17 @@ static void begin(struct fused_arrays *arrays) {
 static const struct ob_adam_factors factors = {0.9f, 0.99f, 0.1f, 0.01f, 1.5f, 2.5f, 1e-6f};
 
 static void one_pass(struct fused_arrays *arrays, float *gradient, enum ob_pass_kind kind) {
-  struct ob_pass_run run = {
-      .kind = kind,
-      .count = COUNT,
-      .arrays = {[OB_MOMENTUM] = arrays->momentum,
-                 [OB_VARIANCE] = arrays->variance,
-                 [OB_SCRATCH] = gradient},
-      .parameter = arrays->parameter,
-      .factors = {
-          .adam = factors, .gradient_factor = 1, .learning_rate = 0.01f, .weight_decay = 0.1f}};
+  struct ob_pass_run run = {.kind = kind,
+                            .count = COUNT,
+                            .arrays = {[OB_MOMENTUM] = arrays->momentum,
+                                       [OB_VARIANCE] = arrays->variance,
+                                       [OB_SCRATCH] = gradient},
+                            .parameter = arrays->parameter,
+                            .factors = {.adam = factors,
+                                        .gradient_factor = 1,
+                                        .learning_rate = 0.01f,
+                                        .weight_decay = 0.1f,
+                                        .bound = INFINITY}};
   ob_codec_scalar.pass(&run);
 }
 

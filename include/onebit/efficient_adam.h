@@ -7,19 +7,23 @@
  * is the step, one bit an element with the error fed back, and the step that all agreed on last,
  * kept as the bits that travelled, is the momentum:
  *
- *   v_k = b2 v_k + (1 - b2) g_k^2
- *   x_k = b1 w + (1 - b1) gain g_k / sqrt(v_k / (1 - b2^t) + eps^2)
+ *   v_k = b2 v_k' + (1 - b2) g_k^2                    v_k' being that of the step before
+ *   V_k = a v_k / (1 - b2^t) + (1 / P - a) v_k' / (1 - b2^(t-1)),  a = max(1 / P^2, 1 / (4 P))
+ *   x_k = b1 w + (1 - b1) gain g_k / sqrt(V_k + eps^2)
  *   w   = compressed allreduce of x_k
  *   p   = p - lr (w + wd p)
  *
- * with g_k the gradient of this rank. A gradient that is divided by the root of its own second
- * moment is at most 1 / sqrt(1 - b2), so no step can run away, whatever scales the elements have
- * and however rarely they have gradients.
+ * with g_k the gradient of this rank, and P the number of ranks that exchange with each other
+ * (hosts, with schedule hierarchical, which averages inside a host first). V_k is the rank's
+ * estimate of what dense Adam divides by, the second moment of the mean gradient: of independent
+ * gradients that is the sum of all ranks' moments over P^2, and for the others' a rank takes what
+ * its own was before this step; of more than 4 ranks a quarter counts as new as its own. In a block
+ * whose w is zero everywhere, as in the first step, V_k is v_k / (1 - b2^t) / P: there all ranks
+ * begin. No step can run away, whatever scales the elements have and however rarely they have
+ * gradients: what is divided so is at most 1 / sqrt(a (1 - b2)).
  *
- * The gain. A rank's gradient is noisier than the mean of all: where noise is most of it, v_k is
- * as many times the variance of the mean as there are ranks, and the step would be the root of that
- * number too short. The default gain is that root, of the ranks that exchange with each other
- * (hosts, with schedule hierarchical, which averages inside a host first).
+ * Where gradients are the same on all ranks V_k is a P-th of dense Adam's, and steps are up to
+ * sqrt(P) times as long; a gain of 1 / sqrt(P) makes them dense Adam's there.
  *
  * A bit is + or -: an element without gradients, too, is moved, by steps of the size of its block's
  * scale whose signs cancel. Set `uncompressed` for a tensor that must not: it takes dense Adam's
@@ -28,8 +32,8 @@
  * Source: local second moments, normalised steps in few bits and error feedback on both ways are
  * Chen et al., "Efficient-Adam: Communication-Efficient Distributed Adam", arXiv 2205.14473. Not
  * there: one momentum for all, which is the step that was agreed on, in place of one a rank (4
- * bytes a parameter less); the gain; the learning rate outside of what is compressed, so that it
- * may change from step to step; one bit.
+ * bytes a parameter less); the estimate V_k; the learning rate outside of what is compressed, so
+ * that it may change from step to step; one bit.
  */
 #ifndef ONEBIT_EFFICIENT_ADAM_H
 #define ONEBIT_EFFICIENT_ADAM_H
@@ -47,7 +51,7 @@ typedef struct onebit_efficient_adam_options {
   double beta1;   /* in (0, 1); default 0.9 */
   double beta2;   /* in (0, 1); default 0.999 */
   double epsilon; /* positive; default 1e-8 */
-  double gain;    /* positive; default: the root of how many exchange with each other */
+  double gain;    /* positive; default 1 */
   onebit_optimizer_options_t common;
 } onebit_efficient_adam_options_t;
 

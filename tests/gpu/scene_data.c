@@ -215,16 +215,18 @@ static void weigh(struct scene *scene) {
 static void add_moments(struct scene *scene) {
   struct ob_source *source = &scene->host.call.source;
   source->moment_rule = scene->source.moment_rule = OB_MOMENTS_SECOND;
-  source->moment = (struct ob_moment_factors){
-      .adam = {.beta2 = 0.97f, .one_minus_beta2 = 0.03f, .variance_factor = 1.3f, .epsilon = 1e-4f},
-      .late_gain = 1.7f,
-      .late_below = 1.5f};
+  source->moment = (struct ob_moment_factors){.beta2 = 0.97f,
+                                              .one_minus_beta2 = 0.03f,
+                                              .epsilon = 1e-4f,
+                                              .now = 0.11f,
+                                              .before = 0.33f,
+                                              .fresh = 0.44f};
   scene->source.moment = source->moment;
   scene->source.counted = scene->what->counted;
   if (!scene->what->counted)
     return;
-  scene->state->variance_factor = source->moment.adam.variance_factor;
-  scene->source.moment.adam.variance_factor = 5;
+  scene->state->moment = source->moment;
+  scene->source.moment.now = scene->source.moment.before = scene->source.moment.fresh = 5;
 }
 
 void scene_fill_buffers(struct scene *scene) {
