@@ -81,12 +81,19 @@ static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double
   return ob_freeze_sum(optimizer, power);
 }
 
+static size_t elements_of(const struct onebit_optimizer *optimizer) {
+  size_t elements = 0;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    elements += optimizer->units[u].bits->layout.elements;
+  return elements;
+}
+
 /* A share's sums say nothing of the others', 0/1 Adam's freeze is by its schedule, and DeepSpeed
- * does not look. */
+ * does not look. Nor is there anything to look at without elements. */
 static bool can_lag(const struct onebit_optimizer *optimizer) {
   const struct ob_method *method = optimizer->method;
-  return method->momentum && method->arrays & OB_MASK(OB_VARIANCE) && !method->sharded &&
-         optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
+  return elements_of(optimizer) && method->momentum && method->arrays & OB_MASK(OB_VARIANCE) &&
+         !method->sharded && optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
 }
 
 /* Is the variance behind the gradients of the latest steps, of which the momentum is made: are

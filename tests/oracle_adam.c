@@ -220,7 +220,7 @@ static size_t freeze_distance(double beta2) {
 /* Are recent gradients larger than the variance knows? */
 static bool lags(const struct oracle_adam *adam) {
   double power = 0.0, variance = 0.0;
-  if (deepspeed(adam) || adam->options.shards)
+  if (deepspeed(adam) || adam->options.shards || !adam->total)
     return false;
   for (size_t i = 0; i < adam->total; i++) {
     power += (double)adam->momentum[i] * (double)adam->momentum[i];

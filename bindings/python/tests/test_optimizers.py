@@ -57,8 +57,8 @@ def test_dense_adam_is_adam(on_ranks):
 
 
 def test_efficient_adam_is_compressed_from_the_first_step(on_ranks):
-    """No step is dense, and the first is (1 - beta1) gain times the gradients' signs, whose mean
-    the ranks take with one scale a block."""
+    """No step is dense, and the first is (1 - beta1) gain sqrt(ranks) times the gradients' signs,
+    whose mean the ranks take with one scale a block."""
 
     def body(comm):
         parameters, gradients, optimizer = make(comm, onebit.EfficientAdam, gain=2.0)
@@ -78,8 +78,8 @@ def test_efficient_adam_is_compressed_from_the_first_step(on_ranks):
     agreed = signs[0] == signs[1]
     for moved in on_ranks(2, body):
         assert (numpy.sign(moved) == -signs[0])[agreed].all()
-        # Both ranks' steps have the size 0.1 * 2; half of their sums cancel.
-        assert numpy.allclose(abs(moved), 1e-2 * 0.2 / numpy.sqrt(2), rtol=0.1)
+        # Both ranks' steps have the size 0.1 * 2 * sqrt(2); half of their sums cancel.
+        assert numpy.allclose(abs(moved), 1e-2 * 0.2, rtol=0.1)
 
 
 @pytest.mark.parametrize(
