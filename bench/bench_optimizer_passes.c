@@ -167,7 +167,7 @@ const struct bench_pass
     bench_momentum = {"dense momentum", run_momentum, .floats = 5},
     /* gradient, reciprocal, kept value and the last bit in; kept value and bit out */
     bench_compress_step = {"compress step", run_compress_step, .inputs = 1, .floats = 3, .bits = 2},
-    /* gradient, second moment, kept value, last bit in; second moment, kept value, bit out */
+    /* gradient, second moment, compensated value, last bit in; all but the first out */
     bench_compress_normalized = {"compress normalized", run_compress_normalized, .inputs = 1,
                                  .floats = 3, .bits = 2},
     /* a bit and the parameter in; the parameter out */

@@ -129,7 +129,7 @@ FIXED V v_reciprocal_root(V value) {
   return v_mul(guess, v_mul(v_set(OB_ROOT_FACTOR), v_sub(v_set(OB_ROOT_TERM), square)));
 }
 
-/* ob_moment_input of the group; the moments, like the kept values, fill whole words. */
+/* ob_moment_input of the group; the moments, like the residuals, fill whole words. */
 FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
                          const V error[GROUP]) {
   const struct ob_moment_factors f = ob_moment_factors_for(run->moment, run->momentum_scale);

@@ -230,7 +230,7 @@ enum ob_moment_rule {
 
 /* A finite moment, rounded up or down by chance, the more likely to what is nearer: a running mean
  * of 1,000 values changes by less than half of bfloat16's spacing a step, which rounding to nearest
- * would never let it. The chance is the low half of the element's kept error, which is as good as
+ * would never let it. The chance is the low half of the element's residual, which is as good as
  * random, and the same on every codec and after a checkpoint. */
 OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
   return (uint16_t)((ob_bits_of(moment) + (ob_bits_of(chance) & 0xffff)) >> 16);

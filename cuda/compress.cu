@@ -21,7 +21,7 @@ struct moments {
   struct ob_moment_factors factors;
 };
 
-/* Four moments are 8 bytes, and lie as the kept values do. */
+/* Four moments are 8 bytes, and lie as the residuals do. */
 template <enum ob_moment_rule rule>
 static __device__ inline void apply_moments(const struct moments &moments, unsigned first,
                                             unsigned end, const float (&kept)[4], float kept_scale,
