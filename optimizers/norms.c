@@ -195,43 +195,71 @@ onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const str
 
 /* --- Messages: every element of a block is +-scale */
 
-static void add_message(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                        struct ob_message_shape shape, unsigned char *message, struct ob_span span,
-                        double *squares) {
+/* What is looked at of them, and where it goes. */
+struct message_walk {
+  const struct onebit_optimizer *optimizer;
+  const struct ob_unit *unit;
+  struct ob_span span;
+  double *squares;
+  size_t *beyond;
+  float *reciprocals; /* room for those of a block, where they are a device's */
+};
+
+typedef onebit_status_t visit_block(const struct message_walk *walk, const struct ob_block *block,
+                                    float scale);
+
+static onebit_status_t walk_message(const struct message_walk *walk, struct ob_message_shape shape,
+                                    unsigned char *message, visit_block *visit) {
+  const struct ob_layout *layout = &walk->unit->bits->layout;
+  const struct ob_span span = walk->span;
   struct ob_view view = ob_message_view(message, &shape);
   size_t piece = 0, first = shape.first > span.first ? shape.first : span.first;
   for (size_t b = first; b < shape.first + shape.blocks && b < span.end; b++) {
-    struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
-    double scale = (double)(shape.one_scale ? view.header->scale : view.scales[b - shape.first]) /
-                   scaling_of(unit, block.piece);
-    *squares += scale * scale * (double)counted(optimizer, unit, &block, span.padding);
+    struct ob_block block = ob_layout_block(layout, b, &piece);
+    float scale = shape.one_scale ? view.header->scale : view.scales[b - shape.first];
+    OB_TRY(visit(walk, &block, scale));
   }
+  return ONEBIT_OK;
 }
 
 /* `room` is for a copy of one message, which may be in memory of a device. */
-static onebit_status_t add_messages(const struct onebit_optimizer *optimizer,
-                                    const struct ob_unit *unit, struct ob_span span,
-                                    unsigned char *room, double *squares) {
-  const struct onebit_plan *plan = unit->bits;
+static onebit_status_t walk_results(const struct message_walk *walk, unsigned char *room,
+                                    visit_block *visit) {
+  const struct onebit_plan *plan = walk->unit->bits;
   for (size_t source = 0; source < ob_plan_sources(plan); source++)
     for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
-      if (shape.first >= span.end || shape.first + shape.blocks <= span.first)
+      if (shape.first >= walk->span.end || shape.first + shape.blocks <= walk->span.first)
         continue;
       OB_TRY(plan->place->messages->copy(room, ob_plan_result(plan, false, source, chunk),
                                          ob_message_bytes(&shape)));
-      add_message(optimizer, unit, shape, room, span, squares);
+      OB_TRY(walk_message(walk, shape, room, visit));
     }
+  return ONEBIT_OK;
+}
+
+/* Of the latest result. */
+static onebit_status_t walk_messages(const struct message_walk *walk, visit_block *visit) {
+  unsigned char *room = ob_allocate(1, walk->unit->bits->stride);
+  onebit_status_t status = room ? walk_results(walk, room, visit) : no_memory();
+  ob_release(room);
+  return status;
+}
+
+static onebit_status_t add_scale(const struct message_walk *walk, const struct ob_block *block,
+                                 float scale) {
+  double size = (double)scale / scaling_of(walk->unit, block->piece);
+  *walk->squares +=
+      size * size * (double)counted(walk->optimizer, walk->unit, block, walk->span.padding);
   return ONEBIT_OK;
 }
 
 static onebit_status_t add_result(const struct onebit_optimizer *optimizer,
                                   const struct ob_unit *unit, struct ob_span span,
                                   double *squares) {
-  unsigned char *room = ob_allocate(1, unit->bits->stride);
-  onebit_status_t status = room ? add_messages(optimizer, unit, span, room, squares) : no_memory();
-  ob_release(room);
-  return status;
+  const struct message_walk walk = {
+      .optimizer = optimizer, .unit = unit, .span = span, .squares = squares};
+  return walk_messages(&walk, add_scale);
 }
 
 /* Sharded, what this rank has sent of its gradients: nobody but the servers knows the mean. */
@@ -277,43 +305,21 @@ static size_t count_block(const float *reciprocals, size_t count, float scale) {
   return beyond;
 }
 
-/* `room`: for the reciprocals of a block, where they are a device's. */
-static onebit_status_t count_message(const struct onebit_optimizer *optimizer,
-                                     const struct ob_unit *unit, struct ob_message_shape shape,
-                                     unsigned char *message, struct ob_span span, float *room,
-                                     size_t *beyond) {
+static onebit_status_t count_bounded(const struct message_walk *walk, const struct ob_block *block,
+                                     float scale) {
+  const struct onebit_optimizer *optimizer = walk->optimizer;
+  const struct ob_unit *unit = walk->unit;
   const bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
   const float factor = ob_factors_of(optimizer, optimizer->steps).adam.momentum_factor;
-  struct ob_view view = ob_message_view(message, &shape);
-  size_t piece = 0, first = shape.first > span.first ? shape.first : span.first;
-  for (size_t b = first; b < shape.first + shape.blocks && b < span.end; b++) {
-    struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
-    size_t count = counted(optimizer, unit, &block, false);
-    float scale = (shape.one_scale ? view.header->scale : view.scales[b - shape.first]) /
-                  (float)scaling_of(unit, block.piece);
-    const float *reciprocals = unit->arrays[OB_VARIANCE] + block.word * OB_LANES;
-    if (!step && room) {
-      OB_TRY(unit->bits->place->kept->copy(room, reciprocals, count * sizeof *room));
-      reciprocals = room;
-    }
-    *beyond += count_block(step ? NULL : reciprocals, count, scale * factor);
+  size_t count = counted(optimizer, unit, block, false);
+  const float *reciprocals = unit->arrays[OB_VARIANCE] + block->word * OB_LANES;
+  if (!step && walk->reciprocals) {
+    OB_TRY(
+        unit->bits->place->kept->copy(walk->reciprocals, reciprocals, count * sizeof *reciprocals));
+    reciprocals = walk->reciprocals;
   }
-  return ONEBIT_OK;
-}
-
-static onebit_status_t count_messages(const struct onebit_optimizer *optimizer,
-                                      const struct ob_unit *unit, struct ob_span span,
-                                      unsigned char *message, float *room, size_t *beyond) {
-  const struct onebit_plan *plan = unit->bits;
-  for (size_t source = 0; source < ob_plan_sources(plan); source++)
-    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
-      struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
-      if (shape.first >= span.end || shape.first + shape.blocks <= span.first)
-        continue;
-      OB_TRY(plan->place->messages->copy(message, ob_plan_result(plan, false, source, chunk),
-                                         ob_message_bytes(&shape)));
-      OB_TRY(count_message(optimizer, unit, shape, message, span, room, beyond));
-    }
+  scale = scale / (float)scaling_of(unit, block->piece) * factor;
+  *walk->beyond += count_block(step ? NULL : reciprocals, count, scale);
   return ONEBIT_OK;
 }
 
@@ -323,13 +329,14 @@ onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
   if (!optimizer->method->momentum || optimizer->method->sharded || !unit->arrays[OB_VARIANCE] ||
       kept_is_momentum(optimizer, unit) || isinf(ob_step_bound(optimizer)))
     return ONEBIT_OK;
-  unsigned char *message = ob_allocate(1, unit->bits->stride);
-  float *room = on_host(unit) ? NULL : ob_allocate(unit->bits->layout.block, sizeof *room);
-  onebit_status_t status = message && (room || on_host(unit))
-                               ? count_messages(optimizer, unit, span, message, room, beyond)
-                               : no_memory();
-  ob_release(message);
-  ob_release(room);
+  struct message_walk walk = {.optimizer = optimizer, .unit = unit, .span = span, .beyond = beyond};
+  if (!on_host(unit)) {
+    walk.reciprocals = ob_allocate(unit->bits->layout.block, sizeof *walk.reciprocals);
+    if (!walk.reciprocals)
+      return no_memory();
+  }
+  onebit_status_t status = walk_messages(&walk, count_bounded);
+  ob_release(walk.reciprocals);
   return status;
 }
 
