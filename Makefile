@@ -299,7 +299,8 @@ $(BUILD)/tests/test_images $(BUILD)/tests/test_training $(BUILD)/tests/test_trai
 $(BUILD)/tests/test_images.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
 $(BUILD)/tests/test_images $(BUILD)/tests/test_training $(BUILD)/tests/test_training_parts: \
   $(TRAINING) $(IMAGES)
-$(BUILD)/tests/test_training_parts: $(BUILD)/examples/text_options.o $(EXAMPLES)
+$(BUILD)/tests/test_training_parts: $(addprefix $(BUILD)/examples/,text_options.o word_options.o) \
+  $(EXAMPLES)
 
 ifneq ($(CUDA),0)
 include tests/gpu/rules.mk

@@ -13,6 +13,7 @@
 #include "examples/image_options.h"
 #include "examples/text_options.h"
 #include "examples/train_update.h"
+#include "examples/word_options.h"
 #include "tests/support.h"
 #include "tests/support_program.h"
 
@@ -141,13 +142,20 @@ Test(training_parts, learning_rates_rise_and_fall) {
 
 enum { MOST_WORDS = 16 };
 
-static int parse(const char *line, image_options_t *options, char words[OPTION_WORDS]) {
+/* The words of a line, after the program's name. Returns how many there are. */
+static int split(const char *line, char *argv[MOST_WORDS]) {
   static char copy[512];
-  char *argv[MOST_WORDS] = {"train_images"};
   int argc = 1;
+  argv[0] = "train";
   snprintf(copy, sizeof copy, "%s", line);
   for (char *word = strtok(copy, " "); word; word = strtok(NULL, " "))
     argv[argc++] = word;
+  return argc;
+}
+
+static int parse(const char *line, image_options_t *options, char words[OPTION_WORDS]) {
+  char *argv[MOST_WORDS];
+  const int argc = split(line, argv);
   words[0] = '\0';
   return image_options_parse(options, argc, argv, words);
 }
@@ -188,6 +196,20 @@ Test(training_parts, options_that_are_wrong_are_named) {
     cr_expect_eq(parse(lines[i][0], &options, words), -1, "%s: accepted", lines[i][0]);
     cr_expect(strstr(words, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], words,
               lines[i][1]);
+  }
+}
+
+Test(training_parts, options_of_train_words_that_are_wrong_are_named) {
+  static const char *const lines[][2] = {
+      {"--ranks 2", "--data: missing"},
+      {"--data x --vocabulary 1", "--vocabulary 1: not a number from 2 to 1000000"},
+  };
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+    word_options_t options;
+    char *argv[MOST_WORDS], words[OPTION_WORDS] = "";
+    const int argc = split(lines[i][0], argv);
+    cr_expect_eq(word_options_parse(&options, argc, argv, words), -1, "%s: accepted", lines[i][0]);
+    cr_expect(strstr(words, lines[i][1]), "\"%s\" does not say \"%s\"", words, lines[i][1]);
   }
 }
 
@@ -261,10 +283,6 @@ Test(training_parts, programs_say_what_is_wrong) {
               "train_images: --dense-mpi: wants ranks that are MPI's processes");
   expect_said(program(2, "examples/train_text --ranks 2 --data /nowhere"),
               "train_text: /nowhere: No such file or directory");
-  expect_said(program(2, "examples/train_words --ranks 2"), "train_words: --data: missing");
-  expect_said(program(2, "examples/train_words --ranks 2 --data README.md "
-                         "--vocabulary 1"),
-              "train_words: --vocabulary 1: not a number from 2 to 1000000");
   expect_said(program(2, "examples/train_words --ranks 2 --data /nowhere"),
               "train_words: /nowhere: No such file or directory");
   expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 5 --resume "
