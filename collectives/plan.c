@@ -47,7 +47,7 @@ void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *e
   *end = plan->host.ranks ? own[plan->group.size * plan->chunks] : plan->layout.blocks;
 }
 
-static onebit_status_t allocate_kept(struct onebit_plan *plan) {
+static onebit_status_t allocate_kept(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   const struct ob_work *work = &plan->work;
   size_t first, end;
   ob_plan_compressed(plan, &first, &end);
@@ -62,6 +62,7 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan) {
   if (plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER)
     ob_plan_share(plan, &first, &end);
   OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale, false, memory));
+  plan->server.serving = shape->serving;
   if (plan->options.profile == ONEBIT_PROFILE_DEFAULT) {
     plan->server.result_dtype = work->output_dtype;
     if (plan->options.operation == ONEBIT_ALLGATHER)
@@ -185,7 +186,7 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
     OB_TRY(ob_host_create(plan));
   OB_TRY(ob_schedule_steps(plan, shape));
   if (plan->options.wire == ONEBIT_WIRE_BITS)
-    OB_TRY(allocate_kept(plan));
+    OB_TRY(allocate_kept(plan, shape));
   OB_TRY(allocate_messages(plan));
   OB_TRY(allocate_batches(plan));
   OB_TRY(allocate_lists(plan));

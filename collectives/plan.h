@@ -28,6 +28,7 @@ struct ob_plan_shape {
   bool momentum; /* the source will want the last result */
   bool moments;  /* moments of this rank's own gradients are kept (struct ob_source) */
   bool served;   /* a pass takes the result, as servers send it in bits */
+  struct ob_serving serving;
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
   /* Reduce-scatter and allgather: of the shares of one list of pieces, cut by size as an allreduce

@@ -184,8 +184,8 @@ static void commit(struct onebit_plan *plan) {
   ob_kept_commit(&plan->server);
   plan->server_large = ob_kept_large(&plan->server);
   if (plan->options.no_error_feedback) {
-    ob_kept_reset(&plan->worker); /* which cannot fail in memory of the host */
-    ob_kept_reset(&plan->server);
+    ob_kept_forget(&plan->worker); /* which cannot fail in memory of the host */
+    ob_kept_forget(&plan->server);
   }
 }
 

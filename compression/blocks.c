@@ -110,14 +110,15 @@ static void settle(struct step *step, size_t block, size_t count, float sum) {
     step->sums[block - kept->first] = (double)sum;
     return;
   }
-  float scale = ob_round(ob_scale((double)sum, count, work->rule), kept->result_dtype);
+  const onebit_scale_t rule = ob_serve_measure(kept->serving.rule, work->rule);
+  float scale = ob_round(ob_scale((double)sum, count, rule), kept->result_dtype);
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
   }
   note_scale(work, scale);
   kept->scales[!kept->now][block - kept->first] = scale;
-  step->out->scales[block - step->shape->first] = scale;
+  step->out->scales[block - step->shape->first] = ob_serve_scale(kept->serving.rule, scale);
 }
 
 /* Where the block's values are among the kept ones. */
@@ -221,6 +222,7 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
         .streams = work->streams,
         .bits = words,
         .scales = scales,
+        .serving = step->kept->serving,
         .rule = work->rule,
         .stream = work->stream,
         .kept = kept_values(step->kept, step->kept->now, &block),
@@ -243,15 +245,16 @@ float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) 
   double sum = 0;
   for (size_t b = 0; b < kept->blocks; b++)
     sum += sums[b];
+  const onebit_scale_t rule = ob_serve_measure(kept->serving.rule, work->rule);
   size_t count = ob_kept_elements(kept, work->layout);
-  float scale = count ? ob_round(ob_buffer_scale(sum, count, work->rule), kept->result_dtype) : 0;
+  float scale = count ? ob_round(ob_buffer_scale(sum, count, rule), kept->result_dtype) : 0;
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
   }
   note_scale(work, scale);
   kept->scales[!kept->now][0] = scale;
-  return scale;
+  return ob_serve_scale(kept->serving.rule, scale);
 }
 
 static void sum_body(void *context, size_t first, size_t end, int thread) {

@@ -33,6 +33,9 @@ struct ob_kept {
   float *values[2];
   float *scales[2];     /* one a block, or one in all */
   uint16_t *moments[2]; /* one an element; NULL without moments */
+  /* Of a server. Where it keeps no error but something else, it keeps that as it is, and a scale is
+   * only its size. */
+  struct ob_serving serving;
 };
 
 onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *layout, size_t first,
@@ -42,6 +45,8 @@ void ob_kept_destroy(struct ob_kept *kept);
 void ob_kept_commit(struct ob_kept *kept);
 /* The moments stay. Errors: those of the memory, which the host's has not. */
 onebit_status_t ob_kept_reset(struct ob_kept *kept);
+/* Where errors are not fed back: resets what is an error. */
+onebit_status_t ob_kept_forget(struct ob_kept *kept);
 /* Is a scale from OB_LARGE_SCALE on? In memory of the host. */
 bool ob_kept_large(const struct ob_kept *kept);
 size_t ob_kept_bytes(const struct ob_kept *kept);

@@ -47,11 +47,13 @@ struct ob_compress_run {
 };
 
 /* total = sum over streams, in their order, of +-scales[i];
- * kept_out = total + (kept - scale * sign(kept)). */
+ * kept_out = total + (kept - scale * sign(kept)), and out its signs. Of Lion, kept_out is the new
+ * momentum, and out the signs of the direction, whose magnitudes are summed. */
 struct ob_reduce_run {
   size_t count, streams;
   const uint32_t *const *bits; /* one pointer a stream */
   const float *scales;         /* one a stream, already divided by the number of streams */
+  struct ob_serving serving;
   onebit_scale_t rule;
   bool stream; /* as above */
   const float *kept;

@@ -162,6 +162,7 @@ static void pass(struct ob_pass_run *run) {
     PASS(OB_PASS_SHARE)
     PASS(OB_PASS_SHARE_MOVE)
     PASS(OB_PASS_STEP)
+    PASS(OB_PASS_LION)
   case OB_PASSES:
     break;
   }

@@ -11,6 +11,7 @@
  *   v_add v_sub v_mul v_abs                   one IEEE operation a lane, rounded to nearest
  *   v_with_sign(magnitude, signs)             the magnitude, which is not negative, with the sign
  *                                             bits of the other
+ *   v_if_zero(a, yes, no)                     yes in lanes where a is zero
  *   v_root_guess                              the first guess of ob_reciprocal_root
  *   v_load_bfloat16 v_load_float16            as numerics.h converts
  *   v_store_bfloat16 v_store_float16          likewise
@@ -213,10 +214,10 @@ FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rul
   }
 }
 
-/* What has moments has a momentum. */
 FIXED float compress_rule(const struct ob_compress_run *run, onebit_scale_t rule) {
   if (run->moment_rule)
-    return compress_dtype(run, rule, true, true);
+    return run->momentum_bits ? compress_dtype(run, rule, true, true)
+                              : compress_dtype(run, rule, false, true);
   return run->momentum_bits ? compress_dtype(run, rule, true, false)
                             : compress_dtype(run, rule, false, false);
 }
@@ -226,37 +227,7 @@ static float compress(const struct ob_compress_run *run) {
                                        : compress_rule(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
 
-/* The sum of the streams' values for the group whose word is `word`. */
-FIXED void group_sum(V total[GROUP], size_t word, size_t streams, const uint32_t *const *bits,
-                     const float *scales) {
-  group_signed(bits[0][word], v_set(scales[0]), total);
-  for (size_t s = 1; s < streams; s++) {
-    V term[GROUP];
-    group_signed(bits[s][word], v_set(scales[s]), term);
-    for (int k = 0; k < GROUP; k++)
-      total[k] = v_add(total[k], term[k]);
-  }
-}
-
-FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule) {
-  V lanes[GROUP], total[GROUP], error[GROUP];
-  const V scale = v_set(run->kept_scale);
-  group_set(lanes, 0);
-  for (size_t i = 0; i < run->count; i += OB_LANES) {
-    group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
-    group_error(error, run->kept + i, scale);
-    group_compensate(total, error);
-    if (run->count - i < OB_LANES)
-      group_cut(total, run->count - i);
-    run->out[i / OB_LANES] = group_keep(total, run->kept_out + i, run->stream, rule, lanes);
-  }
-  return group_total(lanes);
-}
-
-static float reduce(const struct ob_reduce_run *run) {
-  return run->rule == ONEBIT_SCALE_RMS ? reduce_run(run, ONEBIT_SCALE_RMS)
-                                       : reduce_run(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
-}
+#include "compression/codec_reduce.h"
 
 /* Can a sum be beyond the largest float16? None is larger than that of the scales, which is rounded
  * as often. */

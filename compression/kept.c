@@ -53,6 +53,10 @@ onebit_status_t ob_kept_reset(struct ob_kept *kept) {
   return kept->memory->clear(kept->scales[kept->now], scale_bytes(kept));
 }
 
+onebit_status_t ob_kept_forget(struct ob_kept *kept) {
+  return kept->serving.rule == OB_SERVE_MEAN ? ob_kept_reset(kept) : ONEBIT_OK;
+}
+
 bool ob_kept_large(const struct ob_kept *kept) {
   size_t scales = kept->one_scale ? 1 : kept->blocks;
   for (size_t b = 0; b < scales; b++)
@@ -106,7 +110,7 @@ onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layou
     struct ob_block block = ob_layout_block(layout, kept->first + b, &piece);
     const float *value = values_of(kept, values, &block);
     for (size_t i = 0; i < block.count; i++)
-      *error++ = ob_kept_error(value[i], scales[kept->one_scale ? 0 : b]);
+      *error++ = ob_kept_content(kept->serving.rule, value[i], scales[kept->one_scale ? 0 : b]);
   }
   ob_kept_end_view(kept, values, scales);
   return status;

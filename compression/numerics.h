@@ -258,7 +258,7 @@ OB_INLINE void ob_moment_correct(struct ob_moment_factors *f, double beta2, doub
   f->before = step > 1 ? (float)((1 / ranks - as_new) / (1 - ob_power(beta2, step - 1))) : 0;
 }
 
-/* The factors for a block whose last step had this scale. */
+/* The factors for a block whose last step had this scale; 0 also where no step is kept. */
 OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factors f,
                                                          float momentum_scale) {
   f.now = momentum_scale > 0 ? f.now : f.fresh;
@@ -277,6 +277,54 @@ OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16
   const float mean = f->now * now + f->before * before;
   *moment = ob_moment_round(now, chance);
   return gradient * ob_reciprocal_root(mean + f->epsilon * f->epsilon);
+}
+
+/* The factors of Lion: its step is the sign of a direction. */
+struct ob_lion_factors {
+  float beta1, one_minus_beta1; /* of the direction */
+  float beta2, one_minus_beta2; /* of the momentum */
+};
+
+OB_INLINE float ob_lion_direction(float momentum, float gradient, const struct ob_lion_factors *f) {
+  return f->beta1 * momentum + f->one_minus_beta1 * gradient;
+}
+
+OB_INLINE float ob_lion_momentum(float momentum, float gradient, const struct ob_lion_factors *f) {
+  return f->beta2 * momentum + f->one_minus_beta2 * gradient;
+}
+
+/* In one bit there is no 0: of an element of a word whose direction is 0 the sign is that of its
+ * number, + - + -, so that a block of them moves nowhere as a whole. */
+#define OB_LION_ZEROS 0xaaaaaaaau
+
+OB_INLINE float ob_lion_signed(float direction, unsigned element) {
+  return direction == 0 ? ob_float_of(element % 2 ? OB_SIGN_BIT : 0) : direction;
+}
+
+/* What a server makes of the mean of the ranks' values, and keeps. */
+enum ob_serve_rule {
+  OB_SERVE_MEAN, /* adds the kept error, sends signs and a scale, keeps the new error */
+  OB_SERVE_LION  /* keeps the momentum; sends signs of the direction, and 1 for a scale */
+};
+
+struct ob_serving {
+  enum ob_serve_rule rule;
+  struct ob_lion_factors lion;
+};
+
+/* What a server's scale is found from, and by that rule the scale in its message: of Lion a block
+ * without a direction anywhere, as of a layer that is not trained, has the scale 0. */
+OB_INLINE onebit_scale_t ob_serve_measure(enum ob_serve_rule rule, onebit_scale_t scale) {
+  return rule == OB_SERVE_LION ? ONEBIT_SCALE_MEAN_ABSOLUTE : scale;
+}
+
+OB_INLINE float ob_serve_scale(enum ob_serve_rule rule, float scale) {
+  return rule == OB_SERVE_LION && scale > 0 ? 1 : scale;
+}
+
+/* What a kept value with this scale stands for. */
+OB_INLINE float ob_kept_content(enum ob_serve_rule rule, float kept, float scale) {
+  return rule == OB_SERVE_LION ? kept : ob_kept_error(kept, scale);
 }
 
 /* What is left of the variance once it is frozen: 1 / denominator. With `keep_zero` an element

@@ -58,6 +58,7 @@ enum ob_pass_kind {
   OB_PASS_SHARE,           /* sharded: momentum from the mean gradient, the step to scratch */
   OB_PASS_SHARE_MOVE,      /* sharded: a whole step with frozen variance on mean gradients */
   OB_PASS_STEP,            /* the message is the step as it is */
+  OB_PASS_LION,            /* a whole step of Lion on mean gradients */
   OB_PASSES
 };
 
@@ -79,6 +80,7 @@ OB_INLINE float ob_sum_start(int which) {
 /* What is the same for all elements of a piece. */
 struct ob_pass_factors {
   struct ob_adam_factors adam;
+  struct ob_lion_factors lion;
   /* Of this rank's gradients: loss scale, clipping, accumulation. What is exchanged has it. */
   float gradient_factor;
   float learning_rate, weight_decay;
@@ -120,6 +122,7 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
   case OB_PASS_APPLY_STEP:
     return c | p;
   case OB_PASS_SGD:
+  case OB_PASS_LION:
     return s | m | p;
   case OB_PASS_SGD_FREEZE:
     return m;
@@ -157,6 +160,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
     return m | v | p;
   case OB_PASS_FROZEN:
   case OB_PASS_SGD:
+  case OB_PASS_LION:
   case OB_PASS_ZERO_ONE:
   case OB_PASS_SHARE_MOVE:
     return m | p;
@@ -316,6 +320,12 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
   case OB_PASS_SGD_FREEZE:
     *m = adam->beta1 * *m;
     break;
+  case OB_PASS_LION: {
+    const float direction = ob_lion_direction(*m, g, &f->lion);
+    *p = ob_adam_parameter(*p, (float)(direction > 0) - (float)(direction < 0), rate, decay);
+    *m = ob_lion_momentum(*m, g, &f->lion);
+    break;
+  }
   case OB_PASS_LAMB:
     *m = ob_adam_momentum(*m, g, adam);
     *v = ob_adam_variance(*v, g, adam);

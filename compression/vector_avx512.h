@@ -14,6 +14,10 @@ static inline V v_mul(V a, V b) { return _mm512_mul_ps(a, b); }
 static inline V sign_bits(void) { return _mm512_set1_ps(-0.0f); }
 static inline V v_abs(V a) { return _mm512_andnot_ps(sign_bits(), a); }
 
+static inline V v_if_zero(V a, V yes, V no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_EQ_OQ), no, yes);
+}
+
 static inline V v_root_guess(V a) {
   __m512i half = _mm512_srli_epi32(_mm512_castps_si512(a), 1);
   return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(OB_ROOT_GUESS), half));

@@ -13,6 +13,8 @@ static inline V v_sub(V a, V b) { return vsubq_f32(a, b); }
 static inline V v_mul(V a, V b) { return vmulq_f32(a, b); }
 static inline V v_abs(V a) { return vabsq_f32(a); }
 
+static inline V v_if_zero(V a, V yes, V no) { return vbslq_f32(vceqzq_f32(a), yes, no); }
+
 static inline V v_root_guess(V a) {
   uint32x4_t half = vshrq_n_u32(vreinterpretq_u32_f32(a), 1);
   return vreinterpretq_f32_u32(vsubq_u32(vdupq_n_u32(OB_ROOT_GUESS), half));

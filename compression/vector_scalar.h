@@ -10,6 +10,7 @@ static inline void v_stream(float *to, V value) { *to = value; }
 static inline V v_add(V a, V b) { return a + b; }
 static inline V v_sub(V a, V b) { return a - b; }
 static inline V v_mul(V a, V b) { return a * b; }
+static inline V v_if_zero(V a, V yes, V no) { return ob_choose(a == 0, yes, no); }
 static inline V v_root_guess(V a) { return ob_root_guess(a); }
 static inline V v_abs(V a) { return ob_float_of(ob_bits_of(a) & ~OB_SIGN_BIT); }
 

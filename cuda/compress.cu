@@ -178,7 +178,9 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
   static compress_function *const kernels[2][2] = {
       {compress_kernel<dtype, false, AS_IT_IS>, compress_kernel<dtype, false, RECIPROCALS>},
       {compress_kernel<dtype, true, AS_IT_IS>, compress_kernel<dtype, true, RECIPROCALS>}};
-  return launch(source.moment_rule ? compress_kernel<dtype, true, SECOND_MOMENTS>
+  static compress_function *const with_moments[2] = {compress_kernel<dtype, false, SECOND_MOMENTS>,
+                                                     compress_kernel<dtype, true, SECOND_MOMENTS>};
+  return launch(source.moment_rule ? with_moments[source.momentum]
                                    : kernels[source.momentum][source.reciprocals != NULL],
                 plan.most_blocks, plan.whole ? 1 : plan.members, stream, plan, source);
 }

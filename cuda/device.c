@@ -44,6 +44,7 @@ static struct ob_cuda_kept kept_of(const struct ob_kept *kept, const struct ob_l
                                .scales = {kept->scales[0], kept->scales[1]},
                                .result_dtype = kept->result_dtype,
                                .moments = {kept->moments[0], kept->moments[1]},
+                               .serving = kept->serving,
                                .sums = sums};
 }
 

@@ -59,6 +59,7 @@ struct ob_cuda_kept {
   float *values[2];
   float *scales[2];     /* one a block, or one in all */
   uint16_t *moments[2]; /* one an element; NULL without moments */
+  struct ob_serving serving;
   onebit_dtype_t result_dtype;
   double *sums; /* one a block, where there is one scale */
 };

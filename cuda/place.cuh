@@ -167,10 +167,11 @@ static __device__ inline void settle(const struct ob_cuda_plan &plan, uint32_t n
     kept.sums[place.number - kept.first] = (double)sum;
     return;
   }
-  const float exact = ob_scale((double)sum, place.block.count, plan.rule);
+  const enum ob_serve_rule rule = kept.serving.rule;
+  const float exact = ob_scale((double)sum, place.block.count, ob_serve_measure(rule, plan.rule));
   const float scale = checked_scale(plan.state, ob_round(exact, kept.result_dtype), server);
   kept.scales[!now][place.number - kept.first] = scale;
-  out.scales[place.index] = scale;
+  out.scales[place.index] = ob_serve_scale(rule, scale);
 }
 
 #endif

@@ -98,8 +98,24 @@ static __device__ inline void cut_tile(float (&value)[fours_a_tile][4], unsigned
       value[i / 4][i % 4] = 0;
 }
 
-/* The sum and the kept error of the elements from `first` on, to the kept values and to the tile in
- * shared memory. A four lies in one word, so it is all there or not at all. */
+/* What the server keeps of an element, in place of what it kept, and in place of the mean what the
+ * sign that it sends is of. */
+template <enum ob_serve_rule rule>
+static __device__ inline void serve(const struct ob_reduce_run &run, unsigned element, float *kept,
+                                    float *value) {
+  const float before = *kept, mean = *value;
+  if (rule == OB_SERVE_LION) {
+    const struct ob_lion_factors &lion = run.serving.lion;
+    *kept = ob_lion_momentum(before, mean, &lion);
+    *value = ob_lion_signed(ob_lion_direction(before, mean, &lion), element);
+  } else {
+    *kept = *value = ob_kept_error(before, run.kept_scale) + mean;
+  }
+}
+
+/* The sum and the kept values of the elements from `first` on, to the kept values and to the tile
+ * in shared memory. A four lies in one word, so it is all there or not at all. */
+template <enum ob_serve_rule rule>
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
                                           const struct ob_cuda_plan &plan,
                                           const struct parts &parts, unsigned first, float share,
@@ -116,32 +132,40 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
     sum_tile<false>(plan, parts, first, count, share, total);
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
-    total[i / 4][i % 4] = ob_kept_error(kept[i / 4][i % 4], run.kept_scale) + total[i / 4][i % 4];
-  if (first + tile_elements > count)
+    serve<rule>(run, i, &kept[i / 4][i % 4], &total[i / 4][i % 4]);
+  if (first + tile_elements > count) {
+    cut_tile(kept, first, count);
     cut_tile(total, first, count);
+  }
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     if (first + four_at(k) < end)
-      store_some<ONEBIT_FLOAT32, true>(run.kept_out, first + four_at(k), end, true, total[k]);
+      store_some<ONEBIT_FLOAT32, true>(run.kept_out, first + four_at(k), end, true, kept[k]);
     tile[four_at(k) / 4] = make_float4(total[k][0], total[k][1], total[k][2], total[k][3]);
   }
 }
 
 /* As a codec's reduce; the sum is lane 0's. */
+template <enum ob_serve_rule rule>
 static __device__ inline float reduce(const struct ob_reduce_run &run,
                                       const struct ob_cuda_plan &plan, const struct parts &parts,
                                       float share, float4 *tile) {
   const unsigned count = (unsigned)run.count;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    reduce_tile(run, plan, parts, first, share, tile);
+    reduce_tile<rule>(run, plan, parts, first, share, tile);
     store_signs(run.out, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
 }
 
-/* A block less at once: members' words take registers too. */
-static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1)
+/* A block less at once, since members' words take registers too; of Lion two. */
+constexpr unsigned blocks_with(enum ob_serve_rule rule) {
+  return rule == OB_SERVE_LION ? blocks_at_once - 2 : blocks_at_once - 1;
+}
+
+template <enum ob_serve_rule rule>
+static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
     reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
   const uint32_t now = plan.state->now; /* no load has to wait for it */
@@ -151,13 +175,14 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1)
   const struct ob_view out = view_of(result_of(plan, next_of(plan, now), plan.place), place);
   struct ob_reduce_run run = {};
   run.count = place.block.count;
-  run.rule = plan.rule;
+  run.serving = plan.server.serving;
+  run.rule = ob_serve_measure(rule, plan.rule);
   run.kept = values_of(plan.server, now, place.block);
   run.kept_scale = kept_scale(plan.server, now, place);
   run.kept_out = values_of(plan.server, !now, place.block);
   run.out = out.words + place.word;
   const float sum =
-      reduce(run, plan, parts_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
+      reduce<rule>(run, plan, parts_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0) /* not `now`: to keep it would be one register too many */
     settle(plan, plan.state->now, true, place, out, sum);
 }
@@ -194,8 +219,9 @@ static float share_of_mean(const struct ob_cuda_plan &plan) {
 }
 
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
-  return launch(reduce_kernel, plan.most_blocks, 1, stream, of_chunk(plan, chunk),
-                share_of_mean(plan));
+  const bool lion = plan.server.serving.rule == OB_SERVE_LION;
+  return launch(lion ? reduce_kernel<OB_SERVE_LION> : reduce_kernel<OB_SERVE_MEAN>,
+                plan.most_blocks, 1, stream, of_chunk(plan, chunk), share_of_mean(plan));
 }
 
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,

@@ -32,10 +32,11 @@ static __global__ void __launch_bounds__(OB_LANES)
   const double sum = sum_in_order(kept.sums, kept.blocks);
   if (lane_number() != 0)
     return;
-  const float exact = ob_buffer_scale(sum, kept.elements, plan.rule);
+  const enum ob_serve_rule rule = kept.serving.rule;
+  const float exact = ob_buffer_scale(sum, kept.elements, ob_serve_measure(rule, plan.rule));
   const float scale = checked_scale(plan.state, ob_round(exact, kept.result_dtype), server);
   kept.scales[!plan.state->now][0] = scale;
-  (server ? plan.state->server_scale : plan.state->worker_scale) = scale;
+  (server ? plan.state->server_scale : plan.state->worker_scale) = ob_serve_scale(rule, scale);
 }
 
 /* Where nothing is kept the scale stays what it began as, 0. */
@@ -71,11 +72,13 @@ static __global__ void __launch_bounds__(threads_a_block)
     kept.scales[plan.state->now][plan.one_scale ? 0 : warp_number()] = 0;
 }
 
+/* Between calls all, as ob_kept_reset; after a call what is an error, as ob_kept_forget. */
 static cudaError_t forget_both(const struct ob_cuda_plan &plan, bool even_if_stopped,
                                cudaStream_t stream) {
+  const bool server = even_if_stopped || plan.server.serving.rule == OB_SERVE_MEAN;
   cudaError_t error =
       launch(forget_kernel, plan.worker.blocks, 1, stream, plan, false, even_if_stopped);
-  if (error == cudaSuccess)
+  if (error == cudaSuccess && server)
     error = launch(forget_kernel, plan.server.blocks, 1, stream, plan, true, even_if_stopped);
   return error;
 }

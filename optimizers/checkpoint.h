@@ -146,6 +146,10 @@ bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage s
 /* Is it each rank's own, or do all have it alike? */
 bool ob_saved_is_own(enum ob_saved what, bool apart);
 
+/* Does the server of a share, and nobody else, have the momentum of its elements? Of uncompressed
+ * units it is saved by shares too. */
+bool ob_saved_by_servers(const struct ob_unit *unit, enum ob_saved what);
+
 /* Which blocks of the unit's layout this rank has that of: all, or a share. */
 void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *first, size_t *end);
 

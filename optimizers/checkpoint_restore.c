@@ -124,9 +124,11 @@ static onebit_status_t restore_piece(struct ob_loading *loading, size_t u, enum 
   const struct ob_unit *unit = &loading->optimizer->units[u];
   const struct ob_layout *layout = &unit->bits->layout;
   bool all = what == OB_SAVED_PARAMETERS;
-  size_t first = all ? 0 : ob_offset_in(layout, piece, unit->first_block);
-  size_t end = all ? loading->map.of_unit[u][piece].real
-                   : ob_offset_in(layout, piece, unit->first_block + unit->blocks);
+  size_t first = unit->first_block, end = first + unit->blocks;
+  if (!unit->uncompressed || !ob_saved_by_servers(unit, what)) /* else all have all of it */
+    ob_saved_blocks(unit, what, &first, &end);
+  first = all ? 0 : ob_offset_in(layout, piece, first);
+  end = all ? loading->map.of_unit[u][piece].real : ob_offset_in(layout, piece, end);
   for (size_t offset = first; offset < end; offset += OB_CHUNK) {
     size_t some = end - offset < OB_CHUNK ? end - offset : OB_CHUNK;
     OB_TRY(ob_loading_fetch(loading, what, u, piece, offset, some, loading->values));

@@ -77,7 +77,9 @@ static void add_shares(struct listing *listing, enum ob_saved what, enum ob_spac
 }
 
 static void add_elements(struct listing *listing, enum ob_saved what) {
-  bool shares = what >= OB_SAVED_WORKER || listing->saving->optimizer->method->sharded;
+  const struct ob_method *method = listing->saving->optimizer->method;
+  bool served = what == OB_SAVED_MOMENTUM && method->serve_rule != OB_SERVE_MEAN;
+  bool shares = what >= OB_SAVED_WORKER || method->sharded || served;
   for (int space = 0; space < OB_SPACES; space++)
     if (space == OB_PADDING && what == OB_SAVED_PARAMETERS)
       continue;

@@ -37,19 +37,37 @@ struct ob_kept *ob_saved_server(const struct ob_unit *unit) {
   return unit->steps_back ? &unit->steps_back->worker : &unit->bits->server;
 }
 
+bool ob_saved_by_servers(const struct ob_unit *unit, enum ob_saved what) {
+  return what == OB_SAVED_MOMENTUM && unit->bits->server.serving.rule == OB_SERVE_LION;
+}
+
+/* Has the unit nothing of what others have? */
+static bool is_missing(const struct ob_unit *unit, enum ob_saved what) {
+  switch (what) {
+  case OB_SAVED_WORKER:
+    return unit->uncompressed;
+  case OB_SAVED_SERVER:
+    return unit->uncompressed || ob_saved_server(unit)->serving.rule != OB_SERVE_MEAN;
+  case OB_SAVED_MOMENTS:
+    return unit->uncompressed && !unit->arrays[OB_VARIANCE];
+  default:
+    return false;
+  }
+}
+
 void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *first, size_t *end) {
   const struct ob_kept *server = ob_saved_server(unit);
   bool sent = what == OB_SAVED_WORKER || (what == OB_SAVED_MOMENTS && !unit->uncompressed);
   if (sent) {
     ob_plan_compressed(unit->bits, first, end);
-  } else if (what == OB_SAVED_SERVER) {
+  } else if (what == OB_SAVED_SERVER || ob_saved_by_servers(unit, what)) {
     *first = server->first;
     *end = server->first + server->blocks;
   } else {
     *first = unit->first_block;
     *end = unit->first_block + unit->blocks;
   }
-  if (unit->uncompressed && (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER))
+  if (is_missing(unit, what))
     *end = *first;
 }
 
@@ -64,6 +82,9 @@ size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block) 
 
 float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece, size_t offset) {
   size_t word = unit->bits->layout.piece[piece].first_word;
+  const struct ob_kept *server = &unit->bits->server;
+  if (ob_saved_by_servers(unit, what) && !unit->uncompressed)
+    return server->values[server->now] + ((word - server->first_word) * OB_LANES + offset);
   float *array = what == OB_SAVED_PARAMETERS ? unit->masters : unit->arrays[slot_of(what)];
   if (!array)
     return unit->parameters[piece] + offset;
@@ -95,7 +116,8 @@ bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage s
     return arrays & OB_MASK(slot_of(what)) && stage != OB_STAGE_WARMUP;
   case OB_SAVED_WORKER:
   case OB_SAVED_SERVER:
-    if (optimizer->options.no_error_feedback)
+    if (optimizer->options.no_error_feedback ||
+        (what == OB_SAVED_SERVER && optimizer->method->serve_rule != OB_SERVE_MEAN))
       return false;
     return optimizer->method->momentum  ? stage == OB_STAGE_SENT
            : optimizer->method->sharded ? stage == OB_STAGE_FROZEN

@@ -128,11 +128,15 @@ static onebit_status_t add_blocks(const struct walk *walk, double *squares) {
 
 /* --- Momentum and error */
 
+static bool servers_have_momentum(const struct onebit_optimizer *optimizer) {
+  return optimizer->method->serve_rule == OB_SERVE_LION;
+}
+
 /* Until the first bits are sent the momentum is where the kept values are, and there is no kept
  * error. */
 static bool kept_is_momentum(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
   if (!optimizer->method->momentum)
-    return false;
+    return unit->uncompressed && servers_have_momentum(optimizer);
   return unit->uncompressed || !ob_optimizer_is_frozen(optimizer) ||
          optimizer->steps == optimizer->frozen_at || !ob_optimizer_compresses(optimizer);
 }
@@ -152,6 +156,23 @@ static onebit_status_t add_kept_momentum(const struct onebit_optimizer *optimize
   return add_blocks(&walk, squares);
 }
 
+/* Of the share that this rank serves. */
+static onebit_status_t add_served_momentum(const struct onebit_optimizer *optimizer,
+                                           const struct ob_unit *unit, struct ob_span span,
+                                           double *squares) {
+  const struct ob_kept *kept = &unit->bits->server;
+  const size_t end = kept->first + kept->blocks;
+  span.first = span.first > kept->first ? span.first : kept->first;
+  span.end = span.end < end ? span.end : end;
+  const struct walk walk = {.optimizer = optimizer,
+                            .unit = unit,
+                            .span = span,
+                            .values = kept->values[kept->now],
+                            .first_word = kept->first_word,
+                            .factor = 1};
+  return add_blocks(&walk, squares);
+}
+
 /* Of an array of the unit's own; sharded, of the blocks that this rank serves. */
 static onebit_status_t add_array(const struct onebit_optimizer *optimizer,
                                  const struct ob_unit *unit, const float *values,
@@ -168,6 +189,14 @@ static onebit_status_t add_array(const struct onebit_optimizer *optimizer,
   return add_blocks(&walk, squares);
 }
 
+/* The current scales, where the host can read them: to be released, also after a failure. */
+static onebit_status_t copy_scales(const struct ob_kept *kept, float **scales) {
+  const size_t count = kept->one_scale ? 1 : kept->blocks;
+  *scales = ob_allocate(count, sizeof **scales);
+  return *scales ? kept->memory->copy(*scales, kept->scales[kept->now], count * sizeof **scales)
+                 : no_memory();
+}
+
 onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
                              struct ob_span span, double *squares) {
   const struct ob_kept *kept = &unit->bits->worker;
@@ -178,14 +207,9 @@ onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const str
                       .span = compressed(unit, span),
                       .values = kept->values[kept->now],
                       .first_word = kept->first_word,
-                      .scales = kept->scales[kept->now],
                       .factor = 1};
-  if (on_host(unit))
-    return add_blocks(&walk, squares);
-  size_t count = kept->one_scale ? 1 : kept->blocks;
-  float *scales = ob_allocate(count, sizeof *scales);
-  onebit_status_t status =
-      scales ? kept->memory->copy(scales, walk.scales, count * sizeof *scales) : no_memory();
+  float *scales;
+  onebit_status_t status = copy_scales(kept, &scales);
   walk.scales = scales;
   if (status == ONEBIT_OK)
     status = add_blocks(&walk, squares);
@@ -262,31 +286,35 @@ static onebit_status_t add_result(const struct onebit_optimizer *optimizer,
   return walk_messages(&walk, add_scale);
 }
 
-/* Sharded, what this rank has sent of its gradients: nobody but the servers knows the mean. */
-static void add_sent(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                     struct ob_span span, double *squares) {
+/* What this rank has sent of its gradients, where nobody but the servers knows the mean. */
+static onebit_status_t add_sent(const struct onebit_optimizer *optimizer,
+                                const struct ob_unit *unit, struct ob_span span, double *squares) {
   const struct ob_kept *kept = &unit->bits->worker;
+  float *scales;
   size_t piece = 0;
-  for (size_t b = span.first; b < span.end; b++) {
+  onebit_status_t status = copy_scales(kept, &scales);
+  for (size_t b = span.first; status == ONEBIT_OK && b < span.end; b++) {
     struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
-    double scale = (double)kept->scales[kept->now][kept->one_scale ? 0 : b - kept->first];
+    double scale = (double)scales[kept->one_scale ? 0 : b - kept->first];
     *squares += scale * scale * (double)counted(optimizer, unit, &block, span.padding);
   }
+  ob_release(scales);
+  return status;
 }
 
 onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
                               struct ob_span span, double *squares) {
   if (kept_is_momentum(optimizer, unit))
     return ONEBIT_OK;
-  if (optimizer->method->sharded) {
-    add_sent(optimizer, unit, span, squares);
-    return ONEBIT_OK;
-  }
+  if (optimizer->method->sharded || servers_have_momentum(optimizer))
+    return add_sent(optimizer, unit, compressed(unit, span), squares);
   return add_result(optimizer, unit, compressed(unit, span), squares);
 }
 
 onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
                                 const struct ob_unit *unit, struct ob_span span, double *squares) {
+  if (servers_have_momentum(optimizer) && !unit->uncompressed)
+    return add_served_momentum(optimizer, unit, span, squares);
   if (!optimizer->method->momentum)
     return add_array(optimizer, unit, unit->arrays[OB_MOMENTUM], span, squares);
   if (kept_is_momentum(optimizer, unit))

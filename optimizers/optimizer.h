@@ -159,12 +159,13 @@ struct ob_method {
   const char *name;
   /* Does what is exchanged go on from the last exchange's result? */
   bool momentum;
-  bool fused;      /* does profile deepspeed compress all tensors in one buffer? */
-  bool lamb;       /* is optimizer->own a struct ob_lamb? */
-  bool sharded;    /* has a unit only the state of the share that this rank serves? (shards.c) */
-  bool moments;    /* do units' plans keep moments of this rank's own gradients? */
-  unsigned arrays; /* slots that are arrays of a unit's own, as OB_MASKs */
-  unsigned dense_arrays; /* likewise of an uncompressed unit, besides */
+  bool fused;   /* does profile deepspeed compress all tensors in one buffer? */
+  bool lamb;    /* is optimizer->own a struct ob_lamb? */
+  bool sharded; /* has a unit only the state of the share that this rank serves? (shards.c) */
+  bool moments; /* do units' plans keep moments of this rank's own gradients? */
+  enum ob_serve_rule serve_rule; /* what servers make of what they receive */
+  unsigned arrays;               /* slots that are arrays of a unit's own, as OB_MASKs */
+  unsigned dense_arrays;         /* likewise of an uncompressed unit, besides */
   /* What it needs besides the units, once they are made: collective. NULL: nothing. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. NULL:
@@ -206,7 +207,8 @@ struct ob_moments {
   double freeze_threshold;
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
-  double gain; /* Efficient-Adam: of normalised gradients */
+  double gain;       /* Efficient-Adam: of normalised gradients */
+  double lion_beta2; /* Lion: of the momentum; beta2 is that of the ranks' second moments */
 };
 
 struct onebit_optimizer {
@@ -346,6 +348,9 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 
 /* The factors of step number `step`, the first being 1, but for what is one a piece. */
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step);
+
+/* Lion's, which are the same for all steps. */
+struct ob_lion_factors ob_lion_factors_of(const struct onebit_optimizer *optimizer);
 
 /* The bound of the steps on bits whose variance is not their own (ONEBIT_STEP_BOUND). */
 float ob_step_bound(const struct onebit_optimizer *optimizer);

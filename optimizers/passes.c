@@ -4,6 +4,14 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
+struct ob_lion_factors ob_lion_factors_of(const struct onebit_optimizer *optimizer) {
+  const struct ob_moments *moments = &optimizer->moments;
+  return (struct ob_lion_factors){.beta1 = (float)moments->beta1,
+                                  .one_minus_beta1 = (float)(1 - moments->beta1),
+                                  .beta2 = (float)moments->lion_beta2,
+                                  .one_minus_beta2 = (float)(1 - moments->lion_beta2)};
+}
+
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step) {
   const struct ob_moments *moments = &optimizer->moments;
   struct ob_pass_factors factors = {
@@ -14,6 +22,7 @@ struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, u
                .momentum_factor = 1,
                .variance_factor = 1,
                .epsilon = (float)moments->epsilon},
+      .lion = ob_lion_factors_of(optimizer),
       .gradient_factor = optimizer->step.gradient_factor,
       .bound = INFINITY,
       .keep_zero = optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED,

@@ -219,9 +219,13 @@ onebit_status_t ob_units_set_gradient(onebit_optimizer_t optimizer, size_t tenso
 static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit *unit,
                                     onebit_status_t status, const struct ob_plan_shape *shape,
                                     const size_t *dense_counts, size_t count) {
+  const struct ob_method *method = optimizer->method;
   struct ob_plan_shape bits = *shape, dense = *shape;
-  bits.momentum = optimizer->method->momentum;
-  bits.moments = optimizer->method->moments && !unit->uncompressed;
+  /* Of what is uncompressed all of the kept values are momentum and mean gradient, in one piece. */
+  bits.momentum = method->momentum || (method->serve_rule && unit->uncompressed);
+  bits.moments = method->moments && !unit->uncompressed;
+  bits.serving =
+      (struct ob_serving){.rule = method->serve_rule, .lion = ob_lion_factors_of(optimizer)};
   dense.counts = dense_counts;
   bits.served = true;
   dense.windowed = true;
@@ -230,7 +234,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
   bits.output_dtype = dense.output_dtype = ONEBIT_FLOAT32; /* momentum, mean gradient */
-  if (optimizer->method->sharded) {
+  if (method->sharded) {
     OB_TRY(ob_shards_plans(optimizer, unit, &bits, &dense, count));
   } else {
     OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));

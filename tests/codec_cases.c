@@ -22,7 +22,7 @@ enum {
   dtype_count = 3,
   value_count = VALUES_KINDS,
   stream_count = 3,
-  kernel_count = 10,
+  kernel_count = 12,
   all_count = kernel_count + OB_PASSES
 };
 
@@ -151,7 +151,7 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
 
 /* With padding only where nothing is streamed. */
 static void run_moments(const struct codec_case *c, const struct ob_codec *codec, bool stream,
-                        struct result *result) {
+                        bool momentum, struct result *result) {
   struct guarded_array input = input_create(c, 1), kept = words_create(c->count, 2),
                        out = words_create(c->count, 3), bits = bits_create(c->count, 4),
                        last = bits_create(c->count, 5), now = moments_create(c->count, 6),
@@ -163,7 +163,7 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
       .dtype = c->dtype,
       .rule = stream ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_MEAN_ABSOLUTE,
       .stream = stream && (uintptr_t)next.data % OB_ALIGNMENT == 0,
-      .momentum_bits = last.data,
+      .momentum_bits = momentum ? last.data : NULL,
       .momentum_scale = stream ? 0.37f : 0,
       .decay = 0.9f,
       .weight = 0.1f,
@@ -195,6 +195,38 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
 
 static const size_t streams[stream_count] = {1, 2, 7};
 
+/* Where the momentum and the sum of the streams are both zero the direction is. */
+static void run_lion(const struct codec_case *c, const struct ob_codec *codec, size_t count,
+                     struct result *result) {
+  struct guarded_array bits[7], kept = words_create(c->count, 2), out = words_create(c->count, 3),
+                                word = bits_create(c->count, 4);
+  const uint32_t *pointers[7];
+  float scales[7];
+  for (size_t s = 0; s < count; s++) {
+    bits[s] = bits_create(c->count, 100 + (uint32_t)s);
+    pointers[s] = bits[s].data;
+    scales[s] = c->values == VALUES_OVERFLOW ? 1e30f : 0.1f;
+  }
+  for (size_t i = 0; i < c->count; i++)
+    ((float *)kept.data)[i] *= (float)(i % 3 != 1);
+  struct ob_reduce_run run = {.count = c->count,
+                              .streams = count,
+                              .bits = pointers,
+                              .scales = scales,
+                              .serving = {OB_SERVE_LION, {0.9f, 0.1f, 0.99f, 0.01f}},
+                              .stream = c->values == VALUES_GRADIENTS,
+                              .kept = kept.data,
+                              .kept_scale = 0.3f,
+                              .kept_out = out.data,
+                              .out = word.data};
+  keep_sum(result, codec->reduce(&run));
+  keep_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
+  keep_array(result, &word, words_of(c->count) * sizeof(uint32_t));
+  array_destroy(&kept);
+  for (size_t s = 0; s < count; s++)
+    array_destroy(&bits[s]);
+}
+
 static void run_streams(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                         bool sum, struct result *result) {
   struct guarded_array bits[7], kept = words_create(c->count, 2), out = words_create(c->count, 3),
@@ -206,17 +238,17 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
     pointers[s] = bits[s].data;
     scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == VALUES_OVERFLOW ? 1e30f : 1);
   }
-  struct ob_reduce_run reduce = {c->count,
-                                 count,
-                                 pointers,
-                                 scales,
-                                 c->values == VALUES_EDGES ? ONEBIT_SCALE_MEAN_ABSOLUTE
-                                                           : ONEBIT_SCALE_RMS,
-                                 c->values == VALUES_GRADIENTS,
-                                 kept.data,
-                                 0.3f,
-                                 out.data,
-                                 word.data};
+  struct ob_reduce_run reduce = {.count = c->count,
+                                 .streams = count,
+                                 .bits = pointers,
+                                 .scales = scales,
+                                 .rule = c->values == VALUES_EDGES ? ONEBIT_SCALE_MEAN_ABSOLUTE
+                                                                   : ONEBIT_SCALE_RMS,
+                                 .stream = c->values == VALUES_GRADIENTS,
+                                 .kept = kept.data,
+                                 .kept_scale = 0.3f,
+                                 .kept_out = out.data,
+                                 .out = word.data};
   struct ob_sum_run total = {c->count, count, pointers, scales, plain.data, c->dtype};
   if (sum)
     codec->sum(&total);
@@ -266,6 +298,7 @@ static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
                             .last = c->values == VALUES_EDGES ? NULL : last.data,
                             .last_scale = 0.4f,
                             .factors = {.adam = {0.9f, 0.99f, 0.1f, 0.01f, 1.7f, 3.3f, 1e-8f},
+                                        .lion = {0.9f, 0.1f, 0.99f, 0.01f},
                                         .gradient_factor = 0.7f,
                                         .learning_rate = 1e-2f,
                                         .weight_decay = c->values == VALUES_EDGES ? 0.1f : 0,
@@ -325,7 +358,9 @@ static const char *const kernels[kernel_count] = {"compress-rms",
                                                   "store",
                                                   "dense",
                                                   "compress-moments",
-                                                  "compress-moments-streaming"};
+                                                  "compress-moments-streaming",
+                                                  "compress-moments-alone",
+                                                  "reduce-lion"};
 static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_POWER] = "power",
                                               [OB_PASS_ADAM] = "adam",
@@ -348,7 +383,8 @@ static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_ZERO_ONE_MET] = "zero-one-met",
                                               [OB_PASS_SHARE] = "share",
                                               [OB_PASS_SHARE_MOVE] = "share-move",
-                                              [OB_PASS_STEP] = "step"};
+                                              [OB_PASS_STEP] = "step",
+                                              [OB_PASS_LION] = "lion"};
 
 static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,
                        struct result *result) {
@@ -378,7 +414,14 @@ static void run_kernel(size_t kernel, const struct codec_case *c, const struct o
     break;
   case 8:
   case 9:
-    run_moments(c, codec, kernel == 9, result);
+    run_moments(c, codec, kernel == 9, true, result);
+    break;
+  case 10:
+    run_moments(c, codec, true, false, result);
+    break;
+  case 11:
+    for (int s = 0; s < stream_count; s++)
+      run_lion(c, codec, streams[s], result);
     break;
   default:
     run_pass(c, codec, (enum ob_pass_kind)(kernel - kernel_count), result);

@@ -10,6 +10,7 @@
 #define ZERO_ONE  .kind = CHECKPOINT_ZERO_ONE
 #define MOMENTUM  .kind = CHECKPOINT_MOMENTUM
 #define EFFICIENT .kind = CHECKPOINT_EFFICIENT
+#define LION      .kind = CHECKPOINT_LION
 #define DEEPSPEED .profile = ONEBIT_PROFILE_DEEPSPEED
 #define HOSTS     .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
 #define ONE_SCALE .block_size = ONEBIT_BLOCK_BUFFER
@@ -88,6 +89,17 @@ const struct checkpoint_case checkpoint_cases[] = {
     {"efficient adam in bfloat16", EFFICIENT, .size = 2, .steps = 8, .skips = true,
      .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16}},
     {"momentum with a warm-up", MOMENTUM, .size = 2, .steps = 9, .freeze_step = 3},
+    {"lion", LION, .size = 4, .steps = 8, .skips = true},
+    {"lion alone", LION, .size = 1, .steps = 5},
+    {"lion, uncompressed tensors", LION, .size = 3, .steps = 8,
+     .uncompressed = 1 << 1 | 1 << 5, .skips = true, .common = {.bucket_size = 1000}},
+    {"lion, nothing compressed", LION, .size = 2, .steps = 5, .uncompressed = 63},
+    {"lion, hosts", LION, .size = 4, .hosts = 2, .steps = 8, .uncompressed = 1 << 1,
+     .common = {HOSTS, .block_size = 256, .bucket_size = 2000}},
+    {"lion, one scale", LION, .size = 3, .steps = 8, .common = {ONE_SCALE}},
+    {"lion, no error feedback", LION, .size = 2, .steps = 8, .common = {.no_error_feedback = 1}},
+    {"lion in bfloat16", LION, .size = 2, .steps = 8,
+     .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16}},
 };
 /* clang-format on */
 const size_t checkpoint_cases_count = sizeof checkpoint_cases / sizeof checkpoint_cases[0];
@@ -120,6 +132,7 @@ static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
   onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
   onebit_efficient_adam_options_t efficient = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
   const size_t count = TRAINEE_TENSORS;
   switch (what->kind) {
   case CHECKPOINT_ADAM:
@@ -147,6 +160,9 @@ static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
     efficient.common = what->common;
     return onebit_efficient_adam_create(comm, trainee->tensors, count, &efficient,
                                         &trainee->optimizer);
+  case CHECKPOINT_LION:
+    lion.common = what->common;
+    return onebit_lion_create(comm, trainee->tensors, count, &lion, &trainee->optimizer);
   default:
     momentum.warmup_steps = what->freeze_step;
     momentum.common = what->common;

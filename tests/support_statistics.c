@@ -14,6 +14,7 @@ onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm
   onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
   onebit_efficient_adam_options_t efficient = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
   adam.freeze_step = lamb.freeze_step = 3;
   zero_one.variance_freeze_step = 4;
   zero_one.variance_update_scaler = zero_one.local_step_scaler = 1;
@@ -27,6 +28,9 @@ onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm
   case EFFICIENT:
     efficient.common = common;
     return onebit_efficient_adam_create(comm, tensors, TENSORS, &efficient, optimizer);
+  case LION:
+    lion.common = common;
+    return onebit_lion_create(comm, tensors, TENSORS, &lion, optimizer);
   case ZERO_ONE:
     return onebit_zero_one_adam_create(comm, tensors, TENSORS, &zero_one, optimizer);
   default:

@@ -4,7 +4,7 @@
 
 #include "tests/support.h"
 
-enum kind { ADAM, LAMB, ZERO_ONE, MOMENTUM, EFFICIENT, KINDS };
+enum kind { ADAM, LAMB, ZERO_ONE, MOMENTUM, EFFICIENT, LION, KINDS };
 enum { TENSORS = 4, LENGTH = 3000, TOTAL = TENSORS * LENGTH };
 
 struct subject {

@@ -115,3 +115,4 @@ Test(checkpoint, lamb_goes_on_exactly) { check_kind(CHECKPOINT_LAMB); }
 Test(checkpoint, zero_one_adam_goes_on_exactly) { check_kind(CHECKPOINT_ZERO_ONE); }
 Test(checkpoint, momentum_goes_on_exactly) { check_kind(CHECKPOINT_MOMENTUM); }
 Test(checkpoint, efficient_adam_goes_on_exactly) { check_kind(CHECKPOINT_EFFICIENT); }
+Test(checkpoint, lion_goes_on_exactly) { check_kind(CHECKPOINT_LION); }

@@ -159,7 +159,9 @@ Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
                                       "lamb",
                                       "0/1 adam",
                                       "0/1 adam, uncompressed tensors",
-                                      "momentum"};
+                                      "momentum",
+                                      "lion",
+                                      "lion, uncompressed tensors"};
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
     check_others(*find_case(names[k]), 1, 1);
     check_others(*find_case(names[k]), 5, 1);
@@ -175,6 +177,8 @@ Test(checkpoint_elastic, other_hosts) {
   check_others(*find_case("adam, steps"), 4, 2);
   check_others(*find_case("lamb, hosts"), 6, 3);
   check_others(*find_case("0/1 adam, hosts"), 2, 1);
+  check_others(*find_case("lion, hosts"), 3, 1);
+  check_others(*find_case("lion, hosts"), 6, 3);
 }
 
 /* --- Other options */

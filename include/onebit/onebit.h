@@ -4,9 +4,9 @@
  * Read in this order: status.h (results), communicator.h (who takes part; mpi.h for MPI, custom.h
  * for a transport of your own), plan.h (what is exchanged, and the memory of it), collectives.h
  * (the exchange), optimizer.h (what the optimizers have in common) and one of efficient_adam.h (the
- * one to begin with), adam.h, lamb.h, zero_one_adam.h and momentum.h, statistics.h (how it does)
- * and checkpoint.h; for GPUs cuda.h and nccl.h, and for programs that call MPI mpi_calls.h, which
- * this header does not include.
+ * one to begin with), adam.h, lamb.h, zero_one_adam.h, momentum.h and lion.h, statistics.h (how it
+ * does) and checkpoint.h; for GPUs cuda.h and nccl.h, and for programs that call MPI mpi_calls.h,
+ * which this header does not include.
  * docs/wire-format.md has the messages, docs/optimizers.md the optimizers.
  */
 #ifndef ONEBIT_ONEBIT_H
@@ -19,6 +19,7 @@
 #include "onebit/custom.h"
 #include "onebit/efficient_adam.h"
 #include "onebit/lamb.h"
+#include "onebit/lion.h"
 #include "onebit/momentum.h"
 #include "onebit/optimizer.h"
 #include "onebit/plan.h"

@@ -71,11 +71,12 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->stop = of->stop && drawn(number, 12, 6) == 0;
   what->dense = of->dense;
   what->weighed = of->weighed && drawn(number, 13, 3) == 0;
-  what->moments = of->weighed && what->momentum && what->values != VALUES_NAN &&
-                  what->values != VALUES_OVERFLOW && drawn(number, 26, 2);
+  what->moments = of->weighed && what->values != VALUES_NAN && what->values != VALUES_OVERFLOW &&
+                  drawn(number, 26, 2);
   what->weighed &= !what->moments;
   what->output_dtype = (onebit_dtype_t)drawn(number, 21, 3);
   what->float32 = drawn(number, 22, 4) == 0;
+  what->lion = of->served && drawn(number, 27, 2);
 }
 
 /* What a pass sees of the last message needs two copies of the results, unless it is told. */

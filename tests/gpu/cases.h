@@ -8,7 +8,7 @@
 /* What a kernel is for. */
 struct kernel_cases {
   unsigned modes; /* a bit a scene_mode */
-  bool dense, one_scale, only_one_scale, momentum, stop, from_values, weighed;
+  bool dense, one_scale, only_one_scale, momentum, stop, from_values, weighed, served;
   bool passes;
   enum ob_pass_kind kind; /* of those */
 };

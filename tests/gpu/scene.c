@@ -15,11 +15,11 @@ static const char *const mode_names[SCENE_MODES] = {
 void scene_describe(const struct scene_case *what, char *words, size_t room) {
   size_t at = (size_t)snprintf(
       words, room,
-      "%s of %zu, place %zu, block %zu%s, chunks %zu/%zu, dtype %d to %d rule %d values %d%s%s",
+      "%s of %zu, place %zu, block %zu%s, chunks %zu/%zu, dtype %d to %d rule %d values %d%s%s%s%s",
       mode_names[what->mode], what->members, what->place, what->block,
       what->one_scale ? " one scale" : "", what->chunks, what->slots, (int)what->dtype,
       (int)what->output_dtype, (int)what->rule, (int)what->values,
-      what->momentum ? what->moments ? " moments" : " momentum" : "",
+      what->momentum ? " momentum" : "", what->moments ? " moments" : "", what->lion ? " lion" : "",
       what->from_values ? " from values" : "");
   at += (size_t)snprintf(words + at, room - at, ", skew %zu%s%s%s, now %u%s, elements", what->skew,
                          what->each ? " each" : "", what->float32 ? " float32" : "",
@@ -177,6 +177,8 @@ static void take_all_kept(struct scene *scene) {
   take_kept(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->chunks] : 0);
   plan->worker.result_dtype = is_gathered(scene->what) ? scene->what->output_dtype : ONEBIT_FLOAT32;
   plan->server.result_dtype = scene->what->output_dtype;
+  if (scene->what->lion)
+    plan->server.serving = (struct ob_serving){OB_SERVE_LION, {0.9f, 0.1f, 0.97f, 0.03f}};
   plan->worker_sums = take(scene, "worker sums", plan->worker.blocks, sizeof(double), TWIN_FLOAT64);
   plan->server_sums = take(scene, "server sums", plan->server.blocks, sizeof(double), TWIN_FLOAT64);
 }
@@ -187,6 +189,7 @@ static struct ob_cuda_kept kept_on_device(const struct scene *scene, const struc
                                 .first_word = kept->first_word,
                                 .blocks = kept->blocks,
                                 .elements = ob_kept_elements(kept, &scene->host.layout),
+                                .serving = kept->serving,
                                 .result_dtype = kept->result_dtype,
                                 .sums = ON_DEVICE(scene, sums)};
   for (int copy = 0; copy < 2; copy++) {

@@ -41,7 +41,8 @@ struct scene_case {
   bool from_values; /* the input is float32, as messages have it */
   bool float32;     /* the inputs are, whatever the plan's type */
   bool weighed;     /* of compress: with scalings and reciprocals */
-  bool moments;     /* likewise, and with a momentum: with moments of the gradients */
+  bool moments;     /* likewise: with moments of the gradients */
+  bool lion;        /* the server keeps Lion's momentum */
   uint32_t now, stop;
   /* Of passes. */
   bool passes; /* there is what they work on */

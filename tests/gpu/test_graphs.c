@@ -47,6 +47,9 @@ static const struct training_case cases[] = {
     {.name = "efficient",
      .efficient = {.size = sizeof(onebit_efficient_adam_options_t), .common.bucket_size = 40},
      .poison = 1u << 2 | 1u << 9},
+    {.name = "lion",
+     .lion = {.size = sizeof(onebit_lion_options_t), .common.bucket_size = 40},
+     .poison = 1u << 2 | 1u << 9},
     {.name = "momentum",
      .momentum = {.size = sizeof(onebit_momentum_options_t), .warmup_steps = WARMUP},
      .poison = 1u << 9},
@@ -112,9 +115,9 @@ static void check_refusal(struct learner *learner) {
     cudaGraphDestroy(graph);
 }
 
-/* Efficient-Adam has no warm-up: any of its steps can be captured. */
+/* These have no warm-up: any of their steps can be captured. */
 static void warm_up(struct learner *learner) {
-  const bool refused = !learner->what->efficient.size;
+  const bool refused = !learner->what->efficient.size && !learner->what->lion.size;
   for (int attempt = 0; attempt < WARMUP; attempt++) {
     if (refused)
       check_refusal(learner);

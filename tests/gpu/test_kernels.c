@@ -90,7 +90,8 @@ static void reduce(void) {
   static const struct kernel_test test = {
       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED),
                 .one_scale = true,
-                .momentum = true},
+                .momentum = true,
+                .served = true},
       .host = reduce_on_host,
       .device = reduce_on_device,
   };
@@ -295,7 +296,7 @@ static void forget_on_host(struct scene *scene, size_t chunk) {
   for (int side = 0; side < 2; side++) {
     struct ob_kept *kept = side ? &scene->host.server : &scene->host.worker;
     ob_kept_commit(kept);
-    ob_kept_reset(kept);
+    ob_kept_forget(kept);
   }
 }
 

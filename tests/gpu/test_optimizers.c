@@ -25,6 +25,7 @@
 #define LAMB(...)      CASE(lamb, onebit_lamb_options_t, __VA_ARGS__)
 #define MOMENTUM(...)  CASE(momentum, onebit_momentum_options_t, __VA_ARGS__)
 #define EFFICIENT(...) CASE(efficient, onebit_efficient_adam_options_t, __VA_ARGS__)
+#define LION(...)      CASE(lion, onebit_lion_options_t, __VA_ARGS__)
 #define ZERO_ONE(...)  CASE(zero_one, onebit_zero_one_adam_options_t, __VA_ARGS__)
 
 /* Stages as short as they may be, and intervals that grow. */
@@ -84,6 +85,16 @@ static const struct training_case others[] = {
     EFFICIENT("efficient, brains, clipped", ONE_STREAM, BIT(7), 0, BRAINS, .common.clip_norm = 20),
     EFFICIENT("efficient, saved", ONE_STREAM, BIT(10), SAVED_ANEW, .beta1 = 0.8),
     EFFICIENT("efficient, saved, no stream", NO_STREAM, BIT(9), SAVED_ANEW | PLAIN_TENSOR, BUCKETS),
+    LION("lion", ONE_STREAM, BIT(0) | BIT(9), 0, .beta1 = 0.8),
+    LION("lion, no stream", NO_STREAM, BIT(4), 0, .beta2 = 0.9),
+    LION("lion, two streams, buckets", TWO_STREAMS, 0, 0, .beta3 = 0.9, BUCKETS),
+    LION("lion, some without, uncompressed, no gradients", SOME_WITHOUT, BIT(2) | BIT(6) | BIT(14),
+         PLAIN_TENSOR | NO_GRADIENT, .epsilon = 1e-4),
+    LION("lion, one scale", DEFAULT_STREAM, BIT(12), 0, ONE_SCALE),
+    LION("lion, halves", ONE_STREAM, BIT(13), PLAIN_TENSOR, HALVES, SCALED),
+    LION("lion, no error feedback", ONE_STREAM, BIT(3), 0, .common.no_error_feedback = 1),
+    LION("lion, saved", ONE_STREAM, BIT(10), SAVED_ANEW, .beta1 = 0.8),
+    LION("lion, saved, no stream", NO_STREAM, BIT(9), SAVED_ANEW | PLAIN_TENSOR, BUCKETS),
     MOMENTUM("momentum", ONE_STREAM, BIT(0) | BIT(9), 0, .warmup_steps = 0),
     MOMENTUM("momentum, a warm-up", SOME_WITHOUT, BIT(5) | BIT(6), 0, .warmup_steps = 6, BUCKETS),
     MOMENTUM("momentum, two streams", TWO_STREAMS, 0, 0, .warmup_steps = 4, .momentum = 0.5),

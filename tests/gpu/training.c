@@ -21,6 +21,7 @@ const onebit_optimizer_options_t *training_options(const struct training_case *w
          : what->zero_one.size  ? &what->zero_one.common
          : what->momentum.size  ? &what->momentum.common
          : what->efficient.size ? &what->efficient.common
+         : what->lion.size      ? &what->lion.common
                                 : &what->options.common;
 }
 

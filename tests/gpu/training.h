@@ -42,6 +42,7 @@ struct training_case {
   onebit_zero_one_adam_options_t zero_one;
   onebit_momentum_options_t momentum;
   onebit_efficient_adam_options_t efficient;
+  onebit_lion_options_t lion;
   unsigned traits;
   int attempts;
 };

@@ -126,7 +126,7 @@ static onebit_status_t create(struct learner *learner) {
   common.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
   common.threads = 1;
   what.options.common = what.lamb.common = what.zero_one.common = what.momentum.common =
-      what.efficient.common = common;
+      what.efficient.common = what.lion.common = common;
   if (what.lamb.size)
     return onebit_lamb_create(learner->comm, list, TRAINING_TENSORS, &what.lamb, optimizer);
   if (what.zero_one.size)
@@ -137,6 +137,8 @@ static onebit_status_t create(struct learner *learner) {
   if (what.efficient.size)
     return onebit_efficient_adam_create(learner->comm, list, TRAINING_TENSORS, &what.efficient,
                                         optimizer);
+  if (what.lion.size)
+    return onebit_lion_create(learner->comm, list, TRAINING_TENSORS, &what.lion, optimizer);
   return onebit_adam_create(learner->comm, list, TRAINING_TENSORS, &what.options, optimizer);
 }
 

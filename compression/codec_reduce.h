@@ -1,0 +1,75 @@
+/*
+ * What a server makes of the ranks' messages: the part of codec_template.h that does it, with its
+ * parameters and its words for groups.
+ */
+/* The sum of the streams' values for the group whose word is `word`. */
+FIXED void group_sum(V total[GROUP], size_t word, size_t streams, const uint32_t *const *bits,
+                     const float *scales) {
+  group_signed(bits[0][word], v_set(scales[0]), total);
+  for (size_t s = 1; s < streams; s++) {
+    V term[GROUP];
+    group_signed(bits[s][word], v_set(scales[s]), term);
+    for (int k = 0; k < GROUP; k++)
+      total[k] = v_add(total[k], term[k]);
+  }
+}
+
+FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule) {
+  V lanes[GROUP], total[GROUP], error[GROUP];
+  const V scale = v_set(run->kept_scale);
+  group_set(lanes, 0);
+  for (size_t i = 0; i < run->count; i += OB_LANES) {
+    group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    group_error(error, run->kept + i, scale);
+    group_compensate(total, error);
+    if (run->count - i < OB_LANES)
+      group_cut(total, run->count - i);
+    run->out[i / OB_LANES] = group_keep(total, run->kept_out + i, run->stream, rule, lanes);
+  }
+  return group_total(lanes);
+}
+
+/* The new momentum from the old one and the mean gradient; the signs of the direction, whose
+ * magnitudes are added to the lanes. */
+FIXED uint32_t group_lion(const V mean[GROUP], const struct ob_reduce_run *run, size_t first,
+                          V lanes[GROUP]) {
+  const struct ob_lion_factors *f = &run->serving.lion;
+  const V beta1 = v_set(f->beta1), rest1 = v_set(f->one_minus_beta1), beta2 = v_set(f->beta2),
+          rest2 = v_set(f->one_minus_beta2);
+  V direction[GROUP], zero[GROUP];
+  for (int k = 0; k < GROUP; k++) {
+    const size_t at = first + (size_t)(k * VL);
+    const V before = v_load(run->kept + at),
+            after = v_add(v_mul(beta2, before), v_mul(rest2, mean[k]));
+    direction[k] = v_add(v_mul(beta1, before), v_mul(rest1, mean[k]));
+    zero[k] = v_if_zero(direction[k], v_set(-1), v_set(1));
+    lanes[k] = v_add(lanes[k], v_abs(direction[k]));
+    if (run->stream)
+      v_stream(run->kept_out + at, after);
+    else
+      v_store(run->kept_out + at, after);
+  }
+  const uint32_t zeros = group_signs(zero);
+  return (group_signs(direction) & ~zeros) | (zeros & OB_LION_ZEROS);
+}
+
+static float reduce_lion(const struct ob_reduce_run *run) {
+  V lanes[GROUP], mean[GROUP];
+  group_set(lanes, 0);
+  for (size_t i = 0; i < run->count; i += OB_LANES) {
+    const size_t left = run->count - i;
+    group_sum(mean, i / OB_LANES, run->streams, run->bits, run->scales);
+    if (left < OB_LANES)
+      group_cut(mean, left);
+    const uint32_t signs = group_lion(mean, run, i, lanes);
+    run->out[i / OB_LANES] = left < OB_LANES ? signs & ((1u << left) - 1) : signs;
+  }
+  return group_total(lanes);
+}
+
+static float reduce(const struct ob_reduce_run *run) {
+  if (run->serving.rule == OB_SERVE_LION)
+    return reduce_lion(run);
+  return run->rule == ONEBIT_SCALE_RMS ? reduce_run(run, ONEBIT_SCALE_RMS)
+                                       : reduce_run(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
+}
