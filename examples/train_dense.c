@@ -50,6 +50,8 @@ static void update(const train_dense_t *dense, const update_t *numbers,
   float *variance = dense->variance + at;
   if (dense->options->method == MOMENTUM)
     update_momentum(numbers, tensor->value, momentum, gradient, tensor->count);
+  else if (dense->options->method == LION)
+    update_lion(numbers, tensor->value, momentum, gradient, tensor->count);
   else if (dense->options->method == LAMB)
     update_lamb(numbers, tensor->value, momentum, variance, gradient, tensor->count);
   else

@@ -91,15 +91,25 @@ static onebit_status_t create_momentum(train_optimizer_t *optimizer,
                                 optimizer->task->ntensors, &momentum, &optimizer->onebit);
 }
 
+/* Its dense form is that of tensors that stay uncompressed. */
+static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
+  const train_options_t *options = optimizer->options;
+  onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
+  lion.beta2 = (double)options->beta2;
+  lion.epsilon = (double)options->epsilon;
+  lion.common = common_options(optimizer);
+  if (optimizer->form == DENSE)
+    lion.common.dense_below = SIZE_MAX;
+  return onebit_lion_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
+                            &lion, &optimizer->onebit);
+}
+
 /* Dense 0/1 Adam and Efficient-Adam are Adam. */
 static onebit_status_t create_of_method(train_optimizer_t *optimizer,
                                         const onebit_tensor_t *tensors) {
   static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
-      [EFFICIENT_ADAM] = create_efficient_adam,
-      [ADAM] = create_adam,
-      [LAMB] = create_lamb,
-      [ZERO_ONE_ADAM] = create_zero_one_adam,
-      [MOMENTUM] = create_momentum};
+      [EFFICIENT_ADAM] = create_efficient_adam, [ADAM] = create_adam,         [LAMB] = create_lamb,
+      [ZERO_ONE_ADAM] = create_zero_one_adam,   [MOMENTUM] = create_momentum, [LION] = create_lion};
   const int method = optimizer->options->method;
   if ((method == ZERO_ONE_ADAM || method == EFFICIENT_ADAM) && optimizer->form == DENSE)
     return create_adam(optimizer, tensors);

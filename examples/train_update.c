@@ -65,3 +65,15 @@ VECTORISED void update_momentum(const update_t *update, float *restrict value,
     value[i] -= u.learning_rate * (m + u.weight_decay * value[i]);
   }
 }
+
+VECTORISED void update_lion(const update_t *update, float *restrict value, float *restrict momentum,
+                            const float *restrict gradient, size_t count) {
+  const update_t u = *update;
+  for (size_t i = 0; i < count; i++) {
+    const float g = gradient[i] * u.gradient_factor;
+    const float c = u.beta1 * momentum[i] + (1.0f - u.beta1) * g;
+    const float direction = (float)(c > 0.0f) - (float)(c < 0.0f);
+    value[i] -= u.learning_rate * (direction + u.weight_decay * value[i]);
+    momentum[i] = u.beta2 * momentum[i] + (1.0f - u.beta2) * g;
+  }
+}

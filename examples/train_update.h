@@ -28,4 +28,8 @@ void update_lamb(const update_t *update, float *restrict value, float *restrict 
 void update_momentum(const update_t *update, float *restrict value, float *restrict momentum,
                      const float *restrict gradient, size_t count);
 
+/* Lion (Chen et al., arXiv 2302.06675). */
+void update_lion(const update_t *update, float *restrict value, float *restrict momentum,
+                 const float *restrict gradient, size_t count);
+
 #endif

@@ -177,6 +177,7 @@ Test(training, lamb_goes_on_as_it_would_have) { goes_on("--optimizer lamb"); }
 Test(training, zero_one_adam_goes_on_as_it_would_have) {
   goes_on("--optimizer zero-one-adam --local-step-scaler 3");
 }
+Test(training, lion_goes_on_as_it_would_have) { goes_on("--optimizer lion"); }
 Test(training, momentum_goes_on_as_it_would_have) { goes_on("--optimizer momentum"); }
 Test(training, sixteen_bits_go_on_as_they_would_have) {
   const char *const methods[] = {"adam", "efficient-adam"};
