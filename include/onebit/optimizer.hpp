@@ -141,6 +141,9 @@ struct zero_one_adam_options : onebit_zero_one_adam_options_t {
 struct momentum_options : onebit_momentum_options_t {
   momentum_options() noexcept : onebit_momentum_options_t ONEBIT_MOMENTUM_OPTIONS_INIT {}
 };
+struct lion_options : onebit_lion_options_t {
+  lion_options() noexcept : onebit_lion_options_t ONEBIT_LION_OPTIONS_INIT {}
+};
 
 namespace detail {
 template <typename Options> struct kind; /* the call that makes an optimizer of these options */
@@ -164,6 +167,10 @@ template <> struct kind<momentum_options> {
   static constexpr auto create = onebit_momentum_create;
   using options = onebit_momentum_options_t;
 };
+template <> struct kind<lion_options> {
+  static constexpr auto create = onebit_lion_create;
+  using options = onebit_lion_options_t;
+};
 } // namespace detail
 
 template <typename Options> class optimizer_of : public optimizer {
@@ -184,6 +191,7 @@ using adam = optimizer_of<adam_options>;                   /* 1-bit Adam: onebit
 using lamb = optimizer_of<lamb_options>;                   /* 1-bit LAMB: onebit/lamb.h */
 using zero_one_adam = optimizer_of<zero_one_adam_options>; /* 0/1 Adam: onebit/zero_one_adam.h */
 using momentum = optimizer_of<momentum_options>; /* 1-bit momentum SGD: onebit/momentum.h */
+using lion = optimizer_of<lion_options>;         /* Lion in one bit: onebit/lion.h */
 
 } // namespace onebit
 

@@ -70,6 +70,7 @@ int main(void) {
   OPTIMIZER(lamb, SIZE_onebit_lamb_options_t);
   OPTIMIZER(zero_one_adam, SIZE_onebit_zero_one_adam_options_t);
   OPTIMIZER(momentum, SIZE_onebit_momentum_options_t);
+  OPTIMIZER(lion, SIZE_onebit_lion_options_t);
   expect(onebit_momentum_create(comm, &tensor, 1, NULL, &optimizer), "onebit_momentum_create");
   if (optimizer)
     ask_optimizer(optimizer);

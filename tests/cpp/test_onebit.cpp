@@ -222,6 +222,9 @@ static void optimizers_of_each_kind() {
     onebit::lamb_options lamb;
     lamb.freeze_step = 2;
     steps_as_in_c<onebit::lamb, onebit_lamb_options_t>(comm, onebit_lamb_create, lamb);
+    onebit::lion_options lion;
+    lion.beta2 = 0.98;
+    steps_as_in_c<onebit::lion, onebit_lion_options_t>(comm, onebit_lion_create, lion);
     steps_as_in_c<onebit::momentum, onebit_momentum_options_t>(comm, onebit_momentum_create,
                                                                onebit::momentum_options());
     steps_as_in_c<onebit::zero_one_adam, onebit_zero_one_adam_options_t>(

@@ -304,6 +304,18 @@ class MomentumOptions(Structure):
     ]
 
 
+class LionOptions(Structure):
+    c_name = "onebit_lion_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("beta3", c_double),
+        ("epsilon", c_double),
+        ("common", OptimizerOptions),
+    ]
+
+
 class OptimizerInfo(Structure):
     c_name = "onebit_optimizer_info_t"
     _fields_ = [
@@ -472,6 +484,7 @@ STATUS_FUNCTIONS = {
         POINTER(MomentumOptions),
         OUT,
     ],
+    "onebit_lion_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(LionOptions), OUT],
     "onebit_optimizer_step": [HANDLE, c_float],
     "onebit_optimizer_begin": [HANDLE, c_float],
     "onebit_optimizer_ready": [HANDLE, c_size_t],

@@ -1,4 +1,5 @@
-"""The optimizers: Efficient-Adam, 1-bit Adam, 1-bit LAMB, 0/1 Adam and 1-bit momentum SGD."""
+"""The optimizers: Efficient-Adam, 1-bit Adam, 1-bit LAMB, 0/1 Adam, 1-bit momentum SGD and
+Lion in one bit."""
 
 import ctypes
 import json
@@ -282,3 +283,11 @@ class Momentum(Optimizer):
 
     _create = "onebit_momentum_create"
     _options = _native.MomentumOptions
+
+
+class Lion(Optimizer):
+    """Lion in one bit (onebit/lion.h): beta1, beta2, beta3, epsilon, and the options of all
+    optimizers."""
+
+    _create = "onebit_lion_create"
+    _options = _native.LionOptions

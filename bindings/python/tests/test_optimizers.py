@@ -87,6 +87,7 @@ def test_efficient_adam_is_compressed_from_the_first_step(on_ranks):
     [
         (onebit.EfficientAdam, {}),
         (onebit.EfficientAdam, {"gain": 1.0, "bucket_size": 700}),
+        (onebit.Lion, {"beta2": 0.98, "bucket_size": 700}),
         (onebit.Adam, {"freeze_step": 2}),
         (onebit.Adam, {"freeze_step": 2, "shards": "step"}),
         (onebit.Lamb, {"freeze_step": 2, "bucket_size": 700}),

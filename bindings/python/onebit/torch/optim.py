@@ -122,3 +122,9 @@ class Momentum(_Optimizer):
     """`onebit.Momentum` for torch: 1-bit momentum SGD."""
 
     _kind = onebit.Momentum
+
+
+class Lion(_Optimizer):
+    """`onebit.Lion` for torch: Lion in one bit."""
+
+    _kind = onebit.Lion
