@@ -35,6 +35,20 @@ INSIDE void momentum(struct bench_fused *fused) {
   }
 }
 
+INSIDE void lion(struct bench_fused *fused) {
+  const struct ob_lion_factors f = *fused->lion;
+  const float rate = fused->learning_rate, decay = fused->weight_decay;
+  const float *g = fused->gradient;
+  float *p = fused->parameter, *m = fused->momentum;
+  INDEPENDENT
+  for (size_t i = 0; i < fused->count; i++) {
+    float direction = f.beta1 * m[i] + f.one_minus_beta1 * g[i];
+    float step = (float)(direction > 0) - (float)(direction < 0);
+    m[i] = f.beta2 * m[i] + f.one_minus_beta2 * g[i];
+    p[i] -= rate * (step + decay * p[i]);
+  }
+}
+
 /* Sums go by lanes, so that they can be vectors too. */
 #define LANES 64
 
@@ -102,5 +116,6 @@ INSIDE void lamb_move(struct bench_fused *fused) {
 
 FOR_EACH_WIDTH(adam)
 FOR_EACH_WIDTH(momentum)
+FOR_EACH_WIDTH(lion)
 FOR_EACH_WIDTH(lamb)
 FOR_EACH_WIDTH(lamb_move)

@@ -12,6 +12,7 @@
 
 struct bench_fused {
   const struct ob_adam_factors *factors;
+  const struct ob_lion_factors *lion;
   float learning_rate, weight_decay;
   size_t count;
   const float *gradient;
@@ -27,5 +28,6 @@ void bench_fused_lamb(struct bench_fused *fused);
 void bench_fused_lamb_move(struct bench_fused *fused);
 /* 20. */
 void bench_fused_momentum(struct bench_fused *fused);
+void bench_fused_lion(struct bench_fused *fused);
 
 #endif

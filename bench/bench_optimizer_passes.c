@@ -8,6 +8,7 @@
 
 static struct bench_fused fused_of(const struct bench_passes *passes) {
   return (struct bench_fused){.factors = &bench_factors,
+                              .lion = &bench_lion_factors,
                               .learning_rate = passes->learning_rate,
                               .weight_decay = passes->weight_decay,
                               .count = passes->count,
@@ -35,6 +36,12 @@ static void run_fused_momentum(struct bench_passes *passes, size_t streams) {
   struct bench_fused fused = fused_of(passes);
   (void)streams;
   bench_fused_momentum(&fused);
+}
+
+static void run_fused_lion(struct bench_passes *passes, size_t streams) {
+  struct bench_fused fused = fused_of(passes);
+  (void)streams;
+  bench_fused_lion(&fused);
 }
 
 /* The arrays that passes know by their slots. What is read as a variance is a reciprocal, or a
@@ -78,12 +85,22 @@ static void run_lamb(struct bench_passes *passes, size_t streams) {
   on_arrays(passes, OB_PASS_LAMB_MOVE, false);
 }
 
-static void run_momentum(struct bench_passes *passes, size_t streams) {
+static void run_on_mean(struct bench_passes *passes, enum ob_pass_kind kind) {
   float *parameters = passes->parameters;
-  struct ob_pass_sink sink = sink_of(passes, OB_PASS_SGD, false, &parameters);
-  (void)streams;
+  struct ob_pass_sink sink = sink_of(passes, kind, false, &parameters);
   sink.arrays[OB_SCRATCH] = passes->gradient;
+  sink.factors.lion = bench_lion_factors;
   bench_pass_on_arrays(passes, &sink);
+}
+
+static void run_momentum(struct bench_passes *passes, size_t streams) {
+  (void)streams;
+  run_on_mean(passes, OB_PASS_SGD);
+}
+
+static void run_lion(struct bench_passes *passes, size_t streams) {
+  (void)streams;
+  run_on_mean(passes, OB_PASS_LION);
 }
 
 /* --- Parts of compressed steps */
@@ -99,16 +116,15 @@ static void run_compress_step(struct bench_passes *passes, size_t streams) {
                                                   .reciprocals = passes->reciprocals});
 }
 
-static void run_compress_normalized(struct bench_passes *passes, size_t streams) {
+static void compress_normalized(struct bench_passes *passes, bool momentum) {
   const void *input = passes->input;
   struct ob_kept *kept = &passes->plan->worker;
-  (void)streams;
   for (int copy = 0; copy < 2; copy++)
     kept->moments[copy] = passes->optimizer_arrays->moments[copy];
   bench_pass_compress(
       passes, &(struct ob_source){.inputs = &input,
                                   .factor = 1,
-                                  .momentum = true,
+                                  .momentum = momentum,
                                   .decay = bench_factors.beta1,
                                   .weight = bench_factors.one_minus_beta1,
                                   .moment_rule = OB_MOMENTS_SECOND,
@@ -118,6 +134,16 @@ static void run_compress_normalized(struct bench_passes *passes, size_t streams)
                                              .now = 0.0625f,
                                              .before = 0.1875f}});
   kept->moments[0] = kept->moments[1] = NULL;
+}
+
+static void run_compress_normalized(struct bench_passes *passes, size_t streams) {
+  (void)streams;
+  compress_normalized(passes, true);
+}
+
+static void run_compress_lion(struct bench_passes *passes, size_t streams) {
+  (void)streams;
+  compress_normalized(passes, false);
 }
 
 static void run_apply_step(struct bench_passes *passes, size_t streams) {
@@ -165,11 +191,15 @@ const struct bench_pass
     bench_fused_momentum_step = {"fused momentum", run_fused_momentum, .floats = 5},
     bench_lamb = {"dense lamb", run_lamb, .floats = 10},
     bench_momentum = {"dense momentum", run_momentum, .floats = 5},
+    bench_fused_lion_step = {"fused lion", run_fused_lion, .floats = 5},
+    bench_lion = {"dense lion", run_lion, .floats = 5},
     /* gradient, reciprocal, kept value and the last bit in; kept value and bit out */
     bench_compress_step = {"compress step", run_compress_step, .inputs = 1, .floats = 3, .bits = 2},
     /* gradient, second moment, compensated value, last bit in; all but the first out */
     bench_compress_normalized = {"compress normalized", run_compress_normalized, .inputs = 1,
                                  .floats = 3, .bits = 2},
+    /* likewise without that bit */
+    bench_compress_lion = {"compress lion", run_compress_lion, .inputs = 1, .floats = 3, .bits = 1},
     /* a bit and the parameter in; the parameter out */
     bench_apply_step = {"apply step", run_apply_step, .floats = 2, .bits = 1},
     /* two bits, reciprocal, fresh variance and parameter in; the fresh variance out */

@@ -20,42 +20,46 @@ enum { DENSE = 2, MOST_PARTS = 3 };
 struct step {
   const char *name;
   const struct bench_pass *dense[DENSE], *parts[MOST_PARTS + 1];
-  bool reduces; /* a P-th */
+  const struct bench_pass *reduce; /* a P-th; NULL: none */
 };
 
 static const struct step steps[] = {
     {"Efficient-Adam",
      {&bench_fused_adam_step, &bench_adam},
      {&bench_compress_normalized, &bench_apply_step},
-     true},
+     &bench_reduce},
     {"1-bit Adam",
      {&bench_fused_adam_step, &bench_adam},
      {&bench_compress_momentum, &bench_apply},
-     true},
+     &bench_reduce},
     {"1-bit Adam, steps",
      {&bench_fused_adam_step, &bench_adam},
      {&bench_compress_step, &bench_apply_step},
-     true},
+     &bench_reduce},
     {"1-bit LAMB",
      {&bench_fused_lamb_step, &bench_lamb},
      {&bench_compress_momentum, &bench_lamb_fresh, &bench_apply},
-     true},
+     &bench_reduce},
     {"0/1 Adam, bits",
      {&bench_fused_adam_step, &bench_adam},
      {&bench_compress, &bench_zero_one},
-     true},
+     &bench_reduce},
     {"0/1 Adam, silent",
      {&bench_fused_adam_step, &bench_adam},
      {&bench_zero_one_look, &bench_zero_one_local},
-     false},
+     NULL},
     {"0/1 Adam, meeting",
      {&bench_fused_adam_step, &bench_adam},
      {&bench_zero_one_meet, &bench_compress, &bench_zero_one_met},
-     true},
+     &bench_reduce},
     {"1-bit momentum SGD",
      {&bench_fused_momentum_step, &bench_momentum},
      {&bench_compress_momentum, &bench_apply_step},
-     true},
+     &bench_reduce},
+    {"Lion",
+     {&bench_fused_lion_step, &bench_lion},
+     {&bench_compress_lion, &bench_apply_step},
+     &bench_reduce_lion},
 };
 
 /* Times of one step: entries of its rounds are the dense ones, the parts, and from `reduce` on the
@@ -139,8 +143,8 @@ static void plan_rounds(const struct bench_options *options, struct timed *timed
   for (; step->parts[timed->parts]; timed->parts++)
     bench_rounds_add(&timed->rounds, step->parts[timed->parts], 0);
   timed->reduce = timed->rounds.count;
-  for (size_t k = 0; step->reduces && k < options->stream_count; k++)
-    bench_rounds_add(&timed->rounds, &bench_reduce, options->streams[k]);
+  for (size_t k = 0; step->reduce && k < options->stream_count; k++)
+    bench_rounds_add(&timed->rounds, step->reduce, options->streams[k]);
 }
 
 static void print_head(const struct bench_options *options, const struct bench_passes *passes,
@@ -218,6 +222,11 @@ static onebit_status_t create_momentum(onebit_comm_t comm, const onebit_tensor_t
 }
 
 /* Dense: moments, and a buffer for the mean gradient. */
+static onebit_status_t create_lion(onebit_comm_t comm, const onebit_tensor_t *tensor,
+                                   onebit_optimizer_t *optimizer) {
+  return onebit_lion_create(comm, tensor, 1, NULL, optimizer);
+}
+
 static const struct {
   const char *name;
   create_optimizer *create;
@@ -226,7 +235,8 @@ static const struct {
                 {"1-bit Adam", create_adam, 12},
                 {"1-bit LAMB", create_lamb, 12},
                 {"0/1 Adam", create_zero_one, 12},
-                {"1-bit momentum SGD", create_momentum, 8}};
+                {"1-bit momentum SGD", create_momentum, 8},
+                {"Lion", create_lion, 8}};
 
 static onebit_status_t count_memory(onebit_comm_t comm, float *arrays, size_t count,
                                     create_optimizer *create, double *bytes) {

@@ -18,11 +18,11 @@ void bench_optimizer_arrays_destroy(struct bench_optimizer_arrays *arrays);
 
 /* Dense steps: plain loops (bench_fused.h), and the library's. */
 extern const struct bench_pass bench_fused_adam_step, bench_fused_lamb_step,
-    bench_fused_momentum_step, bench_lamb, bench_momentum;
+    bench_fused_momentum_step, bench_fused_lion_step, bench_lamb, bench_momentum, bench_lion;
 
 /* Parts of compressed steps, besides those of bench_passes.h. */
-extern const struct bench_pass bench_compress_step, bench_compress_normalized, bench_apply_step,
-    bench_lamb_fresh, bench_zero_one, bench_zero_one_look, bench_zero_one_local,
+extern const struct bench_pass bench_compress_step, bench_compress_normalized, bench_compress_lion,
+    bench_apply_step, bench_lamb_fresh, bench_zero_one, bench_zero_one_look, bench_zero_one_local,
     bench_zero_one_meet, bench_zero_one_met;
 
 int bench_run_optimizers(const struct bench_benchmark *benchmark,

@@ -16,6 +16,7 @@ const struct ob_adam_factors bench_factors = {.beta1 = 0.9f,
                                               .momentum_factor = 1,
                                               .variance_factor = 1,
                                               .epsilon = 1e-8f};
+const struct ob_lion_factors bench_lion_factors = {0.9f, 0.1f, 0.99f, 0.01f};
 #define LEARNING_RATE 1e-6f
 
 /* --- The passes. A plan of one rank has one share, cut in chunks: a message each. */
@@ -99,6 +100,13 @@ static void run_reduce(struct bench_passes *passes, size_t streams) {
   if (passes->work.one_scale)
     ob_finish(&passes->work, &passes->plan->server, passes->sums);
   ob_kept_commit(&passes->plan->server);
+}
+
+static void run_reduce_lion(struct bench_passes *passes, size_t streams) {
+  struct ob_serving *serving = &passes->plan->server.serving;
+  *serving = (struct ob_serving){OB_SERVE_LION, bench_lion_factors};
+  run_reduce(passes, streams);
+  *serving = (struct ob_serving){0};
 }
 
 static void run_store(struct bench_passes *passes, size_t streams) {
@@ -196,6 +204,7 @@ const struct bench_pass
                              .bits = 1},
     /* a bit of each stream and the kept value in; kept value and bit out */
     bench_reduce = {"reduce", run_reduce, .floats = 2, .bits = 1, .streams = true},
+    bench_reduce_lion = {"reduce lion", run_reduce_lion, .floats = 2, .bits = 1, .streams = true},
     /* a bit in, a value of the dtype out */
     bench_store = {"store", run_store, .inputs = 1, .bits = 1},
     /* a bit, the reciprocal and the parameter in; the parameter out */

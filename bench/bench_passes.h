@@ -39,7 +39,7 @@ struct bench_pass {
 
 extern const struct bench_pass bench_triad, bench_triad_apart, bench_memcpy, bench_compress,
     bench_compress_momentum, bench_compress_in_place, bench_compress_streaming,
-    bench_compress_cached, bench_reduce, bench_store, bench_apply, bench_adam;
+    bench_compress_cached, bench_reduce, bench_reduce_lion, bench_store, bench_apply, bench_adam;
 
 /* A pass to be timed, with its times: a number for each round, seconds for one pass. */
 struct bench_entry {
@@ -85,6 +85,7 @@ struct ob_pass_sink bench_sink(const struct bench_passes *passes, enum ob_pass_k
 void bench_pass_on_arrays(struct bench_passes *passes, const struct ob_pass_sink *sink);
 void bench_pass_on_messages(struct bench_passes *passes, const struct ob_pass_sink *sink);
 extern const struct ob_adam_factors bench_factors;
+extern const struct ob_lion_factors bench_lion_factors;
 
 /* The baselines: a[i] = b[i] + s * a[i], with the widest vectors of this processor. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);

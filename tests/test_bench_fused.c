@@ -4,6 +4,7 @@
  * order.
  */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 #include "bench/bench_fused.h"
@@ -23,6 +24,7 @@ static void begin(struct fused_arrays *arrays) {
 }
 
 static const struct ob_adam_factors factors = {0.9f, 0.99f, 0.1f, 0.01f, 1.5f, 2.5f, 1e-6f};
+static const struct ob_lion_factors lion = {0.9f, 0.1f, 0.98f, 0.02f};
 
 static void one_pass(struct fused_arrays *arrays, float *gradient, enum ob_pass_kind kind) {
   struct ob_pass_run run = {.kind = kind,
@@ -32,6 +34,7 @@ static void one_pass(struct fused_arrays *arrays, float *gradient, enum ob_pass_
                                        [OB_SCRATCH] = gradient},
                             .parameter = arrays->parameter,
                             .factors = {.adam = factors,
+                                        .lion = lion,
                                         .gradient_factor = 1,
                                         .learning_rate = 0.01f,
                                         .weight_decay = 0.1f,
@@ -48,6 +51,7 @@ static void check_fused(void (*fused_step)(struct bench_fused *), enum ob_pass_k
     fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, step);
     memcpy(given, gradient, sizeof given);
     struct bench_fused fused = {.factors = &factors,
+                                .lion = &lion,
                                 .learning_rate = 0.01f,
                                 .weight_decay = 0.1f,
                                 .count = COUNT,
@@ -69,6 +73,7 @@ static void check_fused(void (*fused_step)(struct bench_fused *), enum ob_pass_k
 Test(bench_fused, plain_loops_are_the_dense_optimizers) {
   check_fused(bench_fused_adam, OB_PASS_ADAM);
   check_fused(bench_fused_momentum, OB_PASS_SGD);
+  check_fused(bench_fused_lion, OB_PASS_LION);
   check_fused(bench_fused_lamb, OB_PASS_LAMB);
   float p[3] = {3, 4, 0}, u[3] = {0, 1, 0};
   struct bench_fused lamb = {.learning_rate = 0.5f,
