@@ -81,7 +81,8 @@ struct ob_call {
   /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
    * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
-  bool counted; /* the device knows the bias corrections of the step, and the host may not */
+  bool counted;       /* the device knows the bias corrections of the step, and the host may not */
+  bool only_at_first; /* likewise, until when the source's momentum is kept */
   /* On which stream of the device, where the plan is on one: NULL is a stream too. */
   bool on_stream;
   void *stream;

@@ -168,7 +168,9 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .momentum_bits = source->momentum ? step->last->words + word : NULL,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
         .decay = scaling == 0 ? 1 : source->decay,
-        .weight = weight * scaling,
+        .weight = scaling == 0 ? 0 : weight,
+        .scaling = scaling == 0 ? 1 : scaling,
+        .momentum_is_kept = source->momentum_is_kept,
         .reciprocals =
             source->reciprocals ? source->reciprocals + kept_at(step->kept, &block) : NULL,
         .moment_rule = source->moment_rule,
@@ -351,7 +353,7 @@ static void pass_block(const struct step *step, size_t b, const struct ob_block 
   }
   if (step->last) {
     run.last = step->last->words + (block->word - step->first_word);
-    run.last_scale = scale_of(step, step->last, b) * sink->last_decay / run.factors.scaling;
+    run.last_scale = scale_of(step, step->last, b) / run.factors.scaling * sink->last_decay;
   }
   step->work->codec->pass(&run);
   for (int k = 0; k < OB_SUMS; k++)

@@ -94,7 +94,8 @@ void ob_work_destroy(struct ob_work *work);
 
 /* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
  * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
- * added.
+ * added. `momentum_is_kept`: the momentum has not been exchanged yet, the kept values are it, times
+ * decay.
  *
  * `factor` is what an element of the inputs counts as, before it is added to anyone else's: it is
  * loaded times factor into dense messages and into what the ranks of a host add up, and where no
@@ -103,10 +104,10 @@ void ob_work_destroy(struct ob_work *work);
 struct ob_source {
   const void *const *inputs;
   float factor;
-  bool momentum;
+  bool momentum, momentum_is_kept;
   float decay, weight;
-  /* NULL, or one a piece, by which its weight is multiplied. 0: no tensor's, but padding whose
-   * momentum stays as it is: its decay is 1. */
+  /* NULL, or one a piece: by what its momentum is multiplied while it travels. 0: no tensor's, but
+   * padding whose momentum stays as it is: its decay is 1. */
   const float *scalings;
   const float *reciprocals; /* NULL, or one an element, likewise; they lie as the kept values do */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */

@@ -20,11 +20,12 @@
 
 /* kept_out = (kept - scale * sign(kept)) + input, where input is
  *   RAW        weight * input[i]
- *   MOMENTUM   decay * m[i] + weight * input[i], with m[i] = +-momentum_scale by momentum_bits
+ *   MOMENTUM   scaling * (decay * m[i] + weight * input[i]), with m[i] = +-momentum_scale / scaling
+ *              by momentum_bits
  * and the product with input[i] is multiplied by reciprocals[i] where there are such; and bits =
- * signs of kept_out. With moments, factor * input[i] and moments[i] first become what takes the
- * place of input[i], and moments_out[i] (ob_moment_input). From `valid` on there is padding: its
- * input is zero. */
+ * signs of kept_out. Where what is kept is the momentum, it is added before the scaling. With
+ * moments, factor * input[i] and moments[i] first become what takes the place of input[i], and
+ * moments_out[i] (ob_moment_input). From `valid` on there is padding: its input is zero. */
 struct ob_compress_run {
   size_t count, valid;
   const void *input; /* valid elements of dtype; NULL: zeros */
@@ -39,7 +40,8 @@ struct ob_compress_run {
   onebit_scale_t rule;
   bool stream; /* the kept values are larger than the caches: write them past the caches */
   const uint32_t *momentum_bits; /* NULL: RAW */
-  float momentum_scale, decay;
+  float momentum_scale, decay, scaling;
+  bool momentum_is_kept;
   const float *kept;
   float kept_scale;
   float *kept_out; /* whole words: lanes past count are set to zero */
@@ -94,7 +96,7 @@ struct ob_pass_run {
   float message_scale;
   const uint32_t *last; /* likewise; NULL: last_values are it */
   float last_scale;
-  const float *last_values; /* not yet divided by scaling */
+  const float *last_values;
   struct ob_pass_factors factors;
   float sums[OB_SUMS]; /* out, those that the pass has */
 };

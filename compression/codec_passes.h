@@ -70,7 +70,7 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
     pass_load_signs(group->small[OB_LAST], run->last[first / OB_LANES], run->last_scale);
   else if (reads & OB_MASK(OB_LAST))
     for (size_t i = 0; i < count; i++)
-      group->small[OB_LAST][i] = run->last_values[first + i] / run->factors.scaling;
+      group->small[OB_LAST][i] = run->last_values[first + i];
 }
 
 FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *run,

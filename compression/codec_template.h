@@ -163,19 +163,22 @@ FIXED void group_weigh(V group[GROUP], V weight, const float *reciprocals, size_
     group[k] = v_mul(group[k], own[k]);
 }
 
-/* group += decay * momentum; the product with the momentum's sign is that of the scale. */
-FIXED void group_momentum(V group[GROUP], uint32_t signs, V scaled) {
+/* group = scaling * (decay * momentum + group); the product with the momentum's sign is that of the
+ * magnitude. */
+FIXED void group_momentum(V group[GROUP], uint32_t signs, V decayed, V scaling) {
   V momentum[GROUP];
-  group_signed(signs, scaled, momentum);
+  group_signed(signs, decayed, momentum);
   for (int k = 0; k < GROUP; k++)
-    group[k] = v_add(momentum[k], group[k]);
+    group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
 
 FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype,
                          onebit_scale_t rule, bool momentum, bool moments) {
   V lanes[GROUP], group[GROUP], error[GROUP];
-  const V scale = v_set(run->kept_scale), scaled = v_set(run->decay * run->momentum_scale),
-          weight = v_set(run->weight);
+  const V scale = v_set(run->kept_scale), weight = v_set(run->weight),
+          scaling = v_set(run->scaling),
+          decayed = v_set(run->decay * (run->momentum_scale / run->scaling));
+  const bool kept_first = momentum && run->momentum_is_kept;
   const size_t given = smaller(run->count, run->valid);
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
@@ -190,11 +193,14 @@ FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype
     if (moments)
       group_moments(group, run, i, error);
     group_weigh(group, weight, run->reciprocals, i, given);
+    if (kept_first)
+      group_compensate(group, error);
     if (momentum)
-      group_momentum(group, run->momentum_bits[i / OB_LANES], scaled);
+      group_momentum(group, run->momentum_bits[i / OB_LANES], decayed, scaling);
     if (momentum && !whole) /* padding has no momentum */
       group_cut(group, given > i ? given - i : 0);
-    group_compensate(group, error);
+    if (!kept_first)
+      group_compensate(group, error);
     if (!whole && run->count - i < OB_LANES)
       group_cut(group, run->count - i);
     run->bits[i / OB_LANES] = group_keep(group, run->kept_out + i, run->stream, rule, lanes);

@@ -339,7 +339,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     break;
   case OB_PASS_LAMB_FREEZE:
     *w = *v;
-    *m = adam->beta1 * *m * f->scaling;
+    *m = adam->beta1 * *m;
     *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
     break;
   case OB_PASS_LAMB_FRESH:

@@ -56,6 +56,7 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
   for (unsigned k = 0; k < fours_a_tile; k++)
     load_some<dtype, whole>(run.input, first + four_at(k), given, aligned, value[k]);
   const uint32_t signs = momentum ? load_signs(run.momentum_bits, first, count) : 0;
+  const float decayed = run.decay * (run.momentum_scale / run.scaling);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     const uint32_t four = momentum ? four_signs(signs, k, 0) : 0;
@@ -70,11 +71,14 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
       float input = run.weight * value[k][j];
       if (treatment == RECIPROCALS)
         input = input * own[j];
+      const float error = ob_kept_error(kept[k][j], run.kept_scale);
+      if (momentum && run.momentum_is_kept)
+        input = error + input;
       if (momentum)
-        input = ob_decode(four >> j & 1, run.decay * run.momentum_scale) + input;
+        input = run.scaling * (ob_decode(four >> j & 1, decayed) + input);
       if (!whole && i >= valid) /* padding has no momentum */
         input = 0;
-      value[k][j] = ob_kept_error(kept[k][j], run.kept_scale) + input;
+      value[k][j] = momentum && run.momentum_is_kept ? input : error + input;
       if (!whole && i >= count)
         value[k][j] = 0;
     }
@@ -108,11 +112,15 @@ static __device__ inline void add_momentum(const struct ob_cuda_plan &plan, uint
   run->momentum_scale = scale_of(last, place);
 }
 
-static __device__ inline void weigh(const struct ob_cuda_source &source,
+static __device__ inline void weigh(const struct ob_cuda_plan &plan,
+                                    const struct ob_cuda_source &source,
                                     const struct ob_block &block, struct ob_compress_run *run) {
   const float scaling = source.scalings ? source.scalings[block.piece] : 1;
   run->decay = scaling == 0 ? 1 : source.decay;
-  run->weight = source.weight * scaling;
+  run->weight = scaling == 0 ? 0 : source.weight;
+  run->scaling = scaling == 0 ? 1 : scaling;
+  run->momentum_is_kept =
+      source.momentum_is_kept && !(source.only_at_first && plan.state->outcome.calls > 0);
 }
 
 static __device__ inline struct moments moments_of(const struct ob_cuda_plan &plan, uint32_t now,
@@ -156,7 +164,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment)
   run.kept_scale = kept_scale(plan.worker, now, place);
   run.kept_out = values_of(plan.worker, !now, place.block);
   run.bits = out.words + place.word;
-  weigh(source, place.block, &run);
+  weigh(plan, source, place.block, &run);
   struct moments moments = {};
   if (treatment == RECIPROCALS)
     run.reciprocals = values_of(plan.worker, source.reciprocals, place.block);

@@ -192,6 +192,8 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->options.dtype);
   struct ob_cuda_source source = {.factor = call->source.factor,
                                   .momentum = call->source.momentum,
+                                  .momentum_is_kept = call->source.momentum_is_kept,
+                                  .only_at_first = call->only_at_first,
                                   .decay = call->source.decay,
                                   .weight = call->source.weight,
                                   .scalings = call->source.scalings,

@@ -102,7 +102,8 @@ struct ob_cuda_source {
   const float *values;
   size_t step; /* elements */
   float factor;
-  bool momentum;
+  bool momentum, momentum_is_kept;
+  bool only_at_first; /* it is so until a call of the plan has ended well, by its state */
   float decay, weight;
   const float *scalings;    /* NULL, or one a piece */
   const float *reciprocals; /* NULL, or one an element */

@@ -118,6 +118,7 @@ onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct 
   onebit_status_t status = prepare(optimizer, unit);
   ob_cuda_leave(before);
   call->counted = device->counted;
+  call->only_at_first = optimizer->deferred;
   return status;
 }
 

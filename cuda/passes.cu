@@ -107,7 +107,7 @@ static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
     return;
   const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
   run->last = last.words + place.word;
-  run->last_scale = scale_of(last, place) * pass.last_decay / run->factors.scaling;
+  run->last_scale = scale_of(last, place) / run->factors.scaling * pass.last_decay;
 }
 
 /* --- Elements */
@@ -159,15 +159,6 @@ static __device__ inline void load_array(const float *array, int slot, unsigned 
     e[w].at[slot] = element_at(word + w) < count ? __ldcs(&array[element_at(word + w)]) : 0;
 }
 
-template <unsigned words>
-static __device__ inline void load_last_values(const struct run &run, unsigned word,
-                                               struct ob_element (&e)[words]) {
-  load_array(run.last_values, OB_LAST, word, run.count, e);
-  OB_UNROLL
-  for (unsigned w = 0; w < words; w++)
-    e[w].at[OB_LAST] /= run.factors.scaling;
-}
-
 template <enum ob_pass_kind kind, unsigned words>
 static __device__ inline void load_elements(const struct run &run, unsigned word,
                                             struct ob_element (&e)[words]) {
@@ -183,7 +174,7 @@ static __device__ inline void load_elements(const struct run &run, unsigned word
   if (reads & OB_MASK(OB_LAST) && run.last)
     load_message<OB_LAST>(run.last, run.last_scale, word, run.count, e);
   else if (reads & OB_MASK(OB_LAST))
-    load_last_values(run, word, e);
+    load_array(run.last_values, OB_LAST, word, run.count, e);
 }
 
 template <enum ob_pass_kind kind>

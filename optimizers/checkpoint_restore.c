@@ -96,8 +96,8 @@ static float scaling_of(const struct onebit_optimizer *optimizer, const struct o
   return scaled ? (float)method->scalings((struct onebit_optimizer *)optimizer)[tensor] : 1;
 }
 
-/* Where nothing is sent, after the freeze: momentum times beta1 and all errors that were kept of
- * it, without the scaling that it travelled with. */
+/* Where nothing is sent, after the freeze: momentum times beta1, and once it was sent all errors
+ * that were kept of it, without the scaling that it travelled with. */
 static onebit_status_t store_unsent(struct ob_loading *loading, const struct ob_unit *unit,
                                     enum ob_saved what, size_t piece, size_t offset, size_t count) {
   static const enum ob_saved errors[] = {OB_SAVED_WORKER, OB_SAVED_SERVER};
@@ -114,7 +114,7 @@ static onebit_status_t store_unsent(struct ob_loading *loading, const struct ob_
   if (loading->dry)
     return ONEBIT_OK;
   float scaling = scaling_of(loading->optimizer, unit, piece);
-  for (size_t i = 0; i < count && scaling != 1; i++)
+  for (size_t i = 0; sent && i < count && scaling != 1; i++)
     loading->values[i] /= scaling;
   return store_array(loading, unit, what, piece, offset, count);
 }

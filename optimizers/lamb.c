@@ -131,23 +131,29 @@ static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_unit
   return pass(optimizer, unit, OB_PASS_LAMB_MOVE);
 }
 
+/* In the first compressed step. A deferred place finds out for itself whether this is the first. */
+static bool momentum_is_kept(const struct onebit_optimizer *optimizer) {
+  return optimizer->deferred || optimizer->steps == optimizer->frozen_at;
+}
+
 /* The factor is of all elements of a tensor: nothing is applied before all are here. Scalings may
  * have come from a checkpoint. */
 static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
   take_scalings(optimizer, unit);
   ob_momentum_call(optimizer, unit, OB_PASS_APPLY, call);
+  call->source.momentum_is_kept = momentum_is_kept(optimizer);
   unit->sink.factors.bound = ob_step_bound(optimizer);
   call->hold = true;
 }
 
 /* Compares the momentum that has come with the one before, which in the first compressed step is no
  * message yet: the freeze left it, times beta1, in the kept values, and the exchange has only
- * written their other copy. A deferred place finds out for itself whether this is the first. */
+ * written their other copy. */
 static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_pass_sink sink =
       ob_unit_sink(optimizer, unit, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
   sink.factors.bound = ob_step_bound(optimizer);
-  if (optimizer->deferred || optimizer->steps == optimizer->frozen_at)
+  if (momentum_is_kept(optimizer))
     sink.last_values = unit->arrays[OB_MOMENTUM];
   ob_plan_visit(unit->bits, &sink);
   return optimizer->place->lamb(optimizer, unit, OB_LAMB_CORRECT);

@@ -72,7 +72,7 @@ static double block_squares(const struct walk *walk, size_t number, const struct
                             const float *values) {
   const struct ob_kept *kept = &walk->unit->bits->worker;
   size_t count = counted(walk->optimizer, walk->unit, block, walk->span.padding);
-  double factor = walk->factor * scaling_of(walk->unit, block->piece);
+  double factor = walk->factor * (walk->scales ? scaling_of(walk->unit, block->piece) : 1);
   double sum = walk->scales
                    ? error_square_sum(values, count,
                                       walk->scales[kept->one_scale ? 0 : number - kept->first])

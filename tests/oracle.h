@@ -175,11 +175,10 @@ float oracle_bounded(const struct oracle_adam *adam, float step);
 /* After a warm-up step that is counted: is it the last? */
 bool oracle_must_freeze(struct oracle_adam *adam);
 
-/* What worker w adds of element i to the momentum of the compressed stage, which travels `scaling`
- * times what it is. What a gradient counts as and what the optimizer makes of it are one factor
- * where the gradient is compressed as it is; in the hierarchical schedule it is a host's mean that
- * is. */
+/* What worker w adds of element i to the momentum of the compressed stage. What a gradient counts
+ * as and what the optimizer makes of it are one factor where the gradient is compressed as it is;
+ * in the hierarchical schedule it is a host's mean that is. */
 float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
-                          size_t i, float scaling);
+                          size_t i);
 
 #endif

@@ -295,18 +295,18 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
 static bool is_alone(const struct oracle_adam *adam) { return deepspeed(adam) && adam->size == 1; }
 
 float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
-                          size_t i, float scaling) {
+                          size_t i) {
   float w1 = (float)(1.0 - adam->options.beta1);
   bool mean = adam->options.common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL || is_alone(adam);
-  return mean ? (w1 * scaling) * adam->means[w * adam->total + i]
-              : (w1 * adam->gradient_factor * scaling) * gradients[w][i];
+  return mean ? w1 * adam->means[w * adam->total + i]
+              : (w1 * adam->gradient_factor) * gradients[w][i];
 }
 
 /* Worker w's own momentum, or step, of element i. */
 static float own_momentum(const struct oracle_adam *adam, const float *const *gradients, size_t w,
                           size_t i) {
   float b1 = (float)adam->options.beta1;
-  float own = oracle_own_gradient(adam, gradients, w, i, 1.0f);
+  float own = oracle_own_gradient(adam, gradients, w, i);
   return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
 }
 

@@ -244,7 +244,7 @@ static void freeze(struct oracle_lamb *lamb) {
       float denominator = sqrtf(v) * correction + (float)state->options.epsilon;
       state->reciprocal[i] = still ? 0.0f : 1.0f / denominator;
       lamb->fresh[i] = v;
-      lamb->carried[i] = (float)state->options.beta1 * state->momentum[i] * lamb->scaling[k];
+      lamb->carried[i] = (float)state->options.beta1 * state->momentum[i];
     }
   state->compressed = true;
   state->freeze_step = state->steps;
@@ -262,7 +262,7 @@ static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exc
     size_t k = exchange->tensor[j];
     for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
       input[at++] =
-          lamb->carried[i] + oracle_own_gradient(state, gradients, w, i, lamb->scaling[k]);
+          (lamb->carried[i] + oracle_own_gradient(state, gradients, w, i)) * lamb->scaling[k];
   }
   for (size_t i = 0; i < lamb->padding_count; i++)
     input[at++] = lamb->padding[i];
@@ -316,7 +316,7 @@ static float compare(struct oracle_lamb *lamb, size_t k) {
   float k2 = oracle_variance_correction(state, state->steps), largest = 0.0f;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
     float m = lamb->received[i] / lamb->scaling[k], *w = &lamb->fresh[i];
-    float h = (m - lamb->carried[i] / lamb->scaling[k]) / w1;
+    float h = (m - lamb->carried[i]) / w1;
     *w = b2 * *w + (w2 * h) * h;
     float denominator = sqrtf(*w) * k2 + (float)state->options.epsilon;
     if (state->reciprocal[i] != 0.0f)
@@ -361,7 +361,7 @@ bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients,
     else
       warm_up_tensor(lamb, k, learning_rate);
   for (size_t i = 0; i < state->total; i++) /* the padding is not decayed */
-    lamb->carried[i] = (float)state->options.beta1 * lamb->received[i];
+    lamb->carried[i] = (float)state->options.beta1 * state->momentum[i];
   if (!state->compressed && oracle_must_freeze(state))
     freeze(lamb);
   return true;

@@ -17,7 +17,7 @@ struct oracle_lamb {
   double *coefficient, *factor; /* of each tensor */
   float *scaling;
   float *fresh, *update, *plain; /* [total] */
-  /* What came back, and what a worker's next momentum begins with, as it travels. */
+  /* What came back, as it travels, and what a worker's next momentum begins with, as it is. */
   float *received, *carried;
   float *padding; /* likewise: both */
   size_t padding_count;

@@ -54,6 +54,7 @@ Test(codec, compresses_as_defined) {
                                   .valid = count,
                                   .input = input,
                                   .weight = 1,
+                                  .scaling = 1,
                                   .kept = kept,
                                   .kept_scale = 0.25f,
                                   .kept_out = next,
