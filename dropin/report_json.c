@@ -1,4 +1,5 @@
 /* The report for a program: one JSON object. Names are those of the text's terms. */
+#include "base/json.h"
 #include "dropin/report.h"
 
 static void print_string(FILE *file, const char *text) {
@@ -13,6 +14,11 @@ static void print_string(FILE *file, const char *text) {
 
 static void print_whole(FILE *file, const char *name, uint64_t value) {
   fprintf(file, "\"%s\": %llu, ", name, (unsigned long long)value);
+}
+
+static void print_number(FILE *file, const char *name, double value) {
+  char text[OB_JSON_NUMBER];
+  fprintf(file, "\"%s\": %s, ", name, ob_json_number(text, value));
 }
 
 static void print_passed(FILE *file, const uint64_t passed[OB_REASON_COUNT]) {
@@ -45,14 +51,13 @@ static void print_record(FILE *file, const struct ob_record *record) {
   print_whole(file, "bytes_dense", atomic_load(&record->bytes_dense));
   print_whole(file, "timed_dense", atomic_load(&record->timed_dense));
   print_whole(file, "timed_compressed", atomic_load(&record->timed_compressed));
-  fprintf(file,
-          "\"seconds_dense\": %.9g, \"seconds_compressed\": %.9g, \"seconds_deciding\": %.9g, "
-          "\"seconds_dense_median\": %.9g, \"seconds_saved\": %.9g, \"error_ratio\": %.9g, "
-          "\"error_ratio_most\": %.9g, ",
-          atomic_load(&record->seconds_dense), atomic_load(&record->seconds_compressed),
-          atomic_load(&record->seconds_deciding), ob_record_dense_seconds(record),
-          ob_record_saved(record), atomic_load(&record->error_ratio),
-          atomic_load(&record->error_ratio_most));
+  print_number(file, "seconds_dense", atomic_load(&record->seconds_dense));
+  print_number(file, "seconds_compressed", atomic_load(&record->seconds_compressed));
+  print_number(file, "seconds_deciding", atomic_load(&record->seconds_deciding));
+  print_number(file, "seconds_dense_median", ob_record_dense_seconds(record));
+  print_number(file, "seconds_saved", ob_record_saved(record));
+  print_number(file, "error_ratio", atomic_load(&record->error_ratio));
+  print_number(file, "error_ratio_most", atomic_load(&record->error_ratio_most));
   print_passed(file, passed);
   fprintf(file, "}");
 }
@@ -65,11 +70,10 @@ void ob_report_json(FILE *file, const struct ob_report *report) {
     print_whole(file, "compressed_all_ranks", report->compressed);
   print_whole(file, "bytes_sent", report->bytes_sent);
   print_whole(file, "bytes_dense", report->bytes_dense);
-  fprintf(file,
-          "\"seconds\": %.9g, \"seconds_saved\": %.9g, \"factor\": %.9g, "
-          "\"error_ratio_most\": %.9g, ",
-          report->seconds, report->seconds_saved, ob_report_factor(report),
-          report->error_ratio_most);
+  print_number(file, "seconds", report->seconds);
+  print_number(file, "seconds_saved", report->seconds_saved);
+  print_number(file, "factor", ob_report_factor(report));
+  print_number(file, "error_ratio_most", report->error_ratio_most);
   print_passed(file, report->own.passed);
   fprintf(file, ", \"tensors\": [");
   const char *before = "";

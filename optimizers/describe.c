@@ -1,11 +1,10 @@
 /* The statistics of an optimizer in one line. */
-#include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "onebit/statistics.h"
 
 struct line {
@@ -27,23 +26,9 @@ static void put(struct line *line, const char *format, ...) {
 
 /* --- JSON */
 
-/* A number as JSON has it, whatever the program's locale writes for a decimal point: that is all
- * there can be in it besides digits, signs and an e. */
 static void put_number(struct line *line, const char *name, double number) {
-  char text[64], plain[64];
-  size_t length = 0;
-  if (!isfinite(number)) {
-    put(line, ",\"%s\":null", name);
-    return;
-  }
-  snprintf(text, sizeof text, "%.9g", number);
-  for (const char *c = text; *c; c++)
-    if (strchr("0123456789+-e", *c))
-      plain[length++] = *c;
-    else if (length && plain[length - 1] != '.')
-      plain[length++] = '.';
-  plain[length] = 0;
-  put(line, ",\"%s\":%s", name, plain);
+  char text[OB_JSON_NUMBER];
+  put(line, ",\"%s\":%s", name, ob_json_number(text, number));
 }
 
 static void put_whole(struct line *line, const char *name, uint64_t number) {
