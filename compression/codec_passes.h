@@ -31,10 +31,12 @@ SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run
   group_store(group, to, 0, ONEBIT_FLOAT32);
 }
 
-FIXED void pass_load_signs(float to[OB_LANES], uint32_t word, float scale) {
+FIXED void pass_load_signs(float to[OB_LANES], uint32_t word, float scale, size_t count) {
   V group[GROUP];
   group_signed(word, v_set(scale), group);
   group_store(group, to, 0, ONEBIT_FLOAT32);
+  for (size_t i = count; i < OB_LANES; i++)
+    to[i] = 0;
 }
 
 SHARED void pass_store_copy(const float *from, const struct ob_pass_run *run, size_t first,
@@ -65,9 +67,10 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
   if (reads & OB_MASK(OB_GRADIENT))
     pass_load_gradient(group->small[OB_GRADIENT], run, first, count);
   if (reads & OB_MASK(OB_MESSAGE))
-    pass_load_signs(group->small[OB_MESSAGE], run->message[first / OB_LANES], run->message_scale);
+    pass_load_signs(group->small[OB_MESSAGE], run->message[first / OB_LANES], run->message_scale,
+                    count);
   if (reads & OB_MASK(OB_LAST) && run->last)
-    pass_load_signs(group->small[OB_LAST], run->last[first / OB_LANES], run->last_scale);
+    pass_load_signs(group->small[OB_LAST], run->last[first / OB_LANES], run->last_scale, count);
   else if (reads & OB_MASK(OB_LAST))
     for (size_t i = 0; i < count; i++)
       group->small[OB_LAST][i] = run->last_values[first + i];
@@ -162,6 +165,7 @@ static void pass(struct ob_pass_run *run) {
     PASS(OB_PASS_SHARE)
     PASS(OB_PASS_SHARE_MOVE)
     PASS(OB_PASS_STEP)
+    PASS(OB_PASS_STEP_NORMS)
     PASS(OB_PASS_LION)
   case OB_PASSES:
     break;

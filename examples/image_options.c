@@ -33,9 +33,13 @@ static const image_options_t defaults = {
 };
 
 /* Lion's: with it dense Lion does best on MNIST's 10,000 test digits, of 2e-4, 5e-4, 1e-3, 2e-3. */
-static const float learning_rates[METHODS] = {
-    [EFFICIENT_ADAM] = 2e-3f, [ADAM] = 2e-3f,     [LAMB] = 1e-2f,
-    [ZERO_ONE_ADAM] = 2e-3f,  [MOMENTUM] = 2e-2f, [LION] = 5e-4f};
+static const float learning_rates[METHODS] = {[EFFICIENT_ADAM] = 2e-3f,
+                                              [ADAM] = 2e-3f,
+                                              [EFFICIENT_LAMB] = 1e-2f,
+                                              [LAMB] = 1e-2f,
+                                              [ZERO_ONE_ADAM] = 2e-3f,
+                                              [MOMENTUM] = 2e-2f,
+                                              [LION] = 5e-4f};
 
 static option_table_t tables[1 + TRAIN_TABLES] = {
     {"Images and network", data, sizeof data / sizeof data[0]}};

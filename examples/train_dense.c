@@ -52,7 +52,7 @@ static void update(const train_dense_t *dense, const update_t *numbers,
     update_momentum(numbers, tensor->value, momentum, gradient, tensor->count);
   else if (dense->options->method == LION)
     update_lion(numbers, tensor->value, momentum, gradient, tensor->count);
-  else if (dense->options->method == LAMB)
+  else if (dense->options->method == LAMB || dense->options->method == EFFICIENT_LAMB)
     update_lamb(numbers, tensor->value, momentum, variance, gradient, tensor->count);
   else
     update_adam(numbers, tensor->value, momentum, variance, gradient, tensor->count);

@@ -36,6 +36,7 @@ static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
   adam.beta2 = (double)optimizer->options->beta2;
   adam.epsilon = (double)optimizer->options->epsilon;
   adam.gain = (double)optimizer->options->gain;
+  adam.trust_ratio = optimizer->options->method == EFFICIENT_LAMB;
   adam.common = common_options(optimizer);
   return onebit_efficient_adam_create(optimizer->task->team->gradients, tensors,
                                       optimizer->task->ntensors, &adam, &optimizer->onebit);
@@ -104,15 +105,22 @@ static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_te
                             &lion, &optimizer->onebit);
 }
 
-/* Dense 0/1 Adam and Efficient-Adam are Adam. */
+/* Dense 0/1 Adam and Efficient-Adam are Adam, and with trust ratios LAMB. */
 static onebit_status_t create_of_method(train_optimizer_t *optimizer,
                                         const onebit_tensor_t *tensors) {
   static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
-      [EFFICIENT_ADAM] = create_efficient_adam, [ADAM] = create_adam,         [LAMB] = create_lamb,
-      [ZERO_ONE_ADAM] = create_zero_one_adam,   [MOMENTUM] = create_momentum, [LION] = create_lion};
+      [EFFICIENT_ADAM] = create_efficient_adam,
+      [ADAM] = create_adam,
+      [EFFICIENT_LAMB] = create_efficient_adam,
+      [LAMB] = create_lamb,
+      [ZERO_ONE_ADAM] = create_zero_one_adam,
+      [MOMENTUM] = create_momentum,
+      [LION] = create_lion};
   const int method = optimizer->options->method;
   if ((method == ZERO_ONE_ADAM || method == EFFICIENT_ADAM) && optimizer->form == DENSE)
     return create_adam(optimizer, tensors);
+  if (method == EFFICIENT_LAMB && optimizer->form == DENSE)
+    return create_lamb(optimizer, tensors);
   return create[method](optimizer, tensors);
 }
 

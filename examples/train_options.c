@@ -14,9 +14,10 @@
 
 static const option_t training[] = {
     {"optimizer", OPTION_CHOICE, AT(method), 0, 0,
-     "efficient-adam|adam|lamb|zero-one-adam|momentum|lion", 0,
-     "what to train with: Efficient-Adam in one bit, default, 1-bit Adam, 1-bit LAMB, 0/1 Adam, "
-     "1-bit momentum SGD, or Lion in one bit"},
+     "efficient-adam|adam|efficient-lamb|lamb|zero-one-adam|momentum|lion", 0,
+     "what to train with: Efficient-Adam in one bit, default, 1-bit Adam, Efficient-Adam with "
+     "LAMB's "
+     "trust ratios, 1-bit LAMB, 0/1 Adam, 1-bit momentum SGD, or Lion in one bit"},
     {"dense", OPTION_FLAG, AT(dense), 0, 0, NULL, 0,
      "its plain data-parallel form: full precision in all steps"},
     {"dense-mpi", OPTION_FLAG, AT(dense_mpi), 0, 0, NULL, 0,
@@ -205,6 +206,8 @@ const char *train_form_name(int method, form_t form) {
   static const char *const names[METHODS][FORMS] = {
       [EFFICIENT_ADAM] = {"Efficient-Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
       [ADAM] = {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
+      [EFFICIENT_LAMB] = {"Efficient-Adam with trust ratios", "dense LAMB",
+                          "dense LAMB over MPI_Allreduce"},
       [LAMB] = {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce"},
       [ZERO_ONE_ADAM] = {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
       [MOMENTUM] = {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce"},

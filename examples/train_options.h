@@ -8,7 +8,16 @@
 #include "examples/options.h"
 
 /* --optimizer */
-typedef enum method { EFFICIENT_ADAM, ADAM, LAMB, ZERO_ONE_ADAM, MOMENTUM, LION, METHODS } method_t;
+typedef enum method {
+  EFFICIENT_ADAM,
+  ADAM,
+  EFFICIENT_LAMB,
+  LAMB,
+  ZERO_ONE_ADAM,
+  MOMENTUM,
+  LION,
+  METHODS
+} method_t;
 
 /* How gradients travel: with the bits of the method, dense by the same optimizer, or dense by
  * MPI_Allreduce and an optimizer of train_dense.h. */

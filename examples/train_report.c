@@ -134,8 +134,8 @@ static void print_sum(const training_t *training) {
 }
 
 static void print_json(const training_t *training) {
-  static const char *const methods[] = {"efficient-adam", "adam",     "lamb",
-                                        "zero-one-adam",  "momentum", "lion"};
+  static const char *const methods[] = {
+      "efficient-adam", "adam", "efficient-lamb", "lamb", "zero-one-adam", "momentum", "lion"};
   static const char *const forms[] = {"compressed", "dense", "dense-mpi"};
   const train_options_t *options = training->options;
   const onebit_optimizer_info_t *info = &training->info;

@@ -3,7 +3,7 @@
 #include "onebit/efficient_adam.h"
 
 #include "base/error.h"
-#include "optimizers/optimizer.h"
+#include "optimizers/lamb.h"
 
 static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
@@ -30,8 +30,54 @@ static const struct ob_method method = {.name = "efficient_adam",
                                         .call = call,
                                         .update = ob_units_apply};
 
+/* --- With trust ratios */
+
+/* A tensor's ratio is of all its elements: nothing is applied before all are here. */
+static void hold(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *into) {
+  call(optimizer, unit, into);
+  into->hold = true;
+}
+
+static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+  struct ob_pass_sink sink =
+      ob_unit_sink(optimizer, unit, OB_PASS_STEP_NORMS, optimizer->steps + 1);
+  ob_plan_visit(unit->bits, &sink);
+  return optimizer->place->lamb(optimizer, unit, OB_LAMB_WARM);
+}
+
+static onebit_status_t update(struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange == OB_EXCHANGE_BITS)
+    OB_TRY(ob_units_each(optimizer, set_rates));
+  return ob_units_apply(optimizer);
+}
+
+static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
+                                                   .momentum = true,
+                                                   .moments = true,
+                                                   .lamb = true,
+                                                   .dense_arrays = OB_MASK(OB_VARIANCE),
+                                                   .dense = ob_lamb_dense,
+                                                   .exchange = ob_freeze_exchange,
+                                                   .call = hold,
+                                                   .update = update,
+                                                   .tell = ob_lamb_tell,
+                                                   .numbers = ob_lamb_numbers};
+
+/* --- Options */
+
+static onebit_status_t resolve_ratios(const onebit_efficient_adam_options_t *options,
+                                      struct ob_lamb_limits *limits) {
+  *limits = (struct ob_lamb_limits){.coefficient_least = ob_given_or(options->min_ratio, 0.01),
+                                    .coefficient_most = ob_given_or(options->max_ratio, 10),
+                                    .coefficient_beta = 0.9,
+                                    .factor_least = 1,
+                                    .factor_most = 1};
+  return ob_lamb_check_order("min_ratio", limits->coefficient_least, "max_ratio",
+                             limits->coefficient_most);
+}
+
 static onebit_status_t resolve(const onebit_efficient_adam_options_t *given,
-                               struct ob_recipe *recipe) {
+                               struct ob_recipe *recipe, struct ob_lamb_limits *limits) {
   static const onebit_efficient_adam_options_t defaults = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   const onebit_efficient_adam_options_t *options = given ? given : &defaults;
   OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT"));
@@ -42,7 +88,9 @@ static onebit_status_t resolve(const onebit_efficient_adam_options_t *given,
                                         .gain = ob_given_or(options->gain, 1),
                                         .no_warmup = true,
                                         .freeze_step = ONEBIT_FREEZE_NEVER};
+  recipe->method = options->trust_ratio ? &with_trust_ratios : &method;
   OB_TRY(ob_check_positive("gain", recipe->moments.gain));
+  OB_TRY(resolve_ratios(options, limits));
   if (options->common.profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no Efficient-Adam");
@@ -54,11 +102,17 @@ onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_te
                                              const onebit_efficient_adam_options_t *options,
                                              onebit_optimizer_t *optimizer) {
   struct ob_recipe recipe = {.method = &method};
-  recipe.status = resolve(options, &recipe);
+  struct ob_lamb_limits limits = {0};
+  recipe.status = resolve(options, &recipe, &limits);
+  if (recipe.method->lamb)
+    ob_lamb_make_own(&recipe, &limits, ntensors);
   const struct ob_moments *moments = &recipe.moments;
   const struct ob_term terms[] = {
       OB_MOMENT_TERMS(moments),
       {"gain (as bits)", ob_bits_of_double(moments->gain)},
+      {"trust_ratio", recipe.method->lamb},
+      {"min_ratio (as bits)", ob_bits_of_double(limits.coefficient_least)},
+      {"max_ratio (as bits)", ob_bits_of_double(limits.coefficient_most)},
   };
   recipe.terms = terms;
   recipe.term_count = sizeof terms / sizeof terms[0];

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/optimizer.h"
+#include "optimizers/lamb.h"
 
 /* --- The numbers of tensors, on the host */
 
@@ -118,7 +118,7 @@ static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *
   return ob_unit_pass(optimizer, unit, kind, optimizer->steps + 1);
 }
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   OB_TRY(pass(optimizer, unit, OB_PASS_LAMB));
   OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_WARM));
   return pass(optimizer, unit, OB_PASS_LAMB_MOVE);
@@ -159,22 +159,13 @@ static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_uni
   return optimizer->place->lamb(optimizer, unit, OB_LAMB_CORRECT);
 }
 
-static onebit_status_t each(struct onebit_optimizer *optimizer,
-                            onebit_status_t (*of)(struct onebit_optimizer *optimizer,
-                                                  struct ob_unit *unit)) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (!optimizer->units[u].uncompressed)
-      OB_TRY(of(optimizer, &optimizer->units[u]));
-  return ONEBIT_OK;
-}
-
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
   bool sent_bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
   if (sent_bits)
-    OB_TRY(each(optimizer, compare));
+    OB_TRY(ob_units_each(optimizer, compare));
   OB_TRY(ob_units_apply(optimizer));
   if (!sent_bits)
-    OB_TRY(each(optimizer, optimizer->frozen_at ? frozen : dense));
+    OB_TRY(ob_units_each(optimizer, optimizer->frozen_at ? frozen : ob_lamb_dense));
   return ONEBIT_OK;
 }
 
@@ -193,13 +184,13 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_freeze_is_due(optimizer, &due));
   if (!due)
     return ONEBIT_OK;
-  OB_TRY(each(optimizer, freeze));
+  OB_TRY(ob_units_each(optimizer, freeze));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }
 
-static size_t numbers(struct onebit_optimizer *optimizer,
-                      struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+size_t ob_lamb_numbers(struct onebit_optimizer *optimizer,
+                       struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
   struct ob_lamb *lamb = optimizer->own;
   const struct ob_lamb_limits *limits = &lamb->limits;
   list[0] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
@@ -224,8 +215,8 @@ static double *scalings(struct onebit_optimizer *optimizer) {
   return lamb->scalings;
 }
 
-static onebit_status_t tell(const struct onebit_optimizer *optimizer, size_t tensor,
-                            onebit_tensor_statistics_t *statistics) {
+onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t tensor,
+                             onebit_tensor_statistics_t *statistics) {
   const struct ob_lamb *lamb = optimizer->own;
   statistics->coefficient = lamb->coefficients[tensor];
   statistics->factor = lamb->factors[tensor];
@@ -237,19 +228,19 @@ static const struct ob_method method = {.name = "lamb",
                                         .fused = true,
                                         .lamb = true,
                                         .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
-                                        .dense = dense,
+                                        .dense = ob_lamb_dense,
                                         .exchange = ob_freeze_exchange,
                                         .call = call,
                                         .update = update,
                                         .advance = advance,
-                                        .tell = tell,
-                                        .numbers = numbers,
+                                        .tell = ob_lamb_tell,
+                                        .numbers = ob_lamb_numbers,
                                         .scalings = scalings};
 
 /* --- Options */
 
-static onebit_status_t check_order(const char *least_name, double least, const char *most_name,
-                                   double most) {
+onebit_status_t ob_lamb_check_order(const char *least_name, double least, const char *most_name,
+                                    double most) {
   OB_TRY(ob_check_positive(least_name, least));
   OB_TRY(ob_check_positive(most_name, most));
   if (least > most)
@@ -268,10 +259,11 @@ static onebit_status_t resolve_limits(const onebit_lamb_options_t *options,
                               .factor_least = ob_given_or(options->factor_least, 0.5),
                               .factor_most = ob_given_or(options->factor_most, deepspeed ? 4 : 1.5),
                               .factor_change = ob_given_or(options->factor_change, 0.1)};
-  OB_TRY(check_order("coefficient_least", limits->coefficient_least, "coefficient_most",
-                     limits->coefficient_most));
+  OB_TRY(ob_lamb_check_order("coefficient_least", limits->coefficient_least, "coefficient_most",
+                             limits->coefficient_most));
   OB_TRY(ob_check_fraction("coefficient_beta", limits->coefficient_beta));
-  OB_TRY(check_order("factor_least", limits->factor_least, "factor_most", limits->factor_most));
+  OB_TRY(ob_lamb_check_order("factor_least", limits->factor_least, "factor_most",
+                             limits->factor_most));
   return ob_check_fraction("factor_change", limits->factor_change);
 }
 
@@ -291,8 +283,7 @@ static onebit_status_t resolve(const onebit_lamb_options_t *given, struct ob_rec
   return resolve_limits(options, limits);
 }
 
-/* All in one array. Without memory for it the recipe fails. */
-static void make_own(struct ob_recipe *recipe, const struct ob_lamb_limits *limits, size_t count) {
+void ob_lamb_make_own(struct ob_recipe *recipe, const struct ob_lamb_limits *limits, size_t count) {
   size_t head = sizeof(struct ob_lamb);
   bool fits = count <= (SIZE_MAX - head) / (3 * sizeof(double));
   struct ob_lamb *lamb = fits ? ob_allocate(1, head + 3 * count * sizeof(double)) : NULL;
@@ -314,7 +305,7 @@ onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *te
   struct ob_recipe recipe = {.method = &method};
   struct ob_lamb_limits limits = {0};
   recipe.status = resolve(options, &recipe, &limits);
-  make_own(&recipe, &limits, ntensors);
+  ob_lamb_make_own(&recipe, &limits, ntensors);
   const struct ob_moments *moments = &recipe.moments;
   const struct ob_term terms[] = {
       OB_MOMENT_TERMS(moments),

@@ -364,6 +364,10 @@ onebit_status_t ob_unit_pass(struct onebit_optimizer *optimizer, struct ob_unit 
                              enum ob_pass_kind kind, uint64_t step);
 onebit_status_t ob_units_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
                               uint64_t step);
+/* Whatever is to be done for each of the latter. */
+onebit_status_t ob_units_each(struct onebit_optimizer *optimizer,
+                              onebit_status_t (*of)(struct onebit_optimizer *optimizer,
+                                                    struct ob_unit *unit));
 
 /* Applies the exchanges that were held. */
 onebit_status_t ob_units_apply(struct onebit_optimizer *optimizer);

@@ -78,6 +78,15 @@ onebit_status_t ob_units_pass(struct onebit_optimizer *optimizer, enum ob_pass_k
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_units_each(struct onebit_optimizer *optimizer,
+                              onebit_status_t (*of)(struct onebit_optimizer *optimizer,
+                                                    struct ob_unit *unit)) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (!optimizer->units[u].uncompressed)
+      OB_TRY(of(optimizer, &optimizer->units[u]));
+  return ONEBIT_OK;
+}
+
 /* Of one unit they were not held, where the host knows how they ended. */
 onebit_status_t ob_units_apply(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->unit_count; u++) {

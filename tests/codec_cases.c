@@ -387,6 +387,7 @@ static const char *const passes[OB_PASSES] = {[OB_PASS_SQUARES] = "squares",
                                               [OB_PASS_SHARE] = "share",
                                               [OB_PASS_SHARE_MOVE] = "share-move",
                                               [OB_PASS_STEP] = "step",
+                                              [OB_PASS_STEP_NORMS] = "step norms",
                                               [OB_PASS_LION] = "lion"};
 
 static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,

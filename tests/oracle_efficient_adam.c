@@ -8,17 +8,39 @@
 
 #include "tests/support.h"
 
-struct oracle_efficient_adam *oracle_efficient_adam_create(
-    int size, int hosts, const onebit_tensor_t *tensors, size_t count,
-    const onebit_efficient_adam_options_t *options) {
-  struct oracle_efficient_adam *oracle = allocate(1, sizeof *oracle);
+static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count,
+                                       const onebit_efficient_adam_options_t *options) {
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta1 = options->beta1;
   adam.beta2 = options->beta2;
   adam.epsilon = options->epsilon;
   adam.freeze_step = ONEBIT_FREEZE_NEVER;
   adam.common = options->common;
-  oracle->state = oracle_adam_create(size, hosts, tensors, count, &adam);
+  return oracle_adam_create(size, hosts, tensors, count, &adam);
+}
+
+static struct oracle_lamb *create_lamb(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count,
+                                       const onebit_efficient_adam_options_t *options) {
+  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
+  lamb.beta1 = options->beta1;
+  lamb.beta2 = options->beta2;
+  lamb.epsilon = options->epsilon;
+  lamb.freeze_step = ONEBIT_FREEZE_NEVER;
+  lamb.coefficient_least = options->min_ratio;
+  lamb.coefficient_most = options->max_ratio;
+  lamb.common = options->common;
+  return oracle_lamb_create(size, hosts, tensors, count, &lamb);
+}
+
+struct oracle_efficient_adam *oracle_efficient_adam_create(
+    int size, int hosts, const onebit_tensor_t *tensors, size_t count,
+    const onebit_efficient_adam_options_t *options) {
+  struct oracle_efficient_adam *oracle = allocate(1, sizeof *oracle);
+  oracle->lamb = options->trust_ratio ? create_lamb(size, hosts, tensors, count, options) : NULL;
+  oracle->state =
+      oracle->lamb ? oracle->lamb->state : create_adam(size, hosts, tensors, count, options);
   oracle->state->compressed = true;
   oracle->gain = options->gain;
   oracle->moment = allocate((size_t)oracle->state->size * oracle->state->total, sizeof(float));
@@ -26,7 +48,10 @@ struct oracle_efficient_adam *oracle_efficient_adam_create(
 }
 
 void oracle_efficient_adam_destroy(struct oracle_efficient_adam *oracle) {
-  oracle_adam_destroy(oracle->state);
+  if (oracle->lamb)
+    oracle_lamb_destroy(oracle->lamb);
+  else
+    oracle_adam_destroy(oracle->state);
   free(oracle->moment);
   free(oracle);
 }
@@ -116,8 +141,24 @@ static bool exchange_all(struct oracle_efficient_adam *oracle) {
   return done;
 }
 
-static void apply(struct oracle_adam *state, size_t k, float learning_rate) {
+/* The norm of the parameters over that of the step: of its bits two thirds count. */
+static double trust_ratio(struct oracle_lamb *lamb, size_t k) {
+  const struct oracle_adam *state = lamb->state;
+  for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
+    lamb->update[i] =
+        2.0f / 3.0f * state->momentum[i] + state->weight_decay[k] * state->parameter[i];
+  double p = sqrt(oracle_lamb_squares(lamb, k, state->parameter));
+  double u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
+  if (p == 0.0 || u == 0.0)
+    return 1.0;
+  return fmax(fmin(p / u, lamb->coefficient_most), lamb->coefficient_least);
+}
+
+static void apply(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
+  struct oracle_adam *state = oracle->state;
   float rate = learning_rate * state->factor[k], decay = state->weight_decay[k];
+  if (oracle->lamb)
+    rate = (float)((double)learning_rate * (double)state->factor[k] * trust_ratio(oracle->lamb, k));
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
     float *p = &state->parameter[i];
     *p = *p - rate * (state->momentum[i] + decay * *p);
@@ -133,9 +174,11 @@ bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const floa
     return false;
   state->steps++;
   for (size_t k = 0; k < state->tensors; k++)
-    if (state->uncompressed[k])
-      oracle_adam_whole_step(state, k, learning_rate);
+    if (!state->uncompressed[k])
+      apply(oracle, k, learning_rate);
+    else if (oracle->lamb)
+      oracle_lamb_whole_step(oracle->lamb, k, learning_rate);
     else
-      apply(state, k, learning_rate);
+      oracle_adam_whole_step(state, k, learning_rate);
   return true;
 }

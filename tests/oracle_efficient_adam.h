@@ -1,12 +1,13 @@
 /* Efficient-Adam of the oracle. Tensors, their exchanges and parameters are those of an Adam of the
- * oracle; the steps are its own. */
+ * oracle, or with trust ratios of a LAMB; the steps are its own. */
 #ifndef ONEBIT_TESTS_ORACLE_EFFICIENT_ADAM_H
 #define ONEBIT_TESTS_ORACLE_EFFICIENT_ADAM_H
 
-#include "tests/oracle.h"
+#include "tests/oracle_lamb.h"
 
 struct oracle_efficient_adam {
   struct oracle_adam *state; /* its `momentum` is the step that was agreed on */
+  struct oracle_lamb *lamb;  /* with trust ratios, whose state it is; or NULL */
   float *moment;             /* [size][total]: of each worker's own gradients */
   double gain;               /* 0: the default */
 };

@@ -161,8 +161,7 @@ static double squares_alone(const struct oracle_lamb *lamb, size_t count, const 
   return sum;
 }
 
-/* Of a tensor: of its runs, added in double. */
-static double squares(const struct oracle_lamb *lamb, size_t k, const float *all_values) {
+double oracle_lamb_squares(const struct oracle_lamb *lamb, size_t k, const float *all_values) {
   const struct oracle_adam *state = lamb->state;
   const float *values = all_values + state->first[k];
   for (size_t x = 0; x < state->exchange_count; x++)
@@ -188,7 +187,7 @@ static void move(struct oracle_lamb *lamb, size_t k, float learning_rate, double
 
 /* --- Warm-up */
 
-static void warm_up_tensor(struct oracle_lamb *lamb, size_t k, float learning_rate) {
+void oracle_lamb_whole_step(struct oracle_lamb *lamb, size_t k, float learning_rate) {
   struct oracle_adam *state = lamb->state;
   float b1 = (float)state->options.beta1, w1 = (float)(1.0 - state->options.beta1);
   float b2 = (float)state->options.beta2, w2 = (float)(1.0 - state->options.beta2);
@@ -201,7 +200,8 @@ static void warm_up_tensor(struct oracle_lamb *lamb, size_t k, float learning_ra
     float denominator = sqrtf(*v) * k2 + (float)state->options.epsilon;
     lamb->update[i] = (*m * k1) / denominator + state->weight_decay[k] * state->parameter[i];
   }
-  double p = sqrt(squares(lamb, k, state->parameter)), u = sqrt(squares(lamb, k, lamb->update));
+  double p = sqrt(oracle_lamb_squares(lamb, k, state->parameter)),
+         u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
   double ratio = 1.0;
   if (p != 0.0 && u != 0.0)
     ratio = clamp(p / u, lamb->coefficient_least, lamb->coefficient_most);
@@ -213,7 +213,7 @@ static void warm_up_tensor(struct oracle_lamb *lamb, size_t k, float learning_ra
 
 static double level_of(const struct oracle_lamb *lamb, size_t k) {
   size_t count = lamb->state->count[k];
-  return count ? sqrt(squares(lamb, k, lamb->state->momentum) / (double)count) : 0.0;
+  return count ? sqrt(oracle_lamb_squares(lamb, k, lamb->state->momentum) / (double)count) : 0.0;
 }
 
 /* Root mean squares of momenta, over the tensors of an exchange. */
@@ -331,7 +331,8 @@ static float compare(struct oracle_lamb *lamb, size_t k) {
 static void compressed_tensor(struct oracle_lamb *lamb, size_t k, float learning_rate) {
   double f = (double)compare(lamb, k), last = lamb->factor[k];
   if (lamb->state->weight_decay[k] > 0.0f) {
-    double q = sqrt(squares(lamb, k, lamb->plain)), u = sqrt(squares(lamb, k, lamb->update));
+    double q = sqrt(oracle_lamb_squares(lamb, k, lamb->plain)),
+           u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
     double s = u == 0.0 ? 1.0 : fmin(1.0, q / u);
     f = f * s + (1.0 - s);
   }
@@ -359,7 +360,7 @@ bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients,
     if (state->compressed && !state->uncompressed[k])
       compressed_tensor(lamb, k, learning_rate);
     else
-      warm_up_tensor(lamb, k, learning_rate);
+      oracle_lamb_whole_step(lamb, k, learning_rate);
   for (size_t i = 0; i < state->total; i++) /* the padding is not decayed */
     lamb->carried[i] = (float)state->options.beta1 * state->momentum[i];
   if (!state->compressed && oracle_must_freeze(state))

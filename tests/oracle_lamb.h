@@ -28,6 +28,12 @@ struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_
                                        size_t count, const onebit_lamb_options_t *options);
 void oracle_lamb_destroy(struct oracle_lamb *lamb);
 
+/* The sum of squares of tensor k's part of the values, over its runs, added in double. */
+double oracle_lamb_squares(const struct oracle_lamb *lamb, size_t k, const float *all_values);
+
+/* Dense LAMB's step of tensor k, on the mean gradient. */
+void oracle_lamb_whole_step(struct oracle_lamb *lamb, size_t k, float learning_rate);
+
 /* As oracle_adam_step. */
 bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients, float learning_rate);
 

@@ -86,6 +86,8 @@ const struct checkpoint_case checkpoint_cases[] = {
      .common = {.bucket_size = 1000, .block_size = 64, .chunk_size = 256, .threads = 2}},
     {"efficient adam, hosts", EFFICIENT, .size = 4, .hosts = 2, .steps = 8,
      .uncompressed = 1 << 1, .common = {HOSTS, .chunk_size = 512, .bucket_size = 2000}},
+    {"efficient adam, trust ratios", EFFICIENT, .size = 3, .steps = 8, .trust_ratio = 1,
+     .uncompressed = 1 << 1, .skips = true, .common = {.bucket_size = 2000}},
     {"efficient adam in bfloat16", EFFICIENT, .size = 2, .steps = 8, .skips = true,
      .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16}},
     {"momentum with a warm-up", MOMENTUM, .size = 2, .steps = 9, .freeze_step = 3},
@@ -157,6 +159,7 @@ static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
                                        &trainee->optimizer);
   case CHECKPOINT_EFFICIENT:
     efficient.beta2 = what->beta2;
+    efficient.trust_ratio = what->trust_ratio;
     efficient.common = what->common;
     return onebit_efficient_adam_create(comm, trainee->tensors, count, &efficient,
                                         &trainee->optimizer);

@@ -24,6 +24,7 @@ struct checkpoint_case {
   double beta2; /* 0: the default */
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
+  int trust_ratio;       /* of Efficient-Adam */
   unsigned uncompressed; /* tensors, as bits */
   bool skips;            /* some steps are first tried with a gradient that is not finite */
   onebit_optimizer_options_t common;

@@ -38,3 +38,5 @@ static void destroy(void *oracle) { oracle_efficient_adam_destroy(oracle); }
 
 const struct optimizer_kind efficient_adam = {"efficient_adam", create, create_oracle, state, step,
                                               destroy};
+const struct optimizer_kind efficient_lamb = {"efficient_lamb", create, create_oracle, state, step,
+                                              destroy};

@@ -4,7 +4,8 @@
 
 #include "tests/support_adam.h"
 
-/* adam_case.more: NULL, or an onebit_efficient_adam_options_t, of which the gain counts. */
-extern const struct optimizer_kind efficient_adam;
+/* adam_case.more: NULL, or an onebit_efficient_adam_options_t, of which the gain and what is said
+ * of trust ratios count. Without and with these. */
+extern const struct optimizer_kind efficient_adam, efficient_lamb;
 
 #endif

@@ -131,6 +131,49 @@ Test(efficient_adam, tensors_that_stay_uncompressed) {
   adam_check(&what);
 }
 
+static void check_trust_ratios(struct adam_case what, double min_ratio, double max_ratio) {
+  onebit_efficient_adam_options_t more = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  more.trust_ratio = 1;
+  more.min_ratio = min_ratio;
+  more.max_ratio = max_ratio;
+  what.more = &more;
+  what.kind = &efficient_lamb;
+  adam_check_on_groups(what);
+}
+
+Test(efficient_adam, trust_ratios) {
+  struct adam_case what = case_of(&adam_tensors_odd);
+  check_trust_ratios(what, 0, 0);
+  check_trust_ratios(what, 0.5, 0.6);
+  what.uncompressed = 1u << 3 | 1u << 5;
+  what.options.common.bucket_size = 1000;
+  check_trust_ratios(what, 0, 0);
+  what = case_of(&adam_tensors_many_words);
+  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
+  check_trust_ratios(what, 0, 0);
+  what = case_of(&adam_tensors_tiny);
+  what.late = 9;
+  check_trust_ratios(what, 0, 0);
+  check_trust_ratios(case_of(&adam_tensors_none), 0, 0);
+}
+
+Test(efficient_adam, trust_ratios_on_hosts_in_sixteen_bits_with_skips) {
+  onebit_efficient_adam_options_t more = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  struct adam_case what = case_of(&adam_tensors_odd);
+  more.trust_ratio = 1;
+  what.more = &more;
+  what.kind = &efficient_lamb;
+  what.size = 4;
+  what.hosts = 2;
+  what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  what.options.common.parameter_dtype = ONEBIT_BFLOAT16;
+  what.poison = NAN;
+  what.poisoned_rank = 2;
+  adam_check(&what);
+}
+
+#define SIZE .size = sizeof(onebit_efficient_adam_options_t)
+
 Test(efficient_adam, wrong_options_are_named) {
   float parameter = 0, gradient = 0;
   const onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
@@ -143,19 +186,16 @@ Test(efficient_adam, wrong_options_are_named) {
     onebit_status_t status;
   } wrong[] = {
       {{.size = 8}, "options->size is 8", ONEBIT_ERROR_ARGUMENT},
-      {{sizeof wrong[0].options, 1, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT},
-       "beta1 is 1",
+      {{SIZE, .beta1 = 1}, "beta1 is 1", ONEBIT_ERROR_ARGUMENT},
+      {{SIZE, .beta2 = -1}, "beta2 is -1", ONEBIT_ERROR_ARGUMENT},
+      {{SIZE, .epsilon = NAN}, "epsilon is nan", ONEBIT_ERROR_ARGUMENT},
+      {{SIZE, .gain = -2}, "gain is -2", ONEBIT_ERROR_ARGUMENT},
+      {{SIZE, .trust_ratio = 1, .min_ratio = -1}, "min_ratio is -1", ONEBIT_ERROR_ARGUMENT},
+      {{SIZE, .trust_ratio = 1, .max_ratio = NAN}, "max_ratio is nan", ONEBIT_ERROR_ARGUMENT},
+      {{SIZE, .trust_ratio = 1, .min_ratio = 3, .max_ratio = 2},
+       "min_ratio is 3, more than max_ratio, which is 2",
        ONEBIT_ERROR_ARGUMENT},
-      {{sizeof wrong[0].options, 0, -1, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT},
-       "beta2 is -1",
-       ONEBIT_ERROR_ARGUMENT},
-      {{sizeof wrong[0].options, 0, 0, NAN, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT},
-       "epsilon is nan",
-       ONEBIT_ERROR_ARGUMENT},
-      {{sizeof wrong[0].options, 0, 0, 0, -2, ONEBIT_OPTIMIZER_OPTIONS_INIT},
-       "gain is -2",
-       ONEBIT_ERROR_ARGUMENT},
-      {{sizeof wrong[0].options, 0, 0, 0, 0, {.profile = ONEBIT_PROFILE_DEEPSPEED}},
+      {{SIZE, .common.profile = ONEBIT_PROFILE_DEEPSPEED},
        "ONEBIT_PROFILE_DEEPSPEED",
        ONEBIT_ERROR_UNSUPPORTED},
   };

@@ -162,8 +162,8 @@ static int parse(const char *line, image_options_t *options, char words[OPTION_W
 
 Test(training_parts, options_that_are_wrong_are_named) {
   static const char *const lines[][2] = {
-      {"--optimizer sgd",
-       "--optimizer sgd: not one of efficient-adam|adam|lamb|zero-one-adam|momentum|lion"},
+      {"--optimizer sgd", "--optimizer sgd: not one of "
+                          "efficient-adam|adam|efficient-lamb|lamb|zero-one-adam|momentum|lion"},
       {"--steps 0", "--steps 0: not a number from 1 to 1000000000"},
       {"--steps -3", "--steps -3: not a number"},
       {"--steps", "--steps : a value is missing"},

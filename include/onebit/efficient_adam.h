@@ -52,12 +52,18 @@ typedef struct onebit_efficient_adam_options {
   double beta2;   /* in (0, 1); default 0.999 */
   double epsilon; /* positive; default 1e-8 */
   double gain;    /* positive; default 1 */
+  /* Nonzero: LAMB's trust ratio. The learning rate of each tensor is multiplied by
+   * |p| / |2/3 w + wd p|, within min_ratio .. max_ratio, and by 1 where one of the norms is 0. (The
+   * bits of w are longer than the step that they stand for: 2/3 is about what of them is the step.)
+   * Take the learning rate that dense LAMB takes. It costs a pass more over the parameters. */
+  int trust_ratio;
+  double min_ratio, max_ratio; /* positive; default 0.01 and 10 */
   onebit_optimizer_options_t common;
 } onebit_efficient_adam_options_t;
 
 /* clang-format off */
 #define ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT \
-  { sizeof(onebit_efficient_adam_options_t), 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
+  { sizeof(onebit_efficient_adam_options_t), 0, 0, 0, 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
 /* Makes an Efficient-Adam optimizer of a list of tensors. As onebit_adam_create, but for its

@@ -238,6 +238,9 @@ class EfficientAdamOptions(Structure):
         ("beta2", c_double),
         ("epsilon", c_double),
         ("gain", c_double),
+        ("trust_ratio", c_int),
+        ("min_ratio", c_double),
+        ("max_ratio", c_double),
         ("common", OptimizerOptions),
     ]
 

@@ -250,7 +250,7 @@ class Optimizer:
 
 class EfficientAdam(Optimizer):
     """Efficient-Adam with one bit (onebit/efficient_adam.h), the one to begin with: beta1, beta2,
-    epsilon, gain, and the options of all optimizers."""
+    epsilon, gain, trust_ratio, min_ratio, max_ratio, and the options of all optimizers."""
 
     _create = "onebit_efficient_adam_create"
     _options = _native.EfficientAdamOptions
