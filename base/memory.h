@@ -30,7 +30,7 @@ struct ob_memory {
 
 extern const struct ob_memory ob_memory_host;
 
-/* Must this allocation fail, for a test? For other kinds of memory. */
+/* Whether this allocation must fail, for a test. For other kinds of memory. */
 int ob_memory_must_fail(void);
 
 /* For tests: from now on the n-th allocation of the process fails, once; n <= 0 switches it off. */

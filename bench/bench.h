@@ -1,5 +1,5 @@
 /*
- * onebit-bench: how fast are the collectives, the codecs and the optimizer's local work?
+ * onebit-bench: the speed of the collectives, the codecs and the optimizer's local work.
  *
  * The harness is written once: options (bench_options.c), ranks that are MPI processes
  * (bench_mpi.c) or threads (bench_team.c), timed rounds and their statistics (bench_measure.c). A

@@ -1,5 +1,5 @@
 /*
- * onebit-bench buckets: how much of an optimizer's exchange does a backward pass hide?
+ * onebit-bench buckets: how much of an optimizer's exchange a backward pass hides.
  *
  * The backward pass is one that takes as long as the exchange: some arithmetic for each of a few
  * tensors, the last first. It is timed followed by a step, and with the step in parts

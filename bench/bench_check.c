@@ -1,12 +1,12 @@
 /*
- * Is a result right? No reference implementation is needed: a compressed collective says itself, in
- * the kept errors, what it has left out (onebit/plan.h):
+ * Checks a result. No reference implementation is needed: a compressed collective says itself, in
+ * the residuals, what it has left out (onebit/plan.h):
  *
  *   allreduce        y = mean(x + e_old - e_new) + d_old - d_new
  *   reduce-scatter   y = mean(x + e_old - e_new)
  *   allgather        y = x + e_old - e_new, of each rank in its place
  *
- * with e the worker's error and d that of the server of the element; in the hierarchical schedule e
+ * with e the worker's residual and d that of the element's server; in the hierarchical schedule e
  * is a host's, kept by one of its ranks, and its mean is over the hosts. Every rank adds its terms
  * of the right-hand side, in double, to what is summed over the ranks, some elements at a time.
  */

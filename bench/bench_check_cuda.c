@@ -1,7 +1,7 @@
 /*
- * -c with -d cuda: are the results those of the host? The same calls are made once more by threads
- * of this process on the host, as many as there are ranks, whose numbers every rank can make again
- * (bench_fill). Whatever the schedule, they must agree in every bit.
+ * -c with -d cuda: checks that the results are those of the host. The same calls are made once more
+ * by threads of this process on the host, as many as there are ranks, whose numbers every rank can
+ * make again (bench_fill). Whatever the schedule, they must agree in every bit.
  */
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /*
- * How far is one call's result from the exact one? Every rank's numbers can be made again anywhere
+ * The relative error of one call's result. Every rank's numbers can be made again anywhere
  * (bench_fill), so rank 0 knows the exact result without a collective.
  */
 #include <math.h>

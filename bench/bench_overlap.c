@@ -1,5 +1,5 @@
 /*
- * Nonblocking collectives beside a computation: how much of the communication disappears behind it?
+ * Nonblocking collectives beside a computation: how much of the communication it hides.
  *
  * As OSU's osu_iallreduce has it: the communication alone, a dummy computation that takes as long,
  * and the two together, with calls of onebit_test (of MPI_Test) spread through the computation.

@@ -178,8 +178,9 @@ static onebit_status_t create_optimizer(struct run *run, onebit_optimizer_t *opt
   return replay_create(recorded, run->rank->comm, run->tensors, run->library.device, optimizer);
 }
 
-/* Does the optimizer do what was recorded? 1-bit Adam and LAMB average gradients in full precision
- * as long as they are in their warm-up. One rank alone does so always, whatever the stage. */
+/* Checks that the optimizer is in the stage that was recorded. 1-bit Adam and LAMB average
+ * gradients in full precision as long as they are in their warm-up. One rank alone does so always,
+ * whatever the stage. */
 static void check_stage(struct run *run, onebit_optimizer_t optimizer, size_t step) {
   onebit_optimizer_info_t info = {.size = sizeof info};
   bool dense = run->recorded->dense_steps[step] == '1';

@@ -47,9 +47,9 @@ static bool time_some(struct bench_passes *passes, bool asked, bool quick, doubl
   return well;
 }
 
-/* Do all ranks run on one kernel, whatever the names of their hosts? Containers and emulated
- * clusters do, and their hosts share its cores. Told by the number that Linux draws when it starts;
- * elsewhere every host counts as a machine. */
+/* Whether all ranks run on one kernel, whatever the names of their hosts, as in containers and
+ * emulated clusters, whose hosts share its cores. Told by the boot ID of Linux; elsewhere every
+ * host counts as a machine. */
 static bool one_machine(void) {
   char boot[2][64], own[64] = "";
   FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");

@@ -1,5 +1,5 @@
 /*
- * onebit-tune --doctor: is the network that MPI uses the one that it should use?
+ * onebit-tune --doctor: whether the network that MPI uses is the one that it should use.
  *
  * Measuring and judging are apart. What is measured goes into a struct doctor_facts (ranks and the
  * measuring that needs MPI: tune_doctor_*_mpi.c; interfaces: tune_doctor_host.c; plain sockets:

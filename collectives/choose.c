@@ -8,13 +8,13 @@
 static const char *const names[] = {"ONEBIT_SCHEDULE_AUTOMATIC", "ONEBIT_SCHEDULE_EXCHANGE",
                                     "ONEBIT_SCHEDULE_ALLGATHER", "ONEBIT_SCHEDULE_HIERARCHICAL"};
 
-/* Can the ranks of a host add up among themselves? In memory that they share, or in messages that
- * are put on a stream. */
+/* Whether the ranks of a host can add up among themselves: in memory that they share, or in
+ * messages that are put on a stream. */
 static bool adds_up_inside(const struct onebit_plan *plan) {
   return plan->place->shares_memory || plan->comm->transport->put;
 }
 
-/* Can what was asked for be had? */
+/* Fails unless the schedule that was asked for is possible. */
 static onebit_status_t check(const struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   const onebit_plan_options_t *options = &shape->options;
   const struct ob_hosts *hosts = &plan->comm->hosts;

@@ -181,7 +181,7 @@ static struct phase phase_of(const struct ob_cost_task *task, onebit_wire_t wire
 
 /* --- Everyone's whole message to everyone */
 
-/* Is one message passed on in rounds, each of which doubles what a rank has? */
+/* Whether one message is passed on in rounds, each of which doubles what a rank has. */
 static bool doubles(const struct ob_cost_task *task, const struct ranks *ranks,
                     const struct phase *phase) {
   return task->operation == ONEBIT_ALLREDUCE && ranks->all >= OB_COST_DOUBLING_RANKS &&

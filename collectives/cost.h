@@ -118,7 +118,7 @@ void ob_costs_default(const char *codec, struct ob_costs *costs);
 /* How many times longer than alone a rank's work takes, since ranks share cores: 1 or more. */
 double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task);
 
-/* Can these ranks do that at all? */
+/* Whether these ranks can make such a call at all. */
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire);
 

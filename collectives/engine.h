@@ -32,13 +32,13 @@ void ob_engine_remove(struct ob_engine *engine, struct onebit_plan *plan);
 /* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
 bool ob_engine_advance(struct ob_engine *engine);
 
-/* Is any request in flight not yet at its end? */
+/* Whether any request is in flight and not yet at its end. */
 bool ob_engine_busy(struct ob_engine *engine);
 
 /* Waits until one is, or until the engine's thread is to stop: then false. */
 bool ob_engine_await(struct ob_engine *engine);
 
-/* Is this plan the only one in flight? */
+/* Whether this plan is the only one in flight. */
 bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan);
 
 /* Claims the plan for this thread, to move it; gives it free again. */

@@ -97,8 +97,8 @@ static bool is_gone(const struct ob_host *host, size_t rank) {
   return atomic_load_explicit(&page_of(host, rank)->gone, memory_order_relaxed);
 }
 
-/* Have all ranks of the host done so many chunks? While they have not, this rank's messages must
- * move on all the same: what the others wait for may be among them. */
+/* Whether all ranks of the host have done so many chunks, or one of them has failed. Until then
+ * this rank's messages must move on all the same: what the others wait for may be among them. */
 static bool all_have(struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
   struct ob_host *host = &plan->host;
   for (size_t rank = 0; rank < host->ranks; rank++) {

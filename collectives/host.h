@@ -34,8 +34,8 @@ struct ob_host {
  * makes this rank's block. */
 onebit_status_t ob_host_create(struct onebit_plan *plan);
 
-/* Do they? Else it is the plan's place that takes the steps inside the host, and nothing below is
- * for it. */
+/* Whether they share memory. Else the plan's executor runs the steps inside the host, and nothing
+ * below is for it. */
 bool ob_host_shares(const struct onebit_plan *plan);
 
 /* Attaches the others' blocks: after an agreement in which each told the name of its own. */

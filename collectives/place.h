@@ -18,17 +18,17 @@ struct ob_place {
   const char *codec;                /* the name of what computes; NULL: the plan's codec does */
   const struct ob_memory *kept;     /* where kept values and sums of runs are */
   const struct ob_memory *messages; /* where messages are, for the transport */
-  bool shares_memory;               /* do the ranks of a host add up there? (host.h) */
-  bool deferred;                    /* does the host learn how a call ended only afterwards? */
+  bool shares_memory;               /* the ranks of a host add up there (host.h) */
+  bool deferred;                    /* the host learns only afterwards how a call ended */
 
-  /* First of all: is there such a place here? NULL: always. */
+  /* Called first: fails where this executor is not available. NULL: it always is. */
   onebit_status_t (*open)(struct onebit_plan *plan);
 
   /* What else it needs, once the plan is built; and gives that back. */
   onebit_status_t (*create)(struct onebit_plan *plan);
   void (*destroy)(struct onebit_plan *plan);
 
-  /* Can it work on this buffer? The words name the argument. */
+  /* Fails unless it can work on this buffer. The error message names the argument. */
   onebit_status_t (*check)(const struct onebit_plan *plan, const char *name, const void *buffer);
 
   /* The host has changed the kept values, and server_large. NULL: nothing else knows of them. */
@@ -41,7 +41,7 @@ struct ob_place {
   /* Takes one step of the call. False: it has to wait for something. */
   bool (*take)(struct onebit_plan *plan, const struct ob_step *step, bool wait);
 
-  /* After the last step: is the call through, and its status known? Also before anything else
+  /* After the last step: whether the call is over and its status known. Also before anything else
    * looks at what the plan keeps. */
   bool (*settled)(struct onebit_plan *plan, bool wait);
 
@@ -52,8 +52,8 @@ struct ob_place {
   void (*finish_server)(struct onebit_plan *plan);
   void (*apply)(struct onebit_plan *plan, size_t chunk);
   void (*commit)(struct onebit_plan *plan);
-  /* Has what was computed last for a chunk, or for the whole call, arrived among the messages, and
-   * do the plan's flags know of it? */
+  /* Whether what was computed last for a chunk, or for the whole call, is among the messages and
+   * accounted for in the plan's flags. */
   bool (*ready)(struct onebit_plan *plan, size_t chunk, bool wait);
   bool (*all_ready)(struct onebit_plan *plan, bool wait);
 };
@@ -67,11 +67,11 @@ extern const struct ob_place ob_place_host;
  * stamped and judged too, and the steps are put on a stream. */
 extern const struct ob_place ob_place_staged, ob_place_stream;
 
-/* Is this memory that only a device can use, and of which? Sets nothing of CUDA up. */
+/* Whether only a device can use this memory, and which one. Sets nothing of CUDA up. */
 bool ob_cuda_owns(const void *memory, int *device);
 #endif
 
-/* Is this memory that the processor can use? ONEBIT_ERROR_ARGUMENT for memory of a device. */
+/* ONEBIT_ERROR_ARGUMENT for memory that only a device can use. */
 onebit_status_t ob_place_check_host(const struct onebit_plan *plan, const char *name,
                                     const void *buffer);
 

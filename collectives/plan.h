@@ -54,9 +54,9 @@ enum ob_step_kind {
   OB_STEP_FETCH,         /* until all of them have done that */
   OB_STEP_PASS,          /* doubling: begin round `chunk`, passing on what is here */
   OB_STEP_PASSED,        /* until it is over */
-  OB_STEP_FORESEE,       /* is it already sure that the call will end well? */
+  OB_STEP_FORESEE,       /* whether it is already certain that the call will end well */
   OB_STEP_APPLY_EARLY,   /* if so: a chunk of the result to its place */
-  OB_STEP_DECIDE,        /* is every rank well? if not, this is the last step */
+  OB_STEP_DECIDE,        /* the last step, unless every rank is well */
   OB_STEP_APPLY,         /* a chunk of the result to its place, where that was not done */
   OB_STEP_COMMIT         /* the new kept values become the current ones */
 };
@@ -171,7 +171,7 @@ struct onebit_plan {
   char words[256];
 
   struct ob_trace trace;
-  bool clocked; /* is `spent` wanted? */
+  bool clocked; /* `spent` is wanted */
   struct ob_spent spent;
 
   /* Of calls on streams, until ob_plan_settle: the first that did not end well. */
@@ -246,7 +246,7 @@ void ob_plan_share(const struct onebit_plan *plan, size_t *first, size_t *end);
  * that name. */
 bool ob_gathers_whole(const struct onebit_plan *plan);
 
-/* Do dense messages have the 16-bit values of the buffers? Not those of sums. */
+/* Whether dense messages have the 16-bit values of the buffers. Those of an allreduce do not. */
 bool ob_sends_halves(const struct onebit_plan *plan);
 
 /* How many results there are. */

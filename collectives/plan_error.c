@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "collectives/plan.h"
 
-/* Is the plan free for a look at its kept error? What is on a stream is waited for. */
+/* Fails unless the plan is free for a look at its residual. Waits for what is on a stream. */
 static onebit_status_t check_idle(onebit_plan_t plan) {
   if (!plan)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");

@@ -8,7 +8,7 @@
 
 struct ob_engine;
 
-/* Does the environment ask for a thread? ONEBIT_ERROR_ARGUMENT when it makes no sense. */
+/* Whether the environment asks for a thread. ONEBIT_ERROR_ARGUMENT for an unknown value. */
 onebit_status_t ob_progress_wanted(bool *wanted);
 
 /* One more communicator wants the engine's requests to be moved by a thread; one less. The first

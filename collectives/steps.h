@@ -16,7 +16,7 @@ void ob_trace_end(struct onebit_plan *plan);
  * after. */
 bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wait);
 
-/* Has the list ended? */
+/* Whether the list has ended. */
 bool ob_steps_done(const struct onebit_plan *plan);
 
 /* What this rank knows of the call, as the flags of a message (enum ob_message_flag). */

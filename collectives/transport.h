@@ -30,9 +30,9 @@ struct ob_batch {
 
 struct ob_transport {
   const char *name;
-  bool (*threads)(void); /* may several threads use it at once? */
-  bool host_messages;    /* can it move messages that are in memory of the host? */
-  /* Can it move messages in memory of a device too, the host looking after it? NULL: no. */
+  bool (*threads)(void); /* whether several threads may use it at once */
+  bool host_messages;    /* it can move messages that are in memory of the host */
+  /* Whether it can also move messages in memory of a device, driven by the host. NULL: no. */
   bool (*device_messages)(void);
   bool network; /* messages take time: plans choose their schedule by the cost model */
   /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */
@@ -46,9 +46,9 @@ struct ob_transport {
   /* For messages in memory of a device: puts the batch on a stream, where it is complete when what
    * is put there next begins. NULL: the transport moves messages of the host only. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
-  /* Is the device that is current the one whose memory it moves? NULL: any will do. */
+  /* Fails unless the current device is the one whose memory it moves. NULL: any will do. */
   onebit_status_t (*check_current)(onebit_comm_t comm);
-  /* Has it found since that what was put cannot end? NULL: it finds out at once. */
+  /* Fails if it has found since that what was put cannot end. NULL: it finds out at once. */
   onebit_status_t (*health)(onebit_comm_t comm);
   /* Gives the transport a chance to move what has begun, while the caller waits for something
    * else. */

@@ -47,7 +47,7 @@ void ob_kept_commit(struct ob_kept *kept);
 onebit_status_t ob_kept_reset(struct ob_kept *kept);
 /* Where errors are not fed back: resets what is an error. */
 onebit_status_t ob_kept_forget(struct ob_kept *kept);
-/* Is a scale from OB_LARGE_SCALE on? In memory of the host. */
+/* Whether a scale is OB_LARGE_SCALE or larger. In memory of the host. */
 bool ob_kept_large(const struct ob_kept *kept);
 size_t ob_kept_bytes(const struct ob_kept *kept);
 

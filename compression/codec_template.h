@@ -235,8 +235,8 @@ static float compress(const struct ob_compress_run *run) {
 
 #include "compression/codec_reduce.h"
 
-/* Can a sum be beyond the largest float16? None is larger than that of the scales, which is rounded
- * as often. */
+/* Whether a sum can be beyond the largest float16. None is larger than that of the scales, which is
+ * rounded as often. */
 FIXED bool exceeds_float16(const struct ob_sum_run *run) {
   float most = 0;
   for (size_t s = 0; s < run->streams; s++)

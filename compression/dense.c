@@ -51,8 +51,9 @@ static void spoil(struct ob_work *work) {
   atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
-/* What the block counts as, zeros where it has no input; the rest of the last word may hold what an
- * earlier message left there. Is all of it sound? */
+/* Loads what the block counts as, zeros where it has no input; the rest of the last word may hold
+ * what an earlier message left there. Returns whether it is finite; where `bounded` is set, whether
+ * the sum of its squares is. */
 static bool load_block(const struct step *step, const struct ob_block *block, float *values) {
   const struct ob_work *work = step->work;
   const void *input = input_of(step, block);

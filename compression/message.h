@@ -111,8 +111,9 @@ struct ob_message_expected {
   uint64_t elements;
 };
 
-/* Is what arrived, `bytes` long, this message? Then every field that is used to compute with is
- * sound: the scales are finite and not negative. ONEBIT_ERROR_MESSAGE says what is wrong. */
+/* Fails unless what arrived, `bytes` long, is this message. If it is, every field that is used to
+ * compute with is sound: the scales are finite and not negative. The error message says what is
+ * wrong. */
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
                                  const struct ob_message_expected *expected);

@@ -73,17 +73,17 @@ onebit_status_t ob_device_open(struct onebit_plan *plan);
 onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors);
 void ob_device_destroy(struct onebit_plan *plan, bool mirrors);
 
-/* ob_place's check: is the buffer memory of the plan's device? */
+/* ob_place's check: fails unless the buffer is memory of the plan's device. */
 onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
                                 const void *buffer);
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
 
 bool ob_cuda_is_capturing(cudaStream_t stream);
 
-/* Is this a stream that the plan's device can be given work on? */
+/* Fails unless the plan's device can be given work on this stream. */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
 
-/* Has the event come? With `wait`, when it has. */
+/* cudaErrorNotReady until the event has come; with `wait`, waits for it. */
 cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait);
 
 /* The buffers of the call in flight. */

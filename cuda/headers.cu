@@ -130,7 +130,7 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
     state->not_finite = witness_of(plan, member);
 }
 
-/* Are the scales of a member's message sound? By one warp; where they are not, header and all. */
+/* By one warp: the call fails unless the scales of a member's message are sound. */
 static __device__ void check_scales(const struct ob_cuda_plan &plan,
                                     const struct ob_cuda_stamp &stamp, size_t member) {
   const bool server = stamp.kind == OB_MESSAGE_SERVER;

@@ -229,7 +229,7 @@ cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, s
 cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream);
 
-/* Is every rank well? If not, state->stop. */
+/* Sets state->stop unless every rank is well. */
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
                            cudaStream_t stream);
 

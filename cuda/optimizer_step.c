@@ -64,8 +64,8 @@ static onebit_status_t send_scalings(struct ob_unit *unit) {
   return send(device, device->scalings, unit->scalings, bytes);
 }
 
-/* Does the device count the steps, for the bias corrections? Where the host does not know how many
- * were made. */
+/* Whether the device counts the steps, for the bias corrections: where the host does not know how
+ * many were made. */
 static bool is_counted(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
          !optimizer->method->scheduled;

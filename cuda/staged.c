@@ -87,7 +87,7 @@ static void end(struct onebit_plan *plan) {
   ob_cuda_leave(before);
 }
 
-/* A query or a wait: is it over? An error ends the waiting too, and is told of. */
+/* Whether a query or a wait is over. An error ends the waiting too, and fails the call. */
 static bool over(struct onebit_plan *plan, cudaError_t error) {
   if (error == cudaErrorNotReady)
     return cudaGetLastError(), false;

@@ -143,7 +143,7 @@ void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *message
   ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
 }
 
-/* Does the host look after the transport? Then it waits for the device where a message leaves. */
+/* Whether the host drives the transport. Then it waits for the device where a message leaves. */
 static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->transport->put; }
 
 /* Until the device has come to where the messages are ready: ONEBIT_IN_PROGRESS if it has not. The

@@ -10,11 +10,11 @@
 int ob_call_failed(MPI_Comm comm, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Is MPI there? MPI_ERR_OTHER, without a handler, where not. */
+/* MPI_ERR_OTHER, without a handler, unless MPI is initialised and not yet finalised. */
 int ob_call_begin_mpi(void);
 
-/* Can it be compressed, and are its arguments right? Takes the count as a program gave it. Reports
- * what is wrong. */
+/* Checks that it can be compressed and that its arguments are right, and sets its count to that of
+ * the program. Reports what is wrong. */
 int ob_call_check(struct ob_mpi_call *call, int count);
 
 /* The call, which has been checked, blocking; and its exchange, or NULL for a dense call. Errors

@@ -241,7 +241,7 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
 
 /* ---- Agreeing on a tensor ---- */
 
-/* May one more be made for buffers that no rank knows? All ranks find alike. */
+/* Whether one more may be made for buffers that no rank knows. All ranks find alike. */
 static bool may_make(const struct ob_attached *attached, const struct ob_mpi_call *call) {
   size_t once = 0, elements = call->count;
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -255,7 +255,7 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
 }
 
 /* The tensor that some rank knows by its buffers: of several the last one. OB_NO_TENSOR: none does.
- * *alike: is it the same for all ranks? */
+ * *alike: whether it is the same for all ranks. */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                            uint64_t signature, bool *alike, int *code) {
   int64_t slot = find_from(attached, 0, signature, call->sendbuf, call->recvbuf);

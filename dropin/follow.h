@@ -25,7 +25,7 @@ struct ob_follower_ranks {
    * buffers; or OB_NO_TENSOR. */
   int (*find)(void *context, int first, uint64_t signature, const void *sendbuf,
               const void *recvbuf);
-  /* Is the tensor not what ranks took it for? All of them find alike. NULL: it always is. */
+  /* Whether the tensor is not what ranks took it for. All of them find alike. NULL: never. */
   bool (*is_lost)(void *context, int tensor);
 };
 

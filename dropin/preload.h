@@ -39,8 +39,8 @@ void ob_preload_close(void);
  * status of 0 becomes 1. */
 void ob_preload_judge_exit(bool (*went_well)(void));
 
-/* Is the call too small to be looked at? Counting those costs a load and a store. A negative count
- * of MPI's, an error of the program's, is a very large one here, and found later. */
+/* Whether the call is too small to be looked at. Counting those costs a load and a store. A
+ * negative count of MPI's, an error of the program's, is a very large one here, and found later. */
 static inline bool ob_preload_small(onebit_operation_t operation, size_t count) {
   bool small =
       count < atomic_load_explicit(&ob_preload.least_count[operation], memory_order_relaxed);

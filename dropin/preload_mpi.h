@@ -50,7 +50,7 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
 /* A blocking call that is not small. An MPI error code. */
 int ob_preload_call(const struct ob_mpi_call *call);
 
-/* Have all ranks of an intra-communicator settled on the same rules? All of them find the same. */
+/* Whether all ranks of an intra-communicator have settled on the same rules. All find the same. */
 bool ob_preload_settled(MPI_Comm comm, int size);
 
 #endif

@@ -253,7 +253,7 @@ static struct handle *find(MPI_T_pvar_handle wanted) {
   return handle;
 }
 
-/* May the handle be used in the session? An MPI error code. The lock is held. */
+/* An MPI error code unless the handle may be used in the session. The lock is held. */
 static int check(const struct handle *handle, MPI_T_pvar_session session) {
   int num;
   int code = PMPI_T_pvar_get_num(&num);
@@ -340,8 +340,8 @@ OB_PRELOAD_VISIBLE int MPI_T_pvar_read(MPI_T_pvar_session session, MPI_T_pvar_ha
   return code == MPI_SUCCESS ? read_variable(variable, buf) : code;
 }
 
-/* Is the handle ours? Then *code, why it may not be done, stays, or becomes what is wrong with the
- * handle. */
+/* Whether the handle is ours. Then *code, why it may not be done, stays, or becomes what is wrong
+ * with the handle. */
 static bool refuses(MPI_T_pvar_session session, MPI_T_pvar_handle handle, int *code) {
   int checked;
   if (!of(session, handle, &checked))

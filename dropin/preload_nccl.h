@@ -45,7 +45,7 @@ struct ob_nccl_kind {
   bool sum;
 };
 
-/* Can the call be compressed at all, by its type and operation? */
+/* Whether the call can be compressed at all, by its type and operation; else why not. */
 enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_kind *kind);
 
 /* The call by NCCL. */
@@ -112,8 +112,8 @@ struct ob_nccl_comm {
   onebit_comm_t onebit;
   int tensors;
   struct ob_nccl_tensor *tensor[OB_TENSORS_MOST];
-  /* Is it steady? Of the compressed calls since ranks last asked each other, those with other
-   * buffers than before; periods; whether an answer is on its way, and what it was. */
+  /* Whether it is steady: compressed calls since ranks last asked each other, and those of them
+   * with other buffers than before; periods; whether an answer is on its way, and what it was. */
   uint64_t calls, moved, periods;
   bool asked;
   int64_t heard;
@@ -202,7 +202,7 @@ void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 
 /* ---- Groups (preload_nccl_group.c) ---- */
 
-/* Is this thread in a group of the program's? */
+/* Whether this thread is in a group of the program's. */
 bool ob_nccl_in_group(void);
 
 /* For the end of the group: a call that is to be compressed then, or that NCCL has been given.

@@ -129,7 +129,7 @@ static void settle(struct ob_nccl_comm **made, size_t count) {
   }
 }
 
-/* Is there another rank of the same communicator among those that this thread makes? */
+/* Whether there is another rank of the same communicator among those that this thread makes. */
 static bool has_twin(const struct ob_nccl_made *made, size_t count, size_t which) {
   static const ncclUniqueId none;
   if (!memcmp(&made[which].id, &none, sizeof none))

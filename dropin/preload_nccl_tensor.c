@@ -146,7 +146,7 @@ void ob_nccl_look(struct ob_nccl_comm *comm) {
   ob_nccl_leave(scope);
 }
 
-/* ---- Is it steady? ---- */
+/* ---- Whether it is steady ---- */
 
 /* Asked from time to time, and answered when it is asked again: nobody waits for what is not long
  * there. */

@@ -64,8 +64,8 @@ onebit_status_t ob_exchange_start(struct ob_operation *operation);
 /* From the plan's result to MPI's. */
 void ob_exchange_take(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
 
-/* Has every rank met a status of this kind, with nothing changed? Then all of them go on dense. A
- * damaged message and a failed transport may have met one alone. */
+/* Whether every rank has met a status of this kind, with nothing changed. Then all of them go on
+ * dense. A damaged message and a failed transport may have met one alone. */
 bool ob_is_withdrawn(onebit_status_t status);
 
 /* Notes how a call was decided. The lock is held. */
@@ -88,7 +88,7 @@ int ob_wait_moving(MPI_Request *request);
 /* Each value becomes the largest of all ranks. An MPI error code. */
 int ob_largest(MPI_Comm comm, int64_t *values, int count);
 
-/* Is an operation of the exchange in flight? */
+/* Whether an operation of the exchange is in flight. */
 bool ob_queue_serves(const struct ob_exchange *exchange);
 
 /* Gives an operation's memory back, or keeps it for the next one. */

@@ -70,7 +70,7 @@ onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
 /* Equal where the rules are: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
 
-/* Is such a call to be compressed? */
+/* Whether such a call is to be compressed. */
 bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
                        onebit_dtype_t dtype, size_t count, int comm_size);
 

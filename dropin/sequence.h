@@ -1,5 +1,5 @@
 /*
- * Which tensor is this? A call names buffers, not tensors, and what one rank sees of its buffers
+ * The tensor of a call. A call names buffers, not tensors, and what one rank sees of its buffers
  * says nothing of another's, while plans are made and used by all ranks together. What all ranks
  * see alike is the order of the calls on a communicator, with their counts, types and operations
  * (MPI demands it): the signatures. A program that trains repeats its calls step by step, so once
@@ -46,8 +46,8 @@ void ob_sequence_expected(const struct ob_sequence *sequence, size_t phase, uint
                           const void **sendbuf, const void **recvbuf);
 
 /* Following: the phase of this call, 0 to period - 1. -1: the signature is not what was to come;
- * all ranks see that alike and learn anew, this call first. *same: are the buffers those of the
- * last period? Where not, this rank withdraws, and the new ones are noted. */
+ * all ranks see that alike and learn anew, this call first. *same: whether the buffers are those of
+ * the last period. Where not, this rank withdraws, and the new ones are noted. */
 ptrdiff_t ob_sequence_phase(struct ob_sequence *sequence, uint64_t signature, const void *sendbuf,
                             const void *recvbuf, bool *same);
 

@@ -51,7 +51,8 @@ static uint64_t bytes(const training_t *training) {
   return training->tally[0].bytes + training->tally[1].bytes;
 }
 
-/* Do the steps lead anywhere? Some are skipped while a loss scale falls: from 2^30 to 1 thirty. */
+/* Fails where the loss is not finite, or too many steps in a row were skipped. Some are skipped
+ * while a loss scale falls: thirty from 2^30 to 1. */
 static int check_progress(const training_t *training, const tally_t *since) {
   char words[OPTION_WORDS];
   snprintf(words, sizeof words,

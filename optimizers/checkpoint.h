@@ -139,15 +139,15 @@ const struct ob_stretch *ob_map_find(const struct ob_map *map, enum ob_space spa
 enum ob_stage ob_checkpoint_stage(const struct onebit_optimizer *optimizer);
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
 
-/* Has the method this? If not, there is no section of it. */
+/* Whether the method has this in that stage. If not, there is no section of it. */
 bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                        enum ob_saved what);
 
-/* Is it each rank's own, or do all have it alike? */
+/* Whether it is each rank's own; else all have it alike. */
 bool ob_saved_is_own(enum ob_saved what, bool apart);
 
-/* Does the server of a share, and nobody else, have the momentum of its elements? Of uncompressed
- * units it is saved by shares too. */
+/* Whether the server of a shard, and nobody else, has the momentum of its elements. Of uncompressed
+ * buckets it is saved by shards too. */
 bool ob_saved_by_servers(const struct ob_unit *unit, enum ob_saved what);
 
 /* Which blocks of the unit's layout this rank has that of: all, or a share. */
@@ -222,7 +222,7 @@ struct ob_part_tensor ob_part_tensor_of(const struct ob_part *part, uint64_t ten
 const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_saved what,
                                            enum ob_space space, uint64_t element);
 
-/* Is the section sound? Looks once. */
+/* Fails unless the section is sound. Looks once. */
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section);
 
 /* `count` of what the section has, from number `first` on. */
@@ -251,7 +251,7 @@ void ob_saving_destroy(struct ob_saving *saving);
 /* Writes it. Then header.checksum is known too. */
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
 
-/* Is there no step open? Waits for those on streams. */
+/* Fails while a step is open. Waits for those on streams. */
 onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
 
 /* --- The parts of all ranks (checkpoint_parts.c) */
@@ -270,11 +270,12 @@ onebit_status_t ob_parts_open(struct ob_parts *parts, const void *const *memory,
                               const size_t *bytes, int count);
 void ob_parts_close(struct ob_parts *parts);
 
-/* Do they fit together, and this optimizer? */
+/* Fails unless they fit together, and this optimizer. */
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
-/* `count` <= OB_CHUNK elements; values NULL: are they there, and sound? Only that can fail. */
+/* `count` <= OB_CHUNK elements; values NULL: only checks that they are there, and sound. Only that
+ * can fail. */
 onebit_status_t ob_parts_fetch(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
                                uint64_t first, size_t count, float *values);
 

@@ -196,8 +196,8 @@ static void remove_parts(const struct files *files) {
   }
 }
 
-/* Is it certain that rank 0 has heard of a failure, and names no part in a manifest? Not where it
- * was the agreement itself that failed. */
+/* Whether it is certain that rank 0 has heard of a failure, and names no part in a manifest. Not
+ * where it was the agreement itself that failed. */
 static bool is_agreed(onebit_status_t status) {
   return status != ONEBIT_ERROR_TRANSPORT && status != ONEBIT_ERROR_MESSAGE;
 }

@@ -37,7 +37,7 @@ struct ob_manifest {
 };
 
 void ob_part_name(char name[OB_PART_NAME], uint64_t generation, int rank);
-/* Is this the name of a part? */
+/* Whether this is the name of a part. */
 int ob_part_named(const char *name, uint64_t *generation);
 
 /* The text, as a string to be released; NULL: no memory. */

@@ -197,7 +197,7 @@ struct ob_part_tensor ob_part_tensor_of(const struct ob_part *part, uint64_t ten
 
 /* --- Looking into it ---------------------------------------------------------------------------*/
 
-/* Does the section end before this element of that kind, or at it? */
+/* Whether all elements of the section precede this element of that kind. */
 static bool is_before(const struct ob_part_section *section, enum ob_saved what,
                       enum ob_space space, uint64_t element) {
   if (section->what != (uint32_t)what)

@@ -1,4 +1,4 @@
-/* The parts of all ranks: do they fit together, and what do they have of some elements? */
+/* The parts of all ranks: whether they fit together, and what they have of some elements. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ void ob_parts_close(struct ob_parts *parts) {
   ob_release(parts->counts);
 }
 
-/* --- Do they fit together? ---------------------------------------------------------------------*/
+/* --- Whether they fit together -----------------------------------------------------------------*/
 
 enum {
   ALIKE_FROM = offsetof(struct ob_part_header, kind),
@@ -70,7 +70,7 @@ static onebit_status_t check_together(const struct ob_parts *parts) {
   return ONEBIT_OK;
 }
 
-/* --- Do they fit the optimizer? ----------------------------------------------------------------*/
+/* --- Whether they fit the optimizer ------------------------------------------------------------*/
 
 static onebit_status_t check_kind(const struct ob_part *part,
                                   const struct onebit_optimizer *optimizer) {
@@ -112,7 +112,7 @@ static onebit_status_t check_tensors(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* Is there such a state? A freeze without a warm-up has no step. */
+/* Whether there is such a state. A freeze without a warm-up has no step. */
 static bool is_state(const struct ob_part_header *header,
                      const struct onebit_optimizer *optimizer) {
   switch (header->stage) {
@@ -189,7 +189,7 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
   return ONEBIT_OK;
 }
 
-/* --- What do they have? ------------------------------------------------------------------------*/
+/* --- What they have ----------------------------------------------------------------------------*/
 
 /* The part that has an element of what all have alike: most often that of the element before. */
 static struct ob_part *part_with(struct ob_parts *parts, enum ob_saved what, enum ob_space space,

@@ -41,7 +41,7 @@ bool ob_saved_by_servers(const struct ob_unit *unit, enum ob_saved what) {
   return what == OB_SAVED_MOMENTUM && unit->bits->server.serving.rule == OB_SERVE_LION;
 }
 
-/* Has the unit nothing of what others have? */
+/* Whether the bucket has nothing of what others have. */
 static bool is_missing(const struct ob_unit *unit, enum ob_saved what) {
   switch (what) {
   case OB_SAVED_WORKER:

@@ -96,9 +96,9 @@ static bool can_lag(const struct onebit_optimizer *optimizer) {
          !method->sharded && optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* Is the variance behind the gradients of the latest steps, of which the momentum is made: are
- * steps longer than twice the rate, in the mean of their squares? Then the gradients have just
- * begun, or grown, and frozen as it is the variance would be wrong for good. */
+/* Whether the variance lags behind the gradients of the latest steps, of which the momentum is
+ * made: the mean square of the momentum is more than four times the mean of the variance. Then the
+ * gradients have just begun, or grown, and frozen as it is the variance would be wrong for good. */
 static onebit_status_t lags(struct onebit_optimizer *optimizer, bool *yes) {
   double variance, power;
   *yes = false;

@@ -250,7 +250,7 @@ static uint64_t name_of(const char *name) {
   return fingerprint(0xcbf29ce484222325u, name, strlen(name));
 }
 
-/* First of all, is it the same kind of optimizer everywhere? What follows depends on that. */
+/* The kind of optimizer comes first: what follows depends on it. */
 static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
                              const struct ob_recipe *recipe, onebit_status_t status,
                              const onebit_tensor_t *tensors, size_t ntensors) {

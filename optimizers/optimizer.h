@@ -157,12 +157,12 @@ enum { OB_NUMBERS_AT_MOST = 16 };
 /* The table of methods: what the optimizers do not have in common. */
 struct ob_method {
   const char *name;
-  /* Does what is exchanged go on from the last exchange's result? */
+  /* What is exchanged goes on from the last exchange's result. */
   bool momentum;
-  bool fused;   /* does profile deepspeed compress all tensors in one buffer? */
-  bool lamb;    /* is optimizer->own a struct ob_lamb? */
-  bool sharded; /* has a unit only the state of the share that this rank serves? (shards.c) */
-  bool moments; /* do units' plans keep moments of this rank's own gradients? */
+  bool fused;                    /* profile deepspeed compresses all tensors in one buffer */
+  bool lamb;                     /* optimizer->own is a struct ob_lamb */
+  bool sharded;                  /* a bucket has only the state of this rank's shard (shards.c) */
+  bool moments;                  /* buckets' plans keep moments of this rank's own gradients */
   enum ob_serve_rule serve_rule; /* what servers make of what they receive */
   unsigned arrays;               /* slots that are arrays of a unit's own, as OB_MASKs */
   unsigned dense_arrays;         /* likewise of an uncompressed unit, besides */
@@ -173,7 +173,7 @@ struct ob_method {
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
   /* What the next step sends. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
-  /* Does that depend on how the steps before ended, in all stages? */
+  /* That depends on how the steps before ended, in all stages. */
   bool scheduled;
   /* A unit is about to send bits: what it sends comes to its place. NULL: it is there. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
@@ -182,7 +182,7 @@ struct ob_method {
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
    * is all there is to do. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
-  /* A step is made and counted: does the stage change? NULL: nothing does. */
+  /* A step is made and counted: changes the stage where that is due. NULL: it never changes. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
   /* What it has to tell of a tensor besides norms: adds that. NULL: nothing. */
@@ -193,7 +193,7 @@ struct ob_method {
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
   /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
   double *(*scalings)(struct onebit_optimizer *optimizer);
-  /* Do parameters and momentum differ between ranks now? NULL: never. */
+  /* Whether parameters and momentum differ between ranks now. NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
 };
 
@@ -312,7 +312,7 @@ enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
 onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status);
 onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer);
 
-/* Is the step being made one of which no rank tells another anything? */
+/* Whether the step being made is one of which no rank tells another anything. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 /* On a stream of the device, or without. */
@@ -378,7 +378,7 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
 
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
 
-/* Is the warm-up over? Where there is none, frozen_at stays 0. */
+/* Whether the warm-up is over. Where there is none, frozen_at stays 0. */
 bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer);
 
 /* The number of the warm-up's last step, unless that is found from the variance. */
@@ -387,13 +387,13 @@ size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 /* The same, but where that is found from the variance the step it is found in at the latest. */
 uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
 
-/* Should it have come 1 / (1 - beta2) steps ago, or earlier, but for a variance that lags? */
+/* Whether it should have come 1 / (1 - beta2) steps ago, or earlier: the variance lags. */
 bool ob_freeze_is_late(const struct onebit_optimizer *optimizer);
 
 /* What the next step sends: bits, once frozen and where there is anyone to send them to. */
 enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer);
 
-/* Is the latest step the last of the warm-up? */
+/* *due: whether the latest step is the last of the warm-up. */
 onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due);
 
 /* Room for the norms, where the freeze is found from them. */
@@ -406,7 +406,7 @@ onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
 
 extern const struct ob_method ob_method_shards;
 
-/* Can it be had with these options? */
+/* Fails unless it is possible with these options. */
 onebit_status_t ob_shards_check(const onebit_adam_options_t *options);
 
 /* The plans of a unit, beginning with those of an unsharded one: collective. */

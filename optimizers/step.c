@@ -269,7 +269,7 @@ static onebit_status_t advance(onebit_optimizer_t optimizer) {
   return optimizer->method->advance ? optimizer->method->advance(optimizer) : ONEBIT_OK;
 }
 
-/* Was the latest step, which all ranks count, one that this rank alone did not make? */
+/* Whether the latest step, which all ranks count, is one that this rank alone did not make. */
 static bool stayed_alone(const struct onebit_optimizer *optimizer) {
   return optimizer->unknown && optimizer->step.outcome.status == ONEBIT_SKIPPED;
 }

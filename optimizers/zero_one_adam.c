@@ -136,7 +136,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
   call->agreed_name = "the sum of learning_rate since the ranks met last";
 }
 
-/* Are this rank's gradients finite? Where they are clipped their norm is known already. */
+/* Whether this rank's gradients are finite. Where they are clipped their norm is known already. */
 static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
   double sum = 0, of_unit;
   *finite = isfinite(optimizer->gradient_norm);

@@ -172,7 +172,7 @@ void oracle_adam_whole_step(struct oracle_adam *adam, size_t k, float learning_r
 /* A step with a frozen variance, within ONEBIT_STEP_BOUND but in profile deepspeed. */
 float oracle_bounded(const struct oracle_adam *adam, float step);
 
-/* After a warm-up step that is counted: is it the last? */
+/* After a warm-up step that is counted: whether it is the last. */
 bool oracle_must_freeze(struct oracle_adam *adam);
 
 /* What worker w adds of element i to the momentum of the compressed stage. What a gradient counts

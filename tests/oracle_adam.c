@@ -217,7 +217,7 @@ static size_t freeze_distance(double beta2) {
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
-/* Are recent gradients larger than the variance knows? */
+/* Whether recent gradients are larger than the variance accounts for. */
 static bool lags(const struct oracle_adam *adam) {
   double power = 0.0, variance = 0.0;
   if (deepspeed(adam) || adam->options.shards || !adam->total)

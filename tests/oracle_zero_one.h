@@ -60,7 +60,7 @@ void oracle_zero_one_destroy(struct oracle_zero_one *oracle);
 void oracle_zero_one_step(struct oracle_zero_one *oracle, const float *const *gradients,
                           float learning_rate, onebit_status_t *statuses);
 
-/* Are parameters equal on all ranks now? */
+/* Whether parameters are equal on all ranks now. */
 bool oracle_zero_one_together(const struct oracle_zero_one *oracle);
 
 #endif

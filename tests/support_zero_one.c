@@ -39,7 +39,7 @@ static void describe_tensors(const struct zero_one_case *what, void *parameters,
   }
 }
 
-/* Has the rank a gradient of the tensor in this call? */
+/* Whether the rank has a gradient of the tensor in this call. */
 static bool has_gradient(const struct zero_one_case *what, size_t tensor, int rank, int call) {
   return !what->absent || (tensor + (size_t)rank + (size_t)call) % 5 != 0;
 }

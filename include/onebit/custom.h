@@ -43,10 +43,10 @@ typedef struct onebit_transport_callbacks {
   /* Begins to receive a message of at most `bytes` bytes from rank `peer`. *operation: as above,
    * never NULL (that is taken for a failure). */
   int (*receive)(void *context, void *data, size_t bytes, int peer, int tag, void **operation);
-  /* Is the operation complete? 0: it is, and is not asked about again; for one that receives,
-   * *bytes is then set to the length of the message. ONEBIT_IN_PROGRESS: not yet; `test` may have
-   * waited for it up to `seconds` (0: not at all), or may return sooner. After a failure `cancel`
-   * is still called. */
+  /* Whether the operation is complete. 0: it is, and is not asked about again; for one that
+   * receives, *bytes is then set to the length of the message. ONEBIT_IN_PROGRESS: not yet; `test`
+   * may have waited for it up to `seconds` (0: not at all), or may return sooner. After a failure
+   * `cancel` is still called. */
   int (*test)(void *context, void *operation, double seconds, size_t *bytes);
   /* Gives an operation up that is not complete. When this returns, its memory is not looked at any
    * more. */

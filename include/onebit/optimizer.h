@@ -209,7 +209,7 @@ typedef struct onebit_optimizer_info {
   const char *name;          /* "efficient_adam", "adam", "lamb", "zero_one_adam" or "momentum" */
   double loss_scale;         /* onebit_optimizer_get_loss_scale */
   double gradient_norm;      /* of the latest step, before clipping; 0 without clipping */
-  int synchronized;          /* are the parameters equal on all ranks now? 0/1 Adam: not always */
+  int synchronized;          /* the parameters are equal on all ranks now; 0/1 Adam: not always */
   uint64_t exchanges[3];     /* steps that sent gradients dense, one bit an element, nothing */
 } onebit_optimizer_info_t;
 

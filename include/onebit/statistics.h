@@ -69,7 +69,7 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
 typedef struct onebit_tensor_statistics {
   size_t size;
   size_t count;          /* elements */
-  int uncompressed;      /* is it exchanged in full precision in all stages? */
+  int uncompressed;      /* it is exchanged in full precision in all stages */
   double parameter_norm; /* of the master values, where there are such */
   double momentum_norm;  /* of the momentum, or of what is exchanged in its place */
   double error_norm;     /* of this rank's kept error */

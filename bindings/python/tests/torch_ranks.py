@@ -23,7 +23,7 @@ from onebit import Status  # noqa: E402
 
 
 def alike(tensor):
-    """Has every rank the same bits?"""
+    """Whether every rank has the same bits."""
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, tensor)
     return all(torch.equal(one, tensor) for one in everyone)
