@@ -19,7 +19,7 @@
 
 #define PART ((size_t)1 << 16) /* elements at a time */
 
-/* The kept errors before and after the call. */
+/* The residuals before and after the call. */
 struct errors {
   onebit_plan_info_t info;
   float *worker[2], *server[2];
@@ -30,8 +30,8 @@ static bool create_errors(const struct bench_case *test, struct errors *errors) 
   onebit_plan_get_info(test->plan, &errors->info);
   bool well = true;
   for (int k = 0; k < 2; k++) {
-    errors->worker[k] = ob_allocate(errors->info.worker_error_count, sizeof(float));
-    errors->server[k] = ob_allocate(errors->info.server_error_count, sizeof(float));
+    errors->worker[k] = ob_allocate(errors->info.worker_residual_count, sizeof(float));
+    errors->server[k] = ob_allocate(errors->info.server_residual_count, sizeof(float));
     well = well && errors->worker[k] && errors->server[k];
   }
   return well;
@@ -47,7 +47,7 @@ static void destroy_errors(struct errors *errors) {
 /* Where the parts of this rank lie in the result of all: what it sent, what it received. */
 struct place {
   size_t total, sent_first, received_first;
-  double weight, kept_weight; /* of an input in the result, and of a kept error */
+  double weight, kept_weight; /* of an input in the result, and of a residual */
 };
 
 static struct place place_of(const struct bench_case *test, const struct errors *errors) {
@@ -76,18 +76,19 @@ static void add_terms(const struct bench_case *test, const struct errors *errors
                       double *sizes) {
   for (size_t i = 0; i < count; i++) {
     size_t sent = first + i - place->sent_first;
-    size_t served = first + i - errors->info.server_error_first;
-    size_t kept = sent - errors->info.worker_error_first; /* beyond the count, when before it */
+    size_t served = first + i - errors->info.server_residual_start;
+    size_t kept = sent - errors->info.worker_residual_start; /* beyond the count, when before it */
     values[i] = sizes[i] = 0;
     if (first + i >= place->sent_first && sent < test->send_count) {
       double x = (double)ob_load(test->send, sent, test->options->dtype);
       values[i] = place->weight * x;
       sizes[i] = fabs(place->weight * x);
-      if (kept < errors->info.worker_error_count) /* a dense wire keeps none */
+      if (kept < errors->info.worker_residual_count) /* a dense wire keeps none */
         add_change(place->kept_weight, errors->worker[0][kept], errors->worker[1][kept], &values[i],
                    &sizes[i]);
     }
-    if (first + i >= errors->info.server_error_first && served < errors->info.server_error_count)
+    if (first + i >= errors->info.server_residual_start &&
+        served < errors->info.server_residual_count)
       add_change(1, errors->server[0][served], errors->server[1][served], &values[i], &sizes[i]);
   }
 }
@@ -144,11 +145,11 @@ static bool equal_on_all(struct bench_case *test) {
 }
 
 static int check(struct bench_case *test, struct errors *errors, double *scratch, bool *right) {
-  onebit_plan_export_error(test->plan, errors->worker[0], errors->server[0]);
+  onebit_plan_export_residual(test->plan, errors->worker[0], errors->server[0]);
   onebit_status_t status = test->collective->call(test->send, test->receive, test->plan);
   if (status != ONEBIT_OK)
     return bench_status(status, test->collective->name);
-  onebit_plan_export_error(test->plan, errors->worker[1], errors->server[1]);
+  onebit_plan_export_residual(test->plan, errors->worker[1], errors->server[1]);
   bool mine = invariant_holds(test, errors, scratch);
   if (!test->collective->scatters)
     mine = equal_on_all(test) && mine;
@@ -164,7 +165,7 @@ int bench_case_check(struct bench_case *test, bool *right) {
   if (bench_team_agree(test->team, well))
     status = check(test, &errors, scratch, right);
   else if (test->team->rank == 0)
-    bench_complain("-c: no memory for the kept errors on every rank");
+    bench_complain("-c: no memory for the residuals on every rank");
   ob_release(scratch);
   destroy_errors(&errors);
   return status;

@@ -64,7 +64,7 @@ static int run_device(const struct bench_exchange *exchange, const struct bench_
                       size_t count, void *result) {
   cudaStream_t stream = exchange->device->stream;
   size_t bytes = exchange->receive_count * ob_dtype_size(exchange->options->dtype);
-  BENCH_TRY(bench_status(onebit_plan_reset_error(exchange->plan), "onebit_plan_reset_error"));
+  BENCH_TRY(bench_status(onebit_plan_reset_residual(exchange->plan), "onebit_plan_reset_residual"));
   for (size_t k = 0; k < count; k++) {
     BENCH_TRY_CUDA(cudaMemsetAsync(exchange->receive, 0xff, bytes, stream));
     BENCH_TRY_CUDA(cudaStreamSynchronize(stream));

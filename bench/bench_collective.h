@@ -69,7 +69,7 @@ size_t bench_case_iterations(const struct bench_case *test);
 size_t bench_case_warmups(const struct bench_case *test);
 
 /* Makes one call and checks its result: element by element it is what the inputs and the change of
- * the kept errors say (onebit/plan.h), to rounding, and where all ranks get the same result, it is
+ * the residuals say (onebit/plan.h), to rounding, and where all ranks get the same result, it is
  * the same to the bit. *right, and the exit status, are the same on all ranks. */
 int bench_case_check(struct bench_case *test, bool *right);
 

@@ -49,7 +49,7 @@ static double relative_error(const struct bench_case *test, float *values, doubl
 
 int bench_case_error(struct bench_case *test, double *error) {
   *error = NAN;
-  onebit_status_t status = onebit_plan_reset_error(test->plan);
+  onebit_status_t status = onebit_plan_reset_residual(test->plan);
   if (status == ONEBIT_OK)
     status = test->collective->call(test->send, test->receive, test->plan);
   if (status != ONEBIT_OK || test->team->rank != 0)

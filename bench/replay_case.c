@@ -227,11 +227,11 @@ static bool parse_freeze_step(struct replay_case *recorded, struct replay_text *
 
 static bool parse_lamb(struct replay_case *recorded, struct replay_text *text) {
   return parse_freeze_step(recorded, text) &&
-         replay_text_reals(text, "max_coeff", 1, &recorded->coefficient_most) &&
-         replay_text_reals(text, "min_coeff", 1, &recorded->coefficient_least) &&
+         replay_text_reals(text, "max_coeff", 1, &recorded->max_coefficient) &&
+         replay_text_reals(text, "min_coeff", 1, &recorded->min_coefficient) &&
          replay_text_reals(text, "coeff_beta", 1, &recorded->coefficient_beta) &&
-         replay_text_reals(text, "factor_max", 1, &recorded->factor_most) &&
-         replay_text_reals(text, "factor_min", 1, &recorded->factor_least) &&
+         replay_text_reals(text, "factor_max", 1, &recorded->max_factor) &&
+         replay_text_reals(text, "factor_min", 1, &recorded->min_factor) &&
          replay_text_reals(text, "factor_threshold", 1, &recorded->factor_change);
 }
 

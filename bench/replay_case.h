@@ -47,8 +47,8 @@ struct replay_case {
   size_t params_ranks;
   const char *dense_steps; /* one digit a step: 1, the gradient is averaged in full precision */
   size_t freeze_step;      /* adam, lamb */
-  double coefficient_most, coefficient_least, coefficient_beta; /* lamb */
-  double factor_most, factor_least, factor_change;
+  double max_coefficient, min_coefficient, coefficient_beta; /* lamb */
+  double max_factor, min_factor, factor_change;
   size_t variance_freeze_step, variance_update_scaler; /* zoadam */
   size_t local_step_scaler, local_step_clipper;
 

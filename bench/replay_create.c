@@ -34,11 +34,11 @@ static onebit_status_t create_lamb(const struct request *request, onebit_optimiz
   options.beta2 = recorded->beta2;
   options.epsilon = recorded->epsilon;
   options.freeze_step = at_least_one(recorded->freeze_step);
-  options.coefficient_most = recorded->coefficient_most;
-  options.coefficient_least = recorded->coefficient_least;
+  options.max_coefficient = recorded->max_coefficient;
+  options.min_coefficient = recorded->min_coefficient;
   options.coefficient_beta = recorded->coefficient_beta;
-  options.factor_most = recorded->factor_most;
-  options.factor_least = recorded->factor_least;
+  options.max_factor = recorded->max_factor;
+  options.min_factor = recorded->min_factor;
   options.factor_change = recorded->factor_change;
   return onebit_lamb_create(request->comm, request->tensors, recorded->tensors, &options,
                             optimizer);

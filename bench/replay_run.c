@@ -40,7 +40,7 @@ struct run {
   /* optimizers: the parameters before the step, both, and their longest updates */
   float *got_before, *wanted_before, *length;
   onebit_tensor_t *tensors;
-  /* allreduce: the kept error, and after it the recorded one */
+  /* allreduce: the residual, and after it the recorded one */
   float *worker, *server;
 };
 
@@ -117,12 +117,12 @@ static void compare_kept_errors(struct run *run, onebit_plan_t plan) {
   size_t padded = run->recorded->padded, share = padded / run->recorded->world;
   size_t rank = (size_t)run->rank->rank;
   float *worker = run->worker + padded, *server = run->server + share;
-  if (!passed(run, onebit_plan_export_error(plan, run->worker, run->server),
-              "onebit_plan_export_error"))
+  if (!passed(run, onebit_plan_export_residual(plan, run->worker, run->server),
+              "onebit_plan_export_residual"))
     return;
   read_values(run, REPLAY_WORKER_ERROR, rank * padded, padded, worker);
   read_values(run, REPLAY_SERVER_ERROR, rank * share, share, server);
-  /* By the last result: where compressing is exact a kept error is only rounding. */
+  /* By the last result: where compressing is exact a residual is only rounding. */
   double result = square_sum(run->wanted, run->recorded->count);
   add_drift(run, 0, run->worker, worker, padded, result);
   add_drift(run, 1, run->server, server, share, result / (double)run->rank->size);
@@ -157,11 +157,11 @@ static void run_allreduce(struct run *run) {
   size_t padded = run->recorded->padded, share = padded / run->recorded->world;
   /* Every rank finds the same here, so none goes on alone. */
   if (passed(run, onebit_plan_get_info(plan, &info), "onebit_plan_get_info")) {
-    if (info.worker_error_count == padded && info.server_error_count == share)
+    if (info.worker_residual_count == padded && info.server_residual_count == share)
       run_allreduce_steps(run, plan);
     else
       fail(run, "padded is %zu, in shares of %zu; the library pads to %zu, in shares of %zu",
-           padded, share, info.worker_error_count, info.server_error_count);
+           padded, share, info.worker_residual_count, info.server_residual_count);
   }
   onebit_plan_destroy(plan);
 }
@@ -340,7 +340,7 @@ static void take_in(void *context, int rank, const void *part) {
 }
 
 static void share(struct run *run, struct replay_result *result) {
-  static const char *const names[2][2] = {{"worker error", "server error"},
+  static const char *const names[2][2] = {{"worker residual", "server residual"},
                                           {"momentum norm", NULL}};
   struct whole whole = {.result = result, .separate = run->recorded->params_ranks > 1};
   *result = (struct replay_result){.verdict = REPLAY_OK};

@@ -12,7 +12,7 @@
 enum replay_verdict { REPLAY_OK, REPLAY_FAILED };
 
 /* How far the state after the last step is from the recorded one, for the curious: no tolerance is
- * stated for it. Kept errors of all ranks: the norm of the difference by the norm of the last
+ * stated for it. Residuals of all ranks: the norm of the difference by the norm of the last
  * result. Optimizers: the momentum's norm, its relative difference. */
 struct replay_drift {
   const char *name; /* NULL: nothing of the kind */

@@ -400,10 +400,10 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
   *info = (onebit_plan_info_t){
       .size = sizeof *info,
-      .worker_error_first = ob_layout_element(&plan->layout, plan->worker.first),
-      .worker_error_count = ob_kept_elements(&plan->worker, &plan->layout),
-      .server_error_count = ob_kept_elements(&plan->server, &plan->layout),
-      .server_error_first = ob_layout_element(&plan->layout, plan->server.first),
+      .worker_residual_start = ob_layout_element(&plan->layout, plan->worker.first),
+      .worker_residual_count = ob_kept_elements(&plan->worker, &plan->layout),
+      .server_residual_count = ob_kept_elements(&plan->server, &plan->layout),
+      .server_residual_start = ob_layout_element(&plan->layout, plan->server.first),
       .block_size = plan->options.block_size,
       .chunks = plan->chunks,
       .wire_bytes = plan->wire_bytes,

@@ -1,4 +1,4 @@
-/* The kept error of a plan, for its owner: out, in, and set back. */
+/* The residual of a plan, for its owner: out, in, and set back. */
 #include <math.h>
 
 #include "base/error.h"
@@ -23,7 +23,7 @@ static bool keeps_nothing(const struct onebit_plan *plan) {
   return plan->options.wire == ONEBIT_WIRE_DENSE;
 }
 
-onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server) {
+onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server) {
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
@@ -49,8 +49,8 @@ static bool any_large(const float *values, size_t count) {
   return false;
 }
 
-onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
-                                         const float *server) {
+onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *worker,
+                                            const float *server) {
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
@@ -65,7 +65,7 @@ onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker
   return tell_place(plan);
 }
 
-onebit_status_t onebit_plan_reset_error(onebit_plan_t plan) {
+onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;

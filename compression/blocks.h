@@ -56,7 +56,7 @@ size_t ob_kept_bytes(const struct ob_kept *kept);
 onebit_status_t ob_kept_view(const struct ob_kept *kept, float **values, float **scales);
 void ob_kept_end_view(const struct ob_kept *kept, float *values, float *scales);
 
-/* The kept error as plain floats, in the order of the elements; and back. `import` takes finite
+/* The residual as plain floats, in the order of the elements; and back. `import` takes finite
  * values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the host's. */
 size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout);
 onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout,

@@ -30,7 +30,7 @@ extern "C" {
 
 /* Below this no later step of a call can overflow. A value of a block is at most sqrt(65536) times
  * its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the value that a server
- * compresses, a mean of scales and its kept error, stays below 2^54, and the sum of 65536 squares
+ * compresses, a mean of scales and its residual, stays below 2^54, and the sum of 65536 squares
  * below 2^124. A mean of absolute values is never squared. */
 #define OB_LARGE_SCALE 0x1p32f
 

@@ -49,7 +49,7 @@ OB_INLINE float ob_decode(uint32_t sign, float scale) {
   return ob_float_of(ob_bits_of(scale) | sign << 31);
 }
 
-/* The kept error, from the kept value c and the scale it was sent with: e = c - s * sign(c). Never
+/* The residual, from the kept value c and the scale it was sent with: e = c - s * sign(c). Never
  * -0. */
 OB_INLINE float ob_kept_error(float kept, float scale) {
   return kept - ob_float_of(ob_bits_of(scale) | (ob_bits_of(kept) & OB_SIGN_BIT));
@@ -303,7 +303,7 @@ OB_INLINE float ob_lion_signed(float direction, unsigned element) {
 
 /* What a server makes of the mean of the ranks' values, and keeps. */
 enum ob_serve_rule {
-  OB_SERVE_MEAN, /* adds the kept error, sends signs and a scale, keeps the new error */
+  OB_SERVE_MEAN, /* adds the residual, sends signs and a scale, keeps the new error */
   OB_SERVE_LION  /* keeps the momentum; sends signs of the direction, and 1 for a scale */
 };
 

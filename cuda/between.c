@@ -51,7 +51,7 @@ static onebit_status_t reset(const struct onebit_plan *plan, cudaStream_t stream
   return lead(plan, stream, capturing);
 }
 
-onebit_status_t onebit_plan_reset_error_stream(onebit_plan_t plan, cudaStream_t stream) {
+onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream) {
   OB_TRY(check_plan(plan));
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = reset(plan, stream);

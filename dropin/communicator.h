@@ -35,7 +35,7 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
                                       bool *withdraw, int *code);
 
-/* This rank's kept errors of tensors in this buffer become zero. Local.
+/* This rank's residuals of tensors in this buffer become zero. Local.
  * Errors: ONEBIT_ERROR_BUSY (one is in flight: its error is kept). */
 onebit_status_t ob_attached_forget(struct ob_attached *attached, const void *buffer);
 

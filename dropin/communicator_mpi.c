@@ -176,7 +176,7 @@ static bool other_buffers(struct ob_attached *attached, struct tensor *tensor,
     return false;
   int other = find_from(attached, 0, tensor->signature, call->sendbuf, call->recvbuf);
   if (by_buffers && other != OB_NO_TENSOR) {
-    onebit_plan_reset_error(ob_exchange_plan(tensor->exchange));
+    onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
     attached->tensors[other]->sendbuf = attached->tensors[other]->recvbuf = NULL;
   }
   tensor->sendbuf = call->sendbuf;
@@ -314,7 +314,7 @@ onebit_status_t ob_attached_forget(struct ob_attached *attached, const void *buf
     const struct tensor *tensor = attached->tensors[slot];
     if (!tensor || (tensor->sendbuf != buffer && tensor->recvbuf != buffer))
       continue;
-    onebit_status_t status = onebit_plan_reset_error(ob_exchange_plan(tensor->exchange));
+    onebit_status_t status = onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
     worst = status == ONEBIT_OK ? worst : status;
   }
   return worst;

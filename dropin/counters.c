@@ -123,9 +123,9 @@ void ob_record_compressed(struct ob_record *record, double seconds) {
 
 void ob_record_kept(struct ob_record *record, double error, double mean) {
   double ratio = mean > 0 ? error / mean : 0;
-  atomic_store(&record->error_ratio, ratio);
-  if (ratio > atomic_load(&record->error_ratio_most))
-    atomic_store(&record->error_ratio_most, ratio);
+  atomic_store(&record->residual_ratio, ratio);
+  if (ratio > atomic_load(&record->max_residual_ratio))
+    atomic_store(&record->max_residual_ratio, ratio);
 }
 
 void ob_record_spoiled(struct ob_record *record) {

@@ -39,8 +39,8 @@ struct ob_record {
   _Atomic double seconds_dense, seconds_compressed;
   _Atomic double seconds_deciding;                /* learning, agreeing, making plans */
   _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
-  /* Norm of the kept error relative to that of the mean, as last sampled and at most. */
-  _Atomic double error_ratio, error_ratio_most;
+  /* Norm of the residual relative to that of the mean, as last sampled and at most. */
+  _Atomic double residual_ratio, max_residual_ratio;
 };
 
 /* The seconds begin. */
@@ -76,7 +76,7 @@ uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size
 #define OB_NOT_TIMED (-1.0)
 void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 
-/* A sample of the kept error: its norm relative to that of the mean, in the same elements. */
+/* A sample of the residual: its norm relative to that of the mean, in the same elements. */
 void ob_record_kept(struct ob_record *record, double error, double mean);
 
 /* A compressed call has given not-a-number, since a value was not finite. */

@@ -15,11 +15,11 @@ void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *ca
   onebit_plan_info_t info = {.size = sizeof info};
   if (!wanted(record, call) || onebit_plan_get_info(plan, &info) != ONEBIT_OK)
     return;
-  size_t count = info.worker_error_count, first = info.worker_error_first;
+  size_t count = info.worker_residual_count, first = info.worker_residual_start;
   if (!count || first + count > call->count) /* nothing is kept: the plan sends float32 */
     return;
   float *kept = ob_allocate(count, sizeof *kept);
-  if (kept && onebit_plan_export_error(plan, kept, NULL) == ONEBIT_OK)
+  if (kept && onebit_plan_export_residual(plan, kept, NULL) == ONEBIT_OK)
     ob_record_kept(record, ob_elements_norm(kept, count),
                    ob_elements_norm((const float *)call->recvbuf + first, count) /
                        record->of.comm_size);

@@ -86,7 +86,7 @@ static void report(const onebit_counters_t *counters) {
                              .bytes_dense = counters->bytes_dense,
                              .seconds = counters->seconds,
                              .seconds_saved = counters->seconds_saved,
-                             .error_ratio_most = ob_report_error_ratio_most()};
+                             .max_residual_ratio = ob_report_max_residual_ratio()};
   ob_report_print(&report);
 }
 

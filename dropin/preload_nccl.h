@@ -184,7 +184,7 @@ void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 
 /* Behind the tensor's 1st, 2nd, 4th, 8th ... call: takes a part of its result. */
 void ob_nccl_sample_take(struct ob_nccl_tensor *tensor, cudaStream_t stream);
-/* Once the latest call is through: compares that with the kept error, which is copied to the
+/* Once the latest call is through: compares that with the residual, which is copied to the
  * host. */
 void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
 

@@ -1,6 +1,6 @@
 /*
  * How much of what a tensor wants to say is still kept. The result is looked at on its stream, by a
- * copy of its first elements; the kept error when the call is through, before the next one.
+ * copy of its first elements; the residual when the call is through, before the next one.
  */
 #include "base/memory.h"
 #include "dropin/elements.h"
@@ -10,7 +10,7 @@
 #define ELEMENTS_MOST ((size_t)1 << 16)
 
 struct ob_nccl_sample {
-  size_t first, count, kept; /* elements of the result; how many floats the worker error has */
+  size_t first, count, kept; /* elements of the result; how many floats the worker residual has */
   int divisor;               /* what makes a mean of the result */
   float *result;             /* pinned */
   uint64_t call;             /* whose result it is; 0: nobody's */
@@ -21,13 +21,13 @@ struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor
   onebit_plan_info_t info = {.size = sizeof info};
   void *result;
   if (tensor->operation != ONEBIT_ALLREDUCE || tensor->kind.dtype != ONEBIT_FLOAT32 ||
-      onebit_plan_get_info(tensor->plan, &info) != ONEBIT_OK || !info.worker_error_count)
+      onebit_plan_get_info(tensor->plan, &info) != ONEBIT_OK || !info.worker_residual_count)
     return NULL;
   struct ob_nccl_sample *sample = ob_allocate(1, sizeof *sample);
   if (!sample)
     return NULL;
-  sample->first = info.worker_error_first;
-  sample->kept = info.worker_error_count;
+  sample->first = info.worker_residual_start;
+  sample->kept = info.worker_residual_count;
   sample->count = sample->kept < ELEMENTS_MOST ? sample->kept : ELEMENTS_MOST;
   sample->divisor = tensor->kind.sum ? ranks : 1;
   if (cudaMallocHost(&result, sample->count * sizeof *sample->result) == cudaSuccess) {
@@ -60,7 +60,7 @@ void ob_nccl_sample_look(struct ob_nccl_tensor *tensor) {
   if (!sample || sample->call != tensor->calls)
     return;
   float *kept = ob_allocate(sample->kept, sizeof *kept);
-  if (kept && onebit_plan_export_error(tensor->plan, kept, NULL) == ONEBIT_OK)
+  if (kept && onebit_plan_export_residual(tensor->plan, kept, NULL) == ONEBIT_OK)
     ob_record_kept(tensor->record, ob_elements_norm(kept, sample->count),
                    ob_elements_norm(sample->result, sample->count) / sample->divisor);
   ob_release(kept);

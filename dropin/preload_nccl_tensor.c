@@ -206,7 +206,7 @@ static onebit_status_t forget(const struct ob_nccl_tensor *tensor, const struct 
                               bool same) {
   if (same || !tensor->sendbuf)
     return ONEBIT_OK;
-  return onebit_plan_reset_error_stream(tensor->plan, call->stream);
+  return onebit_plan_reset_residual_stream(tensor->plan, call->stream);
 }
 
 /* Each part also after another has failed: the others wait for the messages, and whatever recvbuf

@@ -52,11 +52,11 @@ void ob_report_start(int size, const char *over, const char *call) {
     print_plan(size, over, call);
 }
 
-double ob_report_error_ratio_most(void) {
+double ob_report_max_residual_ratio(void) {
   double most = 0;
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-    if (atomic_load(&record->error_ratio_most) > most)
-      most = atomic_load(&record->error_ratio_most);
+    if (atomic_load(&record->max_residual_ratio) > most)
+      most = atomic_load(&record->max_residual_ratio);
   return most;
 }
 

@@ -19,9 +19,9 @@ struct ob_report {
   const char *span;      /* from when to when the seconds are */
   onebit_counters_t own; /* rank 0's */
   uint64_t compressed, bytes_sent, bytes_dense;
-  double seconds;          /* of the slowest rank */
-  double seconds_saved;    /* the mean over the ranks */
-  double error_ratio_most; /* of any rank */
+  double seconds;            /* of the slowest rank */
+  double seconds_saved;      /* the mean over the ranks */
+  double max_residual_ratio; /* of any rank */
 };
 
 /* (elapsed + saved) / elapsed */
@@ -36,7 +36,7 @@ void ob_report_start(int size, const char *over, const char *call);
 void ob_report_print(const struct ob_report *report);
 
 /* The largest part of the signal that was ever seen kept, of this rank's records. */
-double ob_report_error_ratio_most(void);
+double ob_report_max_residual_ratio(void);
 
 /* Of records: "float" and the like. */
 const char *ob_report_dtype(onebit_dtype_t dtype);

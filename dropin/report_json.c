@@ -56,8 +56,8 @@ static void print_record(FILE *file, const struct ob_record *record) {
   print_number(file, "seconds_deciding", atomic_load(&record->seconds_deciding));
   print_number(file, "seconds_dense_median", ob_record_dense_seconds(record));
   print_number(file, "seconds_saved", ob_record_saved(record));
-  print_number(file, "error_ratio", atomic_load(&record->error_ratio));
-  print_number(file, "error_ratio_most", atomic_load(&record->error_ratio_most));
+  print_number(file, "residual_ratio", atomic_load(&record->residual_ratio));
+  print_number(file, "max_residual_ratio", atomic_load(&record->max_residual_ratio));
   print_passed(file, passed);
   fprintf(file, "}");
 }
@@ -73,7 +73,7 @@ void ob_report_json(FILE *file, const struct ob_report *report) {
   print_number(file, "seconds", report->seconds);
   print_number(file, "seconds_saved", report->seconds_saved);
   print_number(file, "factor", ob_report_factor(report));
-  print_number(file, "error_ratio_most", report->error_ratio_most);
+  print_number(file, "max_residual_ratio", report->max_residual_ratio);
   print_passed(file, report->own.passed);
   fprintf(file, ", \"tensors\": [");
   const char *before = "";

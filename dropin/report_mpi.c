@@ -19,7 +19,8 @@ void ob_preload_report_start(int rank, int size) {
 
 static void gather(struct ob_report *report) {
   onebit_counters_t *own = &report->own;
-  double most[2] = {own->seconds, ob_report_error_ratio_most()}, most_of_all[2] = {0, 0}, saved = 0;
+  double most[2] = {own->seconds, ob_report_max_residual_ratio()}, most_of_all[2] = {0, 0},
+         saved = 0;
   uint64_t mine[3] = {own->compressed, own->bytes_sent, own->bytes_dense}, sums[3] = {0, 0, 0};
   PMPI_Comm_size(MPI_COMM_WORLD, &report->ranks);
   PMPI_Allreduce(mine, sums, 3, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
@@ -30,7 +31,7 @@ static void gather(struct ob_report *report) {
   report->bytes_dense = sums[2];
   report->seconds_saved = saved / report->ranks;
   report->seconds = most_of_all[0];
-  report->error_ratio_most = most_of_all[1];
+  report->max_residual_ratio = most_of_all[1];
 }
 
 bool ob_preload_report_end(void) {

@@ -40,9 +40,9 @@ static void print_record(FILE *file, const struct ob_record *record) {
   if (compressed)
     fprintf(file, "; %.2f MB sent for %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
             megabytes(atomic_load(&record->bytes_dense)));
-  if (atomic_load(&record->error_ratio_most) > 0)
-    fprintf(file, "; kept error %.2f of the signal, %.2f at most",
-            atomic_load(&record->error_ratio), atomic_load(&record->error_ratio_most));
+  if (atomic_load(&record->max_residual_ratio) > 0)
+    fprintf(file, "; residual %.2f of the signal, %.2f at most",
+            atomic_load(&record->residual_ratio), atomic_load(&record->max_residual_ratio));
   if (atomic_load(&record->spoiled))
     fprintf(file, "; %llu or more gave not-a-number, since a value was not finite",
             (unsigned long long)atomic_load(&record->spoiled));

@@ -17,7 +17,7 @@ static onebit_optimizer_options_t common_options(const train_optimizer_t *optimi
   common.parameter_dtype = (onebit_dtype_t)options->parameters;
   common.gradient_factor = 1.0 / (double)options->accumulate;
   common.clip_norm = (double)options->clip_norm;
-  common.loss_scale_first = (double)options->loss_scale;
+  common.initial_loss_scale = (double)options->loss_scale;
   common.loss_scale_interval = options->loss_scale_interval;
   common.dense_below = options->dense_below;
   return common;
@@ -229,11 +229,11 @@ onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer)
   return info;
 }
 
-double train_optimizer_error_ratio(const train_optimizer_t *optimizer) {
+double train_optimizer_residual_ratio(const train_optimizer_t *optimizer) {
   onebit_optimizer_statistics_t statistics = {.size = sizeof statistics};
   if (optimizer->onebit)
     onebit_optimizer_get_statistics(optimizer->onebit, &statistics);
-  return statistics.error_ratio;
+  return statistics.residual_ratio;
 }
 
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer) {

@@ -34,8 +34,8 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
 
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer);
 
-/* This rank's kept error relative to the signal, as onebit/statistics.h has it; 0 without one. */
-double train_optimizer_error_ratio(const train_optimizer_t *optimizer);
+/* This rank's residual relative to the signal, as onebit/statistics.h has it; 0 without one. */
+double train_optimizer_residual_ratio(const train_optimizer_t *optimizer);
 
 /* Bytes that this rank has sent for it so far. */
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer);

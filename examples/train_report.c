@@ -116,7 +116,7 @@ static void print_compression(const training_t *training) {
   if (first->steps > 0 && bits_bytes > 0.0)
     printf(" (1/%.2f)", first_bytes / bits_bytes);
   if (bits->steps > 0)
-    printf("; kept error / momentum: %.2f", training->error_ratio);
+    printf("; residual / momentum: %.2f", training->residual_ratio);
   printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
 }
 
@@ -157,7 +157,7 @@ static void print_json(const training_t *training) {
   printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"silent_steps\":%llu,\"skipped\":%llu",
          (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1],
          (unsigned long long)info->exchanges[2], (unsigned long long)info->skipped);
-  print_json_number(stdout, "error_ratio", training->error_ratio);
+  print_json_number(stdout, "residual_ratio", training->residual_ratio);
   print_json_number(stdout, "seconds", seconds(training));
   print_json_number(stdout, "optimizer_seconds",
                     training->tally[0].optimizer_seconds + training->tally[1].optimizer_seconds);

@@ -145,7 +145,7 @@ uint64_t train_hash(uint64_t start, const void *data, size_t size) {
 static int check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);
-  training->error_ratio = train_optimizer_error_ratio(&training->optimizer);
+  training->residual_ratio = train_optimizer_residual_ratio(&training->optimizer);
   training->checksum = training->task->kind->checksum(training->task);
   const int equal = same(team, training->checksum);
   if (equal)

@@ -8,7 +8,7 @@
  *   checkpoint_save.c       an optimizer to a part
  *   checkpoint_parts.c      what the parts of all ranks have of some elements
  *   checkpoint_restore.c    and that into an optimizer; checkpoint_messages.c: its momentum and
- *                           kept errors
+ *                           residuals
  *   checkpoint_load.c       parts to an optimizer
  *   checkpoint_manifest.c, checkpoint_files.c, checkpoint_system.c    all that in a directory
  *
@@ -48,7 +48,7 @@ enum ob_saved {
 enum ob_stage {
   OB_STAGE_WARMUP, /* the momentum */
   OB_STAGE_FROZEN, /* times beta1, as a kept value */
-  OB_STAGE_SENT    /* the last message; and there are kept errors */
+  OB_STAGE_SENT    /* the last message; and there are residuals */
 };
 
 /* What is sent of it. */

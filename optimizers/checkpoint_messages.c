@@ -1,12 +1,12 @@
 /*
- * Momentum that was sent, and kept errors, back into a unit.
+ * Momentum that was sent, and residuals, back into a unit.
  *
  * Momentum is written into the messages that the last exchange would have left: signs, and one
  * scale a block. Where blocks lie as they lay when it was saved, all of a block has one magnitude,
  * which is the scale, and every bit is as it was. Where they do not (another block_size; one scale
  * a share, and another number of ranks), the scale is that of the block's elements, as a
  * compression would choose it, and what the message cannot say of the momentum, times beta1, is
- * added to the kept error: the next compensated value is then the same but for rounding, on every
+ * added to the residual: the next compensated value is then the same but for rounding, on every
  * rank.
  */
 #include <math.h>
@@ -181,7 +181,7 @@ onebit_status_t ob_restore_messages(struct ob_loading *loading, size_t unit) {
   return loading->dry ? ONEBIT_OK : write_messages(loading, unit);
 }
 
-/* --- Kept errors -------------------------------------------------------------------------------*/
+/* --- Residuals -------------------------------------------------------------------------------*/
 
 struct errors {
   struct ob_kept *kept;

@@ -55,9 +55,9 @@ uint64_t ob_section_bytes(enum ob_saved what, uint64_t count) {
 }
 
 const char *ob_saved_name(enum ob_saved what) {
-  static const char *const names[] = {"norms",         "numbers",       "parameters", "momentum",
-                                      "variance",      "fresh",         "anchor",     "moved",
-                                      "worker errors", "server errors", "own moments"};
+  static const char *const names[] = {
+      "norms",  "numbers", "parameters",       "momentum",         "variance",   "fresh",
+      "anchor", "moved",   "worker residuals", "server residuals", "own moments"};
   return what >= OB_SAVED_NORMS && what < OB_SAVED_END ? names[what - 1] : "unknown";
 }
 
@@ -229,7 +229,7 @@ void ob_part_copy(const struct ob_part *part, const struct ob_part_section *sect
   memcpy(values, part->memory + section->offset + (first - section->first) * size, count * size);
 }
 
-/* What messages and kept errors are made of must be finite, as it is everywhere else. */
+/* What messages and residuals are made of must be finite, as it is everywhere else. */
 static onebit_status_t check_finite(const struct ob_part *part,
                                     const struct ob_part_section *section) {
   if (section->what != OB_SAVED_MOMENTUM && section->what < OB_SAVED_WORKER)

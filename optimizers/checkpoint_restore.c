@@ -1,4 +1,4 @@
-/* From parts into an optimizer: all but messages and kept errors. */
+/* From parts into an optimizer: all but messages and residuals. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -286,7 +286,7 @@ static void reset_scalings(struct onebit_optimizer *optimizer) {
 static void restore_counts(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   const struct ob_part_header *header = &own_part(loading)->header;
-  double first = optimizer->options.loss_scale_first;
+  double first = optimizer->options.initial_loss_scale;
   optimizer->steps = header->steps;
   optimizer->frozen_at = header->frozen_at;
   optimizer->skipped = header->skipped;

@@ -138,7 +138,7 @@ static void describe(struct ob_saving *saving) {
       .place = across ? (uint32_t)hosts->place : 0,
       .skipped = optimizer->skipped,
       .good_steps = optimizer->good_steps,
-      .loss_scale = optimizer->options.loss_scale_first != 0 ? optimizer->loss_scale : 0,
+      .loss_scale = optimizer->options.initial_loss_scale != 0 ? optimizer->loss_scale : 0,
       .gradient_norm = optimizer->gradient_norm,
   };
   memcpy(saving->header.magic, OB_PART_MAGIC, sizeof saving->header.magic);

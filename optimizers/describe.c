@@ -45,7 +45,7 @@ static void put_state(struct line *line, const onebit_optimizer_info_t *info) {
   put_whole(line, "silent_steps", info->exchanges[2]);
   put_number(line, "variance_ratio", info->variance_ratio);
   put_number(line, "momentum_norm", info->momentum_norm);
-  put_number(line, "error_norm", info->error_norm);
+  put_number(line, "residual_norm", info->residual_norm);
   put_number(line, "loss_scale", info->loss_scale);
   put_number(line, "gradient_norm", info->gradient_norm);
   put_whole(line, "warmup_bytes", info->warmup_bytes);
@@ -61,7 +61,7 @@ static void put_json(struct line *line, const onebit_optimizer_statistics_t *sta
   put(line, "{\"name\":\"%s\",\"stage\":\"%s\"", statistics->info.name,
       stage_of(&statistics->info));
   put_state(line, &statistics->info);
-  put_number(line, "error_ratio", statistics->error_ratio);
+  put_number(line, "residual_ratio", statistics->residual_ratio);
   put_whole(line, "dense_bytes", statistics->dense_bytes);
   put_whole(line, "bits_bytes", statistics->bits_bytes);
   put_number(line, "seconds", statistics->seconds);
@@ -103,8 +103,8 @@ static double percent(double part, double whole) { return whole > 0 ? 100 * part
 static void put_text(struct line *line, const onebit_optimizer_statistics_t *statistics) {
   const onebit_optimizer_info_t *info = &statistics->info;
   put_stage(line, info);
-  put(line, "; momentum %.4g, kept error %.2f of the signal; sent ", info->momentum_norm,
-      statistics->error_ratio);
+  put(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
+      statistics->residual_ratio);
   put_bytes(line, statistics->dense_bytes, "dense, ");
   put_bytes(line, statistics->bits_bytes, "in bits; ");
   put(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update", statistics->seconds,

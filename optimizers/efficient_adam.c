@@ -67,13 +67,13 @@ static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
 
 static onebit_status_t resolve_ratios(const onebit_efficient_adam_options_t *options,
                                       struct ob_lamb_limits *limits) {
-  *limits = (struct ob_lamb_limits){.coefficient_least = ob_given_or(options->min_ratio, 0.01),
-                                    .coefficient_most = ob_given_or(options->max_ratio, 10),
+  *limits = (struct ob_lamb_limits){.min_coefficient = ob_given_or(options->min_ratio, 0.01),
+                                    .max_coefficient = ob_given_or(options->max_ratio, 10),
                                     .coefficient_beta = 0.9,
-                                    .factor_least = 1,
-                                    .factor_most = 1};
-  return ob_lamb_check_order("min_ratio", limits->coefficient_least, "max_ratio",
-                             limits->coefficient_most);
+                                    .min_factor = 1,
+                                    .max_factor = 1};
+  return ob_lamb_check_order("min_ratio", limits->min_coefficient, "max_ratio",
+                             limits->max_coefficient);
 }
 
 static onebit_status_t resolve(const onebit_efficient_adam_options_t *given,
@@ -111,8 +111,8 @@ onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_te
       OB_MOMENT_TERMS(moments),
       {"gain (as bits)", ob_bits_of_double(moments->gain)},
       {"trust_ratio", recipe.method->lamb},
-      {"min_ratio (as bits)", ob_bits_of_double(limits.coefficient_least)},
-      {"max_ratio (as bits)", ob_bits_of_double(limits.coefficient_most)},
+      {"min_ratio (as bits)", ob_bits_of_double(limits.min_coefficient)},
+      {"max_ratio (as bits)", ob_bits_of_double(limits.max_coefficient)},
   };
   recipe.terms = terms;
   recipe.term_count = sizeof terms / sizeof terms[0];

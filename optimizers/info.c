@@ -13,7 +13,7 @@ static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
     OB_TRY(ob_add_error(optimizer, unit, ob_span_of_unit(unit, true), &error));
   }
   info->momentum_norm = sqrt(momentum);
-  info->error_norm = sqrt(error);
+  info->residual_norm = sqrt(error);
   return ONEBIT_OK;
 }
 

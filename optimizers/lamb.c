@@ -196,12 +196,12 @@ size_t ob_lamb_numbers(struct onebit_optimizer *optimizer,
   list[0] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->coefficients,
                                 .count = lamb->count,
-                                .most = limits->coefficient_most};
+                                .most = limits->max_coefficient};
   list[1] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->factors,
                                 .count = lamb->count,
-                                .least = fmin(limits->factor_least, 1),
-                                .most = fmax(limits->factor_most, 1)};
+                                .least = fmin(limits->min_factor, 1),
+                                .most = fmax(limits->max_factor, 1)};
   list[2] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->scalings,
                                 .count = lamb->count,
@@ -253,17 +253,16 @@ static onebit_status_t resolve_limits(const onebit_lamb_options_t *options,
                                       struct ob_lamb_limits *limits) {
   const bool deepspeed = options->common.profile == ONEBIT_PROFILE_DEEPSPEED;
   *limits =
-      (struct ob_lamb_limits){.coefficient_least = ob_given_or(options->coefficient_least, 0.01),
-                              .coefficient_most = ob_given_or(options->coefficient_most, 10),
+      (struct ob_lamb_limits){.min_coefficient = ob_given_or(options->min_coefficient, 0.01),
+                              .max_coefficient = ob_given_or(options->max_coefficient, 10),
                               .coefficient_beta = ob_given_or(options->coefficient_beta, 0.9),
-                              .factor_least = ob_given_or(options->factor_least, 0.5),
-                              .factor_most = ob_given_or(options->factor_most, deepspeed ? 4 : 1.5),
+                              .min_factor = ob_given_or(options->min_factor, 0.5),
+                              .max_factor = ob_given_or(options->max_factor, deepspeed ? 4 : 1.5),
                               .factor_change = ob_given_or(options->factor_change, 0.1)};
-  OB_TRY(ob_lamb_check_order("coefficient_least", limits->coefficient_least, "coefficient_most",
-                             limits->coefficient_most));
+  OB_TRY(ob_lamb_check_order("min_coefficient", limits->min_coefficient, "max_coefficient",
+                             limits->max_coefficient));
   OB_TRY(ob_check_fraction("coefficient_beta", limits->coefficient_beta));
-  OB_TRY(ob_lamb_check_order("factor_least", limits->factor_least, "factor_most",
-                             limits->factor_most));
+  OB_TRY(ob_lamb_check_order("min_factor", limits->min_factor, "max_factor", limits->max_factor));
   return ob_check_fraction("factor_change", limits->factor_change);
 }
 
@@ -309,11 +308,11 @@ onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *te
   const struct ob_moments *moments = &recipe.moments;
   const struct ob_term terms[] = {
       OB_MOMENT_TERMS(moments),
-      {"coefficient_most (as bits)", ob_bits_of_double(limits.coefficient_most)},
-      {"coefficient_least (as bits)", ob_bits_of_double(limits.coefficient_least)},
+      {"max_coefficient (as bits)", ob_bits_of_double(limits.max_coefficient)},
+      {"min_coefficient (as bits)", ob_bits_of_double(limits.min_coefficient)},
       {"coefficient_beta (as bits)", ob_bits_of_double(limits.coefficient_beta)},
-      {"factor_most (as bits)", ob_bits_of_double(limits.factor_most)},
-      {"factor_least (as bits)", ob_bits_of_double(limits.factor_least)},
+      {"max_factor (as bits)", ob_bits_of_double(limits.max_factor)},
+      {"min_factor (as bits)", ob_bits_of_double(limits.min_factor)},
       {"factor_change (as bits)", ob_bits_of_double(limits.factor_change)},
   };
   recipe.terms = terms;

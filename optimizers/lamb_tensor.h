@@ -21,8 +21,8 @@ enum ob_lamb_stage {
 
 /* Options of onebit_lamb_options_t, with every default filled in. */
 struct ob_lamb_limits {
-  double coefficient_least, coefficient_most, coefficient_beta;
-  double factor_least, factor_most, factor_change;
+  double min_coefficient, max_coefficient, coefficient_beta;
+  double min_factor, max_factor, factor_change;
 };
 
 /* What 1-bit LAMB knows of the tensors, by their number. A deferred place keeps its own copy of the
@@ -46,8 +46,8 @@ OB_INLINE double ob_lamb_warm(double *coefficient, double parameters, double upd
   const double beta = limits->coefficient_beta;
   double ratio = 1;
   if (parameters > 0 && updates > 0)
-    ratio = ob_lamb_clamp(sqrt(parameters) / sqrt(updates), limits->coefficient_least,
-                          limits->coefficient_most);
+    ratio = ob_lamb_clamp(sqrt(parameters) / sqrt(updates), limits->min_coefficient,
+                          limits->max_coefficient);
   if (ratio != 1)
     *coefficient = beta * *coefficient + (1 - beta) * ratio;
   return ratio;
@@ -61,7 +61,7 @@ OB_INLINE double ob_lamb_correct(double last, double plain, double updates, doub
   double share = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
   share = share < 1 ? share : 1;
   double factor =
-      ob_lamb_clamp(largest * share + (1 - share), limits->factor_least, limits->factor_most);
+      ob_lamb_clamp(largest * share + (1 - share), limits->min_factor, limits->max_factor);
   return ob_lamb_clamp(factor, last * (1 - change), last * (1 + change));
 }
 

@@ -52,11 +52,11 @@ static onebit_status_t check_dtype(const char *name, onebit_dtype_t dtype) {
 }
 
 static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *options) {
-  double first = options->loss_scale_first, least = options->loss_scale_least;
-  OB_TRY(ob_check_positive("loss_scale_least", least));
+  double first = options->initial_loss_scale, least = options->min_loss_scale;
+  OB_TRY(ob_check_positive("min_loss_scale", least));
   if (first != 0 && !(first >= 1 && first >= least && first <= OB_MOST_LOSS_SCALE))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "loss_scale_first is %g, not from 1 and from loss_scale_least, %g, to 2^64",
+                    "initial_loss_scale is %g, not from 1 and from min_loss_scale, %g, to 2^64",
                     first, least);
   return ONEBIT_OK;
 }
@@ -65,7 +65,7 @@ static onebit_status_t resolve(const onebit_optimizer_options_t *given,
                                onebit_optimizer_options_t *options) {
   *options = *given;
   options->gradient_factor = ob_given_or(options->gradient_factor, 1);
-  options->loss_scale_least = ob_given_or(options->loss_scale_least, 1);
+  options->min_loss_scale = ob_given_or(options->min_loss_scale, 1);
   if (!options->loss_scale_interval)
     options->loss_scale_interval = 2000;
   OB_TRY(check_dtype("gradient_dtype", options->gradient_dtype));
@@ -238,9 +238,9 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
       {"parameter_dtype", (uint64_t)options->parameter_dtype},
       {"gradient_factor (as bits)", ob_bits_of_double(options->gradient_factor)},
       {"clip_norm (as bits)", ob_bits_of_double(options->clip_norm)},
-      {"loss_scale_first (as bits)", ob_bits_of_double(options->loss_scale_first)},
+      {"initial_loss_scale (as bits)", ob_bits_of_double(options->initial_loss_scale)},
       {"loss_scale_interval", options->loss_scale_interval},
-      {"loss_scale_least (as bits)", ob_bits_of_double(options->loss_scale_least)},
+      {"min_loss_scale (as bits)", ob_bits_of_double(options->min_loss_scale)},
       {"dense_below", options->dense_below},
   };
   return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
@@ -288,7 +288,7 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
   OB_TRY(ob_freeze_create(optimizer));
   OB_TRY(ob_units_group(optimizer, tensors, ntensors));
   optimizer->deferred &= optimizer->unit_count > 0; /* else no device counts steps */
-  optimizer->loss_scale = ob_given_or(optimizer->options.loss_scale_first, 1);
+  optimizer->loss_scale = ob_given_or(optimizer->options.initial_loss_scale, 1);
   *counts = ob_allocate(ntensors > 2 * ranks ? ntensors : 2 * ranks, sizeof **counts);
   if (!*counts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", ntensors);

@@ -14,7 +14,7 @@
  *
  * Why steps are bounded. An optimizer that is not sharded gets its momentum as bits: every element
  * of it is as large as its block's scale. Here the server adds up exactly, while the gradients of
- * large elements come late, as kept errors; with a variance that no longer follows, that resonates.
+ * large elements come late, as residuals; with a variance that no longer follows, that resonates.
  * Adam's own steps are hardly larger than 1, so that much is left to them.
  */
 #include <float.h>

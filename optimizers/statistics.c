@@ -26,7 +26,7 @@ static onebit_status_t check_size(const void *statistics, size_t given, size_t k
 /* From squares. Where there is neither there is nothing to complain of. */
 static double ratio_of(double error, double signal) { return error > 0 ? sqrt(error / signal) : 0; }
 
-static onebit_status_t error_ratio(const struct onebit_optimizer *optimizer, double *ratio) {
+static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, double *ratio) {
   double error = 0, signal = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct ob_unit *unit = &optimizer->units[u];
@@ -44,10 +44,10 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
   onebit_optimizer_info_t info = {.size = sizeof info};
   double ratio;
   OB_TRY(onebit_optimizer_get_info(optimizer, &info));
-  OB_TRY(error_ratio(optimizer, &ratio));
+  OB_TRY(residual_ratio(optimizer, &ratio));
   *statistics = (onebit_optimizer_statistics_t){.size = sizeof *statistics,
                                                 .info = info,
-                                                .error_ratio = ratio,
+                                                .residual_ratio = ratio,
                                                 .dense_bytes = optimizer->sent[OB_EXCHANGE_DENSE],
                                                 .bits_bytes = optimizer->sent[OB_EXCHANGE_BITS],
                                                 .seconds = optimizer->times.all,
@@ -84,7 +84,7 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
   double parameters = 0, momentum = 0;
   OB_TRY(ob_add_parameters(optimizer, tensor, &parameters));
   OB_TRY(ob_add_momentum(optimizer, unit, ob_span_of_tensor(optimizer, tensor), &momentum));
-  OB_TRY(tensor_ratio(optimizer, tensor, &told.error_norm, &told.error_ratio));
+  OB_TRY(tensor_ratio(optimizer, tensor, &told.residual_norm, &told.residual_ratio));
   told.parameter_norm = sqrt(parameters);
   told.momentum_norm = sqrt(momentum);
   if (optimizer->method->tell)
@@ -129,7 +129,7 @@ static onebit_status_t warn_of_error(const struct onebit_optimizer *optimizer,
                                      const struct finding *worst) {
   bool step = sends_step(optimizer) || optimizer->method->moments;
   return ob_error(ONEBIT_WARNING,
-                  "tensor %zu (%zu elements): its kept error is %.3g times its %s. One bit is too "
+                  "tensor %zu (%zu elements): its residual is %.3g times its %s. One bit is too "
                   "little for it: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
                   worst->tensor, optimizer->tensors[worst->tensor].count, worst->value,
                   step ? "step" : "signal", optimizer->moments.no_warmup ? "" : ", a later freeze",
@@ -161,7 +161,7 @@ onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *ten
   OB_TRY(ob_optimizer_catch_up(optimizer));
   struct finding error = {0, 0}, bounded = {0, 0};
   OB_TRY(examine(optimizer, &error, &bounded));
-  bool of_error = error.value >= ONEBIT_ERROR_RATIO_LIMIT;
+  bool of_error = error.value >= ONEBIT_RESIDUAL_RATIO_LIMIT;
   if (of_error || bounded.value >= ONEBIT_BOUNDED_LIMIT) {
     if (tensor)
       *tensor = of_error ? error.tensor : bounded.tensor;

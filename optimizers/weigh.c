@@ -125,11 +125,11 @@ onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_st
 /* Of several steps whose order is not known, one that was skipped is what counts. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped) {
   const onebit_optimizer_options_t *options = &optimizer->options;
-  if (options->loss_scale_first == 0)
+  if (options->initial_loss_scale == 0)
     return;
   optimizer->good_steps = skipped ? 0 : optimizer->good_steps + made;
   if (skipped)
-    optimizer->loss_scale = fmax(optimizer->loss_scale / 2, options->loss_scale_least);
+    optimizer->loss_scale = fmax(optimizer->loss_scale / 2, options->min_loss_scale);
   if (optimizer->good_steps < options->loss_scale_interval)
     return;
   optimizer->good_steps = 0;

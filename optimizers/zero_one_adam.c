@@ -184,12 +184,12 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* What the kept errors are of is another thing from now on. */
+/* What the residuals are of is another thing from now on. */
 static onebit_status_t freeze(struct onebit_optimizer *optimizer) {
   OB_TRY(pass_all(optimizer, OB_PASS_ZERO_ONE_FREEZE, optimizer->steps));
   for (size_t u = 0; u < optimizer->unit_count; u++)
     if (!optimizer->units[u].uncompressed)
-      OB_TRY(onebit_plan_reset_error(optimizer->units[u].bits));
+      OB_TRY(onebit_plan_reset_residual(optimizer->units[u].bits));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }

@@ -1,6 +1,6 @@
 /*
  * The blocking calls of onebit/mpi_calls.h beside MPI's: equal where one bit says all, within the
- * kept error where it does not, and never a wrong sum, whatever ranks do with their buffers.
+ * residual where it does not, and never a wrong sum, whatever ranks do with their buffers.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
@@ -144,11 +144,11 @@ static void owed(MPI_Comm comm, double *owes) {
   float *worker = allocate(COUNT, sizeof *worker), *server = allocate(COUNT, sizeof *server);
   double *mine = allocate(COUNT, sizeof *mine);
   CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_export_error(plan, worker, server), ONEBIT_OK);
-  for (size_t i = 0; i < info.worker_error_count; i++)
+  CHECK_STATUS(onebit_plan_export_residual(plan, worker, server), ONEBIT_OK);
+  for (size_t i = 0; i < info.worker_residual_count; i++)
     mine[i] += (double)worker[i] / size_of(comm);
-  for (size_t i = 0; i < info.server_error_count; i++)
-    mine[info.server_error_first + i] += (double)server[i];
+  for (size_t i = 0; i < info.server_residual_count; i++)
+    mine[info.server_residual_start + i] += (double)server[i];
   MPI_Allreduce(mine, owes, COUNT, MPI_DOUBLE, MPI_SUM, comm);
   free(worker);
   free(server);

@@ -230,9 +230,9 @@ static void compare_adam(onebit_comm_t comm, void *context) {
           "%llu steps, %llu skipped, frozen after %llu", (unsigned long long)info.steps,
           (unsigned long long)info.skipped, (unsigned long long)info.freeze_step);
     CHECK(memcmp(&info.momentum_norm, &facts.momentum_norm, sizeof(double)) == 0 &&
-              memcmp(&info.error_norm, &facts.error_norm, sizeof(double)) == 0,
-          "norms %.17g %.17g, on the host %.17g %.17g", info.momentum_norm, info.error_norm,
-          facts.momentum_norm, facts.error_norm);
+              memcmp(&info.residual_norm, &facts.residual_norm, sizeof(double)) == 0,
+          "norms %.17g %.17g, on the host %.17g %.17g", info.momentum_norm, info.residual_norm,
+          facts.momentum_norm, facts.residual_norm);
   }
   free(got);
   free(wanted);

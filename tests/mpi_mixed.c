@@ -36,7 +36,7 @@ Test(mpi_mixed, equals_the_oracle) {
     check(what);
     what.absent = 0;
     what.options.common.clip_norm = 195;
-    what.options.common.loss_scale_first = 8;
+    what.options.common.initial_loss_scale = 8;
     what.options.common.loss_scale_interval = 2;
     what.poison = 1.0f / 0.0f; /* steps between that all ranks must skip */
     what.poisoned_rank = k % what.size;

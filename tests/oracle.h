@@ -7,7 +7,7 @@
  *   server   t = sum in rank order of s_r * (1/P) * sign(c_r), then + d    likewise    y = +-scale
  * of t
  *
- * The kept error e is stored as such. The scale of a block: element i of it goes to lane i mod 32,
+ * The residual e is stored as such. The scale of a block: element i of it goes to lane i mod 32,
  * each lane adds c * c (or |c|) in order, lanes are added by halving, then sqrt(sum / count) (or
  * sum / count) in double, rounded once.
  */
@@ -44,7 +44,7 @@ struct oracle {
   size_t elements;     /* with the padding of profile deepspeed */
   size_t result_count; /* elements of all ranks' results together, or of the common result */
   /* Of the results: in an exchange (profile default) and an allgather scales are rounded to it
-   * before they are sent, so that the kept error has what rounding takes. oracle_call sets it. */
+   * before they are sent, so that the residual has what rounding takes. oracle_call sets it. */
   onebit_dtype_t result_dtype;
   bool common_scale; /* one scale for all runs of a worker buffer, and of a server share */
   struct oracle_run *runs;
@@ -83,13 +83,14 @@ bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mea
 bool oracle_serve(struct oracle *oracle, const float *values, float *result);
 void oracle_keep(struct oracle *oracle);
 
-/* The part of the worker error that a rank keeps: all of it, but in the hierarchical schedule. */
+/* The part of the worker residual that a rank keeps: all of it, but in the hierarchical schedule.
+ * */
 size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
 const float *oracle_worker_error(const struct oracle *oracle, int rank);
 
-/* Where the part of the server error begins that a rank keeps, and its elements (0 unless it is an
- * allreduce). */
+/* Where the part of the server residual begins that a rank keeps, and its elements (0 unless it is
+ * an allreduce). */
 size_t oracle_server_first(const struct oracle *oracle, int rank);
 size_t oracle_server_count(const struct oracle *oracle, int rank);
 

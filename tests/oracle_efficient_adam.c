@@ -28,8 +28,8 @@ static struct oracle_lamb *create_lamb(int size, int hosts, const onebit_tensor_
   lamb.beta2 = options->beta2;
   lamb.epsilon = options->epsilon;
   lamb.freeze_step = ONEBIT_FREEZE_NEVER;
-  lamb.coefficient_least = options->min_ratio;
-  lamb.coefficient_most = options->max_ratio;
+  lamb.min_coefficient = options->min_ratio;
+  lamb.max_coefficient = options->max_ratio;
   lamb.common = options->common;
   return oracle_lamb_create(size, hosts, tensors, count, &lamb);
 }
@@ -151,7 +151,7 @@ static double trust_ratio(struct oracle_lamb *lamb, size_t k) {
   double u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
   if (p == 0.0 || u == 0.0)
     return 1.0;
-  return fmax(fmin(p / u, lamb->coefficient_most), lamb->coefficient_least);
+  return fmax(fmin(p / u, lamb->max_coefficient), lamb->min_coefficient);
 }
 
 static void apply(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {

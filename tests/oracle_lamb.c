@@ -78,12 +78,12 @@ static void fuse(struct oracle_lamb *lamb) {
 }
 
 static void take_limits(struct oracle_lamb *lamb, const onebit_lamb_options_t *options) {
-  lamb->coefficient_least = given_or(options->coefficient_least, 0.01);
-  lamb->coefficient_most = given_or(options->coefficient_most, 10.0);
+  lamb->min_coefficient = given_or(options->min_coefficient, 0.01);
+  lamb->max_coefficient = given_or(options->max_coefficient, 10.0);
   lamb->coefficient_beta = given_or(options->coefficient_beta, 0.9);
-  lamb->factor_least = given_or(options->factor_least, 0.5);
-  lamb->factor_most = given_or(options->factor_most,
-                               options->common.profile == ONEBIT_PROFILE_DEEPSPEED ? 4.0 : 1.5);
+  lamb->min_factor = given_or(options->min_factor, 0.5);
+  lamb->max_factor = given_or(options->max_factor,
+                              options->common.profile == ONEBIT_PROFILE_DEEPSPEED ? 4.0 : 1.5);
   lamb->factor_change = given_or(options->factor_change, 0.1);
 }
 
@@ -204,7 +204,7 @@ void oracle_lamb_whole_step(struct oracle_lamb *lamb, size_t k, float learning_r
          u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
   double ratio = 1.0;
   if (p != 0.0 && u != 0.0)
-    ratio = clamp(p / u, lamb->coefficient_least, lamb->coefficient_most);
+    ratio = clamp(p / u, lamb->min_coefficient, lamb->max_coefficient);
   if (ratio != 1.0)
     lamb->coefficient[k] =
         lamb->coefficient_beta * lamb->coefficient[k] + (1.0 - lamb->coefficient_beta) * ratio;
@@ -336,7 +336,7 @@ static void compressed_tensor(struct oracle_lamb *lamb, size_t k, float learning
     double s = u == 0.0 ? 1.0 : fmin(1.0, q / u);
     f = f * s + (1.0 - s);
   }
-  f = clamp(f, lamb->factor_least, lamb->factor_most);
+  f = clamp(f, lamb->min_factor, lamb->max_factor);
   f = clamp(f, last * (1.0 - lamb->factor_change), last * (1.0 + lamb->factor_change));
   lamb->factor[k] = f;
   move(lamb, k, learning_rate, lamb->coefficient[k] * f);

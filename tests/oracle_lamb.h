@@ -12,8 +12,8 @@ struct oracle_lamb {
   /* Its `momentum` is what came back last, without scaling. In profile deepspeed it has one
    * exchange, of all tensors that are compressed, and of padding behind them. */
   struct oracle_adam *state;
-  double coefficient_least, coefficient_most, coefficient_beta;
-  double factor_least, factor_most, factor_change;
+  double min_coefficient, max_coefficient, coefficient_beta;
+  double min_factor, max_factor, factor_change;
   double *coefficient, *factor; /* of each tensor */
   float *scaling;
   float *fresh, *update, *plain; /* [total] */

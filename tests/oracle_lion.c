@@ -79,7 +79,7 @@ double oracle_lion_momentum_norm(const struct oracle_lion *lion) {
   return norm(lion->momentum, lion->total);
 }
 
-double oracle_lion_error_norm(const struct oracle_lion *lion, int worker) {
+double oracle_lion_residual_norm(const struct oracle_lion *lion, int worker) {
   return norm(lion->worker[worker].error, lion->total);
 }
 

@@ -26,6 +26,6 @@ const float *oracle_lion_parameters(const struct oracle_lion *oracle);
 
 /* Norms of the momentum of all elements, and of the errors of the worker that a rank belongs to. */
 double oracle_lion_momentum_norm(const struct oracle_lion *oracle);
-double oracle_lion_error_norm(const struct oracle_lion *oracle, int worker);
+double oracle_lion_residual_norm(const struct oracle_lion *oracle, int worker);
 
 #endif

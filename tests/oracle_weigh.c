@@ -12,24 +12,24 @@ struct oracle_weigher oracle_weigher_of(const onebit_optimizer_options_t *option
   struct oracle_weigher weigher = {.options = *options, .ranks = ranks, .loss_scale = 1.0};
   if (weigher.options.gradient_factor == 0.0)
     weigher.options.gradient_factor = 1.0;
-  if (weigher.options.loss_scale_least == 0.0)
-    weigher.options.loss_scale_least = 1.0;
+  if (weigher.options.min_loss_scale == 0.0)
+    weigher.options.min_loss_scale = 1.0;
   if (weigher.options.loss_scale_interval == 0)
     weigher.options.loss_scale_interval = 2000;
-  if (weigher.options.loss_scale_first != 0.0)
-    weigher.loss_scale = weigher.options.loss_scale_first;
+  if (weigher.options.initial_loss_scale != 0.0)
+    weigher.loss_scale = weigher.options.initial_loss_scale;
   return weigher;
 }
 
 void oracle_rescale(struct oracle_weigher *weigher, bool skipped) {
   const onebit_optimizer_options_t *options = &weigher->options;
-  if (options->loss_scale_first == 0.0)
+  if (options->initial_loss_scale == 0.0)
     return;
   if (skipped) {
     weigher->good_steps = 0;
     weigher->loss_scale /= 2.0;
-    if (weigher->loss_scale < options->loss_scale_least)
-      weigher->loss_scale = options->loss_scale_least;
+    if (weigher->loss_scale < options->min_loss_scale)
+      weigher->loss_scale = options->min_loss_scale;
   } else if (++weigher->good_steps == options->loss_scale_interval) {
     weigher->good_steps = 0;
     if (weigher->loss_scale <= ldexp(1.0, 63))

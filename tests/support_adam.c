@@ -146,14 +146,15 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
   moment.parameters = allocate(adam->total, sizeof(float));
   memcpy(moment.parameters, adam->parameter, adam->total * sizeof(float));
   int ranks = adam->size * adam->each;
-  moment.error_norm = allocate((size_t)ranks, sizeof(double));
+  moment.residual_norm = allocate((size_t)ranks, sizeof(double));
   moment.momentum_norm = allocate((size_t)ranks, sizeof(double));
   for (int r = 0; r < ranks; r++)
     moment.momentum_norm[r] =
         adam->options.shards ? share_norm(adam, r) : norm_of(adam->momentum, adam->total);
   for (int r = 0; r < ranks; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
-      moment.error_norm[r] = hypot(moment.error_norm[r], kept_norm(adam, &adam->exchanges[k], r));
+      moment.residual_norm[r] =
+          hypot(moment.residual_norm[r], kept_norm(adam, &adam->exchanges[k], r));
   return moment;
 }
 
@@ -236,7 +237,7 @@ struct adam_run adam_prepare(const struct adam_case *what) {
 void adam_release(struct adam_run *run) {
   for (int step = 0; step < run->what->steps; step++) {
     free(run->moments[step].parameters);
-    free(run->moments[step].error_norm);
+    free(run->moments[step].residual_norm);
     free(run->moments[step].momentum_norm);
   }
   free(run->moments);
@@ -272,8 +273,8 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
     return; /* what follows is about tensors that are compressed */
   CHECK(near(info.momentum_norm, wanted->momentum_norm[rank]), "step %d: momentum norm %g, not %g",
         step, info.momentum_norm, wanted->momentum_norm[rank]);
-  CHECK(near(info.error_norm, wanted->error_norm[rank]), "step %d: error norm %g, not %g", step,
-        info.error_norm, wanted->error_norm[rank]);
+  CHECK(near(info.residual_norm, wanted->residual_norm[rank]), "step %d: error norm %g, not %g",
+        step, info.residual_norm, wanted->residual_norm[rank]);
   if (options->freeze_step == ONEBIT_FREEZE_AUTOMATIC && !wanted->compressed)
     CHECK(near(info.variance_ratio, wanted->variance_ratio), "step %d: variance ratio %g, not %g",
           step, info.variance_ratio, wanted->variance_ratio);

@@ -60,9 +60,9 @@ struct adam_run {
     bool compressed;
     size_t freeze_step;
     double variance_ratio, gradient_norm;
-    double before, after;               /* the loss scale of this step and the next */
-    double *momentum_norm, *error_norm; /* [size]: of what each rank keeps */
-  } * moments;                          /* [steps] */
+    double before, after;                  /* the loss scale of this step and the next */
+    double *momentum_norm, *residual_norm; /* [size]: of what each rank keeps */
+  } * moments;                             /* [steps] */
   float *start;
   size_t total;
 };

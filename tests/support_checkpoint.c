@@ -49,7 +49,7 @@ const struct checkpoint_case checkpoint_cases[] = {
     {"adam in bfloat16", ADAM, .size = 2, .steps = 9, .freeze_step = 3, .uncompressed = 1 << 1,
      .skips = true,
      .common = {.gradient_dtype = ONEBIT_BFLOAT16, .parameter_dtype = ONEBIT_BFLOAT16,
-                .loss_scale_first = 1024, .loss_scale_interval = 3}},
+                .initial_loss_scale = 1024, .loss_scale_interval = 3}},
     {"adam, shards of steps", ADAM, .size = 3, .steps = 10, .freeze_step = 4,
      .uncompressed = 1 << 1, .skips = true, .shards = ONEBIT_SHARDS_STEP,
      .common = {.bucket_size = 3000}},

@@ -75,12 +75,12 @@ void collective_release(struct collective_run *run) {
 struct kept_errors export_errors(onebit_plan_t plan) {
   onebit_plan_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
-  struct kept_errors errors = {.worker_count = info.worker_error_count,
-                               .server_count = info.server_error_count,
-                               .server_first = info.server_error_first};
+  struct kept_errors errors = {.worker_count = info.worker_residual_count,
+                               .server_count = info.server_residual_count,
+                               .server_first = info.server_residual_start};
   errors.worker = allocate(errors.worker_count, sizeof(float));
   errors.server = allocate(errors.server_count, sizeof(float));
-  CHECK_STATUS(onebit_plan_export_error(plan, errors.worker, errors.server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_export_residual(plan, errors.worker, errors.server), ONEBIT_OK);
   return errors;
 }
 
@@ -94,15 +94,15 @@ void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank) {
   bool dense = oracle->options.wire == ONEBIT_WIRE_DENSE;
   size_t workers = dense ? 0 : oracle_worker_count(oracle, rank),
          servers = oracle_server_count(oracle, rank);
-  if (CHECK(errors.worker_count == workers, "the worker error has %zu floats, not %zu",
+  if (CHECK(errors.worker_count == workers, "the worker residual has %zu floats, not %zu",
             errors.worker_count, workers))
-    CHECK_BITS("worker error", errors.worker, oracle_worker_error(oracle, rank), workers,
+    CHECK_BITS("worker residual", errors.worker, oracle_worker_error(oracle, rank), workers,
                ONEBIT_FLOAT32);
-  if (CHECK(errors.server_count == servers, "the server error has %zu floats, not %zu",
+  if (CHECK(errors.server_count == servers, "the server residual has %zu floats, not %zu",
             errors.server_count, servers) &&
       CHECK(servers == 0 || errors.server_first == oracle_server_first(oracle, rank),
-            "the server error begins at %zu", errors.server_first))
-    CHECK_BITS("server error", errors.server,
+            "the server residual begins at %zu", errors.server_first))
+    CHECK_BITS("server residual", errors.server,
                oracle->server_error + oracle_server_first(oracle, rank), servers, ONEBIT_FLOAT32);
   free_errors(&errors);
 }

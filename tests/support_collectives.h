@@ -42,7 +42,7 @@ struct collective_run {
 struct collective_run collective_prepare(const struct collective_case *what);
 void collective_release(struct collective_run *run);
 
-/* Runs the case on one rank and checks results, sendbuf, kept errors and the plan's account of
+/* Runs the case on one rank and checks results, sendbuf, residuals and the plan's account of
  * itself: a rank_body whose context is the struct collective_run. */
 void collective_on_rank(onebit_comm_t comm, void *run);
 
@@ -56,7 +56,7 @@ onebit_status_t start_collective(onebit_operation_t operation, const void *sendb
 size_t send_count(onebit_operation_t operation, size_t count, int size);
 size_t receive_count(onebit_operation_t operation, size_t count, int size);
 
-/* A plan's kept errors, exported. */
+/* A plan's residuals, exported. */
 struct kept_errors {
   float *worker, *server;
   size_t worker_count, server_count, server_first;
@@ -64,7 +64,7 @@ struct kept_errors {
 struct kept_errors export_errors(onebit_plan_t plan);
 void free_errors(struct kept_errors *errors);
 
-/* Checks that a plan's kept errors are the oracle's of that rank, to the bit. */
+/* Checks that a plan's residuals are the oracle's of that rank, to the bit. */
 void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank);
 
 /* The inputs of all ranks at a step, as oracle_call takes them, and back. */

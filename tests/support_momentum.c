@@ -36,7 +36,7 @@ static double norm_of(const float *values, size_t count) {
   return sqrt(sum);
 }
 
-static double error_norm_of(const struct oracle_adam *state, int rank) {
+static double residual_norm_of(const struct oracle_adam *state, int rank) {
   double norm = 0.0;
   for (size_t k = 0; k < state->exchange_count; k++) {
     const struct oracle *oracle = state->exchanges[k].oracle;
@@ -50,9 +50,9 @@ static void keep_moment(struct momentum_run *run, const struct oracle_adam *stat
   run->parameters[step] = allocate(run->total, sizeof(float));
   memcpy(run->parameters[step], state->parameter, run->total * sizeof(float));
   run->momentum_norm[step] = norm_of(state->momentum, run->total);
-  run->error_norm[step] = allocate((size_t)run->what->size, sizeof(double));
+  run->residual_norm[step] = allocate((size_t)run->what->size, sizeof(double));
   for (int r = 0; r < run->what->size; r++)
-    run->error_norm[step][r] = error_norm_of(state, r);
+    run->residual_norm[step][r] = residual_norm_of(state, r);
 }
 
 static void gradient_at(float *gradient, size_t total, int rank, int step) {
@@ -84,7 +84,7 @@ struct momentum_run momentum_prepare(const struct momentum_case *what) {
   run.start = allocate(run.total, sizeof(float));
   run.parameters = allocate(steps, sizeof *run.parameters);
   run.momentum_norm = allocate(steps, sizeof(double));
-  run.error_norm = allocate(steps, sizeof *run.error_norm);
+  run.residual_norm = allocate(steps, sizeof *run.residual_norm);
   for (size_t i = 0; i < run.total; i++)
     run.start[i] = input_value(i, 50, 7);
   describe_tensors(what->tensors, run.start, run.start, tensors);
@@ -98,10 +98,10 @@ struct momentum_run momentum_prepare(const struct momentum_case *what) {
 void momentum_release(struct momentum_run *run) {
   for (int step = 0; step < run->what->steps; step++) {
     free(run->parameters[step]);
-    free(run->error_norm[step]);
+    free(run->residual_norm[step]);
   }
   free(run->parameters);
-  free(run->error_norm);
+  free(run->residual_norm);
   free(run->momentum_norm);
   free(run->start);
 }
@@ -129,8 +129,8 @@ static void check_info(const struct momentum_run *run, onebit_optimizer_t optimi
         (unsigned long long)info.exchanges[1]);
   CHECK(near(info.momentum_norm, run->momentum_norm[step]), "step %d: momentum norm %g, not %g",
         step, info.momentum_norm, run->momentum_norm[step]);
-  CHECK(near(info.error_norm, run->error_norm[step][rank]), "step %d: error norm %g, not %g", step,
-        info.error_norm, run->error_norm[step][rank]);
+  CHECK(near(info.residual_norm, run->residual_norm[step][rank]), "step %d: error norm %g, not %g",
+        step, info.residual_norm, run->residual_norm[step][rank]);
 }
 
 static onebit_status_t make_step(const struct momentum_case *what, onebit_optimizer_t optimizer,

@@ -22,7 +22,7 @@ struct momentum_run {
   const struct momentum_case *what;
   float *start, **parameters; /* [steps] */
   double *momentum_norm;      /* [steps] */
-  double **error_norm;        /* [steps][size] */
+  double **residual_norm;     /* [steps][size] */
   size_t total;
 };
 

@@ -205,9 +205,9 @@ static void check_refusals(struct seat *seat) {
   CHECK_STATUS(call_collective(operation, seat->send, seat->receive, seat->plan),
                ONEBIT_ERROR_BUSY);
   CHECK_STATUS(onebit_plan_destroy(seat->plan), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_export_error(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_import_error(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_reset_error(seat->plan), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_export_residual(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_import_residual(seat->plan, errors, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_reset_residual(seat->plan), ONEBIT_ERROR_BUSY);
   free(errors);
 }
 

@@ -21,7 +21,7 @@ struct flight *flight_prepare(int size);
 struct flight *flight_prepare_hosts(int size, int hosts);
 void flight_release(struct flight *flight);
 
-/* Each is a rank_body whose context is the struct flight. In all of them results and kept errors
+/* Each is a rank_body whose context is the struct flight. In all of them results and residuals
  * equal the oracle's. */
 
 /* Every rank starts all requests, and waits for them in an order of its own. */

@@ -73,13 +73,14 @@ static double norm_of(const float *values, size_t count) {
 
 static void keep_norms(struct zero_one_moment *moment, const struct oracle_zero_one *oracle) {
   moment->momentum_norm = allocate((size_t)oracle->ranks, sizeof(double));
-  moment->error_norm = allocate((size_t)oracle->ranks, sizeof(double));
+  moment->residual_norm = allocate((size_t)oracle->ranks, sizeof(double));
   for (int r = 0; r < oracle->ranks; r++) {
     moment->momentum_norm[r] = norm_of(oracle->momentum + (size_t)r * oracle->total, oracle->total);
     for (size_t k = 0; k < oracle->bucket_count; k++) {
       const struct oracle *bucket = oracle->buckets[k].oracle;
-      moment->error_norm[r] = hypot(moment->error_norm[r], norm_of(oracle_worker_error(bucket, r),
-                                                                   oracle_worker_count(bucket, r)));
+      moment->residual_norm[r] =
+          hypot(moment->residual_norm[r],
+                norm_of(oracle_worker_error(bucket, r), oracle_worker_count(bucket, r)));
     }
   }
 }
@@ -142,7 +143,7 @@ void zero_one_release(struct zero_one_run *run) {
     free(run->moments[call].statuses);
     free(run->moments[call].parameters);
     free(run->moments[call].momentum_norm);
-    free(run->moments[call].error_norm);
+    free(run->moments[call].residual_norm);
   }
   free(run->moments);
   free(run->start);
@@ -169,8 +170,8 @@ static void check_info(const struct zero_one_run *run, onebit_optimizer_t optimi
   CHECK(!info.synchronized || wanted->together, "call %d: ranks differ, and info denies it", call);
   CHECK(near(info.momentum_norm, wanted->momentum_norm[rank]), "call %d: momentum norm %g, not %g",
         call, info.momentum_norm, wanted->momentum_norm[rank]);
-  CHECK(near(info.error_norm, wanted->error_norm[rank]), "call %d: error norm %g, not %g", call,
-        info.error_norm, wanted->error_norm[rank]);
+  CHECK(near(info.residual_norm, wanted->residual_norm[rank]), "call %d: error norm %g, not %g",
+        call, info.residual_norm, wanted->residual_norm[rank]);
 }
 
 static void give_gradients(const struct zero_one_case *what, onebit_optimizer_t optimizer,

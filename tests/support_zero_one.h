@@ -24,9 +24,9 @@ struct zero_one_case {
 
 /* What the oracle says after each call. */
 struct zero_one_moment {
-  onebit_status_t *statuses;          /* [size] */
-  float *parameters;                  /* [size][total] */
-  double *momentum_norm, *error_norm; /* [size] */
+  onebit_status_t *statuses;             /* [size] */
+  float *parameters;                     /* [size][total] */
+  double *momentum_norm, *residual_norm; /* [size] */
   uint64_t steps, skipped, freeze_step, exchanges[3];
   bool local, together;
 };

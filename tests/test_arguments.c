@@ -202,13 +202,13 @@ Test(arguments, plan_info_and_errors) {
   check_wrong(onebit_plan_get_info(plan, NULL), "info", "NULL");
   info.size = 3;
   check_wrong(onebit_plan_get_info(plan, &info), "size", "3");
-  check_wrong(onebit_plan_export_error(NULL, error, error), "plan", "NULL");
-  check_wrong(onebit_plan_import_error(NULL, error, error), "plan", "NULL");
-  check_wrong(onebit_plan_reset_error(NULL), "plan", "NULL");
+  check_wrong(onebit_plan_export_residual(NULL, error, error), "plan", "NULL");
+  check_wrong(onebit_plan_import_residual(NULL, error, error), "plan", "NULL");
+  check_wrong(onebit_plan_reset_residual(NULL), "plan", "NULL");
   error[3] = NAN;
-  check_wrong(onebit_plan_import_error(plan, error, NULL), "worker[3]", "nan");
+  check_wrong(onebit_plan_import_residual(plan, error, NULL), "worker[3]", "nan");
   error[3] = -INFINITY;
-  check_wrong(onebit_plan_import_error(plan, NULL, error), "server[3]", "inf");
+  check_wrong(onebit_plan_import_residual(plan, NULL, error), "server[3]", "inf");
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   onebit_comm_destroy(comm);
   checks_must_hold();

@@ -58,13 +58,13 @@ static const struct {
     {"clip_norm", "-0.5", ADAM(.common.clip_norm = -0.5)},
     {"clip_norm", "nan", ADAM(.common.clip_norm = NAN)},
     {"clip_norm", "inf", ADAM(.common.clip_norm = INFINITY)},
-    {"loss_scale_first", "0.5", ADAM(.common.loss_scale_first = 0.5)},
-    {"loss_scale_first", "-8", ADAM(.common.loss_scale_first = -8)},
-    {"loss_scale_first", "nan", ADAM(.common.loss_scale_first = NAN)},
-    {"loss_scale_first", "1e+20", ADAM(.common.loss_scale_first = 1e20)}, /* 2^64 is 1.8e19 */
-    {"loss_scale_least", "32", ADAM(.common.loss_scale_first = 16, .common.loss_scale_least = 32)},
-    {"loss_scale_least", "-1", ADAM(.common.loss_scale_least = -1)},
-    {"loss_scale_least", "nan", ADAM(.common.loss_scale_least = NAN)},
+    {"initial_loss_scale", "0.5", ADAM(.common.initial_loss_scale = 0.5)},
+    {"initial_loss_scale", "-8", ADAM(.common.initial_loss_scale = -8)},
+    {"initial_loss_scale", "nan", ADAM(.common.initial_loss_scale = NAN)},
+    {"initial_loss_scale", "1e+20", ADAM(.common.initial_loss_scale = 1e20)}, /* 2^64 is 1.8e19 */
+    {"min_loss_scale", "32", ADAM(.common.initial_loss_scale = 16, .common.min_loss_scale = 32)},
+    {"min_loss_scale", "-1", ADAM(.common.min_loss_scale = -1)},
+    {"min_loss_scale", "nan", ADAM(.common.min_loss_scale = NAN)},
     {"profile", "scale",
      ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
 };

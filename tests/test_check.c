@@ -1,5 +1,5 @@
 /*
- * The warning: a tensor whose kept error has outgrown its signal is named, at the limit that the
+ * The warning: a tensor whose residual has outgrown its signal is named, at the limit that the
  * header tells, and healthy runs are not warned of.
  */
 #include <criterion/criterion.h>
@@ -17,7 +17,7 @@ static onebit_plan_t compressed_plan(const struct alone *alone) {
   return alone->optimizer->units[alone->optimizer->tensors[0].unit].bits;
 }
 
-/* Gives tensor `tensor` a kept error of so many times its momentum, and the others one as large as
+/* Gives tensor `tensor` a residual of so many times its momentum, and the others one as large as
  * theirs. */
 static void make_errors(struct alone *alone, size_t tensor, double ratio) {
   onebit_plan_t plan = compressed_plan(alone);
@@ -30,7 +30,7 @@ static void make_errors(struct alone *alone, size_t tensor, double ratio) {
       error[first + i] = (float)((i % 2 ? 1 : -1) * wanted / sqrt(LENGTH));
     first += LENGTH;
   }
-  CHECK_STATUS(onebit_plan_import_error(plan, error, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(plan, error, NULL), ONEBIT_OK);
   free(error);
 }
 
@@ -60,10 +60,10 @@ Test(check, the_limit_is_where_the_header_says) {
   struct alone *alone = alone_create();
   size_t named = 77;
   alone_step(alone, 5);
-  make_errors(alone, 2, 0.99 * ONEBIT_ERROR_RATIO_LIMIT);
+  make_errors(alone, 2, 0.99 * ONEBIT_RESIDUAL_RATIO_LIMIT);
   CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_OK);
   CHECK(named == 77, "a tensor is named where nothing is wrong");
-  make_errors(alone, 2, 1.01 * ONEBIT_ERROR_RATIO_LIMIT);
+  make_errors(alone, 2, 1.01 * ONEBIT_RESIDUAL_RATIO_LIMIT);
   CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_WARNING);
   alone_destroy(alone);
   checks_must_hold();
@@ -77,9 +77,9 @@ Test(check, error_without_a_signal) {
   CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_OK);
   float *error = allocate((TENSORS - 1) * LENGTH, sizeof *error);
   error[LENGTH] = 1;
-  CHECK_STATUS(onebit_plan_import_error(compressed_plan(alone), error, NULL), ONEBIT_OK);
-  CHECK(isinf(tensor_of(alone->optimizer, 2).error_ratio), "the ratio is %g",
-        tensor_of(alone->optimizer, 2).error_ratio);
+  CHECK_STATUS(onebit_plan_import_residual(compressed_plan(alone), error, NULL), ONEBIT_OK);
+  CHECK(isinf(tensor_of(alone->optimizer, 2).residual_ratio), "the ratio is %g",
+        tensor_of(alone->optimizer, 2).residual_ratio);
   CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_WARNING);
   CHECK(named == 2, "tensor %zu is named", named);
   free(error);

@@ -1,7 +1,7 @@
 /*
  * Other ranks load what some ranks saved: what all had alike is the same then, to the bit; worker
- * errors are the mean of the saved ones, server errors go with their elements; and so they do where
- * options have changed. The loss goes on without a jump.
+ * errors are the mean of the saved ones, server residuals go with their elements; and so they do
+ * where options have changed. The loss goes on without a jump.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -233,7 +233,7 @@ Test(checkpoint_elastic, options_on_which_no_bit_depends) {
   use_codec("");
 }
 
-/* What is compensated next is beta1 times the momentum, and the kept error: where messages cannot
+/* What is compensated next is beta1 times the momentum, and the residual: where messages cannot
  * say what the momentum was, it is the same all the same. */
 static double *compensated(const struct saved_parts *parts) {
   float *momentum = parts_values(parts, SECTION_MOMENTUM);

@@ -182,8 +182,8 @@ Test(checkpoint_wrong, words_for_missing_elements) {
 Test(checkpoint_wrong, values_that_are_not_finite) {
   static const uint32_t whats[] = {SECTION_MOMENTUM, SECTION_WORKER, SECTION_SERVER};
   static const char *const words[] = {"section 'momentum': element ",
-                                      "section 'worker errors': element ",
-                                      "section 'server errors': element "};
+                                      "section 'worker residuals': element ",
+                                      "section 'server residuals': element "};
   for (int k = 0; k < 3; k++) {
     struct checkpoint_case one = two;
     one.size = 1;
@@ -206,7 +206,7 @@ static void load_damaged(onebit_comm_t comm, void *context) {
   bool mine = trainee.rank == 1;
   CHECK_STATUS(trainee_load(&trainee, &run->parts),
                mine ? ONEBIT_ERROR_CHECKPOINT : ONEBIT_ERROR_PEER);
-  CHECK_WORDS(mine ? "section 'worker errors'" : "rank 1 reports ONEBIT_ERROR_CHECKPOINT");
+  CHECK_WORDS(mine ? "section 'worker residuals'" : "rank 1 reports ONEBIT_ERROR_CHECKPOINT");
   trainee_step(&trainee, 0);
   trainee_destroy(&trainee);
 }

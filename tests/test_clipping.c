@@ -67,7 +67,7 @@ Test(clipping, of_any_type_with_a_loss_scale_and_micro_batches) {
     struct adam_case what = case_of(MIDDLE);
     what.options.common.gradient_dtype = (onebit_dtype_t)(k / 3);
     what.options.common.parameter_dtype = (onebit_dtype_t)(k % 3);
-    what.options.common.loss_scale_first = 4;
+    what.options.common.initial_loss_scale = 4;
     what.options.common.loss_scale_interval = 5;
     what.options.common.gradient_factor = 1.0 / 3;
     what.multiple = 3.0f;
@@ -163,7 +163,7 @@ Test(clipping, skips_what_has_no_norm) {
         what.form = (enum adam_form)((k + profile) % ADAM_FORMS);
         what.options.common.bucket_size = !profile && k % 2 ? 1000 : 0;
         what.options.common.profile = (onebit_profile_t)profile;
-        what.options.common.loss_scale_first = 2; /* which falls to 1 and comes back */
+        what.options.common.initial_loss_scale = 2; /* which falls to 1 and comes back */
         what.options.common.loss_scale_interval = 1;
         adam_check(&what);
       }

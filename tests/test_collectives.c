@@ -1,5 +1,5 @@
 /*
- * Every collective equals the oracle in every bit: results, and kept errors afterwards, over
+ * Every collective equals the oracle in every bit: results, and residuals afterwards, over
  * several steps, for the sizes, counts, types, scales and block sizes that the library promises, in
  * place and apart, blocking and not.
  *

@@ -131,7 +131,7 @@ struct regression {
 static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
                               const struct regression *regression, onebit_optimizer_t *optimizer) {
   onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
-  lamb.coefficient_most = 0.3; /* larger ones want smaller rates: the ratio stays as it was */
+  lamb.max_coefficient = 0.3; /* larger ones want smaller rates: the ratio stays as it was */
   lamb.freeze_step = regression->options.freeze_step;
   lamb.common = regression->options.common;
   return regression->lamb ? onebit_lamb_create(comm, tensor, 1, &lamb, optimizer)

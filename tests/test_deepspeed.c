@@ -38,7 +38,7 @@ static const struct call {
      {0x3b63, 0x6fff}},
 };
 
-/* After the first call: norms of the kept errors. After each: the padding's error on rank 0. */
+/* After the first call: norms of the residuals. After each: the padding's error on rank 0. */
 static const double worker_norm[2] = {1.4420331, 0.8506879}, server_norm[2] = {0.3865973, 0.0};
 static const double padding_error[CALLS] = {-0.3202172, 0.1619708, -0.3412649};
 
@@ -95,13 +95,13 @@ static void three_calls(onebit_comm_t comm, void *context) {
     return;
   onebit_plan_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
-  CHECK(info.worker_error_count == PADDED && info.server_error_count == CHUNK,
-        "errors of %zu and %zu floats", info.worker_error_count, info.server_error_count);
+  CHECK(info.worker_residual_count == PADDED && info.server_residual_count == CHUNK,
+        "errors of %zu and %zu floats", info.worker_residual_count, info.server_residual_count);
   for (int k = 0; k < CALLS; k++) {
     check_case("call %d", k);
     memcpy(before, after, sizeof before);
     CHECK_STATUS(onebit_allreduce(input, result, plan), ONEBIT_OK);
-    CHECK_STATUS(onebit_plan_export_error(plan, after, server), ONEBIT_OK);
+    CHECK_STATUS(onebit_plan_export_residual(plan, after, server), ONEBIT_OK);
     check_result(&calls[k], result);
     check_worker(&calls[k], rank, input, before, after);
     CHECK(rank != 0 || near((double)after[PADDED - 1], padding_error[k]), "padding keeps %.7f",

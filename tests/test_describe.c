@@ -125,13 +125,13 @@ static const char *const fields[] = {"name",
                                      "silent_steps",
                                      "variance_ratio",
                                      "momentum_norm",
-                                     "error_norm",
+                                     "residual_norm",
                                      "loss_scale",
                                      "gradient_norm",
                                      "warmup_bytes",
                                      "compressed_bytes",
                                      "memory_bytes",
-                                     "error_ratio",
+                                     "residual_ratio",
                                      "dense_bytes",
                                      "bits_bytes",
                                      "seconds",
@@ -186,7 +186,7 @@ Test(describe, text_tells_what_there_is) {
       onebit_optimizer_describe(alone->optimizer, ONEBIT_FORMAT_TEXT, line, sizeof line, NULL),
       ONEBIT_OK);
   static const char *const parts[] = {"momentum: 4 steps (1 skipped)", "compressed since step 1",
-                                      "0 dense, 4 in bits", "kept error", "network"};
+                                      "0 dense, 4 in bits", "residual", "network"};
   for (size_t k = 0; k < sizeof parts / sizeof parts[0]; k++)
     CHECK(strstr(line, parts[k]), "no \"%s\": %s", parts[k], line);
   alone_destroy(alone);

@@ -101,7 +101,7 @@ Test(efficient_adam, sixteen_bits_loss_scale_and_clipping) {
     what.size = 3;
     what.options.common.gradient_dtype = dtypes[d];
     what.options.common.parameter_dtype = dtypes[1 - d];
-    what.options.common.loss_scale_first = 4;
+    what.options.common.initial_loss_scale = 4;
     what.options.common.loss_scale_interval = 6;
     what.options.common.clip_norm = 3;
     what.absent = 5;

@@ -1,4 +1,4 @@
-/* The kept error, exported, imported and reset: a plan that goes on from another's exported error
+/* The residual, exported, imported and reset: a plan that goes on from another's exported error
  * goes on to the bit. */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -49,10 +49,10 @@ static void move_error(onebit_comm_t comm, void *context) {
   for (int step = 0; step < MOVE_AT; step++)
     call_and_check(run, first, rank, step, step);
   struct kept_errors errors = export_errors(first);
-  CHECK_STATUS(onebit_plan_import_error(second, errors.worker, errors.server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(second, errors.worker, errors.server), ONEBIT_OK);
   struct kept_errors again = export_errors(second);
-  CHECK_BITS("worker error", again.worker, errors.worker, errors.worker_count, ONEBIT_FLOAT32);
-  CHECK_BITS("server error", again.server, errors.server, errors.server_count, ONEBIT_FLOAT32);
+  CHECK_BITS("worker residual", again.worker, errors.worker, errors.worker_count, ONEBIT_FLOAT32);
+  CHECK_BITS("server residual", again.server, errors.server, errors.server_count, ONEBIT_FLOAT32);
   CHECK_STATUS(onebit_plan_destroy(first), ONEBIT_OK);
   for (int step = MOVE_AT; step < what->steps; step++)
     call_and_check(run, second, rank, step, step);
@@ -63,7 +63,7 @@ static void move_error(onebit_comm_t comm, void *context) {
 }
 
 /* After a reset a plan is as new. */
-static void reset_error(onebit_comm_t comm, void *context) {
+static void reset_residual(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
   int rank = onebit_comm_rank(comm);
@@ -71,12 +71,12 @@ static void reset_error(onebit_comm_t comm, void *context) {
              what->size);
   onebit_plan_t plan = create(comm, what);
   call_and_check(run, plan, rank, 0, 0);
-  CHECK_STATUS(onebit_plan_reset_error(plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_reset_residual(plan), ONEBIT_OK);
   struct kept_errors errors = export_errors(plan);
   for (size_t i = 0; i < errors.worker_count; i++)
-    CHECK(errors.worker[i] == 0.0f, "worker error %zu is %g", i, (double)errors.worker[i]);
+    CHECK(errors.worker[i] == 0.0f, "worker residual %zu is %g", i, (double)errors.worker[i]);
   for (size_t i = 0; i < errors.server_count; i++)
-    CHECK(errors.server[i] == 0.0f, "server error %zu is %g", i, (double)errors.server[i]);
+    CHECK(errors.server[i] == 0.0f, "server residual %zu is %g", i, (double)errors.server[i]);
   free_errors(&errors);
   for (int step = 0; step < what->steps; step++)
     call_and_check(run, plan, rank, step, step);
@@ -94,20 +94,20 @@ static void import_parts(onebit_comm_t comm, void *context) {
   onebit_plan_t plan = create(comm, what);
   call_and_check(run, plan, rank, 0, 0);
   struct kept_errors errors = export_errors(plan);
-  CHECK_STATUS(onebit_plan_export_error(plan, NULL, NULL), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_import_error(plan, NULL, NULL), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_import_error(plan, errors.worker, NULL), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_import_error(plan, NULL, errors.server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_export_residual(plan, NULL, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(plan, NULL, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(plan, errors.worker, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(plan, NULL, errors.server), ONEBIT_OK);
   for (int k = 0; k < 3; k++) {
     float bad = (float[]){NAN, INFINITY, -INFINITY}[k];
     float *worker = allocate(errors.worker_count, sizeof(float));
     float *server = allocate(errors.server_count, sizeof(float));
     worker[k * (int)(errors.worker_count - 1) / 2] = bad;
-    CHECK_STATUS(onebit_plan_import_error(plan, worker, errors.server), ONEBIT_ERROR_ARGUMENT);
+    CHECK_STATUS(onebit_plan_import_residual(plan, worker, errors.server), ONEBIT_ERROR_ARGUMENT);
     CHECK_WORDS("worker");
     if (errors.server_count) {
       server[k * (int)(errors.server_count - 1) / 2] = bad;
-      CHECK_STATUS(onebit_plan_import_error(plan, errors.worker, server), ONEBIT_ERROR_ARGUMENT);
+      CHECK_STATUS(onebit_plan_import_residual(plan, errors.worker, server), ONEBIT_ERROR_ARGUMENT);
       CHECK_WORDS("server");
     }
     free(worker);
@@ -159,10 +159,10 @@ static void walk_schedules(rank_body *body) {
 }
 
 Test(errors_kept, move_in_other_schedules) { walk_schedules(move_error); }
-Test(errors_kept, reset_in_other_schedules) { walk_schedules(reset_error); }
+Test(errors_kept, reset_in_other_schedules) { walk_schedules(reset_residual); }
 
 Test(errors_kept, move_to_another_plan) { walk(move_error); }
-Test(errors_kept, reset) { walk(reset_error); }
+Test(errors_kept, reset) { walk(reset_residual); }
 Test(errors_kept, parts_and_bad_values) { walk(import_parts); }
 
 Test(errors_kept, move_in_profile_deepspeed) {

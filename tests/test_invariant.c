@@ -1,7 +1,8 @@
 /*
  * The invariant of error feedback, element by element, in every call:
  *
- *   result = mean over ranks (input) + mean over ranks (worker error before - after) + server error
+ *   result = mean over ranks (input) + mean over ranks (worker residual before - after) + server
+ *   residual
  * before - after
  *
  * without the server's part for a reduce-scatter, and for an allgather input + error before - after
@@ -124,8 +125,8 @@ static bool element_holds(const struct history *history, int step, int first, in
                (double)*result, wanted, tolerance);
 }
 
-/* The rank that serves element i, and where its part of the server error begins: shares follow one
- * another. */
+/* The rank that serves element i, and where its part of the server residual begins: shares follow
+ * one another. */
 static int find_server(const struct history *history, size_t i, size_t *begin) {
   *begin = 0;
   for (int r = 0; r < history->size; r++) {

@@ -63,11 +63,11 @@ Test(lamb, one_scale_a_buffer) {
 }
 
 Test(lamb, other_options) {
-  static const onebit_lamb_options_t more = {.coefficient_most = 0.3,
-                                             .coefficient_least = 0.2,
+  static const onebit_lamb_options_t more = {.max_coefficient = 0.3,
+                                             .min_coefficient = 0.2,
                                              .coefficient_beta = 0.7,
-                                             .factor_most = 1.05,
-                                             .factor_least = 0.93,
+                                             .max_factor = 1.05,
+                                             .min_factor = 0.93,
                                              .factor_change = 0.02};
   struct adam_case what = case_of(&adam_tensors_odd, 5);
   what.more = &more;
@@ -160,7 +160,7 @@ Test(lamb, mixed_precision) {
       what.options.common.gradient_dtype = (onebit_dtype_t)(k / 3);
       what.options.common.parameter_dtype = (onebit_dtype_t)(k % 3);
       what.options.common.gradient_factor = 1.0 / 3;
-      what.options.common.loss_scale_first = 4;
+      what.options.common.initial_loss_scale = 4;
       what.options.common.loss_scale_interval = 5;
       what.options.common.clip_norm = k % 2 ? 0.3 : 0;
       what.multiple = 3.0f;
@@ -265,7 +265,7 @@ static struct textbook make_textbook(const struct adam_run *run) {
 }
 
 Test(lamb, plain_lamb_is_the_published_one) {
-  static const onebit_lamb_options_t more = {.coefficient_most = 1e9, .coefficient_least = 1e-9};
+  static const onebit_lamb_options_t more = {.max_coefficient = 1e9, .min_coefficient = 1e-9};
   struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
   what.more = &more;
   struct adam_run run = adam_prepare(&what);
@@ -291,11 +291,11 @@ Test(lamb, plain_lamb_is_the_published_one) {
 
 /* --- A tensor's numbers at their ends */
 
-static const struct ob_lamb_limits limits = {.coefficient_least = 0.01,
-                                             .coefficient_most = 10,
+static const struct ob_lamb_limits limits = {.min_coefficient = 0.01,
+                                             .max_coefficient = 10,
                                              .coefficient_beta = 0.9,
-                                             .factor_least = 0.5,
-                                             .factor_most = 4,
+                                             .min_factor = 0.5,
+                                             .max_factor = 4,
                                              .factor_change = 0.1};
 
 Test(lamb, ratios_at_their_ends) {

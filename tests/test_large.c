@@ -1,6 +1,6 @@
 /*
  * Values so large that what a server adds up may overflow though all inputs are finite: then every
- * rank gets ONEBIT_SKIPPED and no receive buffer or kept error changes, though results are else
+ * rank gets ONEBIT_SKIPPED and no receive buffer or residual changes, though results are else
  * applied while others are still on their way; and large values that do not overflow give what the
  * oracle says, like all others.
  */
@@ -57,8 +57,8 @@ static void ask_oracle(struct large *large) {
 
 static void check_unchanged(onebit_plan_t plan, struct kept_errors *before) {
   struct kept_errors after = export_errors(plan);
-  CHECK_BITS("worker error", after.worker, before->worker, before->worker_count, ONEBIT_FLOAT32);
-  CHECK_BITS("server error", after.server, before->server, before->server_count, ONEBIT_FLOAT32);
+  CHECK_BITS("worker residual", after.worker, before->worker, before->worker_count, ONEBIT_FLOAT32);
+  CHECK_BITS("server residual", after.server, before->server, before->server_count, ONEBIT_FLOAT32);
   free_errors(&after);
 }
 
@@ -174,7 +174,7 @@ static void spoil(onebit_plan_t plan, const struct kept_errors *errors) {
   memcpy(server, errors->server, errors->server_count * sizeof *server);
   for (size_t i = 0; i < BLOCK && i < errors->server_count; i++)
     server[errors->server_count - 1 - i] = 3e38f;
-  CHECK_STATUS(onebit_plan_import_error(plan, NULL, server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(plan, NULL, server), ONEBIT_OK);
   free(server);
 }
 
@@ -189,7 +189,7 @@ static void check_imported(const struct imported *imported, onebit_plan_t plan, 
   CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_SKIPPED);
   CHECK(pattern_holds(receive, sizeof receive), "a skipped call changed recvbuf");
   check_unchanged(plan, &before);
-  CHECK_STATUS(onebit_plan_import_error(plan, errors.worker, errors.server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(plan, errors.worker, errors.server), ONEBIT_OK);
   free_errors(&before);
   free_errors(&errors);
 }

@@ -31,7 +31,7 @@ struct lion_run {
   const struct lion_case *what;
   size_t total;
   float *start, *parameters[STEPS];
-  double momentum_norm[STEPS], error_norm[STEPS][16];
+  double momentum_norm[STEPS], residual_norm[STEPS][16];
 };
 
 static struct lion_case case_of(const struct adam_tensors *tensors) {
@@ -82,7 +82,7 @@ static void run_oracle(struct lion_run *run) {
     memcpy(run->parameters[step], oracle_lion_parameters(oracle), run->total * sizeof(float));
     run->momentum_norm[step] = oracle_lion_momentum_norm(oracle);
     for (int r = 0; r < what->size && !on_hosts_of(what); r++)
-      run->error_norm[step][r] = oracle_lion_error_norm(oracle, r);
+      run->residual_norm[step][r] = oracle_lion_residual_norm(oracle, r);
   }
   for (int r = 0; r < what->size; r++)
     free(gradients[r]);
@@ -129,8 +129,9 @@ static void check_info(const struct lion_run *run, onebit_optimizer_t optimizer,
     CHECK(near(info.momentum_norm, run->momentum_norm[step]), "step %d: momentum norm %g, not %g",
           step, info.momentum_norm, run->momentum_norm[step]);
   if (!on_hosts_of(run->what) && !run->what->uncompressed)
-    CHECK(near(info.error_norm, run->error_norm[step][rank]), "step %d: error norm %g, not %g",
-          step, info.error_norm, run->error_norm[step][rank]);
+    CHECK(near(info.residual_norm, run->residual_norm[step][rank]),
+          "step %d: error norm %g, not %g", step, info.residual_norm,
+          run->residual_norm[step][rank]);
 }
 
 static void tell_case(const struct lion_case *what) {

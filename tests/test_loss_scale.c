@@ -75,7 +75,7 @@ static void same_on_rank(onebit_comm_t comm, void *context) {
   const onebit_adam_options_t *options = context;
   int rank = onebit_comm_rank(comm);
   onebit_adam_options_t without = *options;
-  without.common.loss_scale_first = 0;
+  without.common.initial_loss_scale = 0;
   struct learner *scaled = make_learner(comm, options), *plain = make_learner(comm, &without);
   for (int step = 0; step < STEPS; step++) {
     check_case("step %d, scale %g, clip %g, profile %d, %s", step, scale_of(scaled),
@@ -107,7 +107,7 @@ static void check_same(onebit_profile_t profile, double clip_norm, int hosts) {
       options.common.profile = profile;
       options.common.clip_norm = clip_norm;
       options.common.gradient_dtype = k / 3 ? ONEBIT_BFLOAT16 : ONEBIT_FLOAT32;
-      options.common.loss_scale_first = scales[k % 3];
+      options.common.initial_loss_scale = scales[k % 3];
       options.common.loss_scale_interval = 2;
       if (!hosts)
         on_ranks(sizes[p], same_on_rank, &options);
@@ -155,8 +155,8 @@ static void story_on_rank(onebit_comm_t comm, void *context) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   uint64_t skipped = 0;
   options.freeze_step = FREEZE;
-  options.common.loss_scale_first = story->first;
-  options.common.loss_scale_least = story->least;
+  options.common.initial_loss_scale = story->first;
+  options.common.min_loss_scale = story->least;
   options.common.loss_scale_interval = story->interval;
   struct oracle_weigher oracle = oracle_weigher_of(&options.common, size);
   struct learner *learner = make_learner(comm, &options);
@@ -205,7 +205,7 @@ static void float16_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   options.freeze_step = FREEZE;
   options.common.gradient_dtype = ONEBIT_FLOAT16;
-  options.common.loss_scale_first = 65536;
+  options.common.initial_loss_scale = 65536;
   struct learner *learner = make_learner(comm, &options), *knowing = NULL;
   for (int step = 0; step < STEPS; step++) {
     onebit_status_t status = ONEBIT_SKIPPED;
@@ -215,7 +215,7 @@ static void float16_on_rank(onebit_comm_t comm, void *context) {
       status = make_step(learner);
     }
     CHECK_STATUS(status, ONEBIT_OK);
-    options.common.loss_scale_first = scale_of(learner);
+    options.common.initial_loss_scale = scale_of(learner);
     if (step == 0) /* one that begins with the scale that was found */
       knowing = make_learner(comm, &options);
     compute_gradient(knowing, rank, 0);
@@ -243,7 +243,7 @@ static struct learner *make_zero_one(onebit_comm_t comm, double loss_scale, doub
   options.variance_freeze_step = 2;
   options.local_step_scaler = 2;
   options.local_step_clipper = 3;
-  options.common.loss_scale_first = loss_scale;
+  options.common.initial_loss_scale = loss_scale;
   options.common.clip_norm = clip_norm;
   learner->gradient = allocate(COUNT, sizeof(float));
   fill_input(learner->parameter, ONEBIT_FLOAT32, COUNT, 99, 0);
@@ -301,7 +301,7 @@ static void open_on_rank(onebit_comm_t comm, void *context) {
   (void)context;
   options.freeze_step = FREEZE;
   options.common.bucket_size = 1;
-  options.common.loss_scale_first = 16;
+  options.common.initial_loss_scale = 16;
   options.common.loss_scale_interval = 2;
   struct oracle_weigher oracle = oracle_weigher_of(&options.common, onebit_comm_size(comm));
   struct learner *learner = make_learner(comm, &options);

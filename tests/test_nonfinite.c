@@ -1,6 +1,6 @@
 /*
  * Input that is not finite: every rank gets ONEBIT_SKIPPED from that very call, no receive buffer,
- * kept error or optimizer changes, and the calls afterwards give what they would have given without
+ * residual or optimizer changes, and the calls afterwards give what they would have given without
  * it.
  */
 #include <criterion/criterion.h>
@@ -46,8 +46,8 @@ static void check_skipped(const struct poisoned *what, onebit_plan_t plan, void 
   CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_SKIPPED);
   CHECK(pattern_holds(receive, received), "a skipped call changed recvbuf");
   struct kept_errors after = export_errors(plan);
-  CHECK_BITS("worker error", after.worker, before.worker, before.worker_count, ONEBIT_FLOAT32);
-  CHECK_BITS("server error", after.server, before.server, before.server_count, ONEBIT_FLOAT32);
+  CHECK_BITS("worker residual", after.worker, before.worker, before.worker_count, ONEBIT_FLOAT32);
+  CHECK_BITS("server residual", after.server, before.server, before.server_count, ONEBIT_FLOAT32);
   free_errors(&before);
   free_errors(&after);
   free(receive);

@@ -108,14 +108,16 @@ static void check_places(const onebit_plan_info_t *info, int rank) {
   bool gathers = info->schedule == ONEBIT_SCHEDULE_ALLGATHER;
   size_t first = hosts ? 512 * place : 0, end = hosts && place == 0 ? 512 : COUNT;
   size_t served = 256 * (hosts ? share : (size_t)rank);
-  CHECK(info->worker_error_first == first && info->worker_error_count == end - first,
-        "worker error of %zu from %zu on", info->worker_error_count, info->worker_error_first);
+  CHECK(info->worker_residual_start == first && info->worker_residual_count == end - first,
+        "worker residual of %zu from %zu on", info->worker_residual_count,
+        info->worker_residual_start);
   if (gathers)
-    CHECK(info->server_error_count == 0, "server error of %zu", info->server_error_count);
+    CHECK(info->server_residual_count == 0, "server residual of %zu", info->server_residual_count);
   else
-    CHECK(info->server_error_first == served &&
-              info->server_error_count == (served == 768 ? COUNT - 768 : 256),
-          "server error of %zu from %zu on", info->server_error_count, info->server_error_first);
+    CHECK(info->server_residual_start == served &&
+              info->server_residual_count == (served == 768 ? COUNT - 768 : 256),
+          "server residual of %zu from %zu on", info->server_residual_count,
+          info->server_residual_start);
 }
 
 /* The last line says what was chosen, also where the cost model does not know of it. */
@@ -146,7 +148,8 @@ static void introduce(onebit_comm_t comm, void *context) {
     if (wire == ONEBIT_WIRE_BITS)
       check_places(&info, rank);
     else
-      CHECK(info.worker_error_count == 0 && info.server_error_count == 0, "a dense plan's errors");
+      CHECK(info.worker_residual_count == 0 && info.server_residual_count == 0,
+            "a dense plan's errors");
     float values[COUNT] = {0};
     uint64_t before = onebit_comm_bytes_sent(comm);
     CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_OK);

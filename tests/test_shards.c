@@ -129,7 +129,7 @@ Test(shards, types_of_sixteen_bits) {
 Test(shards, clipping_and_loss_scales) {
   struct adam_case what = mixed_case(ONEBIT_FLOAT16, ONEBIT_FLOAT32);
   what.options.common.clip_norm = 0.5;
-  what.options.common.loss_scale_first = 4;
+  what.options.common.initial_loss_scale = 4;
   what.options.common.loss_scale_interval = 5;
   what.options.common.gradient_factor = 0.25;
   what.multiple = 4;

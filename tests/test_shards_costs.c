@@ -273,8 +273,8 @@ static void tell_statistics(onebit_comm_t comm, void *context) {
   CHECK(statistics.dense_bytes + statistics.bits_bytes == onebit_comm_bytes_sent(comm) - before,
         "%llu bytes dense and %llu in bits", (unsigned long long)statistics.dense_bytes,
         (unsigned long long)statistics.bits_bytes);
-  CHECK(statistics.error_ratio > 0.2 && statistics.error_ratio < 20, "error ratio %g",
-        statistics.error_ratio);
+  CHECK(statistics.residual_ratio > 0.2 && statistics.residual_ratio < 20, "residual ratio %g",
+        statistics.residual_ratio);
   CHECK(statistics.update_seconds >= 0 && statistics.network_seconds >= 0, "times below zero");
   CHECK(onebit_optimizer_check(optimizer, NULL) >= ONEBIT_OK, "%s", onebit_last_error());
   double momentum = 0.0;
@@ -283,7 +283,7 @@ static void tell_statistics(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_get_tensor_statistics(optimizer, t, &one), ONEBIT_OK);
     momentum += one.momentum_norm * one.momentum_norm;
     account->parameters[rank] += one.parameter_norm * one.parameter_norm;
-    CHECK((one.error_norm > 0) == (t != 1), "tensor %zu keeps %g", t, one.error_norm);
+    CHECK((one.residual_norm > 0) == (t != 1), "tensor %zu keeps %g", t, one.residual_norm);
   }
   account->momentum[rank] = momentum;
   CHECK(fabs(momentum - statistics.info.momentum_norm * statistics.info.momentum_norm) <=

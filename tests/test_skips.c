@@ -175,8 +175,8 @@ static void skip_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_get_info(unseen.optimizer, &infos[1]), ONEBIT_OK);
   CHECK(infos[0].freeze_step == infos[1].freeze_step, "it froze at %llu, not %llu",
         (unsigned long long)infos[0].freeze_step, (unsigned long long)infos[1].freeze_step);
-  CHECK(infos[0].error_norm == infos[1].error_norm, "the kept error is %g, not %g",
-        infos[0].error_norm, infos[1].error_norm);
+  CHECK(infos[0].residual_norm == infos[1].residual_norm, "the residual is %g, not %g",
+        infos[0].residual_norm, infos[1].residual_norm);
   free_run(&seen);
   free_run(&unseen);
 }
@@ -235,7 +235,7 @@ Test(skips, leave_no_trace_in_mixed_precision) {
 Test(skips, leave_no_trace_but_the_loss_scale) {
   onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
   common.gradient_dtype = ONEBIT_BFLOAT16;
-  common.loss_scale_first = 1024;
+  common.initial_loss_scale = 1024;
   common.loss_scale_interval = 3;
   check_all(&common, 0);
 }

@@ -1,5 +1,5 @@
 /*
- * What optimizers tell about themselves: norms and kept errors of every tensor are the oracle's,
+ * What optimizers tell about themselves: norms and residuals of every tensor are the oracle's,
  * and the account of all of it is that of its tensors, and of the bytes that left.
  */
 #include <criterion/criterion.h>
@@ -72,10 +72,10 @@ static void check_tensor(const struct oracle_adam *adam, const struct oracle *or
         "tensor %zu: parameters of %g", tensor, told.parameter_norm);
   CHECK(near(told.momentum_norm, sqrt(momentum)), "tensor %zu: momentum of %g, not %g", tensor,
         told.momentum_norm, sqrt(momentum));
-  CHECK(near(told.error_norm, sqrt(error)), "tensor %zu: error of %g, not %g", tensor,
-        told.error_norm, sqrt(error));
-  CHECK(near(told.error_ratio, ratio), "tensor %zu: ratio %g, not %g", tensor, told.error_ratio,
-        ratio);
+  CHECK(near(told.residual_norm, sqrt(error)), "tensor %zu: error of %g, not %g", tensor,
+        told.residual_norm, sqrt(error));
+  CHECK(near(told.residual_ratio, ratio), "tensor %zu: ratio %g, not %g", tensor,
+        told.residual_ratio, ratio);
   CHECK(told.coefficient == 0 && told.factor == 0, "1-bit Adam has no coefficients");
 }
 
@@ -210,16 +210,16 @@ static void check_whole(const struct subject *subject, onebit_optimizer_t optimi
     double norm = sqrt(square_sum(values, LENGTH)), slack = subject->dtype ? 1e-2 : 1e-6;
     CHECK(fabs(one.parameter_norm - norm) <= slack * norm, "parameters of %g, not %g",
           one.parameter_norm, norm);
-    CHECK(one.uncompressed == (t == 1) && (t != 1 || one.error_norm == 0), "tensor %zu", t);
+    CHECK(one.uncompressed == (t == 1) && (t != 1 || one.residual_norm == 0), "tensor %zu", t);
     momentum += one.momentum_norm * one.momentum_norm;
-    error += one.error_norm * one.error_norm;
+    error += one.residual_norm * one.residual_norm;
   }
   CHECK(near(sqrt(momentum), info.momentum_norm), "momenta of %g, in all %g", sqrt(momentum),
         info.momentum_norm);
   /* in profile deepspeed padding has errors too */
-  CHECK(subject->profile ? sqrt(error) <= info.error_norm * (1 + 1e-9)
-                         : near(sqrt(error), info.error_norm),
-        "errors of %g, in all %g", sqrt(error), info.error_norm);
+  CHECK(subject->profile ? sqrt(error) <= info.residual_norm * (1 + 1e-9)
+                         : near(sqrt(error), info.residual_norm),
+        "errors of %g, in all %g", sqrt(error), info.residual_norm);
 }
 
 static void check_lamb(const struct subject *subject, onebit_optimizer_t optimizer) {

@@ -227,7 +227,7 @@ Test(zero_one_alone, gradients_of_nan) {
   onebit_zero_one_adam_options_t options = every_fourth();
   on_ranks(3, lose_gradients, &options);
   check_met(3);
-  options.common.loss_scale_first = 1024;
+  options.common.initial_loss_scale = 1024;
   on_ranks(3, lose_gradients, &options);
   check_met(3);
 }
@@ -237,7 +237,7 @@ Test(zero_one_alone, gradients_of_nan_are_found_by_clipping) {
   options.common.clip_norm = 1;
   on_ranks(3, lose_gradients, &options);
   check_met(3);
-  options.common.loss_scale_first = 1024;
+  options.common.initial_loss_scale = 1024;
   on_ranks(2, lose_gradients, &options);
   check_met(2);
 }

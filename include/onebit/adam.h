@@ -56,15 +56,15 @@ typedef enum onebit_adam_exchange {
  * In the warm-up (the same, bit for bit, as without shards) it is parameters in both, and gradients
  * go in full precision, in their own type. Then, at the server of an element,
  *
- *   g = mean over ranks of +-scale, by the bits of (gradient + kept error) of each rank
+ *   g = mean over ranks of +-scale, by the bits of (gradient + residual) of each rank
  *   m = b1 m + (1 - b1) g
  *   w = m^ / (sqrt(v^) + eps), but at most 1 and at least -1
- *   STEP         w goes to all as the bits of (w + kept error of the server), w' = +-scale;
+ *   STEP         w goes to all as the bits of (w + residual of the server), w' = +-scale;
  *                p = p - lr (w' + wd p) on every rank
  *   PARAMETERS   p = p - lr (w + wd p) at the server
  *
  * The bound is where Adam's own steps hardly come, as long as the variance follows the gradients;
- * frozen it does not, and kept errors and an exact momentum would resonate at rates that NONE
+ * frozen it does not, and residuals and an exact momentum would resonate at rates that NONE
  * takes, where a momentum of bits is as large as its scale at most. With STEP a bit is + or -: an
  * element without variance, too, is moved, by steps of its block's scale whose signs cancel.
  *
@@ -76,13 +76,14 @@ typedef enum onebit_adam_exchange {
  *
  * where master values add 4 (NONE) or 4 / size (PARAMETERS), each part of what is sent counts
  * (size - 1) / size times, and "own" is the size of its type: with bfloat16 for both a warm-up step
- * sends 4 bytes in place of 8. 8 of the bytes are the kept error of all gradients, twice, so that a
+ * sends 4 bytes in place of 8. 8 of the bytes are the residual of all gradients, twice, so that a
  * skipped step leaves it as it was.
  *
  * Not with profile deepspeed, schedule ONEBIT_SCHEDULE_HIERARCHICAL (AUTOMATIC is the exchange
  * here) or device ONEBIT_DEVICE_CUDA: ONEBIT_ERROR_UNSUPPORTED; nor with exchange
  * ONEBIT_ADAM_EXCHANGE_STEP: ONEBIT_ERROR_ARGUMENT. onebit_optimizer_get_info and statistics tell
- * of the rank's own share; the error ratio is relative to what the rank sent of its gradients. */
+ * of the rank's own share; the residual ratio is relative to what the rank sent of its gradients.
+ * */
 typedef enum onebit_shards {
   ONEBIT_SHARDS_NONE = 0,
   ONEBIT_SHARDS_STEP = 1,

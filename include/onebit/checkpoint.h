@@ -8,10 +8,10 @@
  * format.
  *
  * Another number of ranks may load what some ranks saved. What all had alike is the same then. The
- * kept worker errors are re-mapped so that what the invariant of onebit_plan_export_error speaks
- * of stays: every rank begins with the mean of the saved ones, element by element; server errors go
- * to who serves their elements now. So do 0/1 Adam's parameters and momentum between two meetings:
- * their means. Results then go on without a jump, but not to the bit.
+ * worker residuals are re-mapped so that what the invariant of onebit_plan_export_residual speaks
+ * of stays: every rank begins with the mean of the saved ones, element by element; server residuals
+ * go to who serves their elements now. So do 0/1 Adam's parameters and momentum between two
+ * meetings: their means. Results then go on without a jump, but not to the bit.
  *
  * Options may differ between saving and loading, but for the kind of optimizer, the tensors' counts
  * and the profile; from the freeze on also for exchange, shards, and which tensors are

@@ -10,24 +10,24 @@
  *    reduce-scatter with recvbuf == sendbuf + rank * count. Any other overlap is an error.
  *  - The result has the same bits on every rank (allreduce, allgather), with every codec and any
  *    number of threads.
- *  - Not-a-number and infinity never enter the kept error. If the input of any rank holds one, or
+ *  - Not-a-number and infinity never enter the residual. If the input of any rank holds one, or
  *    holds values so large that the sum of their squares overflows float32, every rank gets
- *    ONEBIT_SKIPPED from that very call, and recvbuf and kept errors are as they were. (With
+ *    ONEBIT_SKIPPED from that very call, and recvbuf and residuals are as they were. (With
  *    ONEBIT_WIRE_DENSE it is the squares of an allreduce's result that count, and none of an
  *    allgather's.)
  *  - Results are rounded to the plan's type, to the nearest, ties to even. From finite inputs come
  *    finite results: one that is beyond the largest float16 is stored as +-65504, in every
  *    operation, dense or not. It is no reason to skip: a mean cannot be that large, only what
- *    earlier calls left in the kept error can.
+ *    earlier calls left in the residual can.
  *  - In an allreduce whose server sends a result (all schedules but ALLGATHER) and in an allgather
- *    the scale is rounded before it is sent, so the kept error has what rounding or +-65504 took,
+ *    the scale is rounded before it is sent, so the residual has what rounding or +-65504 took,
  *    and a later call makes up for it. In a reduce-scatter, in the schedule ALLGATHER and in
  *    profile deepspeed a result is rounded on its way into recvbuf only, by up to 2^-8 of its size
  *    as bfloat16 and 2^-11 as float16; no error keeps that. It favours no direction, but a steady
  *    input has the same every time; where that matters, exchange in float32.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
- *    ever, and no recvbuf and no kept error is changed.
+ *    ever, and no recvbuf and no residual is changed.
  *  - A damaged message (ONEBIT_ERROR_MESSAGE) and a failed transport are no errors to go on after:
  *    results are applied as they come, so recvbuf may hold part of one, and other ranks may have
  *    ended the call well.
@@ -59,7 +59,7 @@ typedef struct onebit_request *onebit_request_t;
  * Errors: those of all collectives, above. */
 onebit_status_t onebit_allreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan);
 
-/* recvbuf[r * count + i] = what rank r sent, compressed once: signs of (sendbuf + kept error) times
+/* recvbuf[r * count + i] = what rank r sent, compressed once: signs of (sendbuf + residual) times
  * the block's scale. Collective.
  *   sendbuf   count elements
  *   recvbuf   out: size * count elements, in rank order

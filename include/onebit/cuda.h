@@ -75,11 +75,11 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
                                            cudaStream_t stream);
 
-/* onebit_plan_reset_error in the order of a stream: the next call begins with no kept error of this
- * rank's, and nobody waits. For a buffer that holds another tensor from now on. Local.
+/* onebit_plan_reset_residual in the order of a stream: the next call begins with no residual of
+ * this rank's, and nobody waits. For a buffer that holds another tensor from now on. Local.
  *   plan, stream   as in onebit_scale_result_stream
  * Errors: as there. */
-onebit_status_t onebit_plan_reset_error_stream(onebit_plan_t plan, cudaStream_t stream);
+onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream);
 
 /* onebit_optimizer_step on a stream. Collective.
  *   optimizer       made for memory of a device

@@ -6,7 +6,7 @@
  *
  *   warm-up      g, m and v as in 1-bit Adam
  *                u = m^ / (sqrt(v^) + eps) + wd p
- *                r = clamp(|p| / |u|, coefficient_least, coefficient_most), 1 if either norm is 0
+ *                r = clamp(|p| / |u|, min_coefficient, max_coefficient), 1 if either norm is 0
  *                c = coefficient_beta c + (1 - coefficient_beta) r, where r is not 1
  *                p = p - lr r u
  *
@@ -17,7 +17,7 @@
  *                q = bounded(m^ / (sqrt(v^) + eps)) as in 1-bit Adam, u = q + wd p
  *                f = largest of (sqrt(v^) + eps) / (sqrt(w^) + eps) over the tensor
  *                f = f s + 1 - s with s = min(1, |q| / |u|), where wd is not 0
- *                f = clamp(f, factor_least, factor_most), then to within factor_change of the last
+ *                f = clamp(f, min_factor, max_factor), then to within factor_change of the last
  *                p = p - lr c f u
  *
  * Norms are over a tensor; c begins as 0, the last f as 1; w^ is w / (1 - b2^t) with the t of the
@@ -50,12 +50,12 @@ typedef struct onebit_lamb_options {
   size_t freeze_step;
   double freeze_threshold;
   int no_bias_correction;
-  double coefficient_most;  /* DeepSpeed's max_coeff; default 10 */
-  double coefficient_least; /* min_coeff; default 0.01 */
-  double coefficient_beta;  /* coeff_beta, in (0, 1); default 0.9 */
-  double factor_most;       /* factor_max; default 1.5, in profile deepspeed 4 */
-  double factor_least;      /* factor_min; default 0.5 */
-  double factor_change;     /* factor_threshold, in (0, 1); default 0.1 */
+  double max_coefficient;  /* DeepSpeed's max_coeff; default 10 */
+  double min_coefficient;  /* min_coeff; default 0.01 */
+  double coefficient_beta; /* coeff_beta, in (0, 1); default 0.9 */
+  double max_factor;       /* factor_max; default 1.5, in profile deepspeed 4 */
+  double min_factor;       /* factor_min; default 0.5 */
+  double factor_change;    /* factor_threshold, in (0, 1); default 0.1 */
   onebit_optimizer_options_t common;
 } onebit_lamb_options_t;
 

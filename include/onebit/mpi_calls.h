@@ -4,7 +4,7 @@
  * destroyed: what a tensor needs (onebit/plan.h) is kept with the communicator, made by the first
  * call and gone with MPI_Comm_free or MPI_Finalize.
  *
- * Tensors. The kept error belongs to a tensor, and a tensor is known by its two buffers, count,
+ * Tensors. The residual belongs to a tensor, and a tensor is known by its two buffers, count,
  * type and operation, on each rank for itself: one pair of buffers for each. Before a program's
  * calls on a communicator repeat, each begins with a message of 32 bytes by which the ranks find
  * out which tensor it is of. Once they have seen the same calls twice in the same order (a training
@@ -17,7 +17,7 @@
  *
  * Results. A sum is onebit's mean times the number of ranks, ONEBIT_AVG the mean itself; the same
  * bits on all ranks. One call is not exact: over many calls of a tensor their sum is, to within one
- * call's rounding (onebit_plan_export_error). What cannot be compressed has MPI's result: values
+ * call's rounding (onebit_plan_export_residual). What cannot be compressed has MPI's result: values
  * that are not finite, communicators of one rank, tensors for which there is no memory.
  *
  * Buffers are in the host's memory. Arguments mean what they mean to MPI, MPI_IN_PLACE too, and
@@ -96,7 +96,7 @@ int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, 
 int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm);
 
-/* The tensors in this buffer begin anew: this rank's kept errors of them become zero, as before the
+/* The tensors in this buffer begin anew: this rank's residuals of them become zero, as before the
  * first call. To be called on every rank, between two calls, before a buffer is used for another
  * tensor with the same count, type and operation. Local.
  *   buffer   as given to earlier calls, for sending or receiving; one never given is fine

@@ -219,13 +219,13 @@ public:
     return info;
   }
   const char *explain() const noexcept { return onebit_plan_explain(get()); } /* the plan's words */
-  void export_error(float *worker, float *server) const {
-    check(onebit_plan_export_error(get(), worker, server));
+  void export_residual(float *worker, float *server) const {
+    check(onebit_plan_export_residual(get(), worker, server));
   }
-  void import_error(const float *worker, const float *server) {
-    check(onebit_plan_import_error(get(), worker, server));
+  void import_residual(const float *worker, const float *server) {
+    check(onebit_plan_import_residual(get(), worker, server));
   }
-  void reset_error() { check(onebit_plan_reset_error(get())); }
+  void reset_residual() { check(onebit_plan_reset_residual(get())); }
 
 private:
   template <typename Buffer> bool fits(const Buffer &buffer, std::size_t count) const noexcept {

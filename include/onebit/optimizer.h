@@ -29,7 +29,7 @@
  * tensor sets NULL (onebit_optimizer_set_gradient): zeros. A step is skipped when what some
  * gradient counts as is not finite, or too large for sums of squares in float32.
  *
- * Loss scaling. With loss_scale_first the caller multiplies its loss by the scale that
+ * Loss scaling. With initial_loss_scale the caller multiplies its loss by the scale that
  * onebit_optimizer_get_loss_scale tells, and the step divides. A step that some rank's gradients
  * spoil (ONEBIT_SKIPPED) lowers the scale to a half; loss_scale_interval good steps in a row double
  * it, up to 2^64. All ranks come to the same scale without a message of their own, since whether a
@@ -117,9 +117,9 @@ typedef struct onebit_optimizer_options {
   onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32, without master values */
   double gradient_factor;         /* positive; default 1 */
   double clip_norm;               /* positive; default 0: no clipping */
-  double loss_scale_first;        /* 1 to 2^64; default 0: no loss scaling. 65536 is usual */
+  double initial_loss_scale;      /* 1 to 2^64; default 0: no loss scaling. 65536 is usual */
   size_t loss_scale_interval;     /* good steps before the scale doubles; default 2000 */
-  double loss_scale_least;        /* the scale does not fall below; default 1 */
+  double min_loss_scale;          /* the scale does not fall below; default 1 */
   size_t dense_below; /* tensors of fewer elements count as `uncompressed`; default 0: none */
 } onebit_optimizer_options_t;
 
@@ -134,7 +134,7 @@ typedef struct onebit_optimizer_options {
  *   learning_rate   of this step, the same on all ranks, finite and not negative; in a step that
  *                   onebit_optimizer_begin opened, the one given there
  * ONEBIT_SKIPPED (some rank's gradient was not finite) and all errors but two leave parameters,
- * moments, kept errors and the step count as they were, on every rank; then the caller may go on
+ * moments, residuals and the step count as they were, on every rank; then the caller may go on
  * with the next gradients. After ONEBIT_ERROR_MESSAGE (a message was damaged on its way) and
  * ONEBIT_ERROR_TRANSPORT a part of the parameters may be updated: go back to a checkpoint.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
@@ -202,7 +202,7 @@ typedef struct onebit_optimizer_info {
   /* |v(t - D)| / |v(t)| of the automatic freeze at the latest step; 0 when not known. */
   double variance_ratio;
   double momentum_norm;      /* Euclidean norm of the momentum that the ranks share */
-  double error_norm;         /* Euclidean norm of this rank's kept worker error */
+  double residual_norm;      /* Euclidean norm of this rank's worker residual */
   uint64_t warmup_bytes;     /* bytes that a warm-up step sends from this rank */
   uint64_t compressed_bytes; /* bytes that a compressed step sends from this rank */
   uint64_t memory_bytes;     /* bytes allocated by the optimizer on this rank */

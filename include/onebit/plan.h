@@ -35,7 +35,7 @@ typedef enum onebit_operation {
   ONEBIT_REDUCE_SCATTER = 2
 } onebit_operation_t;
 
-/* The element type of the buffers. The kept error and all sums are float32 whatever the buffers
+/* The element type of the buffers. The residual and all sums are float32 whatever the buffers
  * hold. */
 typedef enum onebit_dtype {
   ONEBIT_FLOAT32 = 0,
@@ -69,7 +69,7 @@ typedef enum onebit_profile {
 } onebit_profile_t;
 
 /* How an allreduce goes about it. Each schedule rounds in its own places, so results of two of them
- * differ in their bits (docs/schedules.md); what onebit_plan_export_error says holds in all. */
+ * differ in their bits (docs/schedules.md); what onebit_plan_export_residual says holds in all. */
 typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_AUTOMATIC = 0, /* the plan decides, and says why: onebit_plan_explain */
   /* Every rank serves a share: messages to the servers, results from them. */
@@ -155,13 +155,14 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
 /* What a plan decided; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
 typedef struct onebit_plan_info {
   size_t size;
-  size_t worker_error_first;  /* the first element that this rank keeps a worker error of: 0, but in
-                              * a hierarchical plan with several ranks on a host */
-  size_t worker_error_count;  /* floats in the worker error (onebit_plan_export_error) */
-  size_t server_error_first;  /* the first element of the share that this rank serves */
-  size_t server_error_count;  /* floats in the server error */
-  size_t block_size;          /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
-  size_t chunks;              /* messages that one rank sends another in a phase */
+  /* The first element that this rank keeps a worker residual of: 0, but in a hierarchical plan with
+   * several ranks on a host. */
+  size_t worker_residual_start;
+  size_t worker_residual_count; /* floats in the worker residual (onebit_plan_export_residual) */
+  size_t server_residual_start; /* the first element of the share that this rank serves */
+  size_t server_residual_count; /* floats in the server residual */
+  size_t block_size;            /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
+  size_t chunks;                /* messages that one rank sends another in a phase */
   uint64_t wire_bytes;        /* bytes that one call hands to the transport on this rank; of what a
                                * hierarchical plan does, those to other hosts */
   uint64_t memory_bytes;      /* bytes allocated for the plan on this rank */
@@ -187,17 +188,18 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
  * them when a plan is made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
 
-/* The kept error, for checkpoints and for looking at it: export copies it out, import puts it back
- * and takes any finite values, reset sets both errors to zero. Local.
+/* The residual, for checkpoints and for looking at it: export copies it out, import puts it back
+ * and takes any finite values, reset sets both to zero. Local.
  *   plan     the plan; none of the three may run while it has a request in flight
- *   worker   array of worker_error_count floats (onebit_plan_get_info), owned by the caller: this
- *            rank's error, one float for each element of its send buffer, in its order (in profile
- *            deepspeed, of the padded buffer), or in the hierarchical schedule of the part from
- *            worker_error_first on that it compresses for its host; NULL leaves that part out
- *   server   array of server_error_count floats, owned by the caller: the error of the share that
- *            this rank serves, elements server_error_first onwards; empty unless the operation is
- *            allreduce; NULL leaves that part out
- * The kept error is what the invariant speaks of: element by element
+ *   worker   array of worker_residual_count floats (onebit_plan_get_info), owned by the caller:
+ *            this rank's residual, one float for each element of its send buffer, in its order (in
+ *            profile deepspeed, of the padded buffer), or in the hierarchical schedule of the part
+ *            from worker_residual_start on that it compresses for its host; NULL leaves that part
+ *            out
+ *   server   array of server_residual_count floats, owned by the caller: the residual of the share
+ *            that this rank serves, elements server_residual_start onwards; empty unless the
+ *            operation is allreduce; NULL leaves that part out
+ * The residual is what the invariant speaks of: element by element
  *   result = mean over ranks (input) + mean over ranks (worker before - worker after)
  *            + server before - server after
  * holds to the rounding of float32, whatever the plan's type, but for results of 16 bits that are
@@ -205,10 +207,10 @@ const char *onebit_plan_explain(onebit_plan_t plan);
  * hosts.
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL, a value to import is not finite: nothing is
  * changed), ONEBIT_ERROR_BUSY (the plan has a request in flight). */
-onebit_status_t onebit_plan_export_error(onebit_plan_t plan, float *worker, float *server);
-onebit_status_t onebit_plan_import_error(onebit_plan_t plan, const float *worker,
-                                         const float *server);
-onebit_status_t onebit_plan_reset_error(onebit_plan_t plan);
+onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server);
+onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *worker,
+                                            const float *server);
+onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan);
 
 #ifdef __cplusplus
 }

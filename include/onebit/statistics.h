@@ -9,17 +9,17 @@
  *
  * every hundred steps or so, which names the tensor that one bit is too little for.
  *
- * The error ratio. What a rank could not say with one bit an element it keeps and says later (error
- * feedback). error_ratio is the Euclidean norm of what it keeps, relative to that of the signal: of
- * what came back from the latest exchange of bits, in the same elements. With 1-bit Adam, LAMB and
- * momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the mean gradient
- * or movement. About one is healthy: what is new in the signal comes a step late. Ten means that it
- * takes some ten steps to come. Tensors stay below 4 where each block has a scale of its own
- * (exchanging steps: below 8), and below 8 where one root mean square serves all; docs/scales.md
- * has the measurement. What goes far beyond is a tensor, or a part of one, that is small beside
- * what it shares a scale with.
+ * The residual ratio. What a rank could not say with one bit an element it keeps and says later
+ * (error feedback). residual_ratio is the Euclidean norm of what it keeps, relative to that of the
+ * signal: of what came back from the latest exchange of bits, in the same elements. With 1-bit
+ * Adam, LAMB and momentum SGD that is the momentum (exchanging steps: the step), with 0/1 Adam the
+ * mean gradient or movement. About one is healthy: what is new in the signal comes a step late. Ten
+ * means that it takes some ten steps to come. Tensors stay below 4 where each block has a scale of
+ * its own (exchanging steps: below 8), and below 8 where one root mean square serves all;
+ * docs/scales.md has the measurement. What goes far beyond is a tensor, or a part of one, that is
+ * small beside what it shares a scale with.
  *
- * All numbers are this rank's own, and those of kept errors differ between ranks: each keeps what
+ * All numbers are this rank's own, and those of residuals differ between ranks: each keeps what
  * its own gradients left, in the hierarchical schedule of a part of the elements only. Where 1-bit
  * Adam's state is sharded, norms of momentum and master values are those of the share that the rank
  * serves; nobody but the servers knows the mean gradient, and the signal is what the rank has sent,
@@ -40,7 +40,7 @@ extern "C" {
 typedef struct onebit_optimizer_statistics {
   size_t size;
   onebit_optimizer_info_t info; /* as onebit_optimizer_get_info has it, filled in by this call */
-  double error_ratio;           /* see above; 0 before the first bits, infinite without a signal */
+  double residual_ratio;        /* see above; 0 before the first bits, infinite without a signal */
   uint64_t dense_bytes;         /* sent by the steps so far in full precision, skipped ones too */
   uint64_t bits_bytes;          /* and with one bit an element */
   /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock; what part of
@@ -72,8 +72,8 @@ typedef struct onebit_tensor_statistics {
   int uncompressed;      /* it is exchanged in full precision in all stages */
   double parameter_norm; /* of the master values, where there are such */
   double momentum_norm;  /* of the momentum, or of what is exchanged in its place */
-  double error_norm;     /* of this rank's kept error */
-  double error_ratio;    /* see above; 0 before the first bits, infinite without a signal */
+  double residual_norm;  /* of this rank's residual */
+  double residual_ratio; /* see above; 0 before the first bits, infinite without a signal */
   double coefficient;    /* 1-bit LAMB: c; else 0 */
   double factor;         /* 1-bit LAMB: f of the latest step, 1 in the warm-up; else 0 */
 } onebit_tensor_statistics_t;
@@ -105,9 +105,9 @@ typedef enum onebit_format { ONEBIT_FORMAT_TEXT = 0, ONEBIT_FORMAT_JSON = 1 } on
 onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_format_t format,
                                           char *buffer, size_t size, size_t *length);
 
-/* From this error ratio of a tensor on onebit_optimizer_check warns: more than any healthy run has
- * shown, and a fifth of what was seen where one mean-absolute scale served all. */
-#define ONEBIT_ERROR_RATIO_LIMIT 10
+/* From this residual ratio of a tensor on onebit_optimizer_check warns: more than any healthy run
+ * has shown, and a fifth of what was seen where one mean-absolute scale served all. */
+#define ONEBIT_RESIDUAL_RATIO_LIMIT 10
 
 /* From this part of a tensor's elements on whose steps are held at ONEBIT_STEP_BOUND it warns too.
  * Trainings that came near their dense form's result had up to a quarter, a freeze after three
@@ -115,9 +115,9 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
 #define ONEBIT_BOUNDED_LIMIT 0.5
 
 /* Warns of what is about to harm a training, of the first of these that there is:
- *   - the tensor of the largest error ratio, when that is ONEBIT_ERROR_RATIO_LIMIT or more. The
- *     words name it and its ratio, and what can be done: smaller blocks, the tensor uncompressed, a
- *     later freeze, exchanging steps
+ *   - the tensor of the largest residual ratio, when that is ONEBIT_RESIDUAL_RATIO_LIMIT or more.
+ *     The words name it and its ratio, and what can be done: smaller blocks, the tensor
+ *     uncompressed, a later freeze, exchanging steps
  *   - with 1-bit Adam and LAMB, the tensor of which the largest part makes steps at the bound
  *     (optimizer.h), when that is ONEBIT_BOUNDED_LIMIT or more: its variance was frozen too small.
  *     That shows in the first compressed steps

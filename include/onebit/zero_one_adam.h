@@ -25,7 +25,7 @@
  * The p that the ranks meet at is computed from a, which is kept, so that it is the same on all of
  * them in every bit; between two meetings parameters differ (onebit_optimizer_info_t,
  * synchronized). Weight decay between meetings is not part of what is exchanged: when they meet it
- * is that of a, wd L' a with L' the sum of lr. Where L is 0, m becomes 0. Kept errors begin anew at
+ * is that of a, wd L' a with L' the sum of lr. Where L is 0, m becomes 0. Residuals begin anew at
  * the freeze, since they are of another quantity then.
  *
  * One bit has no zero: an element without variance, which never had a gradient in a dense step,

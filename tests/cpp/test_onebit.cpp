@@ -103,13 +103,13 @@ static void collectives_give_what_c_gives() {
     }
     EXPECT(again.allreduce(in_place) == ONEBIT_OK);
     onebit_plan_destroy(c);
-    EXPECT(plan.info().worker_error_count == n && std::string(plan.explain()).size() > 0);
+    EXPECT(plan.info().worker_residual_count == n && std::string(plan.explain()).size() > 0);
     std::vector<float> kept(n);
-    plan.export_error(kept.data(), nullptr);
+    plan.export_residual(kept.data(), nullptr);
     EXPECT(kept != std::vector<float>(n));
-    plan.import_error(kept.data(), nullptr);
-    plan.reset_error();
-    plan.export_error(kept.data(), nullptr);
+    plan.import_residual(kept.data(), nullptr);
+    plan.reset_residual();
+    plan.export_residual(kept.data(), nullptr);
     EXPECT(kept == std::vector<float>(n));
   });
 }

@@ -174,9 +174,10 @@ uint64_t digest(const void *bytes, size_t count) {
 static float *floats(size_t count) { return gpu_allocate(count, sizeof(float)); }
 
 struct traces part_traces(struct part *part) {
-  const size_t workers = part->info.worker_error_count, servers = part->info.server_error_count;
+  const size_t workers = part->info.worker_residual_count,
+               servers = part->info.server_residual_count;
   float *worker = floats(workers), *server = floats(servers);
-  CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_export_residual(part->plan, worker, server), ONEBIT_OK);
   part_fetch(part);
   struct traces traces = {.result = digest(part->received, part->received_bytes),
                           .worker = digest(worker, workers * sizeof *worker),
@@ -196,14 +197,15 @@ bool traces_equal(const struct traces *a, const struct traces *b) {
 }
 
 void part_scale_errors(struct part *part, float factor) {
-  const size_t workers = part->info.worker_error_count, servers = part->info.server_error_count;
+  const size_t workers = part->info.worker_residual_count,
+               servers = part->info.server_residual_count;
   float *worker = floats(workers), *server = floats(servers);
-  CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_export_residual(part->plan, worker, server), ONEBIT_OK);
   for (size_t i = 0; i < workers; i++)
     worker[i] *= factor;
   for (size_t i = 0; i < servers; i++)
     server[i] *= factor;
-  CHECK_STATUS(onebit_plan_import_error(part->plan, worker, server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_import_residual(part->plan, worker, server), ONEBIT_OK);
   free(worker);
   free(server);
 }
@@ -212,10 +214,10 @@ void part_scale_errors(struct part *part, float factor) {
 uint64_t part_account(const struct part *part) {
   const onebit_plan_info_t *info = &part->info;
   const bool passed_on = info->schedule == ONEBIT_SCHEDULE_ALLGATHER && part->size >= 4;
-  const uint64_t numbers[] = {info->worker_error_first,
-                              info->worker_error_count,
-                              info->server_error_first,
-                              info->server_error_count,
+  const uint64_t numbers[] = {info->worker_residual_start,
+                              info->worker_residual_count,
+                              info->server_residual_start,
+                              info->server_residual_count,
                               info->block_size,
                               info->chunks,
                               passed_on ? 0 : info->wire_bytes,

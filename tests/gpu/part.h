@@ -50,14 +50,14 @@ onebit_status_t part_start(struct part *part, onebit_request_t *request);
 onebit_status_t part_put(struct part *part, cudaStream_t stream);
 onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream);
 
-/* What a call leaves behind, as numbers to compare: bits of result and input, and kept errors. */
+/* What a call leaves behind, as numbers to compare: bits of result and input, and residuals. */
 struct traces {
   uint64_t result, input, worker, server;
 };
 struct traces part_traces(struct part *part);
 bool traces_equal(const struct traces *a, const struct traces *b);
 
-/* Gives the plan `factor` times its kept errors. */
+/* Gives the plan `factor` times its residuals. */
 void part_scale_errors(struct part *part, float factor);
 
 /* What two plans of the same case say of themselves alike, as a number. */

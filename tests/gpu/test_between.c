@@ -1,6 +1,6 @@
 /*
  * What is put on a stream between calls: results multiplied, or made not-a-number where the call
- * did not end well; kept errors given up.
+ * did not end well; residuals given up.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -99,7 +99,7 @@ static void forget(const struct gpu_rank *self, void *context) {
     CHECK_CUDA(cudaStreamSynchronize(NULL));
     CHECK_STATUS(part_put(&used, NULL), ONEBIT_OK);
   }
-  CHECK_STATUS(onebit_plan_reset_error_stream(used.plan, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_reset_residual_stream(used.plan, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_synchronize(used.plan), ONEBIT_SKIPPED);
   struct part *both[] = {&used, &fresh};
   struct traces traces[2];
@@ -136,7 +136,7 @@ static void refuse(const struct gpu_rank *self, void *context) {
   CHECK_STATUS(onebit_scale_result_stream(&number, 1, part.plan, NULL), ONEBIT_ERROR_ARGUMENT);
   CHECK(strstr(onebit_last_error(), "recvbuf"), "words: %s", onebit_last_error());
   CHECK_STATUS(onebit_scale_result_stream(part.out, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_STATUS(onebit_plan_reset_error_stream(NULL, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_plan_reset_residual_stream(NULL, NULL), ONEBIT_ERROR_ARGUMENT);
   part_destroy(&part);
 }
 
@@ -150,7 +150,7 @@ static void nothing(const struct gpu_rank *self, void *context) {
     return;
   CHECK_STATUS(part_put_and_wait(&part, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_scale_result_stream(NULL, 2, part.plan, NULL), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_reset_error_stream(part.plan, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_reset_residual_stream(part.plan, NULL), ONEBIT_OK);
   part_destroy(&part);
   what.count = 100;
   if (!part_create(&part, self->comm, &what, true))
@@ -160,7 +160,7 @@ static void nothing(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   CHECK_STATUS(part_start(&part, &request), ONEBIT_OK);
   CHECK_STATUS(onebit_scale_result_stream(part.out, 2, part.plan, NULL), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_reset_error_stream(part.plan, NULL), ONEBIT_ERROR_BUSY);
+  CHECK_STATUS(onebit_plan_reset_residual_stream(part.plan, NULL), ONEBIT_ERROR_BUSY);
   CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
   part_destroy(&part);
 }
@@ -175,7 +175,7 @@ static void refuse_others(const struct gpu_rank *self, void *context) {
     if (!part_create(&part, self->comm, &what, device))
       return;
     CHECK_STATUS(onebit_scale_result_stream(part.out, 1, part.plan, NULL), wanted);
-    CHECK_STATUS(onebit_plan_reset_error_stream(part.plan, NULL), wanted);
+    CHECK_STATUS(onebit_plan_reset_residual_stream(part.plan, NULL), wanted);
     part_destroy(&part);
   }
 }
@@ -196,7 +196,7 @@ static void errors(void) { ranks_nccl(RANKS, forget_each, NULL); }
 static const struct gpu_test tests[] = {
 #ifdef ONEBIT_HAVE_NCCL
     {"results are multiplied, or not-a-number where the call did not end well", results, false},
-    {"kept errors are given up on a stream", errors, false},
+    {"residuals are given up on a stream", errors, false},
 #endif
     {"with one rank, and where there is no stream to put it on", alone, false},
 };

@@ -223,7 +223,7 @@ static void from_elsewhere(const struct gpu_rank *self, void *context) {
   CHECK(current_device() == elsewhere, "device %d is current after a call", current_device());
   CHECK_STATUS(part_put_and_wait(&part, stream), ONEBIT_OK);
   const struct traces a = part_traces(&part);
-  CHECK_STATUS(onebit_plan_reset_error(part.plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_reset_residual(part.plan), ONEBIT_OK);
   CHECK(current_device() == elsewhere, "device %d is current at the end", current_device());
   part_destroy(&part);
   CHECK(current_device() == elsewhere, "device %d is current after destroying", current_device());

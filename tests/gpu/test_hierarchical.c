@@ -1,6 +1,6 @@
 /*
  * Hierarchical plans over NCCL against those over loopback: the same hosts, the same inputs, and
- * the same bits of every result and kept error; and where a rank is in trouble, the same end on all
+ * the same bits of every result and residual; and where a rank is in trouble, the same end on all
  * ranks, with nothing changed.
  */
 #define _DEFAULT_SOURCE /* for barriers */
@@ -155,10 +155,10 @@ static onebit_status_t call(struct part *part, int number) {
 }
 
 static void check_info(const onebit_plan_info_t *got, const onebit_plan_info_t *wanted) {
-  CHECK(got->worker_error_first == wanted->worker_error_first &&
-            got->worker_error_count == wanted->worker_error_count &&
-            got->server_error_first == wanted->server_error_first &&
-            got->server_error_count == wanted->server_error_count,
+  CHECK(got->worker_residual_start == wanted->worker_residual_start &&
+            got->worker_residual_count == wanted->worker_residual_count &&
+            got->server_residual_start == wanted->server_residual_start &&
+            got->server_residual_count == wanted->server_residual_count,
         "keeps other elements");
   CHECK(got->schedule == ONEBIT_SCHEDULE_HIERARCHICAL && got->wire_bytes == wanted->wire_bytes &&
             got->chunks == wanted->chunks && got->chunk_size == wanted->chunk_size,
@@ -201,11 +201,11 @@ static void after_all(struct part *part, struct record *record) {
         *server = gpu_allocate(COUNT, sizeof *server);
   onebit_plan_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_plan_get_info(part->plan, &info), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_export_error(part->plan, worker, server), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_export_residual(part->plan, worker, server), ONEBIT_OK);
   if (part->device) {
     check_info(&info, &record->info);
-    CHECK(!memcmp(worker, record->worker, sizeof record->worker), "other worker errors");
-    CHECK(!memcmp(server, record->server, sizeof record->server), "other server errors");
+    CHECK(!memcmp(worker, record->worker, sizeof record->worker), "other worker residuals");
+    CHECK(!memcmp(server, record->server, sizeof record->server), "other server residuals");
   } else {
     record->info = info;
     memcpy(record->worker, worker, sizeof record->worker);

@@ -177,11 +177,11 @@ static void after_all(struct learner *learner, struct record *record) {
   if (!learner->device)
     record->info = info;
   CHECK(info.steps == record->info.steps && info.momentum_norm == record->info.momentum_norm &&
-            info.error_norm == record->info.error_norm &&
+            info.residual_norm == record->info.residual_norm &&
             info.compressed_bytes == record->info.compressed_bytes &&
             info.warmup_bytes == record->info.warmup_bytes,
-        "norms %.9g and %.9g, not %.9g and %.9g", info.momentum_norm, info.error_norm,
-        record->info.momentum_norm, record->info.error_norm);
+        "norms %.9g and %.9g, not %.9g and %.9g", info.momentum_norm, info.residual_norm,
+        record->info.momentum_norm, record->info.residual_norm);
 }
 
 struct shared {

@@ -109,7 +109,7 @@ static void check_broken(struct part *part) {
   CHECK_STATUS(part_put(part, NULL), ONEBIT_ERROR_TRANSPORT);
   CHECK_STATUS(part_start(part, &request), ONEBIT_ERROR_TRANSPORT);
   CHECK_STATUS(onebit_scale_result_stream(part->out, 1, part->plan, NULL), ONEBIT_ERROR_TRANSPORT);
-  CHECK_STATUS(onebit_plan_reset_error_stream(part->plan, NULL), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_plan_reset_residual_stream(part->plan, NULL), ONEBIT_ERROR_TRANSPORT);
 }
 
 #ifdef ONEBIT_EMULATED_CUDA

@@ -11,7 +11,7 @@
 #define SIXTEEN(type) .common.gradient_dtype = type, .common.parameter_dtype = type
 #define HALVES        SIXTEEN(ONEBIT_FLOAT16)
 #define BRAINS        SIXTEEN(ONEBIT_BFLOAT16)
-#define SCALED        .common.loss_scale_first = 1024, .common.loss_scale_interval = 4
+#define SCALED        .common.initial_loss_scale = 1024, .common.loss_scale_interval = 4
 
 #define CASE(optimizer, type, is_named, in_form, is_poisoned, with, ...)                           \
   {                                                                                                \
@@ -46,7 +46,7 @@ static const struct training_case lambs[] = {
     LAMB("lamb, deepspeed", ONE_STREAM, BIT(2) | BIT(12), 0, .freeze_step = 8, DEEPSPEED),
     LAMB("lamb, deepspeed, some without", SOME_WITHOUT, 0, 0, .freeze_step = 4, DEEPSPEED),
     LAMB("lamb, other limits", DEFAULT_STREAM, 0, 0, .freeze_step = 8, .factor_change = 0.3,
-         .coefficient_beta = 0.5, .coefficient_most = 2, .no_bias_correction = 1),
+         .coefficient_beta = 0.5, .max_coefficient = 2, .no_bias_correction = 1),
     LAMB("lamb, uncompressed, no gradients", ONE_STREAM, BIT(11), PLAIN_TENSOR | NO_GRADIENT,
          .freeze_step = 8),
     LAMB("lamb, halves", ONE_STREAM, BIT(13), PLAIN_TENSOR, .freeze_step = 8, HALVES, SCALED),

@@ -1,5 +1,5 @@
 /*
- * Plans on a device: results, kept errors and the plan's account of itself equal those of plans on
+ * Plans on a device: results, residuals and the plan's account of itself equal those of plans on
  * the host over loopback, in every bit, whatever the options and however the calls are made.
  *
  * Of the product of all options every 29th case is walked (every 307th on the emulated device),
@@ -57,7 +57,7 @@ static void run_case(onebit_comm_t comm, const struct plan_case *what, bool devi
     if (number == 3)
       part_scale_errors(&part, -0.5f);
     if (number == 4)
-      CHECK_STATUS(onebit_plan_reset_error(part.plan), ONEBIT_OK);
+      CHECK_STATUS(onebit_plan_reset_residual(part.plan), ONEBIT_OK);
     if (device)
       CHECK_CUDA(cudaStreamSynchronize(NULL));
     CHECK_STATUS(call(&part, number, stream), ONEBIT_OK);
@@ -72,8 +72,8 @@ static void compare(const struct record *got, const struct record *wanted) {
     const struct traces *a = &got->calls[i], *b = &wanted->calls[i];
     CHECK(a->result == b->result, "the result of call %u differs", i);
     CHECK(a->input == b->input, "the input of call %u was changed", i);
-    CHECK(a->worker == b->worker, "the worker error after call %u differs", i);
-    CHECK(a->server == b->server, "the server error after call %u differs", i);
+    CHECK(a->worker == b->worker, "the worker residual after call %u differs", i);
+    CHECK(a->server == b->server, "the server residual after call %u differs", i);
   }
 }
 

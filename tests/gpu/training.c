@@ -56,7 +56,7 @@ void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_in
   CHECK_FACT(freeze_step, "%llu", unsigned long long);
   CHECK_FACT(variance_ratio, "%.17g", double);
   CHECK_FACT(momentum_norm, "%.17g", double);
-  CHECK_FACT(error_norm, "%.17g", double);
+  CHECK_FACT(residual_norm, "%.17g", double);
   CHECK_FACT(loss_scale, "%.17g", double);
   CHECK_FACT(gradient_norm, "%.17g", double);
   CHECK_FACT(synchronized, "%d", int);

@@ -31,7 +31,7 @@ static float drawn(uint32_t a, uint32_t b, uint32_t c) {
 
 static float scale_of(const struct learner *learner) {
   double scale = 1;
-  if (training_options(learner->what)->loss_scale_first > 0 &&
+  if (training_options(learner->what)->initial_loss_scale > 0 &&
       !(learner->what->traits & WITHOUT_SCALE))
     CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
   return (float)scale;

@@ -93,7 +93,7 @@ static void another_checkpoint(struct rank *rank) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* Ends with a kept error that outgrows the signal: one scale for elements of different size. */
+/* Ends with a residual that outgrows the signal: one scale for elements of different size. */
 static void outgrown(struct rank *rank) {
   onebit_optimizer_t optimizer = NULL;
   rank->options.freeze_step = 1;

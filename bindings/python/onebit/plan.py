@@ -176,30 +176,30 @@ class Plan:
         """Why the plan goes about it as it does."""
         return _native.library().onebit_plan_explain(self.handle).decode()
 
-    def export_error(self):
-        """The kept errors, worker's and server's: two array.array of float32."""
+    def export_residual(self):
+        """The residuals, worker's and server's: two array.array of float32."""
         info = self.info()
-        worker = array.array("f", bytes(4 * info["worker_error_count"]))
-        server = array.array("f", bytes(4 * info["server_error_count"]))
-        function = _native.library().onebit_plan_export_error
+        worker = array.array("f", bytes(4 * info["worker_residual_count"]))
+        server = array.array("f", bytes(4 * info["server_residual_count"]))
+        function = _native.library().onebit_plan_export_residual
         check(function(self.handle, worker.buffer_info()[0], server.buffer_info()[0]))
         return worker, server
 
-    def import_error(self, worker=None, server=None):
-        """Puts kept errors back; float32 arrays as long as those of `export_error`, None: stays."""
+    def import_residual(self, worker=None, server=None):
+        """Puts residuals back; float32 arrays as long as those of `export_residual`, None: stays."""
         info, addresses, kept = self.info(), [], []
         for name, thing in (("worker", worker), ("server", server)):
             found = buffer_of(thing, name) if thing is not None else None
-            count = info[f"{name}_error_count"]
+            count = info[f"{name}_residual_count"]
             if found and (found.dtype != Dtype.FLOAT32 or found.count != count):
                 raise wrong(f"{name} has {found.count} {found.dtype.name}, not {count} FLOAT32")
             kept.append(found)
             addresses.append(found.address if found else None)
-        check(_native.library().onebit_plan_import_error(self.handle, *addresses))
+        check(_native.library().onebit_plan_import_residual(self.handle, *addresses))
 
-    def reset_error(self):
-        """Sets the kept errors to zero."""
-        check(_native.library().onebit_plan_reset_error(self.handle))
+    def reset_residual(self):
+        """Sets the residuals to zero."""
+        check(_native.library().onebit_plan_reset_residual(self.handle))
 
     def close(self):
         """Gives the plan back. Raises `Error` (ERROR_BUSY) with a request in flight."""

@@ -29,12 +29,12 @@ def test_allreduce_keeps_what_a_bit_cannot_say(on_ranks):
     def body(comm):
         plan = onebit.Plan(comm, 5000, schedule="exchange")
         info, rows = plan.info(), []
-        first, count = info["server_error_first"], info["server_error_count"]
+        first, count = info["server_residual_start"], info["server_residual_count"]
         for step in range(3):
-            before = [numpy.array(one) for one in plan.export_error()]
+            before = [numpy.array(one) for one in plan.export_residual()]
             result = numpy.empty(5000, numpy.float32)
             assert plan.allreduce(gradient(comm.rank, step), result) is Status.OK
-            after = [numpy.array(one) for one in plan.export_error()]
+            after = [numpy.array(one) for one in plan.export_residual()]
             rows.append((result, before[0] - after[0], before[1] - after[1], first, count))
         return rows
 
@@ -114,7 +114,7 @@ def test_test_moves_a_request(on_ranks):
         mine = gradient(comm.rank, 0, 1000)
         request = plan.iallreduce(mine, mine)
         with pytest.raises(onebit.Error) as busy:
-            plan.reset_error()
+            plan.reset_residual()
         assert busy.value.status is Status.ERROR_BUSY
         while (status := request.test()) is Status.IN_PROGRESS:
             comm.progress()
@@ -128,13 +128,13 @@ def test_errors_move(on_ranks):
         first, second = onebit.Plan(comm, 3000), onebit.Plan(comm, 3000)
         results = []
         first.allreduce(gradient(comm.rank, 0, 3000), numpy.empty(3000, numpy.float32))
-        second.import_error(*first.export_error())
+        second.import_residual(*first.export_residual())
         for plan in first, second:
             result = numpy.empty(3000, numpy.float32)
             plan.allreduce(gradient(comm.rank, 1, 3000), result)
             results.append(result.tobytes())
         with pytest.raises(onebit.Error, match="worker has 5 FLOAT32"):
-            first.import_error(worker=numpy.zeros(5, numpy.float32))
+            first.import_residual(worker=numpy.zeros(5, numpy.float32))
         return results[0] == results[1]
 
     assert on_ranks(2, body) == [True, True]
@@ -266,7 +266,7 @@ def test_a_request_that_is_forgotten_keeps_its_memory():
     gc.collect()
     assert alive() is not None
     done.set()
-    while onebit._native.library().onebit_plan_reset_error(handle) == Status.ERROR_BUSY:
+    while onebit._native.library().onebit_plan_reset_residual(handle) == Status.ERROR_BUSY:
         comms[0].progress()
         if not thread.is_alive():
             break

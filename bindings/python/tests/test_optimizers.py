@@ -127,7 +127,7 @@ def test_ranks_stay_alike_and_go_on_from_checkpoints(on_ranks, tmp_path, kind, o
 
 def test_statistics(on_ranks):
     def body(comm):
-        _, gradients, optimizer = make(comm, freeze_step=2, clip_norm=1.0, loss_scale_first=1024)
+        _, gradients, optimizer = make(comm, freeze_step=2, clip_norm=1.0, initial_loss_scale=1024)
         assert optimizer.loss_scale == 1024
         assert optimizer.info()["stage"] is onebit.Stage.STAGE_WARMUP
         steps(comm, optimizer, gradients, 0, 4)

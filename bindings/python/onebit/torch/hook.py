@@ -56,7 +56,7 @@ class HookState:
 
     steps: made with this hook, the warm-up included
     skipped: buckets that were averaged by torch because some rank's gradient was not finite
-    dropped: kept errors that were dropped because a bucket was laid out anew
+    dropped: residuals that were dropped because a bucket was laid out anew
     """
 
     def __init__(self, process_group=None, warmup_steps=1, timeout=None, **plan_options):
