@@ -33,6 +33,8 @@ MAKER(adam)
 MAKER(lamb)
 MAKER(momentum)
 MAKER(zero_one_adam)
+MAKER(efficient_adam)
+MAKER(lion)
 #undef MAKER
 
 #define OPTIONS(kind, ...)                                                                         \
@@ -63,6 +65,9 @@ static const struct {
     {"0/1 adam", true, true,
      OPTIONS(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
              .local_step_scaler = 2, .local_step_clipper = 4)},
+    {"efficient adam", false, true, OPTIONS(efficient_adam, .beta2 = 0.99)},
+    {"efficient adam with trust ratios", false, true, OPTIONS(efficient_adam, .trust_ratio = 1)},
+    {"lion", false, true, OPTIONS(lion, .beta2 = 0.9)},
 };
 enum { OPTIMIZERS = sizeof optimizers / sizeof optimizers[0] };
 

@@ -68,6 +68,9 @@ PASS(ZERO_ONE_MEET)
 PASS(ZERO_ONE_MET)
 PASS(SHARE)
 PASS(SHARE_MOVE)
+PASS(STEP)
+PASS(STEP_NORMS)
+PASS(LION)
 
 /* --- The numbers of 1-bit LAMB's tensors */
 
@@ -161,6 +164,9 @@ static const struct gpu_test tests[] = {
     {"pass zero-one met", walk_ZERO_ONE_MET, false},
     {"pass share", walk_SHARE, false},
     {"pass share move", walk_SHARE_MOVE, false},
+    {"pass step", walk_STEP, false},
+    {"pass step norms", walk_STEP_NORMS, false},
+    {"pass lion", walk_LION, false},
     {"lamb's ratios", lamb_warm, false},
     {"lamb's factors", lamb_correct, false},
 };
