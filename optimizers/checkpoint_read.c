@@ -32,8 +32,8 @@ static onebit_status_t read_error(struct ob_reader *reader, const struct onebit_
   size_t word = at->first_word - kept->first_word;
   const float *scales = kept->scales[kept->now];
   if (!kept->one_scale)
-    scales += at->first_block + first - kept->first;
-  OB_TRY(kept->memory->copy(values, kept->values[kept->now] + word * OB_LANES + offset,
+    scales += (at->first_block + first) - kept->first;
+  OB_TRY(kept->memory->copy(values, kept->values[kept->now] + (word * OB_LANES + offset),
                             count * sizeof *values));
   OB_TRY(kept->memory->copy(reader->scales, scales,
                             (kept->one_scale ? 1 : end - first) * sizeof *scales));

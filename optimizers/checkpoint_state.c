@@ -94,10 +94,10 @@ float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece,
 uint16_t *ob_saved_moments(const struct ob_unit *unit, enum ob_saved what, size_t piece,
                            size_t offset) {
   const struct ob_kept *kept = &unit->bits->worker;
-  size_t word = unit->bits->layout.piece[piece].first_word - kept->first_word;
+  size_t word = unit->bits->layout.piece[piece].first_word;
   if (what != OB_SAVED_MOMENTS || unit->uncompressed)
     return NULL;
-  return kept->moments[kept->now] + word * OB_LANES + offset;
+  return kept->moments[kept->now] + ((word - kept->first_word) * OB_LANES + offset);
 }
 
 /* Fresh variance, anchor and movement begin at the freeze; and errors there, where momentum is what
