@@ -221,12 +221,12 @@ static onebit_status_t create_momentum(onebit_comm_t comm, const onebit_tensor_t
   return onebit_momentum_create(comm, tensor, 1, NULL, optimizer);
 }
 
-/* Dense: moments, and a buffer for the mean gradient. */
 static onebit_status_t create_lion(onebit_comm_t comm, const onebit_tensor_t *tensor,
                                    onebit_optimizer_t *optimizer) {
   return onebit_lion_create(comm, tensor, 1, NULL, optimizer);
 }
 
+/* Dense: moments, and a buffer for the mean gradient. */
 static const struct {
   const char *name;
   create_optimizer *create;

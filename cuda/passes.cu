@@ -13,6 +13,7 @@
  * message.
  *
  *   apply (step)            12.13 (8.13)   lamb         28      zero-one         20.13
+ *   step (its norms)        8.13 (4.13)    lion         20
  *   adam                    28             lamb move    12      zero-one local   24
  *   frozen, share move      24             lamb freeze  20      zero-one meet    24
  *   freeze, freeze step     16             lamb fresh   16.25   zero-one met     20.13
