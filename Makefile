@@ -144,7 +144,7 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-ROOMS    := include/onebit base compression collectives optimizers dropin cuda bench examples \
+MODULES  := include/onebit base compression collectives optimizers dropin cuda bench examples \
   tests tests/abi tests/cpp tests/preload tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check installed-check gpu-check bench reference install uninstall clean \
@@ -337,7 +337,7 @@ endif
 bench: $(BUILD)/onebit-bench
 	bench/report $(BENCH)
 
-ROOMS += tests/guides
+MODULES += tests/guides
 
 # The reference of the public headers, as web pages.
 .PHONY: reference
@@ -369,7 +369,7 @@ clean:
 	rm -rf $(BUILD) $(BUILD)-neon $(BUILD)-fuzz
 
 format:
-	clang-format -i $(wildcard $(foreach kind,[ch] cu cuh cpp hpp,$(addsuffix /*.$(kind),$(ROOMS))))
+	clang-format -i $(wildcard $(foreach kind,[ch] cu cuh cpp hpp,$(addsuffix /*.$(kind),$(MODULES))))
 
 # Cross-compiles the codecs for 64-bit ARM, runs them under qemu, and compares every bit.
 neon: $(DIGEST)

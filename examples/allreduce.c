@@ -11,7 +11,7 @@ int main(int argc, char **argv) {
   onebit_plan_t plan = NULL;
   MPI_Init(&argc, &argv);
   onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_WORLD, &comm);
-  if (status == ONEBIT_OK) /* the plan keeps what one bit could not say, for the next call */
+  if (status == ONEBIT_OK) /* the plan keeps the residual for the next call */
     status = onebit_plan_create(comm, COUNT, NULL, &plan);
   for (int step = 0; step < STEPS && status == ONEBIT_OK; step++, sum += (double)average[0]) {
     for (int i = 0; i < COUNT; i++)

@@ -7,7 +7,7 @@ static void average_numbers() {
   const int steps = 1000;
   onebit::communicator comm = onebit::over_mpi(MPI_COMM_WORLD);
   std::vector<float> mine(100000), average(mine.size());
-  onebit::plan plan(comm, mine.size()); // keeps what one bit could not say, for the next call
+  onebit::plan plan(comm, mine.size()); // keeps the residual for the next call
   double sum = 0;
   for (int step = 0; step < steps; step++, sum += static_cast<double>(average[0])) {
     for (std::size_t i = 0; i < mine.size(); i++)
