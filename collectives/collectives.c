@@ -22,7 +22,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   plan->failed_rank = plan->not_finite_rank = -1;
   plan->worker_scale = plan->server_scale = 0;
   plan->status = ONEBIT_OK;
-  plan->foreseen = plan->large_heard = false;
+  plan->apply_early_ok = plan->large_heard = false;
   atomic_store_explicit(&plan->work.not_finite, false, memory_order_relaxed);
   atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
   if (status != ONEBIT_OK)

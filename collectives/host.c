@@ -167,7 +167,7 @@ static float *window(const struct onebit_plan *plan, size_t rank, size_t share, 
                            (slot * plan->shares + share) * host->share_bytes);
 }
 
-bool ob_host_share(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_put(struct onebit_plan *plan, size_t chunk) {
   struct ob_host *host = &plan->host;
   uint64_t number = host->base + chunk + 1;
   if (number > host->slots && !all_have(plan, TAKEN, number - host->slots))
@@ -182,7 +182,7 @@ bool ob_host_share(struct onebit_plan *plan, size_t chunk) {
   return true;
 }
 
-bool ob_host_meet(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_barrier(struct onebit_plan *plan, size_t chunk) {
   if (!all_have(plan, LOADED, plan->host.base + chunk + 1))
     return false;
   hear_flags(plan);
@@ -201,17 +201,17 @@ void ob_host_taken(struct onebit_plan *plan, size_t chunk) {
   set(&plan->host, TAKEN, plan->host.base + chunk + 1);
 }
 
-bool ob_host_clear(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_wait_free(struct onebit_plan *plan, size_t chunk) {
   uint64_t base = plan->host.base;
   return all_have(plan, APPLIED, chunk < plan->slots ? base : base + chunk + 1 - plan->slots);
 }
 
-void ob_host_spread(struct onebit_plan *plan, size_t chunk) {
+void ob_host_publish(struct onebit_plan *plan, size_t chunk) {
   tell_flags(plan);
   set(&plan->host, COLLECTED, plan->host.base + chunk + 1);
 }
 
-bool ob_host_fetch(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_wait(struct onebit_plan *plan, size_t chunk) {
   if (!all_have(plan, COLLECTED, plan->host.base + chunk + 1))
     return false;
   hear_flags(plan);

@@ -50,13 +50,13 @@ void ob_host_end(struct onebit_plan *plan);
 void ob_host_give_up(struct onebit_plan *plan);
 
 /* The steps. False: the others are not there yet. */
-bool ob_host_share(struct onebit_plan *plan, size_t chunk);
-bool ob_host_meet(struct onebit_plan *plan, size_t chunk);
-bool ob_host_clear(struct onebit_plan *plan, size_t chunk);
-bool ob_host_fetch(struct onebit_plan *plan, size_t chunk);
-void ob_host_spread(struct onebit_plan *plan, size_t chunk);
+bool ob_host_put(struct onebit_plan *plan, size_t chunk);
+bool ob_host_barrier(struct onebit_plan *plan, size_t chunk);
+bool ob_host_wait_free(struct onebit_plan *plan, size_t chunk);
+bool ob_host_wait(struct onebit_plan *plan, size_t chunk);
+void ob_host_publish(struct onebit_plan *plan, size_t chunk);
 
-/* The mean of the host's inputs for one message; between ob_host_meet and ob_host_taken. */
+/* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_taken. */
 void ob_host_mean(struct onebit_plan *plan, size_t share, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);
 void ob_host_taken(struct onebit_plan *plan, size_t chunk);

@@ -39,26 +39,26 @@ struct ob_plan_shape {
 };
 
 enum ob_step_kind {
-  OB_STEP_SHARE,         /* hierarchical: a chunk of the inputs to the ranks of this host */
-  OB_STEP_MEET,          /* until all of them have done that */
-  OB_STEP_COMPRESS,      /* a chunk for every server */
-  OB_STEP_FINISH_WORKER, /* one scale: now it is known */
-  OB_STEP_EXCHANGE,      /* begin sending it and receiving theirs */
-  OB_STEP_RECEIVE,       /* until it is here */
-  OB_STEP_CLEAR,         /* hierarchical: until the host has used what lies there */
-  OB_STEP_REDUCE,        /* this rank's share of it */
-  OB_STEP_FINISH_SERVER, /* as above */
-  OB_STEP_GATHER,        /* begin sending the result to all and receiving theirs */
-  OB_STEP_COLLECT,       /* until it is here */
-  OB_STEP_SPREAD,        /* hierarchical: a chunk of the results to the ranks of this host */
-  OB_STEP_FETCH,         /* until all of them have done that */
-  OB_STEP_PASS,          /* doubling: begin round `chunk`, passing on what is here */
-  OB_STEP_PASSED,        /* until it is over */
-  OB_STEP_FORESEE,       /* whether it is already certain that the call will end well */
-  OB_STEP_APPLY_EARLY,   /* if so: a chunk of the result to its place */
-  OB_STEP_DECIDE,        /* the last step, unless every rank is well */
-  OB_STEP_APPLY,         /* a chunk of the result to its place, where that was not done */
-  OB_STEP_COMMIT         /* the new kept values become the current ones */
+  OB_STEP_HOST_PUT,       /* hierarchical: a chunk of the inputs to the ranks of this host */
+  OB_STEP_HOST_BARRIER,   /* until all of them have done that */
+  OB_STEP_COMPRESS,       /* a chunk for every server */
+  OB_STEP_FINISH_WORKER,  /* one scale: now it is known */
+  OB_STEP_EXCHANGE,       /* begin sending it and receiving theirs */
+  OB_STEP_RECEIVE,        /* until it is here */
+  OB_STEP_HOST_WAIT_FREE, /* hierarchical: until the host has used what lies there */
+  OB_STEP_REDUCE,         /* this rank's share of it */
+  OB_STEP_FINISH_SERVER,  /* as above */
+  OB_STEP_GATHER,         /* begin sending the result to all and receiving theirs */
+  OB_STEP_COLLECT,        /* until it is here */
+  OB_STEP_HOST_PUBLISH,   /* hierarchical: a chunk of the results to the ranks of this host */
+  OB_STEP_HOST_WAIT,      /* until all of them have done that */
+  OB_STEP_BEGIN_ROUND,    /* doubling: begin round `chunk`, passing on what is here */
+  OB_STEP_END_ROUND,      /* until it is over */
+  OB_STEP_CHECK_EARLY,    /* whether it is already certain that the call will end well */
+  OB_STEP_APPLY_EARLY,    /* if so: a chunk of the result to its place */
+  OB_STEP_DECIDE,         /* the last step, unless every rank is well */
+  OB_STEP_APPLY,          /* a chunk of the result to its place, where that was not done */
+  OB_STEP_COMMIT          /* the new kept values become the current ones */
 };
 
 struct ob_step {
@@ -165,7 +165,7 @@ struct onebit_plan {
   uint64_t calls;
   int failed_rank, not_finite_rank; /* the first that said so, or -1 */
   bool large_heard;                 /* a rank has large scales */
-  bool foreseen;                    /* the call will end well: results are applied as they come */
+  bool apply_early_ok;              /* the call will end well: results are applied as they come */
   float worker_scale, server_scale;
   onebit_status_t status; /* of this rank; words say why it is negative */
   char words[256];

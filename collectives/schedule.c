@@ -2,24 +2,24 @@
  * The schedule: who serves what, in which messages, and in which order things are done.
  *
  * Allreduce, for chunks 0 .. n-1 (C compress, E exchange, r receive, R reduce, G gather, c collect,
- * A apply):
+ * A apply, check: check early):
  *
- *   bits          C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | foresee c0 A0 c1 A1 ... | decide commit
- *   one scale     C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | foresee ...
+ *   bits          C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | check c0 A0 c1 A1 ... | decide commit
+ *   one scale     C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | check ...
  *   dense window  C0 E0 | C1 E1 r0 R0 G0 c0 A0 | C2 E2 r1 R1 G1 c1 A1 | ... decide
  *   allgather     C0 G0 C1 G1 ... | c0 c1 ... | decide A0 A1 ... commit; one small message: C0,
  *                 then round after round of passing on
- *   hierarchical  as bits or dense window: before C the ranks of a host share and meet, before R
- *                 they clear, after c they spread and fetch (host.h)
+ *   hierarchical  as bits or dense window, with the steps of a host (host.h): put and barrier
+ *                 before C, wait free before R, publish and wait after c
  *
  * The operation allgather is as the schedule of that name. In a dense window it is C0 G0 | C1 G1 c0
  * A0 | ..., and a reduce-scatter C0 E0 | C1 E1 r0 A0 | ...
  *
  * While a rank compresses chunk i + 1, chunk i travels; while it reduces chunk i, the next ones
  * arrive and results leave. Results are decoded as they come when every worker's word is in and
- * none can spoil the call any more (steps.c, foresee); otherwise after the decision, so that a call
- * that is skipped changes no buffer. Reduce-scatter ends after r with a sum into the caller's
- * buffer.
+ * no rank can cause the call to be skipped any more (steps.c, check_early); otherwise after the
+ * decision, so that a call that is skipped changes no buffer. Reduce-scatter ends after r with a
+ * sum into the caller's buffer.
  */
 #include "collectives/schedule.h"
 
@@ -166,8 +166,8 @@ static void add_meeting(struct onebit_plan *plan, size_t chunk, size_t ahead) {
   if (!plan->host.ranks)
     return;
   for (size_t i = chunk ? chunk + ahead : 0; i <= chunk + ahead && i < plan->chunks; i++)
-    add(plan, OB_STEP_SHARE, i);
-  add(plan, OB_STEP_MEET, chunk);
+    add(plan, OB_STEP_HOST_PUT, i);
+  add(plan, OB_STEP_HOST_BARRIER, chunk);
 }
 
 /* Compress, and send what is compressed as soon as its scales are known. */
@@ -187,7 +187,7 @@ static void add_sending(struct onebit_plan *plan, enum ob_step_kind send) {
 static void add_serving(struct onebit_plan *plan, size_t chunk) {
   add(plan, OB_STEP_RECEIVE, chunk);
   if (plan->host.ranks)
-    add(plan, OB_STEP_CLEAR, chunk);
+    add(plan, OB_STEP_HOST_WAIT_FREE, chunk);
   add(plan, OB_STEP_REDUCE, chunk);
   if (!plan->work.one_scale)
     add(plan, OB_STEP_GATHER, chunk);
@@ -206,8 +206,8 @@ static void add_fetching(struct onebit_plan *plan, size_t chunk) {
   add(plan, OB_STEP_COLLECT, chunk);
   if (!plan->host.ranks)
     return;
-  add(plan, OB_STEP_SPREAD, chunk);
-  add(plan, OB_STEP_FETCH, chunk);
+  add(plan, OB_STEP_HOST_PUBLISH, chunk);
+  add(plan, OB_STEP_HOST_WAIT, chunk);
 }
 
 /* The results come while others are still on their way; whenever it is sure how the call will end,
@@ -217,7 +217,7 @@ static void add_collecting(struct onebit_plan *plan) {
   for (size_t i = 0; i < plan->chunks; i++) {
     add_fetching(plan, i);
     if (i == 0)
-      add(plan, OB_STEP_FORESEE, 0);
+      add(plan, OB_STEP_CHECK_EARLY, 0);
     add(plan, OB_STEP_APPLY_EARLY, i);
   }
 }
@@ -253,8 +253,8 @@ static void add_passing(struct onebit_plan *plan) {
   if (plan->work.one_scale)
     add(plan, OB_STEP_FINISH_WORKER, 0);
   for (size_t round = 0; (size_t)1 << round < plan->group.size; round++) {
-    add(plan, OB_STEP_PASS, round);
-    add(plan, OB_STEP_PASSED, round);
+    add(plan, OB_STEP_BEGIN_ROUND, round);
+    add(plan, OB_STEP_END_ROUND, round);
   }
 }
 

@@ -141,7 +141,7 @@ static struct round round_of(const struct onebit_plan *plan, size_t number) {
                         (place + size - distance) % size, (place + distance) % size};
 }
 
-struct ob_batch *ob_pass_batch(struct onebit_plan *plan, size_t number) {
+struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t number) {
   struct ob_batch *batch = plan->gather[0];
   struct round round = round_of(plan, number);
   unsigned char *results = plan->results[!plan->result_now];
@@ -160,7 +160,7 @@ void ob_pass(struct onebit_plan *plan, size_t number) {
     unsigned char *own = ob_result_of(plan, plan->group.place, 0);
     stamp(plan, ob_message_view(own, &mine).header, &mine, OB_MESSAGE_SERVER, plan->worker_scale);
   }
-  begin(plan, ob_pass_batch(plan, number));
+  begin(plan, ob_round_batch(plan, number));
 }
 
 /* A rank that can take part must have called with the same argument. In a hierarchical plan ranks

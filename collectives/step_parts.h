@@ -31,7 +31,7 @@ bool ob_is_dense(const struct onebit_plan *plan);
 /* The endpoints of a chunk's messages, for whoever has stamped them. */
 struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk);
 struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk);
-struct ob_batch *ob_pass_batch(struct onebit_plan *plan, size_t round);
+struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t round);
 
 void ob_exchange_chunk(struct onebit_plan *plan, size_t chunk);
 void ob_gather_chunk(struct onebit_plan *plan, size_t chunk);

@@ -66,9 +66,9 @@ static void apply_and_tell(struct onebit_plan *plan, size_t chunk) {
  * finite numbers that are not large is finite; dense messages do not say whether theirs are. Only a
  * message damaged on its way is left to go wrong, and that the other ranks would not learn of
  * anyway. */
-static void foresee(struct onebit_plan *plan) {
-  plan->foreseen = !plan->call.hold && !ob_is_dense(plan) && !ob_steps_flags(plan) &&
-                   plan->failed_rank < 0 && plan->not_finite_rank < 0 && !plan->large_heard;
+static void check_early(struct onebit_plan *plan) {
+  plan->apply_early_ok = !plan->call.hold && !ob_is_dense(plan) && !ob_steps_flags(plan) &&
+                         plan->failed_rank < 0 && plan->not_finite_rank < 0 && !plan->large_heard;
 }
 
 /* Every rank's flags are in: all ranks come to the same end. */
@@ -91,10 +91,10 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
   const struct ob_place *place = plan->place;
   const size_t chunk = step->chunk, slot = chunk % plan->slots;
   switch (step->kind) {
-  case OB_STEP_SHARE:
-    return ob_host_share(plan, chunk);
-  case OB_STEP_MEET:
-    return ob_host_meet(plan, chunk);
+  case OB_STEP_HOST_PUT:
+    return ob_host_put(plan, chunk);
+  case OB_STEP_HOST_BARRIER:
+    return ob_host_barrier(plan, chunk);
   case OB_STEP_COMPRESS:
     place->compress(plan, chunk);
     return true;
@@ -109,8 +109,8 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
     return true;
   case OB_STEP_RECEIVE:
     return ob_receive(plan, plan->exchange[slot], chunk, OB_MESSAGE_WORKER, wait);
-  case OB_STEP_CLEAR:
-    return ob_host_clear(plan, chunk);
+  case OB_STEP_HOST_WAIT_FREE:
+    return ob_host_wait_free(plan, chunk);
   case OB_STEP_REDUCE:
     place->reduce(plan, chunk);
     return true;
@@ -125,24 +125,24 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
     return true;
   case OB_STEP_COLLECT:
     return ob_receive(plan, plan->gather[slot], chunk, OB_MESSAGE_SERVER, wait);
-  case OB_STEP_PASS:
+  case OB_STEP_BEGIN_ROUND:
     if (!place->ready(plan, 0, wait))
       return false;
     note_own(plan);
     ob_pass(plan, chunk);
     return true;
-  case OB_STEP_PASSED:
+  case OB_STEP_END_ROUND:
     return ob_passed(plan, chunk, wait);
-  case OB_STEP_SPREAD:
-    ob_host_spread(plan, chunk);
+  case OB_STEP_HOST_PUBLISH:
+    ob_host_publish(plan, chunk);
     return true;
-  case OB_STEP_FETCH:
-    return ob_host_fetch(plan, chunk);
-  case OB_STEP_FORESEE:
-    foresee(plan);
+  case OB_STEP_HOST_WAIT:
+    return ob_host_wait(plan, chunk);
+  case OB_STEP_CHECK_EARLY:
+    check_early(plan);
     return true;
   case OB_STEP_APPLY_EARLY:
-    if (plan->foreseen)
+    if (plan->apply_early_ok)
       apply_and_tell(plan, chunk);
     return true;
   case OB_STEP_DECIDE:
@@ -151,7 +151,7 @@ bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wa
     decide(plan);
     return true;
   case OB_STEP_APPLY:
-    if (!plan->foreseen)
+    if (!plan->apply_early_ok)
       apply_and_tell(plan, chunk);
     return true;
   case OB_STEP_COMMIT:
@@ -169,7 +169,7 @@ bool ob_steps_done(const struct onebit_plan *plan) { return plan->step >= plan->
 /* Which of the plan's times a step counts to; NULL: to none. */
 static double *time_of(struct onebit_plan *plan, enum ob_step_kind kind) {
   switch (kind) {
-  case OB_STEP_SHARE:
+  case OB_STEP_HOST_PUT:
   case OB_STEP_COMPRESS:
   case OB_STEP_FINISH_WORKER:
   case OB_STEP_REDUCE:

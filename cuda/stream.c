@@ -205,10 +205,10 @@ static onebit_status_t receive(struct onebit_plan *plan, size_t chunk, enum ob_m
  * is judged after the last. */
 static onebit_status_t pass(struct onebit_plan *plan, size_t round, bool wait) {
   if (round > 0)
-    return ob_comm_begin(ob_pass_batch(plan, round), plan->tag);
+    return ob_comm_begin(ob_round_batch(plan, round), plan->tag);
   if (!plan->device->sealed)
     OB_TRY(seal(plan, 0, OB_MESSAGE_SERVER));
-  return send_batch(plan, ob_pass_batch(plan, 0), wait);
+  return send_batch(plan, ob_round_batch(plan, 0), wait);
 }
 
 static onebit_status_t passed(struct onebit_plan *plan, size_t round, bool wait) {
@@ -282,9 +282,9 @@ static void end(struct onebit_plan *plan) {
 
 static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
   switch (step->kind) {
-  case OB_STEP_SHARE:
+  case OB_STEP_HOST_PUT:
     return ob_stream_host_share(plan, step->chunk);
-  case OB_STEP_MEET:
+  case OB_STEP_HOST_BARRIER:
     return ob_stream_host_meet(plan, step->chunk);
   case OB_STEP_EXCHANGE:
     return send(plan, step->chunk, OB_MESSAGE_WORKER, wait);
@@ -294,13 +294,13 @@ static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step,
     return send(plan, step->chunk, OB_MESSAGE_SERVER, wait);
   case OB_STEP_COLLECT:
     return receive(plan, step->chunk, OB_MESSAGE_SERVER, wait);
-  case OB_STEP_PASS:
+  case OB_STEP_BEGIN_ROUND:
     return pass(plan, step->chunk, wait);
-  case OB_STEP_PASSED:
+  case OB_STEP_END_ROUND:
     return passed(plan, step->chunk, wait);
-  case OB_STEP_SPREAD:
+  case OB_STEP_HOST_PUBLISH:
     return ob_stream_host_spread(plan, step->chunk);
-  case OB_STEP_FETCH:
+  case OB_STEP_HOST_WAIT:
     return ob_stream_host_fetch(plan, step->chunk);
   case OB_STEP_DECIDE:
     return decide(plan);
