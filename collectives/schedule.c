@@ -23,6 +23,8 @@
  */
 #include "collectives/schedule.h"
 
+#include <limits.h>
+
 #include "base/error.h"
 #include "base/memory.h"
 
@@ -118,7 +120,9 @@ static void measure(struct onebit_plan *plan) {
   /* A cache line more: messages of all peers are read together, and at multiples of 4 kB from each
    * other they would contend for the same few lines of the first cache. */
   plan->peer_stride = plan->slots * plan->stride + OB_ALIGNMENT;
-  plan->doubling = plan->choice.doubling && plan->chunks == 1;
+  /* A round moves the messages of up to half the ranks at once, and an MPI count is an int. */
+  plan->doubling = plan->choice.doubling && plan->chunks == 1 &&
+                   plan->stride <= (size_t)INT_MAX / (plan->group.size / 2);
   if (plan->doubling) {
     plan->in_pairs = (plan->group.size & (plan->group.size - 1)) == 0;
     plan->peer_stride = plan->stride;
