@@ -53,9 +53,10 @@ static const option_t optimizer[] = {
      "0/1 Adam: updates of the variance after which they become half as frequent; default a "
      "hundredth of the steps"},
     {"local-step-scaler", OPTION_COUNT, AT(local_scaler), 1, 1e9, NULL, 0,
-     "0/1 Adam: steps after which the ranks meet half as often; default a tenth of the steps"},
+     "0/1 Adam: steps after which the ranks synchronise half as often; default a tenth of the "
+     "steps"},
     {"local-step-clipper", OPTION_COUNT, AT(local_clipper), 1, 1e9, NULL, 0,
-     "0/1 Adam: most steps from one meeting to the next; default 4"},
+     "0/1 Adam: most steps from one synchronisation to the next; default 4"},
     {"exchange", OPTION_CHOICE, AT(exchange), 0, 0, "momentum|step", 0,
      "of --optimizer adam only: what one bit an element stands for; default momentum"},
     {"shards", OPTION_CHOICE, AT(shards), 0, 0, "none|step|parameters", 0,

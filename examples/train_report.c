@@ -154,7 +154,7 @@ static void print_json(const training_t *training) {
   printf(",\"bytes\":%llu", (unsigned long long)bytes(training));
   print_json_number(stdout, "bytes_per_step",
                     (double)bytes(training) / fmax(1.0, (double)steps(training)));
-  printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"silent_steps\":%llu,\"skipped\":%llu",
+  printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"local_steps\":%llu,\"skipped\":%llu",
          (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1],
          (unsigned long long)info->exchanges[2], (unsigned long long)info->skipped);
   print_json_number(stdout, "residual_ratio", training->residual_ratio);

@@ -141,7 +141,7 @@ uint64_t train_hash(uint64_t start, const void *data, size_t size) {
   return h;
 }
 
-/* Between two meetings of 0/1 Adam each rank has its own. */
+/* Between two synchronisations of 0/1 Adam each rank has its own. */
 static int check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);
@@ -152,7 +152,8 @@ static int check_parameters(training_t *training) {
     say(team, "parameters: the same bits on all %zu ranks, checksum %016llx\n", team->size,
         (unsigned long long)training->checksum);
   else if (!training->info.synchronized)
-    say(team, "parameters: each of the %zu ranks has its own, between two meetings\n", team->size);
+    say(team, "parameters: each of the %zu ranks has its own, between two synchronisations\n",
+        team->size);
   else
     complain(team, "the ranks do not hold the same parameters");
   return equal || !training->info.synchronized ? 0 : -1;

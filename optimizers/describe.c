@@ -42,7 +42,7 @@ static void put_state(struct line *line, const onebit_optimizer_info_t *info) {
   put(line, ",\"synchronized\":%s", info->synchronized ? "true" : "false");
   put_whole(line, "dense_exchanges", info->exchanges[0]);
   put_whole(line, "bits_exchanges", info->exchanges[1]);
-  put_whole(line, "silent_steps", info->exchanges[2]);
+  put_whole(line, "local_steps", info->exchanges[2]);
   put_number(line, "variance_ratio", info->variance_ratio);
   put_number(line, "momentum_norm", info->momentum_norm);
   put_number(line, "residual_norm", info->residual_norm);

@@ -212,13 +212,20 @@ Test(bench_rows, relative_error_is_that_of_one_bit) {
 
 /* A table with a line for each step, for each number of ranks, and of memory. */
 Test(bench_rows, optimizers_have_a_line_each, .timeout = 60) {
-  static const char *const names[] = {"Efficient-Adam",     "Lion",
-                                      "1-bit Adam  ",       "1-bit Adam, steps",
-                                      "1-bit LAMB",         "0/1 Adam, bits",
-                                      "0/1 Adam, silent",   "0/1 Adam, meeting",
-                                      "1-bit momentum SGD", "  a rank among 3",
-                                      "  zero-one met",     "(the dense)",
-                                      "# Memory",           "24.38",
+  static const char *const names[] = {"Efficient-Adam",
+                                      "Lion",
+                                      "1-bit Adam  ",
+                                      "1-bit Adam, steps",
+                                      "1-bit LAMB",
+                                      "0/1 Adam, bits",
+                                      "0/1 Adam, local step",
+                                      "0/1 Adam, synchronisation",
+                                      "1-bit momentum SGD",
+                                      "  a rank among 3",
+                                      "  zero-one met",
+                                      "(the dense)",
+                                      "# Memory",
+                                      "24.38",
                                       "  reduce, 3 streams"};
   const char *said = program(0, "onebit-bench optimizers -m64K -i3 -x0 -f --streams 3");
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)

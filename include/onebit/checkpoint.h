@@ -11,7 +11,7 @@
  * worker residuals are re-mapped so that what the invariant of onebit_plan_export_residual speaks
  * of stays: every rank begins with the mean of the saved ones, element by element; server residuals
  * go to who serves their elements now. So do 0/1 Adam's parameters and momentum between two
- * meetings: their means. Results then go on without a jump, but not to the bit.
+ * synchronisations: their means. Results then go on without a jump, but not to the bit.
  *
  * Options may differ between saving and loading, but for the kind of optimizer, the tensors' counts
  * and the profile; from the freeze on also for exchange, shards, and which tensors are

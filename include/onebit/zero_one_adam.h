@@ -11,8 +11,8 @@
  *   local        after step variance_freeze_step the variance is frozen; every rank goes on alone:
  *   stage        m = b1 m + (1 - b1) gradient of this rank
  *                p = p - lr (bounded(m^ / (sqrt(v^) + eps)) + wd p)
- *                every il-th step the ranks meet, where a is what they had when they met last and L
- *                the sum of lr / (1 - b1^t) since:
+ *                every il-th step the ranks synchronise, where a is what they had after the last
+ *                time and L the sum of lr / (1 - b1^t) since:
  *                u = compressed allreduce of (p - a) (sqrt(v^) + eps)
  *                p = a + bounded(u / (sqrt(v^) + eps) / L) L,  m = -u / L
  *                il begins with 1 and doubles after every local_step_scaler steps, up to
@@ -22,11 +22,11 @@
  * date, which is far less than t, and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least
  * minus that (optimizer.h). il-th and iv-th are steps whose number il or iv divides.
  *
- * The p that the ranks meet at is computed from a, which is kept, so that it is the same on all of
- * them in every bit; between two meetings parameters differ (onebit_optimizer_info_t,
- * synchronized). Weight decay between meetings is not part of what is exchanged: when they meet it
- * is that of a, wd L' a with L' the sum of lr. Where L is 0, m becomes 0. Residuals begin anew at
- * the freeze, since they are of another quantity then.
+ * The p after a synchronisation is computed from a, which is kept, so that it is the same on all of
+ * them in every bit; between two synchronisations parameters differ (onebit_optimizer_info_t,
+ * synchronized). Weight decay between synchronisations is not part of what is exchanged: when they
+ * synchronise it is that of a, wd L' a with L' the sum of lr. Where L is 0, m becomes 0. Residuals
+ * begin anew at the freeze, since they are of another quantity then.
  *
  * One bit has no zero: an element without variance, which never had a gradient in a dense step,
  * would collect what the scale of its neighbours gives it. It has no momentum and stays where it is
@@ -37,10 +37,11 @@
  * all. With loss scaling its scale alone falls then, and the ranks have scales of their own: each
  * must ask for its own. Nor does clipping cost such a step a message: a rank clips by the norm of
  * its own gradients. A mistake in such a step (ONEBIT_ERROR_ARGUMENT) is told to who made it, and
- * the step counts likewise. Rates that differ between ranks are found when these meet, with
- * ONEBIT_ERROR_MISMATCH on all of them, and then in every meeting until a checkpoint is loaded.
- * Where some tensors stay uncompressed, these are exchanged in every step: then no step sends
- * nothing, mistakes fail on all ranks, and only what is said of gradients holds for the others.
+ * the step counts likewise. Rates that differ between ranks are found at a synchronisation, with
+ * ONEBIT_ERROR_MISMATCH on all of them, and then in every synchronisation until a checkpoint is
+ * loaded. Where some tensors stay uncompressed, these are exchanged in every step: then no step
+ * sends nothing, mistakes fail on all ranks, and only what is said of gradients holds for the
+ * others.
  *
  * Profile deepspeed is DeepSpeed's ZeroOneAdam: no bias correction, its step count, one call a
  * tensor with its padding and scales, weight decay as part of what is exchanged, u added up step by
@@ -78,8 +79,8 @@ typedef struct onebit_zero_one_adam_options {
 
 /* Makes a 0/1 Adam optimizer of a list of tensors. As onebit_adam_create, but for its options.
  * Memory, in bytes a parameter: 24 (momentum, variance, two copies of the kept value, the
- * parameters of the last meeting, and the mean gradient or what is to be exchanged of a movement)
- * + 8 / size + 1/2 for messages; in profile deepspeed 4 more, for u.
+ * parameters of the last synchronisation, and the mean gradient or what is to be exchanged of a
+ * movement) + 8 / size + 1/2 for messages; in profile deepspeed 4 more, for u.
  * Errors: those of onebit_adam_create. */
 onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                             size_t ntensors,
