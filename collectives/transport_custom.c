@@ -52,7 +52,8 @@ static void give_up(struct custom *custom) {
  */
 static onebit_status_t fail(struct custom_batch *batch, const char *what, int peer, int code) {
   struct custom *custom = batch->base.comm->state;
-  const char *words = custom->call.words ? custom->call.words(custom->call.context, code) : NULL;
+  const char *words =
+      custom->call.message ? custom->call.message(custom->call.context, code) : NULL;
   onebit_status_t status =
       words ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: %s", what, peer, words)
             : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: code %d", what, peer, code);

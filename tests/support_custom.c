@@ -202,7 +202,7 @@ static onebit_transport_callbacks_t callbacks_of(struct member *member, const ch
   callbacks.test = test_letter;
   callbacks.cancel = cancel_letter;
   callbacks.abort = quiet ? NULL : abort_all;
-  callbacks.words = quiet ? NULL : words_of;
+  callbacks.message = quiet ? NULL : words_of;
   callbacks.release = release_member;
   callbacks.host = host;
   callbacks.timeout = quiet ? 0.2 : 0;

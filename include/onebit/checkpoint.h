@@ -48,8 +48,8 @@ onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory
  *               rank needs are looked at
  *   bytes       of each part
  *   count       how many ranks saved
- * Errors: ONEBIT_ERROR_ARGUMENT (NULL, count below 1), ONEBIT_ERROR_CHECKPOINT (the words say what
- * is wrong with which part), ONEBIT_ERROR_MISMATCH (the ranks have different checkpoints),
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, count below 1), ONEBIT_ERROR_CHECKPOINT (the message says
+ * what is wrong with which part), ONEBIT_ERROR_MISMATCH (the ranks have different checkpoints),
  * ONEBIT_ERROR_PEER, ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
  * ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE; after the last two a part of the state may have been
  * taken. */
@@ -64,7 +64,7 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
  *   optimizer   the optimizer; unchanged
  *   directory   its path
  * Errors: those of onebit_optimizer_save; ONEBIT_ERROR_FILE (the disk is full, for example; the
- * words have the file and the reason; the checkpoint before stays), ONEBIT_ERROR_PEER. */
+ * message has the file and the reason; the checkpoint before stays), ONEBIT_ERROR_PEER. */
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory);
 
 /* Loads what onebit_optimizer_save_files saved last. Collective.

@@ -56,7 +56,7 @@ typedef struct onebit_transport_callbacks {
   void (*abort)(void *context);
   /* May be NULL. What happened, for onebit_last_error: a line of text for a code that one of the
    * others has just returned to this thread, valid until this thread's next call. */
-  const char *(*words)(void *context, int code);
+  const char *(*message)(void *context, int code);
   /* May be NULL. Called now and then while a rank waits for something else: a transport without
    * threads of its own can move what it has in hand. */
   void (*progress)(void *context);
@@ -87,7 +87,7 @@ typedef struct onebit_transport_callbacks {
  * the other ranks get ONEBIT_ERROR_PEER, or where this rank's callbacks or number are of no use,
  * ONEBIT_ERROR_TRANSPORT after their timeout), ONEBIT_ERROR_PEER, ONEBIT_ERROR_MISMATCH (size or
  * largest_tag differs between ranks), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT (a callback
- * failed; the words are its). */
+ * failed; the message is its). */
 onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,
                                           int size, onebit_comm_t *comm);
 

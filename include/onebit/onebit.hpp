@@ -5,9 +5,9 @@
  * are in onebit/mpi.hpp; for those over NCCL and calls on streams give get() to the calls of
  * onebit/nccl.h and onebit/cuda.h.
  *
- * Errors. What returns a negative status in C throws onebit::error, with that status and the words
- * of onebit_last_error. ONEBIT_SKIPPED is no exception, and ONEBIT_WARNING and ONEBIT_IN_PROGRESS
- * are none: calls that can end so return the status.
+ * Errors. What returns a negative status in C throws onebit::error, with that status and the
+ * message of onebit_last_error. ONEBIT_SKIPPED is no exception, and ONEBIT_WARNING and
+ * ONEBIT_IN_PROGRESS are none: calls that can end so return the status.
  *
  * No rank is left hanging, here either. A buffer that does not fit its plan is told to the other
  * ranks as a wrong argument before the exception is thrown. Whoever catches the exception of one
@@ -40,11 +40,11 @@
 
 namespace onebit {
 
-/* A negative status other than ONEBIT_SKIPPED, and the words that go with it. */
+/* A negative status other than ONEBIT_SKIPPED, and the message that goes with it. */
 class error : public std::runtime_error {
 public:
-  error(onebit_status_t status, const std::string &words)
-      : std::runtime_error(std::string(onebit_status_string(status)) + ": " + words),
+  error(onebit_status_t status, const std::string &message)
+      : std::runtime_error(std::string(onebit_status_string(status)) + ": " + message),
         status_(status) {}
   onebit_status_t status() const noexcept { return status_; }
 
@@ -218,7 +218,7 @@ public:
     check(onebit_plan_get_info(get(), &info));
     return info;
   }
-  const char *explain() const noexcept { return onebit_plan_explain(get()); } /* the plan's words */
+  const char *explain() const noexcept { return onebit_plan_explain(get()); } /* the plan's text */
   void export_residual(float *worker, float *server) const {
     check(onebit_plan_export_residual(get(), worker, server));
   }

@@ -70,7 +70,7 @@ public:
     line.resize(length);
     return line;
   }
-  /* ONEBIT_OK; or ONEBIT_WARNING, with the tensor's place and words in onebit_last_error. */
+  /* ONEBIT_OK; or ONEBIT_WARNING, with the tensor's place and a message in onebit_last_error. */
   onebit_status_t check_errors(std::size_t *tensor = nullptr) const {
     return check(onebit_optimizer_check(get(), tensor));
   }

@@ -140,9 +140,10 @@ typedef struct onebit_plan_options {
  * of its share, 3/8 for messages.
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose buffers could
  * not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
- * ONEBIT_ERROR_MISMATCH (ranks differ; the words say where), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER
- * (another rank's argument was wrong), ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_UNSUPPORTED (a device
- * or a schedule that this build, machine or communicator does not have), ONEBIT_ERROR_DEVICE. */
+ * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_PEER (another rank's argument was wrong), ONEBIT_ERROR_TRANSPORT,
+ * ONEBIT_ERROR_UNSUPPORTED (a device or a schedule that this build, machine or communicator does
+ * not have), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
                                    const onebit_plan_options_t *options, onebit_plan_t *plan);
 
@@ -184,7 +185,7 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
  * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or
  * defaults, and then why). Local.
  *   plan   the plan; NULL gives ""
- * The words are the plan's and live as long. ONEBIT_EXPLAIN=1 in the environment has rank 0 print
+ * The text is the plan's and lives as long. ONEBIT_EXPLAIN=1 in the environment has rank 0 print
  * them when a plan is made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
 

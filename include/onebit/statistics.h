@@ -116,7 +116,7 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
 
 /* Warns of what is about to harm a training, of the first of these that there is:
  *   - the tensor of the largest residual ratio, when that is ONEBIT_RESIDUAL_RATIO_LIMIT or more.
- *     The words name it and its ratio, and what can be done: smaller blocks, the tensor
+ *     The message names it and its ratio, and what can be done: smaller blocks, the tensor
  *     uncompressed, a later freeze, exchanging steps
  *   - with 1-bit Adam and LAMB, the tensor of which the largest part makes steps at the bound
  *     (optimizer.h), when that is ONEBIT_BOUNDED_LIMIT or more: its variance was frozen too small.

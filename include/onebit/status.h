@@ -1,8 +1,8 @@
 /*
- * Statuses and the words that go with them.
+ * Statuses and the messages that go with them.
  *
  * Every call of the library that can fail returns an onebit_status_t: zero is done, positive is
- * "not yet" or a hint, negative is a result that the caller must look at. The words of the latest
+ * "not yet" or a hint, negative is a result that the caller must look at. The message of the latest
  * negative status, or warning, of the calling thread are kept until the next one: ask
  * onebit_last_error() right after the call.
  */
@@ -22,26 +22,26 @@ extern "C" {
 typedef enum onebit_status {
   ONEBIT_OK = 0,          /* done */
   ONEBIT_IN_PROGRESS = 1, /* the request is not finished: test it again, or wait */
-  /* all is well done, but something wants to be looked at; the words say what, and what to do */
+  /* all is well done, but something wants to be looked at; the message says what, and what to do */
   ONEBIT_WARNING = 2,
   /* some rank's input was not finite: every rank skipped the call, nothing changed */
   ONEBIT_SKIPPED = -1,
-  /* an argument of this rank is wrong; the words name it and its value */
+  /* an argument of this rank is wrong; the message names it and its value */
   ONEBIT_ERROR_ARGUMENT = -2,
   ONEBIT_ERROR_MISMATCH = -3, /* the ranks do not agree on an argument; all of them get this */
   ONEBIT_ERROR_MEMORY = -4,   /* out of memory, on this rank or, at creation, on any */
   ONEBIT_ERROR_BUSY = -5,     /* the plan has a request in flight */
   ONEBIT_ERROR_MESSAGE = -6,  /* a damaged or foreign message arrived */
-  /* another rank reported an error in this call; the words name the rank */
+  /* another rank reported an error in this call; the message names the rank */
   ONEBIT_ERROR_PEER = -7,
-  /* MPI, or another transport, failed; the words are the transport's */
+  /* MPI, or another transport, failed; the message is the transport's */
   ONEBIT_ERROR_TRANSPORT = -8,
   ONEBIT_ERROR_UNSUPPORTED = -9, /* this build or this machine cannot do that */
-  ONEBIT_ERROR_DEVICE = -10,     /* CUDA failed; the words are CUDA's */
+  ONEBIT_ERROR_DEVICE = -10,     /* CUDA failed; the message is CUDA's */
   /* a checkpoint is damaged, incomplete, of another optimizer or model, or newer than this library;
-   * the words say which, and where */
+   * the message says which, and where */
   ONEBIT_ERROR_CHECKPOINT = -11,
-  ONEBIT_ERROR_FILE = -12 /* the system could not read or write a file; the words are its */
+  ONEBIT_ERROR_FILE = -12 /* the system could not read or write a file; the message is its */
 } onebit_status_t;
 
 /* The name of a status, "ONEBIT_OK" for example. Local.

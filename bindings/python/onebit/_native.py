@@ -376,7 +376,7 @@ RECEIVE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(c
 TEST = CFUNCTYPE(c_int, c_void_p, c_void_p, c_double, POINTER(c_size_t))
 CANCEL = CFUNCTYPE(None, c_void_p, c_void_p)
 ABORT = CFUNCTYPE(None, c_void_p)
-WORDS = CFUNCTYPE(c_void_p, c_void_p, c_int)
+MESSAGE = CFUNCTYPE(c_void_p, c_void_p, c_int)
 PROGRESS = CFUNCTYPE(None, c_void_p)
 RELEASE = CFUNCTYPE(None, c_void_p)
 
@@ -391,7 +391,7 @@ class TransportCallbacks(Structure):
         ("test", TEST),
         ("cancel", CANCEL),
         ("abort", ABORT),
-        ("words", WORDS),
+        ("message", MESSAGE),
         ("progress", PROGRESS),
         ("release", RELEASE),
         ("host", c_char_p),

@@ -8,24 +8,24 @@ class Error(RuntimeError):
     """A call of the library failed.
 
     status: the `Status` that it returned
-    words: what the library says of it, with the argument and its value where one is at fault
+    message: what the library says of it, with the argument and its value where one is at fault
     """
 
-    def __init__(self, status, words):
-        super().__init__(status, words)
+    def __init__(self, status, message):
+        super().__init__(status, message)
         self.status = status
-        self.words = words
+        self.message = message
 
     def __str__(self):
-        return f"{self.status.name}: {self.words}"
+        return f"{self.status.name}: {self.message}"
 
 
 class OnebitWarning(UserWarning):
     """All is well done, but something wants to be looked at."""
 
 
-def last_words():
-    """The library's words about this thread's latest failure."""
+def last_message():
+    """The library's message about this thread's latest failure."""
     return _native.library().onebit_last_error().decode(errors="replace")
 
 
@@ -34,9 +34,9 @@ def check(code):
     status = Status(code)
     if status >= Status.OK or status == Status.SKIPPED:
         return status
-    raise Error(status, last_words())
+    raise Error(status, last_message())
 
 
-def wrong(words):
+def wrong(message):
     """The error of an argument that is wrong before the library sees it."""
-    return Error(Status.ERROR_ARGUMENT, words)
+    return Error(Status.ERROR_ARGUMENT, message)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from onebit import _native
 from onebit._native import Dtype, Stage, Status
 from onebit.buffers import buffer_of
-from onebit.errors import check, last_words, wrong
+from onebit.errors import check, last_message, wrong
 
 
 class Tensor(NamedTuple):
@@ -196,7 +196,7 @@ class Optimizer:
         tensor = ctypes.c_size_t()
         function = _native.library().onebit_optimizer_check
         if check(function(self.handle, ctypes.byref(tensor))) == Status.WARNING:
-            return tensor.value, last_words()
+            return tensor.value, last_message()
         return None
 
     def save(self):

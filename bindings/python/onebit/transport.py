@@ -72,7 +72,7 @@ class Callbacks:
         table.test = _native.TEST(self._test)
         table.cancel = _native.CANCEL(self._cancel)
         table.abort = _native.ABORT(lambda context: transport.abort())
-        table.words = _native.WORDS(self._words)
+        table.message = _native.MESSAGE(self._words)
         table.release = _native.RELEASE(lambda context: transport.release())
         table.host = host.encode() if host is not None else None
         table.largest_tag = largest_tag

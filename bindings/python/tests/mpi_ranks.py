@@ -23,13 +23,13 @@ for mpi in world, half:
 try:
     onebit.Communicator.mpi(MPI.COMM_NULL)
 except onebit.Error as error:
-    assert error.status is onebit.Status.ERROR_ARGUMENT and "MPI_COMM_NULL" in error.words
+    assert error.status is onebit.Status.ERROR_ARGUMENT and "MPI_COMM_NULL" in error.message
 else:
     raise AssertionError("MPI_COMM_NULL was taken")
 try:
     onebit.Communicator.mpi(3)
 except onebit.Error as error:
-    assert "is a int, not an mpi4py communicator" in error.words
+    assert "is a int, not an mpi4py communicator" in error.message
 else:
     raise AssertionError("a number was taken")
 world.Barrier()

@@ -162,9 +162,9 @@ def test_a_wrong_array_on_one_rank_is_told_to_all(on_ranks, words):
                 request.wait()
             if comm.rank == 1:
                 assert caught.value.status is Status.ERROR_ARGUMENT
-                assert f"sendbuf {words}" in caught.value.words
+                assert f"sendbuf {words}" in caught.value.message
             else:
-                assert caught.value.status is Status.ERROR_PEER and "rank 1" in caught.value.words
+                assert caught.value.status is Status.ERROR_PEER and "rank 1" in caught.value.message
         return plan.allreduce(numpy.ones(40, numpy.float32), numpy.empty(40, numpy.float32))
 
     assert on_ranks(3, body) == [Status.OK] * 3

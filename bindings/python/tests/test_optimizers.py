@@ -192,7 +192,7 @@ def test_wrong_tensors_on_one_rank_are_told_to_all(on_ranks):
                 onebit.Adam(comm, mine)
             if comm.rank == 0:
                 assert caught.value.status is Status.ERROR_ARGUMENT
-                assert words in caught.value.words
+                assert words in caught.value.message
             else:
                 assert caught.value.status in (Status.ERROR_PEER, Status.ERROR_MISMATCH)
         with pytest.raises(TypeError, match="no option 'betas'"):

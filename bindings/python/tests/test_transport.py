@@ -114,7 +114,7 @@ def test_what_a_transport_raises_reaches_all(fails):
 
     hub, results = on_threads(3, body, fails)
     assert [one.status for one in results] == [Status.ERROR_TRANSPORT] * 3
-    assert f"OSError: no route to {fails}" in results[1].words
+    assert f"OSError: no route to {fails}" in results[1].message
     assert hub.released == 0 and not any(hub.wanted.values())
 
 
@@ -129,7 +129,7 @@ def test_a_failure_in_a_call_reaches_all():
 
     _, results = on_threads(2, body)
     assert [one.status for one in results] == [Status.ERROR_TRANSPORT] * 2
-    assert "no route to send" in results[1].words and "the hub is dead" in results[0].words
+    assert "no route to send" in results[1].message and "the hub is dead" in results[0].message
 
 
 def test_an_interrupt_is_no_success():
@@ -145,7 +145,7 @@ def test_an_interrupt_is_no_success():
 
     _, results = on_threads(2, body)
     assert [one.status for one in results] == [Status.ERROR_TRANSPORT] * 2
-    assert "KeyboardInterrupt" in results[1].words
+    assert "KeyboardInterrupt" in results[1].message
 
 
 def test_wrong_arguments():

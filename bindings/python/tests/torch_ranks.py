@@ -37,7 +37,7 @@ def raises(status, call, words=""):
     try:
         call()
     except onebit.Error as error:
-        assert error.status is status and words in error.words, error
+        assert error.status is status and words in error.message, error
         return
     raise AssertionError(f"{call} did not fail")
 
