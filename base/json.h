@@ -2,7 +2,7 @@
 #ifndef OB_BASE_JSON_H
 #define OB_BASE_JSON_H
 
-/* Room for any number, and for its end. */
+/* Bytes of the longest number, with its terminating zero. */
 enum { OB_JSON_NUMBER = 32 };
 
 /* Writes 9 significant digits of the value into `text`, with a point whatever decimal point the

@@ -58,7 +58,7 @@ enum ob_step_kind {
   OB_STEP_APPLY_EARLY,    /* if so: a chunk of the result to its place */
   OB_STEP_DECIDE,         /* the last step, unless every rank is well */
   OB_STEP_APPLY,          /* a chunk of the result to its place, where that was not done */
-  OB_STEP_COMMIT          /* the new kept values become the current ones */
+  OB_STEP_COMMIT          /* the new residuals become the current ones */
 };
 
 struct ob_step {

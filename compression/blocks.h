@@ -94,8 +94,8 @@ void ob_work_destroy(struct ob_work *work);
 
 /* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
  * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
- * added. `momentum_is_kept`: the momentum has not been exchanged yet, the kept values are it, times
- * decay.
+ * added. `momentum_is_kept`: the momentum has not been exchanged yet, the residuals' array has it,
+ * times decay.
  *
  * `factor` is what an element of the inputs counts as, before it is added to anyone else's: it is
  * loaded times factor into dense messages and into what the ranks of a host add up, and where no

@@ -49,8 +49,8 @@ OB_INLINE float ob_decode(uint32_t sign, float scale) {
   return ob_float_of(ob_bits_of(scale) | sign << 31);
 }
 
-/* The residual, from the kept value c and the scale it was sent with: e = c - s * sign(c). Never
- * -0. */
+/* The residual, from the compensated value c and the scale it was sent with: e = c - s * sign(c).
+ * Never -0. */
 OB_INLINE float ob_kept_error(float kept, float scale) {
   return kept - ob_float_of(ob_bits_of(scale) | (ob_bits_of(kept) & OB_SIGN_BIT));
 }
@@ -322,7 +322,7 @@ OB_INLINE float ob_serve_scale(enum ob_serve_rule rule, float scale) {
   return rule == OB_SERVE_LION && scale > 0 ? 1 : scale;
 }
 
-/* What a kept value with this scale stands for. */
+/* What the server keeps of an element: of Lion its momentum, else its residual. */
 OB_INLINE float ob_kept_content(enum ob_serve_rule rule, float kept, float scale) {
   return rule == OB_SERVE_LION ? kept : ob_kept_error(kept, scale);
 }

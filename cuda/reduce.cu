@@ -113,7 +113,7 @@ static __device__ inline void serve(const struct ob_reduce_run &run, unsigned el
   }
 }
 
-/* The sum and the kept values of the elements from `first` on, to the kept values and to the tile
+/* The sum and the residuals of the elements from `first` on, to their array and to the tile
  * in shared memory. A four lies in one word, so it is all there or not at all. */
 template <enum ob_serve_rule rule>
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
