@@ -97,6 +97,17 @@ void adam_gradient(const struct adam_case *what, float *gradient, size_t total, 
 
 float adam_learning_rate(int step) { return 1e-3f * (float)(1 + step % 3); }
 
+onebit_status_t adam_step_in_parts(onebit_optimizer_t optimizer, size_t tensors, bool parts,
+                                   int step) {
+  const float rate = adam_learning_rate(step);
+  if (parts) {
+    CHECK_STATUS(onebit_optimizer_begin(optimizer, rate), ONEBIT_OK);
+    for (size_t k = tensors; k-- > 0;)
+      CHECK_STATUS(onebit_optimizer_ready(optimizer, k), ONEBIT_OK);
+  }
+  return onebit_optimizer_step(optimizer, rate);
+}
+
 static double norm_of(const float *values, size_t count) {
   double sum = 0.0;
   for (size_t i = 0; i < count; i++)

@@ -96,4 +96,8 @@ void adam_check_on_groups(struct adam_case what);
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);
 float adam_learning_rate(int step);
 
+/* A step at that rate; with `parts` the tensors become ready from the last one on. */
+onebit_status_t adam_step_in_parts(onebit_optimizer_t optimizer, size_t tensors, bool parts,
+                                   int step);
+
 #endif

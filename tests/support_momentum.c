@@ -133,24 +133,14 @@ static void check_info(const struct momentum_run *run, onebit_optimizer_t optimi
         step, info.residual_norm, run->residual_norm[step][rank]);
 }
 
-static onebit_status_t make_step(const struct momentum_case *what, onebit_optimizer_t optimizer,
-                                 int step) {
-  float rate = adam_learning_rate(step);
-  if (what->parts) {
-    CHECK_STATUS(onebit_optimizer_begin(optimizer, rate), ONEBIT_OK);
-    for (size_t k = what->tensors->count; k-- > 0;)
-      CHECK_STATUS(onebit_optimizer_ready(optimizer, k), ONEBIT_OK);
-  }
-  return onebit_optimizer_step(optimizer, rate);
-}
-
 static void poisoned_step(const struct momentum_run *run, onebit_optimizer_t optimizer, int rank,
                           int step, float *parameters, float *gradients) {
   const float *before = step ? run->parameters[step - 1] : run->start;
   gradient_at(gradients, run->total, rank, step + 500);
   if (rank == run->what->poisoned_rank)
     gradients[(size_t)step * 977 % run->total] = run->what->poison;
-  CHECK_STATUS(make_step(run->what, optimizer, step), ONEBIT_SKIPPED);
+  CHECK_STATUS(adam_step_in_parts(optimizer, run->what->tensors->count, run->what->parts, step),
+               ONEBIT_SKIPPED);
   CHECK_BITS("parameters after a skipped step", parameters, before, run->total, ONEBIT_FLOAT32);
 }
 
@@ -182,7 +172,8 @@ void momentum_on_rank(onebit_comm_t comm, void *context) {
       if (what->poison != 0.0f)
         poisoned_step(run, optimizer, rank, step, parameters, gradients);
       gradient_at(gradients, run->total, rank, step);
-      CHECK_STATUS(make_step(what, optimizer, step), ONEBIT_OK);
+      CHECK_STATUS(adam_step_in_parts(optimizer, what->tensors->count, what->parts, step),
+                   ONEBIT_OK);
       CHECK_BITS("parameters", parameters, run->parameters[step], run->total, ONEBIT_FLOAT32);
       check_info(run, optimizer, rank, step);
     }
