@@ -110,7 +110,6 @@ onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_te
   const struct ob_term terms[] = {
       OB_MOMENT_TERMS(moments),
       {"gain (as bits)", ob_bits_of_double(moments->gain)},
-      {"trust_ratio", recipe.method->lamb},
       {"min_ratio (as bits)", ob_bits_of_double(limits.min_coefficient)},
       {"max_ratio (as bits)", ob_bits_of_double(limits.max_coefficient)},
   };

@@ -211,3 +211,26 @@ Test(efficient_adam, wrong_options_are_named) {
   cr_expect_eq(onebit_efficient_adam_create(comm, &tensor, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
   onebit_comm_destroy(comm);
 }
+
+/* One rank has another option than the others: all learn of it, with its name. */
+static void disagree(onebit_comm_t comm, void *context) {
+  static const char *const names[] = {"gain", "the kind of optimizer", "min_ratio", "max_ratio"};
+  float parameter[10] = {0}, gradient[10] = {0};
+  const onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
+  (void)context;
+  for (int k = 0; k < 4; k++) {
+    const bool other = onebit_comm_rank(comm) == 1;
+    onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+    onebit_optimizer_t optimizer;
+    options.gain = other && k == 0 ? 2 : 0;
+    options.trust_ratio = k == 1 ? other : 1;
+    options.min_ratio = other && k == 2 ? 0.5 : 0;
+    options.max_ratio = other && k == 3 ? 5 : 0;
+    CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &optimizer),
+                 ONEBIT_ERROR_MISMATCH);
+    CHECK_WORDS(names[k]);
+    CHECK(optimizer == NULL, "a failed creation left an optimizer");
+  }
+}
+
+Test(efficient_adam, ranks_with_other_options) { on_ranks(3, disagree, NULL); }
