@@ -9,9 +9,9 @@
 
 #include "base/knobs.h"
 #include "bench/info_cuda.h"
+#include "collectives/cost/tuning.h"
 #include "collectives/plan.h"
 #include "collectives/progress.h"
-#include "collectives/tuning.h"
 #include "compression/codec.h"
 #include "dropin/rules.h"
 #include "onebit/onebit.h"

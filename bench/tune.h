@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "collectives/tuning.h"
+#include "collectives/cost/tuning.h"
 
 /* Exit statuses: all well; something failed; the command line is wrong. */
 enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 enum tune_method {
   TUNE_DENSE,        /* MPI_Allreduce of float32 */

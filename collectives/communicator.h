@@ -7,10 +7,10 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 #include "collectives/engine.h"
 #include "collectives/hosts.h"
-#include "collectives/transport.h"
+#include "collectives/transports/transport.h"
 #include "onebit/communicator.h"
 
 /* Room for the terms of one agreement (agree.h). */

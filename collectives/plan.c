@@ -9,7 +9,7 @@
 #include "base/knobs.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
-#include "collectives/schedule.h"
+#include "collectives/schedules/schedule.h"
 
 /* From this many bytes of buffer on, kept values and results are written past the caches: they
  * would only push out what is read. Measured with onebit-bench codec; no bit depends on it. */

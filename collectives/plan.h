@@ -9,8 +9,8 @@
 #include <stdint.h>
 
 #include "collectives/communicator.h"
-#include "collectives/host.h"
 #include "collectives/place.h"
+#include "collectives/schedules/host.h"
 #include "collectives/trace.h"
 #include "compression/blocks.h"
 #include "onebit/collectives.h"

@@ -1,6 +1,6 @@
 /*
- * The inside of a host in a hierarchical plan on a stream: what collectives/host.c has shared
- * memory for, in messages between its GPUs.
+ * The inside of a host in a hierarchical plan on a stream: what collectives/schedules/host.c has
+ * shared memory for, in messages between its GPUs.
  *
  * The inputs travel as dense messages, each share's to the rank that will send it on: what a
  * reduce-scatter moves. They are added up here and not by ncclReduceScatter, whose order is its

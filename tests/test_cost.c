@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 TestSuite(cost, .timeout = 60);
 

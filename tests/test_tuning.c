@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "collectives/tuning.h"
-#include "collectives/tuning_keys.h"
+#include "collectives/cost/tuning.h"
+#include "collectives/cost/tuning_keys.h"
 
 TestSuite(tuning, .timeout = 60);
 

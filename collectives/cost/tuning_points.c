@@ -1,9 +1,9 @@
 /* Points of a tuning file: what was measured of whole calls, a line each. */
-#include "collectives/tuning_points.h"
+#include "collectives/cost/tuning_points.h"
 
 #include <string.h>
 
-#include "collectives/tuning.h"
+#include "collectives/cost/tuning.h"
 
 /* Buffers and messages from one element to more than any memory holds, and an int of elements. */
 #define BYTES_LEAST 4.0

@@ -21,7 +21,7 @@
  * decision, so that a call that is skipped changes no buffer. Reduce-scatter ends after r with a
  * sum into the caller's buffer.
  */
-#include "collectives/schedule.h"
+#include "collectives/schedules/schedule.h"
 
 #include <limits.h>
 

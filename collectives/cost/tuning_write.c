@@ -1,9 +1,9 @@
 /* Writing a tuning file. */
 #include <string.h>
 
-#include "collectives/tuning.h"
-#include "collectives/tuning_keys.h"
-#include "collectives/tuning_points.h"
+#include "collectives/cost/tuning.h"
+#include "collectives/cost/tuning_keys.h"
+#include "collectives/cost/tuning_points.h"
 
 /* With a point, whatever the locale puts there, which may be several bytes: 1<point>234567e-05. */
 static void print_number(FILE *file, const char *name, double value, const char *meaning) {

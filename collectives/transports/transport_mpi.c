@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/communicator.h"
-#include "collectives/tuning.h"
+#include "collectives/cost/tuning.h"
 #include "onebit/mpi.h"
 
 #ifdef OPEN_MPI

@@ -19,7 +19,7 @@
 
 #include <stdio.h>
 
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 #define OB_TUNING_VERSION    1
 #define OB_TUNING_NAME_ROOM  256 /* of a host, as gethostname gives it */

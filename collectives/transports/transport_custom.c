@@ -9,8 +9,8 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
+#include "collectives/cost/tuning.h"
 #include "collectives/progress.h"
-#include "collectives/tuning.h"
 #include "onebit/custom.h"
 
 #define LEAST_LARGEST_TAG 32767 /* as in MPI */

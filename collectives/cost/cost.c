@@ -1,5 +1,5 @@
 /* The cost model: parts of a call on wire and cores, and how they overlap. */
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* What was measured of whole calls, and where it applies. */
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) {
   size_t count = (size_t)curve->count;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "collectives/schedule.h"
+#include "collectives/schedules/schedule.h"
 
 static const char *const names[] = {"ONEBIT_SCHEDULE_AUTOMATIC", "ONEBIT_SCHEDULE_EXCHANGE",
                                     "ONEBIT_SCHEDULE_ALLGATHER", "ONEBIT_SCHEDULE_HIERARCHICAL"};

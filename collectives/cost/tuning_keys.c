@@ -1,6 +1,6 @@
 /* The keys of a tuning file. The bounds are far outside of what machines do: they keep out what
  * would make the model's arithmetic senseless, not what is slow. */
-#include "collectives/tuning_keys.h"
+#include "collectives/cost/tuning_keys.h"
 
 #define AT(field) offsetof(struct ob_costs, field)
 

@@ -2,7 +2,7 @@
 #ifndef OB_COLLECTIVES_TUNING_KEYS_H
 #define OB_COLLECTIVES_TUNING_KEYS_H
 
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 struct ob_tuning_key {
   const char *name;

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 #define OB_TUNING_WRONG_ROOM 160
 

@@ -1,6 +1,6 @@
 /* Reading a tuning file, which may hold anything. */
 #define _POSIX_C_SOURCE 200809L
-#include "collectives/tuning.h"
+#include "collectives/cost/tuning.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/knobs.h"
-#include "collectives/tuning_keys.h"
-#include "collectives/tuning_points.h"
+#include "collectives/cost/tuning_keys.h"
+#include "collectives/cost/tuning_points.h"
 #include "compression/codec.h"
 
 /* A line is a key and a host's name at most; a file has a line a host and some more. */

@@ -1,5 +1,5 @@
 /* Counters and memory that the ranks of a host share. */
-#include "collectives/host.h"
+#include "collectives/schedules/host.h"
 
 #include <stdatomic.h>
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "collectives/cost.h"
+#include "collectives/cost/cost.h"
 
 /* Elements a message of bits may have; the first is preferred. From 64 Ki, 8 kB, below which the
  * cost of each message outweighs what finer overlap brings (measured: 16 Ki took 1.3 to 2 times as
