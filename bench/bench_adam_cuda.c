@@ -90,11 +90,12 @@ static void print_counts(const struct bench_sheet *sheet, const struct bench_wor
   const struct bench_turns *turns = sheet->turns;
   size_t most = bench_most_streams(sheet->options);
   bench_counts_head();
-  bench_counts_row(&turns->puts[STEP],
-                   bench_local_bytes(work->bits->layout.block, 1, ONEBIT_FLOAT32, BENCH_LOCAL_ADAM),
-                   0);
-  printf("%-28s%10s%10s%14s%14s%12.2f\n", "  of a rank among them", "-", "-", "0", "2",
-         bench_local_bytes(work->bits->layout.block, most, ONEBIT_FLOAT32, BENCH_LOCAL_ADAM));
+  bench_counts_row(
+      &turns->puts[STEP],
+      bench_local_bytes(work->bits->geometry.layout.block, 1, ONEBIT_FLOAT32, BENCH_LOCAL_ADAM), 0);
+  printf(
+      "%-28s%10s%10s%14s%14s%12.2f\n", "  of a rank among them", "-", "-", "0", "2",
+      bench_local_bytes(work->bits->geometry.layout.block, most, ONEBIT_FLOAT32, BENCH_LOCAL_ADAM));
   bench_counts_deepspeed();
 }
 

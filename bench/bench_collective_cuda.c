@@ -181,11 +181,11 @@ static void print_all(const struct bench_exchange *exchange, const struct bench_
 /* Exchanges of messages between all ranks, each of them one of NCCL's groups. */
 static size_t collectives(const struct onebit_plan *plan) {
   size_t rounds = 0;
-  if (plan->group.size == 1)
+  if (plan->geometry.members == 1)
     return 0;
-  if (!plan->doubling)
-    return (ob_gathers_whole(plan) ? 1 : 2) * plan->chunks;
-  while ((size_t)1 << rounds < plan->group.size)
+  if (plan->schedule != &ob_schedule_doubling)
+    return (plan->geometry.whole ? 1 : 2) * plan->geometry.chunks;
+  while ((size_t)1 << rounds < plan->geometry.members)
     rounds++;
   return rounds;
 }
@@ -194,13 +194,14 @@ static size_t collectives(const struct onebit_plan *plan) {
 static void print_close(const struct bench_exchange *exchange, const struct bench_put *stream) {
   const struct onebit_plan *plan = exchange->plan;
   if (plan->options.operation != ONEBIT_ALLREDUCE || exchange->options->json ||
-      plan->options.wire == ONEBIT_WIRE_DENSE || plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+      plan->options.wire == ONEBIT_WIRE_DENSE ||
+      plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
     return;
   bench_counts_head();
   bench_counts_row(
       stream,
-      bench_local_bytes(plan->layout.block, plan->group.size, plan->options.dtype,
-                        ob_gathers_whole(plan) ? BENCH_LOCAL_GATHER : BENCH_LOCAL_EXCHANGE),
+      bench_local_bytes(plan->geometry.layout.block, plan->geometry.members, plan->options.dtype,
+                        plan->geometry.whole ? BENCH_LOCAL_GATHER : BENCH_LOCAL_EXCHANGE),
       collectives(plan));
   bench_counts_deepspeed();
 }

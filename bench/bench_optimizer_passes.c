@@ -217,7 +217,7 @@ const struct bench_pass
 
 bool bench_optimizer_arrays_create(struct bench_passes *passes,
                                    struct bench_optimizer_arrays *arrays) {
-  size_t blocks = passes->plan->layout.blocks;
+  size_t blocks = passes->plan->geometry.layout.blocks;
   *arrays = (struct bench_optimizer_arrays){.fresh = ob_allocate(passes->count, sizeof(float)),
                                             .anchor = ob_allocate(passes->count, sizeof(float))};
   bool made = arrays->fresh && arrays->anchor;

@@ -24,20 +24,20 @@ const struct ob_lion_factors bench_lion_factors = {0.9f, 0.1f, 0.99f, 0.01f};
 static struct ob_view view_of(const struct bench_passes *passes, unsigned char *base,
                               size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-  return ob_message_view(base + chunk * passes->plan->stride, &shape);
+  return ob_message_view(base + chunk * passes->plan->geometry.stride, &shape);
 }
 
 static unsigned char *stream_of(const struct bench_passes *passes, size_t stream) {
-  return passes->messages + stream * passes->plan->chunks * passes->plan->stride;
+  return passes->messages + stream * passes->plan->geometry.chunks * passes->plan->geometry.stride;
 }
 
 static void compress_source(struct bench_passes *passes, const struct ob_source *source,
                             struct ob_kept *kept, bool stream) {
   passes->work.stream = stream;
-  for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
+  for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view last = view_of(passes, passes->messages, chunk);
-    struct ob_view out = view_of(passes, passes->plan->outgoing, chunk);
+    struct ob_view out = view_of(passes, passes->plan->geometry.outgoing, chunk);
     ob_compress_blocks(&passes->work, source, kept, &shape, &last, &out, passes->sums);
   }
   if (passes->work.one_scale)
@@ -90,9 +90,9 @@ static void run_reduce(struct bench_passes *passes, size_t streams) {
   struct ob_view in[1024]; /* as many as --streams allows */
   passes->work.stream = passes->plan->work.stream;
   passes->work.streams = streams;
-  for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
+  for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view out = view_of(passes, passes->plan->results[0], chunk);
+    struct ob_view out = view_of(passes, passes->plan->geometry.results[0], chunk);
     for (size_t s = 0; s < streams; s++)
       in[s] = view_of(passes, stream_of(passes, s), chunk);
     ob_reduce_blocks(&passes->work, in, &passes->plan->server, &shape, &out, passes->sums);
@@ -113,7 +113,7 @@ static void run_store(struct bench_passes *passes, size_t streams) {
   void *output = passes->output;
   (void)streams;
   passes->work.stream = passes->plan->work.stream;
-  for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
+  for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view in = view_of(passes, passes->messages, chunk);
     ob_store_blocks(&passes->work, &in, &shape, &output);
@@ -138,7 +138,7 @@ void bench_pass_on_arrays(struct bench_passes *passes, const struct ob_pass_sink
 void bench_pass_on_messages(struct bench_passes *passes, const struct ob_pass_sink *sink) {
   bool wants_last = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST);
   passes->work.stream = passes->plan->work.stream;
-  for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++) {
+  for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view in = view_of(passes, passes->messages, chunk), last = {0};
     if (wants_last)
@@ -225,7 +225,7 @@ double bench_pass_bytes(const struct bench_passes *passes, const struct bench_en
 static void fill_message(struct bench_passes *passes, size_t stream, size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
   struct ob_view view = view_of(passes, stream_of(passes, stream), chunk);
-  uint64_t state = stream * passes->plan->chunks + chunk + 1;
+  uint64_t state = stream * passes->plan->geometry.chunks + chunk + 1;
   view.header->scale = 0.01f;
   for (size_t k = 0; !shape.one_scale && k < shape.blocks; k++)
     view.scales[k] = 0.01f / (float)(1 + k % 7);
@@ -245,7 +245,7 @@ static void fill(struct bench_passes *passes, size_t streams) {
       ob_store(passes->input, i, passes->work.dtype, passes->gradient[i]);
   }
   for (size_t s = 0; s < streams; s++)
-    for (size_t chunk = 0; chunk < passes->plan->chunks; chunk++)
+    for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++)
       fill_message(passes, s, chunk);
 }
 
@@ -262,8 +262,9 @@ static bool allocate(struct bench_passes *passes, size_t streams) {
   passes->momentum = floats(passes);
   passes->variance = floats(passes);
   passes->input = size == sizeof(float) ? passes->gradient : ob_allocate(passes->count, size);
-  passes->sums = ob_allocate(passes->plan->layout.blocks, sizeof(double));
-  passes->messages = ob_allocate(streams * passes->plan->chunks, passes->plan->stride);
+  passes->sums = ob_allocate(passes->plan->geometry.layout.blocks, sizeof(double));
+  passes->messages =
+      ob_allocate(streams * passes->plan->geometry.chunks, passes->plan->geometry.stride);
   return passes->gradient && passes->output && passes->parameters && passes->reciprocals &&
          passes->momentum && passes->variance && passes->input && passes->sums && passes->messages;
 }
@@ -371,7 +372,7 @@ void bench_print_plan(const struct bench_options *options, const struct bench_pa
                       const struct bench_rounds *rounds) {
   char block[32] = "the buffer";
   if (!passes->work.one_scale)
-    snprintf(block, sizeof block, "%zu elements", passes->plan->layout.block);
+    snprintf(block, sizeof block, "%zu elements", passes->plan->geometry.layout.block);
   printf("# codec %s, %zu elements of %s (%zu bytes as float32), one %s scale for %s, %s stores, "
          "%d thread%s, %zu rounds\n",
          passes->work.codec->name, passes->count, bench_dtype_name(passes->work.dtype),

@@ -25,7 +25,7 @@ typedef cudaError_t launch_chunk(struct bench_work *work, size_t members, size_t
 
 static int each_chunk(const struct bench_put *put, const struct onebit_plan *plan,
                       launch_chunk *launch, cudaStream_t stream) {
-  for (size_t chunk = 0; chunk < plan->chunks; chunk++)
+  for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
     BENCH_TRY_CUDA(launch(put->context, put->members, chunk, stream));
   return BENCH_OK;
 }
@@ -42,8 +42,8 @@ static const struct bench_work *work_of(const struct bench_put *put) { return pu
 static struct ob_cuda_plan among(const struct onebit_plan *plan, unsigned char *incoming,
                                  size_t members) {
   struct ob_cuda_plan kernel = plan->device->kernel;
-  kernel.members = members;
-  kernel.incoming = incoming;
+  kernel.geometry.members = members;
+  kernel.geometry.incoming = incoming;
   return kernel;
 }
 
@@ -176,7 +176,7 @@ static struct bench_put *add(struct bench_turns *turns, struct bench_work *work,
   struct bench_put *put = bench_turns_add(turns, "%s", name);
   put->context = work;
   put->members = members;
-  double block = (double)work->bits->layout.block;
+  double block = (double)work->bits->geometry.layout.block;
   put->bytes = (bytes + 4 * scales / block) * (double)work->count;
   return put;
 }
@@ -201,7 +201,7 @@ struct bench_put *bench_add_compress(struct bench_turns *turns, struct bench_wor
 }
 
 double bench_reduce_bytes(const struct bench_work *work, size_t members) {
-  double n = (double)members, block = (double)work->bits->layout.block;
+  double n = (double)members, block = (double)work->bits->geometry.layout.block;
   return (8 + (n + 1) / 8 + 4 * (n + 3) / block) * (double)work->count;
 }
 
@@ -288,11 +288,11 @@ static int allocate(struct bench_work *work) {
   for (size_t k = 0; k < sizeof arrays / sizeof arrays[0]; k++)
     well = (*arrays[k] = bench_device_memory(work->count, sizeof(float))) && well;
   work->half_input = bench_device_memory(work->count, 2);
-  work->incoming = bench_device_memory(members, work->bits->peer_stride);
-  work->dense_incoming = bench_device_memory(members, work->dense->peer_stride);
+  work->incoming = bench_device_memory(members, work->bits->geometry.peer_stride);
+  work->dense_incoming = bench_device_memory(members, work->dense->geometry.peer_stride);
   work->table = bench_device_memory(1, sizeof *work->table);
   work->factors = bench_device_memory(2, sizeof *work->factors);
-  work->block_sums = bench_device_memory(work->bits->layout.blocks, sizeof(double));
+  work->block_sums = bench_device_memory(work->bits->geometry.layout.blocks, sizeof(double));
   if (well && work->half_input && work->incoming && work->dense_incoming && work->table &&
       work->factors && work->block_sums)
     return BENCH_OK;
@@ -302,11 +302,12 @@ static int allocate(struct bench_work *work) {
 
 /* A message of random bits, or values, in each slot. */
 static void fill_slots(const struct onebit_plan *plan, unsigned char *messages, uint64_t seed) {
-  size_t slots = plan->slots < plan->chunks ? plan->slots : plan->chunks;
+  size_t slots =
+      plan->geometry.slots < plan->geometry.chunks ? plan->geometry.slots : plan->geometry.chunks;
   uint64_t state = seed;
   for (size_t slot = 0; slot < slots; slot++) {
     struct ob_message_shape shape = ob_plan_message(plan, 0, slot);
-    struct ob_view view = ob_message_view(messages + slot * plan->stride, &shape);
+    struct ob_view view = ob_message_view(messages + slot * plan->geometry.stride, &shape);
     view.header->scale = 0.01f;
     if (shape.dense)
       bench_fill(view.values, shape.words * OB_LANES, seed + slot);
@@ -322,19 +323,20 @@ static void fill_slots(const struct onebit_plan *plan, unsigned char *messages, 
 /* The messages of so many members, and of the one that there is. Dense ones are all the same: they
  * are long, and no kernel looks at what is in them. */
 static int fill_messages(const struct onebit_plan *plan, unsigned char *incoming, size_t members) {
-  unsigned char *messages = ob_allocate(1, plan->peer_stride);
+  unsigned char *messages = ob_allocate(1, plan->geometry.peer_stride);
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
   cudaError_t error = messages ? cudaSuccess : cudaErrorMemoryAllocation;
   for (size_t m = 0; m < members && error == cudaSuccess; m++) {
-    if (m == 0 || !kernel->dense)
+    if (m == 0 || !kernel->geometry.dense)
       fill_slots(plan, messages, m + 1);
-    error = cudaMemcpy(incoming + m * plan->peer_stride, messages, plan->peer_stride,
-                       cudaMemcpyHostToDevice);
+    error = cudaMemcpy(incoming + m * plan->geometry.peer_stride, messages,
+                       plan->geometry.peer_stride, cudaMemcpyHostToDevice);
   }
-  unsigned char *own[] = {kernel->outgoing, kernel->results[0], kernel->results[1]};
+  unsigned char *own[] = {kernel->geometry.outgoing, kernel->geometry.results[0],
+                          kernel->geometry.results[1]};
   for (size_t k = 0; k < 3 && error == cudaSuccess; k++)
     if (own[k])
-      error = cudaMemcpy(own[k], incoming, plan->peer_stride, cudaMemcpyDeviceToDevice);
+      error = cudaMemcpy(own[k], incoming, plan->geometry.peer_stride, cudaMemcpyDeviceToDevice);
   ob_release(messages);
   return error == cudaSuccess ? BENCH_OK : bench_cuda_failed(error, "filling messages");
 }

@@ -29,7 +29,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
     ob_steps_fail(plan, status);
   if (ob_host_shares(plan))
     ob_host_begin(plan);
-  onebit_status_t begun = plan->place->begin(plan);
+  onebit_status_t begun = plan->executor->begin ? plan->executor->begin(plan) : ONEBIT_OK;
   if (begun != ONEBIT_OK)
     ob_steps_fail(plan, begun);
   plan->in_flight = true;
@@ -37,33 +37,27 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   return ONEBIT_OK;
 }
 
-/* Moves the plan, and if it waits for a message the other requests too. True when it is done;
- * *moved says whether anything did. */
-static bool move(onebit_plan_t plan, bool wait, bool *moved) {
+/* Walks to the end of the list, or with `wait` false as far as it goes. While the plan waits for a
+ * message it moves the other requests in flight: one of them may be what a peer waits for before it
+ * answers, so then nobody may block. */
+static bool walk(onebit_plan_t plan, bool wait) {
   struct ob_engine *engine = plan->comm->engine;
-  bool done = false;
-  *moved = false;
-  if (ob_engine_claim(engine, plan)) {
-    /* Others in flight may be what a peer waits for before it answers, so then nobody may block. */
-    *moved = ob_steps_walk(plan, wait && ob_engine_alone(engine, plan));
-    done = ob_steps_done(plan);
-    ob_engine_free(engine, plan);
-  }
-  if (!done)
-    *moved |= ob_engine_advance(engine);
-  return done;
-}
-
-/* Walks to the end of the list, or with `wait` false as far as it goes. */
-static bool walked(onebit_plan_t plan, bool wait) {
-  bool moved;
-  for (unsigned idle = 0; !move(plan, wait, &moved); idle = moved ? 0 : idle + 1) {
+  for (unsigned idle = 0;; idle++) {
+    bool moved = false, done = false;
+    if (ob_engine_claim(engine, plan)) {
+      moved = ob_steps_walk(plan, wait && ob_engine_alone(engine, plan));
+      done = plan->step >= plan->stop;
+      ob_engine_free(engine, plan);
+    }
+    if (done)
+      return true;
+    if (ob_engine_advance(engine) || moved)
+      idle = 0;
+    else if (wait)
+      ob_backoff(idle);
     if (!wait)
       return false;
-    if (!moved)
-      ob_rest(idle);
   }
-  return true;
 }
 
 /* A held call that ended well is still to be applied. */
@@ -74,7 +68,8 @@ static bool to_be_applied(const struct onebit_plan *plan) {
 static void end_call(onebit_plan_t plan) {
   if (ob_host_shares(plan))
     ob_host_end(plan);
-  plan->place->end(plan);
+  if (plan->executor->end)
+    plan->executor->end(plan);
 }
 
 static onebit_status_t leave(onebit_plan_t plan) {
@@ -84,7 +79,7 @@ static onebit_status_t leave(onebit_plan_t plan) {
     end_call(plan);
   if (plan->status == ONEBIT_OK)
     return ONEBIT_OK;
-  return ob_error(plan->status, "%s", plan->words);
+  return ob_error(plan->status, "%s", plan->error);
 }
 
 void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
@@ -92,39 +87,43 @@ void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
   if (status == ONEBIT_OK || !worse || status == plan->outcome)
     return;
   plan->outcome = status;
-  snprintf(plan->outcome_words, sizeof plan->outcome_words, "%s", onebit_last_error());
+  snprintf(plan->outcome_error, sizeof plan->outcome_error, "%s", onebit_last_error());
 }
 
-static onebit_status_t take_outcome(onebit_plan_t plan) {
+static onebit_status_t end_outcome(onebit_plan_t plan) {
   onebit_status_t status = plan->outcome;
   plan->outcome = ONEBIT_OK;
-  return status == ONEBIT_OK ? ONEBIT_OK : ob_error(status, "%s", plan->outcome_words);
+  return status == ONEBIT_OK ? ONEBIT_OK : ob_error(status, "%s", plan->outcome_error);
 }
 
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
-  if (!walked(plan, wait) || !plan->place->settled(plan, wait))
+  if (!walk(plan, wait) || !ob_executor_settled(plan, wait))
     return ONEBIT_IN_PROGRESS;
   return leave(plan);
 }
 
 onebit_status_t ob_plan_put(onebit_plan_t plan) {
-  walked(plan, true);
+  walk(plan, true);
   onebit_status_t status = leave(plan);
   ob_plan_note(plan, status);
   return status;
 }
 
 onebit_status_t ob_plan_settle(onebit_plan_t plan) {
-  plan->place->settled(plan, true);
-  return take_outcome(plan);
+  ob_executor_settled(plan, true);
+  return end_outcome(plan);
 }
 
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
+  const struct ob_executor *executor = plan->executor;
   const struct ob_pass_sink *own = plan->call.sink;
+  int before = executor->enter ? executor->enter(plan) : 0;
   plan->call.sink = sink;
-  for (size_t chunk = 0; chunk < plan->chunks; chunk++)
-    plan->place->apply(plan, chunk);
+  for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
+    executor->run[OB_STEP_APPLY](plan, chunk, true);
   plan->call.sink = own;
+  if (executor->leave)
+    executor->leave(before);
 }
 
 void ob_plan_apply(onebit_plan_t plan) {
@@ -175,17 +174,17 @@ static onebit_status_t check_buffers(const struct onebit_plan *plan, const void 
   size_t alignment = ob_dtype_size(plan->options.dtype);
   OB_TRY(check_pointer("sendbuf", sendbuf, alignment));
   OB_TRY(check_pointer("recvbuf", recvbuf, alignment));
-  OB_TRY(plan->place->check(plan, "sendbuf", sendbuf));
-  OB_TRY(plan->place->check(plan, "recvbuf", recvbuf));
+  OB_TRY(plan->executor->check(plan, "sendbuf", sendbuf));
+  OB_TRY(plan->executor->check(plan, "recvbuf", recvbuf));
   return check_overlap(plan, sendbuf, recvbuf);
 }
 
 /* Where the pieces lie: all in one buffer, `count` apart; for a gather, every rank's result in its
  * place. */
-static void place(struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
+static void set_buffers(struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
   size_t size = ob_dtype_size(plan->options.dtype), ranks = (size_t)plan->comm->size;
-  for (size_t k = 0; k < plan->layout.pieces; k++) {
-    const struct ob_piece *piece = &plan->layout.piece[k];
+  for (size_t k = 0; k < plan->geometry.layout.pieces; k++) {
+    const struct ob_piece *piece = &plan->geometry.layout.piece[k];
     size_t offset = k * piece->count * size; /* pieces of one buffer are all the same size */
     plan->inputs[k] = piece->valid ? (const char *)sendbuf + offset : NULL;
     plan->outputs[k] = piece->valid ? (char *)recvbuf + offset : NULL;
@@ -201,8 +200,7 @@ static const char *operation_name(onebit_operation_t operation) {
   return names[operation];
 }
 
-/* What is wrong with the call on this rank, in words for its caller; the other ranks are told by
- * the plan. */
+/* What is wrong with the call on this rank. The plan tells the other ranks. */
 static onebit_status_t check_call(const struct onebit_plan *plan, const void *sendbuf,
                                   const void *recvbuf, onebit_operation_t operation,
                                   const onebit_request_t *request, bool on_stream) {
@@ -227,7 +225,7 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, call.on_stream);
   if (status == ONEBIT_OK)
-    place(plan, sendbuf, recvbuf);
+    set_buffers(plan, sendbuf, recvbuf);
   call.source = (struct ob_source){.inputs = plan->inputs, .factor = 1, .weight = 1};
   call.outputs = plan->outputs;
   return ob_plan_start(plan, status, &call);

@@ -97,7 +97,7 @@ int ob_comm_tag(onebit_comm_t comm) {
   return 1 + (int)(comm->agreements % (uint32_t)comm->largest_tag);
 }
 
-static void count_bytes(const struct ob_batch *batch) {
+void ob_batch_count(const struct ob_batch *batch) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < batch->sends; i++)
     bytes += batch->send[i].bytes;
@@ -105,12 +105,12 @@ static void count_bytes(const struct ob_batch *batch) {
 }
 
 onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag) {
-  count_bytes(batch);
+  ob_batch_count(batch);
   return batch->comm->transport->begin(batch, tag);
 }
 
 onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream) {
-  count_bytes(batch);
+  ob_batch_count(batch);
   return batch->comm->transport->put(batch, stream);
 }
 

@@ -71,7 +71,7 @@ bool ob_engine_advance(struct ob_engine *engine) {
 /* A plan that another thread is moving is not at its end. The lock is held. */
 static bool busy(const struct ob_engine *engine) {
   for (const struct onebit_plan *plan = engine->first; plan; plan = plan->next)
-    if (plan->claimed || !ob_steps_done(plan))
+    if (plan->claimed || plan->step < plan->stop)
       return true;
   return false;
 }

@@ -9,7 +9,7 @@
 #include "base/knobs.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
-#include "collectives/schedules/schedule.h"
+#include "collectives/messages.h"
 
 /* From this many bytes of buffer on, kept values and results are written past the caches: they
  * would only push out what is read. Measured with onebit-bench codec; no bit depends on it. */
@@ -19,32 +19,26 @@ static onebit_status_t out_of_memory(const struct onebit_plan *plan) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan of %zu elements", plan->count);
 }
 
-static void *take_from(struct onebit_plan *plan, const struct ob_memory *memory, size_t count,
-                       size_t size) {
+static void *allocate_from(struct onebit_plan *plan, const struct ob_memory *memory, size_t count,
+                           size_t size) {
   plan->memory_bytes += count * size;
   return memory->allocate(count, size);
 }
 
-static void *take(struct onebit_plan *plan, size_t count, size_t size) {
-  return take_from(plan, &ob_memory_host, count, size);
+static void *allocate(struct onebit_plan *plan, size_t count, size_t size) {
+  return allocate_from(plan, &ob_memory_host, count, size);
 }
 
 void ob_plan_share(const struct onebit_plan *plan, size_t *first, size_t *end) {
-  const size_t *own = plan->bounds + (plan->first_share + plan->group.place) * plan->chunks;
-  *first = own[0];
-  *end = own[plan->chunks];
+  const struct ob_geometry *geometry = &plan->geometry;
+  size_t segment = geometry->first_segment + geometry->member;
+  *first = geometry->bounds[segment * geometry->chunks];
+  *end = geometry->bounds[(segment + 1) * geometry->chunks];
 }
 
-/* A rank of several on a host compresses its part of the elements only; and for an allgather of
- * shares its share. */
 void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
-  const size_t *own = plan->bounds + plan->first_share * plan->chunks;
-  if (plan->of_shares && plan->options.operation == ONEBIT_ALLGATHER) {
-    ob_plan_share(plan, first, end);
-    return;
-  }
-  *first = plan->host.ranks ? own[0] : 0;
-  *end = plan->host.ranks ? own[plan->group.size * plan->chunks] : plan->layout.blocks;
+  *first = plan->sizes.compressed_first;
+  *end = plan->sizes.compressed_end;
 }
 
 static onebit_status_t allocate_kept(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
@@ -53,15 +47,15 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan, const struct ob_p
   ob_plan_compressed(plan, &first, &end);
   if (plan->momentum) { /* an optimizer keeps other things there before */
     first = 0;
-    end = plan->layout.blocks;
+    end = plan->geometry.layout.blocks;
   }
-  const struct ob_memory *memory = plan->place->kept;
-  OB_TRY(ob_kept_create(&plan->worker, &plan->layout, first, end, work->one_scale, plan->moments,
-                        memory));
+  const struct ob_memory *memory = plan->executor->residuals;
+  const struct ob_layout *layout = &plan->geometry.layout;
+  OB_TRY(ob_kept_create(&plan->worker, layout, first, end, work->one_scale, plan->moments, memory));
   first = end = 0;
-  if (plan->options.operation == ONEBIT_ALLREDUCE && plan->schedule != ONEBIT_SCHEDULE_ALLGATHER)
+  if (plan->sizes.reduces)
     ob_plan_share(plan, &first, &end);
-  OB_TRY(ob_kept_create(&plan->server, &plan->layout, first, end, work->one_scale, false, memory));
+  OB_TRY(ob_kept_create(&plan->server, layout, first, end, work->one_scale, false, memory));
   plan->server.serving = shape->serving;
   if (plan->options.profile == ONEBIT_PROFILE_DEFAULT) {
     plan->server.result_dtype = work->output_dtype;
@@ -71,45 +65,41 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan, const struct ob_p
   plan->memory_bytes += ob_kept_bytes(&plan->worker) + ob_kept_bytes(&plan->server);
   if (!work->one_scale)
     return ONEBIT_OK;
-  plan->worker_sums = take_from(plan, memory, plan->worker.blocks, sizeof(double));
-  plan->server_sums = take_from(plan, memory, plan->server.blocks, sizeof(double));
+  plan->worker_sums = allocate_from(plan, memory, plan->worker.blocks, sizeof(double));
+  plan->server_sums = allocate_from(plan, memory, plan->server.blocks, sizeof(double));
   return plan->worker_sums && plan->server_sums ? ONEBIT_OK : out_of_memory(plan);
 }
 
 /* The messages of `count` ranks; NULL when there are none of them. */
-static onebit_status_t take_messages(struct onebit_plan *plan, size_t count,
-                                     unsigned char **memory) {
+static onebit_status_t allocate_members(struct onebit_plan *plan, size_t count,
+                                        unsigned char **memory) {
   if (!count)
     return ONEBIT_OK;
-  *memory = take_from(plan, plan->place->messages, count, plan->peer_stride);
+  *memory = allocate_from(plan, plan->executor->messages, count, plan->geometry.peer_stride);
   return *memory ? ONEBIT_OK : out_of_memory(plan);
 }
 
 static onebit_status_t allocate_messages(struct onebit_plan *plan) {
-  size_t members = plan->group.size;
-  bool exchanges = plan->options.operation != ONEBIT_ALLGATHER && !ob_gathers_whole(plan);
-  bool mean = plan->options.operation == ONEBIT_ALLREDUCE && !exchanges &&
-              plan->options.wire == ONEBIT_WIRE_DENSE;
-  bool gathers = plan->options.operation != ONEBIT_REDUCE_SCATTER;
-  OB_TRY(take_messages(plan, exchanges ? members : mean, &plan->outgoing));
-  OB_TRY(take_messages(plan, exchanges ? members : 0, &plan->incoming));
+  struct ob_geometry *geometry = &plan->geometry;
+  size_t results = plan->sizes.results;
+  OB_TRY(allocate_members(plan, plan->sizes.outgoing, &geometry->outgoing));
+  OB_TRY(allocate_members(plan, plan->sizes.incoming, &geometry->incoming));
   if (ob_host_shares(plan))
     return ONEBIT_OK; /* results are there */
-  size_t sources = gathers ? ob_plan_sources(plan) : 0;
-  OB_TRY(take_messages(plan, sources, &plan->results[0]));
-  OB_TRY(take_messages(plan, plan->momentum ? sources : 0, &plan->results[1]));
+  OB_TRY(allocate_members(plan, results, &geometry->results[0]));
+  OB_TRY(allocate_members(plan, plan->momentum ? results : 0, &geometry->results[1]));
   if (!plan->momentum)
-    plan->results[1] = plan->results[0]; /* nobody looks back: one copy will do */
+    geometry->results[1] = geometry->results[0]; /* nobody looks back: one copy will do */
   return ONEBIT_OK;
 }
 
 static onebit_status_t allocate_batches(struct onebit_plan *plan) {
-  size_t peers = plan->group.size - 1;
-  plan->exchange = take(plan, plan->slots, sizeof(struct ob_batch *));
-  plan->gather = take(plan, plan->slots, sizeof(struct ob_batch *));
+  size_t peers = plan->geometry.members - 1, slots = plan->geometry.slots;
+  plan->exchange = allocate(plan, slots, sizeof(struct ob_batch *));
+  plan->gather = allocate(plan, slots, sizeof(struct ob_batch *));
   if (!plan->exchange || !plan->gather)
     return out_of_memory(plan);
-  for (size_t i = 0; i < plan->slots; i++) {
+  for (size_t i = 0; i < slots; i++) {
     OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->exchange[i]));
     OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->gather[i]));
   }
@@ -117,37 +107,38 @@ static onebit_status_t allocate_batches(struct onebit_plan *plan) {
 }
 
 static onebit_status_t allocate_lists(struct onebit_plan *plan) {
-  size_t ranks = (size_t)plan->comm->size, pieces = plan->layout.pieces;
-  plan->views = take(plan, ranks, sizeof *plan->views);
-  plan->inputs = take(plan, pieces, sizeof *plan->inputs);
-  plan->outputs = take(plan, pieces > ranks ? pieces : ranks, sizeof *plan->outputs);
+  size_t ranks = (size_t)plan->comm->size, pieces = plan->geometry.layout.pieces;
+  plan->views = allocate(plan, ranks, sizeof *plan->views);
+  plan->inputs = allocate(plan, pieces, sizeof *plan->inputs);
+  plan->outputs = allocate(plan, pieces > ranks ? pieces : ranks, sizeof *plan->outputs);
   return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : out_of_memory(plan);
 }
 
 static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   struct ob_work *work = &plan->work;
-  work->layout = &plan->layout;
+  work->layout = &plan->geometry.layout;
   work->rule = shape->options.scale;
   work->dtype = shape->options.dtype;
   work->output_dtype = shape->output_dtype;
   work->one_scale = shape->one_scale;
   work->threads = shape->options.threads;
-  work->stream = plan->layout.elements * sizeof(float) >= STREAM_BYTES;
-  work->half = ob_sends_halves(plan);
+  work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
+  work->half = plan->geometry.half;
   work->bounded =
       shape->options.operation == ONEBIT_REDUCE_SCATTER && shape->options.wire == ONEBIT_WIRE_DENSE;
   OB_TRY(ob_codec_choose(&work->codec));
-  size_t members = plan->group.size, host = (size_t)plan->comm->hosts.each;
+  size_t members = plan->geometry.members, host = (size_t)plan->comm->hosts.each;
   OB_TRY(ob_work_create(work, members, members > host ? members : host));
   plan->memory_bytes += ob_work_wide(work) * sizeof *work->wide;
   return ONEBIT_OK;
 }
 
 /* What only memory of the host has. */
-static onebit_status_t check_place(const struct onebit_plan *plan) {
+static onebit_status_t check_executor(const struct onebit_plan *plan,
+                                      const struct ob_plan_shape *shape) {
   bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
-  if (plan->place == &ob_place_host || plan->options.operation == ONEBIT_ALLREDUCE ||
-      !(dense || plan->of_shares))
+  if (plan->executor == &ob_executor_host || plan->options.operation == ONEBIT_ALLREDUCE ||
+      !(dense || shape->of_shares))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                   "device is ONEBIT_DEVICE_CUDA, operation is %d%s: that is for memory of the host",
@@ -156,17 +147,30 @@ static onebit_status_t check_place(const struct onebit_plan *plan) {
 
 static onebit_status_t set_up_group(struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
-  struct ob_group *group = &plan->group;
-  bool across = plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
-  group->size = (size_t)(across ? hosts->count : plan->comm->size);
-  group->place = (size_t)(across ? hosts->host : plan->comm->rank);
-  group->ranks = take(plan, group->size, sizeof *group->ranks);
-  if (!group->ranks)
+  struct ob_geometry *geometry = &plan->geometry;
+  bool across = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
+  geometry->members = (size_t)(across ? hosts->count : plan->comm->size);
+  geometry->member = (size_t)(across ? hosts->host : plan->comm->rank);
+  geometry->first_segment = across ? (size_t)hosts->place * geometry->members : 0;
+  plan->member_ranks = allocate(plan, geometry->members, sizeof *plan->member_ranks);
+  if (!plan->member_ranks)
     return out_of_memory(plan);
-  for (int k = 0; k < (int)group->size; k++)
-    group->ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->place] : k;
-  plan->first_share = across ? (size_t)hosts->place * group->size : 0;
+  for (int k = 0; k < (int)geometry->members; k++)
+    plan->member_ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->place] : k;
   return ONEBIT_OK;
+}
+
+/* What messages are about: everything, where everyone's go to everyone; and what is in them. Dense
+ * ones have the 16-bit values of the buffers, but for those of an allreduce. */
+static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  struct ob_geometry *geometry = &plan->geometry;
+  bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
+  geometry->whole =
+      gathers ? !shape->of_shares : plan->choice.schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  geometry->one_scale = shape->one_scale;
+  geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
+  geometry->half = geometry->dense && plan->options.dtype != ONEBIT_FLOAT32 &&
+                   plan->options.operation != ONEBIT_ALLREDUCE;
 }
 
 /* This rank's part of making a plan. */
@@ -174,61 +178,64 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
   plan->options = shape->options;
   plan->momentum = shape->momentum;
   plan->moments = shape->moments;
-  plan->of_shares = shape->of_shares;
-  OB_TRY(ob_place_choose(plan));
-  OB_TRY(check_place(plan));
-  OB_TRY(ob_layout_create(&plan->layout, shape->block, shape->pieces, shape->counts, shape->valid));
+  OB_TRY(ob_executor_choose(plan));
+  OB_TRY(check_executor(plan, shape));
+  OB_TRY(ob_layout_create(&plan->geometry.layout, shape->block, shape->pieces, shape->counts,
+                          shape->valid));
   OB_TRY(ob_schedule_choose(plan, shape));
   OB_TRY(set_up_group(plan));
+  set_up_messages(plan, shape);
   OB_TRY(set_up_work(plan, shape));
   OB_TRY(ob_schedule_cut(plan, shape));
-  if (plan->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+  if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
     OB_TRY(ob_host_create(plan));
-  OB_TRY(ob_schedule_steps(plan, shape));
+  OB_TRY(ob_schedule_steps(plan));
   if (plan->options.wire == ONEBIT_WIRE_BITS)
     OB_TRY(allocate_kept(plan, shape));
   OB_TRY(allocate_messages(plan));
   OB_TRY(allocate_batches(plan));
   OB_TRY(allocate_lists(plan));
-  return plan->place->create(plan);
+  return plan->executor->create ? plan->executor->create(plan) : ONEBIT_OK;
 }
 
 static void destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
-  for (size_t i = 0; batches && i < plan->slots; i++)
+  for (size_t i = 0; batches && i < plan->geometry.slots; i++)
     plan->comm->transport->batch_destroy(batches[i]);
   ob_release(batches);
 }
 
 static void release_messages(struct onebit_plan *plan) {
-  if (!plan->place)
+  const struct ob_executor *executor = plan->executor;
+  unsigned char **results = plan->geometry.results;
+  if (!executor)
     return;
   if (!ob_host_shares(plan)) {
-    if (plan->results[1] != plan->results[0])
-      plan->place->messages->release(plan->results[1]);
-    plan->place->messages->release(plan->results[0]);
+    if (results[1] != results[0])
+      executor->messages->release(results[1]);
+    executor->messages->release(results[0]);
   }
-  plan->place->messages->release(plan->outgoing);
-  plan->place->messages->release(plan->incoming);
-  plan->place->kept->release(plan->worker_sums);
-  plan->place->kept->release(plan->server_sums);
+  executor->messages->release(plan->geometry.outgoing);
+  executor->messages->release(plan->geometry.incoming);
+  executor->residuals->release(plan->worker_sums);
+  executor->residuals->release(plan->server_sums);
 }
 
 /* Also of a plan that was only built in part. */
 static void release(struct onebit_plan *plan) {
   if (!plan)
     return;
-  if (plan->place)
-    plan->place->destroy(plan);
+  if (plan->executor && plan->executor->destroy)
+    plan->executor->destroy(plan);
   ob_kept_destroy(&plan->worker);
   ob_kept_destroy(&plan->server);
   ob_work_destroy(&plan->work);
-  ob_layout_destroy(&plan->layout);
+  ob_layout_destroy(&plan->geometry.layout);
   destroy_batches(plan, plan->exchange);
   destroy_batches(plan, plan->gather);
   release_messages(plan);
   ob_host_destroy(&plan->host);
-  ob_release(plan->group.ranks);
-  ob_release(plan->bounds);
+  ob_release(plan->member_ranks);
+  ob_release(plan->geometry.bounds);
   ob_release(plan->steps);
   ob_release(plan->views);
   ob_release((void *)plan->inputs);
@@ -255,7 +262,7 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"schedule", (uint64_t)options->schedule},
       {"the schedule that was decided (from each rank's device and the library's costs: name "
        "ONEBIT_SCHEDULE_EXCHANGE in the options)",
-       plan ? (uint64_t)plan->schedule : 0},
+       plan ? (uint64_t)plan->choice.schedule : 0},
   };
   return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0],
                          plan ? plan->host.shared.name : 0);
@@ -274,7 +281,7 @@ static void explain(const struct onebit_plan *plan) {
   int asked = 0;
   if (ob_knob_number(OB_KNOB_EXPLAIN, 0, 1, 0, &asked) == ONEBIT_OK && asked)
     fprintf(stderr, "onebit: a plan of %zu elements on %d ranks\n%s", plan->count, plan->comm->size,
-            plan->choice.words);
+            plan->choice.text);
 }
 
 onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
@@ -383,16 +390,6 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
   return ONEBIT_OK;
 }
 
-size_t ob_plan_longest_message(const struct onebit_plan *plan) {
-  size_t words = 0;
-  for (size_t share = 0; share < plan->shares; share++)
-    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
-      size_t mine = ob_plan_message(plan, share, chunk).words;
-      words = mine > words ? mine : words;
-    }
-  return words * OB_LANES;
-}
-
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info) {
   if (!plan || !info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", plan ? "info" : "plan");
@@ -400,17 +397,17 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
   *info = (onebit_plan_info_t){
       .size = sizeof *info,
-      .worker_residual_start = ob_layout_element(&plan->layout, plan->worker.first),
-      .worker_residual_count = ob_kept_elements(&plan->worker, &plan->layout),
-      .server_residual_count = ob_kept_elements(&plan->server, &plan->layout),
-      .server_residual_start = ob_layout_element(&plan->layout, plan->server.first),
+      .worker_residual_start = ob_layout_element(&plan->geometry.layout, plan->worker.first),
+      .worker_residual_count = ob_kept_elements(&plan->worker, &plan->geometry.layout),
+      .server_residual_count = ob_kept_elements(&plan->server, &plan->geometry.layout),
+      .server_residual_start = ob_layout_element(&plan->geometry.layout, plan->server.first),
       .block_size = plan->options.block_size,
-      .chunks = plan->chunks,
+      .chunks = plan->geometry.chunks,
       .wire_bytes = plan->wire_bytes,
       .memory_bytes = plan->memory_bytes,
-      .codec = plan->place->codec ? plan->place->codec : plan->work.codec->name,
+      .codec = plan->executor->codec ? plan->executor->codec : plan->work.codec->name,
       .transport = plan->comm->transport->name,
-      .schedule = plan->schedule,
+      .schedule = plan->choice.schedule,
       .wire = plan->options.wire,
       .chunk_size = ob_plan_longest_message(plan),
       .hosts = plan->comm->hosts.count,
@@ -419,4 +416,4 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
   return ONEBIT_OK;
 }
 
-const char *onebit_plan_explain(onebit_plan_t plan) { return plan ? plan->choice.words : ""; }
+const char *onebit_plan_explain(onebit_plan_t plan) { return plan ? plan->choice.text : ""; }

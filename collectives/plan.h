@@ -9,8 +9,10 @@
 #include <stdint.h>
 
 #include "collectives/communicator.h"
-#include "collectives/place.h"
+#include "collectives/executor.h"
+#include "collectives/geometry.h"
 #include "collectives/schedules/host.h"
+#include "collectives/schedules/schedule.h"
 #include "collectives/trace.h"
 #include "compression/blocks.h"
 #include "onebit/collectives.h"
@@ -38,34 +40,6 @@ struct ob_plan_shape {
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
 };
 
-enum ob_step_kind {
-  OB_STEP_HOST_PUT,       /* hierarchical: a chunk of the inputs to the ranks of this host */
-  OB_STEP_HOST_BARRIER,   /* until all of them have done that */
-  OB_STEP_COMPRESS,       /* a chunk for every server */
-  OB_STEP_FINISH_WORKER,  /* one scale: now it is known */
-  OB_STEP_EXCHANGE,       /* begin sending it and receiving theirs */
-  OB_STEP_RECEIVE,        /* until it is here */
-  OB_STEP_HOST_WAIT_FREE, /* hierarchical: until the host has used what lies there */
-  OB_STEP_REDUCE,         /* this rank's share of it */
-  OB_STEP_FINISH_SERVER,  /* as above */
-  OB_STEP_GATHER,         /* begin sending the result to all and receiving theirs */
-  OB_STEP_COLLECT,        /* until it is here */
-  OB_STEP_HOST_PUBLISH,   /* hierarchical: a chunk of the results to the ranks of this host */
-  OB_STEP_HOST_WAIT,      /* until all of them have done that */
-  OB_STEP_BEGIN_ROUND,    /* doubling: begin round `chunk`, passing on what is here */
-  OB_STEP_END_ROUND,      /* until it is over */
-  OB_STEP_CHECK_EARLY,    /* whether it is already certain that the call will end well */
-  OB_STEP_APPLY_EARLY,    /* if so: a chunk of the result to its place */
-  OB_STEP_DECIDE,         /* the last step, unless every rank is well */
-  OB_STEP_APPLY,          /* a chunk of the result to its place, where that was not done */
-  OB_STEP_COMMIT          /* the new residuals become the current ones */
-};
-
-struct ob_step {
-  enum ob_step_kind kind;
-  uint32_t chunk;
-};
-
 /* What one call works on: by piece, input; and either outputs, or a pass of an optimizer. */
 struct ob_call {
   struct ob_source source;
@@ -90,13 +64,6 @@ struct ob_call {
   bool hold;
 };
 
-/* The ranks that exchange messages with each other: all of them, or in a hierarchical plan those of
- * one place on every host. */
-struct ob_group {
-  size_t size, place; /* members, and which of them this rank is */
-  int *ranks;         /* of the members */
-};
-
 struct ob_trace {
   struct ob_moment *moments;
   size_t room, count;
@@ -117,38 +84,25 @@ struct onebit_plan {
   onebit_comm_t comm;
   onebit_plan_options_t options;
   size_t count; /* as the caller gave it */
-  struct ob_layout layout;
+  struct ob_geometry geometry;
+  int *member_ranks; /* of the members of the group */
   struct ob_work work;
-  const struct ob_place *place;
-  struct ob_device *device; /* the place's own, where it is a device */
-  bool momentum, moments, of_shares;
-  uint64_t wire_bytes, memory_bytes;
+  const struct ob_executor *executor;
+  struct ob_device *device;     /* the executor's own, where it is a device */
+  struct ob_host host;          /* the schedule's own, where it is hierarchical */
+  bool momentum, moments;       /* as struct ob_plan_shape has them */
   struct ob_cost_choice choice; /* what was decided, and why */
-  onebit_schedule_t schedule;   /* of it: not automatic any more */
-  struct ob_group group;
-  /* Allgather in few messages: in round k every rank passes on all that it has, up to 2^k ranks'
-   * messages. With 2^n ranks it goes to the rank whose number differs in bit k, who answers with
-   * what that one has; with another number, to the rank 2^k places before, and results lie in the
-   * order of their distance. */
-  bool doubling, in_pairs;
-  struct ob_host host;
+  const struct ob_schedule *schedule;
+  struct ob_schedule_sizes sizes;
+  uint64_t wire_bytes, memory_bytes;
 
-  /* Share k is cut in `chunks` parts; part i is the blocks bounds[k * chunks + i] up to the next
-   * bound. Member k of the group serves share first_share + k. */
-  size_t shares, first_share, chunks, *bounds;
-
-  /* Kept values of what this rank sends, and of the share that it serves; sums of their runs when
+  /* Residuals of what this rank sends, and of the segment that it reduces; sums of their runs when
    * there is one scale. */
   struct ob_kept worker, server;
   bool server_large; /* a scale of it, or a value that was imported, is from OB_LARGE_SCALE on */
   double *worker_sums, *server_sums;
 
-  /* Messages: to each server, from each worker, and the result of each server, current and next. A
-   * chunk's are in slot chunk mod slots; each takes `stride` bytes, those of a peer `peer_stride`.
-   * */
-  size_t slots, stride, peer_stride;
-  unsigned char *outgoing, *incoming, *results[2];
-  int result_now;
+  int result_now;                       /* which copy of the results is the last call's */
   struct ob_batch **exchange, **gather; /* one a slot */
   struct ob_view *views;                /* scratch: one a rank */
   const void **inputs;                  /* by piece, for calls with one buffer */
@@ -167,8 +121,8 @@ struct onebit_plan {
   bool large_heard;                 /* a rank has large scales */
   bool apply_early_ok;              /* the call will end well: results are applied as they come */
   float worker_scale, server_scale;
-  onebit_status_t status; /* of this rank; words say why it is negative */
-  char words[256];
+  onebit_status_t status; /* of this rank; `error` says why it is negative */
+  char error[256];
 
   struct ob_trace trace;
   bool clocked; /* `spent` is wanted */
@@ -176,7 +130,7 @@ struct onebit_plan {
 
   /* Of calls on streams, until ob_plan_settle: the first that did not end well. */
   onebit_status_t outcome;
-  char outcome_words[256];
+  char outcome_error[256];
 
   bool in_flight, broken; /* broken: the transport failed, nothing can follow */
   struct onebit_request request;
@@ -238,22 +192,16 @@ void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk);
 
-/* The blocks first .. end - 1 that this rank compresses; those of the share that it serves. */
+/* The blocks first .. end - 1 that this rank compresses; those of the segment that it reduces. */
 void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
 void ob_plan_share(const struct onebit_plan *plan, size_t *first, size_t *end);
-
-/* Everyone's message is about everything: an allgather that is not of shares, or the schedule of
- * that name. */
-bool ob_gathers_whole(const struct onebit_plan *plan);
-
-/* Whether dense messages have the 16-bit values of the buffers. Those of an allreduce do not. */
-bool ob_sends_halves(const struct onebit_plan *plan);
 
 /* How many results there are. */
 size_t ob_plan_sources(const struct onebit_plan *plan);
 
-/* Which blocks and words a message of this share and chunk has. */
-struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t share, size_t chunk);
+/* Which blocks and words a message of this segment and chunk has. */
+struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t segment,
+                                        size_t chunk);
 
 /* Elements in the longest message, those that fill its last words up too. */
 size_t ob_plan_longest_message(const struct onebit_plan *plan);

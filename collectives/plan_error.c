@@ -10,12 +10,12 @@ static onebit_status_t check_idle(onebit_plan_t plan) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  plan->place->settled(plan, true);
+  ob_executor_settled(plan, true);
   return ONEBIT_OK;
 }
 
-static onebit_status_t tell_place(onebit_plan_t plan) {
-  return plan->place->imported ? plan->place->imported(plan) : ONEBIT_OK;
+static onebit_status_t tell_executor(onebit_plan_t plan) {
+  return plan->executor->imported ? plan->executor->imported(plan) : ONEBIT_OK;
 }
 
 /* A dense plan has no error, and no memory for one. */
@@ -28,9 +28,9 @@ onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, f
   if (keeps_nothing(plan))
     return ONEBIT_OK;
   if (worker)
-    OB_TRY(ob_kept_export(&plan->worker, &plan->layout, worker));
+    OB_TRY(ob_kept_export(&plan->worker, &plan->geometry.layout, worker));
   if (server)
-    OB_TRY(ob_kept_export(&plan->server, &plan->layout, server));
+    OB_TRY(ob_kept_export(&plan->server, &plan->geometry.layout, server));
   return ONEBIT_OK;
 }
 
@@ -54,15 +54,15 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
-  OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->layout)));
-  OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->layout)));
+  OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->geometry.layout)));
+  OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->geometry.layout)));
   if (worker)
-    OB_TRY(ob_kept_import(&plan->worker, &plan->layout, worker));
+    OB_TRY(ob_kept_import(&plan->worker, &plan->geometry.layout, worker));
   if (server) {
-    OB_TRY(ob_kept_import(&plan->server, &plan->layout, server));
-    plan->server_large = any_large(server, ob_kept_elements(&plan->server, &plan->layout));
+    OB_TRY(ob_kept_import(&plan->server, &plan->geometry.layout, server));
+    plan->server_large = any_large(server, ob_kept_elements(&plan->server, &plan->geometry.layout));
   }
-  return tell_place(plan);
+  return tell_executor(plan);
 }
 
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
@@ -72,5 +72,5 @@ onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_TRY(ob_kept_reset(&plan->worker));
   OB_TRY(ob_kept_reset(&plan->server));
   plan->server_large = false;
-  return tell_place(plan);
+  return tell_executor(plan);
 }

@@ -13,7 +13,7 @@
 #include "base/knobs.h"
 #include "collectives/engine.h"
 
-void ob_rest(unsigned idle) {
+void ob_backoff(unsigned idle) {
   static const struct timespec nap = {.tv_nsec = 20000};
   if (idle < 100)
     sched_yield();
@@ -35,7 +35,7 @@ static void *move_requests(void *argument) {
   for (unsigned idle = 0; ob_engine_await(engine);) {
     idle = ob_engine_advance(engine) ? 0 : idle + 1;
     if (idle)
-      ob_rest(idle);
+      ob_backoff(idle);
   }
   return NULL;
 }

@@ -19,6 +19,6 @@ void ob_progress_end(struct ob_engine *engine);
 /* Nothing moved, `idle` times in a row. Yielding is quick to see a message, but where ranks
  * outnumber cores those that wait would take turns with each other; so soon they sleep, a small
  * part of what a message over a network takes. */
-void ob_rest(unsigned idle);
+void ob_backoff(unsigned idle);
 
 #endif

@@ -1,37 +1,97 @@
-/* Walking a plan's list of steps. */
+/*
+ * Steps: a call walks a list of them, each a function that does one thing to one chunk. The
+ * schedule writes the list when the plan is made; the executor has the functions.
+ *
+ * A rank that fails (a wrong argument, a damaged message) does not stop: it goes on through the
+ * same steps and sends messages that say so in their flags, so that all ranks come to the end of
+ * the same call and none waits for ever. Flags add up: a message carries what its sender knows when
+ * it leaves, so the last message of a phase tells all.
+ */
 #ifndef OB_COLLECTIVES_STEPS_H
 #define OB_COLLECTIVES_STEPS_H
 
-#include "collectives/plan.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-/* Takes steps until the list ends or a message is not here yet; with `wait`, until the list ends.
- * The caller holds the plan's claim. True if a step was taken. */
+#include "onebit/status.h"
+
+struct onebit_plan;
+
+/* What a step does. The functions of several kinds may be the same one. */
+enum ob_step_kind {
+  OB_STEP_HOST_PUT,         /* hierarchical: a chunk of the inputs to the ranks of this host */
+  OB_STEP_HOST_BARRIER,     /* until all of them have done that */
+  OB_STEP_HOST_COMPRESS,    /* the mean of a chunk of the host's inputs, for every server */
+  OB_STEP_COMPRESS,         /* a chunk of the input, for every server */
+  OB_STEP_COMPRESS_WHOLE,   /* a chunk of it, in one message for all */
+  OB_STEP_COMPRESS_SEGMENT, /* a chunk of this rank's segment, for all */
+  OB_STEP_FINISH_WORKER,    /* one scale: now it is known */
+  OB_STEP_EXCHANGE,         /* begin sending messages to the servers and receiving theirs */
+  OB_STEP_RECEIVE,          /* until they are here */
+  OB_STEP_HOST_WAIT_FREE,   /* hierarchical: until the host has used the result of a call before */
+  OB_STEP_REDUCE,           /* the members' messages about this rank's segment */
+  OB_STEP_FINISH_SERVER,    /* one scale: now it is known */
+  OB_STEP_REDUCE_WHOLE,     /* dense: the mean of everyone's messages */
+  OB_STEP_GATHER,           /* begin sending this rank's result to all and receiving theirs */
+  OB_STEP_COLLECT,          /* until they are here */
+  OB_STEP_BEGIN_ROUND,      /* doubling: begin round `chunk`, passing on what is here */
+  OB_STEP_END_ROUND,        /* until it is over */
+  OB_STEP_HOST_PUBLISH,     /* hierarchical: a chunk of the results to the ranks of this host */
+  OB_STEP_HOST_WAIT,        /* until all of them have done that */
+  OB_STEP_CHECK_EARLY,      /* whether it is already certain that the call will end well */
+  OB_STEP_APPLY_EARLY,      /* if so: apply */
+  OB_STEP_HOST_APPLY_EARLY, /* the same, and tell the host that the results are used */
+  OB_STEP_DECIDE,           /* the call is skipped or fails, unless every rank is well */
+  OB_STEP_APPLY,            /* a chunk of the results to where the caller wants it */
+  OB_STEP_APPLY_LATE,       /* if it was not done early: apply */
+  OB_STEP_HOST_APPLY_LATE,  /* the same, and tell the host that the results are used */
+  OB_STEP_APPLY_WHOLE,      /* the mean of everyone's messages to where the caller wants it */
+  OB_STEP_APPLY_SEGMENT,    /* reduce-scatter: the mean of messages about this rank's segment */
+  OB_STEP_COMMIT,           /* the new residuals become the current ones */
+  OB_STEP_KINDS
+};
+
+/* Runs a step. False: it has to wait for something, and is to be run again; with `wait` it may
+ * block instead. */
+typedef bool ob_step_run(struct onebit_plan *plan, size_t chunk, bool wait);
+
+struct ob_step {
+  ob_step_run *run;
+  uint32_t chunk;
+  enum ob_step_kind kind;
+};
+
+/* Appends a step to the plan's list, which has room. */
+void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk);
+
+/* Runs steps until the list ends or one has to wait; with `wait`, until the list ends. The caller
+ * holds the plan's claim (engine.h). True if a step was run to its end. */
 bool ob_steps_walk(struct onebit_plan *plan, bool wait);
 
-/* Around each step, for a plan that is traced (trace.c). */
-void ob_trace_begin(struct onebit_plan *plan, const struct ob_step *step);
-void ob_trace_end(struct onebit_plan *plan);
+/* Steps of a host that walks, for the tables of executors; and one that does nothing. */
+ob_step_run ob_steps_check_early, ob_steps_apply_early, ob_steps_apply_late, ob_steps_decide,
+    ob_steps_nothing;
 
-/* The step of a host that walks. False when it has to wait; plan->step already points to the step
- * after. */
-bool ob_steps_take(struct onebit_plan *plan, const struct ob_step *step, bool wait);
+/* --- What steps find out about the call */
 
-/* Whether the list has ended. */
-bool ob_steps_done(const struct onebit_plan *plan);
+/* This rank is not well: what it sends from now on says so. The latest error message of this thread
+ * becomes the plan's. */
+void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status);
+
+/* After a failed transport no message can be trusted to come: the call ends here, with the latest
+ * error message. */
+void ob_steps_give_up(struct onebit_plan *plan);
 
 /* What this rank knows of the call, as the flags of a message (enum ob_message_flag). */
 unsigned ob_steps_flags(const struct onebit_plan *plan);
 
-/* Takes note of another rank's flags and of the number that it must have in common with this one.
- * */
+/* Takes note of another rank's flags, and of the number that it must have in common with this one.
+ */
 void ob_steps_hear(struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
 
-/* After a failed transport no message can be trusted to come: the call ends here, with the latest
- * words. */
-void ob_steps_give_up(struct onebit_plan *plan);
-
-/* This rank is not well: what it sends from now on says so. The latest words of this thread become
- * the plan's. */
-void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status);
+/* A rank's own input comes before what it hears of others, and that before what it then makes of
+ * theirs, which is not its fault: called before messages leave. */
+void ob_steps_note_own(struct onebit_plan *plan);
 
 #endif

@@ -14,29 +14,47 @@ static double processor_seconds(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-const char *ob_step_name(unsigned kind) {
-  static const char *const names[] = {[OB_STEP_HOST_PUT] = "host put",
-                                      [OB_STEP_HOST_BARRIER] = "host barrier",
-                                      [OB_STEP_HOST_WAIT_FREE] = "host wait free",
-                                      [OB_STEP_HOST_PUBLISH] = "host publish",
-                                      [OB_STEP_HOST_WAIT] = "host wait",
-                                      [OB_STEP_BEGIN_ROUND] = "begin round",
-                                      [OB_STEP_END_ROUND] = "end round",
-                                      [OB_STEP_COMPRESS] = "compress",
-                                      [OB_STEP_FINISH_WORKER] = "finish worker",
-                                      [OB_STEP_EXCHANGE] = "exchange",
-                                      [OB_STEP_RECEIVE] = "receive",
-                                      [OB_STEP_REDUCE] = "reduce",
-                                      [OB_STEP_FINISH_SERVER] = "finish server",
-                                      [OB_STEP_GATHER] = "gather",
-                                      [OB_STEP_COLLECT] = "collect",
-                                      [OB_STEP_CHECK_EARLY] = "check early",
-                                      [OB_STEP_APPLY_EARLY] = "apply early",
-                                      [OB_STEP_DECIDE] = "decide",
-                                      [OB_STEP_APPLY] = "apply",
-                                      [OB_STEP_COMMIT] = "commit"};
-  return kind < sizeof names / sizeof names[0] ? names[kind] : NULL;
-}
+/* To which of the plan's times a step counts. */
+enum time { NONE, COMPRESS, APPLY };
+
+struct about {
+  const char *name;
+  enum time time;
+};
+
+static const struct about abouts[OB_STEP_KINDS] = {
+    [OB_STEP_HOST_PUT] = {"host put", COMPRESS},
+    [OB_STEP_HOST_BARRIER] = {"host barrier", NONE},
+    [OB_STEP_HOST_COMPRESS] = {"host compress", COMPRESS},
+    [OB_STEP_COMPRESS] = {"compress", COMPRESS},
+    [OB_STEP_COMPRESS_WHOLE] = {"compress whole", COMPRESS},
+    [OB_STEP_COMPRESS_SEGMENT] = {"compress segment", COMPRESS},
+    [OB_STEP_FINISH_WORKER] = {"finish worker", COMPRESS},
+    [OB_STEP_EXCHANGE] = {"exchange", NONE},
+    [OB_STEP_RECEIVE] = {"receive", NONE},
+    [OB_STEP_HOST_WAIT_FREE] = {"host wait free", NONE},
+    [OB_STEP_REDUCE] = {"reduce", COMPRESS},
+    [OB_STEP_FINISH_SERVER] = {"finish server", COMPRESS},
+    [OB_STEP_REDUCE_WHOLE] = {"reduce whole", COMPRESS},
+    [OB_STEP_GATHER] = {"gather", NONE},
+    [OB_STEP_COLLECT] = {"collect", NONE},
+    [OB_STEP_BEGIN_ROUND] = {"begin round", NONE},
+    [OB_STEP_END_ROUND] = {"end round", NONE},
+    [OB_STEP_HOST_PUBLISH] = {"host publish", NONE},
+    [OB_STEP_HOST_WAIT] = {"host wait", NONE},
+    [OB_STEP_CHECK_EARLY] = {"check early", NONE},
+    [OB_STEP_APPLY_EARLY] = {"apply early", APPLY},
+    [OB_STEP_HOST_APPLY_EARLY] = {"host apply early", APPLY},
+    [OB_STEP_DECIDE] = {"decide", NONE},
+    [OB_STEP_APPLY] = {"apply", APPLY},
+    [OB_STEP_APPLY_LATE] = {"apply late", APPLY},
+    [OB_STEP_HOST_APPLY_LATE] = {"host apply late", APPLY},
+    [OB_STEP_APPLY_WHOLE] = {"apply whole", APPLY},
+    [OB_STEP_APPLY_SEGMENT] = {"apply segment", APPLY},
+    [OB_STEP_COMMIT] = {"commit", APPLY},
+};
+
+const char *ob_step_name(unsigned kind) { return kind < OB_STEP_KINDS ? abouts[kind].name : NULL; }
 
 void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t room) {
   plan->trace = (struct ob_trace){.moments = moments, .room = moments ? room : 0};
@@ -44,25 +62,40 @@ void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t room) {
 
 size_t ob_plan_traced(onebit_plan_t plan) { return plan->trace.count; }
 
-void ob_trace_begin(struct onebit_plan *plan, const struct ob_step *step) {
-  struct ob_trace *trace = &plan->trace;
+static void begin(struct ob_trace *trace, const struct ob_step *step, double now) {
   if (trace->count == trace->room || trace->open)
     return;
   trace->open = true;
   trace->moments[trace->count] = (struct ob_moment){
-      .kind = step->kind,
-      .chunk = step->chunk,
-      .begin = ob_seconds(),
-      .processor = processor_seconds(),
-  };
+      .kind = step->kind, .chunk = step->chunk, .begin = now, .processor = processor_seconds()};
 }
 
-void ob_trace_end(struct onebit_plan *plan) {
-  struct ob_trace *trace = &plan->trace;
+static void end(struct ob_trace *trace, double now) {
   if (!trace->open)
     return;
   struct ob_moment *moment = &trace->moments[trace->count++];
-  moment->end = ob_seconds();
+  moment->end = now;
   moment->processor = processor_seconds() - moment->processor;
   trace->open = false;
+}
+
+static void count(struct onebit_plan *plan, const struct ob_step *step, double seconds) {
+  enum time time = abouts[step->kind].time;
+  if (time == COMPRESS)
+    plan->spent.compress += seconds;
+  else if (time == APPLY)
+    plan->spent.apply += seconds;
+}
+
+bool ob_trace_wanted(const struct onebit_plan *plan) { return plan->trace.room || plan->clocked; }
+
+bool ob_trace_step(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  double before = ob_seconds();
+  begin(&plan->trace, step, before);
+  bool done = step->run(plan, step->chunk, wait);
+  double after = ob_seconds();
+  count(plan, step, after - before);
+  if (done)
+    end(&plan->trace, after);
+  return done;
 }

@@ -1,4 +1,4 @@
-/* The layout of messages, and the check of one that arrived. */
+/* The check of a message that arrived. */
 #include "compression/message.h"
 
 #include <inttypes.h>
@@ -7,52 +7,48 @@
 
 _Static_assert(sizeof(struct ob_header) == 40, "the header is 40 bytes on the wire");
 
-static bool is_scale(float scale) { return ob_is_finite(scale) && scale >= 0; }
-
-/* What the payload is, as flags. */
-static unsigned payload(const struct ob_message_shape *shape) {
-  return (shape->dense ? OB_FLAG_DENSE : 0u) | (shape->half ? OB_FLAG_HALF : 0u);
-}
-
 static onebit_status_t check_header(const struct ob_header *header,
                                     const struct ob_message_shape *shape,
-                                    const struct ob_message_expected *expected) {
-  if (header->magic != OB_MESSAGE_MAGIC)
+                                    const struct ob_message_call *call) {
+  switch (ob_header_check(header, shape, call)) {
+  case OB_HEADER_SOUND:
+    break;
+  case OB_HEADER_MAGIC:
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: magic %08" PRIx32 ", not a onebit message",
                     header->magic);
-  if (header->version != OB_MESSAGE_VERSION)
+  case OB_HEADER_VERSION:
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: version %d, this library speaks %d",
                     header->version, OB_MESSAGE_VERSION);
-  if (header->kind != expected->kind ||
-      (header->flags & (OB_FLAG_DENSE | OB_FLAG_HALF)) != payload(shape))
+  case OB_HEADER_KIND:
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: kind %d flags %d, expected kind %d %s",
-                    header->kind, header->flags, (int)expected->kind,
+                    header->kind, header->flags, (int)call->kind,
                     shape->half    ? "dense, of 16 bit"
                     : shape->dense ? "dense"
                                    : "of bits");
-  if (header->sequence != expected->sequence)
+  case OB_HEADER_SEQUENCE:
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: of call %" PRIu32 ", expected %" PRIu32,
-                    header->sequence, expected->sequence);
-  if (header->elements != expected->elements || header->block != shape->first)
+                    header->sequence, call->sequence);
+  case OB_HEADER_BLOCK:
     return ob_error(ONEBIT_ERROR_MESSAGE,
                     "message: block %" PRIu64 " of %" PRIu64 " elements, expected %zu of %" PRIu64,
-                    header->block, header->elements, shape->first, expected->elements);
+                    header->block, header->elements, shape->first, call->elements);
+  case OB_HEADER_SCALE:
+    return ob_error(ONEBIT_ERROR_MESSAGE, "message: scale %g", (double)header->scale);
+  }
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
-                                 const struct ob_message_expected *expected) {
+                                 const struct ob_message_call *call) {
   if (bytes != ob_message_bytes(shape))
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: %zu bytes, expected %zu", bytes,
                     ob_message_bytes(shape));
   const struct ob_header *header = memory;
-  OB_TRY(check_header(header, shape, expected));
-  if (!is_scale(header->scale))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: scale %g", (double)header->scale);
+  OB_TRY(check_header(header, shape, call));
   const float *scales = (const float *)(header + 1);
   for (size_t i = 0; i < ob_message_scales(shape); i++)
-    if (!is_scale(scales[i]))
+    if (!ob_scale_is_sound(scales[i]))
       return ob_error(ONEBIT_ERROR_MESSAGE, "message: scale %g of block %zu", (double)scales[i],
                       shape->first + i);
   return ONEBIT_OK;

@@ -104,19 +104,86 @@ OB_INLINE struct ob_view ob_message_view(void *memory, const struct ob_message_s
   return view;
 }
 
-/* What the receiver waits for. */
-struct ob_message_expected {
+/* What both sides know of the call that a message belongs to. */
+struct ob_message_call {
   enum ob_message_kind kind;
   uint32_t sequence;
   uint64_t elements;
+  uint32_t agreed;
 };
+
+OB_INLINE struct ob_header ob_header_make(const struct ob_message_shape *shape,
+                                          const struct ob_message_call *call, uint16_t flags,
+                                          float scale) {
+  struct ob_header header;
+  header.magic = OB_MESSAGE_MAGIC;
+  header.version = OB_MESSAGE_VERSION;
+  header.kind = (uint8_t)call->kind;
+  header.flags = flags;
+  header.sequence = call->sequence;
+  header.scale = scale;
+  header.elements = call->elements;
+  header.block = shape->first;
+  header.agreed = call->agreed;
+  header.reserved = 0;
+  return header;
+}
+
+OB_INLINE bool ob_scale_is_sound(float scale) { return ob_is_finite(scale) && scale >= 0; }
+
+/* What the payload is, as flags. */
+OB_INLINE unsigned ob_payload_flags(bool dense, bool half) {
+  return (dense ? (unsigned)OB_FLAG_DENSE : 0) | (half ? (unsigned)OB_FLAG_HALF : 0);
+}
+
+/* What is wrong with a header: the first that is. */
+enum ob_header_fault {
+  OB_HEADER_SOUND,
+  OB_HEADER_MAGIC,
+  OB_HEADER_VERSION,
+  OB_HEADER_KIND,
+  OB_HEADER_SEQUENCE,
+  OB_HEADER_BLOCK,
+  OB_HEADER_SCALE
+};
+
+OB_INLINE enum ob_header_fault ob_header_check(const struct ob_header *header,
+                                               const struct ob_message_shape *shape,
+                                               const struct ob_message_call *call) {
+  if (header->magic != OB_MESSAGE_MAGIC)
+    return OB_HEADER_MAGIC;
+  if (header->version != OB_MESSAGE_VERSION)
+    return OB_HEADER_VERSION;
+  if (header->kind != call->kind || (header->flags & (OB_FLAG_DENSE | OB_FLAG_HALF)) !=
+                                        ob_payload_flags(shape->dense, shape->half))
+    return OB_HEADER_KIND;
+  if (header->sequence != call->sequence)
+    return OB_HEADER_SEQUENCE;
+  if (header->elements != call->elements || header->block != shape->first)
+    return OB_HEADER_BLOCK;
+  return ob_scale_is_sound(header->scale) ? OB_HEADER_SOUND : OB_HEADER_SCALE;
+}
+
+/* Whether what a sender says shows that ranks made the call with different arguments. One that
+ * cannot take part does not say which it has, unless that is why. */
+OB_INLINE bool ob_header_disagrees(unsigned flags, uint32_t agreed, uint32_t own) {
+  return (flags & OB_FLAG_MISMATCH) || (!(flags & OB_FLAG_ERROR) && agreed != own);
+}
+
+/* How a call ends, when all flags are in: `status` is this rank's own; `failed` and `not_finite`
+ * the first rank that said so, or -1. */
+OB_INLINE onebit_status_t ob_call_verdict(onebit_status_t status, int failed, int not_finite) {
+  if (status != ONEBIT_OK)
+    return status;
+  return failed >= 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;
+}
 
 /* Fails unless what arrived, `bytes` long, is this message. If it is, every field that is used to
  * compute with is sound: the scales are finite and not negative. The error message says what is
- * wrong. */
+ * wrong. What a header says of its sender is for the caller to read. */
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
-                                 const struct ob_message_expected *expected);
+                                 const struct ob_message_call *call);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,7 @@ static onebit_status_t check_plan(const struct onebit_plan *plan) {
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   if (plan->options.device != ONEBIT_DEVICE_CUDA)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
-  if (plan->place != &ob_place_stream)
+  if (plan->executor != &ob_executor_stream)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "over %s the host learns how a call ends from itself",
                     plan->comm->transport->name);
   if (plan->broken)

@@ -150,7 +150,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment)
                     const __grid_constant__ struct ob_cuda_source source) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
   struct place place;
-  if (!find_place(plan, share_of(plan, blockIdx.y), &place))
+  if (!find_place(plan, segment_of(plan, blockIdx.y), &place))
     return;
   const uint32_t now = plan.state->now;
   const struct ob_view out = view_of(sent_to(plan, now, blockIdx.y), place);
@@ -190,7 +190,8 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
                                                      compress_kernel<dtype, true, SECOND_MOMENTS>};
   return launch(source.moment_rule ? with_moments[source.momentum]
                                    : kernels[source.momentum][source.reciprocals != NULL],
-                plan.most_blocks, plan.whole ? 1 : plan.members, stream, plan, source);
+                plan.most_blocks, plan.geometry.whole ? 1 : plan.geometry.members, stream, plan,
+                source);
 }
 
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,

@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     load_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                 const __grid_constant__ struct ob_cuda_source source) {
   struct place place;
-  if (!find_place(plan, share_of(plan, blockIdx.y), &place))
+  if (!find_place(plan, segment_of(plan, blockIdx.y), &place))
     return;
   const struct ob_view out = view_of(sent_to(plan, plan.state->now, blockIdx.y), place);
   const void *input = piece_of(source.inputs, 0, place.block, size_of<dtype>);
@@ -59,8 +59,9 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream) {
   const onebit_dtype_t dtype = source.float32 ? ONEBIT_FLOAT32 : plan.dtype;
-  return launch(KERNEL_OF(dtype, load_kernel), plan.most_blocks, plan.whole ? 1 : plan.members,
-                stream, of_chunk(plan, chunk), source);
+  return launch(KERNEL_OF(dtype, load_kernel), plan.most_blocks,
+                plan.geometry.whole ? 1 : plan.geometry.members, stream, of_chunk(plan, chunk),
+                source);
 }
 
 /* --- Mean */
@@ -69,22 +70,25 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
   const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct place place;
-  if (!find_place(plan, share_of(plan, plan.place), &place))
+  if (!find_place(plan, segment_of(plan, plan.geometry.member), &place))
     return;
-  unsigned char *message =
-      plan.whole ? plan.outgoing : result_of(plan, next_of(plan, now), plan.place);
+  unsigned char *message = plan.geometry.whole
+                               ? plan.geometry.outgoing
+                               : result_of(plan, next_of(plan, now), plan.geometry.member);
   take_mean(plan, senders_of(plan, now), place, share, view_of(message, place).values);
 }
 
 cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
   return launch(mean_kernel, plan.most_blocks, 1, stream, of_chunk(plan, chunk),
-                (float)(1.0 / (double)plan.members));
+                (float)(1.0 / (double)plan.geometry.members));
 }
 
 /* --- Convert */
 
 /* One message to all, or one from each member. */
-static bool is_mean_of_all(const struct ob_cuda_plan &plan) { return plan.whole && !plan.gathered; }
+static bool is_mean_of_all(const struct ob_cuda_plan &plan) {
+  return plan.geometry.whole && !plan.gathered;
+}
 
 /* grid.y is the member whose result it is. What is past `valid` has no place in the caller's
  * buffer. */
@@ -93,10 +97,11 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     convert_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                    const __grid_constant__ struct ob_cuda_pieces outputs, bool mean_of_all) {
   struct place place;
-  if (plan.state->stop || !find_place(plan, share_of(plan, blockIdx.y), &place))
+  if (plan.state->stop || !find_place(plan, segment_of(plan, blockIdx.y), &place))
     return;
-  unsigned char *message =
-      mean_of_all ? plan.outgoing : result_of(plan, next_of(plan, plan.state->now), blockIdx.y);
+  unsigned char *message = mean_of_all
+                               ? plan.geometry.outgoing
+                               : result_of(plan, next_of(plan, plan.state->now), blockIdx.y);
   const float *values = view_of(message, place).values + place.word * OB_LANES;
   const unsigned valid = (unsigned)place.block.valid;
   void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, place.block, size_of<dtype>);
@@ -117,6 +122,6 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                             cudaStream_t stream) {
   return launch(KERNEL_OF(plan.output_dtype, convert_kernel), plan.most_blocks,
-                is_mean_of_all(plan) ? 1 : plan.members, stream, of_chunk(plan, chunk), outputs,
-                is_mean_of_all(plan));
+                is_mean_of_all(plan) ? 1 : plan.geometry.members, stream, of_chunk(plan, chunk),
+                outputs, is_mean_of_all(plan));
 }

@@ -3,8 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/step_parts.h"
-#include "cuda/stream.h"
+#include "collectives/messages.h"
 
 onebit_status_t ob_device_open(struct onebit_plan *plan) {
   const struct ob_transport *transport = plan->comm->transport;
@@ -48,47 +47,35 @@ static struct ob_cuda_kept kept_of(const struct ob_kept *kept, const struct ob_l
                                .sums = sums};
 }
 
-static size_t most_blocks(const struct onebit_plan *plan) {
+static size_t most_blocks(const struct ob_geometry *geometry) {
+  const size_t *bounds = geometry->bounds;
   size_t most = 0;
-  for (size_t i = 0; i < plan->shares * plan->chunks; i++)
-    if (plan->bounds[i + 1] - plan->bounds[i] > most)
-      most = plan->bounds[i + 1] - plan->bounds[i];
+  for (size_t i = 0; i < geometry->segments * geometry->chunks; i++)
+    if (bounds[i + 1] - bounds[i] > most)
+      most = bounds[i + 1] - bounds[i];
   return most;
 }
 
 static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
-  const struct ob_device *device = plan->device;
+  const struct ob_layout *layout = &plan->geometry.layout;
   struct ob_cuda_plan kernel = {
-      .layout = plan->layout,
-      .bounds = device->bounds,
-      .shares = plan->shares,
-      .chunks = plan->chunks,
-      .slots = plan->slots,
-      .stride = plan->stride,
-      .peer_stride = plan->peer_stride,
-      .most_blocks = most_blocks(plan),
-      .members = plan->group.size,
-      .place = plan->group.place,
-      .first_share = plan->first_share,
-      .whole = ob_gathers_whole(plan),
-      .rotated = plan->doubling && !plan->in_pairs,
+      .geometry = plan->geometry,
+      .most_blocks = most_blocks(&plan->geometry),
       .gathered = plan->options.operation == ONEBIT_ALLGATHER,
-      .one_scale = plan->work.one_scale,
-      .dense = ob_is_dense(plan),
       .rule = plan->work.rule,
       .dtype = plan->work.dtype,
       .output_dtype = plan->work.output_dtype,
-      .worker = kept_of(&plan->worker, &plan->layout, plan->worker_sums),
-      .server = kept_of(&plan->server, &plan->layout, plan->server_sums),
-      .outgoing = plan->outgoing,
-      .incoming = plan->incoming,
-      .witness = plan->first_share,
+      .worker = kept_of(&plan->worker, layout, plan->worker_sums),
+      .server = kept_of(&plan->server, layout, plan->server_sums),
+      .witness = plan->geometry.first_segment,
       .witness_step = 1,
   };
+  struct ob_geometry *geometry = &kernel.geometry;
+  geometry->bounds = plan->device->bounds;
+  geometry->layout.piece = plan->device->pieces;
   for (int copy = 0; copy < 2; copy++)
-    if (plan->results[copy])
-      kernel.results[copy] = plan->results[copy] + plan->first_share * plan->peer_stride;
-  kernel.layout.piece = device->pieces;
+    if (geometry->results[copy])
+      geometry->results[copy] += geometry->first_segment * geometry->peer_stride;
   return kernel;
 }
 
@@ -97,30 +84,33 @@ static onebit_status_t mirror(struct onebit_plan *plan, const unsigned char *of,
   *memory = NULL;
   if (!of)
     return ONEBIT_OK;
-  size_t count = of == plan->outgoing && ob_gathers_whole(plan) ? 1 : plan->group.size;
-  plan->memory_bytes += count * plan->peer_stride;
-  *memory = ob_memory_cuda.allocate(count, plan->peer_stride);
+  const struct ob_geometry *geometry = &plan->geometry;
+  size_t count = of == geometry->outgoing ? plan->sizes.outgoing : geometry->members;
+  plan->memory_bytes += count * geometry->peer_stride;
+  *memory = ob_memory_cuda.allocate(count, geometry->peer_stride);
   return *memory ? ONEBIT_OK : out_of_memory(plan);
 }
 
 static onebit_status_t mirror_messages(struct onebit_plan *plan) {
-  struct ob_cuda_plan *kernel = &plan->device->kernel;
-  kernel->outgoing = kernel->incoming = kernel->results[0] = kernel->results[1] = NULL;
-  OB_TRY(mirror(plan, plan->outgoing, &kernel->outgoing));
-  OB_TRY(mirror(plan, plan->incoming, &kernel->incoming));
-  OB_TRY(mirror(plan, plan->results[0], &kernel->results[0]));
-  if (plan->results[1] != plan->results[0])
-    return mirror(plan, plan->results[1], &kernel->results[1]);
-  kernel->results[1] = kernel->results[0];
+  const struct ob_geometry *host = &plan->geometry;
+  struct ob_geometry *device = &plan->device->kernel.geometry;
+  device->outgoing = device->incoming = device->results[0] = device->results[1] = NULL;
+  OB_TRY(mirror(plan, host->outgoing, &device->outgoing));
+  OB_TRY(mirror(plan, host->incoming, &device->incoming));
+  OB_TRY(mirror(plan, host->results[0], &device->results[0]));
+  if (host->results[1] != host->results[0])
+    return mirror(plan, host->results[1], &device->results[1]);
+  device->results[1] = device->results[0];
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors) {
   struct ob_device *device = plan->device;
-  device->pieces =
-      copied(plan, plan->layout.piece, plan->layout.pieces + 1, sizeof *device->pieces);
-  device->bounds =
-      copied(plan, plan->bounds, plan->shares * plan->chunks + 1, sizeof *device->bounds);
+  const struct ob_geometry *geometry = &plan->geometry;
+  const struct ob_layout *layout = &geometry->layout;
+  device->pieces = copied(plan, layout->piece, layout->pieces + 1, sizeof *device->pieces);
+  device->bounds = copied(plan, geometry->bounds, geometry->segments * geometry->chunks + 1,
+                          sizeof *device->bounds);
   if (!device->pieces || !device->bounds)
     return out_of_memory(plan);
   device->kernel = describe(plan);
@@ -132,20 +122,22 @@ onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors) {
 
 void ob_device_destroy(struct onebit_plan *plan, bool mirrors) {
   struct ob_device *device = plan->device;
-  struct ob_cuda_plan *kernel = &device->kernel;
+  struct ob_geometry *geometry = &device->kernel.geometry;
   ob_memory_cuda.release(device->pieces);
   ob_memory_cuda.release(device->bounds);
-  ob_memory_cuda.release(kernel->state);
-  if (mirrors && kernel->state) { /* before there is a state they are the plan's own */
-    ob_memory_cuda.release(kernel->outgoing);
-    ob_memory_cuda.release(kernel->incoming);
-    if (kernel->results[1] != kernel->results[0])
-      ob_memory_cuda.release(kernel->results[1]);
-    ob_memory_cuda.release(kernel->results[0]);
+  ob_memory_cuda.release(device->kernel.state);
+  if (mirrors && device->kernel.state) { /* before there is a state they are the plan's own */
+    ob_memory_cuda.release(geometry->outgoing);
+    ob_memory_cuda.release(geometry->incoming);
+    if (geometry->results[1] != geometry->results[0])
+      ob_memory_cuda.release(geometry->results[1]);
+    ob_memory_cuda.release(geometry->results[0]);
   }
   ob_release(device);
   plan->device = NULL;
 }
+
+int ob_device_enter(const struct onebit_plan *plan) { return ob_cuda_enter(plan->device->number); }
 
 onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
                                 const void *buffer) {
@@ -189,7 +181,7 @@ static struct ob_cuda_pieces parts(const void *const *each, size_t count, size_t
 
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   const struct ob_call *call = &plan->call;
-  size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->options.dtype);
+  size_t step = plan->geometry.layout.piece[0].count * ob_dtype_size(plan->options.dtype);
   struct ob_cuda_source source = {.factor = call->source.factor,
                                   .momentum = call->source.momentum,
                                   .momentum_is_kept = call->source.momentum_is_kept,
@@ -205,15 +197,15 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   if (call->device_inputs)
     source.inputs.each = call->device_inputs;
   else
-    source.inputs = parts(call->source.inputs, plan->layout.pieces, step);
+    source.inputs = parts(call->source.inputs, plan->geometry.layout.pieces, step);
   return source;
 }
 
 struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan) {
   const struct ob_call *call = &plan->call;
   bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
-  size_t count = gathered ? plan->group.size : plan->layout.pieces;
-  size_t step = plan->layout.piece[0].count * ob_dtype_size(plan->work.output_dtype);
+  size_t count = gathered ? plan->geometry.members : plan->geometry.layout.pieces;
+  size_t step = plan->geometry.layout.piece[0].count * ob_dtype_size(plan->work.output_dtype);
   if (call->device_outputs)
     return (struct ob_cuda_pieces){.each = call->device_outputs};
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER) /* a rank has a place for its own share */
@@ -226,8 +218,6 @@ const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan) {
 }
 
 cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
-  if (plan->host.ranks)
-    return ob_stream_host_compress(plan, chunk, stream);
   struct ob_cuda_source source = ob_device_source(plan);
   if (ob_is_dense(plan))
     return ob_cuda_load(plan->device->kernel, source, chunk, stream);
@@ -240,16 +230,18 @@ cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaS
   return ob_cuda_reduce(plan->device->kernel, chunk, stream);
 }
 
-/* In all but two cases a result is a server's message. */
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   if (plan->call.sink)
     return ob_cuda_apply(*kernel, ob_device_pass(plan->call.sink), chunk, stream);
-  struct ob_cuda_pieces outputs = ob_device_outputs(plan);
   if (ob_is_dense(plan))
-    return ob_cuda_convert(*kernel, outputs, chunk, stream);
-  if (plan->options.operation == ONEBIT_REDUCE_SCATTER ||
-      plan->schedule == ONEBIT_SCHEDULE_ALLGATHER)
-    return ob_cuda_sum(*kernel, outputs, chunk, stream);
-  return ob_cuda_store(*kernel, outputs, chunk, stream);
+    return ob_cuda_convert(*kernel, ob_device_outputs(plan), chunk, stream);
+  return ob_cuda_store(*kernel, ob_device_outputs(plan), chunk, stream);
+}
+
+cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
+  const struct ob_cuda_plan *kernel = &plan->device->kernel;
+  if (ob_is_dense(plan))
+    return ob_cuda_convert(*kernel, ob_device_outputs(plan), chunk, stream);
+  return ob_cuda_sum(*kernel, ob_device_outputs(plan), chunk, stream);
 }

@@ -61,6 +61,9 @@ onebit_status_t ob_cuda_error(cudaError_t error, const char *call);
 int ob_cuda_enter(int number);
 void ob_cuda_leave(int before);
 
+/* Makes the plan's device current. */
+int ob_device_enter(const struct onebit_plan *plan);
+
 /* The current device, if the kernels can run there. ONEBIT_ERROR_UNSUPPORTED: it is too old, or
  * there is none. */
 onebit_status_t ob_cuda_current(int *number);
@@ -73,7 +76,7 @@ onebit_status_t ob_device_open(struct onebit_plan *plan);
 onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors);
 void ob_device_destroy(struct onebit_plan *plan, bool mirrors);
 
-/* ob_place's check: fails unless the buffer is memory of the plan's device. */
+/* The executor's check: fails unless the buffer is memory of the plan's device. */
 onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name,
                                 const void *buffer);
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
@@ -100,5 +103,8 @@ const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan);
 cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
+
+/* Where the result is a mean of members' messages. */
+cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 
 #endif

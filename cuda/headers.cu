@@ -1,26 +1,26 @@
 /*
  * Headers, where no host looks after a call: stamped, judged and added up on the device, with the
- * same ends as in collectives/step_messages.c and steps.c.
+ * functions of compression/message.h and collectives/geometry.h that the host uses too.
  *
  * A header is 40 bytes a message, so one warp does all of them: lane l has the member that is
  * l + 1 places further, and l + 33, ... What came first counts, and that is the lowest lane.
  */
 #include "cuda/place.cuh"
 
+/* The plan's pointers begin at this chunk's (of_chunk). */
 static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &plan, size_t member) {
-  const size_t *bounds = plan.bounds + share_of(plan, member) * plan.chunks;
-  struct ob_message_shape shape = {};
-  shape.first = bounds[0];
-  shape.blocks = bounds[1] - bounds[0];
-  shape.one_scale = plan.one_scale;
-  shape.dense = plan.dense;
-  return shape;
+  return ob_message_blocks(&plan.geometry, segment_of(plan, member), 0);
 }
 
-/* A rank that cannot take part has its own trouble to tell of, and not what it hears of others. */
+static __device__ struct ob_message_call call_of(const struct ob_cuda_plan &plan,
+                                                 const struct ob_cuda_stamp &stamp) {
+  return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, stamp.agreed};
+}
+
+/* A rank that cannot take part tells why it cannot, and not what it hears of others. */
 static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
-  uint32_t flags = state->flags | (plan.dense ? OB_FLAG_DENSE : 0);
+  uint32_t flags = state->flags | ob_payload_flags(plan.geometry.dense, plan.geometry.half);
   if (failed || state->status != ONEBIT_OK)
     flags |= OB_FLAG_ERROR;
   if (!failed && state->status == ONEBIT_ERROR_MISMATCH)
@@ -35,57 +35,39 @@ static __device__ int32_t witness_of(const struct ob_cuda_plan &plan, size_t mem
 /* Who met a value that is not finite: the first, as steps.c has it. For one lane. */
 static __device__ void note_own(const struct ob_cuda_plan &plan) {
   if (plan.state->flags & OB_FLAG_NOT_FINITE && plan.state->not_finite < 0)
-    plan.state->not_finite = witness_of(plan, plan.place);
+    plan.state->not_finite = witness_of(plan, plan.geometry.member);
 }
 
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
   const uint32_t now = plan.state->now;
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
-  const size_t count = server ? 1 : plan.members;
+  const size_t count = server ? 1 : plan.geometry.members;
   if (lane_number() == 0)
     note_own(plan);
   for (size_t i = lane_number(); i < count; i += OB_LANES) {
-    const size_t member = server ? plan.place : i;
+    const size_t member = server ? plan.geometry.member : i;
     unsigned char *message =
         server ? result_of(plan, next_of(plan, now), member) : sent_to(plan, now, member);
-    struct ob_header header = {};
-    header.magic = OB_MESSAGE_MAGIC;
-    header.version = OB_MESSAGE_VERSION;
-    header.kind = (uint8_t)stamp.kind;
-    header.flags = flags_of(plan, stamp.failed);
-    header.sequence = plan.state->sequence;
-    header.scale = server && !plan.whole ? plan.state->server_scale : plan.state->worker_scale;
-    header.elements = plan.layout.elements;
-    header.block = shape_of(plan, member).first;
-    header.agreed = stamp.agreed;
-    *(struct ob_header *)message = header;
+    const float scale =
+        server && !plan.geometry.whole ? plan.state->server_scale : plan.state->worker_scale;
+    const struct ob_message_shape shape = shape_of(plan, member);
+    const struct ob_message_call call = call_of(plan, stamp);
+    *(struct ob_header *)message =
+        ob_header_make(&shape, &call, flags_of(plan, stamp.failed), scale);
   }
 }
 
-static __device__ bool is_scale(float scale) { return ob_is_finite(scale) && scale >= 0; }
-
-/* As ob_message_check, but for its length, which the transport has matched. */
-static __device__ bool is_sound(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp,
-                                const struct ob_header &header,
-                                const struct ob_message_shape &shape) {
-  return header.magic == OB_MESSAGE_MAGIC && header.version == OB_MESSAGE_VERSION &&
-         header.kind == stamp.kind &&
-         (header.flags & (OB_FLAG_DENSE | OB_FLAG_HALF)) == (plan.dense ? OB_FLAG_DENSE : 0) &&
-         header.sequence == plan.state->sequence && header.elements == plan.layout.elements &&
-         header.block == shape.first && is_scale(header.scale);
-}
-
-/* What is wrong with a message, beside what it says of its sender. */
+/* What is wrong with a message, beside what it says of its sender: as ob_message_check, but for its
+ * length, which the transport has matched. */
 static __device__ onebit_status_t judge(const struct ob_cuda_plan &plan,
                                         const struct ob_cuda_stamp &stamp,
                                         const struct ob_header &header,
                                         const struct ob_message_shape &shape) {
-  if (!is_sound(plan, stamp, header, shape))
+  const struct ob_message_call call = call_of(plan, stamp);
+  if (ob_header_check(&header, &shape, &call) != OB_HEADER_SOUND)
     return ONEBIT_ERROR_MESSAGE;
-  const bool speaks = header.flags & OB_FLAG_MISMATCH || !(header.flags & OB_FLAG_ERROR);
-  if ((speaks && header.agreed != stamp.agreed) || header.flags & OB_FLAG_MISMATCH)
-    return ONEBIT_ERROR_MISMATCH;
-  return ONEBIT_OK;
+  return ob_header_disagrees(header.flags, header.agreed, stamp.agreed) ? ONEBIT_ERROR_MISMATCH
+                                                                        : ONEBIT_OK;
 }
 
 /* The lowest lane that says so, or -1. */
@@ -93,17 +75,12 @@ static __device__ int first_lane(bool says) {
   return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
 }
 
-/* The member `places` further on. */
-static __device__ size_t shifted(const struct ob_cuda_plan &plan, size_t places) {
-  return (plan.place + places) % plan.members;
-}
-
 /* The members from `places` on, one a lane. All lanes take part. */
 static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp,
                             size_t places) {
   struct ob_cuda_state *state = plan.state;
-  const bool there = places + lane_number() < plan.members;
-  const size_t member = shifted(plan, places + lane_number());
+  const bool there = places + lane_number() < plan.geometry.members;
+  const size_t member = ob_neighbour(&plan.geometry, places + lane_number());
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
   struct ob_header header = {};
   onebit_status_t status = ONEBIT_OK;
@@ -111,7 +88,7 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
     const unsigned char *message =
         server ? result_of(plan, next_of(plan, state->now), member)
                : sent_by(plan, senders_of(plan, state->now), (unsigned)member);
-    const struct ob_message_shape shape = shape_of(plan, server ? member : plan.place);
+    const struct ob_message_shape shape = shape_of(plan, server ? member : plan.geometry.member);
     header = *(const struct ob_header *)message;
     status = judge(plan, stamp, header, shape);
   }
@@ -137,11 +114,11 @@ static __device__ void check_scales(const struct ob_cuda_plan &plan,
   const uint32_t now = plan.state->now;
   unsigned char *message = server ? result_of(plan, next_of(plan, now), member)
                                   : sent_by(plan, senders_of(plan, now), (unsigned)member);
-  const struct ob_message_shape shape = shape_of(plan, server ? member : plan.place);
+  const struct ob_message_shape shape = shape_of(plan, server ? member : plan.geometry.member);
   const float *scales = ob_message_view(message, &shape).scales;
   bool bad = false;
   for (size_t i = lane_number(); i < ob_message_scales(&shape); i += OB_LANES)
-    bad |= !is_scale(scales[i]);
+    bad |= !ob_scale_is_sound(scales[i]);
   if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
       atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK)
     plan.state->witness = witness_of(plan, member);
@@ -151,12 +128,12 @@ static __device__ void check_scales(const struct ob_cuda_plan &plan,
 static __global__ void open_messages(const struct ob_cuda_plan plan,
                                      const struct ob_cuda_stamp stamp) {
   const size_t warp = warp_number();
-  if (warp >= plan.members)
+  if (warp >= plan.geometry.members)
     return;
   if (warp > 0)
-    check_scales(plan, stamp, shifted(plan, warp));
+    check_scales(plan, stamp, ob_neighbour(&plan.geometry, warp));
   else
-    for (size_t places = 1; places < plan.members; places += OB_LANES)
+    for (size_t places = 1; places < plan.geometry.members; places += OB_LANES)
       hear(plan, stamp, places);
 }
 
@@ -170,13 +147,11 @@ static __global__ void decide(const struct ob_cuda_plan plan, const struct ob_cu
   if (lane_number() != 0)
     return;
   note_own(plan);
-  if (state->status == ONEBIT_OK && state->failed >= 0) {
-    state->status = ONEBIT_ERROR_PEER;
-    state->witness = state->failed;
-  } else if (state->status == ONEBIT_OK && state->not_finite >= 0) {
-    state->status = ONEBIT_SKIPPED;
-    state->witness = state->not_finite;
-  }
+  const onebit_status_t status =
+      ob_call_verdict((onebit_status_t)state->status, state->failed, state->not_finite);
+  if (state->status == ONEBIT_OK && status != ONEBIT_OK)
+    state->witness = status == ONEBIT_SKIPPED ? state->not_finite : state->failed;
+  state->status = status;
   state->stop = stamp.failed || state->status != ONEBIT_OK;
 }
 
@@ -230,9 +205,9 @@ cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, s
 
 cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream) {
-  return plan.members == 1
-             ? cudaSuccess
-             : launch(open_messages, plan.members, 1, stream, of_chunk(plan, chunk), stamp);
+  return plan.geometry.members == 1 ? cudaSuccess
+                                    : launch(open_messages, plan.geometry.members, 1, stream,
+                                             of_chunk(plan, chunk), stamp);
 }
 
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
@@ -251,5 +226,6 @@ cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cuda
 
 cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double beta2,
                                cudaStream_t stream) {
-  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2, (double)plan.members);
+  return launch_one_warp(adam_count, stream, plan.state, beta1, beta2,
+                         (double)plan.geometry.members);
 }

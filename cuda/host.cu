@@ -11,7 +11,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     host_mean_kernel(const __grid_constant__ struct ob_cuda_plan host, size_t apart, float *values,
                      size_t step, float share) {
   struct place place;
-  if (!find_place(host, share_of(host, host.place) + blockIdx.y, &place))
+  if (!find_place(host, segment_of(host, host.geometry.member) + blockIdx.y, &place))
     return;
   struct senders senders = senders_of(host, 0);
   senders.own += blockIdx.y * apart;
@@ -23,5 +23,6 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, size_t members, float *values, size_t step,
                               size_t chunk, cudaStream_t stream) {
   return launch(host_mean_kernel, host.most_blocks, members, stream, of_chunk(host, chunk),
-                host.peer_stride / members, values, step, (float)(1.0 / (double)host.members));
+                host.geometry.peer_stride / members, values, step,
+                (float)(1.0 / (double)host.geometry.members));
 }

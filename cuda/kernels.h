@@ -16,8 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "compression/layout.h"
-#include "compression/message.h"
+#include "collectives/geometry.h"
 #include "compression/passes.h"
 #include "optimizers/lamb_tensor.h"
 
@@ -64,27 +63,19 @@ struct ob_cuda_kept {
   double *sums; /* one a block, where there is one scale */
 };
 
-/* A plan, as struct onebit_plan has it. Message i of member m is at
- * base + m * peer_stride + i % slots * stride. */
+/* A plan, as struct onebit_plan has it; what its geometry points to is memory of the device. */
 struct ob_cuda_plan {
-  struct ob_layout layout;
-  const size_t *bounds; /* shares * chunks + 1 */
-  size_t shares, chunks, slots, stride, peer_stride;
+  struct ob_geometry geometry;
   size_t most_blocks; /* in a message */
-  size_t members, place, first_share;
-  bool whole;   /* everyone's message is about everything: one share, sent as a result */
-  bool rotated; /* result of member m lies at (m - place) mod members, as doubling has it */
   /* The results in flight always come to results[1]; ob_cuda_commit copies them to results[0],
    * where those of the last call are. Else it is the state that says which is which. */
   bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
   /* Member m is told of as witness + m * witness_step, which the host makes a rank of. */
   size_t witness, witness_step;
-  bool one_scale, dense;
   onebit_scale_t rule;
   onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
   struct ob_cuda_kept worker, server;
-  unsigned char *outgoing, *incoming, *results[2];
   struct ob_cuda_state *state;
 };
 
@@ -136,8 +127,8 @@ struct ob_cuda_pass {
 
 /* --- Bits. `chunk` is of all peers' messages. */
 
-/* Every share's input to its message in outgoing, or with plan.whole to this rank's result. Notes
- * flags in the state. With one scale the sums go to worker.sums, for ob_cuda_finish. */
+/* Every segment's input to its message in outgoing, or with geometry.whole to this rank's result.
+ * Notes flags in the state. With one scale the sums go to worker.sums, for ob_cuda_finish. */
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream);
 
@@ -153,8 +144,8 @@ cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t s
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream);
 
-/* The mean of the members' messages: of their results about everything (plan.whole), or about this
- * rank's share. */
+/* The mean of the members' messages: of their results about everything (geometry.whole), or about
+ * this rank's segment. */
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream);
 
@@ -169,11 +160,11 @@ cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, si
 cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream);
 
-/* The mean of the members' messages about this rank's share to its result, or with plan.whole that
- * of their results to the first message of outgoing. */
+/* The mean of the members' messages about this rank's segment to its result, or with geometry.whole
+ * that of their results to the first message of outgoing. */
 cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
 
-/* The results, or with plan.whole the first message of outgoing, to the outputs. */
+/* The results, or with plan.geometry.whole the first message of outgoing, to the outputs. */
 cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                             cudaStream_t stream);
 
@@ -212,7 +203,7 @@ cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda
                                enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
 
 /* --- Calls that no host looks after (headers.cu). These set, read and judge headers as
- * collectives/step_messages.c and steps.c do. */
+ * collectives/messages.c and steps.c do. */
 
 /* What a header says of a call. */
 struct ob_cuda_stamp {

@@ -20,7 +20,7 @@ static __device__ inline void sum_words(const struct ob_cuda_plan &plan,
                                         const struct senders &senders, const struct place &place,
                                         unsigned word, unsigned words,
                                         float (&total)[words_at_once]) {
-  const unsigned members = (unsigned)plan.members;
+  const unsigned members = (unsigned)plan.geometry.members;
   const size_t at = place.word * OB_LANES + lane_number();
   OB_UNROLL
   for (unsigned w = 0; w < words_at_once; w++)

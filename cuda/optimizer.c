@@ -26,7 +26,7 @@ static void *copied(struct onebit_optimizer *optimizer, const void *values, size
 
 static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   struct ob_unit_device *device = unit->device;
-  size_t pieces = unit->bits->layout.pieces;
+  size_t pieces = unit->bits->geometry.layout.pieces;
   device->parameters = copied(optimizer, unit->parameters, pieces, sizeof *device->parameters);
   device->copies = copied(optimizer, unit->copies, pieces, sizeof *device->copies);
   device->gradients = copied(optimizer, unit->gradients, pieces, sizeof *device->gradients);
@@ -43,7 +43,7 @@ static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob
 }
 
 static onebit_status_t allocate_sums(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  size_t blocks = unit->bits->layout.blocks;
+  size_t blocks = unit->bits->geometry.layout.blocks;
   unit->device->which_sums = -1;
   unit->device->sums = ob_memory_pinned.allocate(blocks, sizeof(double));
   optimizer->own_bytes += blocks * sizeof(double);
@@ -54,7 +54,7 @@ static onebit_status_t allocate_sums(struct onebit_optimizer *optimizer, struct 
  * each other. */
 static size_t list_tensors(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
                            struct ob_cuda_tensor *list) {
-  size_t count = 0, pieces = unit->bits->layout.pieces;
+  size_t count = 0, pieces = unit->bits->geometry.layout.pieces;
   for (size_t k = 0; k < pieces; k++) {
     size_t t = unit->tensor_of[k];
     if (t == optimizer->tensor_count)
@@ -74,7 +74,7 @@ static onebit_status_t copy_lamb(struct onebit_optimizer *optimizer, struct ob_u
   const struct ob_lamb *own = optimizer->own;
   const struct ob_cuda_lamb *first = &optimizer->units[0].device->lamb;
   struct ob_cuda_lamb *lamb = &unit->device->lamb;
-  size_t pieces = unit->bits->layout.pieces;
+  size_t pieces = unit->bits->geometry.layout.pieces;
   bool makes = lamb == first;
   *lamb = (struct ob_cuda_lamb){.limits = own->limits,
                                 .count = count,
@@ -97,7 +97,7 @@ static onebit_status_t copy_lamb(struct onebit_optimizer *optimizer, struct ob_u
 static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   if (!optimizer->method->lamb)
     return ONEBIT_OK;
-  struct ob_cuda_tensor *list = ob_allocate(unit->bits->layout.pieces, sizeof *list);
+  struct ob_cuda_tensor *list = ob_allocate(unit->bits->geometry.layout.pieces, sizeof *list);
   if (!list)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
   onebit_status_t status = copy_lamb(optimizer, unit, list, list_tensors(optimizer, unit, list));
@@ -253,14 +253,15 @@ static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, ui
  * staged the device has results of its own. */
 static onebit_status_t restore_results(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
-  size_t bytes = plan->group.size * plan->peer_stride;
-  if (!plan->momentum || plan->place->messages == &ob_memory_cuda)
+  size_t bytes = plan->geometry.members * plan->geometry.peer_stride;
+  if (!plan->momentum || plan->executor->messages == &ob_memory_cuda)
     return ONEBIT_OK;
   if (plan->result_now != plan->worker.now)
-    memcpy(plan->results[plan->worker.now], plan->results[plan->result_now], bytes);
+    memcpy(plan->geometry.results[plan->worker.now], plan->geometry.results[plan->result_now],
+           bytes);
   plan->result_now = plan->worker.now;
-  return ob_memory_cuda.copy(device->kernel.results[plan->result_now],
-                             plan->results[plan->result_now], bytes);
+  return ob_memory_cuda.copy(device->kernel.geometry.results[plan->result_now],
+                             plan->geometry.results[plan->result_now], bytes);
 }
 
 /* `calls` are those whose results the last ones are of. */

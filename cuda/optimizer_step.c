@@ -57,7 +57,7 @@ static onebit_status_t send(const struct ob_unit_device *device, void *to, const
 /* They change at the freeze, and with a checkpoint: nothing is under way then. */
 static onebit_status_t send_scalings(struct ob_unit *unit) {
   struct ob_unit_device *device = unit->device;
-  size_t bytes = unit->bits->layout.pieces * sizeof(float);
+  size_t bytes = unit->bits->geometry.layout.pieces * sizeof(float);
   if (memcmp(device->scalings_there, unit->scalings, bytes) == 0)
     return ONEBIT_OK;
   memcpy(device->scalings_there, unit->scalings, bytes);
@@ -226,8 +226,8 @@ static onebit_status_t fetch_sums(struct onebit_optimizer *optimizer, struct ob_
   if (device->which_sums == which)
     return ONEBIT_OK;
   OB_TRY_CUDA(cudaMemcpyAsync(device->sums, unit->sums[which],
-                              unit->bits->layout.blocks * sizeof(double), cudaMemcpyDeviceToHost,
-                              stream));
+                              unit->bits->geometry.layout.blocks * sizeof(double),
+                              cudaMemcpyDeviceToHost, stream));
   OB_TRY_CUDA(cudaStreamSynchronize(stream));
   device->which_sums = which;
   return ONEBIT_OK;
@@ -273,7 +273,7 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
  * those on streams ended, and sends what the next stage wants of it while it waits anyway. */
 static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   bool bits = ob_optimizer_is_frozen(optimizer) && !unit->uncompressed;
-  unit->bits->place->settled(unit->bits, true); /* a held call was applied after it ended */
+  unit->bits->executor->settled(unit->bits, true); /* a held call was applied after it ended */
   OB_TRY_CUDA(cudaStreamSynchronize(unit->device->own));
   return send_before(optimizer, unit, bits ? unit->bits : unit->dense);
 }

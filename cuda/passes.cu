@@ -240,12 +240,12 @@ static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t
 template <enum ob_pass_kind kind>
 static __device__ inline bool find(const struct ob_cuda_plan &plan, struct place *place) {
   if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
-    return find_place(plan, share_of(plan, blockIdx.y), place);
+    return find_place(plan, segment_of(plan, blockIdx.y), place);
   size_t piece = 0;
   place->number = warp_number();
-  if (place->number >= plan.layout.blocks)
+  if (place->number >= plan.geometry.layout.blocks)
     return false;
-  place->block = ob_layout_block(&plan.layout, place->number, &piece);
+  place->block = ob_layout_block(&plan.geometry.layout, place->number, &piece);
   return true;
 }
 
@@ -287,11 +287,11 @@ static pass_function *kernel_of(enum ob_pass_kind kind) {
 
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream) {
-  return launch(kernel_of(pass.kind), plan.most_blocks, plan.members, stream, of_chunk(plan, chunk),
-                pass);
+  return launch(kernel_of(pass.kind), plan.most_blocks, plan.geometry.members, stream,
+                of_chunk(plan, chunk), pass);
 }
 
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream) {
-  return launch(kernel_of(pass.kind), plan.layout.blocks, 1, stream, plan, pass);
+  return launch(kernel_of(pass.kind), plan.geometry.layout.blocks, 1, stream, plan, pass);
 }

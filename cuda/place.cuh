@@ -1,6 +1,6 @@
 /*
  * Where things are: the block that a warp works on, the messages and their parts, the pieces of the
- * caller's buffers; and what becomes of a block's sum. As blocks.c and step_messages.c have it.
+ * caller's buffers; and what becomes of a block's sum. As blocks.c and collectives/geometry.h have it.
  */
 #ifndef OB_CUDA_PLACE_CUH
 #define OB_CUDA_PLACE_CUH
@@ -10,9 +10,11 @@
 /* The plan as the launch of one chunk sees it: bounds and messages begin at this chunk's, so that
  * no thread divides by the number of slots. */
 static inline struct ob_cuda_plan of_chunk(struct ob_cuda_plan plan, size_t chunk) {
-  const size_t slot = chunk % plan.slots * plan.stride;
-  plan.bounds += chunk;
-  for (unsigned char **base : {&plan.outgoing, &plan.incoming, &plan.results[0], &plan.results[1]})
+  struct ob_geometry *geometry = &plan.geometry;
+  const size_t slot = chunk % geometry->slots * geometry->stride;
+  geometry->bounds += chunk;
+  for (unsigned char **base :
+       {&geometry->outgoing, &geometry->incoming, &geometry->results[0], &geometry->results[1]})
     *base = *base ? *base + slot : NULL;
   return plan;
 }
@@ -26,27 +28,23 @@ struct place {
 };
 
 /* False when the message has no such block. */
-static __device__ inline bool find_place(const struct ob_cuda_plan &plan, size_t share,
+static __device__ inline bool find_place(const struct ob_cuda_plan &plan, size_t segment,
                                          struct place *place) {
-  const size_t *bounds = plan.bounds + share * plan.chunks;
-  const size_t first = bounds[0], end = bounds[1];
+  const struct ob_geometry *geometry = &plan.geometry;
+  place->shape = ob_message_blocks(geometry, segment, 0);
   place->index = warp_number();
-  place->number = first + place->index;
-  if (place->number >= end)
+  place->number = place->shape.first + place->index;
+  if (place->index >= place->shape.blocks)
     return false;
-  place->shape.first = first;
-  place->shape.blocks = end - first;
-  place->shape.one_scale = plan.one_scale;
-  place->shape.dense = plan.dense;
   size_t piece = 0;
-  const size_t first_word = ob_layout_block(&plan.layout, first, &piece).word;
-  place->block = ob_layout_block(&plan.layout, place->number, &piece);
+  const size_t first_word = ob_layout_block(&geometry->layout, place->shape.first, &piece).word;
+  place->block = ob_layout_block(&geometry->layout, place->number, &piece);
   place->word = place->block.word - first_word;
   return true;
 }
 
-static __device__ inline size_t share_of(const struct ob_cuda_plan &plan, size_t member) {
-  return plan.whole ? 0 : plan.first_share + member;
+static __device__ inline size_t segment_of(const struct ob_cuda_plan &plan, size_t member) {
+  return ob_segment_of(&plan.geometry, member);
 }
 
 /* --- Messages */
@@ -62,16 +60,14 @@ static __device__ inline uint32_t next_of(const struct ob_cuda_plan &plan, uint3
 
 static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &plan, uint32_t copy,
                                                   size_t member) {
-  const size_t behind = member < plan.place ? plan.members : 0;
-  const size_t at = plan.rotated ? member + behind - plan.place : member;
-  return plan.results[copy] + at * plan.peer_stride;
+  return ob_result_at(&plan.geometry, (int)copy, member, 0);
 }
 
 /* What this rank sends to a member; or in one message to all. */
 static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan, uint32_t now,
                                                 size_t member) {
-  return plan.whole ? result_of(plan, next_of(plan, now), plan.place)
-                    : plan.outgoing + member * plan.peer_stride;
+  return plan.geometry.whole ? result_of(plan, next_of(plan, now), plan.geometry.member)
+                             : plan.geometry.outgoing + member * plan.geometry.peer_stride;
 }
 
 /* What the members sent to this rank; or to all. The message of member m is m strides after its
@@ -81,20 +77,21 @@ struct senders {
 };
 
 static __device__ inline struct senders senders_of(const struct ob_cuda_plan &plan, uint32_t now) {
-  if (!plan.whole)
-    return {plan.outgoing, plan.incoming, plan.incoming};
-  unsigned char *results = plan.results[!now]; /* without momentum there is one copy only */
-  if (!plan.rotated)
+  if (!plan.geometry.whole)
+    return {plan.geometry.outgoing, plan.geometry.incoming, plan.geometry.incoming};
+  unsigned char *results =
+      plan.geometry.results[!now]; /* without momentum there is one copy only */
+  if (!plan.geometry.rotated)
     return {results, results, results};
-  unsigned char *own = results - plan.place * plan.peer_stride;
-  return {own, own + plan.members * plan.peer_stride, own};
+  unsigned char *own = results - plan.geometry.member * plan.geometry.peer_stride;
+  return {own, own + plan.geometry.members * plan.geometry.peer_stride, own};
 }
 
 static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan,
                                                 const struct senders &senders, unsigned member) {
-  const unsigned own = (unsigned)plan.place;
+  const unsigned own = (unsigned)plan.geometry.member;
   unsigned char *base = member == own ? senders.own : member < own ? senders.before : senders.after;
-  return base + member * plan.peer_stride;
+  return base + member * plan.geometry.peer_stride;
 }
 
 static __device__ inline struct ob_view view_of(unsigned char *message, const struct place &place) {

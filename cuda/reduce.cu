@@ -27,7 +27,7 @@ struct parts {
 static __device__ inline struct parts parts_of(const struct ob_cuda_plan &plan, uint32_t now,
                                                const struct place &place) {
   struct parts parts = {senders_of(plan, now), 0};
-  unsigned char *own = sent_by(plan, parts.words, (unsigned)plan.place);
+  unsigned char *own = sent_by(plan, parts.words, (unsigned)plan.geometry.member);
   const struct ob_view view = view_of(own, place);
   const float *scale = place.shape.one_scale ? &view.header->scale : &view.scales[place.index];
   const uint32_t *words = view.words + place.word + four_at(0) / OB_LANES;
@@ -71,7 +71,7 @@ template <bool whole>
 static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, const struct parts &parts,
                                        unsigned first, unsigned count, float share,
                                        float (&total)[fours_a_tile][4]) {
-  const unsigned members = (unsigned)plan.members;
+  const unsigned members = (unsigned)plan.geometry.members;
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     total[i / 4][i % 4] = -0.0f; /* what leaves the first term as it is, be it -0 */
@@ -170,9 +170,10 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
   const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct place place;
-  if (!find_place(plan, share_of(plan, plan.place), &place))
+  if (!find_place(plan, segment_of(plan, plan.geometry.member), &place))
     return;
-  const struct ob_view out = view_of(result_of(plan, next_of(plan, now), plan.place), place);
+  const struct ob_view out =
+      view_of(result_of(plan, next_of(plan, now), plan.geometry.member), place);
   struct ob_reduce_run run = {};
   run.count = place.block.count;
   run.serving = plan.server.serving;
@@ -193,7 +194,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                const __grid_constant__ struct ob_cuda_pieces outputs, float share) {
   struct place place;
-  if (plan.state->stop || !find_place(plan, share_of(plan, plan.place), &place))
+  if (plan.state->stop || !find_place(plan, segment_of(plan, plan.geometry.member), &place))
     return;
   const struct parts parts = parts_of(plan, plan.state->now, place);
   const unsigned valid = (unsigned)place.block.valid;
@@ -215,7 +216,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 
 /* A member's share of the mean, which goes into its scale. */
 static float share_of_mean(const struct ob_cuda_plan &plan) {
-  return (float)(1.0 / (double)plan.members);
+  return (float)(1.0 / (double)plan.geometry.members);
 }
 
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {

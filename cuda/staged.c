@@ -14,8 +14,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "collectives/step_parts.h"
-#include "collectives/steps.h"
+#include "collectives/messages.h"
 #include "cuda/staging.h"
 
 /* --- Waiting -----------------------------------------------------------------------------------*/
@@ -54,7 +53,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
 /* The call before may have left copies on their way from messages that now are received anew. */
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
-  memset(staging->seen, 0, (plan->slots + 1) * sizeof *staging->seen);
+  memset(staging->seen, 0, (plan->geometry.slots + 1) * sizeof *staging->seen);
   OB_TRY_CUDA(ob_cuda_reach(staging->copied_in, true));
   if (plan->call.on_stream)
     OB_TRY(follow(plan));
@@ -124,120 +123,170 @@ static bool arrived(struct onebit_plan *plan, size_t index, bool wait) {
 }
 
 static bool arrived_with_scale(struct onebit_plan *plan, size_t slot, bool wait) {
-  const struct ob_cuda_state *last = &plan->device->staging.seen[plan->slots];
+  const struct ob_cuda_state *last = &plan->device->staging.seen[plan->geometry.slots];
   if (!arrived(plan, slot, wait))
     return false;
   if (!plan->work.one_scale || plan->status != ONEBIT_OK)
     return true;
-  if (!arrived(plan, plan->slots, wait))
+  if (!arrived(plan, plan->geometry.slots, wait))
     return false;
   plan->worker_scale = last->worker_scale;
   plan->server_scale = last->server_scale;
   return true;
 }
 
+/* Whether what was computed last for a chunk is among the host's messages. */
 static bool ready(struct onebit_plan *plan, size_t chunk, bool wait) {
-  int before = ob_cuda_enter(plan->device->number);
-  bool yes = arrived_with_scale(plan, chunk % plan->slots, wait);
-  ob_cuda_leave(before);
-  return yes;
-}
-
-static bool all_ready(struct onebit_plan *plan, bool wait) {
-  for (size_t slot = 0; slot < plan->slots; slot++)
-    if (!ready(plan, slot, wait))
-      return false;
-  return true;
+  return arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
+
+static bool send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+  return ready(plan, chunk, wait) && ob_send_to_servers(plan, chunk, wait);
+}
+
+static bool send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
+  return ready(plan, chunk, wait) && ob_send_to_all(plan, chunk, wait);
+}
+
+static bool begin_round(struct onebit_plan *plan, size_t round, bool wait) {
+  return ready(plan, 0, wait) && ob_begin_round(plan, round, wait);
+}
+
+static bool decide(struct onebit_plan *plan, size_t chunk, bool wait) {
+  for (size_t slot = 0; slot < plan->geometry.slots; slot++)
+    if (!ready(plan, slot, wait))
+      return false;
+  return ob_steps_decide(plan, chunk, wait);
+}
 
 static onebit_status_t compress_chunk(struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(ob_device_compress(plan, chunk, staging->compute));
   OB_TRY(ob_staging_computed(staging));
-  if (ob_gathers_whole(plan))
+  if (plan->geometry.whole)
     OB_TRY(ob_staging_send_result(plan, chunk));
   else
     OB_TRY(ob_staging_send_outgoing(plan, chunk));
-  return ob_staging_send_state(plan, chunk % plan->slots);
+  return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
 /* What a rank sends that cannot take part: nothing of an earlier call. */
 static void clear_outgoing(struct onebit_plan *plan, size_t chunk) {
-  if (ob_gathers_whole(plan))
-    memset(ob_staging_result(plan, plan->results, chunk), 0, plan->stride);
+  const struct ob_geometry *geometry = &plan->geometry;
+  if (geometry->whole)
+    memset(ob_staging_result(plan, geometry, chunk), 0, geometry->stride);
   else
-    for (size_t member = 0; member < plan->group.size; member++)
-      memset(ob_message_at(plan, plan->outgoing, member, chunk), 0, plan->stride);
+    for (size_t member = 0; member < geometry->members; member++)
+      memset(ob_message_at(geometry, geometry->outgoing, member, chunk), 0, geometry->stride);
 }
 
-static void compress(struct onebit_plan *plan, size_t chunk) {
-  int before = ob_cuda_enter(plan->device->number);
+/* Copies that have begun may still write what is cleared. */
+static void finish_copies(struct onebit_plan *plan) {
+  over(plan, reach_end(plan->device->staging.out, true));
+}
+
+static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   if (plan->status == ONEBIT_OK)
     fail(plan, compress_chunk(plan, chunk));
   if (plan->status != ONEBIT_OK) {
-    over(plan, reach_end(plan->device->staging.out, true)); /* what began may still write */
+    finish_copies(plan);
     clear_outgoing(plan, chunk);
   }
-  ob_cuda_leave(before);
+  return true;
 }
 
 static onebit_status_t finish(struct onebit_plan *plan, bool server) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(ob_cuda_finish(plan->device->kernel, server, staging->compute));
   OB_TRY(ob_staging_computed(staging));
-  return ob_staging_send_state(plan, plan->slots);
+  return ob_staging_send_state(plan, plan->geometry.slots);
 }
 
-static void finish_on(struct onebit_plan *plan, bool server) {
-  int before = ob_cuda_enter(plan->device->number);
+static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
   if (plan->status == ONEBIT_OK)
-    fail(plan, finish(plan, server));
-  ob_cuda_leave(before);
+    fail(plan, finish(plan, false));
+  return true;
 }
 
-static void finish_worker(struct onebit_plan *plan) { finish_on(plan, false); }
-
-static void finish_server(struct onebit_plan *plan) { finish_on(plan, true); }
+static bool finish_server(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  if (plan->status == ONEBIT_OK)
+    fail(plan, finish(plan, true));
+  return true;
+}
 
 static onebit_status_t reduce_chunk(struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
-  bool whole = ob_gathers_whole(plan);
-  OB_TRY(whole ? ob_staging_bring_results(plan, chunk) : ob_staging_bring_incoming(plan, chunk));
+  OB_TRY(ob_staging_bring_incoming(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
   OB_TRY(ob_staging_computed(staging));
-  if (!whole) /* of a mean of results nobody else hears */
-    OB_TRY(ob_staging_send_result(plan, chunk));
-  return ob_staging_send_state(plan, chunk % plan->slots);
+  OB_TRY(ob_staging_send_result(plan, chunk));
+  return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
-static void reduce(struct onebit_plan *plan, size_t chunk) {
-  int before = ob_cuda_enter(plan->device->number);
+static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   if (plan->status == ONEBIT_OK)
     fail(plan, reduce_chunk(plan, chunk));
-  if (plan->status != ONEBIT_OK && !ob_gathers_whole(plan)) {
-    over(plan, reach_end(plan->device->staging.out, true));
-    memset(ob_staging_result(plan, plan->results, chunk), 0, plan->stride);
+  if (plan->status != ONEBIT_OK) {
+    finish_copies(plan);
+    memset(ob_staging_result(plan, &plan->geometry, chunk), 0, plan->geometry.stride);
   }
-  ob_cuda_leave(before);
+  return true;
 }
 
-static onebit_status_t apply_chunk(struct onebit_plan *plan, size_t chunk) {
-  bool averaged = ob_is_dense(plan) && ob_gathers_whole(plan); /* and so here already */
-  if (plan->options.operation == ONEBIT_REDUCE_SCATTER)
-    OB_TRY(ob_staging_bring_incoming(plan, chunk));
-  else if (!averaged)
-    OB_TRY(ob_staging_bring_results(plan, chunk));
-  OB_TRY_CUDA(ob_device_apply(plan, chunk, plan->device->staging.compute));
-  return ONEBIT_OK;
+/* A mean that no other rank hears of. */
+static onebit_status_t reduce_whole_chunk(struct onebit_plan *plan, size_t chunk) {
+  struct ob_staging *staging = &plan->device->staging;
+  OB_TRY(ob_staging_bring_results(plan, chunk));
+  OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
+  OB_TRY(ob_staging_computed(staging));
+  return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
-static void apply(struct onebit_plan *plan, size_t chunk) {
-  int before = ob_cuda_enter(plan->device->number);
+static bool reduce_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   if (plan->status == ONEBIT_OK)
-    fail(plan, apply_chunk(plan, chunk));
-  ob_cuda_leave(before);
+    fail(plan, reduce_whole_chunk(plan, chunk));
+  return true;
+}
+
+/* Once the messages that are applied have been brought to the device. */
+static void apply_brought(struct onebit_plan *plan, size_t chunk, onebit_status_t brought,
+                          cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
+                                                cudaStream_t stream)) {
+  cudaError_t error = cudaSuccess;
+  if (brought == ONEBIT_OK)
+    error = launch(plan, chunk, plan->device->staging.compute);
+  fail(plan, error == cudaSuccess ? brought : ob_cuda_error(error, "launching a kernel"));
+}
+
+static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  if (plan->status == ONEBIT_OK)
+    apply_brought(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
+  return true;
+}
+
+/* A dense mean is on the device already. */
+static bool apply_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  if (plan->status == ONEBIT_OK)
+    apply_brought(plan, chunk,
+                  ob_is_dense(plan) ? ONEBIT_OK : ob_staging_bring_results(plan, chunk),
+                  ob_device_apply_sum);
+  return true;
+}
+
+static bool apply_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  if (plan->status == ONEBIT_OK)
+    apply_brought(plan, chunk, ob_staging_bring_incoming(plan, chunk), ob_device_apply_sum);
+  return true;
 }
 
 static onebit_status_t commit_kept(struct onebit_plan *plan) {
@@ -248,22 +297,26 @@ static onebit_status_t commit_kept(struct onebit_plan *plan) {
 
 /* The last state that came has what all of the server's kernels met. */
 static bool server_is_large(const struct onebit_plan *plan) {
-  for (size_t slot = 0; slot <= plan->slots; slot++)
+  for (size_t slot = 0; slot <= plan->geometry.slots; slot++)
     if (plan->device->staging.seen[slot].server_flags & OB_FLAG_LARGE)
       return true;
   return false;
 }
 
-static void commit(struct onebit_plan *plan) {
-  int before = ob_cuda_enter(plan->device->number);
+/* On failure the device goes on with what it had. */
+static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  if (ob_is_dense(plan))
+    return true;
   if (plan->status == ONEBIT_OK)
     fail(plan, commit_kept(plan));
-  if (plan->status == ONEBIT_OK) { /* else the device goes on with what it had */
+  if (plan->status == ONEBIT_OK) {
     ob_kept_commit(&plan->worker);
     ob_kept_commit(&plan->server);
     plan->server_large = server_is_large(plan);
   }
-  ob_cuda_leave(before);
+  plan->result_now = !plan->result_now;
+  return true;
 }
 
 /* --- The row -----------------------------------------------------------------------------------*/
@@ -283,9 +336,9 @@ static void destroy_there(struct onebit_plan *plan) {
   ob_cuda_leave(before);
 }
 
-const struct ob_place ob_place_staged = {
+const struct ob_executor ob_executor_staged = {
     .codec = "cuda",
-    .kept = &ob_memory_cuda,
+    .residuals = &ob_memory_cuda,
     .messages = &ob_memory_pinned,
     .open = ob_device_open,
     .create = create_here,
@@ -293,14 +346,27 @@ const struct ob_place ob_place_staged = {
     .check = ob_device_check,
     .begin = begin,
     .end = end,
-    .take = ob_steps_take,
+    .enter = ob_device_enter,
+    .leave = ob_cuda_leave,
     .settled = settled,
-    .compress = compress,
-    .finish_worker = finish_worker,
-    .reduce = reduce,
-    .finish_server = finish_server,
-    .apply = apply,
-    .commit = commit,
-    .ready = ready,
-    .all_ready = all_ready,
+    .run = {[OB_STEP_COMPRESS] = compress,
+            [OB_STEP_COMPRESS_WHOLE] = compress,
+            [OB_STEP_FINISH_WORKER] = finish_worker,
+            [OB_STEP_EXCHANGE] = send_to_servers,
+            [OB_STEP_RECEIVE] = ob_receive_from_workers,
+            [OB_STEP_REDUCE] = reduce,
+            [OB_STEP_FINISH_SERVER] = finish_server,
+            [OB_STEP_REDUCE_WHOLE] = reduce_whole,
+            [OB_STEP_GATHER] = send_to_all,
+            [OB_STEP_COLLECT] = ob_receive_from_servers,
+            [OB_STEP_BEGIN_ROUND] = begin_round,
+            [OB_STEP_END_ROUND] = ob_end_round,
+            [OB_STEP_CHECK_EARLY] = ob_steps_check_early,
+            [OB_STEP_APPLY_EARLY] = ob_steps_apply_early,
+            [OB_STEP_DECIDE] = decide,
+            [OB_STEP_APPLY] = apply,
+            [OB_STEP_APPLY_LATE] = ob_steps_apply_late,
+            [OB_STEP_APPLY_WHOLE] = apply_whole,
+            [OB_STEP_APPLY_SEGMENT] = apply_segment,
+            [OB_STEP_COMMIT] = commit},
 };

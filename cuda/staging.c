@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/step_parts.h"
+#include "collectives/messages.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
@@ -19,11 +19,12 @@ static onebit_status_t create_streams(struct ob_staging *staging) {
 
 static onebit_status_t create_ready(struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
-  staging->ready = ob_allocate(plan->slots + 1, sizeof *staging->ready);
-  staging->seen = ob_memory_pinned.allocate(plan->slots + 1, sizeof *staging->seen);
+  staging->ready = ob_allocate(plan->geometry.slots + 1, sizeof *staging->ready);
+  staging->seen = ob_memory_pinned.allocate(plan->geometry.slots + 1, sizeof *staging->seen);
   if (!staging->ready || !staging->seen)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way", plan->slots);
-  for (size_t i = 0; i <= plan->slots; i++)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way",
+                    plan->geometry.slots);
+  for (size_t i = 0; i <= plan->geometry.slots; i++)
     OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->ready[i], cudaEventDisableTiming));
   return ONEBIT_OK;
 }
@@ -52,7 +53,7 @@ void ob_staging_destroy(struct onebit_plan *plan) {
   destroy_stream(staging->out);
   destroy_stream(staging->in);
   destroy_stream(staging->compute);
-  for (size_t i = 0; staging->ready && i <= plan->slots; i++)
+  for (size_t i = 0; staging->ready && i <= plan->geometry.slots; i++)
     destroy_event(staging->ready[i]);
   destroy_event(plan->device->begun);
   destroy_event(staging->computed);
@@ -66,7 +67,7 @@ void ob_staging_destroy(struct onebit_plan *plan) {
 
 /* The bytes of one slot for all members lie peer_stride apart. */
 static unsigned char *slot_of(const struct onebit_plan *plan, unsigned char *base, size_t chunk) {
-  return base + chunk % plan->slots * plan->stride;
+  return base + chunk % plan->geometry.slots * plan->geometry.stride;
 }
 
 onebit_status_t ob_staging_send_state(struct onebit_plan *plan, size_t index) {
@@ -91,7 +92,7 @@ static onebit_status_t compute_follows(struct ob_staging *staging) {
 
 /* In a window the slot may still be read by kernels of two chunks ago. */
 static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
-  if (plan->slots == plan->chunks)
+  if (plan->geometry.slots == plan->geometry.chunks)
     return ONEBIT_OK;
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
@@ -102,8 +103,9 @@ static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_stag
 static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
                               unsigned char *from, size_t chunk, enum cudaMemcpyKind kind,
                               cudaStream_t stream) {
-  return cudaMemcpy2DAsync(slot_of(plan, to, chunk), plan->peer_stride, slot_of(plan, from, chunk),
-                           plan->peer_stride, plan->stride, plan->group.size, kind, stream);
+  return cudaMemcpy2DAsync(slot_of(plan, to, chunk), plan->geometry.peer_stride,
+                           slot_of(plan, from, chunk), plan->geometry.peer_stride,
+                           plan->geometry.stride, plan->geometry.members, kind, stream);
 }
 
 /* One message, or the beginning of it. */
@@ -114,22 +116,21 @@ static cudaError_t copy_message(const struct onebit_plan *plan, unsigned char *t
                          down ? staging->in : staging->out);
 }
 
-unsigned char *ob_staging_result(const struct onebit_plan *plan, unsigned char *const results[2],
+unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob_geometry *geometry,
                                  size_t chunk) {
-  size_t member = plan->doubling && !plan->in_pairs ? 0 : plan->group.place;
-  return ob_message_at(plan, results[!plan->result_now], member, chunk);
+  return ob_result_at(geometry, !plan->result_now, geometry->member, chunk);
 }
 
 onebit_status_t ob_staging_send_outgoing(struct onebit_plan *plan, size_t chunk) {
-  OB_TRY_CUDA(copy_slots(plan, plan->outgoing, plan->device->kernel.outgoing, chunk,
-                         cudaMemcpyDeviceToHost, plan->device->staging.out));
+  OB_TRY_CUDA(copy_slots(plan, plan->geometry.outgoing, plan->device->kernel.geometry.outgoing,
+                         chunk, cudaMemcpyDeviceToHost, plan->device->staging.out));
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_staging_send_result(struct onebit_plan *plan, size_t chunk) {
-  OB_TRY_CUDA(copy_message(plan, ob_staging_result(plan, plan->results, chunk),
-                           ob_staging_result(plan, plan->device->kernel.results, chunk),
-                           plan->stride, false));
+  OB_TRY_CUDA(copy_message(plan, ob_staging_result(plan, &plan->geometry, chunk),
+                           ob_staging_result(plan, &plan->device->kernel.geometry, chunk),
+                           plan->geometry.stride, false));
   return ONEBIT_OK;
 }
 
@@ -137,8 +138,8 @@ onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk)
   struct ob_staging *staging = &plan->device->staging;
   int next = !plan->result_now;
   OB_TRY(in_follows(plan, staging));
-  OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.results[next], plan->results[next], chunk,
-                         cudaMemcpyHostToDevice, staging->in));
+  OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.geometry.results[next],
+                         plan->geometry.results[next], chunk, cudaMemcpyHostToDevice, staging->in));
   return compute_follows(staging);
 }
 
@@ -146,13 +147,13 @@ onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk)
  * that scale is, was stamped here. */
 onebit_status_t ob_staging_bring_incoming(struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
-  struct ob_cuda_plan *kernel = &plan->device->kernel;
+  const struct ob_geometry *host = &plan->geometry, *device = &plan->device->kernel.geometry;
   OB_TRY(in_follows(plan, staging));
-  OB_TRY_CUDA(copy_slots(plan, kernel->incoming, plan->incoming, chunk, cudaMemcpyHostToDevice,
+  OB_TRY_CUDA(copy_slots(plan, device->incoming, host->incoming, chunk, cudaMemcpyHostToDevice,
                          staging->in));
   if (plan->work.one_scale)
-    OB_TRY_CUDA(copy_message(plan, ob_message_at(plan, kernel->outgoing, plan->group.place, chunk),
-                             ob_message_at(plan, plan->outgoing, plan->group.place, chunk),
+    OB_TRY_CUDA(copy_message(plan, ob_message_at(device, device->outgoing, device->member, chunk),
+                             ob_message_at(host, host->outgoing, host->member, chunk),
                              sizeof(struct ob_header), true));
   return compute_follows(staging);
 }

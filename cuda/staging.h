@@ -22,7 +22,7 @@ onebit_status_t ob_staging_bring_incoming(struct onebit_plan *plan, size_t chunk
 onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk);
 
 /* Where this rank's result of the call in flight lies, among the host's or the device's. */
-unsigned char *ob_staging_result(const struct onebit_plan *plan, unsigned char *const results[2],
+unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob_geometry *geometry,
                                  size_t chunk);
 
 #endif

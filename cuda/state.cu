@@ -63,13 +63,14 @@ static __global__ void __launch_bounds__(threads_a_block)
   if ((plan.state->stop && !even_if_stopped) || warp_number() >= kept.blocks)
     return;
   size_t piece = 0;
-  const struct ob_block block = ob_layout_block(&plan.layout, kept.first + warp_number(), &piece);
+  const struct ob_block block =
+      ob_layout_block(&plan.geometry.layout, kept.first + warp_number(), &piece);
   float *values = values_of(kept, plan.state->now, block);
   const unsigned end = whole_words((unsigned)block.count);
   for (unsigned i = lane_number(); i < end; i += OB_LANES)
     __stcs(&values[i], 0.0f);
   if (lane_number() == 0)
-    kept.scales[plan.state->now][plan.one_scale ? 0 : warp_number()] = 0;
+    kept.scales[plan.state->now][plan.geometry.one_scale ? 0 : warp_number()] = 0;
 }
 
 /* Between calls all, as ob_kept_reset; after a call what is an error, as ob_kept_forget. */
@@ -89,12 +90,12 @@ static __global__ void __launch_bounds__(threads_a_block)
     keep_results_kernel(const __grid_constant__ struct ob_cuda_plan plan, size_t count) {
   const size_t i = (size_t)blockIdx.x * threads_a_block + threadIdx.x;
   if (!plan.state->stop && i < count)
-    ((uint4 *)plan.results[0])[i] = ((const uint4 *)plan.results[1])[i];
+    ((uint4 *)plan.geometry.results[0])[i] = ((const uint4 *)plan.geometry.results[1])[i];
 }
 
 static cudaError_t keep_results(const struct ob_cuda_plan &plan, cudaStream_t stream) {
-  const size_t count = plan.members * plan.peer_stride / sizeof(uint4);
-  if (!plan.results_stay || plan.results[0] == plan.results[1])
+  const size_t count = plan.geometry.members * plan.geometry.peer_stride / sizeof(uint4);
+  if (!plan.results_stay || plan.geometry.results[0] == plan.geometry.results[1])
     return cudaSuccess;
   return launch(keep_results_kernel, (count + OB_LANES - 1) / OB_LANES, 1, stream, plan, count);
 }

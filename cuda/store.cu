@@ -37,7 +37,7 @@ static __global__ void __launch_bounds__(threads_a_block)
     store_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                  const __grid_constant__ struct ob_cuda_pieces outputs) {
   struct place place;
-  if (plan.state->stop || !find_place(plan, share_of(plan, blockIdx.y), &place))
+  if (plan.state->stop || !find_place(plan, segment_of(plan, blockIdx.y), &place))
     return;
   const struct ob_view in =
       view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), place);
@@ -64,6 +64,6 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.output_dtype, store_kernel), plan.most_blocks, plan.members, stream,
-                of_chunk(plan, chunk), outputs);
+  return launch(KERNEL_OF(plan.output_dtype, store_kernel), plan.most_blocks, plan.geometry.members,
+                stream, of_chunk(plan, chunk), outputs);
 }

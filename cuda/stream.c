@@ -14,8 +14,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/step_parts.h"
-#include "collectives/steps.h"
+#include "collectives/messages.h"
 #include "cuda/stream.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
@@ -143,6 +142,15 @@ void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *message
   ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
 }
 
+/* A transport that fails is the end of the plan: what else would be put waits for ever. */
+bool ob_stream_ended(struct onebit_plan *plan, onebit_status_t status) {
+  if (status == ONEBIT_ERROR_TRANSPORT)
+    ob_steps_give_up(plan);
+  else if (status < ONEBIT_OK)
+    ob_steps_fail(plan, status);
+  return status != ONEBIT_IN_PROGRESS;
+}
+
 /* Whether the host drives the transport. Then it waits for the device where a message leaves. */
 static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->transport->put; }
 
@@ -166,24 +174,26 @@ static onebit_status_t seal(struct onebit_plan *plan, size_t chunk, enum ob_mess
   return ONEBIT_OK;
 }
 
-static onebit_status_t send_batch(struct onebit_plan *plan, struct ob_batch *batch, bool wait) {
-  if (!is_driven(plan)) /* sealed or not: the others wait for it */
+/* Sealed or not: the others wait for it. */
+static onebit_status_t send(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+                            enum ob_message_kind kind, bool wait) {
+  onebit_status_t status = plan->device->sealed ? ONEBIT_OK : seal(plan, chunk, kind);
+  if (status != ONEBIT_OK)
+    ob_steps_fail(plan, status);
+  if (!is_driven(plan))
     return ob_comm_put(batch, stream_of(plan));
   OB_TRY(reach(plan, wait));
   return ob_comm_begin(batch, plan->tag);
 }
 
-static onebit_status_t send(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind,
-                            bool wait) {
-  if (!plan->device->sealed) {
-    onebit_status_t status = seal(plan, chunk, kind);
-    if (status != ONEBIT_OK)
-      ob_steps_fail(plan, status);
-  }
-  return send_batch(plan,
-                    kind == OB_MESSAGE_WORKER ? ob_exchange_batch(plan, chunk)
-                                              : ob_gather_batch(plan, chunk),
-                    wait);
+static bool send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_batch *batch = ob_exchange_batch(plan, chunk);
+  return ob_stream_ended(plan, send(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
+}
+
+static bool send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_batch *batch = ob_gather_batch(plan, chunk);
+  return ob_stream_ended(plan, send(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
 static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
@@ -192,74 +202,90 @@ static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_mes
   return ONEBIT_OK;
 }
 
-static onebit_status_t receive(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind,
-                               bool wait) {
-  size_t slot = chunk % plan->slots;
-  struct ob_batch *batch = (kind == OB_MESSAGE_WORKER ? plan->exchange : plan->gather)[slot];
+static onebit_status_t receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+                               enum ob_message_kind kind, bool wait) {
   if (is_driven(plan))
     OB_TRY(plan->comm->transport->test(batch, wait));
   return judge(plan, chunk, kind);
 }
 
-/* Doubling, which only a transport that is driven does: rounds pass on what has come, and all of it
- * is judged after the last. */
-static onebit_status_t pass(struct onebit_plan *plan, size_t round, bool wait) {
-  if (round > 0)
-    return ob_comm_begin(ob_round_batch(plan, round), plan->tag);
-  if (!plan->device->sealed)
-    OB_TRY(seal(plan, 0, OB_MESSAGE_SERVER));
-  return send_batch(plan, ob_round_batch(plan, 0), wait);
+static bool receive_from_workers(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_batch *batch = plan->exchange[chunk % plan->geometry.slots];
+  return ob_stream_ended(plan, receive(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
 }
 
-static onebit_status_t passed(struct onebit_plan *plan, size_t round, bool wait) {
-  OB_TRY(plan->comm->transport->test(plan->gather[0], wait));
-  bool last = (size_t)2 << round >= plan->group.size;
-  return last ? judge(plan, 0, OB_MESSAGE_SERVER) : ONEBIT_OK;
+static bool receive_from_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_batch *batch = plan->gather[chunk % plan->geometry.slots];
+  return ob_stream_ended(plan, receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
+}
+
+/* Doubling, which only a transport that is driven does: rounds pass on what has come, and all of it
+ * is judged after the last. */
+static bool begin_round(struct onebit_plan *plan, size_t round, bool wait) {
+  struct ob_batch *batch = ob_round_batch(plan, round);
+  return ob_stream_ended(plan, round > 0 ? ob_comm_begin(batch, plan->tag)
+                                         : send(plan, batch, 0, OB_MESSAGE_SERVER, wait));
+}
+
+static bool end_round(struct onebit_plan *plan, size_t round, bool wait) {
+  bool last = (size_t)2 << round >= plan->geometry.members;
+  onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait);
+  if (status == ONEBIT_OK && last)
+    status = judge(plan, 0, OB_MESSAGE_SERVER);
+  return ob_stream_ended(plan, status);
 }
 
 /* What this rank computes, if it takes part. */
-static onebit_status_t launched(cudaError_t error) {
-  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
+static bool launched(struct onebit_plan *plan, cudaError_t error) {
+  if (error != cudaSuccess)
+    ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
+  return true;
 }
 
-static onebit_status_t compute(struct onebit_plan *plan, const struct ob_step *step) {
-  cudaStream_t stream = stream_of(plan);
-  if (plan->status != ONEBIT_OK)
-    return ONEBIT_OK;
-  switch (step->kind) {
-  case OB_STEP_COMPRESS:
-    return launched(ob_device_compress(plan, step->chunk, stream));
-  case OB_STEP_FINISH_WORKER:
-    return launched(ob_cuda_finish(plan->device->kernel, false, stream));
-  case OB_STEP_REDUCE:
-    return launched(ob_device_reduce(plan, step->chunk, stream));
-  case OB_STEP_FINISH_SERVER:
-    return launched(ob_cuda_finish(plan->device->kernel, true, stream));
-  case OB_STEP_APPLY:
-    return launched(ob_device_apply(plan, step->chunk, stream));
-  default:
-    return ONEBIT_OK;
-  }
+#define LAUNCHED(plan, launch) ((plan)->status != ONEBIT_OK || launched(plan, launch))
+
+static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  return LAUNCHED(plan, ob_device_compress(plan, chunk, stream_of(plan)));
 }
 
-/* For another pass over the results of a held call. */
-static void apply(struct onebit_plan *plan, size_t chunk) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = ONEBIT_OK;
-  if (plan->status == ONEBIT_OK)
-    status = launched(ob_device_apply(plan, chunk, stream_of(plan)));
-  if (status != ONEBIT_OK)
-    ob_steps_fail(plan, status);
-  ob_cuda_leave(before);
+static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  return LAUNCHED(plan, ob_stream_host_compress(plan, chunk, stream_of(plan)));
 }
 
-static onebit_status_t decide(struct onebit_plan *plan) {
+static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, false, stream_of(plan)));
+}
+
+static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  return LAUNCHED(plan, ob_device_reduce(plan, chunk, stream_of(plan)));
+}
+
+static bool finish_server(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, true, stream_of(plan)));
+}
+
+static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  return LAUNCHED(plan, ob_device_apply(plan, chunk, stream_of(plan)));
+}
+
+static bool apply_sum(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  return LAUNCHED(plan, ob_device_apply_sum(plan, chunk, stream_of(plan)));
+}
+
+static bool decide(struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
-  OB_TRY_CUDA(ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
-  return ONEBIT_OK;
+  (void)chunk, (void)wait;
+  return launched(plan, ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
 }
 
-/* The last part of a call. A windowed one is applied before it is decided, and has nothing kept. */
+/* The last part of a call. A windowed one is applied before it is decided, and has no residual. */
 static onebit_status_t conclude(struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
@@ -270,6 +296,11 @@ static onebit_status_t conclude(struct onebit_plan *plan) {
 }
 
 /* A held call is concluded when all that it is held with have been decided. */
+static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  return plan->call.hold || ob_stream_ended(plan, conclude(plan));
+}
+
 static void end(struct onebit_plan *plan) {
   if (!plan->call.hold || plan->broken)
     return;
@@ -278,50 +309,6 @@ static void end(struct onebit_plan *plan) {
   if (status != ONEBIT_OK)
     ob_plan_note(plan, status);
   ob_cuda_leave(before);
-}
-
-static onebit_status_t put(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
-  switch (step->kind) {
-  case OB_STEP_HOST_PUT:
-    return ob_stream_host_share(plan, step->chunk);
-  case OB_STEP_HOST_BARRIER:
-    return ob_stream_host_meet(plan, step->chunk);
-  case OB_STEP_EXCHANGE:
-    return send(plan, step->chunk, OB_MESSAGE_WORKER, wait);
-  case OB_STEP_RECEIVE:
-    return receive(plan, step->chunk, OB_MESSAGE_WORKER, wait);
-  case OB_STEP_GATHER:
-    return send(plan, step->chunk, OB_MESSAGE_SERVER, wait);
-  case OB_STEP_COLLECT:
-    return receive(plan, step->chunk, OB_MESSAGE_SERVER, wait);
-  case OB_STEP_BEGIN_ROUND:
-    return pass(plan, step->chunk, wait);
-  case OB_STEP_END_ROUND:
-    return passed(plan, step->chunk, wait);
-  case OB_STEP_HOST_PUBLISH:
-    return ob_stream_host_spread(plan, step->chunk);
-  case OB_STEP_HOST_WAIT:
-    return ob_stream_host_fetch(plan, step->chunk);
-  case OB_STEP_DECIDE:
-    return decide(plan);
-  default:
-    return compute(plan, step);
-  }
-}
-
-/* A transport that fails is the end of the plan: what else would be put waits for ever. */
-static bool take(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = put(plan, step, wait);
-  bool last = plan->step == plan->step_count && !plan->call.hold;
-  if (status == ONEBIT_OK && last)
-    status = conclude(plan);
-  if (status == ONEBIT_ERROR_TRANSPORT)
-    ob_steps_give_up(plan);
-  else if (status < ONEBIT_OK)
-    ob_steps_fail(plan, status);
-  ob_cuda_leave(before);
-  return status != ONEBIT_IN_PROGRESS;
 }
 
 /* --- How it ended ------------------------------------------------------------------------------*/
@@ -409,10 +396,10 @@ static onebit_status_t imported(struct onebit_plan *plan) {
 }
 
 /* In a graph the event is not recorded: what is replayed is the caller's to wait for, and shows in
- * the state itself. */
-const struct ob_place ob_place_stream = {
+ * the state itself. Nothing is applied early, since no host knows of the others' flags. */
+const struct ob_executor ob_executor_stream = {
     .codec = "cuda",
-    .kept = &ob_memory_cuda,
+    .residuals = &ob_memory_cuda,
     .messages = &ob_memory_cuda,
     .deferred = true,
     .open = ob_device_open,
@@ -422,7 +409,35 @@ const struct ob_place ob_place_stream = {
     .imported = imported,
     .begin = begin,
     .end = end,
-    .take = take,
+    .enter = ob_device_enter,
+    .leave = ob_cuda_leave,
     .settled = settled,
-    .apply = apply,
+    .run = {[OB_STEP_HOST_PUT] = ob_stream_host_put,
+            [OB_STEP_HOST_BARRIER] = ob_stream_host_barrier,
+            [OB_STEP_HOST_COMPRESS] = compress_host_mean,
+            [OB_STEP_COMPRESS] = compress,
+            [OB_STEP_COMPRESS_WHOLE] = compress,
+            [OB_STEP_FINISH_WORKER] = finish_worker,
+            [OB_STEP_EXCHANGE] = send_to_servers,
+            [OB_STEP_RECEIVE] = receive_from_workers,
+            [OB_STEP_HOST_WAIT_FREE] = ob_steps_nothing,
+            [OB_STEP_REDUCE] = reduce,
+            [OB_STEP_FINISH_SERVER] = finish_server,
+            [OB_STEP_REDUCE_WHOLE] = reduce,
+            [OB_STEP_GATHER] = send_to_all,
+            [OB_STEP_COLLECT] = receive_from_servers,
+            [OB_STEP_BEGIN_ROUND] = begin_round,
+            [OB_STEP_END_ROUND] = end_round,
+            [OB_STEP_HOST_PUBLISH] = ob_stream_host_publish,
+            [OB_STEP_HOST_WAIT] = ob_stream_host_wait,
+            [OB_STEP_CHECK_EARLY] = ob_steps_nothing,
+            [OB_STEP_APPLY_EARLY] = ob_steps_nothing,
+            [OB_STEP_HOST_APPLY_EARLY] = ob_steps_nothing,
+            [OB_STEP_DECIDE] = decide,
+            [OB_STEP_APPLY] = apply,
+            [OB_STEP_APPLY_LATE] = apply,
+            [OB_STEP_HOST_APPLY_LATE] = apply,
+            [OB_STEP_APPLY_WHOLE] = apply_sum,
+            [OB_STEP_APPLY_SEGMENT] = apply_sum,
+            [OB_STEP_COMMIT] = commit},
 };

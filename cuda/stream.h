@@ -1,5 +1,5 @@
-/* What the two parts of the place "stream" know of each other: steps that members of a group take,
- * and those that the ranks of a host take (stream_host.c). */
+/* What the two parts of the executor "stream" know of each other: steps among the members of a
+ * group, and those among the ranks of a host (stream_host.c). */
 #ifndef OB_CUDA_STREAM_H
 #define OB_CUDA_STREAM_H
 
@@ -13,16 +13,16 @@ struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_mes
 void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
                     enum ob_message_kind kind);
 
+/* What becomes of the call after a step with this status. False: the step has to wait. */
+bool ob_stream_ended(struct onebit_plan *plan, onebit_status_t status);
+
 /* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
  * Nothing where the plan is not hierarchical. */
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan);
 void ob_stream_host_destroy(struct onebit_plan *plan);
 
-/* The steps; the names are the steps'. */
-onebit_status_t ob_stream_host_share(struct onebit_plan *plan, size_t chunk);
-onebit_status_t ob_stream_host_meet(struct onebit_plan *plan, size_t chunk);
-onebit_status_t ob_stream_host_spread(struct onebit_plan *plan, size_t chunk);
-onebit_status_t ob_stream_host_fetch(struct onebit_plan *plan, size_t chunk);
+/* Its steps (collectives/steps.h). */
+ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
 
 /* A chunk of the host's inputs to messages for the other hosts. */
 cudaError_t ob_stream_host_compress(const struct onebit_plan *plan, size_t chunk,

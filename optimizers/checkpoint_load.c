@@ -12,9 +12,9 @@ static onebit_status_t allocate(struct ob_loading *loading) {
   size_t scales = 0, stride = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct onebit_plan *plan = optimizer->units[u].bits;
-    size_t wanted = plan->work.one_scale ? plan->shares : plan->layout.blocks;
+    size_t wanted = plan->work.one_scale ? plan->geometry.segments : plan->geometry.layout.blocks;
     scales = wanted > scales ? wanted : scales;
-    stride = plan->stride > stride ? plan->stride : stride;
+    stride = plan->geometry.stride > stride ? plan->geometry.stride : stride;
   }
   loading->values = ob_allocate(OB_CHUNK, sizeof(float));
   loading->more = ob_allocate(OB_CHUNK, sizeof(float));

@@ -8,7 +8,7 @@
 static size_t count_pieces(const struct onebit_optimizer *optimizer) {
   size_t pieces = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++)
-    pieces += optimizer->units[u].bits->layout.pieces;
+    pieces += optimizer->units[u].bits->geometry.layout.pieces;
   return pieces;
 }
 
@@ -39,8 +39,8 @@ static void add_unit(struct ob_map *map, const struct onebit_optimizer *optimize
   const struct ob_unit *unit = &optimizer->units[u];
   size_t before = optimizer->tensor_count;
   uint64_t element = 0;
-  for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
-    const struct ob_piece *piece = &unit->bits->layout.piece[k];
+  for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++) {
+    const struct ob_piece *piece = &unit->bits->geometry.layout.piece[k];
     size_t tensor = unit->tensor_of[k];
     size_t real = tensor < optimizer->tensor_count ? piece->valid : 0;
     if (tensor < optimizer->tensor_count && tensor != before)
@@ -71,7 +71,7 @@ onebit_status_t ob_map_create(struct ob_map *map, const struct onebit_optimizer 
   for (size_t u = 0; status == ONEBIT_OK && u < optimizer->unit_count; u++) {
     map->of_unit[u] = next;
     add_unit(map, optimizer, u, firsts);
-    next += optimizer->units[u].bits->layout.pieces;
+    next += optimizer->units[u].bits->geometry.layout.pieces;
   }
   if (status == ONEBIT_OK)
     qsort(map->stretches[OB_ELEMENTS], map->count[OB_ELEMENTS], sizeof(struct ob_stretch),

@@ -28,7 +28,7 @@ typedef onebit_status_t visit(struct ob_loading *loading, size_t unit,
 /* Calls `body` on all elements of the blocks first .. end - 1, in their order. */
 static onebit_status_t walk(struct ob_loading *loading, size_t unit, size_t first, size_t end,
                             visit *body, void *context) {
-  const struct ob_layout *layout = &loading->optimizer->units[unit].bits->layout;
+  const struct ob_layout *layout = &loading->optimizer->units[unit].bits->geometry.layout;
   size_t piece = 0;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(layout, b, &piece);
@@ -71,10 +71,10 @@ struct measure {
 
 /* Which share has this block. */
 static size_t share_of(const struct onebit_plan *plan, size_t block) {
-  size_t low = 0, high = plan->shares;
+  size_t low = 0, high = plan->geometry.segments;
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
-    if (plan->bounds[middle * plan->chunks] <= block)
+    if (plan->geometry.bounds[middle * plan->geometry.chunks] <= block)
       low = middle;
     else
       high = middle;
@@ -124,9 +124,9 @@ static onebit_status_t measure_segment(struct ob_loading *loading, size_t unit,
 static onebit_status_t measure_unit(struct ob_loading *loading, size_t unit) {
   const struct onebit_plan *plan = loading->optimizer->units[unit].bits;
   struct measure measure = {.region = SIZE_MAX};
-  size_t regions = plan->work.one_scale ? plan->shares : plan->layout.blocks;
+  size_t regions = plan->work.one_scale ? plan->geometry.segments : plan->geometry.layout.blocks;
   memset(loading->scales, 0, regions * sizeof *loading->scales);
-  return walk(loading, unit, 0, plan->layout.blocks, measure_segment, &measure);
+  return walk(loading, unit, 0, plan->geometry.layout.blocks, measure_segment, &measure);
 }
 
 /* --- Messages ----------------------------------------------------------------------------------*/
@@ -152,15 +152,15 @@ static onebit_status_t write_message(struct ob_loading *loading, size_t unit, si
   const struct onebit_plan *plan = loading->optimizer->units[unit].bits;
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
   struct message message = {.view = ob_message_view(loading->message, &shape),
-                            .first_word = ob_layout_word(&plan->layout, shape.first)};
+                            .first_word = ob_layout_word(&plan->geometry.layout, shape.first)};
   memset(loading->message, 0, ob_message_bytes(&shape));
   if (shape.one_scale)
     message.view.header->scale = loading->scales[share];
   else
     memcpy(message.view.scales, loading->scales + shape.first, shape.blocks * sizeof(float));
   OB_TRY(walk(loading, unit, shape.first, shape.first + shape.blocks, write_signs, &message));
-  return plan->place->messages->copy(ob_plan_result(plan, false, share, chunk), loading->message,
-                                     ob_message_bytes(&shape));
+  return plan->executor->messages->copy(ob_plan_result(plan, false, share, chunk), loading->message,
+                                        ob_message_bytes(&shape));
 }
 
 /* A rank writes those that it would have received: where ranks of a host share memory, each its
@@ -168,10 +168,10 @@ static onebit_status_t write_message(struct ob_loading *loading, size_t unit, si
 static onebit_status_t write_messages(struct ob_loading *loading, size_t unit) {
   const struct onebit_plan *plan = loading->optimizer->units[unit].bits;
   bool shared = ob_host_shares(plan);
-  size_t first = shared ? plan->first_share : 0;
-  size_t end = shared ? first + plan->group.size : ob_plan_sources(plan);
+  size_t first = shared ? plan->geometry.first_segment : 0;
+  size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
   for (size_t share = first; share < end; share++)
-    for (size_t chunk = 0; chunk < plan->chunks; chunk++)
+    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
       OB_TRY(write_message(loading, unit, share, chunk));
   return ONEBIT_OK;
 }

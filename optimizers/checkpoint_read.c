@@ -8,8 +8,8 @@ onebit_status_t ob_reader_create(struct ob_reader *reader, const struct onebit_o
   size_t stride = 0;
   *reader = (struct ob_reader){.optimizer = optimizer, .map = map};
   for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (optimizer->units[u].bits->stride > stride)
-      stride = optimizer->units[u].bits->stride;
+    if (optimizer->units[u].bits->geometry.stride > stride)
+      stride = optimizer->units[u].bits->geometry.stride;
   reader->scales = ob_allocate(OB_CHUNK / OB_LANES + 2, sizeof(float));
   reader->message = ob_allocate(1, stride);
   if (!reader->scales || !reader->message)
@@ -26,7 +26,7 @@ void ob_reader_destroy(struct ob_reader *reader) {
 static onebit_status_t read_error(struct ob_reader *reader, const struct onebit_plan *plan,
                                   const struct ob_kept *kept, size_t piece, size_t offset,
                                   size_t count, float *values) {
-  const struct ob_layout *layout = &plan->layout;
+  const struct ob_layout *layout = &plan->geometry.layout;
   const struct ob_piece *at = &layout->piece[piece];
   size_t first = offset / layout->block, end = (offset + count - 1) / layout->block + 1;
   size_t word = at->first_word - kept->first_word;
@@ -46,10 +46,10 @@ static onebit_status_t read_error(struct ob_reader *reader, const struct onebit_
 
 /* Which message has this block: messages number their shares' chunks. */
 static size_t message_of(const struct onebit_plan *plan, size_t block) {
-  size_t low = 0, high = plan->shares * plan->chunks;
+  size_t low = 0, high = plan->geometry.segments * plan->geometry.chunks;
   while (high - low > 1) {
     size_t middle = low + (high - low) / 2;
-    if (plan->bounds[middle] <= block)
+    if (plan->geometry.bounds[middle] <= block)
       low = middle;
     else
       high = middle;
@@ -61,11 +61,12 @@ static size_t message_of(const struct onebit_plan *plan, size_t block) {
 static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_plan *plan,
                                size_t number, const struct ob_message_shape *shape,
                                unsigned char **message) {
-  *message = ob_plan_result(plan, false, number / plan->chunks, number % plan->chunks);
-  if (plan->place->messages == &ob_memory_host)
+  *message =
+      ob_plan_result(plan, false, number / plan->geometry.chunks, number % plan->geometry.chunks);
+  if (plan->executor->messages == &ob_memory_host)
     return ONEBIT_OK;
   if (reader->plan != plan || reader->copied != number)
-    OB_TRY(plan->place->messages->copy(reader->message, *message, ob_message_bytes(shape)));
+    OB_TRY(plan->executor->messages->copy(reader->message, *message, ob_message_bytes(shape)));
   reader->plan = plan;
   reader->copied = number;
   *message = reader->message;
@@ -76,14 +77,14 @@ static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_pla
 static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan *plan,
                               size_t number, size_t block, size_t offset, size_t count,
                               float *values) {
-  size_t share = number / plan->chunks, chunk = number % plan->chunks;
+  size_t share = number / plan->geometry.chunks, chunk = number % plan->geometry.chunks;
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
   unsigned char *message;
   OB_TRY(look_at(reader, plan, number, &shape, &message));
   struct ob_view view = ob_message_view(message, &shape);
   float scale = shape.one_scale ? view.header->scale : view.scales[block - shape.first];
-  const uint32_t *words = view.words + ob_layout_word(&plan->layout, block) -
-                          ob_layout_word(&plan->layout, shape.first);
+  const uint32_t *words = view.words + ob_layout_word(&plan->geometry.layout, block) -
+                          ob_layout_word(&plan->geometry.layout, shape.first);
   for (size_t i = 0; i < count; i++) {
     size_t at = offset + i;
     values[i] = ob_decode(words[at / OB_LANES] >> at % OB_LANES & 1, scale);
@@ -93,7 +94,8 @@ static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan
 
 static onebit_status_t read_messages(struct ob_reader *reader, const struct onebit_plan *plan,
                                      size_t piece, size_t offset, size_t count, float *values) {
-  size_t block = plan->layout.block, first = plan->layout.piece[piece].first_block;
+  size_t block = plan->geometry.layout.block,
+         first = plan->geometry.layout.piece[piece].first_block;
   while (count) {
     size_t number = first + offset / block, within = offset % block;
     size_t some = block - within < count ? block - within : count;
@@ -120,7 +122,7 @@ static onebit_status_t read_piece(struct ob_reader *reader, enum ob_saved what,
                                   float *values) {
   const struct ob_unit *unit = &reader->optimizer->units[stretch->unit];
   const struct onebit_plan *plan = unit->bits;
-  const struct ob_memory *memory = plan->place->kept;
+  const struct ob_memory *memory = plan->executor->residuals;
   bool sent = ob_checkpoint_stage(reader->optimizer) == OB_STAGE_SENT && !unit->uncompressed;
   if (what == OB_SAVED_WORKER)
     return read_error(reader, plan, &plan->worker, stretch->piece, offset, count, values);

@@ -42,8 +42,8 @@ typedef onebit_status_t store(struct ob_loading *loading, const struct ob_unit *
 
 static onebit_status_t store_array(struct ob_loading *loading, const struct ob_unit *unit,
                                    enum ob_saved what, size_t piece, size_t offset, size_t count) {
-  return unit->bits->place->kept->copy(ob_saved_at(unit, what, piece, offset), loading->values,
-                                       count * sizeof(float));
+  return unit->bits->executor->residuals->copy(ob_saved_at(unit, what, piece, offset),
+                                               loading->values, count * sizeof(float));
 }
 
 /* Means over ranks are rounded to what moments are kept in. */
@@ -55,22 +55,22 @@ static onebit_status_t store_moments(struct ob_loading *loading, const struct ob
     return store_array(loading, unit, what, piece, offset, count);
   for (size_t i = 0; i < count; i++)
     ob_store(loading->more, i, ONEBIT_BFLOAT16, loading->values[i]);
-  return unit->bits->place->kept->copy(moments, loading->more, count * sizeof *moments);
+  return unit->bits->executor->residuals->copy(moments, loading->more, count * sizeof *moments);
 }
 
 /* Of a part of a piece, what lies in blocks that this rank has master values of. */
 static onebit_status_t store_masters(struct ob_loading *loading, const struct ob_unit *unit,
                                      size_t piece, size_t offset, size_t count) {
-  const struct ob_layout *layout = &unit->bits->layout;
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
   size_t first = ob_offset_in(layout, piece, unit->first_block);
   size_t end = ob_offset_in(layout, piece, unit->first_block + unit->blocks);
   first = first > offset ? first : offset;
   end = end < offset + count ? end : offset + count;
   if (first >= end)
     return ONEBIT_OK;
-  return unit->bits->place->kept->copy(ob_saved_at(unit, OB_SAVED_PARAMETERS, piece, first),
-                                       loading->values + (first - offset),
-                                       (end - first) * sizeof(float));
+  return unit->bits->executor->residuals->copy(ob_saved_at(unit, OB_SAVED_PARAMETERS, piece, first),
+                                               loading->values + (first - offset),
+                                               (end - first) * sizeof(float));
 }
 
 /* The caller has all parameters, in its own type. */
@@ -84,8 +84,8 @@ static onebit_status_t store_parameters(struct ob_loading *loading, const struct
   OB_TRY(store_masters(loading, unit, piece, offset, count));
   for (size_t i = 0; i < count; i++)
     ob_store(loading->more, i, dtype, ob_bound(loading->values[i], dtype));
-  return unit->bits->place->kept->copy((char *)unit->copies[piece] + offset * size, loading->more,
-                                       count * size);
+  return unit->bits->executor->residuals->copy((char *)unit->copies[piece] + offset * size,
+                                               loading->more, count * size);
 }
 
 static float scaling_of(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
@@ -122,7 +122,7 @@ static onebit_status_t store_unsent(struct ob_loading *loading, const struct ob_
 static onebit_status_t restore_piece(struct ob_loading *loading, size_t u, enum ob_saved what,
                                      size_t piece, store *body) {
   const struct ob_unit *unit = &loading->optimizer->units[u];
-  const struct ob_layout *layout = &unit->bits->layout;
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
   bool all = what == OB_SAVED_PARAMETERS;
   size_t first = unit->first_block, end = first + unit->blocks;
   if (!unit->uncompressed || !ob_saved_by_servers(unit, what)) /* else all have all of it */
@@ -140,7 +140,7 @@ static onebit_status_t restore_piece(struct ob_loading *loading, size_t u, enum 
 
 static onebit_status_t restore_array(struct ob_loading *loading, size_t u, enum ob_saved what,
                                      store *body) {
-  const struct ob_layout *layout = &loading->optimizer->units[u].bits->layout;
+  const struct ob_layout *layout = &loading->optimizer->units[u].bits->geometry.layout;
   for (size_t k = 0; k < layout->pieces; k++)
     OB_TRY(restore_piece(loading, u, what, k, body));
   return ONEBIT_OK;
@@ -150,13 +150,13 @@ static onebit_status_t restore_array(struct ob_loading *loading, size_t u, enum 
 
 static onebit_status_t clear_messages(const struct onebit_plan *plan) {
   bool shared = ob_host_shares(plan);
-  size_t first = shared ? plan->first_share : 0;
-  size_t end = shared ? first + plan->group.size : ob_plan_sources(plan);
+  size_t first = shared ? plan->geometry.first_segment : 0;
+  size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
   for (size_t share = first; share < end; share++)
-    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
+    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-      OB_TRY(plan->place->messages->clear(ob_plan_result(plan, false, share, chunk),
-                                          ob_message_bytes(&shape)));
+      OB_TRY(plan->executor->messages->clear(ob_plan_result(plan, false, share, chunk),
+                                             ob_message_bytes(&shape)));
     }
   return ONEBIT_OK;
 }
@@ -207,7 +207,7 @@ static onebit_status_t restore_unit(struct ob_loading *loading, size_t u) {
   OB_TRY(restore_momentum(loading, u));
   if (has(loading, OB_SAVED_MOMENTS)) /* of the copy that is the current one from now on */
     OB_TRY(restore_array(loading, u, OB_SAVED_MOMENTS, store_moments));
-  return loading->dry || !plan->place->imported ? ONEBIT_OK : plan->place->imported(plan);
+  return loading->dry || !plan->executor->imported ? ONEBIT_OK : plan->executor->imported(plan);
 }
 
 /* --- Numbers -----------------------------------------------------------------------------------*/
@@ -277,7 +277,7 @@ static void reset_scalings(struct onebit_optimizer *optimizer) {
     optimizer->method->scalings(optimizer)[t] = 1;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     struct ob_unit *unit = &optimizer->units[u];
-    for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+    for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++)
       if (unit->tensor_of[k] < optimizer->tensor_count)
         unit->scalings[k] = 1;
   }

@@ -49,7 +49,7 @@ static void add_array(struct listing *listing, enum ob_saved what, enum ob_space
 /* The elements of a stretch that this rank has that of: from *first on. */
 static size_t share_of(const struct ob_unit *unit, enum ob_saved what,
                        const struct ob_stretch *stretch, uint64_t *first) {
-  const struct ob_layout *layout = &unit->bits->layout;
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
   size_t begin, end, last = stretch->offset + stretch->count;
   ob_saved_blocks(unit, what, &begin, &end);
   size_t low = ob_offset_in(layout, stretch->piece, begin),

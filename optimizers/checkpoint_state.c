@@ -81,7 +81,7 @@ size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block) 
 }
 
 float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece, size_t offset) {
-  size_t word = unit->bits->layout.piece[piece].first_word;
+  size_t word = unit->bits->geometry.layout.piece[piece].first_word;
   const struct ob_kept *server = &unit->bits->server;
   if (ob_saved_by_servers(unit, what) && !unit->uncompressed)
     return server->values[server->now] + ((word - server->first_word) * OB_LANES + offset);
@@ -94,7 +94,7 @@ float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece,
 uint16_t *ob_saved_moments(const struct ob_unit *unit, enum ob_saved what, size_t piece,
                            size_t offset) {
   const struct ob_kept *kept = &unit->bits->worker;
-  size_t word = unit->bits->layout.piece[piece].first_word;
+  size_t word = unit->bits->geometry.layout.piece[piece].first_word;
   if (what != OB_SAVED_MOMENTS || unit->uncompressed)
     return NULL;
   return kept->moments[kept->now] + ((word - kept->first_word) * OB_LANES + offset);

@@ -84,7 +84,7 @@ static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double
 static size_t elements_of(const struct onebit_optimizer *optimizer) {
   size_t elements = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++)
-    elements += optimizer->units[u].bits->layout.elements;
+    elements += optimizer->units[u].bits->geometry.layout.elements;
   return elements;
 }
 

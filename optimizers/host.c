@@ -19,7 +19,7 @@ static onebit_status_t sum_on_host(struct onebit_optimizer *optimizer, struct ob
 }
 
 static onebit_status_t check_on_host(const char *name, const void *array) {
-  return ob_place_check_host(NULL, name, array);
+  return ob_executor_check_host(NULL, name, array);
 }
 
 static onebit_status_t no_unit(struct onebit_optimizer *optimizer, struct ob_unit *unit) {

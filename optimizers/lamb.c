@@ -24,7 +24,7 @@
  * last. */
 static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
                         size_t *k, size_t *tensor) {
-  size_t pieces = unit->bits->layout.pieces;
+  size_t pieces = unit->bits->geometry.layout.pieces;
   *tensor = *k < pieces ? unit->tensor_of[*k] : optimizer->tensor_count;
   while (*k < pieces && unit->tensor_of[*k] == *tensor)
     ++*k;
@@ -106,7 +106,7 @@ onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_un
 /* Padding keeps its 0. */
 static void take_scalings(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
   const struct ob_lamb *lamb = optimizer->own;
-  for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+  for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++)
     if (unit->tensor_of[k] < optimizer->tensor_count)
       unit->scalings[k] = (float)lamb->scalings[unit->tensor_of[k]];
 }

@@ -16,8 +16,8 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
   call->source.moment_rule = OB_MOMENTS_SECOND;
   call->source.moment = (struct ob_moment_factors){
       .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
-  ob_moment_correct(&call->source.moment, optimizer->moments.beta2, (double)unit->bits->group.size,
-                    optimizer->steps + 1);
+  ob_moment_correct(&call->source.moment, optimizer->moments.beta2,
+                    (double)unit->bits->geometry.members, optimizer->steps + 1);
   call->sink = &unit->sink;
   call->hold = optimizer->unit_count > 1;
 }

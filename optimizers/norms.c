@@ -10,7 +10,7 @@
 #define ELEMENTS_AT_ONCE ((size_t)65536)
 
 struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding) {
-  return (struct ob_span){0, unit->bits->layout.blocks, padding};
+  return (struct ob_span){0, unit->bits->geometry.layout.blocks, padding};
 }
 
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
@@ -90,11 +90,12 @@ static size_t group_end(const struct ob_layout *layout, size_t block, size_t end
 
 static onebit_status_t add_group(const struct walk *walk, size_t first, size_t end, float *room,
                                  double *squares) {
-  const struct ob_layout *layout = &walk->unit->bits->layout;
+  const struct ob_layout *layout = &walk->unit->bits->geometry.layout;
   size_t word = ob_layout_word(layout, first), words = ob_layout_word(layout, end) - word;
   const float *values = walk->values + (word - walk->first_word) * OB_LANES;
   if (room) {
-    OB_TRY(walk->unit->bits->place->kept->copy(room, values, words * OB_LANES * sizeof *room));
+    OB_TRY(
+        walk->unit->bits->executor->residuals->copy(room, values, words * OB_LANES * sizeof *room));
     values = room;
   }
   size_t piece = 0;
@@ -106,7 +107,7 @@ static onebit_status_t add_group(const struct walk *walk, size_t first, size_t e
 }
 
 static bool on_host(const struct ob_unit *unit) {
-  return unit->bits->place->kept == &ob_memory_host;
+  return unit->bits->executor->residuals == &ob_memory_host;
 }
 
 static onebit_status_t no_memory(void) {
@@ -114,7 +115,7 @@ static onebit_status_t no_memory(void) {
 }
 
 static onebit_status_t add_blocks(const struct walk *walk, double *squares) {
-  const struct ob_layout *layout = &walk->unit->bits->layout;
+  const struct ob_layout *layout = &walk->unit->bits->geometry.layout;
   size_t most = layout->block > ELEMENTS_AT_ONCE ? layout->block : ELEMENTS_AT_ONCE;
   float *room = on_host(walk->unit) ? NULL : ob_allocate(most, sizeof *room);
   onebit_status_t status = room || on_host(walk->unit) ? ONEBIT_OK : no_memory();
@@ -234,7 +235,7 @@ typedef onebit_status_t visit_block(const struct message_walk *walk, const struc
 
 static onebit_status_t walk_message(const struct message_walk *walk, struct ob_message_shape shape,
                                     unsigned char *message, visit_block *visit) {
-  const struct ob_layout *layout = &walk->unit->bits->layout;
+  const struct ob_layout *layout = &walk->unit->bits->geometry.layout;
   const struct ob_span span = walk->span;
   struct ob_view view = ob_message_view(message, &shape);
   size_t piece = 0, first = shape.first > span.first ? shape.first : span.first;
@@ -251,12 +252,12 @@ static onebit_status_t walk_results(const struct message_walk *walk, unsigned ch
                                     visit_block *visit) {
   const struct onebit_plan *plan = walk->unit->bits;
   for (size_t source = 0; source < ob_plan_sources(plan); source++)
-    for (size_t chunk = 0; chunk < plan->chunks; chunk++) {
+    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, source, chunk);
       if (shape.first >= walk->span.end || shape.first + shape.blocks <= walk->span.first)
         continue;
-      OB_TRY(plan->place->messages->copy(room, ob_plan_result(plan, false, source, chunk),
-                                         ob_message_bytes(&shape)));
+      OB_TRY(plan->executor->messages->copy(room, ob_plan_result(plan, false, source, chunk),
+                                            ob_message_bytes(&shape)));
       OB_TRY(walk_message(walk, shape, room, visit));
     }
   return ONEBIT_OK;
@@ -264,7 +265,7 @@ static onebit_status_t walk_results(const struct message_walk *walk, unsigned ch
 
 /* Of the latest result. */
 static onebit_status_t walk_messages(const struct message_walk *walk, visit_block *visit) {
-  unsigned char *room = ob_allocate(1, walk->unit->bits->stride);
+  unsigned char *room = ob_allocate(1, walk->unit->bits->geometry.stride);
   onebit_status_t status = room ? walk_results(walk, room, visit) : no_memory();
   ob_release(room);
   return status;
@@ -294,7 +295,7 @@ static onebit_status_t add_sent(const struct onebit_optimizer *optimizer,
   size_t piece = 0;
   onebit_status_t status = copy_scales(kept, &scales);
   for (size_t b = span.first; status == ONEBIT_OK && b < span.end; b++) {
-    struct ob_block block = ob_layout_block(&unit->bits->layout, b, &piece);
+    struct ob_block block = ob_layout_block(&unit->bits->geometry.layout, b, &piece);
     double scale = (double)scales[kept->one_scale ? 0 : b - kept->first];
     *squares += scale * scale * (double)counted(optimizer, unit, &block, span.padding);
   }
@@ -342,8 +343,8 @@ static onebit_status_t count_bounded(const struct message_walk *walk, const stru
   size_t count = counted(optimizer, unit, block, false);
   const float *reciprocals = unit->arrays[OB_VARIANCE] + block->word * OB_LANES;
   if (!step && walk->reciprocals) {
-    OB_TRY(
-        unit->bits->place->kept->copy(walk->reciprocals, reciprocals, count * sizeof *reciprocals));
+    OB_TRY(unit->bits->executor->residuals->copy(walk->reciprocals, reciprocals,
+                                                 count * sizeof *reciprocals));
     reciprocals = walk->reciprocals;
   }
   scale = scale / (float)scaling_of(unit, block->piece) * factor;
@@ -359,7 +360,7 @@ onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
     return ONEBIT_OK;
   struct message_walk walk = {.optimizer = optimizer, .unit = unit, .span = span, .beyond = beyond};
   if (!on_host(unit)) {
-    walk.reciprocals = ob_allocate(unit->bits->layout.block, sizeof *walk.reciprocals);
+    walk.reciprocals = ob_allocate(unit->bits->geometry.layout.block, sizeof *walk.reciprocals);
     if (!walk.reciprocals)
       return no_memory();
   }
@@ -372,12 +373,12 @@ onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
 
 static onebit_status_t add_piece(const struct ob_unit *unit, size_t piece, float *room,
                                  double *squares) {
-  size_t valid = unit->bits->layout.piece[piece].valid;
+  size_t valid = unit->bits->geometry.layout.piece[piece].valid;
   for (size_t i = 0; i < valid; i += ELEMENTS_AT_ONCE) {
     size_t count = valid - i < ELEMENTS_AT_ONCE ? valid - i : ELEMENTS_AT_ONCE;
     const float *values = unit->parameters[piece] + i;
     if (room)
-      OB_TRY(unit->bits->place->kept->copy(room, values, count * sizeof *room));
+      OB_TRY(unit->bits->executor->residuals->copy(room, values, count * sizeof *room));
     *squares += square_sum(room ? room : values, count);
   }
   return ONEBIT_OK;
@@ -390,7 +391,7 @@ onebit_status_t ob_add_parameters(const struct onebit_optimizer *optimizer, size
     return add_array(optimizer, unit, unit->masters, ob_span_of_tensor(optimizer, tensor), squares);
   float *room = on_host(unit) ? NULL : ob_allocate(ELEMENTS_AT_ONCE, sizeof *room);
   onebit_status_t status = room || on_host(unit) ? ONEBIT_OK : no_memory();
-  for (size_t k = 0; status == ONEBIT_OK && k < unit->bits->layout.pieces; k++)
+  for (size_t k = 0; status == ONEBIT_OK && k < unit->bits->geometry.layout.pieces; k++)
     if (unit->tensor_of[k] == tensor)
       status = add_piece(unit, k, room, squares);
   ob_release(room);

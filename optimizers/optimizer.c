@@ -267,7 +267,7 @@ static onebit_status_t choose_place(onebit_optimizer_t optimizer) {
     return ONEBIT_OK;
 #ifdef ONEBIT_HAVE_CUDA
   optimizer->place = &ob_optimizer_place_cuda;
-  optimizer->deferred = ob_place_for(optimizer->comm, ONEBIT_DEVICE_CUDA)->deferred;
+  optimizer->deferred = ob_executor_for(optimizer->comm, ONEBIT_DEVICE_CUDA)->deferred;
   return ONEBIT_OK;
 #else
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,

@@ -157,7 +157,7 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     struct ob_unit *unit = &optimizer->units[u];
-    for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+    for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++)
       unit->learning_rates[k] = learning_rate * unit->factors[k];
   }
 }

@@ -87,8 +87,8 @@ static unsigned arrays_of(const struct onebit_optimizer *optimizer, const struct
 
 /* The arrays that are as long as the layout, and the sums. */
 static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_unit *unit) {
-  const struct ob_layout *layout = &unit->bits->layout;
-  const struct ob_memory *memory = unit->bits->place->kept;
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
+  const struct ob_memory *memory = unit->bits->executor->residuals;
   const unsigned own = arrays_of(optimizer, unit);
   const size_t size = OB_LANES * sizeof(float);
   /* Not where they are replaced: what is there is released, whatever came in between. */
@@ -114,7 +114,7 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_u
 }
 
 static void set_extent(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  const struct ob_layout *layout = &unit->bits->layout;
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
   size_t first = 0, end = layout->blocks;
   if (optimizer->method->sharded)
     ob_plan_share(unit->bits, &first, &end);
@@ -126,7 +126,7 @@ static void set_extent(const struct onebit_optimizer *optimizer, struct ob_unit 
 
 /* Everything of a unit but its plans. */
 static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_unit *unit) {
-  size_t pieces = unit->bits->layout.pieces;
+  size_t pieces = unit->bits->geometry.layout.pieces;
   set_extent(optimizer, unit);
   unit->parameters = ob_optimizer_take(optimizer, pieces, sizeof *unit->parameters);
   unit->copies = ob_optimizer_take(optimizer, pieces, sizeof *unit->copies);
@@ -139,7 +139,7 @@ static onebit_status_t allocate_unit(onebit_optimizer_t optimizer, struct ob_uni
   unit->tensor_of = ob_optimizer_take(optimizer, pieces, sizeof *unit->tensor_of);
   if (!unit->parameters || !unit->copies || !unit->gradients || !unit->means || !unit->factors ||
       !unit->weight_decays || !unit->learning_rates || !unit->scalings || !unit->tensor_of)
-    return no_memory(&unit->bits->layout);
+    return no_memory(&unit->bits->geometry.layout);
   return allocate_arrays(optimizer, unit);
 }
 
@@ -155,7 +155,7 @@ static const void *gradient_at(const struct onebit_optimizer *optimizer, const v
  * passes know where they lie. */
 static void place_arrays(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k,
                          const onebit_tensor_t *tensor, size_t offset) {
-  size_t word = unit->bits->layout.piece[k].first_word;
+  size_t word = unit->bits->geometry.layout.piece[k].first_word;
   char *caller =
       (char *)tensor->parameter + offset * ob_dtype_size(optimizer->options.parameter_dtype);
   unit->gradients[k] = gradient_at(optimizer, tensor->gradient, offset);
@@ -171,7 +171,7 @@ static void place_arrays(struct onebit_optimizer *optimizer, struct ob_unit *uni
 /* Where piece k of the unit lies: it begins `offset` elements into tensor t. */
 static void place_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k,
                         const onebit_tensor_t *tensors, size_t t, size_t offset) {
-  const struct ob_piece *piece = &unit->bits->layout.piece[k];
+  const struct ob_piece *piece = &unit->bits->geometry.layout.piece[k];
   const onebit_tensor_t *tensor = &tensors[t];
   if (piece->valid)
     place_arrays(optimizer, unit, k, tensor, offset);
@@ -189,7 +189,8 @@ static void place_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit
 
 /* Padding that is no tensor's: its momentum stays as it is. */
 static void place_padding(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t k) {
-  unit->means[k] = unit->arrays[OB_SCRATCH] + unit->bits->layout.piece[k].first_word * OB_LANES;
+  unit->means[k] =
+      unit->arrays[OB_SCRATCH] + unit->bits->geometry.layout.piece[k].first_word * OB_LANES;
   unit->factors[k] = 1;
   unit->tensor_of[k] = optimizer->tensor_count;
 }
@@ -198,15 +199,15 @@ static void place_padding(struct onebit_optimizer *optimizer, struct ob_unit *un
 static size_t offset_of(const struct ob_unit *unit, size_t piece) {
   size_t offset = 0;
   for (size_t k = piece; k-- > 0 && unit->tensor_of[k] == unit->tensor_of[piece];)
-    offset += unit->bits->layout.piece[k].count;
+    offset += unit->bits->geometry.layout.piece[k].count;
   return offset;
 }
 
 onebit_status_t ob_units_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                       const void *gradient) {
   struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
-  for (size_t k = 0; k < unit->bits->layout.pieces; k++) {
-    if (unit->tensor_of[k] != tensor || !unit->bits->layout.piece[k].valid)
+  for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++) {
+    if (unit->tensor_of[k] != tensor || !unit->bits->geometry.layout.piece[k].valid)
       continue;
     unit->gradients[k] = gradient_at(optimizer, gradient, offset_of(unit, k));
     OB_TRY(optimizer->place->repoint(optimizer, unit, k));
@@ -262,7 +263,7 @@ static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dt
 /* Of a piece, what the unit has master values of. */
 static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
                                   size_t k, float *room) {
-  const struct ob_layout *layout = &unit->bits->layout;
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
   const struct ob_piece *piece = &layout->piece[k];
   size_t first = unit->first_block, last = first + unit->blocks;
   first = piece->first_block > first ? piece->first_block : first;
@@ -273,14 +274,14 @@ static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer, stru
   size_t end = (last - piece->first_block) * layout->block;
   size_t word = ob_layout_word(layout, first) - unit->first_word;
   end = end < piece->valid ? end : piece->valid;
-  return convert(unit->bits->place->kept, optimizer->options.parameter_dtype,
+  return convert(unit->bits->executor->residuals, optimizer->options.parameter_dtype,
                  unit->masters + word * OB_LANES, (const uint16_t *)unit->copies[k] + begin,
                  end > begin ? end - begin : 0, room);
 }
 
 static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
                                     float *room) {
-  for (size_t k = 0; k < unit->bits->layout.pieces; k++)
+  for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++)
     OB_TRY(fill_piece(optimizer, unit, k, room));
   return ONEBIT_OK;
 }
@@ -290,7 +291,7 @@ static onebit_status_t make_masters(const struct onebit_optimizer *optimizer,
                                     struct ob_unit *unit) {
   float *room = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
   onebit_status_t status =
-      room ? fill_masters(optimizer, unit, room) : no_memory(&unit->bits->layout);
+      room ? fill_masters(optimizer, unit, room) : no_memory(&unit->bits->geometry.layout);
   ob_release(room);
   return status;
 }
@@ -374,7 +375,7 @@ onebit_status_t ob_units_create(onebit_optimizer_t optimizer, const onebit_tenso
 }
 
 static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  const struct ob_memory *memory = unit->bits ? unit->bits->place->kept : NULL;
+  const struct ob_memory *memory = unit->bits ? unit->bits->executor->residuals : NULL;
   for (int slot = 0; memory && slot < OB_ARRAYS; slot++)
     if (arrays_of(optimizer, unit) & OB_MASK(slot))
       memory->release(unit->arrays[slot]);

@@ -34,7 +34,7 @@ static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
   struct onebit_plan *plan = optimizer->squares;
   for (int k = 0; k < 2; k++) {
     optimizer->own_bytes += sizeof(float);
-    optimizer->square[k] = plan->place->kept->allocate(1, sizeof(float));
+    optimizer->square[k] = plan->executor->residuals->allocate(1, sizeof(float));
     if (!optimizer->square[k])
       return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norm of the gradients");
   }
@@ -52,7 +52,7 @@ onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer) {
 
 void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
   for (int k = 0; optimizer->squares && k < 2; k++)
-    optimizer->squares->place->kept->release(optimizer->square[k]);
+    optimizer->squares->executor->residuals->release(optimizer->square[k]);
   onebit_plan_destroy(optimizer->squares);
 }
 
@@ -60,7 +60,7 @@ void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
 static onebit_status_t exchange(struct onebit_optimizer *optimizer, onebit_status_t status,
                                 float own, float *mean) {
   struct onebit_plan *plan = optimizer->squares;
-  const struct ob_memory *memory = plan->place->kept;
+  const struct ob_memory *memory = plan->executor->residuals;
   const struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
                                .outputs = plan->outputs,
                                .agreed = ob_bits_of(optimizer->step.learning_rate),

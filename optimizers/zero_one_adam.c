@@ -147,7 +147,8 @@ static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
     struct ob_unit *unit = &optimizer->units[u];
     if (unit->uncompressed)
       continue;
-    OB_TRY(optimizer->place->sum(optimizer, unit, 0, 0, unit->bits->layout.blocks, &of_unit));
+    OB_TRY(
+        optimizer->place->sum(optimizer, unit, 0, 0, unit->bits->geometry.layout.blocks, &of_unit));
     sum += of_unit;
   }
   *finite = isfinite(sum);

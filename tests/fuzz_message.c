@@ -16,7 +16,7 @@ struct receiver {
   struct ob_layout layout;
   struct ob_work work;
   struct ob_message_shape shape;
-  struct ob_message_expected expected;
+  struct ob_message_call expected;
 };
 
 /* A layout of one piece; the message is its second half, as a server's would be. */
@@ -44,7 +44,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
         receiver->work.output_dtype == ONEBIT_FLOAT16 ? ONEBIT_FLOAT16 : ONEBIT_BFLOAT16;
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
     receiver->work.codec = &ob_codec_scalar;
-  receiver->expected = (struct ob_message_expected){OB_MESSAGE_WORKER, choice[4], count};
+  receiver->expected = (struct ob_message_call){OB_MESSAGE_WORKER, choice[4], count, 0};
   return ob_work_create(&receiver->work, 2, 2) == ONEBIT_OK;
 }
 

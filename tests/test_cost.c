@@ -80,9 +80,9 @@ static void check_choice(const struct ob_costs *costs, struct ob_cost_task task,
   /* But for two per cent, within which a chunk is as good as another. */
   cr_assert_leq(0.98 * choice.seconds, ob_cost_seconds(costs, &task, schedule, wire, 65536),
                 "%s is better than what was chosen:\n%s", ob_cost_schedule_name(schedule),
-                choice.words);
-  cr_assert(strstr(choice.words, ob_cost_schedule_name(schedule)), "%s", choice.words);
-  cr_assert(strstr(choice.words, costs->source), "%s", choice.words);
+                choice.text);
+  cr_assert(strstr(choice.text, ob_cost_schedule_name(schedule)), "%s", choice.text);
+  cr_assert(strstr(choice.text, costs->source), "%s", choice.text);
 }
 Test(cost, chooses_the_fastest_and_says_why) { everywhere(check_choice); }
 
@@ -91,17 +91,17 @@ Test(cost, chooses_what_small_and_large_messages_want) {
   struct ob_cost_task task = some_task(16, 16, 8);
   struct ob_cost_choice choice;
   ob_cost_choose(&costs, &task, &choice);
-  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_HIERARCHICAL, "%s", choice.words);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_HIERARCHICAL, "%s", choice.text);
   task.ranks_per_host = 1;
   task.hosts = 2;
   ob_cost_choose(&costs, &task, &choice);
-  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.words);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.text);
   task = some_task((size_t)100 << 20, 16, 8);
   ob_cost_choose(&costs, &task, &choice);
-  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_HIERARCHICAL, "%s", choice.words);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_HIERARCHICAL, "%s", choice.text);
   task.ranks_per_host = 1;
   ob_cost_choose(&costs, &task, &choice);
-  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.words);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.text);
 }
 
 Test(cost, keeps_to_what_the_task_allows) {
@@ -129,7 +129,7 @@ Test(cost, other_operations_have_one_schedule) {
     struct ob_cost_task task = some_task(1 << 22, 4, 2);
     task.operation = (onebit_operation_t)operation;
     ob_cost_choose(&costs, &task, &choice);
-    cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.words);
+    cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.text);
     cr_expect_gt(choice.seconds, 0);
   }
 }
@@ -197,19 +197,19 @@ Test(cost, the_choice_follows_what_was_measured) {
   task.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   double model = ob_cost_seconds(&costs, &task, task.schedule, ONEBIT_WIRE_BITS, 131072);
   ob_cost_choose(&costs, &task, &choice);
-  cr_expect_float_eq(choice.seconds / model, 3, 1e-12, "%s", choice.words);
-  cr_expect(strstr(choice.words, "us, as measured\n"), "%s", choice.words);
-  cr_expect(!strstr(choice.words, "by the model"), "%s", choice.words);
+  cr_expect_float_eq(choice.seconds / model, 3, 1e-12, "%s", choice.text);
+  cr_expect(strstr(choice.text, "us, as measured\n"), "%s", choice.text);
+  cr_expect(!strstr(choice.text, "by the model"), "%s", choice.text);
   task.schedule = ONEBIT_SCHEDULE_AUTOMATIC;
   for (size_t k = 1; k < OB_COST_CANDIDATES; k++)
     ob_cost_add_point(&costs.measured.factor[k], 4096, 20);
   costs.measured.factor[EXCHANGE_BITS].point[1].value = 0.05;
   ob_cost_choose(&costs, &task, &choice);
-  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.words);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "%s", choice.text);
   costs.measured.factor[EXCHANGE_BITS].point[1].value = 20;
   costs.measured.factor[ALLGATHER_BITS].point[0].value = 0.05;
   ob_cost_choose(&costs, &task, &choice);
-  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.words);
+  cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_ALLGATHER, "%s", choice.text);
 }
 
 /* Other hosts, other ranks on them, uneven ones, one scale, another operation: the model's. */
@@ -228,7 +228,7 @@ Test(cost, measured_is_of_the_same_hosts_and_calls_only) {
     cr_expect(!measured, "case %zu", k);
     cr_expect_eq(ob_cost_measured_chunk(&costs, &others[k], EXCHANGE_BITS), 0, "case %zu", k);
     ob_cost_choose(&costs, &others[k], &choice);
-    cr_expect(!strstr(choice.words, "as measured"), "%s", choice.words);
+    cr_expect(!strstr(choice.text, "as measured"), "%s", choice.text);
   }
 }
 
@@ -244,7 +244,7 @@ Test(cost, messages_are_those_of_the_nearest_size) {
     cr_expect_eq(ob_cost_measured_chunk(&costs, &task, EXCHANGE_BITS), chunk[k] * 65536, "%zu MiB",
                  mebi[k]);
     ob_cost_choose(&costs, &task, &choice);
-    cr_expect(chunk[k] == 0 || choice.chunk == chunk[k] * 65536, "%s", choice.words);
+    cr_expect(chunk[k] == 0 || choice.chunk == chunk[k] * 65536, "%s", choice.text);
   }
   task.chunk = 4096;
   ob_cost_choose(&costs, &task, &choice);

@@ -100,9 +100,10 @@ static void check_moment(onebit_optimizer_t optimizer, int step, const float *pa
 static double padding_of(const struct ob_unit *unit) {
   struct ob_message_shape shape = ob_plan_message(unit->bits, 1, 0);
   struct ob_view view = ob_message_view(ob_plan_result(unit->bits, false, 1, 0), &shape);
-  const struct ob_piece *last = &unit->bits->layout.piece[unit->bits->layout.pieces - 1];
-  size_t word = last->first_word - ob_layout_word(&unit->bits->layout, shape.first);
-  CHECK(unit->tensor_of[unit->bits->layout.pieces - 1] == 2 && last->count == 32 - COUNT,
+  const struct ob_piece *last =
+      &unit->bits->geometry.layout.piece[unit->bits->geometry.layout.pieces - 1];
+  size_t word = last->first_word - ob_layout_word(&unit->bits->geometry.layout, shape.first);
+  CHECK(unit->tensor_of[unit->bits->geometry.layout.pieces - 1] == 2 && last->count == 32 - COUNT,
         "the last piece is no padding");
   CHECK(view.words[word] == 0 || view.words[word] == (1u << last->count) - 1,
         "the padding's signs are %x", (unsigned)view.words[word]);

@@ -8,7 +8,7 @@
 #include "compression/message.h"
 
 static const struct ob_message_shape shape = {.first = 3, .blocks = 2, .words = 65};
-static const struct ob_message_expected expected = {OB_MESSAGE_WORKER, 7, 100003};
+static const struct ob_message_call expected = {OB_MESSAGE_WORKER, 7, 100003, 0};
 
 static struct ob_view make(unsigned char *memory) {
   struct ob_view view = ob_message_view(memory, &shape);
@@ -83,7 +83,7 @@ Test(message, is_refused_when_its_payload_is_another) {
     for (int sent = 0; sent < 3; sent++) {
       struct ob_message_shape dense = {
           .words = 2, .blocks = 1, .one_scale = true, .dense = wanted > 0, .half = wanted > 1};
-      struct ob_message_expected any = {OB_MESSAGE_WORKER, 7, 100003};
+      struct ob_message_call any = {OB_MESSAGE_WORKER, 7, 100003, 0};
       *ob_message_view(memory, &dense).header = (struct ob_header){.magic = OB_MESSAGE_MAGIC,
                                                                    .version = OB_MESSAGE_VERSION,
                                                                    .kind = OB_MESSAGE_WORKER,

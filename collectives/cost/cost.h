@@ -82,7 +82,7 @@ struct ob_costs {
   double residual; /* of the fit: root mean square of log(predicted/measured); 0: none */
   struct ob_cost_measured measured;
   char codec[OB_COST_CODEC_ROOM];
-  char source[OB_COST_SOURCE_ROOM]; /* where they come from, in words */
+  char source[OB_COST_SOURCE_ROOM]; /* where they come from */
 };
 
 /* What is to be done, and what may be chosen. */
@@ -106,9 +106,8 @@ struct ob_cost_choice {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
   size_t chunk;
-  bool doubling; /* an allgather of one message passes on what it has, in log2(ranks) rounds */
   double seconds;
-  char words[1024]; /* a line for each candidate, with the time predicted for it */
+  char text[1024]; /* a line for each candidate, with the time predicted for it */
 };
 
 /* A gigabit Ethernet between hosts, shared memory inside, and what that codec does on one core of a

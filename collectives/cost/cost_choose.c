@@ -1,8 +1,11 @@
-/* Which schedule: the candidates of the cost model, and the words that say why. */
+/* Which schedule: the candidates of the cost model, and the text that says why. */
 #include <stdio.h>
 #include <string.h>
 
-#include "collectives/cost/cost.h"
+#include "collectives/schedules/schedule.h"
+
+/* Room for what a schedule says of itself. */
+#define LINE 128
 
 /* Elements a message of bits may have; the first is preferred. From 64 Ki, 8 kB, below which the
  * cost of each message outweighs what finer overlap brings (measured: 16 Ki took 1.3 to 2 times as
@@ -33,12 +36,8 @@ const char *ob_cost_wire_name(onebit_wire_t wire) {
 
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire) {
-  if (schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
-    return task->operation == ONEBIT_ALLREDUCE && wire == ONEBIT_WIRE_BITS && task->hosts > 1 &&
-           task->ranks_per_host > 1;
-  if (task->operation == ONEBIT_ALLREDUCE)
-    return true;
-  return schedule == ONEBIT_SCHEDULE_EXCHANGE;
+  char line[LINE];
+  return ob_schedule_named(schedule)->describe(task, wire, 1, line, sizeof line);
 }
 
 static bool wanted(const struct ob_cost_task *task, const struct ob_cost_candidate *row) {
@@ -75,27 +74,23 @@ static struct estimate estimate(const struct ob_costs *costs, const struct ob_co
 }
 
 static void append(struct ob_cost_choice *choice, const char *line) {
-  size_t length = strlen(choice->words);
-  snprintf(choice->words + length, sizeof choice->words - length, "%s", line);
+  size_t length = strlen(choice->text);
+  snprintf(choice->text + length, sizeof choice->text - length, "%s", line);
 }
 
-static void tell(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
-                 const struct estimate *estimate) {
-  char line[160];
-  snprintf(line, sizeof line, "%s, %s, messages of %zu elements: %.0f us, %s\n",
-           ob_cost_schedule_name(row->schedule), ob_cost_wire_name(row->wire), estimate->chunk,
-           1e6 * estimate->seconds, estimate->measured ? "as measured" : "by the model");
+/* What a candidate would be, and its time or why it has none. */
+static bool tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
+                 const struct ob_cost_candidate *row, const struct estimate *estimate) {
+  char about[LINE] = "", line[LINE + 64];
+  bool possible = ob_schedule_named(row->schedule)
+                      ->describe(task, row->wire, estimate->chunk, about, sizeof about);
+  if (possible)
+    snprintf(line, sizeof line, "%s: %.0f us, %s\n", about, 1e6 * estimate->seconds,
+             estimate->measured ? "as measured" : "by the model");
+  else
+    snprintf(line, sizeof line, "%s%s", about, about[0] ? "\n" : "");
   append(choice, line);
-}
-
-static void tell_impossible(struct ob_cost_choice *choice, const struct ob_cost_task *task,
-                            const struct ob_cost_candidate *row) {
-  if (row->schedule != ONEBIT_SCHEDULE_HIERARCHICAL || task->operation != ONEBIT_ALLREDUCE)
-    return;
-  append(choice, task->hosts < 2             ? "hierarchical: not with one host\n"
-                 : task->ranks_per_host == 0 ? "hierarchical: hosts have different numbers of "
-                                               "ranks\n"
-                                             : "hierarchical: is exchange with one rank a host\n");
+  return possible;
 }
 
 static void conclude(struct ob_cost_choice *choice, const struct ob_costs *costs) {
@@ -106,8 +101,8 @@ static void conclude(struct ob_cost_choice *choice, const struct ob_costs *costs
   append(choice, line);
 }
 
-static void take(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
-                 const struct estimate *estimate) {
+static void choose(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
+                   const struct estimate *estimate) {
   choice->schedule = row->schedule;
   choice->wire = row->wire;
   choice->chunk = estimate->chunk;
@@ -123,7 +118,7 @@ static void fall_back(const struct ob_costs *costs, const struct ob_cost_task *t
          ob_cost_candidates[k].wire != task->wire)
     k++;
   struct estimate only = estimate(costs, task, k);
-  take(choice, &ob_cost_candidates[k], &only);
+  choose(choice, &ob_cost_candidates[k], &only);
 }
 
 void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -133,15 +128,12 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
     const struct ob_cost_candidate *row = &ob_cost_candidates[k];
     if (!wanted(task, row))
       continue;
-    if (!ob_cost_possible(task, row->schedule, row->wire)) {
-      tell_impossible(choice, task, row);
-      continue;
-    }
     struct estimate now = estimate(costs, task, k);
-    tell(choice, row, &now);
+    if (!tell(choice, task, row, &now))
+      continue;
     bool exact = row->wire == ONEBIT_WIRE_DENSE && choice->wire == ONEBIT_WIRE_BITS;
     if (choice->chunk == 0 || now.seconds < (exact ? ROUNDING_COSTS : 1) * choice->seconds)
-      take(choice, row, &now);
+      choose(choice, row, &now);
   }
   if (choice->chunk == 0)
     fall_back(costs, task, choice);

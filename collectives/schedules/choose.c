@@ -3,47 +3,26 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "collectives/schedules/schedule.h"
+#include "collectives/plan.h"
 
-static const char *const names[] = {"ONEBIT_SCHEDULE_AUTOMATIC", "ONEBIT_SCHEDULE_EXCHANGE",
-                                    "ONEBIT_SCHEDULE_ALLGATHER", "ONEBIT_SCHEDULE_HIERARCHICAL"};
-
-/* Whether the ranks of a host can add up among themselves: in memory that they share, or in
- * messages that are put on a stream. */
-static bool adds_up_inside(const struct onebit_plan *plan) {
-  return plan->place->shares_memory || plan->comm->transport->put;
+const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule) {
+  return schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? &ob_schedule_hierarchical
+         : schedule == ONEBIT_SCHEDULE_ALLGATHER  ? &ob_schedule_allgather
+                                                  : &ob_schedule_exchange;
 }
 
 /* Fails unless the schedule that was asked for is possible. */
 static onebit_status_t check(const struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  static const char *const names[] = {"", "", "ONEBIT_SCHEDULE_ALLGATHER",
+                                      "ONEBIT_SCHEDULE_HIERARCHICAL"};
   const onebit_plan_options_t *options = &shape->options;
-  const struct ob_hosts *hosts = &plan->comm->hosts;
   if (options->schedule <= ONEBIT_SCHEDULE_EXCHANGE)
     return ONEBIT_OK;
   if (options->operation != ONEBIT_ALLREDUCE || options->profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "schedule is %s, which is for ONEBIT_ALLREDUCE in the default profile only",
                     names[options->schedule]);
-  if (options->schedule == ONEBIT_SCHEDULE_ALLGATHER)
-    return shape->windowed || shape->served
-               ? ob_error(ONEBIT_ERROR_ARGUMENT,
-                          "schedule is %s: an optimizer takes what servers send",
-                          names[options->schedule])
-               : ONEBIT_OK;
-  if (!adds_up_inside(plan))
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "schedule is %s, which this plan's device and transport do not have",
-                    names[options->schedule]);
-  if (shape->one_scale)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "schedule is %s, block_size is ONEBIT_BLOCK_BUFFER: a rank has a part of the "
-                    "buffer only",
-                    names[options->schedule]);
-  if (!hosts->each)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "schedule is %s: the hosts have %d to %d ranks, and would all need as many",
-                    names[options->schedule], hosts->fewest, hosts->most);
-  return ONEBIT_OK;
+  return ob_schedule_named(options->schedule)->applicable(plan, shape);
 }
 
 /* Elements of the buffer that an allreduce is about. */
@@ -65,7 +44,7 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
       .block = options->block_size,
       .wire = options->wire,
       .hosts = hosts->count,
-      .ranks_per_host = adds_up_inside(plan) || hosts->each == 1 ? hosts->each : 0,
+      .ranks_per_host = ob_hierarchical_can_add(plan) || hosts->each == 1 ? hosts->each : 0,
       .ranks = plan->comm->size,
       .most_ranks = hosts->most,
       .schedule = options->schedule,
@@ -104,8 +83,8 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
 }
 
 static void tell_of_gpus(struct ob_cost_choice *choice) {
-  size_t length = strlen(choice->words);
-  snprintf(choice->words + length, sizeof choice->words - length,
+  size_t length = strlen(choice->text);
+  snprintf(choice->text + length, sizeof choice->text - length,
            "between GPUs these times are not to be trusted: an optimizer is hierarchical where it "
            "can be, an allreduce the exchange unless another schedule is asked for\n");
 }
@@ -116,7 +95,7 @@ static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *tas
   if (!task->schedule || choice->schedule == task->schedule)
     return;
   choice->schedule = task->schedule;
-  snprintf(choice->words, sizeof choice->words,
+  snprintf(choice->text, sizeof choice->text,
            "chosen: %s, %s, as asked for: the cost model has no time for it here\n",
            ob_cost_schedule_name(choice->schedule),
            choice->wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit");
@@ -130,10 +109,11 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   insist(&plan->choice, &task);
   if (is_between_gpus(plan) && !shape->options.schedule)
     tell_of_gpus(&plan->choice);
-  plan->schedule = plan->choice.schedule;
-  plan->choice.doubling = plan->schedule == ONEBIT_SCHEDULE_ALLGATHER &&
-                          plan->comm->size >= OB_COST_DOUBLING_RANKS &&
-                          plan->comm->transport->host_messages;
   plan->options.wire = plan->choice.wire;
+  plan->schedule = ob_schedule_named(plan->choice.schedule);
+  if (shape->windowed && plan->choice.schedule != ONEBIT_SCHEDULE_ALLGATHER)
+    plan->schedule = &ob_schedule_window;
+  else if (shape->options.operation == ONEBIT_ALLGATHER)
+    plan->schedule = &ob_schedule_allgather;
   return ONEBIT_OK;
 }

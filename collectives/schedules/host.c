@@ -41,11 +41,13 @@ static size_t aligned(size_t bytes) {
 static onebit_status_t create_shared(struct onebit_plan *plan) {
   struct ob_host *host = &plan->host;
   const struct ob_hosts *hosts = &plan->comm->hosts;
-  size_t elements = ob_plan_longest_message(plan), results = plan->group.size * plan->peer_stride;
-  host->slots = plan->chunks < WINDOW_CHUNKS ? plan->chunks : WINDOW_CHUNKS;
-  host->share_bytes = aligned(elements * sizeof(float));
+  size_t elements = ob_plan_longest_message(plan),
+         results = plan->geometry.members * plan->geometry.peer_stride;
+  host->slots = plan->geometry.chunks < WINDOW_CHUNKS ? plan->geometry.chunks : WINDOW_CHUNKS;
+  host->segment_bytes = aligned(elements * sizeof(float));
   host->inputs_at = aligned(sizeof(struct page));
-  host->results_at[0] = host->inputs_at + host->slots * plan->shares * host->share_bytes;
+  host->results_at[0] =
+      host->inputs_at + host->slots * plan->geometry.segments * host->segment_bytes;
   host->results_at[1] = host->results_at[0] + (plan->momentum ? aligned(results) : 0);
   size_t bytes = host->results_at[1] + aligned(results);
   host->mean = ob_allocate(elements, sizeof(float));
@@ -55,14 +57,14 @@ static onebit_status_t create_shared(struct onebit_plan *plan) {
   OB_TRY(ob_shared_create(&host->shared, bytes, hosts->each, hosts->place));
   plan->memory_bytes += bytes + elements * sizeof(float);
   for (int copy = 0; copy < 2; copy++)
-    plan->results[copy] = host->shared.base[host->place] + host->results_at[copy];
+    plan->geometry.results[copy] = host->shared.base[host->place] + host->results_at[copy];
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_host_create(struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   plan->host = (struct ob_host){.ranks = (size_t)hosts->each, .place = (size_t)hosts->place};
-  return plan->place->shares_memory ? create_shared(plan) : ONEBIT_OK;
+  return plan->executor->shares_memory ? create_shared(plan) : ONEBIT_OK;
 }
 
 bool ob_host_shares(const struct onebit_plan *plan) { return plan->host.shared.base; }
@@ -141,7 +143,7 @@ static void hear_flags(struct onebit_plan *plan) {
 void ob_host_begin(struct onebit_plan *plan) {
   struct ob_host *host = &plan->host;
   struct page *page = page_of(host, host->place);
-  host->base = plan->calls * plan->chunks;
+  host->base = plan->calls * plan->geometry.chunks;
   host->parity = plan->calls & 1;
   ob_host_end(plan); /* also of a call that was never applied: ob_plan_apply */
   atomic_store_explicit(&page->flags[host->parity], 0, memory_order_relaxed);
@@ -152,7 +154,7 @@ void ob_host_begin(struct onebit_plan *plan) {
 /* Whatever was left out, nobody waits for it any more. */
 void ob_host_end(struct onebit_plan *plan) {
   for (int kind = 0; kind < COUNTERS; kind++)
-    set(&plan->host, (enum counter)kind, plan->calls * plan->chunks);
+    set(&plan->host, (enum counter)kind, plan->calls * plan->geometry.chunks);
 }
 
 void ob_host_give_up(struct onebit_plan *plan) {
@@ -160,21 +162,23 @@ void ob_host_give_up(struct onebit_plan *plan) {
   atomic_store_explicit(&page->gone, 1, memory_order_relaxed);
 }
 
-static float *window(const struct onebit_plan *plan, size_t rank, size_t share, size_t chunk) {
+static float *window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk) {
   const struct ob_host *host = &plan->host;
   size_t slot = (host->base + chunk) % host->slots;
   return (float *)(void *)(host->shared.base[rank] + host->inputs_at +
-                           (slot * plan->shares + share) * host->share_bytes);
+                           (slot * plan->geometry.segments + segment) * host->segment_bytes);
 }
 
-bool ob_host_put(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   struct ob_host *host = &plan->host;
   uint64_t number = host->base + chunk + 1;
   if (number > host->slots && !all_have(plan, TAKEN, number - host->slots))
     return false; /* what lies there is still wanted */
-  for (size_t share = 0; plan->status == ONEBIT_OK && share < plan->shares; share++) {
-    struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-    struct ob_view out = {.values = window(plan, host->place, share, chunk)};
+  for (size_t segment = 0; plan->status == ONEBIT_OK && segment < plan->geometry.segments;
+       segment++) {
+    struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+    struct ob_view out = {.values = window(plan, host->place, segment, chunk)};
     ob_load_blocks(&plan->work, &plan->call.source, &shape, &out);
   }
   tell_flags(plan);
@@ -182,18 +186,19 @@ bool ob_host_put(struct onebit_plan *plan, size_t chunk) {
   return true;
 }
 
-bool ob_host_barrier(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_barrier(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   if (!all_have(plan, LOADED, plan->host.base + chunk + 1))
     return false;
   hear_flags(plan);
   return true;
 }
 
-void ob_host_mean(struct onebit_plan *plan, size_t share, size_t chunk,
+void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out) {
   const struct ob_host *host = &plan->host;
   for (size_t k = 0; k < host->ranks; k++)
-    host->views[k].values = window(plan, k, share, chunk);
+    host->views[k].values = window(plan, k, segment, chunk);
   ob_mean_blocks(&plan->work, host->views, host->ranks, 1, shape, out);
 }
 
@@ -201,23 +206,46 @@ void ob_host_taken(struct onebit_plan *plan, size_t chunk) {
   set(&plan->host, TAKEN, plan->host.base + chunk + 1);
 }
 
-bool ob_host_wait_free(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_wait_free(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   uint64_t base = plan->host.base;
-  return all_have(plan, APPLIED, chunk < plan->slots ? base : base + chunk + 1 - plan->slots);
+  return all_have(plan, APPLIED,
+                  chunk < plan->geometry.slots ? base : base + chunk + 1 - plan->geometry.slots);
 }
 
-void ob_host_publish(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_publish(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   tell_flags(plan);
   set(&plan->host, COLLECTED, plan->host.base + chunk + 1);
+  return true;
 }
 
-bool ob_host_wait(struct onebit_plan *plan, size_t chunk) {
+bool ob_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
   if (!all_have(plan, COLLECTED, plan->host.base + chunk + 1))
     return false;
   hear_flags(plan);
   return true;
 }
 
-void ob_host_applied(struct onebit_plan *plan, size_t chunk) {
+static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+  plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
   set(&plan->host, APPLIED, plan->host.base + chunk + 1);
+  return true;
+}
+
+bool ob_host_apply_early(struct onebit_plan *plan, size_t chunk, bool wait) {
+  return !plan->apply_early_ok || apply(plan, chunk, wait);
+}
+
+bool ob_host_apply_late(struct onebit_plan *plan, size_t chunk, bool wait) {
+  return plan->apply_early_ok || apply(plan, chunk, wait);
+}
+
+unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,
+                              size_t chunk) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  unsigned char *base = plan->host.shared.base[segment / geometry->members];
+  return ob_message_at(geometry, base + plan->host.results_at[copy], segment % geometry->members,
+                       chunk);
 }

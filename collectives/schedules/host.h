@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "collectives/shared.h"
+#include "collectives/steps.h"
 #include "compression/blocks.h"
 
 struct onebit_plan;
@@ -22,7 +23,7 @@ struct onebit_plan;
 struct ob_host {
   size_t ranks, place; /* of this host; 0 ranks: the plan is not hierarchical */
   struct ob_shared shared;
-  size_t slots, share_bytes;       /* of the window: chunks, and bytes of a share in one of them */
+  size_t slots, segment_bytes; /* of the window: chunks, and bytes of a segment in one of them */
   size_t inputs_at, results_at[2]; /* where they begin in a block */
   float *mean;                     /* scratch: one message's inputs */
   struct ob_view *views;           /* scratch: one a rank of the host */
@@ -49,17 +50,28 @@ void ob_host_end(struct onebit_plan *plan);
 /* The transport has failed: nobody must wait for this rank. */
 void ob_host_give_up(struct onebit_plan *plan);
 
-/* The steps. False: the others are not there yet. */
-bool ob_host_put(struct onebit_plan *plan, size_t chunk);
-bool ob_host_barrier(struct onebit_plan *plan, size_t chunk);
-bool ob_host_wait_free(struct onebit_plan *plan, size_t chunk);
-bool ob_host_wait(struct onebit_plan *plan, size_t chunk);
-void ob_host_publish(struct onebit_plan *plan, size_t chunk);
+/* Its steps. */
+ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob_host_wait,
+    ob_host_apply_early, ob_host_apply_late;
 
 /* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_taken. */
-void ob_host_mean(struct onebit_plan *plan, size_t share, size_t chunk,
+void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);
 void ob_host_taken(struct onebit_plan *plan, size_t chunk);
-void ob_host_applied(struct onebit_plan *plan, size_t chunk);
+
+/* Where the result of a segment's server lies, perhaps in another rank's block. */
+unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,
+                              size_t chunk);
+
+/* --- The steps of the schedule, for hierarchical.c and window.c */
+
+/* Whether the ranks of a host can add up among themselves: in memory that they share, or in
+ * messages that are put on a stream. */
+bool ob_hierarchical_can_add(const struct onebit_plan *plan);
+
+/* Around a chunk's C E; around its R G; and for its results. */
+void ob_hierarchical_add_inputs(struct onebit_plan *plan, size_t chunk, size_t ahead);
+void ob_hierarchical_add_reducing(struct onebit_plan *plan, size_t chunk);
+void ob_hierarchical_add_collecting(struct onebit_plan *plan, size_t chunk);
 
 #endif

@@ -1,18 +1,93 @@
-/* The schedule of a plan: its shares and chunks, and the list of steps that every call walks. */
-#ifndef OB_COLLECTIVES_SCHEDULE_H
-#define OB_COLLECTIVES_SCHEDULE_H
+/*
+ * Schedules: who reduces what, in which messages, and in which order things are done. A schedule is
+ * a row with five functions, in a file of its own. Steps are drawn with a letter each, for chunks
+ * 0, 1, ...:
+ *
+ *   C compress   E exchange: send to servers   r receive from workers   R reduce
+ *   G gather: send results to all              c collect them           A apply
+ */
+#ifndef OB_COLLECTIVES_SCHEDULES_SCHEDULE_H
+#define OB_COLLECTIVES_SCHEDULES_SCHEDULE_H
 
-#include "collectives/plan.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-/* Decides how the call goes about it: plan->schedule. ONEBIT_ERROR_ARGUMENT,
+#include "collectives/cost/model.h"
+#include "collectives/steps.h"
+
+struct onebit_plan;
+struct ob_plan_shape;
+
+/* What a plan needs, by its schedule, on this rank. */
+struct ob_schedule_sizes {
+  size_t outgoing, incoming, results;      /* members whose messages have memory there */
+  size_t compressed_first, compressed_end; /* the blocks that it compresses */
+  bool reduces;                            /* its segment, with a residual of that */
+  uint64_t wire_bytes;                     /* that it sends in a call */
+};
+
+struct ob_schedule {
+  size_t window; /* slots of messages; 0: one a chunk */
+
+  /* Fails unless this plan can have it, as asked for in its options. NULL: every plan can. */
+  onebit_status_t (*applicable)(const struct onebit_plan *plan, const struct ob_plan_shape *shape);
+
+  /* Appends the steps of a call (ob_steps_add) up to OB_STEP_DECIDE, which it does not append, and
+   * those that apply the results after it. `decided`: which of these. */
+  void (*build)(struct onebit_plan *plan, bool decided);
+
+  /* Once the plan is cut in messages. */
+  void (*sizes)(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes);
+
+  /* A line about what a task's messages would be, or why the model has no time for it: then false.
+   * `line` may remain empty. */
+  bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
+                   size_t room);
+
+  /* Seconds by the model, but for what a call takes whatever its size. */
+  double (*cost)(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk);
+};
+
+extern const struct ob_schedule ob_schedule_exchange, ob_schedule_allgather, ob_schedule_doubling,
+    ob_schedule_hierarchical, ob_schedule_window;
+
+/* The row of a public name; of AUTOMATIC the exchange's. */
+const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule);
+
+/* Decides which one: plan->choice and plan->schedule. ONEBIT_ERROR_ARGUMENT,
  * ONEBIT_ERROR_UNSUPPORTED when what was asked for cannot be had. */
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-/* Cuts the layout in shares and chunks: plan->shares, chunks, bounds, slots, strides, wire_bytes.
- * */
+/* Cuts the layout in segments and chunks: the plan's geometry but for where messages are, and
+ * plan->sizes. */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
 /* Writes the list of steps. */
-onebit_status_t ob_schedule_steps(struct onebit_plan *plan, const struct ob_plan_shape *shape);
+onebit_status_t ob_schedule_steps(struct onebit_plan *plan);
+
+/* --- What schedules share */
+
+void ob_schedule_add_all(struct onebit_plan *plan, enum ob_step_kind kind);
+
+/* Compress every chunk, and send it as soon as its scales are known: at once, or after the last. */
+void ob_schedule_add_sending(struct onebit_plan *plan, enum ob_step_kind compress,
+                             enum ob_step_kind send);
+
+/* Bytes of the messages about the other members' segments; of this rank's own to all others. */
+uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan);
+uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
+
+/* describe() of a schedule that can do the task. */
+bool ob_schedule_describe(const char *name, onebit_wire_t wire, size_t chunk, char *line,
+                          size_t room);
+
+/* --- Steps of doubling (doubling.c); `chunk` is the number of the round */
+
+ob_step_run ob_begin_round, ob_end_round;
+struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t round);
+
+/* Whether the messages of a plan that gathers allow it. */
+bool ob_doubling_fits(const struct onebit_plan *plan);
 
 #endif

@@ -200,7 +200,7 @@ static onebit_status_t test(struct ob_batch *base, bool wait) {
     OB_TRY(check_time(batch, &left));
     if (!wait)
       return status;
-    ob_rest(idle);
+    ob_backoff(idle);
   }
   return status;
 }

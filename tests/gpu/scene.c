@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "collectives/step_parts.h"
+#include "collectives/messages.h"
 #include "tests/gpu/harness.h"
 
 static const char *const mode_names[SCENE_MODES] = {
@@ -51,7 +51,8 @@ static void set_up_layout(struct scene *scene) {
   size_t valid[SCENE_PIECES];
   for (size_t k = 0; k < what->pieces; k++)
     valid[k] = valid_of(what, k);
-  if (ob_layout_create(&scene->host.layout, what->block, what->pieces, what->counts, valid))
+  if (ob_layout_create(&scene->host.geometry.layout, what->block, what->pieces, what->counts,
+                       valid))
     abort();
 }
 
@@ -62,27 +63,28 @@ static void set_up_decisions(struct scene *scene) {
   plan->options.operation = is_gathered(what)             ? ONEBIT_ALLGATHER
                             : what->mode == SCENE_SCATTER ? ONEBIT_REDUCE_SCATTER
                                                           : ONEBIT_ALLREDUCE;
-  plan->schedule = is_whole(what) ? ONEBIT_SCHEDULE_ALLGATHER : ONEBIT_SCHEDULE_EXCHANGE;
-  if (is_gathered(what))
-    plan->schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  plan->executor = &ob_executor_host;
   plan->options.wire = what->dense ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
   plan->options.dtype = what->dtype;
-  plan->doubling = is_rotated(what);
-  plan->group.size = what->members;
-  plan->group.place = what->place;
+  plan->geometry.whole = is_whole(what);
+  plan->geometry.rotated = is_rotated(what);
+  plan->geometry.one_scale = what->one_scale;
+  plan->geometry.dense = what->dense;
+  plan->geometry.members = what->members;
+  plan->geometry.member = what->place;
   plan->momentum = what->momentum;
-  plan->first_share = what->mode == SCENE_SHIFTED ? what->members : 0;
-  plan->shares = is_whole(what)                ? 1
-                 : what->mode == SCENE_SHIFTED ? 3 * what->members
-                                               : what->members;
-  plan->chunks = what->chunks;
-  plan->slots = what->slots;
+  plan->geometry.first_segment = what->mode == SCENE_SHIFTED ? what->members : 0;
+  plan->geometry.segments = is_whole(what)                ? 1
+                            : what->mode == SCENE_SHIFTED ? 3 * what->members
+                                                          : what->members;
+  plan->geometry.chunks = what->chunks;
+  plan->geometry.slots = what->slots;
   plan->result_now = (int)what->now;
 }
 
 static void set_up_work(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  plan->work.layout = &plan->layout;
+  plan->work.layout = &plan->geometry.layout;
   plan->work.rule = scene->what->rule;
   plan->work.dtype = scene->what->dtype;
   plan->work.output_dtype = scene->what->output_dtype;
@@ -97,35 +99,39 @@ static void set_up_work(struct scene *scene) {
 static size_t first_word_of(const struct scene *scene, size_t share) {
   const struct onebit_plan *plan = &scene->host;
   if (scene->what->mode == SCENE_PADDED || scene->what->mode == SCENE_SCATTER)
-    return plan->layout.piece[share].first_word;
-  return plan->layout.words * share / plan->shares;
+    return plan->geometry.layout.piece[share].first_word;
+  return plan->geometry.layout.words * share / plan->geometry.segments;
 }
 
 static void cut(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  plan->bounds = twin_take(scene->twin, "bounds",
-                           (plan->shares * plan->chunks + 1) * sizeof *plan->bounds, TWIN_BYTES, 0);
-  for (size_t share = 0; share < plan->shares; share++) {
+  plan->geometry.bounds = twin_take(scene->twin, "bounds",
+                                    (plan->geometry.segments * plan->geometry.chunks + 1) *
+                                        sizeof *plan->geometry.bounds,
+                                    TWIN_BYTES, 0);
+  for (size_t share = 0; share < plan->geometry.segments; share++) {
     size_t first = first_word_of(scene, share), end = first_word_of(scene, share + 1);
-    for (size_t i = 0; i < plan->chunks; i++)
-      plan->bounds[share * plan->chunks + i] =
-          ob_layout_block_from(&plan->layout, first + (end - first) * i / plan->chunks);
+    for (size_t i = 0; i < plan->geometry.chunks; i++)
+      plan->geometry.bounds[share * plan->geometry.chunks + i] = ob_layout_block_from(
+          &plan->geometry.layout, first + (end - first) * i / plan->geometry.chunks);
   }
-  plan->bounds[plan->shares * plan->chunks] = plan->layout.blocks;
+  plan->geometry.bounds[plan->geometry.segments * plan->geometry.chunks] =
+      plan->geometry.layout.blocks;
 }
 
 static void measure(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  for (size_t share = 0; share < plan->shares; share++)
-    for (size_t i = 0; i < plan->chunks; i++) {
+  for (size_t share = 0; share < plan->geometry.segments; share++)
+    for (size_t i = 0; i < plan->geometry.chunks; i++) {
       struct ob_message_shape shape = ob_plan_message(plan, share, i);
       size_t bytes = (ob_message_bytes(&shape) + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
-      plan->stride = bytes > plan->stride ? bytes : plan->stride;
+      plan->geometry.stride = bytes > plan->geometry.stride ? bytes : plan->geometry.stride;
       if (shape.blocks > scene->device.most_blocks)
         scene->device.most_blocks = shape.blocks;
     }
-  plan->peer_stride =
-      is_rotated(scene->what) ? plan->stride : plan->slots * plan->stride + OB_ALIGNMENT;
+  plan->geometry.peer_stride = is_rotated(scene->what)
+                                   ? plan->geometry.stride
+                                   : plan->geometry.slots * plan->geometry.stride + OB_ALIGNMENT;
 }
 
 static void *take(struct scene *scene, const char *name, size_t count, size_t size,
@@ -135,18 +141,19 @@ static void *take(struct scene *scene, const char *name, size_t count, size_t si
 
 static void take_messages(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  bool whole = ob_gathers_whole(plan), dense = scene->what->dense;
+  bool whole = plan->geometry.whole, dense = scene->what->dense;
   enum twin_content content = dense ? TWIN_FLOAT32 : TWIN_BYTES;
-  size_t members = plan->group.size, each = plan->peer_stride;
-  plan->outgoing = take(scene, "outgoing", whole ? dense : members, each, content);
-  plan->incoming = take(scene, "incoming", whole ? 0 : members, each, content);
-  plan->results[0] = plan->results[1] = take(scene, "results", members, each, content);
+  size_t members = plan->geometry.members, each = plan->geometry.peer_stride;
+  plan->geometry.outgoing = take(scene, "outgoing", whole ? dense : members, each, content);
+  plan->geometry.incoming = take(scene, "incoming", whole ? 0 : members, each, content);
+  plan->geometry.results[0] = plan->geometry.results[1] =
+      take(scene, "results", members, each, content);
   if (plan->momentum)
-    plan->results[1] = take(scene, "results[1]", members, each, content);
+    plan->geometry.results[1] = take(scene, "results[1]", members, each, content);
 }
 
 static void take_kept(struct scene *scene, struct ob_kept *kept, size_t first, size_t end) {
-  const struct ob_layout *layout = &scene->host.layout;
+  const struct ob_layout *layout = &scene->host.geometry.layout;
   size_t word = ob_layout_word(layout, first);
   *kept = (struct ob_kept){.first = first,
                            .first_word = word,
@@ -168,13 +175,14 @@ static void take_kept(struct scene *scene, struct ob_kept *kept, size_t first, s
 
 static void take_all_kept(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  const size_t *own = plan->bounds + plan->first_share * plan->chunks;
+  const size_t *own = plan->geometry.bounds + plan->geometry.first_segment * plan->geometry.chunks;
   bool shifted = scene->what->mode == SCENE_SHIFTED;
   take_kept(scene, &plan->worker, shifted ? own[0] : 0,
-            shifted ? own[plan->group.size * plan->chunks] : plan->layout.blocks);
-  own += plan->group.place * plan->chunks;
-  bool serves = !ob_gathers_whole(plan);
-  take_kept(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->chunks] : 0);
+            shifted ? own[plan->geometry.members * plan->geometry.chunks]
+                    : plan->geometry.layout.blocks);
+  own += plan->geometry.member * plan->geometry.chunks;
+  bool serves = !plan->geometry.whole;
+  take_kept(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->geometry.chunks] : 0);
   plan->worker.result_dtype = is_gathered(scene->what) ? scene->what->output_dtype : ONEBIT_FLOAT32;
   plan->server.result_dtype = scene->what->output_dtype;
   if (scene->what->lion)
@@ -188,7 +196,7 @@ static struct ob_cuda_kept kept_on_device(const struct scene *scene, const struc
   struct ob_cuda_kept device = {.first = kept->first,
                                 .first_word = kept->first_word,
                                 .blocks = kept->blocks,
-                                .elements = ob_kept_elements(kept, &scene->host.layout),
+                                .elements = ob_kept_elements(kept, &scene->host.geometry.layout),
                                 .serving = kept->serving,
                                 .result_dtype = kept->result_dtype,
                                 .sums = ON_DEVICE(scene, sums)};
@@ -202,7 +210,7 @@ static struct ob_cuda_kept kept_on_device(const struct scene *scene, const struc
 }
 
 static struct ob_layout layout_on_device(struct scene *scene) {
-  struct ob_layout layout = scene->host.layout;
+  struct ob_layout layout = scene->host.geometry.layout;
   size_t bytes = (layout.pieces + 1) * sizeof *layout.piece;
   void *pieces = twin_take(scene->twin, "pieces", bytes, TWIN_BYTES, 0);
   memcpy(pieces, layout.piece, bytes);
@@ -210,38 +218,52 @@ static struct ob_layout layout_on_device(struct scene *scene) {
   return layout;
 }
 
-/* The plan again, in the kernels' words. */
+static unsigned char *messages_on_device(struct scene *scene, unsigned char *messages) {
+  return ON_DEVICE(scene, messages);
+}
+
+/* The plan again, as the kernels are told. */
 static void tell_device(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
+  size_t most_blocks = scene->device.most_blocks;
+  struct ob_geometry geometry = plan->geometry;
+  geometry.layout = layout_on_device(scene);
+  geometry.bounds = ON_DEVICE(scene, geometry.bounds);
+  geometry.outgoing = messages_on_device(scene, geometry.outgoing);
+  geometry.incoming = messages_on_device(scene, geometry.incoming);
+  for (int copy = 0; copy < 2; copy++)
+    geometry.results[copy] = messages_on_device(scene, geometry.results[copy]);
   scene->device = (struct ob_cuda_plan){
-      .layout = layout_on_device(scene),
-      .bounds = ON_DEVICE(scene, plan->bounds),
-      .shares = plan->shares,
-      .chunks = plan->chunks,
-      .slots = plan->slots,
-      .stride = plan->stride,
-      .peer_stride = plan->peer_stride,
-      .most_blocks = scene->device.most_blocks,
-      .members = plan->group.size,
-      .place = plan->group.place,
-      .first_share = plan->first_share,
-      .witness = plan->first_share,
+      .geometry = geometry,
+      .most_blocks = most_blocks,
+      .witness = geometry.first_segment,
       .witness_step = 1,
-      .whole = is_whole(scene->what),
-      .rotated = is_rotated(scene->what),
       .gathered = is_gathered(scene->what),
-      .one_scale = scene->what->one_scale,
-      .dense = scene->what->dense,
       .rule = scene->what->rule,
       .dtype = scene->what->dtype,
       .output_dtype = scene->what->output_dtype,
       .worker = kept_on_device(scene, &plan->worker, plan->worker_sums),
       .server = kept_on_device(scene, &plan->server, plan->server_sums),
-      .outgoing = ON_DEVICE(scene, plan->outgoing),
-      .incoming = ON_DEVICE(scene, plan->incoming),
-      .results = {ON_DEVICE(scene, plan->results[0]), ON_DEVICE(scene, plan->results[1])},
       .state = ON_DEVICE(scene, scene->state),
   };
+}
+
+static void run(struct scene *scene, enum ob_step_kind kind, size_t chunk) {
+  ob_executor_host.run[kind](&scene->host, chunk, true);
+}
+
+void scene_compress(struct scene *scene, size_t chunk) {
+  run(scene, is_whole(scene->what) ? OB_STEP_COMPRESS_WHOLE : OB_STEP_COMPRESS, chunk);
+}
+
+void scene_reduce(struct scene *scene, size_t chunk) {
+  run(scene, is_whole(scene->what) ? OB_STEP_REDUCE_WHOLE : OB_STEP_REDUCE, chunk);
+}
+
+void scene_apply(struct scene *scene, size_t chunk) {
+  bool scatter = scene->what->mode == SCENE_SCATTER;
+  bool mean = is_whole(scene->what) && !is_gathered(scene->what);
+  run(scene, scatter ? OB_STEP_APPLY_SEGMENT : mean ? OB_STEP_APPLY_WHOLE : OB_STEP_APPLY, chunk);
 }
 
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what) {
@@ -268,7 +290,7 @@ void scene_create(struct scene *scene, struct twin *twin, const struct scene_cas
 void scene_destroy(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   ob_work_destroy(&plan->work);
-  ob_layout_destroy(&plan->layout);
+  ob_layout_destroy(&plan->geometry.layout);
   free(plan->views);
   free((void *)plan->inputs);
   free(plan->outputs);

@@ -93,4 +93,9 @@ float *scene_take_scalings(struct scene *scene, bool zeros);
 
 void scene_describe(const struct scene_case *what, char *words, size_t room);
 
+/* The host's step for a chunk, of the kind that the scene's plan has. */
+void scene_compress(struct scene *scene, size_t chunk);
+void scene_reduce(struct scene *scene, size_t chunk);
+void scene_apply(struct scene *scene, size_t chunk);
+
 #endif

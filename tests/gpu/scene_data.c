@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "collectives/step_parts.h"
+#include "collectives/messages.h"
 #include "tests/gpu/harness.h"
 #include "tests/gpu/scene.h"
 
@@ -38,27 +38,29 @@ static void fill_message(const struct scene *scene, unsigned char *memory, size_
 
 static void fill_chunk(struct scene *scene, size_t chunk) {
   struct onebit_plan *plan = &scene->host;
-  bool whole = ob_gathers_whole(plan);
+  bool whole = plan->geometry.whole;
   if (whole && scene->what->dense)
-    fill_message(scene, ob_message_at(plan, plan->outgoing, 0, chunk), 0, chunk, 900);
-  for (size_t m = 0; m < plan->group.size; m++) {
+    fill_message(scene, ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk), 0, chunk,
+                 900);
+  for (size_t m = 0; m < plan->geometry.members; m++) {
     uint32_t salt = 1000 * (uint32_t)(m + 1);
     if (!whole) {
-      fill_message(scene, ob_message_at(plan, plan->outgoing, m, chunk), ob_share_of(plan, m),
-                   chunk, salt);
-      fill_message(scene, ob_message_at(plan, plan->incoming, m, chunk), ob_own_share(plan), chunk,
-                   salt + 100);
+      fill_message(scene, ob_message_at(&plan->geometry, plan->geometry.outgoing, m, chunk),
+                   ob_segment_of(&plan->geometry, m), chunk, salt);
+      fill_message(scene, ob_message_at(&plan->geometry, plan->geometry.incoming, m, chunk),
+                   ob_own_segment(plan), chunk, salt + 100);
     }
-    size_t share = ob_share_of(plan, m);
-    fill_message(scene, ob_message_at(plan, plan->results[0], m, chunk), share, chunk, salt + 200);
-    if (plan->results[1] != plan->results[0])
-      fill_message(scene, ob_message_at(plan, plan->results[1], m, chunk), share, chunk,
-                   salt + 300);
+    size_t share = ob_segment_of(&plan->geometry, m);
+    fill_message(scene, ob_message_at(&plan->geometry, plan->geometry.results[0], m, chunk), share,
+                 chunk, salt + 200);
+    if (plan->geometry.results[1] != plan->geometry.results[0])
+      fill_message(scene, ob_message_at(&plan->geometry, plan->geometry.results[1], m, chunk),
+                   share, chunk, salt + 300);
   }
 }
 
 static void fill_kept(const struct scene *scene, struct ob_kept *kept, uint32_t salt) {
-  const struct ob_layout *layout = &scene->host.layout;
+  const struct ob_layout *layout = &scene->host.geometry.layout;
   float *values = kept->values[kept->now];
   size_t piece = 0;
   memset(values, 0, kept->words * OB_LANES * sizeof(float));
@@ -118,7 +120,7 @@ void scene_fill_plan(struct scene *scene) {
 static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, void **host,
                                          size_t pieces, size_t step, onebit_dtype_t dtype) {
   const struct scene_case *what = scene->what;
-  const struct ob_layout *layout = &scene->host.layout;
+  const struct ob_layout *layout = &scene->host.geometry.layout;
   const bool inputs = host == (void **)scene->host.inputs;
   size_t size = ob_dtype_size(dtype);
   enum twin_content content = dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
@@ -152,7 +154,7 @@ static size_t longest_piece(const struct scene *scene) {
 
 static void fill_inputs(struct scene *scene) {
   const struct scene_case *what = scene->what;
-  const struct ob_layout *layout = &scene->host.layout;
+  const struct ob_layout *layout = &scene->host.geometry.layout;
   const onebit_dtype_t dtype = what->float32 ? ONEBIT_FLOAT32 : what->dtype;
   void **inputs = gpu_allocate(what->pieces, sizeof *inputs);
   scene->host.inputs = (const void **)inputs;
@@ -164,7 +166,7 @@ static void fill_inputs(struct scene *scene) {
   if (!what->from_values)
     return;
   scene->source.step = ob_plan_longest_message(&scene->host);
-  size_t elements = scene->host.group.size * scene->source.step;
+  size_t elements = scene->host.geometry.members * scene->source.step;
   float *values = twin_take(scene->twin, "values", elements * sizeof *values, TWIN_FLOAT32, 0);
   for (size_t i = 0; i < elements; i++)
     values[i] = value_at(i, 70, what->values);
@@ -204,7 +206,7 @@ static void weigh(struct scene *scene) {
   struct ob_source *source = &scene->host.call.source;
   float *scalings = scene_take_scalings(scene, true);
   float *reciprocals =
-      scene_take_floats(scene, "reciprocals", scene->host.layout.words * OB_LANES, 0, 97);
+      scene_take_floats(scene, "reciprocals", scene->host.geometry.layout.words * OB_LANES, 0, 97);
   source->scalings = scalings;
   source->reciprocals = reciprocals;
   scene->source.scalings = ON_DEVICE(scene, scalings);

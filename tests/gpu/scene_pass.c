@@ -9,7 +9,7 @@
 static void take_arrays(struct scene *scene) {
   static const char *const names[OB_ARRAYS] = {"momentum", "variance", "fresh",
                                                "anchor",   "moved",    "scratch"};
-  const size_t elements = scene->host.layout.words * OB_LANES;
+  const size_t elements = scene->host.geometry.layout.words * OB_LANES;
   for (int slot = 0; slot < OB_ARRAYS; slot++) {
     float *array = scene_take_floats(scene, names[slot], elements, 0, 80 + (uint32_t)slot);
     for (size_t i = 0; slot == OB_VARIANCE && i < elements; i++)
@@ -42,7 +42,7 @@ static void *table_of(struct scene *scene, void *const *pieces) {
 
 static void *take_numbers(struct scene *scene, const char *name, size_t k, onebit_dtype_t dtype,
                           enum codec_values values) {
-  const size_t count = scene->host.layout.piece[k].valid, size = ob_dtype_size(dtype);
+  const size_t count = scene->host.geometry.layout.piece[k].valid, size = ob_dtype_size(dtype);
   const enum twin_content content = dtype == ONEBIT_FLOAT32    ? TWIN_FLOAT32
                                     : dtype == ONEBIT_BFLOAT16 ? TWIN_BFLOAT16
                                                                : TWIN_FLOAT16;
@@ -129,7 +129,7 @@ static void set_factors(struct scene *scene) {
 }
 
 static void take_sums(struct scene *scene) {
-  const size_t blocks = scene->host.layout.blocks;
+  const size_t blocks = scene->host.geometry.layout.blocks;
   for (int k = 0; k < OB_SUMS; k++) {
     double *sums = twin_take(scene->twin, "sums", blocks * sizeof *sums, TWIN_FLOAT64, 0);
     for (size_t b = 0; b < blocks; b++)
@@ -151,7 +151,7 @@ static double *take_doubles(struct scene *scene, const char *name, uint32_t salt
 
 static void fill_lamb(struct scene *scene) {
   const size_t count = scene->what->pieces;
-  const struct ob_piece *piece = scene->host.layout.piece;
+  const struct ob_piece *piece = scene->host.geometry.layout.piece;
   struct ob_cuda_tensor *tensors =
       twin_take(scene->twin, "tensors", count * sizeof *tensors, TWIN_BYTES, 0);
   for (size_t k = 0; k < count; k++) /* their numbers are in another order */

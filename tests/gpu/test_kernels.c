@@ -1,5 +1,5 @@
 /* The kernels against the codec: the same plan on both sides, and afterwards the same bytes. */
-#include "collectives/step_parts.h"
+#include "collectives/messages.h"
 #include "tests/gpu/harness.h"
 #include "tests/gpu/kernel_test.h"
 
@@ -7,10 +7,11 @@
 
 static void compress_values(struct scene *scene, size_t chunk) {
   struct onebit_plan *plan = &scene->host;
-  for (size_t m = 0; m < plan->group.size; m++) {
-    size_t share = ob_share_of(plan, m);
+  for (size_t m = 0; m < plan->geometry.members; m++) {
+    size_t share = ob_segment_of(&plan->geometry, m);
     struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-    struct ob_view out = ob_message_view(ob_message_at(plan, plan->outgoing, m, chunk), &shape);
+    struct ob_view out =
+        ob_message_view(ob_message_at(&plan->geometry, plan->geometry.outgoing, m, chunk), &shape);
     struct ob_source source = plan->call.source;
     source.values = scene->input_values + m * scene->source.step;
     struct ob_view last = {0};
@@ -24,7 +25,7 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
   if (scene->input_values)
     compress_values(scene, chunk);
   else
-    ob_place_host.compress(&scene->host, chunk);
+    scene_compress(scene, chunk);
   kernel_expect_flags(scene, false);
 }
 
@@ -40,7 +41,8 @@ static void forget_bits(struct scene *scene, unsigned char *message, size_t shar
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
   struct ob_view host = ob_message_view(message, &shape);
   struct ob_view device = ob_message_view(twin_in_back(scene->twin, message), &shape);
-  size_t first = (ob_layout_word(&plan->layout, shape.first) - kept->first_word) * OB_LANES;
+  size_t first =
+      (ob_layout_word(&plan->geometry.layout, shape.first) - kept->first_word) * OB_LANES;
   for (size_t i = 0; i < shape.words * OB_LANES; i++)
     if (isnan(kept->values[!kept->now][first + i])) {
       host.words[i / OB_LANES] &= ~(1u << i % OB_LANES);
@@ -53,11 +55,11 @@ static void even_out_compress(struct scene *scene) {
   if (scene->what->values != VALUES_NAN)
     return;
   for (size_t chunk = scene->first_chunk; chunk < scene->end_chunk; chunk++) {
-    if (ob_gathers_whole(plan))
-      forget_bits(scene, ob_result_of(plan, plan->group.place, chunk), 0, chunk);
-    for (size_t m = 0; !ob_gathers_whole(plan) && m < plan->group.size; m++)
-      forget_bits(scene, ob_message_at(plan, plan->outgoing, m, chunk), ob_share_of(plan, m),
-                  chunk);
+    if (plan->geometry.whole)
+      forget_bits(scene, ob_result_of(plan, plan->geometry.member, chunk), 0, chunk);
+    for (size_t m = 0; !plan->geometry.whole && m < plan->geometry.members; m++)
+      forget_bits(scene, ob_message_at(&plan->geometry, plan->geometry.outgoing, m, chunk),
+                  ob_segment_of(&plan->geometry, m), chunk);
   }
 }
 
@@ -78,7 +80,7 @@ static void compress(void) {
 /* --- Reduce, and the one scale */
 
 static void reduce_on_host(struct scene *scene, size_t chunk) {
-  ob_place_host.reduce(&scene->host, chunk);
+  scene_reduce(scene, chunk);
   kernel_expect_flags(scene, true);
 }
 
@@ -100,7 +102,7 @@ static void reduce(void) {
 
 static void finish_worker_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
-  ob_place_host.finish_worker(&scene->host);
+  ob_executor_host.run[OB_STEP_FINISH_WORKER](&scene->host, 0, true);
   scene->state->worker_scale = scene->host.worker_scale;
   kernel_expect_flags(scene, false);
 }
@@ -112,7 +114,7 @@ static cudaError_t finish_worker_on_device(struct scene *scene, size_t chunk) {
 
 static void finish_server_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
-  ob_place_host.finish_server(&scene->host);
+  ob_executor_host.run[OB_STEP_FINISH_SERVER](&scene->host, 0, true);
   scene->state->server_scale = scene->host.server_scale;
   kernel_expect_flags(scene, true);
 }
@@ -145,9 +147,7 @@ static void finish_server(void) {
 
 /* --- Results to outputs */
 
-static void apply_on_host(struct scene *scene, size_t chunk) {
-  ob_place_host.apply(&scene->host, chunk);
-}
+static void apply_on_host(struct scene *scene, size_t chunk) { scene_apply(scene, chunk); }
 
 static cudaError_t store_on_device(struct scene *scene, size_t chunk) {
   return ob_cuda_store(scene->device, scene->outputs, chunk, 0);
@@ -184,7 +184,7 @@ static void sum(void) {
 /* --- Dense messages */
 
 static void load_on_host(struct scene *scene, size_t chunk) {
-  ob_place_host.compress(&scene->host, chunk);
+  scene_compress(scene, chunk);
   kernel_expect_flags(scene, false);
 }
 
@@ -208,7 +208,7 @@ static cudaError_t mean_on_device(struct scene *scene, size_t chunk) {
 }
 
 static void mean_on_host(struct scene *scene, size_t chunk) {
-  ob_place_host.reduce(&scene->host, chunk);
+  scene_reduce(scene, chunk);
   kernel_expect_flags(scene, false);
 }
 

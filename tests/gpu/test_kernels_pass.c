@@ -1,5 +1,5 @@
 /* The passes of the optimizers against the codec: each kind, and the sums of what they sum. */
-#include "collectives/step_parts.h"
+#include "collectives/messages.h"
 #include "tests/gpu/harness.h"
 #include "tests/gpu/kernel_test.h"
 
@@ -16,9 +16,7 @@ static cudaError_t pass_over_on_device(struct scene *scene, size_t chunk) {
   return ob_cuda_pass_over(scene->device, scene->pass, 0);
 }
 
-static void apply_on_host(struct scene *scene, size_t chunk) {
-  ob_place_host.apply(&scene->host, chunk);
-}
+static void apply_on_host(struct scene *scene, size_t chunk) { scene_apply(scene, chunk); }
 
 static cudaError_t apply_on_device(struct scene *scene, size_t chunk) {
   return ob_cuda_apply(scene->device, scene->pass, chunk, 0);
@@ -75,7 +73,7 @@ PASS(LION)
 /* --- The numbers of 1-bit LAMB's tensors */
 
 static double sum_of(const struct scene *scene, int which, size_t tensor) {
-  const struct ob_piece *piece = &scene->host.layout.piece[tensor];
+  const struct ob_piece *piece = &scene->host.geometry.layout.piece[tensor];
   const double *sums = scene->sink.sums[which];
   double sum = 0;
   for (size_t b = piece[0].first_block; b < piece[1].first_block; b++)

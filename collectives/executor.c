@@ -1,37 +1,41 @@
-/* Which place a plan has. */
-#include "collectives/place.h"
+/* Which executor a plan has. */
+#include "collectives/executor.h"
 
 #include "base/error.h"
 #include "collectives/plan.h"
 
-const struct ob_place *ob_place_for(onebit_comm_t comm, onebit_device_t device) {
+const struct ob_executor *ob_executor_for(onebit_comm_t comm, onebit_device_t device) {
 #ifdef ONEBIT_HAVE_CUDA
   const struct ob_transport *transport = comm->transport;
   if (device == ONEBIT_DEVICE_CUDA)
     return transport->put || (transport->device_messages && transport->device_messages())
-               ? &ob_place_stream
-               : &ob_place_staged;
+               ? &ob_executor_stream
+               : &ob_executor_staged;
 #else
   (void)comm;
 #endif
-  return device == ONEBIT_DEVICE_HOST ? &ob_place_host : NULL;
+  return device == ONEBIT_DEVICE_HOST ? &ob_executor_host : NULL;
 }
 
-onebit_status_t ob_place_choose(struct onebit_plan *plan) {
+onebit_status_t ob_executor_choose(struct onebit_plan *plan) {
   const struct ob_transport *transport = plan->comm->transport;
-  plan->place = ob_place_for(plan->comm, plan->options.device);
-  if (!plan->place)
+  plan->executor = ob_executor_for(plan->comm, plan->options.device);
+  if (!plan->executor)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
-  if (plan->place == &ob_place_host && !transport->host_messages)
+  if (plan->executor == &ob_executor_host && !transport->host_messages)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "device is ONEBIT_DEVICE_HOST: %s moves messages between GPUs only",
                     transport->name);
-  return plan->place->open ? plan->place->open(plan) : ONEBIT_OK;
+  return plan->executor->open ? plan->executor->open(plan) : ONEBIT_OK;
 }
 
-onebit_status_t ob_place_check_host(const struct onebit_plan *plan, const char *name,
-                                    const void *buffer) {
+bool ob_executor_settled(struct onebit_plan *plan, bool wait) {
+  return !plan->executor->settled || plan->executor->settled(plan, wait);
+}
+
+onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const char *name,
+                                       const void *buffer) {
   (void)plan;
 #ifdef ONEBIT_HAVE_CUDA
   int device;

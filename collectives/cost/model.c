@@ -1,0 +1,158 @@
+/* Phases of messages, in seconds, and how parts of a call overlap. */
+#include "collectives/cost/model.h"
+
+/* Bytes of a message's header, and the elements that share a scale where a plan does not say. */
+#define HEADER_BYTES  40.0
+#define DEFAULT_BLOCK 2048.0
+
+static double larger(double a, double b) { return a > b ? a : b; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+
+double ob_cost_rounds(double ranks) {
+  double rounds = 0;
+  for (double reached = 1; reached < ranks; reached *= 2)
+    rounds++;
+  return rounds;
+}
+
+static double cores_of(const struct ob_cost_model *model) {
+  const struct ob_costs *costs = model->costs;
+  double cores = costs->cores_per_host > 0 ? costs->cores_per_host : model->on_host;
+  if (costs->cores_shared > 0)
+    cores = smaller(cores, costs->cores_shared / model->hosts);
+  return cores;
+}
+
+struct ob_cost_model ob_cost_model(const struct ob_costs *costs, const struct ob_cost_task *task) {
+  struct ob_cost_model model = {.costs = costs, .task = task, .hosts = larger(1, task->hosts)};
+  int ranks = task->ranks > 0 ? task->ranks : task->hosts * task->ranks_per_host;
+  model.ranks = larger(1, ranks);
+  model.on_host = task->most_ranks > 0 ? task->most_ranks : task->ranks_per_host;
+  model.on_host = smaller(model.ranks, larger(1, model.on_host));
+  model.away = model.hosts > 1 ? model.ranks - model.on_host : 0;
+  double cores = cores_of(&model), rank_cores = cores / model.on_host;
+  model.core = larger(1, 1 / rank_cores);
+  model.flow = larger(1, 1 / cores);
+  model.threads = smaller(larger(1, task->threads), larger(1, rank_cores));
+  model.codec = costs->codec_factor * model.core / model.threads;
+  return model;
+}
+
+double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire) {
+  if (wire == ONEBIT_WIRE_DENSE)
+    return 4;
+  if (task->block == ONEBIT_BLOCK_BUFFER)
+    return 1.0 / 8;
+  return 1.0 / 8 + 4 / (task->block ? (double)task->block : DEFAULT_BLOCK);
+}
+
+/* --- Phases ------------------------------------------------------------------------------------*/
+
+/* Messages to each peer: the whole number that is not below. */
+static double messages_of(double elements, size_t chunk) {
+  double exact = elements / (double)chunk;
+  size_t whole = (size_t)exact;
+  return larger(1, (double)whole + ((double)whole < exact ? 1 : 0));
+}
+
+struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wire, double near,
+                            double far, double elements, size_t chunk) {
+  double messages = messages_of(elements, chunk);
+  double bytes = elements * ob_cost_element_bytes(model->task, wire) + messages * HEADER_BYTES;
+  return (struct ob_phase){near, far, elements, bytes, messages, near * messages, far * messages};
+}
+
+struct ob_phase ob_phase_among_all(const struct ob_cost_model *model, onebit_wire_t wire,
+                                   double elements, size_t chunk) {
+  return ob_phase_of(model, wire, model->on_host - 1, model->away, elements, chunk);
+}
+
+double ob_phase_wire(const struct ob_cost_model *model, const struct ob_phase *phase,
+                     bool compressed) {
+  const struct ob_costs *costs = model->costs;
+  double between = costs->between.bandwidth * (compressed ? costs->exchange_efficiency : 1);
+  return model->on_host * phase->far * phase->bytes / between +
+         phase->near * phase->bytes / costs->inside.bandwidth;
+}
+
+double ob_phase_dense_wire(const struct ob_cost_model *model, const struct ob_phase *phase) {
+  const struct ob_costs *costs = model->costs;
+  double wire = ob_phase_wire(model, phase, false);
+  if (phase->far == 0 || phase->bytes / phase->messages <= OB_COST_EAGER_BYTES)
+    return wire;
+  return wire / costs->mpi_efficiency + phase->far * phase->bytes * costs->mpi_byte * model->core;
+}
+
+double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *phase) {
+  const struct ob_link *between = &model->costs->between, *inside = &model->costs->inside;
+  double far = phase->far_sends * between->message + phase->far * phase->bytes * between->byte;
+  double near = phase->near_sends * inside->message + phase->near * phase->bytes * inside->byte;
+  return 2 * model->core * (far + near);
+}
+
+/* Ranks that share a core wait for their turn on it besides. */
+static double turn(const struct ob_cost_model *model) {
+  return (model->core - 1) * model->costs->oversubscribed;
+}
+
+double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase *phase) {
+  return phase->far > 0    ? model->costs->between.latency + turn(model)
+         : phase->near > 0 ? model->costs->inside.latency + turn(model)
+                           : 0;
+}
+
+double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase *phase) {
+  return model->task->block == ONEBIT_BLOCK_BUFFER ? 1 : phase->messages;
+}
+
+bool ob_cost_doubles(const struct ob_cost_model *model, const struct ob_phase *phase) {
+  return model->task->operation == ONEBIT_ALLREDUCE && model->ranks >= OB_COST_DOUBLING_RANKS &&
+         phase->messages <= 1;
+}
+
+double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase) {
+  const struct ob_costs *costs = model->costs;
+  double seconds = 0;
+  phase->near_sends = ob_cost_rounds(model->on_host);
+  phase->far_sends = ob_cost_rounds(model->ranks) - phase->near_sends;
+  for (double had = 1; had < model->ranks; had *= 2) {
+    double trip = had < model->on_host ? costs->inside.latency : costs->between.latency;
+    seconds += (had * phase->bytes > OB_COST_EAGER_BYTES ? 3 : 1) * (trip + turn(model));
+  }
+  return seconds;
+}
+
+/* --- Calls -------------------------------------------------------------------------------------*/
+
+double ob_overlapped(const struct ob_costs *costs, const struct ob_call_parts *parts) {
+  double first = (parts->wire + parts->cores) / parts->pieces;
+  double rest = larger(parts->wire, parts->cores) +
+                smaller(1, costs->unhidden) * smaller(parts->wire, parts->cores);
+  return first + (1 - 1 / parts->pieces) * rest + parts->after;
+}
+
+double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,
+                           double segment, double peers, double before, double after) {
+  const struct ob_costs *costs = model->costs;
+  double reduce = costs->reduce + peers * costs->reduce_stream;
+  struct ob_call_parts parts = {
+      .wire = 2 * ob_phase_wire(model, phase, true),
+      .cores = model->codec * (before + segment * costs->compress + phase->elements * reduce) +
+               2 * ob_phase_work(model, phase),
+      .after = model->codec * after + 2 * ob_phase_latency(model, phase),
+      .pieces = ob_phase_pieces(model, phase),
+  };
+  return ob_overlapped(costs, &parts);
+}
+
+double ob_cost_of_window(const struct ob_cost_model *model, size_t chunk, double elements,
+                         double phases) {
+  const struct ob_costs *costs = model->costs;
+  struct ob_phase phase = ob_phase_among_all(model, ONEBIT_WIRE_DENSE, elements, chunk);
+  double trips = phase.bytes / phase.messages > OB_COST_EAGER_BYTES ? 3 : 1;
+  double codec =
+      elements * model->ranks * (costs->load + costs->convert + costs->add) * model->core;
+  return codec / model->threads + phases * ob_phase_dense_wire(model, &phase) +
+         phases * ob_phase_work(model, &phase) +
+         (phase.messages + 1) * trips * ob_phase_latency(model, &phase);
+}

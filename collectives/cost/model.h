@@ -1,0 +1,86 @@
+/*
+ * What the cost model (cost.h) is made of: a task in numbers, phases of messages, and how parts
+ * overlap. A schedule's cost is written with these, in its own file.
+ */
+#ifndef OB_COLLECTIVES_COST_MODEL_H
+#define OB_COLLECTIVES_COST_MODEL_H
+
+#include "collectives/cost/cost.h"
+
+/* Larger messages are agreed on before they are sent (rendezvous), which costs a round trip: the
+ * limit of MPI libraries over TCP. */
+#define OB_COST_EAGER_BYTES 65536.0
+
+/* A task in numbers. */
+struct ob_cost_model {
+  const struct ob_costs *costs;
+  const struct ob_cost_task *task;
+  double ranks, on_host, away; /* in all; on the fullest host; on other hosts than that */
+  double hosts;
+  double core;    /* how many times longer than alone a rank's work takes: cores are shared */
+  double flow;    /* the same of one rank that is alone on its host */
+  double threads; /* how many times faster the codec is: they help where there are cores */
+  double codec;   /* by what the seconds of a codec are multiplied */
+};
+
+struct ob_cost_model ob_cost_model(const struct ob_costs *costs, const struct ob_cost_task *task);
+
+/* Rounds in which what has reached one rank reaches so many, doubling. */
+double ob_cost_rounds(double ranks);
+
+/* Bytes an element takes in messages, headers left out. */
+double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire);
+
+/* A phase in which every rank sends `elements` to each of its peers, `near` of them on its host and
+ * `far` on others. */
+struct ob_phase {
+  double near, far, elements, bytes; /* bytes: to each peer */
+  double messages;                   /* to each peer */
+  double near_sends, far_sends;      /* messages to all of them */
+};
+
+struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wire, double near,
+                            double far, double elements, size_t chunk);
+
+/* All other ranks are peers. */
+struct ob_phase ob_phase_among_all(const struct ob_cost_model *model, onebit_wire_t wire,
+                                   double elements, size_t chunk);
+
+/* Seconds on the wire; of a core, for sending and receiving; until the first message is there. Of
+ * dense messages those too large to be sent eagerly fare as MPI_Allreduce's large messages do. */
+double ob_phase_wire(const struct ob_cost_model *model, const struct ob_phase *phase,
+                     bool compressed);
+double ob_phase_dense_wire(const struct ob_cost_model *model, const struct ob_phase *phase);
+double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *phase);
+double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase *phase);
+
+/* In how many parts it overlaps: one, where all scales are known at the end. */
+double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase *phase);
+
+/* Parts of a call, in seconds: what is done before and between messages (cores), the messages
+ * (wire), and what can only begin when all is there (after). */
+struct ob_call_parts {
+  double wire, cores, after, pieces;
+};
+
+double ob_overlapped(const struct ob_costs *costs, const struct ob_call_parts *parts);
+
+/* Compressing and decoding a segment among `peers` that each reduce a part of it: an exchange, or
+ * the part of a hierarchical call that is between hosts. */
+double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,
+                           double segment, double peers, double before, double after);
+
+/* Dense messages through a window of two, in so many phases: a chunk's result is waited for before
+ * the next but one leaves, so nothing overlaps, and every chunk pays a latency; a rendezvous is two
+ * more. */
+double ob_cost_of_window(const struct ob_cost_model *model, size_t chunk, double elements,
+                         double phases);
+
+/* Doubling: whether an allgather's one message is passed on in rounds; and if so what becomes of
+ * its phase, whose latency is returned. Ranks of a host are neighbours: the first rounds are
+ * theirs. A round sends all that a rank has, and what is too much to be sent eagerly takes a round
+ * trip more. */
+bool ob_cost_doubles(const struct ob_cost_model *model, const struct ob_phase *phase);
+double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase);
+
+#endif

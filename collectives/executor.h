@@ -1,0 +1,79 @@
+/*
+ * Executors: who computes a plan's steps, and in which memory. Any row works with any transport
+ * that can move messages from where the row puts them, and with any schedule.
+ */
+#ifndef OB_COLLECTIVES_EXECUTOR_H
+#define OB_COLLECTIVES_EXECUTOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/memory.h"
+#include "collectives/steps.h"
+#include "onebit/plan.h"
+
+struct ob_executor {
+  const char *codec;                 /* the name of what computes; NULL: the plan's codec does */
+  const struct ob_memory *residuals; /* where residuals and sums of runs are */
+  const struct ob_memory *messages;  /* where messages are, for the transport */
+  bool shares_memory;                /* the ranks of a host add up there (schedules/host.h) */
+  bool deferred;                     /* the host learns only afterwards how a call ended */
+
+  /* Called first: fails where this executor is not available. NULL: it always is. */
+  onebit_status_t (*open)(struct onebit_plan *plan);
+
+  /* What else it needs, once the plan is built; and gives that back. NULL: nothing. */
+  onebit_status_t (*create)(struct onebit_plan *plan);
+  void (*destroy)(struct onebit_plan *plan);
+
+  /* Fails unless it can work on this buffer. The error message names the argument. */
+  onebit_status_t (*check)(const struct onebit_plan *plan, const char *name, const void *buffer);
+
+  /* The host has changed the residuals, and server_large. NULL: nothing else knows of them. */
+  onebit_status_t (*imported)(struct onebit_plan *plan);
+
+  /* At the beginning and at the end of every call. NULL: nothing to do. */
+  onebit_status_t (*begin)(struct onebit_plan *plan);
+  void (*end)(struct onebit_plan *plan);
+
+  /* Around steps: makes the plan's device current for this thread, and then the one before. NULL on
+   * the host. */
+  int (*enter)(const struct onebit_plan *plan);
+  void (*leave)(int before);
+
+  /* After the last step: whether the call is over and its status known. Also before anything else
+   * looks at the residuals. NULL: it always is. */
+  bool (*settled)(struct onebit_plan *plan, bool wait);
+
+  ob_step_run *run[OB_STEP_KINDS];
+};
+
+/* Memory of the processor, and its codecs. */
+extern const struct ob_executor ob_executor_host;
+
+#ifdef ONEBIT_HAVE_CUDA
+/* Memory of a GPU, with kernels that work there: messages go through pinned memory of the host,
+ * which walks the steps; or the transport moves them in memory of the GPU, where headers are
+ * stamped and judged too, and the steps are put on a stream. */
+extern const struct ob_executor ob_executor_staged, ob_executor_stream;
+
+/* Whether only a device can use this memory, and which one. Sets nothing of CUDA up. */
+bool ob_cuda_owns(const void *memory, int *device);
+#endif
+
+/* ONEBIT_ERROR_ARGUMENT for memory that only a device can use. */
+onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const char *name,
+                                       const void *buffer);
+
+/* The executor of plans on this device, over this communicator's transport; NULL: this build has
+ * none. */
+const struct ob_executor *ob_executor_for(onebit_comm_t comm, onebit_device_t device);
+
+/* Sets the plan's executor, from its options and its communicator's transport.
+ * ONEBIT_ERROR_UNSUPPORTED: this build or this machine has none. */
+onebit_status_t ob_executor_choose(struct onebit_plan *plan);
+
+/* Whether the call that ended is settled. */
+bool ob_executor_settled(struct onebit_plan *plan, bool wait);
+
+#endif

@@ -1,0 +1,271 @@
+/* The executor of the host: what the steps compute with a codec of the processor, from inputs to
+ * messages, from messages to messages, and to outputs. */
+#include <string.h>
+
+#include "collectives/messages.h"
+
+/* --- Compress ----------------------------------------------------------------------------------*/
+
+/* The values of `source` to a message about a segment. */
+static void compress_message(struct onebit_plan *plan, unsigned char *memory, size_t segment,
+                             size_t chunk, const struct ob_source *source) {
+  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  struct ob_view out = ob_message_view(memory, &shape), momentum = {0};
+  if (plan->status != ONEBIT_OK) {
+    memset(memory, 0, ob_message_bytes(&shape));
+  } else if (ob_is_dense(plan)) {
+    ob_load_blocks(&plan->work, source, &shape, &out);
+  } else {
+    if (source->momentum)
+      momentum = ob_message_view(ob_plan_result(plan, false, segment, chunk), &shape);
+    ob_compress_blocks(&plan->work, source, &plan->worker, &shape, &momentum, &out,
+                       plan->worker_sums);
+  }
+}
+
+/* Begins with the neighbour's message, and ends with this rank's own. */
+static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  (void)wait;
+  for (size_t distance = 1; distance <= geometry->members; distance++) {
+    size_t server = ob_neighbour(geometry, distance);
+    compress_message(plan, ob_message_at(geometry, geometry->outgoing, server, chunk),
+                     ob_segment_of(geometry, server), chunk, &plan->call.source);
+  }
+  return true;
+}
+
+static bool compress_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)wait;
+  compress_message(plan, ob_result_of(plan, plan->geometry.member, chunk), 0, chunk,
+                   &plan->call.source);
+  return true;
+}
+
+/* The mean of the host's inputs, which is computed message by message. */
+static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  struct ob_source source = plan->call.source;
+  (void)wait;
+  for (size_t distance = 1; distance <= geometry->members; distance++) {
+    size_t server = ob_neighbour(geometry, distance), segment = ob_segment_of(geometry, server);
+    unsigned char *memory = ob_message_at(geometry, geometry->outgoing, server, chunk);
+    struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+    struct ob_view mean = ob_message_view(memory, &shape);
+    if (!ob_is_dense(plan))
+      source.values = mean.values = plan->host.mean;
+    if (plan->status == ONEBIT_OK)
+      ob_host_mean(plan, segment, chunk, &shape, &mean);
+    if (plan->status != ONEBIT_OK || !ob_is_dense(plan))
+      compress_message(plan, memory, segment, chunk, &source);
+  }
+  ob_host_taken(plan, chunk);
+  return true;
+}
+
+/* Where a message of this rank's segment is in the call's share. */
+static float *share_at(const struct onebit_plan *plan, const struct ob_message_shape *shape) {
+  const struct ob_layout *layout = &plan->geometry.layout;
+  size_t first, end;
+  ob_plan_share(plan, &first, &end);
+  size_t words = ob_layout_word(layout, shape->first) - ob_layout_word(layout, first);
+  return plan->call.share + words * OB_LANES;
+}
+
+/* Dense values are copied as they are, finite or not. */
+static bool compress_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
+  size_t segment = ob_own_segment(plan);
+  unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
+  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  struct ob_source source = plan->call.source;
+  struct ob_view out = ob_message_view(memory, &shape);
+  (void)wait;
+  if (ob_is_dense(plan) && plan->status == ONEBIT_OK) {
+    ob_copy_blocks(&plan->work, source.inputs, &shape, &out);
+    return true;
+  }
+  if (!ob_is_dense(plan))
+    source.values = share_at(plan, &shape);
+  compress_message(plan, memory, segment, chunk, &source);
+  return true;
+}
+
+static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  if (plan->status == ONEBIT_OK)
+    plan->worker_scale = ob_finish(&plan->work, &plan->worker, plan->worker_sums);
+  return true;
+}
+
+/* --- Reduce ------------------------------------------------------------------------------------*/
+
+/* All members' messages for this rank's segment, in their order. */
+static void view_workers(struct onebit_plan *plan, size_t chunk,
+                         const struct ob_message_shape *shape) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  for (size_t member = 0; member < geometry->members; member++) {
+    unsigned char *base = member == geometry->member ? geometry->outgoing : geometry->incoming;
+    plan->views[member] = ob_message_view(ob_message_at(geometry, base, member, chunk), shape);
+  }
+}
+
+/* Everyone's message about everything. */
+static void view_whole(struct onebit_plan *plan, size_t chunk,
+                       const struct ob_message_shape *shape) {
+  for (size_t member = 0; member < plan->geometry.members; member++)
+    plan->views[member] = ob_message_view(ob_result_of(plan, member, chunk), shape);
+}
+
+static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
+  unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
+  struct ob_view out = ob_message_view(memory, &shape);
+  (void)wait;
+  view_workers(plan, chunk, &shape);
+  if (plan->status != ONEBIT_OK)
+    memset(memory, 0, ob_message_bytes(&shape));
+  else if (ob_is_dense(plan))
+    ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, 1, &shape, &out);
+  else
+    ob_reduce_blocks(&plan->work, plan->views, &plan->server, &shape, &out, plan->server_sums);
+  return true;
+}
+
+static bool finish_server(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  if (plan->status == ONEBIT_OK)
+    plan->server_scale = ob_finish(&plan->work, &plan->server, plan->server_sums);
+  return true;
+}
+
+/* The mean is kept in the first message of `outgoing`, which has no other use then. */
+static bool reduce_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
+  unsigned char *memory = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
+  struct ob_view out = ob_message_view(memory, &shape);
+  (void)wait;
+  view_whole(plan, chunk, &shape);
+  if (plan->status == ONEBIT_OK)
+    ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, 1, &shape, &out);
+  return true;
+}
+
+/* --- Apply, also after a failed call: in a window, or when the last message is damaged. --- */
+
+/* To an optimizer, with the last call's message beside it where that is wanted. */
+static void update(struct onebit_plan *plan, const struct ob_view *in,
+                   const struct ob_message_shape *shape, size_t segment, size_t chunk) {
+  const struct ob_pass_sink *sink = plan->call.sink;
+  bool wanted = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST) && !sink->last_values;
+  struct ob_view last = {0};
+  if (wanted)
+    last = ob_message_view(ob_plan_result(plan, false, segment, chunk), shape);
+  ob_pass_blocks(&plan->work, in, wanted ? &last : NULL, shape, sink);
+}
+
+/* What each rank sent: a segment of the result, or in an allgather its own output. */
+static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+  bool whole = plan->geometry.whole;
+  (void)wait;
+  for (size_t source = 0; plan->status == ONEBIT_OK && source < ob_plan_sources(plan); source++) {
+    size_t segment = whole ? 0 : source;
+    struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+    struct ob_view in = ob_message_view(ob_plan_result(plan, true, source, chunk), &shape);
+    void *const *outputs = plan->call.outputs + (whole ? source : 0);
+    if (ob_is_dense(plan))
+      ob_convert_blocks(&plan->work, &in, &shape, outputs);
+    else if (plan->call.sink)
+      update(plan, &in, &shape, segment, chunk);
+    else
+      ob_store_blocks(&plan->work, &in, &shape, outputs);
+  }
+  return true;
+}
+
+static bool apply_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
+  (void)wait;
+  if (plan->status != ONEBIT_OK)
+    return true;
+  if (ob_is_dense(plan)) {
+    unsigned char *mean = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
+    struct ob_view view = ob_message_view(mean, &shape);
+    ob_convert_blocks(&plan->work, &view, &shape, plan->call.outputs);
+    return true;
+  }
+  view_whole(plan, chunk, &shape);
+  ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
+  return true;
+}
+
+/* To the caller's buffer, or to where an optimizer has its share of the gradients. */
+static bool apply_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
+  float factor = plan->call.source.factor;
+  bool to_share = plan->call.share;
+  struct ob_view out = {.values = to_share ? share_at(plan, &shape) : NULL};
+  (void)wait;
+  if (plan->status != ONEBIT_OK)
+    return true;
+  view_workers(plan, chunk, &shape);
+  if (ob_is_dense(plan) && to_share)
+    ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, factor, &shape, &out);
+  else if (ob_is_dense(plan))
+    ob_average_blocks(&plan->work, plan->views, factor, &shape, plan->call.outputs);
+  else if (to_share)
+    ob_sum_values(&plan->work, plan->views, &shape, &out);
+  else
+    ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
+  return true;
+}
+
+static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  if (ob_is_dense(plan))
+    return true;
+  ob_kept_commit(&plan->worker);
+  ob_kept_commit(&plan->server);
+  plan->server_large = ob_kept_large(&plan->server);
+  if (plan->options.no_error_feedback) {
+    ob_kept_forget(&plan->worker); /* which cannot fail in memory of the host */
+    ob_kept_forget(&plan->server);
+  }
+  plan->result_now = !plan->result_now;
+  return true;
+}
+
+const struct ob_executor ob_executor_host = {
+    .residuals = &ob_memory_host,
+    .messages = &ob_memory_host,
+    .shares_memory = true,
+    .check = ob_executor_check_host,
+    .run = {[OB_STEP_HOST_PUT] = ob_host_put,
+            [OB_STEP_HOST_BARRIER] = ob_host_barrier,
+            [OB_STEP_HOST_COMPRESS] = compress_host_mean,
+            [OB_STEP_COMPRESS] = compress,
+            [OB_STEP_COMPRESS_WHOLE] = compress_whole,
+            [OB_STEP_COMPRESS_SEGMENT] = compress_segment,
+            [OB_STEP_FINISH_WORKER] = finish_worker,
+            [OB_STEP_EXCHANGE] = ob_send_to_servers,
+            [OB_STEP_RECEIVE] = ob_receive_from_workers,
+            [OB_STEP_HOST_WAIT_FREE] = ob_host_wait_free,
+            [OB_STEP_REDUCE] = reduce,
+            [OB_STEP_FINISH_SERVER] = finish_server,
+            [OB_STEP_REDUCE_WHOLE] = reduce_whole,
+            [OB_STEP_GATHER] = ob_send_to_all,
+            [OB_STEP_COLLECT] = ob_receive_from_servers,
+            [OB_STEP_BEGIN_ROUND] = ob_begin_round,
+            [OB_STEP_END_ROUND] = ob_end_round,
+            [OB_STEP_HOST_PUBLISH] = ob_host_publish,
+            [OB_STEP_HOST_WAIT] = ob_host_wait,
+            [OB_STEP_CHECK_EARLY] = ob_steps_check_early,
+            [OB_STEP_APPLY_EARLY] = ob_steps_apply_early,
+            [OB_STEP_HOST_APPLY_EARLY] = ob_host_apply_early,
+            [OB_STEP_DECIDE] = ob_steps_decide,
+            [OB_STEP_APPLY] = apply,
+            [OB_STEP_APPLY_LATE] = ob_steps_apply_late,
+            [OB_STEP_HOST_APPLY_LATE] = ob_host_apply_late,
+            [OB_STEP_APPLY_WHOLE] = apply_whole,
+            [OB_STEP_APPLY_SEGMENT] = apply_segment,
+            [OB_STEP_COMMIT] = commit},
+};

@@ -1,0 +1,79 @@
+/*
+ * How the elements of a plan lie in messages, and messages in memory. The steps of the host and the
+ * kernels of a device both compute with this, so it is here once, as inline functions.
+ *
+ * The layout is cut in segments, each of which one member of the group reduces; a segment in
+ * chunks, each of which is one message. Chunk i of segment k is the blocks from
+ * bounds[k * chunks + i] up to the next bound.
+ */
+#ifndef OB_COLLECTIVES_GEOMETRY_H
+#define OB_COLLECTIVES_GEOMETRY_H
+
+#include "compression/layout.h"
+#include "compression/message.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ob_geometry {
+  struct ob_layout layout;
+  size_t *bounds; /* segments * chunks + 1 */
+  size_t segments, chunks;
+  /* The ranks that exchange messages with each other, and which of them this rank is: all ranks, or
+   * in a hierarchical plan those of one place on every host. Member m reduces segment
+   * first_segment + m. */
+  size_t members, member, first_segment;
+  bool whole;   /* every message is about everything: one segment, sent as a result */
+  bool rotated; /* result of member m lies at (m - member) mod members (schedules/doubling.c) */
+  bool one_scale, dense, half; /* of messages (struct ob_message_shape) */
+  /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride, base
+   * being outgoing (to that member), incoming (from it), or results (its result, to all): two
+   * copies of these, or one, which both pointers then lead to. */
+  size_t slots, stride, peer_stride;
+  unsigned char *outgoing, *incoming, *results[2];
+};
+
+/* The segment that a member reduces. */
+OB_INLINE size_t ob_segment_of(const struct ob_geometry *geometry, size_t member) {
+  return geometry->whole ? 0 : geometry->first_segment + member;
+}
+
+/* The member `distance` further: every rank begins with its neighbour, so that they do not all
+ * send to the same one. */
+OB_INLINE size_t ob_neighbour(const struct ob_geometry *geometry, size_t distance) {
+  return (geometry->member + distance) % geometry->members;
+}
+
+/* A message, but for its number of words (ob_plan_message), which takes a search. */
+OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *geometry,
+                                                    size_t segment, size_t chunk) {
+  const size_t *bound = geometry->bounds + segment * geometry->chunks + chunk;
+  struct ob_message_shape shape;
+  shape.first = bound[0];
+  shape.blocks = bound[1] - bound[0];
+  shape.words = 0;
+  shape.one_scale = geometry->one_scale;
+  shape.dense = geometry->dense;
+  shape.half = geometry->half;
+  return shape;
+}
+
+/* Of a member, in outgoing or incoming. */
+OB_INLINE unsigned char *ob_message_at(const struct ob_geometry *geometry, unsigned char *base,
+                                       size_t member, size_t chunk) {
+  return base + member * geometry->peer_stride + chunk % geometry->slots * geometry->stride;
+}
+
+/* Of a member, in one copy of the results. */
+OB_INLINE unsigned char *ob_result_at(const struct ob_geometry *geometry, int copy, size_t member,
+                                      size_t chunk) {
+  const size_t behind = member < geometry->member ? geometry->members : 0;
+  const size_t position = geometry->rotated ? member + behind - geometry->member : member;
+  return ob_message_at(geometry, geometry->results[copy], position, chunk);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

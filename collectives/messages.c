@@ -1,0 +1,198 @@
+/* Where messages lie, how they travel between ranks, and what is read in them. */
+#include "collectives/messages.h"
+
+#include "base/error.h"
+
+unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
+                              size_t chunk) {
+  int copy = next ? !plan->result_now : plan->result_now;
+  if (ob_host_shares(plan))
+    return ob_host_result(plan, copy, source, chunk);
+  return ob_result_at(&plan->geometry, copy, source, chunk);
+}
+
+size_t ob_plan_sources(const struct onebit_plan *plan) {
+  return plan->host.ranks ? plan->geometry.segments : plan->geometry.members;
+}
+
+struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t segment,
+                                        size_t chunk) {
+  struct ob_message_shape shape = ob_message_blocks(&plan->geometry, segment, chunk);
+  const struct ob_layout *layout = &plan->geometry.layout;
+  shape.words = ob_layout_word(layout, shape.first + shape.blocks);
+  shape.words -= ob_layout_word(layout, shape.first);
+  return shape;
+}
+
+size_t ob_plan_longest_message(const struct onebit_plan *plan) {
+  size_t words = 0;
+  for (size_t segment = 0; segment < plan->geometry.segments; segment++)
+    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
+      size_t mine = ob_plan_message(plan, segment, chunk).words;
+      words = mine > words ? mine : words;
+    }
+  return words * OB_LANES;
+}
+
+bool ob_is_dense(const struct onebit_plan *plan) { return plan->geometry.dense; }
+
+size_t ob_own_segment(const struct onebit_plan *plan) {
+  return ob_segment_of(&plan->geometry, plan->geometry.member);
+}
+
+unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_t chunk) {
+  return ob_plan_result(plan, true, plan->geometry.first_segment + member, chunk);
+}
+
+/* --- Sending -----------------------------------------------------------------------------------*/
+
+void ob_stamp(struct onebit_plan *plan, unsigned char *memory, const struct ob_message_shape *shape,
+              enum ob_message_kind kind, float scale) {
+  const struct ob_message_call call = {kind, plan->sequence, plan->geometry.layout.elements,
+                                       plan->call.agreed};
+  *(struct ob_header *)(void *)memory =
+      ob_header_make(shape, &call, (uint16_t)ob_steps_flags(plan), scale);
+}
+
+void ob_begin_batch(struct onebit_plan *plan, struct ob_batch *batch) {
+  ob_batch_count(batch);
+  if (plan->comm->transport->begin(batch, plan->tag) != ONEBIT_OK)
+    ob_steps_give_up(plan);
+}
+
+/* With the other members in the order of their distance: what goes to each, and what comes. */
+static void add_endpoints(struct onebit_plan *plan, struct ob_batch *batch, size_t member,
+                          unsigned char *out, size_t out_bytes, unsigned char *in,
+                          size_t in_bytes) {
+  int rank = plan->member_ranks[member];
+  batch->send[batch->sends++] = (struct ob_endpoint){out, out_bytes, rank};
+  batch->receive[batch->receives++] = (struct ob_endpoint){in, in_bytes, rank};
+}
+
+static size_t message_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
+  struct ob_message_shape shape =
+      ob_plan_message(plan, ob_segment_of(&plan->geometry, member), chunk);
+  return ob_message_bytes(&shape);
+}
+
+struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
+  size_t mine = message_bytes(plan, geometry->member, chunk);
+  batch->sends = batch->receives = 0;
+  for (size_t distance = 1; distance < geometry->members; distance++) {
+    size_t member = ob_neighbour(geometry, distance);
+    add_endpoints(plan, batch, member, ob_message_at(geometry, geometry->outgoing, member, chunk),
+                  message_bytes(plan, member, chunk),
+                  ob_message_at(geometry, geometry->incoming, member, chunk), mine);
+  }
+  return batch;
+}
+
+struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  struct ob_batch *batch = plan->gather[chunk % geometry->slots];
+  size_t mine = message_bytes(plan, geometry->member, chunk);
+  unsigned char *out = ob_result_of(plan, geometry->member, chunk);
+  batch->sends = batch->receives = 0;
+  for (size_t distance = 1; distance < geometry->members; distance++) {
+    size_t member = ob_neighbour(geometry, distance);
+    add_endpoints(plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
+                  message_bytes(plan, member, chunk));
+  }
+  return batch;
+}
+
+bool ob_send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  (void)wait;
+  ob_steps_note_own(plan);
+  for (size_t member = 0; member < geometry->members; member++) {
+    struct ob_message_shape shape =
+        ob_message_blocks(geometry, ob_segment_of(geometry, member), chunk);
+    ob_stamp(plan, ob_message_at(geometry, geometry->outgoing, member, chunk), &shape,
+             OB_MESSAGE_WORKER, plan->worker_scale);
+  }
+  ob_begin_batch(plan, ob_exchange_batch(plan, chunk));
+  return true;
+}
+
+bool ob_send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_message_shape shape = ob_message_blocks(&plan->geometry, ob_own_segment(plan), chunk);
+  bool reduced = plan->options.operation == ONEBIT_ALLREDUCE && !plan->geometry.whole;
+  (void)wait;
+  ob_steps_note_own(plan);
+  ob_stamp(plan, ob_result_of(plan, plan->geometry.member, chunk), &shape, OB_MESSAGE_SERVER,
+           reduced ? plan->server_scale : plan->worker_scale);
+  ob_begin_batch(plan, ob_gather_batch(plan, chunk));
+  return true;
+}
+
+/* --- Receiving ---------------------------------------------------------------------------------*/
+
+/* A rank that can take part must have called with the same argument. In a hierarchical plan ranks
+ * of different places hear of each other's only from those in between. */
+static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned flags,
+                                    uint32_t agreed) {
+  const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
+  if (!ob_header_disagrees(flags, agreed, plan->call.agreed))
+    return ONEBIT_OK;
+  if (agreed == plan->call.agreed)
+    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks that it has heard of", name);
+  return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %.9g, there %.9g",
+                  name, (double)ob_float_of(plan->call.agreed), (double)ob_float_of(agreed));
+}
+
+void ob_refuse_message(struct onebit_plan *plan, int rank, onebit_status_t status) {
+  ob_error(status, "from rank %d: %.200s", rank, onebit_last_error());
+  ob_steps_fail(plan, status);
+}
+
+void ob_steps_hear(struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed) {
+  onebit_status_t status = check_agreed(plan, flags, agreed);
+  if (status != ONEBIT_OK) {
+    ob_refuse_message(plan, rank, status);
+    return;
+  }
+  if (flags & OB_FLAG_ERROR && plan->failed_rank < 0)
+    plan->failed_rank = rank;
+  if (flags & OB_FLAG_NOT_FINITE && plan->not_finite_rank < 0)
+    plan->not_finite_rank = rank;
+  plan->large_heard |= (flags & OB_FLAG_LARGE) != 0;
+}
+
+void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t member,
+                      size_t chunk, enum ob_message_kind kind) {
+  const struct ob_message_call call = {kind, plan->sequence, plan->geometry.layout.elements,
+                                       plan->call.agreed};
+  size_t segment =
+      kind == OB_MESSAGE_WORKER ? ob_own_segment(plan) : ob_segment_of(&plan->geometry, member);
+  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  const struct ob_header *header = in->data;
+  onebit_status_t status = ob_message_check(in->data, in->bytes, &shape, &call);
+  if (status == ONEBIT_OK)
+    ob_steps_hear(plan, in->peer, header->flags, header->agreed);
+  else
+    ob_refuse_message(plan, in->peer, status);
+}
+
+static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+                    enum ob_message_kind kind, bool wait) {
+  onebit_status_t status = plan->comm->transport->test(batch, wait);
+  if (status == ONEBIT_IN_PROGRESS)
+    return false;
+  if (status != ONEBIT_OK)
+    ob_steps_give_up(plan);
+  for (size_t i = 0; status == ONEBIT_OK && i < batch->receives; i++)
+    ob_check_message(plan, &batch->receive[i], ob_neighbour(&plan->geometry, i + 1), chunk, kind);
+  return true;
+}
+
+bool ob_receive_from_workers(struct onebit_plan *plan, size_t chunk, bool wait) {
+  return receive(plan, plan->exchange[chunk % plan->geometry.slots], chunk, OB_MESSAGE_WORKER,
+                 wait);
+}
+
+bool ob_receive_from_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+  return receive(plan, plan->gather[chunk % plan->geometry.slots], chunk, OB_MESSAGE_SERVER, wait);
+}

@@ -1,0 +1,101 @@
+/*
+ * Allgather: everyone's message to everyone, who each take the mean; and the operation of that
+ * name, where each goes to an output of its own. It rounds once, and not a second time as servers
+ * do (DDP's and Horovod's 1-bit and top-k compressors gather likewise).
+ *
+ *   bits       C0 G0 C1 G1 ... | c0 c1 ... | decide | A0 A1 ...
+ *   one scale  C0 C1 ... finish G0 G1 ... | c0 c1 ... | decide | A0 A1 ...
+ *   dense      C0 G0 C1 G1 ... | c0 c1 ... R0 R1 ... | decide | A0 A1 ...
+ *
+ * The mean of dense messages is taken before it is decided whether the call is well: it may
+ * overflow.
+ *
+ * Limits: (P - 1) n elements leave every rank, so it is for two or three ranks, and for small
+ * buffers; one small message among four ranks or more is passed on in rounds (doubling.c). Not for
+ * an optimizer, which takes what servers send.
+ */
+#include "base/error.h"
+#include "collectives/plan.h"
+
+static onebit_status_t applicable(const struct onebit_plan *plan,
+                                  const struct ob_plan_shape *shape) {
+  (void)plan;
+  return shape->windowed || shape->served
+             ? ob_error(ONEBIT_ERROR_ARGUMENT, "schedule is ONEBIT_SCHEDULE_ALLGATHER: an "
+                                               "optimizer takes what servers send")
+             : ONEBIT_OK;
+}
+
+static bool is_mean(const struct onebit_plan *plan) {
+  return plan->options.operation == ONEBIT_ALLREDUCE;
+}
+
+static void build(struct onebit_plan *plan, bool decided) {
+  if (decided) {
+    ob_schedule_add_all(plan, is_mean(plan) ? OB_STEP_APPLY_WHOLE : OB_STEP_APPLY);
+    return;
+  }
+  ob_schedule_add_sending(plan,
+                          plan->geometry.whole ? OB_STEP_COMPRESS_WHOLE : OB_STEP_COMPRESS_SEGMENT,
+                          OB_STEP_GATHER);
+  ob_schedule_add_all(plan, OB_STEP_COLLECT);
+  if (plan->geometry.dense && is_mean(plan))
+    ob_schedule_add_all(plan, OB_STEP_REDUCE_WHOLE);
+}
+
+static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+  *sizes = (struct ob_schedule_sizes){
+      .outgoing = plan->geometry.dense && is_mean(plan), /* where the mean is kept */
+      .results = plan->geometry.members,
+      .compressed_end = plan->geometry.layout.blocks,
+      .wire_bytes = ob_schedule_bytes_to_all(plan),
+  };
+  if (!plan->geometry.whole)
+    ob_plan_share(plan, &sizes->compressed_first, &sizes->compressed_end);
+}
+
+static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
+                     size_t room) {
+  return task->operation == ONEBIT_ALLREDUCE &&
+         ob_schedule_describe("allgather", wire, chunk, line, room);
+}
+
+static double bits_cost(const struct ob_cost_model *model, const struct ob_phase *phase,
+                        double latency) {
+  const struct ob_costs *costs = model->costs;
+  double n = (double)model->task->elements;
+  double decode = model->task->operation == ONEBIT_ALLGATHER
+                      ? model->ranks * costs->apply /* each to an output of its own */
+                      : costs->apply + model->ranks * costs->reduce_stream;
+  struct ob_call_parts parts = {
+      .wire = ob_phase_wire(model, phase, true),
+      .cores = model->codec * n * costs->compress + ob_phase_work(model, phase),
+      .after = model->codec * n * decode + latency,
+      .pieces = ob_phase_pieces(model, phase),
+  };
+  return ob_overlapped(costs, &parts);
+}
+
+static double dense_cost(const struct ob_cost_model *model, const struct ob_phase *phase,
+                         double latency) {
+  const struct ob_costs *costs = model->costs;
+  double n = (double)model->task->elements;
+  double codec = n * (costs->load + costs->convert + model->ranks * costs->add) * model->core;
+  return codec / model->threads + ob_phase_dense_wire(model, phase) + ob_phase_work(model, phase) +
+         latency;
+}
+
+/* With the latencies of doubling, where one message is passed on in rounds. */
+static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+  struct ob_phase phase = ob_phase_among_all(model, wire, (double)model->task->elements, chunk);
+  double latency = ob_phase_latency(model, &phase);
+  if (ob_cost_doubles(model, &phase))
+    latency = ob_phase_double(model, &phase);
+  else if (wire == ONEBIT_WIRE_DENSE && phase.bytes / phase.messages > OB_COST_EAGER_BYTES)
+    latency *= 3;
+  return wire == ONEBIT_WIRE_DENSE ? dense_cost(model, &phase, latency)
+                                   : bits_cost(model, &phase, latency);
+}
+
+const struct ob_schedule ob_schedule_allgather = {
+    .applicable = applicable, .build = build, .sizes = sizes, .describe = describe, .cost = cost};

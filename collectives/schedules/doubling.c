@@ -1,0 +1,132 @@
+/*
+ * Doubling: an allgather of one small message, passed on in log2(P) rounds, each of which doubles
+ * what a rank has. With 2^k ranks they go in pairs (recursive doubling), so that the answer carries
+ * TCP's acknowledgement; with another number of ranks it is the allgather of Bruck et al. (1997),
+ * and results lie in the order of their distance.
+ *
+ *   C | round 0 | round 1 | ... | R, if dense | decide | A
+ *
+ * Round k moves up to 2^k ranks' messages: in pairs to the rank whose number differs in bit k, who
+ * answers with what it has; else to the rank 2^k places before.
+ *
+ * Limits: one message a rank, and a round's bytes are an MPI count, an int.
+ */
+#include <limits.h>
+
+#include "base/error.h"
+#include "collectives/messages.h"
+
+bool ob_doubling_fits(const struct onebit_plan *plan) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  return plan->schedule == &ob_schedule_allgather && plan->options.operation == ONEBIT_ALLREDUCE &&
+         plan->comm->size >= OB_COST_DOUBLING_RANKS && plan->comm->transport->host_messages &&
+         geometry->chunks == 1 &&
+         geometry->stride <= (size_t)INT_MAX / (geometry->members / 2); /* the last round's */
+}
+
+static bool in_pairs(const struct onebit_plan *plan) { return !plan->geometry.rotated; }
+
+/* What one round moves: so many messages from here to there, to and from these. */
+struct round {
+  size_t count, from_position, to_position; /* among the results in memory */
+  size_t to, from;                          /* members */
+};
+
+static struct round round_of(const struct onebit_plan *plan, size_t number) {
+  size_t size = plan->geometry.members, own = plan->geometry.member;
+  size_t distance = (size_t)1 << number;
+  if (in_pairs(plan)) { /* each of a pair has the group of `distance` ranks that it is in */
+    size_t peer = own ^ distance;
+    return (struct round){distance, own & ~(distance - 1), peer & ~(distance - 1), peer, peer};
+  }
+  return (struct round){distance < size - distance ? distance : size - distance, 0, distance,
+                        (own + size - distance) % size, (own + distance) % size};
+}
+
+struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t number) {
+  struct ob_batch *batch = plan->gather[0];
+  struct round round = round_of(plan, number);
+  unsigned char *results = plan->geometry.results[!plan->result_now];
+  size_t each = plan->geometry.peer_stride;
+  batch->sends = batch->receives = 1;
+  batch->send[0] = (struct ob_endpoint){results + round.from_position * each, round.count * each,
+                                        plan->member_ranks[round.to]};
+  batch->receive[0] = (struct ob_endpoint){results + round.to_position * each, round.count * each,
+                                           plan->member_ranks[round.from]};
+  return batch;
+}
+
+bool ob_begin_round(struct onebit_plan *plan, size_t number, bool wait) {
+  struct ob_message_shape mine = ob_message_blocks(&plan->geometry, 0, 0);
+  (void)wait;
+  ob_steps_note_own(plan);
+  if (number == 0)
+    ob_stamp(plan, ob_result_of(plan, plan->geometry.member, 0), &mine, OB_MESSAGE_SERVER,
+             plan->worker_scale);
+  ob_begin_batch(plan, ob_round_batch(plan, number));
+  return true;
+}
+
+static void check_round(struct onebit_plan *plan, size_t number) {
+  const struct ob_endpoint *in = &plan->gather[0]->receive[0];
+  struct round round = round_of(plan, number);
+  struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
+  size_t bytes = round.count * plan->geometry.peer_stride;
+  if (in->bytes != bytes) {
+    ob_error(ONEBIT_ERROR_MESSAGE, "message: %zu bytes, expected %zu", in->bytes, bytes);
+    ob_refuse_message(plan, in->peer, ONEBIT_ERROR_MESSAGE);
+    return;
+  }
+  for (size_t k = round.to_position; k < round.to_position + round.count; k++) {
+    size_t member = in_pairs(plan) ? k : ob_neighbour(&plan->geometry, k);
+    struct ob_endpoint one = {ob_result_of(plan, member, 0), ob_message_bytes(&shape),
+                              plan->member_ranks[member]};
+    ob_check_message(plan, &one, member, 0, OB_MESSAGE_SERVER);
+  }
+}
+
+bool ob_end_round(struct onebit_plan *plan, size_t number, bool wait) {
+  onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait);
+  if (status == ONEBIT_IN_PROGRESS)
+    return false;
+  if (status == ONEBIT_OK)
+    check_round(plan, number);
+  else
+    ob_steps_give_up(plan);
+  return true;
+}
+
+static void build(struct onebit_plan *plan, bool decided) {
+  if (decided) {
+    ob_steps_add(plan, OB_STEP_APPLY_WHOLE, 0);
+    return;
+  }
+  ob_steps_add(plan, OB_STEP_COMPRESS_WHOLE, 0);
+  if (plan->geometry.one_scale)
+    ob_steps_add(plan, OB_STEP_FINISH_WORKER, 0);
+  for (size_t round = 0; (size_t)1 << round < plan->geometry.members; round++) {
+    ob_steps_add(plan, OB_STEP_BEGIN_ROUND, round);
+    ob_steps_add(plan, OB_STEP_END_ROUND, round);
+  }
+  if (plan->geometry.dense)
+    ob_steps_add(plan, OB_STEP_REDUCE_WHOLE, 0);
+}
+
+/* Whole strides travel, so that what a round moves lies in one piece. */
+static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+  ob_schedule_allgather.sizes(plan, sizes);
+  sizes->wire_bytes = (plan->geometry.members - 1) * plan->geometry.stride;
+}
+
+static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
+                     size_t room) {
+  return ob_schedule_allgather.describe(task, wire, chunk, line, room);
+}
+
+/* The model's allgather has it, where there is one message. */
+static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+  return ob_schedule_allgather.cost(model, wire, chunk);
+}
+
+const struct ob_schedule ob_schedule_doubling = {
+    .build = build, .sizes = sizes, .describe = describe, .cost = cost};

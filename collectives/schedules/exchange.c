@@ -1,0 +1,100 @@
+/*
+ * Exchange: member k reduces segment k. It is the reduce-scatter and the allgather of a
+ * Rabenseifner allreduce (Thakur, Rabenseifner, Gropp 2005, section 4.4), each sent directly and in
+ * compressed form, with a residual on either side (1-bit Adam, Tang et al. 2021, figure 3). A
+ * reduce-scatter is its first half.
+ *
+ *   allreduce       C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | early? c0 A0 c1 A1 ... | decide
+ *   one scale       C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | early? ...
+ *   reduce-scatter  C0 E0 C1 E1 ... | r0 r1 ... | decide | A0 A1 ...
+ *
+ * While a rank compresses chunk i + 1, chunk i travels; while it reduces chunk i, the next ones
+ * arrive and results leave. Results are decoded as they come when every worker's flags are in and
+ * no rank can cause the call to be skipped any more (steps.c, ob_steps_check_early); otherwise
+ * after the decision, so that a call that is skipped changes no buffer.
+ *
+ * Limits: 2 (P - 1) messages a chunk and rank, and n / P elements in one of them.
+ */
+#include "collectives/plan.h"
+
+static void add_reducing(struct onebit_plan *plan) {
+  for (size_t i = 0; i < plan->geometry.chunks; i++) {
+    ob_steps_add(plan, OB_STEP_RECEIVE, i);
+    ob_steps_add(plan, OB_STEP_REDUCE, i);
+    if (!plan->geometry.one_scale)
+      ob_steps_add(plan, OB_STEP_GATHER, i);
+  }
+  if (!plan->geometry.one_scale)
+    return;
+  ob_steps_add(plan, OB_STEP_FINISH_SERVER, 0);
+  ob_schedule_add_all(plan, OB_STEP_GATHER);
+}
+
+static void build(struct onebit_plan *plan, bool decided) {
+  bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
+  if (decided) {
+    ob_schedule_add_all(plan, scatter ? OB_STEP_APPLY_SEGMENT : OB_STEP_APPLY_LATE);
+    return;
+  }
+  ob_schedule_add_sending(plan, OB_STEP_COMPRESS, OB_STEP_EXCHANGE);
+  if (scatter) {
+    ob_schedule_add_all(plan, OB_STEP_RECEIVE);
+    return;
+  }
+  add_reducing(plan);
+  for (size_t i = 0; i < plan->geometry.chunks; i++) {
+    ob_steps_add(plan, OB_STEP_COLLECT, i);
+    if (i == 0)
+      ob_steps_add(plan, OB_STEP_CHECK_EARLY, 0);
+    ob_steps_add(plan, OB_STEP_APPLY_EARLY, i);
+  }
+}
+
+static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+  size_t members = plan->geometry.members;
+  bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
+  *sizes = (struct ob_schedule_sizes){
+      .outgoing = members,
+      .incoming = members,
+      .results = scatter ? 0 : members,
+      .compressed_end = plan->geometry.layout.blocks,
+      .reduces = !scatter,
+      .wire_bytes =
+          ob_schedule_bytes_to_servers(plan) + (scatter ? 0 : ob_schedule_bytes_to_all(plan)),
+  };
+}
+
+static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
+                     size_t room) {
+  (void)task;
+  return ob_schedule_describe("exchange", wire, chunk, line, room);
+}
+
+static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
+  const struct ob_costs *costs = model->costs;
+  double segment = (double)model->task->elements;
+  struct ob_phase phase = ob_phase_among_all(model, ONEBIT_WIRE_BITS, segment, chunk);
+  struct ob_call_parts parts = {
+      .wire = ob_phase_wire(model, &phase, true),
+      .cores =
+          model->codec * segment * model->ranks * costs->compress + ob_phase_work(model, &phase),
+      .after = model->codec * segment * (costs->apply + model->ranks * costs->reduce_stream) +
+               ob_phase_latency(model, &phase),
+      .pieces = ob_phase_pieces(model, &phase),
+  };
+  return ob_overlapped(costs, &parts);
+}
+
+/* Dense: a chunk's result is waited for before the next but one leaves, so nothing overlaps. */
+static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+  double n = (double)model->task->elements, segment = n / model->ranks;
+  if (model->task->operation == ONEBIT_REDUCE_SCATTER)
+    return scatter_cost(model, chunk);
+  if (wire == ONEBIT_WIRE_DENSE)
+    return ob_cost_of_window(model, chunk, segment, 2);
+  struct ob_phase phase = ob_phase_among_all(model, wire, segment, chunk);
+  return ob_cost_of_exchange(model, &phase, n, model->ranks, 0, n * model->costs->apply);
+}
+
+const struct ob_schedule ob_schedule_exchange = {
+    .build = build, .sizes = sizes, .describe = describe, .cost = cost};

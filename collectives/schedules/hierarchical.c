@@ -1,0 +1,128 @@
+/*
+ * Hierarchical: the ranks of a host add up in full precision, each for one part of the elements;
+ * between hosts, ranks of the same place exchange bits as in exchange.c; and bits are spread inside
+ * the host (the two-level allreduce of Goyal et al. 2017, section 4, and of Horovod, with messages
+ * of one bit between hosts).
+ *
+ *   P0 P1 B0 C0 E0 P2 B1 C1 E1 ... | r0 f0 R0 G0 ... | c0 p0 w0 early? A0 c1 p1 w1 A1 ... | decide
+ *
+ * Inside the host: P put a chunk of the input, B barrier, f wait until the result of a call before
+ * is no longer used, p publish a chunk of the results, w wait for the others'. A rank puts a chunk
+ * ahead, so that the ranks of a host need not keep in step. Applying results early takes the flags
+ * of the host's other ranks, who have received from other workers: all have given them when the
+ * first chunk is here.
+ *
+ * Over shared memory host.c has the steps, on a stream cuda/stream_host.c.
+ *
+ * Limits: all hosts have as many ranks; a scale a block, since a rank has a part of the buffer
+ * only.
+ */
+#include <stdio.h>
+
+#include "base/error.h"
+#include "collectives/plan.h"
+
+bool ob_hierarchical_can_add(const struct onebit_plan *plan) {
+  return plan->executor->shares_memory || plan->comm->transport->put;
+}
+
+static onebit_status_t applicable(const struct onebit_plan *plan,
+                                  const struct ob_plan_shape *shape) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  const char *name = "ONEBIT_SCHEDULE_HIERARCHICAL";
+  if (!ob_hierarchical_can_add(plan))
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "schedule is %s, which this plan's device and transport do not have", name);
+  if (shape->one_scale)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "schedule is %s, block_size is ONEBIT_BLOCK_BUFFER: a rank has a part of the "
+                    "buffer only",
+                    name);
+  if (!hosts->each)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "schedule is %s: the hosts have %d to %d ranks, and would all need as many",
+                    name, hosts->fewest, hosts->most);
+  return ONEBIT_OK;
+}
+
+void ob_hierarchical_add_inputs(struct onebit_plan *plan, size_t chunk, size_t ahead) {
+  for (size_t i = chunk ? chunk + ahead : 0; i <= chunk + ahead && i < plan->geometry.chunks; i++)
+    ob_steps_add(plan, OB_STEP_HOST_PUT, i);
+  ob_steps_add(plan, OB_STEP_HOST_BARRIER, chunk);
+}
+
+void ob_hierarchical_add_reducing(struct onebit_plan *plan, size_t chunk) {
+  ob_steps_add(plan, OB_STEP_RECEIVE, chunk);
+  ob_steps_add(plan, OB_STEP_HOST_WAIT_FREE, chunk);
+  ob_steps_add(plan, OB_STEP_REDUCE, chunk);
+  ob_steps_add(plan, OB_STEP_GATHER, chunk);
+}
+
+void ob_hierarchical_add_collecting(struct onebit_plan *plan, size_t chunk) {
+  ob_steps_add(plan, OB_STEP_COLLECT, chunk);
+  ob_steps_add(plan, OB_STEP_HOST_PUBLISH, chunk);
+  ob_steps_add(plan, OB_STEP_HOST_WAIT, chunk);
+}
+
+static void build(struct onebit_plan *plan, bool decided) {
+  size_t chunks = plan->geometry.chunks;
+  if (decided) {
+    ob_schedule_add_all(plan, OB_STEP_HOST_APPLY_LATE);
+    return;
+  }
+  for (size_t i = 0; i < chunks; i++) {
+    ob_hierarchical_add_inputs(plan, i, 1);
+    ob_steps_add(plan, OB_STEP_HOST_COMPRESS, i);
+    ob_steps_add(plan, OB_STEP_EXCHANGE, i);
+  }
+  for (size_t i = 0; i < chunks; i++)
+    ob_hierarchical_add_reducing(plan, i);
+  for (size_t i = 0; i < chunks; i++) {
+    ob_hierarchical_add_collecting(plan, i);
+    if (i == 0)
+      ob_steps_add(plan, OB_STEP_CHECK_EARLY, 0);
+    ob_steps_add(plan, OB_STEP_HOST_APPLY_EARLY, i);
+  }
+}
+
+/* A rank compresses its part of the elements only. Results in shared memory are the host's. */
+static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  const size_t *own = geometry->bounds + geometry->first_segment * geometry->chunks;
+  *sizes = (struct ob_schedule_sizes){
+      .outgoing = geometry->members,
+      .incoming = geometry->members,
+      .results = plan->executor->shares_memory ? 0 : geometry->segments,
+      .compressed_first = own[0],
+      .compressed_end = own[geometry->members * geometry->chunks],
+      .reduces = true,
+      .wire_bytes = ob_schedule_bytes_to_servers(plan) + ob_schedule_bytes_to_all(plan),
+  };
+}
+
+static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
+                     size_t room) {
+  if (task->operation != ONEBIT_ALLREDUCE || wire == ONEBIT_WIRE_DENSE)
+    return false;
+  if (task->hosts > 1 && task->ranks_per_host > 1)
+    return ob_schedule_describe("hierarchical", wire, chunk, line, room);
+  snprintf(line, room, "hierarchical: %s",
+           task->hosts < 2             ? "not with one host"
+           : task->ranks_per_host == 0 ? "hosts have different numbers of ranks"
+                                       : "is exchange with one rank a host");
+  return false;
+}
+
+/* Input goes to shared memory, and every rank adds the segments of its place. Ranks of a host wait
+ * for each other before, after adding, and when bits are there. */
+static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+  const struct ob_costs *costs = model->costs;
+  double n = (double)model->task->elements, part = n / model->on_host;
+  struct ob_phase phase = ob_phase_of(model, wire, 0, model->hosts - 1, part / model->hosts, chunk);
+  double before = n * costs->load + n * costs->add;
+  return ob_cost_of_exchange(model, &phase, part, model->hosts, before, n * costs->apply) +
+         3 * model->on_host * costs->inside.latency + 3 * (model->core - 1) * costs->oversubscribed;
+}
+
+const struct ob_schedule ob_schedule_hierarchical = {
+    .applicable = applicable, .build = build, .sizes = sizes, .describe = describe, .cost = cost};

@@ -1,0 +1,88 @@
+/*
+ * Dense window: float32 or 16-bit values in few message buffers, for the warm-up of an optimizer,
+ * whose plans would else need as much memory as the gradients again (a pipelined reduce-scatter and
+ * allgather, segment by segment, with two segments in flight).
+ *
+ *   allreduce       C0 E0 | C1 E1 r0 R0 G0 c0 A0 | C2 E2 r1 R1 G1 c1 A1 | ... decide
+ *   reduce-scatter  C0 E0 | C1 E1 r0 A0 | ... decide
+ *   allgather       C0 G0 | C1 G1 c0 A0 | ... decide
+ *
+ * In a hierarchical plan put and barrier come before C, wait free before R, publish and wait after
+ * c (hierarchical.c).
+ *
+ * Limits: results are applied before the call is known to be well, so a caller who must be able to
+ * skip it gives a buffer of its own to them.
+ */
+#include "collectives/plan.h"
+
+static void add_before(struct onebit_plan *plan, size_t chunk) {
+  bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
+  if (plan->host.ranks)
+    ob_hierarchical_add_inputs(plan, chunk, 0);
+  ob_steps_add(plan,
+               plan->host.ranks       ? OB_STEP_HOST_COMPRESS
+               : !gathers             ? OB_STEP_COMPRESS
+               : plan->geometry.whole ? OB_STEP_COMPRESS_WHOLE
+                                      : OB_STEP_COMPRESS_SEGMENT,
+               chunk);
+  ob_steps_add(plan, gathers ? OB_STEP_GATHER : OB_STEP_EXCHANGE, chunk);
+}
+
+static void add_after(struct onebit_plan *plan, size_t chunk) {
+  switch (plan->options.operation) {
+  case ONEBIT_REDUCE_SCATTER:
+    ob_steps_add(plan, OB_STEP_RECEIVE, chunk);
+    ob_steps_add(plan, OB_STEP_APPLY_SEGMENT, chunk);
+    break;
+  case ONEBIT_ALLGATHER:
+    ob_steps_add(plan, OB_STEP_COLLECT, chunk);
+    ob_steps_add(plan, OB_STEP_APPLY, chunk);
+    break;
+  case ONEBIT_ALLREDUCE:
+    if (plan->host.ranks) {
+      ob_hierarchical_add_reducing(plan, chunk);
+      ob_hierarchical_add_collecting(plan, chunk);
+      ob_steps_add(plan, OB_STEP_HOST_APPLY_LATE, chunk);
+      break;
+    }
+    ob_steps_add(plan, OB_STEP_RECEIVE, chunk);
+    ob_steps_add(plan, OB_STEP_REDUCE, chunk);
+    ob_steps_add(plan, OB_STEP_GATHER, chunk);
+    ob_steps_add(plan, OB_STEP_COLLECT, chunk);
+    ob_steps_add(plan, OB_STEP_APPLY, chunk);
+    break;
+  }
+}
+
+static void build(struct onebit_plan *plan, bool decided) {
+  size_t chunks = plan->geometry.chunks;
+  for (size_t i = 0; !decided && i <= chunks; i++) {
+    if (i < chunks)
+      add_before(plan, i);
+    if (i > 0)
+      add_after(plan, i - 1);
+  }
+}
+
+static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+  if (plan->options.operation == ONEBIT_ALLGATHER)
+    ob_schedule_allgather.sizes(plan, sizes);
+  else if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+    ob_schedule_hierarchical.sizes(plan, sizes);
+  else
+    ob_schedule_exchange.sizes(plan, sizes);
+}
+
+static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
+                     size_t room) {
+  return ob_schedule_exchange.describe(task, wire, chunk, line, room);
+}
+
+/* Of the operations but allreduce, dense. */
+static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+  (void)wire;
+  return ob_cost_of_window(model, chunk, (double)model->task->elements, 1);
+}
+
+const struct ob_schedule ob_schedule_window = {
+    .window = 2, .build = build, .sizes = sizes, .describe = describe, .cost = cost};
