@@ -118,7 +118,8 @@ PRELOADED := $(call objects,dropin/preload*.c dropin/report*.c) $(RULES)
 PRELOAD  := $(if $(filter 1,$(MPI)),$(BUILD)/libonebit-mpi.so) \
               $(if $(filter 1,$(NCCL)),$(BUILD)/libonebit-nccl.so)
 LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED),\
-              $(call objects,base/*.c compression/*.c collectives/*.c collectives/*/*.c optimizers/*.c dropin/*.c) \
+              $(call objects,base/*.c compression/*.c collectives/*.c collectives/*/*.c optimizers/*.c \
+                optimizers/checkpoint/*.c dropin/*.c) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
@@ -144,9 +145,8 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-MODULES  := include/onebit base compression collectives collectives/cost collectives/schedules \
-  collectives/transports optimizers dropin cuda bench examples \
-  tests tests/abi tests/cpp tests/preload tests/gpu tests/emulation tests/emulation/include
+MODULES  := include/onebit base compression collectives collectives/cost collectives/schedules collectives/transports optimizers optimizers/checkpoint dropin cuda \
+  bench examples tests tests/abi tests/cpp tests/preload tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check installed-check gpu-check bench reference install uninstall clean \
   format fuzz neon FORCE

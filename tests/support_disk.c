@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "optimizers/checkpoint_system.h"
+#include "optimizers/checkpoint/system.h"
 #include "tests/support.h"
 
 enum { EVENTS = 256, OPEN_FILES = 64, PATH = 256 };

@@ -1,6 +1,6 @@
 /*
  * A disk that something happens to: at the n-th of the library's calls that change files
- * (optimizers/checkpoint_system.h) the process ends, or the power does, or the call fails.
+ * (optimizers/checkpoint/system.h) the process ends, or the power does, or the call fails.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_DISK_H
 #define ONEBIT_TESTS_SUPPORT_DISK_H

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "onebit/checkpoint.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer) {
   if (optimizer->step.open)

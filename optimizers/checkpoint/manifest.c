@@ -1,5 +1,5 @@
 /* The manifest: written, and read with care. */
-#include "optimizers/checkpoint_manifest.h"
+#include "optimizers/checkpoint/manifest.h"
 
 #include <inttypes.h>
 #include <limits.h>

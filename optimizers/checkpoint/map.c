@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 static size_t count_pieces(const struct onebit_optimizer *optimizer) {
   size_t pieces = 0;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what, size_t unit,
                                  size_t piece, size_t offset, size_t count, float *values) {

@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 /* Elements of one block, at most OB_CHUNK. */
 struct segment {

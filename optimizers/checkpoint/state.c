@@ -1,7 +1,7 @@
 /* What an optimizer has that checkpoints have to have. */
 #include <string.h>
 
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 enum ob_stage ob_checkpoint_stage(const struct onebit_optimizer *optimizer) {
   if (!ob_optimizer_is_frozen(optimizer))

@@ -22,9 +22,9 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"
-#include "optimizers/checkpoint.h"
-#include "optimizers/checkpoint_manifest.h"
-#include "optimizers/checkpoint_system.h"
+#include "optimizers/checkpoint/checkpoint.h"
+#include "optimizers/checkpoint/manifest.h"
+#include "optimizers/checkpoint/system.h"
 
 /* --- The directory -----------------------------------------------------------------------------*/
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 onebit_status_t ob_parts_open(struct ob_parts *parts, const void *const *memory,
                               const size_t *bytes, int count) {

@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 static onebit_status_t allocate(struct ob_loading *loading) {
   const struct onebit_optimizer *optimizer = loading->optimizer;

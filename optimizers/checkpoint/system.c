@@ -1,7 +1,7 @@
 /* Files: what the system may do half, done whole. */
 #define _POSIX_C_SOURCE   200809L
 #define _FILE_OFFSET_BITS 64
-#include "optimizers/checkpoint_system.h"
+#include "optimizers/checkpoint/system.h"
 
 #include <errno.h>
 #include <fcntl.h>

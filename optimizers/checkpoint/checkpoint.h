@@ -1,16 +1,15 @@
 /*
  * Checkpoints, inside. docs/checkpoints.md is the format, this is the code of it:
  *
- *   checkpoint_map.c        which element lies where in the optimizer
- *   checkpoint_state.c      what there is to save
- *   checkpoint_read.c       what the optimizer has of some elements, as floats
- *   checkpoint_part.c       a part: its header and its list of sections, made and checked
- *   checkpoint_save.c       an optimizer to a part
- *   checkpoint_parts.c      what the parts of all ranks have of some elements
- *   checkpoint_restore.c    and that into an optimizer; checkpoint_messages.c: its momentum and
- *                           residuals
- *   checkpoint_load.c       parts to an optimizer
- *   checkpoint_manifest.c, checkpoint_files.c, checkpoint_system.c    all that in a directory
+ *   map.c                  which element lies where in the optimizer
+ *   state.c                what there is to save
+ *   read.c                 what the optimizer has of some elements, as floats
+ *   part.c                 a part: its header and its list of sections, made and checked
+ *   save.c                 an optimizer to a part
+ *   parts.c                what the parts of all ranks have of some elements
+ *   restore.c, messages.c  and that into an optimizer; its momentum and residuals
+ *   load.c                 parts to an optimizer
+ *   manifest.c, files.c, system.c    all that in a directory
  *
  * Everything is told in elements: of all tensors, one after the other in the order of their list.
  * What fills tensors up in profile deepspeed has numbers of its own.
@@ -105,7 +104,7 @@ size_t ob_saved_size(enum ob_saved what);
 uint64_t ob_section_bytes(enum ob_saved what, uint64_t count);
 const char *ob_saved_name(enum ob_saved what);
 
-/* --- Where elements lie (checkpoint_map.c) */
+/* --- Where elements lie (map.c) */
 
 /* Elements that lie together in a piece of a unit. */
 struct ob_stretch {
@@ -133,7 +132,7 @@ void ob_map_destroy(struct ob_map *map);
 const struct ob_stretch *ob_map_find(const struct ob_map *map, enum ob_space space,
                                      uint64_t element);
 
-/* --- What there is (checkpoint_state.c) */
+/* --- What there is (state.c) */
 
 /* As a checkpoint has it. */
 enum ob_stage ob_checkpoint_stage(const struct onebit_optimizer *optimizer);
@@ -177,7 +176,7 @@ size_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer,
 uint64_t ob_checkpoint_count_numbers(struct onebit_optimizer *optimizer);
 void *ob_number_at(const struct ob_numbers *numbers, size_t i);
 
-/* --- Out of an optimizer (checkpoint_read.c) */
+/* --- Out of an optimizer (read.c) */
 
 enum { OB_CHUNK = 32768 }; /* elements at a time */
 
@@ -198,7 +197,7 @@ void ob_reader_destroy(struct ob_reader *reader);
 onebit_status_t ob_read(struct ob_reader *reader, enum ob_saved what, enum ob_space space,
                         uint64_t first, size_t count, float *values);
 
-/* --- A part (checkpoint_part.c) */
+/* --- A part (part.c) */
 
 struct ob_part {
   int number;
@@ -229,7 +228,7 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
 void ob_part_copy(const struct ob_part *part, const struct ob_part_section *section, uint64_t first,
                   size_t count, void *values);
 
-/* --- Saving (checkpoint_save.c) */
+/* --- Saving (save.c) */
 
 /* Where a part is written; from any offset on, all bytes once. */
 struct ob_sink {
@@ -254,7 +253,7 @@ onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *
 /* Fails while a step is open. Waits for those on streams. */
 onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
 
-/* --- The parts of all ranks (checkpoint_parts.c) */
+/* --- The parts of all ranks (parts.c) */
 
 struct ob_parts {
   struct ob_part *list;
@@ -298,10 +297,10 @@ struct ob_loading {
 onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what, size_t unit,
                                  size_t piece, size_t offset, size_t count, float *values);
 
-/* Everything (checkpoint_restore.c). */
+/* Everything (restore.c). */
 onebit_status_t ob_restore(struct ob_loading *loading);
 
-/* Of a unit (checkpoint_messages.c): momentum that was sent becomes messages again; and the kept
+/* Of a unit (messages.c): momentum that was sent becomes messages again; and the kept
  * errors, with what the messages could not say of it. */
 onebit_status_t ob_restore_messages(struct ob_loading *loading, size_t unit);
 onebit_status_t ob_restore_errors(struct ob_loading *loading, size_t unit, bool sent);

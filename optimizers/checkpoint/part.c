@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 /* It is read as it lies in memory; compression/message.h sees to the order of bytes. */
 _Static_assert(sizeof(struct ob_part_header) == 232, "the header is what the format says");

@@ -1,7 +1,7 @@
 /* What an optimizer has of some elements, as floats, wherever and in whatever form it has it. */
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/checkpoint.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 onebit_status_t ob_reader_create(struct ob_reader *reader, const struct onebit_optimizer *optimizer,
                                  const struct ob_map *map) {
