@@ -9,8 +9,9 @@ static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
   double momentum = 0, error = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct ob_unit *unit = &optimizer->units[u];
-    OB_TRY(ob_add_momentum(optimizer, unit, ob_span_of_unit(unit, false), &momentum));
-    OB_TRY(ob_add_error(optimizer, unit, ob_span_of_unit(unit, true), &error));
+    OB_TRY(
+        ob_add_squares(optimizer, unit, OB_NORM_MOMENTUM, ob_span_of_unit(unit, false), &momentum));
+    OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_RESIDUAL, ob_span_of_unit(unit, true), &error));
   }
   info->momentum_norm = sqrt(momentum);
   info->residual_norm = sqrt(error);

@@ -5,7 +5,7 @@
 #ifndef OB_OPTIMIZERS_NORMS_H
 #define OB_OPTIMIZERS_NORMS_H
 
-#include "optimizers/optimizer.h"
+#include "optimizers/sections.h"
 
 /* Blocks first .. end - 1 of a unit's layout, with the padding in them or without. */
 struct ob_span {
@@ -17,21 +17,17 @@ struct ob_span {
 struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding);
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor);
 
-/* Each adds the sum of squares. Errors: ONEBIT_ERROR_MEMORY and those of the unit's memory.
- *   momentum   what the ranks share of it, or of what is exchanged in its place
- *   error      what this rank keeps of it
- *   signal     what came back from the latest exchange of bits, in the blocks that this rank keeps
- *              an error of; nothing before the first one */
-onebit_status_t ob_add_momentum(const struct onebit_optimizer *optimizer,
-                                const struct ob_unit *unit, struct ob_span span, double *squares);
-onebit_status_t ob_add_error(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                             struct ob_span span, double *squares);
-onebit_status_t ob_add_signal(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                              struct ob_span span, double *squares);
+enum ob_norm {
+  OB_NORM_PARAMETERS, /* or their master values */
+  OB_NORM_MOMENTUM,   /* what the ranks share of it, or of what is exchanged in its place */
+  OB_NORM_RESIDUAL,   /* of what this rank sends */
+  OB_NORM_SIGNAL      /* what came back from the latest exchange of bits, in the blocks that this
+                         rank has a residual of; nothing before the first one */
+};
 
-/* Of a tensor's parameters, or their master values. */
-onebit_status_t ob_add_parameters(const struct onebit_optimizer *optimizer, size_t tensor,
-                                  double *squares);
+/* Adds the sum of squares. Errors: ONEBIT_ERROR_MEMORY and those of the unit's memory. */
+onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+                               enum ob_norm norm, struct ob_span span, double *squares);
 
 /* Elements whose latest step was beyond ONEBIT_STEP_BOUND, and so was made as long as that: of
  * 1-bit Adam and LAMB on bits, and 0 else. */

@@ -63,6 +63,7 @@ struct ob_unit {
 
 struct ob_tensor {
   size_t unit, count;
+  uint64_t first;                /* elements of the tensors before it */
   size_t first_block, end_block; /* of its unit's layout */
   bool ready;                    /* in this step */
 };

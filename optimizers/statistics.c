@@ -30,8 +30,8 @@ static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, 
   double error = 0, signal = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct ob_unit *unit = &optimizer->units[u];
-    OB_TRY(ob_add_error(optimizer, unit, ob_span_of_unit(unit, false), &error));
-    OB_TRY(ob_add_signal(optimizer, unit, ob_span_of_unit(unit, false), &signal));
+    OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_RESIDUAL, ob_span_of_unit(unit, false), &error));
+    OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_SIGNAL, ob_span_of_unit(unit, false), &signal));
   }
   *ratio = ratio_of(error, signal);
   return ONEBIT_OK;
@@ -62,8 +62,8 @@ static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, si
   const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
   struct ob_span span = ob_span_of_tensor(optimizer, tensor);
   double squares = 0, signal = 0;
-  OB_TRY(ob_add_error(optimizer, unit, span, &squares));
-  OB_TRY(ob_add_signal(optimizer, unit, span, &signal));
+  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_RESIDUAL, span, &squares));
+  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_SIGNAL, span, &signal));
   *error = sqrt(squares);
   *ratio = ratio_of(squares, signal);
   return ONEBIT_OK;
@@ -82,8 +82,9 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
                                      .count = optimizer->tensors[tensor].count,
                                      .uncompressed = unit->uncompressed};
   double parameters = 0, momentum = 0;
-  OB_TRY(ob_add_parameters(optimizer, tensor, &parameters));
-  OB_TRY(ob_add_momentum(optimizer, unit, ob_span_of_tensor(optimizer, tensor), &momentum));
+  struct ob_span span = ob_span_of_tensor(optimizer, tensor);
+  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_PARAMETERS, span, &parameters));
+  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_MOMENTUM, span, &momentum));
   OB_TRY(tensor_ratio(optimizer, tensor, &told.residual_norm, &told.residual_ratio));
   told.parameter_norm = sqrt(parameters);
   told.momentum_norm = sqrt(momentum);

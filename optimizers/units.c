@@ -61,6 +61,7 @@ onebit_status_t ob_units_group(onebit_optimizer_t optimizer, const onebit_tensor
   optimizer->unit_count = units;
   for (size_t t = 0; t < count; t++) {
     struct ob_tensor *tensor = &optimizer->tensors[t];
+    tensor->first = t ? tensor[-1].first + tensor[-1].count : 0;
     tensor->count = tensors[t].count;
     tensor->unit = separate(optimizer) ? t : buckets - 1 - tensor->unit;
     optimizer->units[tensor->unit].filled += tensor->count > 0;

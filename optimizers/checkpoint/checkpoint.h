@@ -1,13 +1,12 @@
 /*
- * Checkpoints, inside. docs/checkpoints.md is the format, this is the code of it:
+ * Checkpoints, inside. docs/checkpoints.md is the format, this is the code of it, on top of the
+ * list of sections (optimizers/sections.h):
  *
- *   map.c                  which element lies where in the optimizer
- *   state.c                what there is to save
- *   read.c                 what the optimizer has of some elements, as floats
- *   part.c                 a part: its header and its list of sections, made and checked
+ *   map.c                  which element is where in the optimizer
+ *   part.c                 a part: its header and its list of sections, checked
  *   save.c                 an optimizer to a part
  *   parts.c                what the parts of all ranks have of some elements
- *   restore.c, messages.c  and that into an optimizer; its momentum and residuals
+ *   restore.c, messages.c  and that into an optimizer; momentum that was sent
  *   load.c                 parts to an optimizer
  *   manifest.c, files.c, system.c    all that in a directory
  *
@@ -17,7 +16,7 @@
 #ifndef OB_OPTIMIZERS_CHECKPOINT_H
 #define OB_OPTIMIZERS_CHECKPOINT_H
 
-#include "optimizers/optimizer.h"
+#include "optimizers/sections.h"
 
 /* --- The format */
 
@@ -27,30 +26,7 @@
 
 enum ob_space { OB_ELEMENTS, OB_PADDING, OB_SPACES };
 
-/* What a section has: the numbers of the format. */
-enum ob_saved {
-  OB_SAVED_NORMS = 1,  /* of the automatic freeze, double */
-  OB_SAVED_NUMBERS,    /* the method's own, 8 bytes each; all others are floats */
-  OB_SAVED_PARAMETERS, /* master values, where parameters are not float32 */
-  OB_SAVED_MOMENTUM,
-  OB_SAVED_VARIANCE,
-  OB_SAVED_FRESH,
-  OB_SAVED_ANCHOR,
-  OB_SAVED_MOVED,
-  OB_SAVED_WORKER,
-  OB_SAVED_SERVER,
-  OB_SAVED_MOMENTS, /* of each rank's own gradients */
-  OB_SAVED_END
-};
-
-/* What the momentum of tensors that are compressed is. */
-enum ob_stage {
-  OB_STAGE_WARMUP, /* the momentum */
-  OB_STAGE_FROZEN, /* times beta1, as a kept value */
-  OB_STAGE_SENT    /* the last message; and there are residuals */
-};
-
-/* What is sent of it. */
+/* What is sent of the momentum. */
 enum ob_form { OB_FORM_MOMENTUM, OB_FORM_STEP };
 
 /* A part begins with this; all of it in multiples of 8 bytes. */
@@ -99,103 +75,30 @@ struct ob_checksum ob_checksum_begin(void);
 void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes); /* times 8 */
 uint64_t ob_checksum_end(const struct ob_checksum *sum);
 
-/* Bytes of one, and of a section of so many, filled up with zeros. */
-size_t ob_saved_size(enum ob_saved what);
-uint64_t ob_section_bytes(enum ob_saved what, uint64_t count);
-const char *ob_saved_name(enum ob_saved what);
+/* Bytes of a section of so many numbers, filled up with zeros. */
+uint64_t ob_section_bytes(uint32_t what, uint64_t count);
 
-/* --- Where elements lie (map.c) */
+/* --- Where elements are (map.c) */
 
-/* Elements that lie together in a piece of a unit. */
+/* Of a piece: its elements of each space are together, those of tensors before the padding. */
 struct ob_stretch {
-  uint64_t first;
-  size_t count, unit, piece, offset;
-};
-
-/* Of a piece: its first `real` elements are those from `element` on, the rest is padding. */
-struct ob_piece_map {
-  uint64_t element, padding;
-  size_t real;
+  uint64_t first[OB_SPACES];
+  size_t count[OB_SPACES], unit, piece;
 };
 
 struct ob_map {
-  struct ob_stretch *stretches[OB_SPACES]; /* in the order of the elements */
-  size_t count[OB_SPACES];
+  struct ob_stretch *all, *sorted; /* in the order of units and pieces; of elements */
+  size_t *of_unit, count;          /* where a unit's begin in `all` */
   uint64_t total[OB_SPACES];
-  struct ob_piece_map *pieces, **of_unit;
 };
 
 onebit_status_t ob_map_create(struct ob_map *map, const struct onebit_optimizer *optimizer);
 void ob_map_destroy(struct ob_map *map);
 
-/* The stretch that has this element. */
+/* All stretches in the order of a space's elements; that with this element. */
+const struct ob_stretch *ob_map_list(const struct ob_map *map, enum ob_space space);
 const struct ob_stretch *ob_map_find(const struct ob_map *map, enum ob_space space,
                                      uint64_t element);
-
-/* --- What there is (state.c) */
-
-/* As a checkpoint has it. */
-enum ob_stage ob_checkpoint_stage(const struct onebit_optimizer *optimizer);
-enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
-
-/* Whether the method has this in that stage. If not, there is no section of it. */
-bool ob_checkpoint_has(const struct onebit_optimizer *optimizer, enum ob_stage stage,
-                       enum ob_saved what);
-
-/* Whether it is each rank's own; else all have it alike. */
-bool ob_saved_is_own(enum ob_saved what, bool apart);
-
-/* Whether the server of a shard, and nobody else, has the momentum of its elements. Of uncompressed
- * buckets it is saved by shards too. */
-bool ob_saved_by_servers(const struct ob_unit *unit, enum ob_saved what);
-
-/* Which blocks of the unit's layout this rank has that of: all, or a share. */
-void ob_saved_blocks(const struct ob_unit *unit, enum ob_saved what, size_t *first, size_t *end);
-
-/* Where a block begins in a piece: 0 where that is before it, its count where behind it. */
-size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block);
-
-/* Element `offset` of a piece in the array that has it, if any has. Parameters are the caller's
- * where there are no master values. */
-float *ob_saved_at(const struct ob_unit *unit, enum ob_saved what, size_t piece, size_t offset);
-
-/* The kept moments of element `offset` and those that follow it in a piece; NULL where that is
- * something else. */
-uint16_t *ob_saved_moments(const struct ob_unit *unit, enum ob_saved what, size_t piece,
-                           size_t offset);
-
-/* The errors of the share that this rank serves. */
-struct ob_kept *ob_saved_server(const struct ob_unit *unit);
-
-bool ob_checkpoint_apart(const struct onebit_optimizer *optimizer);
-size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer); /* as in the header */
-
-/* The method's own numbers: the list; how many in all; where one of them is. */
-size_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer,
-                             struct ob_numbers list[OB_NUMBERS_AT_MOST]);
-uint64_t ob_checkpoint_count_numbers(struct onebit_optimizer *optimizer);
-void *ob_number_at(const struct ob_numbers *numbers, size_t i);
-
-/* --- Out of an optimizer (read.c) */
-
-enum { OB_CHUNK = 32768 }; /* elements at a time */
-
-struct ob_reader {
-  const struct onebit_optimizer *optimizer;
-  const struct ob_map *map;
-  float *scales;
-  unsigned char *message; /* a copy of this one, where messages are in memory of a device: */
-  const struct onebit_plan *plan;
-  size_t copied;
-};
-
-onebit_status_t ob_reader_create(struct ob_reader *reader, const struct onebit_optimizer *optimizer,
-                                 const struct ob_map *map);
-void ob_reader_destroy(struct ob_reader *reader);
-
-/* `count` <= OB_CHUNK elements of arrays, errors or momentum. */
-onebit_status_t ob_read(struct ob_reader *reader, enum ob_saved what, enum ob_space space,
-                        uint64_t first, size_t count, float *values);
 
 /* --- A part (part.c) */
 
@@ -208,14 +111,13 @@ struct ob_part {
   bool *sound; /* of each section: its checksum is right */
 };
 
-/* ONEBIT_ERROR_CHECKPOINT, with the part's number before the words. */
+/* ONEBIT_ERROR_CHECKPOINT, with the part's number before the message. */
 onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Checks all but what is in the sections. */
 onebit_status_t ob_part_open(struct ob_part *part, int number, const void *memory, size_t bytes);
 void ob_part_close(struct ob_part *part);
-struct ob_part_tensor ob_part_tensor_of(const struct ob_part *part, uint64_t tensor);
 
 /* The section that has this element, else the next one of that kind, else NULL. */
 const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_saved what,
@@ -253,6 +155,14 @@ onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *
 /* Fails while a step is open. Waits for those on streams. */
 onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
 
+/* As the header has it. */
+enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
+size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer);
+
+/* The method's own numbers: how many; where number i is, and what it may be. */
+uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer);
+void *ob_checkpoint_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is);
+
 /* --- The parts of all ranks (parts.c) */
 
 struct ob_parts {
@@ -260,7 +170,7 @@ struct ob_parts {
   int count;
   int own;           /* the part that this rank had, where the ranks are the same; else -1 */
   bool same_padding; /* what is known of padding is of use */
-  int latest;        /* of what all have alike: the part that was found last */
+  int latest;        /* of what all have alike: the part that was looked at last */
   double *sums;      /* scratch for means: OB_CHUNK; */
   uint32_t *counts;
 };
@@ -286,24 +196,28 @@ struct ob_loading {
   struct onebit_optimizer *optimizer;
   struct ob_map map;
   struct ob_parts parts;
+  struct ob_part *own; /* the part that has this rank's numbers */
   bool dry;
+  enum ob_stage stage;  /* of the optimizer, once it is loaded */
+  size_t unit;          /* that is being restored */
   float *values, *more; /* scratch: OB_CHUNK */
-  /* Of the unit with the most: a scale a block, or a share; a message. */
+  /* Of the unit with the most: a scale a block, or a shard; a message. */
   float *scales;
   unsigned char *message;
 };
 
-/* Elements offset .. offset + count - 1 of a piece; what is not known of padding is 0. */
-onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what, size_t unit,
-                                 size_t piece, size_t offset, size_t count, float *values);
+/* Elements of the unit that is being restored; what is not known of padding is 0. */
+onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what,
+                                 const struct ob_run *run, float *values);
 
 /* Everything (restore.c). */
 onebit_status_t ob_restore(struct ob_loading *loading);
 
-/* Of a unit (messages.c): momentum that was sent becomes messages again; and the kept
- * errors, with what the messages could not say of it. */
-onebit_status_t ob_restore_messages(struct ob_loading *loading, size_t unit);
-onebit_status_t ob_restore_errors(struct ob_loading *loading, size_t unit, bool sent);
+/* Momentum that was sent becomes messages again; what these cannot say of a run is added to its
+ * residual (messages.c). */
+onebit_status_t ob_restore_messages(struct ob_loading *loading);
+onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *run,
+                              float *residual);
 
 /* Collective. `status`: how this rank fares so far. */
 onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,

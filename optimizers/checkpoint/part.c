@@ -46,19 +46,8 @@ uint64_t ob_checksum_end(const struct ob_checksum *sum) {
 
 /* --- Sections ----------------------------------------------------------------------------------*/
 
-size_t ob_saved_size(enum ob_saved what) {
-  return what == OB_SAVED_NORMS || what == OB_SAVED_NUMBERS ? 8 : 4;
-}
-
-uint64_t ob_section_bytes(enum ob_saved what, uint64_t count) {
-  return (count * ob_saved_size(what) + 7) / 8 * 8;
-}
-
-const char *ob_saved_name(enum ob_saved what) {
-  static const char *const names[] = {
-      "norms",  "numbers", "parameters",       "momentum",         "variance",   "fresh",
-      "anchor", "moved",   "worker residuals", "server residuals", "own moments"};
-  return what >= OB_SAVED_NORMS && what < OB_SAVED_END ? names[what - 1] : "unknown";
+uint64_t ob_section_bytes(uint32_t what, uint64_t count) {
+  return (count * ob_saved_rows[what].size + 7) / 8 * 8;
 }
 
 onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ...) {
@@ -73,52 +62,55 @@ onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ..
 /* How many there can be of what the section has. */
 static uint64_t limit_of(const struct ob_part_header *header,
                          const struct ob_part_section *section) {
-  bool padding = section->space == OB_PADDING;
-  switch (section->what) {
-  case OB_SAVED_NORMS:
-    return padding ? 0 : header->window;
-  case OB_SAVED_NUMBERS:
-    return padding ? 0 : header->numbers;
-  default:
-    return padding ? header->padding : header->elements;
-  }
+  if (section->space == OB_PADDING)
+    return section->what > OB_SAVED_NUMBERS ? header->padding : 0;
+  return section->what == OB_SAVED_NORMS     ? header->window
+         : section->what == OB_SAVED_NUMBERS ? header->numbers
+                                             : header->elements;
+}
+
+/* Whether all of the section is before an element of some kind. */
+static bool is_before(const struct ob_part_section *section, uint32_t what, uint32_t space,
+                      uint64_t element) {
+  if (section->what != what)
+    return section->what < what;
+  if (section->space != space)
+    return section->space < space;
+  return section->first + section->count <= element;
 }
 
 /* Sections stand in order, without gaps and without overlap. */
-static bool follows(const struct ob_part_section *section, const struct ob_part_section *before) {
-  if (section->what != before->what)
-    return section->what > before->what;
-  if (section->space != before->space)
-    return section->space > before->space;
-  return section->first >= before->first + before->count;
+static onebit_status_t check_section(const struct ob_part *part, uint64_t i, uint64_t offset) {
+  const struct ob_part_section *section = &part->sections[i];
+  if (section->what < OB_SAVED_NORMS || section->what >= OB_SAVED_END ||
+      section->space >= OB_SPACES)
+    return ob_part_error(part, "section %" PRIu64 " is of no kind that this library knows", i);
+  uint64_t limit = limit_of(&part->header, section), bytes = part->header.bytes;
+  const char *name = ob_saved_rows[section->what].name;
+  if (section->first > limit || section->count > limit - section->first)
+    return ob_part_error(part,
+                         "section '%s' has %" PRIu64 " from number %" PRIu64 " on, of %" PRIu64,
+                         name, section->count, section->first, limit);
+  if (section->offset != offset ||
+      (i && !is_before(section - 1, section->what, section->space, section->first)))
+    return ob_part_error(part, "section '%s' is out of order", name);
+  if (section->count > bytes / 4)
+    return ob_part_error(part, "section '%s' is longer than the part", name);
+  if (offset + ob_section_bytes(section->what, section->count) > bytes)
+    return ob_part_error(part, "section '%s' ends beyond the part", name);
+  return ONEBIT_OK;
 }
 
 static onebit_status_t check_sections(const struct ob_part *part) {
-  const struct ob_part_header *header = &part->header;
-  uint64_t offset = header->front;
-  for (uint64_t i = 0; i < header->sections; i++) {
-    const struct ob_part_section *section = &part->sections[i];
-    if (section->what < OB_SAVED_NORMS || section->what >= OB_SAVED_END ||
-        section->space >= OB_SPACES)
-      return ob_part_error(part, "section %" PRIu64 " is of no kind that this library knows", i);
-    uint64_t limit = limit_of(header, section);
-    const char *name = ob_saved_name(section->what);
-    if (section->first > limit || section->count > limit - section->first)
-      return ob_part_error(part,
-                           "section '%s' has %" PRIu64 " from number %" PRIu64 " on, of %" PRIu64,
-                           name, section->count, section->first, limit);
-    if (section->offset != offset || (i && !follows(section, section - 1)))
-      return ob_part_error(part, "section '%s' is out of order", name);
-    if (section->count > header->bytes / 4)
-      return ob_part_error(part, "section '%s' is longer than the part", name);
-    offset += ob_section_bytes(section->what, section->count);
-    if (offset > header->bytes)
-      return ob_part_error(part, "section '%s' ends beyond the part", name);
+  uint64_t offset = part->header.front;
+  for (uint64_t i = 0; i < part->header.sections; i++) {
+    OB_TRY(check_section(part, i, offset));
+    offset += ob_section_bytes(part->sections[i].what, part->sections[i].count);
   }
-  if (offset != header->bytes)
-    return ob_part_error(part, "its sections end at byte %" PRIu64 " of %" PRIu64, offset,
-                         header->bytes);
-  return ONEBIT_OK;
+  if (offset == part->header.bytes)
+    return ONEBIT_OK;
+  return ob_part_error(part, "its sections end at byte %" PRIu64 " of %" PRIu64, offset,
+                       part->header.bytes);
 }
 
 /* --- Opening one -------------------------------------------------------------------------------*/
@@ -189,23 +181,7 @@ void ob_part_close(struct ob_part *part) {
   ob_release(part->sound);
 }
 
-struct ob_part_tensor ob_part_tensor_of(const struct ob_part *part, uint64_t tensor) {
-  struct ob_part_tensor row;
-  memcpy(&row, part->tensors + tensor * sizeof row, sizeof row);
-  return row;
-}
-
 /* --- Looking into it ---------------------------------------------------------------------------*/
-
-/* Whether all elements of the section precede this element of that kind. */
-static bool is_before(const struct ob_part_section *section, enum ob_saved what,
-                      enum ob_space space, uint64_t element) {
-  if (section->what != (uint32_t)what)
-    return section->what < (uint32_t)what;
-  if (section->space != (uint32_t)space)
-    return section->space < (uint32_t)space;
-  return section->first + section->count <= element;
-}
 
 const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_saved what,
                                            enum ob_space space, uint64_t element) {
@@ -225,26 +201,12 @@ const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_s
 
 void ob_part_copy(const struct ob_part *part, const struct ob_part_section *section, uint64_t first,
                   size_t count, void *values) {
-  size_t size = ob_saved_size(section->what);
+  size_t size = ob_saved_rows[section->what].size;
   memcpy(values, part->memory + section->offset + (first - section->first) * size, count * size);
 }
 
-/* What messages and residuals are made of must be finite, as it is everywhere else. */
-static onebit_status_t check_finite(const struct ob_part *part,
-                                    const struct ob_part_section *section) {
-  if (section->what != OB_SAVED_MOMENTUM && section->what < OB_SAVED_WORKER)
-    return ONEBIT_OK;
-  for (uint64_t i = 0; i < section->count; i++) {
-    float value;
-    ob_part_copy(part, section, section->first + i, 1, &value);
-    if (!ob_is_finite(value))
-      return ob_part_error(part, "section '%s': element %" PRIu64 " is %g, not finite",
-                           ob_saved_name(section->what), section->first + i, (double)value);
-  }
-  return ONEBIT_OK;
-}
-
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section) {
+  const struct ob_saved_row *row = &ob_saved_rows[section->what];
   bool *sound = &part->sound[section - part->sections];
   if (*sound)
     return ONEBIT_OK;
@@ -253,8 +215,14 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
                   ob_section_bytes(section->what, section->count));
   if (ob_checksum_end(&sum) != section->checksum)
     return ob_part_error(part, "section '%s': checksum %016" PRIx64 ", its bytes have %016" PRIx64,
-                         ob_saved_name(section->what), section->checksum, ob_checksum_end(&sum));
-  OB_TRY(check_finite(part, section));
+                         row->name, section->checksum, ob_checksum_end(&sum));
+  for (uint64_t i = 0; row->finite && i < section->count; i++) {
+    float value;
+    ob_part_copy(part, section, section->first + i, 1, &value);
+    if (!ob_is_finite(value))
+      return ob_part_error(part, "section '%s': element %" PRIu64 " is %g, not finite", row->name,
+                           section->first + i, (double)value);
+  }
   *sound = true;
   return ONEBIT_OK;
 }

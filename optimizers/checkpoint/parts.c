@@ -97,7 +97,8 @@ static onebit_status_t check_tensors(const struct ob_part *part,
                          optimizer->tensor_count);
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
-    struct ob_part_tensor row = ob_part_tensor_of(part, t);
+    struct ob_part_tensor row;
+    memcpy(&row, part->tensors + t * sizeof row, sizeof row);
     bool uncompressed = optimizer->units[tensor->unit].uncompressed;
     if (row.count != tensor->count)
       return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
@@ -149,7 +150,7 @@ static onebit_status_t check_stage(const struct ob_part *part,
 static onebit_status_t check_numbers(const struct ob_part *part,
                                      struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
-  uint64_t numbers = ob_checkpoint_count_numbers(optimizer);
+  uint64_t numbers = ob_checkpoint_numbers(optimizer);
   if (header->numbers != numbers)
     return ob_part_error(part, "%" PRIu64 " numbers of %s's own, it has %" PRIu64, header->numbers,
                          optimizer->method->name, numbers);
@@ -191,94 +192,57 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
 
 /* --- What they have ----------------------------------------------------------------------------*/
 
-/* The part that has an element of what all have alike: most often that of the element before. */
-static struct ob_part *part_with(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
-                                 uint64_t element, const struct ob_part_section **section) {
-  for (int k = 0; k < parts->count; k++) {
-    int number = (parts->latest + k) % parts->count;
-    struct ob_part *part = &parts->list[number];
-    *section = ob_part_from(part, what, space, element);
-    if (*section && (*section)->first <= element) {
-      parts->latest = number;
-      return part;
-    }
-  }
-  return NULL;
-}
-
-/* Elements of a section, as many of `count` as it has. */
-static onebit_status_t take(struct ob_part *part, const struct ob_part_section *section,
-                            uint64_t first, size_t count, float *values, size_t *taken) {
-  uint64_t left = section->first + section->count - first;
-  *taken = left < count ? (size_t)left : count;
-  if (!values)
-    return ob_part_verify(part, section);
-  ob_part_copy(part, section, first, *taken, values);
-  return ONEBIT_OK;
-}
-
 static onebit_status_t missing(enum ob_saved what, uint64_t element) {
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "no part has element %" PRIu64 " of section '%s'",
-                  element, ob_saved_name(what));
+                  element, ob_saved_rows[what].name);
 }
 
-static onebit_status_t fetch_alike(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
-                                   uint64_t first, size_t count, float *values) {
-  for (size_t taken; count; count -= taken, first += taken) {
-    const struct ob_part_section *section;
-    struct ob_part *part = part_with(parts, what, space, first, &section);
-    if (!part)
-      return missing(what, first);
-    OB_TRY(take(part, section, first, count, values, &taken));
-    values = values ? values + taken : NULL;
-  }
-  return ONEBIT_OK;
-}
-
-static void add_values(struct ob_parts *parts, const struct ob_part *part,
-                       const struct ob_part_section *section, uint64_t first, size_t at,
-                       size_t count, bool dry) {
+/* Adds what one part has of the elements to the sums, and counts it. */
+static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part, enum ob_saved what,
+                                enum ob_space space, uint64_t first, size_t count, bool dry,
+                                size_t *found) {
   float values[1024];
   for (size_t i = 0, some; i < count; i += some) {
-    some = count - i < 1024 ? count - i : 1024;
-    if (!dry)
-      ob_part_copy(part, section, first + i, some, values);
-    for (size_t j = 0; j < some; j++) {
-      parts->sums[at + i + j] += dry ? 0 : (double)values[j];
-      parts->counts[at + i + j]++;
-    }
-  }
-}
-
-/* Adds one part's to the sums. */
-static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part, enum ob_saved what,
-                                enum ob_space space, uint64_t first, size_t count, bool dry) {
-  for (size_t i = 0, taken; i < count; i += taken) {
     const struct ob_part_section *section = ob_part_from(part, what, space, first + i);
     if (!section || section->first >= first + count)
       break;
     if (section->first > first + i)
       i = (size_t)(section->first - first);
-    OB_TRY(take(part, section, first + i, count - i, NULL, &taken));
-    add_values(parts, part, section, first + i, i, taken, dry);
+    uint64_t left = section->first + section->count - (first + i);
+    some = count - i < 1024 ? count - i : 1024;
+    some = left < some ? (size_t)left : some;
+    if (dry)
+      OB_TRY(ob_part_verify(part, section));
+    else
+      ob_part_copy(part, section, first + i, some, values);
+    for (size_t j = 0; j < some; j++) {
+      parts->sums[i + j] += dry ? 0 : (double)values[j];
+      parts->counts[i + j]++;
+    }
+    *found += some;
   }
   return ONEBIT_OK;
 }
 
-/* The mean over those who have it. Of an error that nobody has, 0; moments somebody must have, and
- * all else all. */
+/* The mean over those who have it, which of what one part alone has, or all alike, is that. */
 static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
                                   uint64_t first, size_t count, float *values) {
-  uint32_t least = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER ? 0
-                   : what == OB_SAVED_MOMENTS                         ? 1
-                                                                      : (uint32_t)parts->count;
+  const struct ob_saved_row *row = &ob_saved_rows[what];
+  bool apart = row->own_apart && parts->list[0].header.apart;
+  bool alike = !apart && !row->own && !row->may_lack;
+  uint32_t wanted = apart ? (uint32_t)parts->count : !row->may_lack;
+  int start = alike ? parts->latest : 0; /* most often the part with the element before */
+  size_t found = 0;
   memset(parts->counts, 0, count * sizeof *parts->counts);
   for (size_t i = 0; i < count; i++)
     parts->sums[i] = -0.0; /* which leaves what is added as it is, also another -0 */
-  for (int k = 0; k < parts->count; k++)
-    OB_TRY(add_part(parts, &parts->list[k], what, space, first, count, !values));
+  for (int k = 0; k < parts->count && !(alike && found == count); k++) {
+    int number = (start + k) % parts->count;
+    OB_TRY(add_part(parts, &parts->list[number], what, space, first, count, !values, &found));
+    parts->latest = alike ? number : parts->latest;
+  }
   for (size_t i = 0; i < count; i++) {
-    if (parts->counts[i] < least)
+    if (parts->counts[i] < wanted)
       return missing(what, first + i);
     if (values)
       values[i] = parts->counts[i] ? (float)(parts->sums[i] / parts->counts[i]) : 0;
@@ -291,26 +255,28 @@ static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, en
 static onebit_status_t fetch_own(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
                                  uint64_t first, size_t count, float *values) {
   struct ob_part *part = &parts->list[parts->own];
-  for (size_t taken; count; count -= taken, first += taken) {
+  for (size_t some; count; count -= some, first += some) {
     const struct ob_part_section *section = ob_part_from(part, what, space, first);
-    if (section && section->first <= first) {
-      OB_TRY(take(part, section, first, count, values, &taken));
-    } else {
-      uint64_t left = section ? section->first - first : count;
-      taken = left < count ? (size_t)left : count;
-      OB_TRY(fetch_mean(parts, what, space, first, taken, values));
-    }
-    values = values ? values + taken : NULL;
+    bool here = section && section->first <= first;
+    uint64_t left = here      ? section->first + section->count - first
+                    : section ? section->first - first
+                              : count;
+    some = left < count ? (size_t)left : count;
+    if (!here)
+      OB_TRY(fetch_mean(parts, what, space, first, some, values));
+    else if (!values)
+      OB_TRY(ob_part_verify(part, section));
+    else
+      ob_part_copy(part, section, first, some, values);
+    values = values ? values + some : NULL;
   }
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_parts_fetch(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
                                uint64_t first, size_t count, float *values) {
-  bool own = ob_saved_is_own(what, parts->list[0].header.apart);
-  if (own && parts->own >= 0)
-    return fetch_own(parts, what, space, first, count, values);
-  if (own || what == OB_SAVED_SERVER)
-    return fetch_mean(parts, what, space, first, count, values);
-  return fetch_alike(parts, what, space, first, count, values);
+  const struct ob_saved_row *row = &ob_saved_rows[what];
+  bool own = row->own || (row->own_apart && parts->list[0].header.apart);
+  return own && parts->own >= 0 ? fetch_own(parts, what, space, first, count, values)
+                                : fetch_mean(parts, what, space, first, count, values);
 }

@@ -1,152 +1,146 @@
-/* From parts into an optimizer: all but messages and residuals. */
-#include <inttypes.h>
+/* From parts into an optimizer. */
 #include <math.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what, size_t unit,
-                                 size_t piece, size_t offset, size_t count, float *values) {
-  const struct ob_piece_map *at = &loading->map.of_unit[unit][piece];
-  float *out = loading->dry ? NULL : values;
-  size_t real = offset < at->real ? at->real - offset : 0, some = real < count ? real : count;
+onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what,
+                                 const struct ob_run *run, float *values) {
+  const struct ob_stretch *at = &loading->map.all[loading->map.of_unit[loading->unit] + run->piece];
+  struct ob_parts *parts = &loading->parts;
+  size_t real = run->offset < at->count[OB_ELEMENTS] ? at->count[OB_ELEMENTS] - run->offset : 0;
+  size_t some = real < run->count ? real : run->count, rest = run->count - some;
+  uint64_t element = at->first[OB_ELEMENTS] + run->offset;
+  uint64_t padding = at->first[OB_PADDING] + (run->offset + some - at->count[OB_ELEMENTS]);
   if (some)
-    OB_TRY(ob_parts_fetch(&loading->parts, what, OB_ELEMENTS, at->element + offset, some, out));
-  if (some == count)
+    OB_TRY(ob_parts_fetch(parts, what, OB_ELEMENTS, element, some, loading->dry ? NULL : values));
+  if (!rest)
     return ONEBIT_OK;
-  if (loading->parts.same_padding)
-    return ob_parts_fetch(&loading->parts, what, OB_PADDING,
-                          at->padding + (offset + some - at->real), count - some,
-                          out ? out + some : NULL);
-  memset(values + some, 0, (count - some) * sizeof *values);
+  if (parts->same_padding)
+    return ob_parts_fetch(parts, what, OB_PADDING, padding, rest,
+                          loading->dry ? NULL : values + some);
+  memset(values + some, 0, rest * sizeof *values);
   return ONEBIT_OK;
 }
 
-/* The part that has this rank's numbers. */
-static struct ob_part *own_part(struct ob_loading *loading) {
-  struct ob_parts *parts = &loading->parts;
-  return &parts->list[parts->own >= 0 ? parts->own : 0];
+/* --- Sections of a unit ------------------------------------------------------------------------*/
+
+/* A section that is being restored. */
+struct restoring {
+  struct ob_loading *loading;
+  struct ob_section to;
+  bool large; /* a number is from OB_LARGE_SCALE on */
+};
+
+/* Whether nothing is sent of it, after the freeze: one rank alone that does not compress. */
+static bool is_alone(const struct ob_loading *loading, const struct ob_unit *unit) {
+  const struct onebit_optimizer *optimizer = loading->optimizer;
+  return optimizer->method->momentum && !unit->uncompressed && loading->stage == OB_STAGE_FROZEN &&
+         !ob_optimizer_compresses(optimizer);
 }
 
-static bool has(struct ob_loading *loading, enum ob_saved what) {
-  enum ob_stage stage = (enum ob_stage)loading->parts.list[0].header.stage;
-  return ob_checkpoint_has(loading->optimizer, stage, what);
-}
-
-/* --- Arrays ------------------------------------------------------------------------------------*/
-
-/* What is done with elements of a piece that were fetched. */
-typedef onebit_status_t store(struct ob_loading *loading, const struct ob_unit *unit,
-                              enum ob_saved what, size_t piece, size_t offset, size_t count);
-
-static onebit_status_t store_array(struct ob_loading *loading, const struct ob_unit *unit,
-                                   enum ob_saved what, size_t piece, size_t offset, size_t count) {
-  return unit->bits->executor->residuals->copy(ob_saved_at(unit, what, piece, offset),
-                                               loading->values, count * sizeof(float));
-}
-
-/* Means over ranks are rounded to what moments are kept in. */
-static onebit_status_t store_moments(struct ob_loading *loading, const struct ob_unit *unit,
-                                     enum ob_saved what, size_t piece, size_t offset,
-                                     size_t count) {
-  uint16_t *moments = ob_saved_moments(unit, what, piece, offset);
-  if (!moments)
-    return store_array(loading, unit, what, piece, offset, count);
-  for (size_t i = 0; i < count; i++)
-    ob_store(loading->more, i, ONEBIT_BFLOAT16, loading->values[i]);
-  return unit->bits->executor->residuals->copy(moments, loading->more, count * sizeof *moments);
-}
-
-/* Of a part of a piece, what lies in blocks that this rank has master values of. */
-static onebit_status_t store_masters(struct ob_loading *loading, const struct ob_unit *unit,
-                                     size_t piece, size_t offset, size_t count) {
-  const struct ob_layout *layout = &unit->bits->geometry.layout;
-  size_t first = ob_offset_in(layout, piece, unit->first_block);
-  size_t end = ob_offset_in(layout, piece, unit->first_block + unit->blocks);
-  first = first > offset ? first : offset;
-  end = end < offset + count ? end : offset + count;
-  if (first >= end)
+/* Such momentum is times beta1, and once it was sent has all residuals of it, without the scaling
+ * that it travelled with. */
+static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob_unit *unit,
+                                     const struct ob_run *run) {
+  const struct ob_method *method = loading->optimizer->method;
+  size_t tensor = unit->tensor_of[run->piece];
+  bool scaled = method->scalings && tensor < loading->optimizer->tensor_count;
+  float scaling = scaled ? (float)method->scalings(loading->optimizer)[tensor] : 1;
+  float beta1 = (float)loading->optimizer->moments.beta1, *values = loading->values;
+  if (loading->parts.list[0].header.stage != OB_STAGE_SENT)
     return ONEBIT_OK;
-  return unit->bits->executor->residuals->copy(ob_saved_at(unit, OB_SAVED_PARAMETERS, piece, first),
-                                               loading->values + (first - offset),
-                                               (end - first) * sizeof(float));
-}
-
-/* The caller has all parameters, in its own type. */
-static onebit_status_t store_parameters(struct ob_loading *loading, const struct ob_unit *unit,
-                                        enum ob_saved what, size_t piece, size_t offset,
-                                        size_t count) {
-  onebit_dtype_t dtype = loading->optimizer->options.parameter_dtype;
-  size_t size = ob_dtype_size(dtype);
-  if (!unit->masters)
-    return store_array(loading, unit, what, piece, offset, count);
-  OB_TRY(store_masters(loading, unit, piece, offset, count));
-  for (size_t i = 0; i < count; i++)
-    ob_store(loading->more, i, dtype, ob_bound(loading->values[i], dtype));
-  return unit->bits->executor->residuals->copy((char *)unit->copies[piece] + offset * size,
-                                               loading->more, count * size);
-}
-
-static float scaling_of(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                        size_t piece) {
-  const struct ob_method *method = optimizer->method;
-  size_t tensor = unit->tensor_of[piece];
-  bool scaled = method->scalings && tensor < optimizer->tensor_count;
-  return scaled ? (float)method->scalings((struct onebit_optimizer *)optimizer)[tensor] : 1;
-}
-
-/* Where nothing is sent, after the freeze: momentum times beta1, and once it was sent all errors
- * that were kept of it, without the scaling that it travelled with. */
-static onebit_status_t store_unsent(struct ob_loading *loading, const struct ob_unit *unit,
-                                    enum ob_saved what, size_t piece, size_t offset, size_t count) {
-  static const enum ob_saved errors[] = {OB_SAVED_WORKER, OB_SAVED_SERVER};
-  bool sent = loading->parts.list[0].header.stage == OB_STAGE_SENT;
-  size_t u = (size_t)(unit - loading->optimizer->units);
-  float beta1 = (float)loading->optimizer->moments.beta1;
-  for (size_t i = 0; sent && !loading->dry && i < count; i++)
-    loading->values[i] *= beta1;
-  for (int k = 0; sent && k < 2; k++) {
-    OB_TRY(ob_loading_fetch(loading, errors[k], u, piece, offset, count, loading->more));
-    for (size_t i = 0; i < count && !loading->dry; i++)
-      loading->values[i] += loading->more[i];
+  for (size_t i = 0; !loading->dry && i < run->count; i++)
+    values[i] *= beta1;
+  for (int what = OB_SAVED_WORKER; what <= OB_SAVED_SERVER; what++) {
+    OB_TRY(ob_loading_fetch(loading, (enum ob_saved)what, run, loading->more));
+    for (size_t i = 0; !loading->dry && i < run->count; i++)
+      values[i] += loading->more[i];
   }
+  for (size_t i = 0; !loading->dry && i < run->count && scaling != 1; i++)
+    values[i] /= scaling;
+  return ONEBIT_OK;
+}
+
+/* The caller has all parameters, in its own type; of master values there are perhaps some. */
+static onebit_status_t write_parameters(struct ob_loading *loading, const struct ob_section *to,
+                                        const struct ob_run *run) {
+  const struct ob_unit *unit = to->unit;
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
+  onebit_dtype_t dtype = loading->optimizer->options.parameter_dtype;
+  size_t size = ob_dtype_size(dtype), low = ob_offset_in(layout, run->piece, to->first);
+  size_t high = ob_offset_in(layout, run->piece, to->end), end = run->offset + run->count;
+  if (to->content == OB_CONTENT_PIECES)
+    return ob_section_write(to, run, loading->values, loading->more);
+  low = low > run->offset ? low : run->offset;
+  high = high < end ? high : end;
+  struct ob_run part = {run->piece, low, high - low};
+  if (low < high)
+    OB_TRY(ob_section_write(to, &part, loading->values + (low - run->offset), loading->more));
+  for (size_t i = 0; i < run->count; i++)
+    ob_store(loading->more, i, dtype, ob_bound(loading->values[i], dtype));
+  return unit->bits->executor->residuals->copy(
+      (char *)unit->copies[run->piece] + run->offset * size, loading->more, run->count * size);
+}
+
+static onebit_status_t restore_parameters(void *context, const struct ob_run *all) {
+  struct restoring *restoring = context;
+  struct ob_loading *loading = restoring->loading;
+  struct ob_run run = *all;
+  size_t real =
+      loading->map.all[loading->map.of_unit[loading->unit] + run.piece].count[OB_ELEMENTS];
+  if (run.offset >= real)
+    return ONEBIT_OK;
+  run.count = run.count < real - run.offset ? run.count : real - run.offset;
+  OB_TRY(ob_loading_fetch(loading, OB_SAVED_PARAMETERS, &run, loading->values));
+  return loading->dry ? ONEBIT_OK : write_parameters(loading, &restoring->to, &run);
+}
+
+/* Without error feedback a residual is only what a message cannot say. */
+static onebit_status_t restore_run(void *context, const struct ob_run *run) {
+  struct restoring *restoring = context;
+  struct ob_loading *loading = restoring->loading;
+  const struct ob_section *to = &restoring->to;
+  bool residual = to->content == OB_CONTENT_RESIDUAL;
+  if (residual && loading->optimizer->options.no_error_feedback)
+    memset(loading->values, 0, run->count * sizeof *loading->values);
+  else
+    OB_TRY(ob_loading_fetch(loading, to->what, run, loading->values));
+  if (to->what == OB_SAVED_MOMENTUM && is_alone(loading, to->unit))
+    OB_TRY(add_residuals(loading, to->unit, run));
   if (loading->dry)
     return ONEBIT_OK;
-  float scaling = scaling_of(loading->optimizer, unit, piece);
-  for (size_t i = 0; sent && i < count && scaling != 1; i++)
-    loading->values[i] /= scaling;
-  return store_array(loading, unit, what, piece, offset, count);
+  if (to->what == OB_SAVED_WORKER && loading->stage == OB_STAGE_SENT)
+    OB_TRY(ob_add_unsaid(loading, run, loading->values));
+  for (size_t i = 0; residual && i < run->count; i++)
+    restoring->large |= fabsf(loading->values[i]) >= OB_LARGE_SCALE;
+  return ob_section_write(to, run, loading->values, loading->more);
 }
 
-static onebit_status_t restore_piece(struct ob_loading *loading, size_t u, enum ob_saved what,
-                                     size_t piece, store *body) {
-  const struct ob_unit *unit = &loading->optimizer->units[u];
+static bool is_wanted(const struct ob_loading *loading, enum ob_saved what) {
+  const struct onebit_optimizer *optimizer = loading->optimizer;
+  bool residual = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
+  if (residual && optimizer->method->momentum)
+    return loading->stage == OB_STAGE_SENT;
+  return ob_has_section(optimizer, (enum ob_stage)loading->parts.list[0].header.stage, what);
+}
+
+static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved what) {
+  const struct ob_unit *unit = &loading->optimizer->units[loading->unit];
   const struct ob_layout *layout = &unit->bits->geometry.layout;
-  bool all = what == OB_SAVED_PARAMETERS;
-  size_t first = unit->first_block, end = first + unit->blocks;
-  if (!unit->uncompressed || !ob_saved_by_servers(unit, what)) /* else all have all of it */
-    ob_saved_blocks(unit, what, &first, &end);
-  first = all ? 0 : ob_offset_in(layout, piece, first);
-  end = all ? loading->map.of_unit[u][piece].real : ob_offset_in(layout, piece, end);
-  for (size_t offset = first; offset < end; offset += OB_CHUNK) {
-    size_t some = end - offset < OB_CHUNK ? end - offset : OB_CHUNK;
-    OB_TRY(ob_loading_fetch(loading, what, u, piece, offset, some, loading->values));
-    if (!loading->dry || body == store_unsent)
-      OB_TRY(body(loading, unit, what, piece, offset, some));
-  }
+  struct restoring restoring = {loading, ob_section_of(unit, loading->stage, what), false};
+  if (!is_wanted(loading, what))
+    return ONEBIT_OK;
+  if (what == OB_SAVED_PARAMETERS)
+    return ob_each_run(layout, 0, layout->blocks, restore_parameters, &restoring);
+  if (restoring.to.content == OB_CONTENT_MESSAGES)
+    return ob_restore_messages(loading);
+  OB_TRY(ob_each_run(layout, restoring.to.first, restoring.to.end, restore_run, &restoring));
+  if (what == OB_SAVED_SERVER && !loading->dry)
+    unit->bits->server_large = restoring.large;
   return ONEBIT_OK;
 }
-
-static onebit_status_t restore_array(struct ob_loading *loading, size_t u, enum ob_saved what,
-                                     store *body) {
-  const struct ob_layout *layout = &loading->optimizer->units[u].bits->geometry.layout;
-  for (size_t k = 0; k < layout->pieces; k++)
-    OB_TRY(restore_piece(loading, u, what, k, body));
-  return ONEBIT_OK;
-}
-
-/* --- Momentum and errors -----------------------------------------------------------------------*/
 
 static onebit_status_t clear_messages(const struct onebit_plan *plan) {
   bool shared = ob_host_shares(plan);
@@ -171,42 +165,15 @@ static onebit_status_t reset(struct onebit_plan *plan) {
   return plan->momentum ? clear_messages(plan) : ONEBIT_OK;
 }
 
-static onebit_status_t reset_unit(const struct ob_loading *loading, const struct ob_unit *unit) {
+static onebit_status_t restore_unit(struct ob_loading *loading) {
+  const struct ob_unit *unit = &loading->optimizer->units[loading->unit];
+  struct onebit_plan *plan = unit->bits;
   if (!loading->dry)
-    OB_TRY(reset(unit->bits));
-  return loading->dry || !unit->steps_back ? ONEBIT_OK : reset(unit->steps_back);
-}
-
-/* Which form momentum and errors take depends on both sides: on what was saved, and on whether this
- * optimizer's latest step has sent bits. One rank alone that does not compress has sent none. */
-static onebit_status_t restore_momentum(struct ob_loading *loading, size_t u) {
-  const struct onebit_optimizer *optimizer = loading->optimizer;
-  const struct ob_unit *unit = &optimizer->units[u];
-  const struct ob_part_header *header = &loading->parts.list[0].header;
-  bool momentum = optimizer->method->momentum && !unit->uncompressed;
-  bool frozen = momentum && header->stage != OB_STAGE_WARMUP;
-  bool alone = frozen && !ob_optimizer_compresses(optimizer);
-  bool sent = frozen && !alone && header->steps != header->frozen_at;
-  OB_TRY(reset_unit(loading, unit));
-  if (sent)
-    OB_TRY(ob_restore_messages(loading, u));
-  else
-    OB_TRY(restore_array(loading, u, OB_SAVED_MOMENTUM, alone ? store_unsent : store_array));
-  bool others = !optimizer->method->momentum && has(loading, OB_SAVED_WORKER);
-  return sent || (others && !unit->uncompressed) ? ob_restore_errors(loading, u, sent) : ONEBIT_OK;
-}
-
-static onebit_status_t restore_unit(struct ob_loading *loading, size_t u) {
-  static const enum ob_saved arrays[] = {OB_SAVED_VARIANCE, OB_SAVED_FRESH, OB_SAVED_ANCHOR,
-                                         OB_SAVED_MOVED};
-  struct onebit_plan *plan = loading->optimizer->units[u].bits;
-  OB_TRY(restore_array(loading, u, OB_SAVED_PARAMETERS, store_parameters));
-  for (size_t k = 0; k < sizeof arrays / sizeof arrays[0]; k++)
-    if (has(loading, arrays[k]))
-      OB_TRY(restore_array(loading, u, arrays[k], store_array));
-  OB_TRY(restore_momentum(loading, u));
-  if (has(loading, OB_SAVED_MOMENTS)) /* of the copy that is the current one from now on */
-    OB_TRY(restore_array(loading, u, OB_SAVED_MOMENTS, store_moments));
+    OB_TRY(reset(plan));
+  if (!loading->dry && unit->steps_back)
+    OB_TRY(reset(unit->steps_back));
+  for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
+    OB_TRY(restore_section(loading, (enum ob_saved)what));
   return loading->dry || !plan->executor->imported ? ONEBIT_OK : plan->executor->imported(plan);
 }
 
@@ -215,40 +182,37 @@ static onebit_status_t restore_unit(struct ob_loading *loading, size_t u) {
 /* The section that has all of what is not elements. */
 static onebit_status_t find(struct ob_loading *loading, enum ob_saved what, uint64_t count,
                             const struct ob_part_section **section) {
-  struct ob_part *part = own_part(loading);
-  *section = ob_part_from(part, what, OB_ELEMENTS, 0);
+  *section = ob_part_from(loading->own, what, OB_ELEMENTS, 0);
   if (!*section || (*section)->first || (*section)->count != count)
-    return ob_part_error(part, "section '%s' is not there", ob_saved_name(what));
-  return ob_part_verify(part, *section);
+    return ob_part_error(loading->own, "section '%s' is not there", ob_saved_rows[what].name);
+  return ob_part_verify(loading->own, *section);
 }
 
-static onebit_status_t check_number(struct ob_loading *loading, const struct ob_numbers *list,
+static onebit_status_t check_number(const struct ob_loading *loading, const struct ob_numbers *is,
                                     uint64_t bits) {
   double value = (double)bits;
-  if (list->kind != OB_NUMBERS_WHOLE)
+  if (is->kind != OB_NUMBERS_WHOLE)
     memcpy(&value, &bits, sizeof value);
-  if (!(value >= list->least && value <= list->most))
-    return ob_part_error(own_part(loading), "section 'numbers' has %g, not in %g .. %g", value,
-                         list->least, list->most);
-  return ONEBIT_OK;
+  if (value >= is->least && value <= is->most)
+    return ONEBIT_OK;
+  return ob_part_error(loading->own, "section 'numbers' has %g, not in %g .. %g", value, is->least,
+                       is->most);
 }
 
 static onebit_status_t restore_numbers(struct ob_loading *loading) {
-  struct ob_numbers list[OB_NUMBERS_AT_MOST];
-  const struct ob_part_section *section;
-  size_t lists = ob_checkpoint_numbers(loading->optimizer, list);
-  uint64_t count = ob_checkpoint_count_numbers(loading->optimizer), number = 0, bits;
-  if (!count)
-    return ONEBIT_OK;
-  OB_TRY(find(loading, OB_SAVED_NUMBERS, count, &section));
-  for (size_t k = 0; k < lists; k++)
-    for (size_t i = 0; i < list[k].count; i++) {
-      ob_part_copy(own_part(loading), section, number++, 1, &bits);
-      if (loading->dry)
-        OB_TRY(check_number(loading, &list[k], bits));
-      else
-        memcpy(ob_number_at(&list[k], i), &bits, sizeof bits);
-    }
+  uint64_t count = ob_checkpoint_numbers(loading->optimizer), bits;
+  const struct ob_part_section *section = NULL;
+  struct ob_numbers is;
+  if (count)
+    OB_TRY(find(loading, OB_SAVED_NUMBERS, count, &section));
+  for (uint64_t i = 0; i < count; i++) {
+    void *number = ob_checkpoint_number(loading->optimizer, i, &is);
+    ob_part_copy(loading->own, section, i, 1, &bits);
+    if (loading->dry)
+      OB_TRY(check_number(loading, &is, bits));
+    else
+      memcpy(number, &bits, sizeof bits);
+  }
   return ONEBIT_OK;
 }
 
@@ -257,13 +221,13 @@ static onebit_status_t restore_norms(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   const struct ob_part_section *section;
   size_t window = optimizer->window;
-  bool fits = has(loading, OB_SAVED_NORMS) && own_part(loading)->header.window == window;
+  bool fits = is_wanted(loading, OB_SAVED_NORMS) && loading->own->header.window == window;
   if (fits)
     OB_TRY(find(loading, OB_SAVED_NORMS, window, &section));
   if (loading->dry || !window)
     return ONEBIT_OK;
   if (fits)
-    ob_part_copy(own_part(loading), section, 0, window, optimizer->norms);
+    ob_part_copy(loading->own, section, 0, window, optimizer->norms);
   else
     memset(optimizer->norms, 0, window * sizeof *optimizer->norms);
   return ONEBIT_OK;
@@ -285,7 +249,7 @@ static void reset_scalings(struct onebit_optimizer *optimizer) {
 
 static void restore_counts(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
-  const struct ob_part_header *header = &own_part(loading)->header;
+  const struct ob_part_header *header = &loading->own->header;
   double first = optimizer->options.initial_loss_scale;
   optimizer->steps = header->steps;
   optimizer->frozen_at = header->frozen_at;
@@ -299,13 +263,24 @@ static void restore_counts(struct ob_loading *loading) {
   optimizer->good_steps = scaled ? header->good_steps : 0;
 }
 
+/* Whether this optimizer's latest step would have sent bits depends on both sides. */
+static enum ob_stage stage_of(const struct ob_loading *loading) {
+  const struct ob_part_header *header = &loading->parts.list[0].header;
+  bool sent = ob_optimizer_compresses(loading->optimizer) && header->steps != header->frozen_at;
+  if (header->stage == OB_STAGE_WARMUP || !loading->optimizer->method->momentum)
+    return (enum ob_stage)header->stage;
+  return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
+}
+
 /* Numbers come first: what is done with momentum may ask for them. */
 onebit_status_t ob_restore(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
+  loading->own = &loading->parts.list[loading->parts.own >= 0 ? loading->parts.own : 0];
+  loading->stage = stage_of(loading);
   OB_TRY(restore_norms(loading));
   OB_TRY(restore_numbers(loading));
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    OB_TRY(restore_unit(loading, u));
+  for (loading->unit = 0; loading->unit < optimizer->unit_count; loading->unit++)
+    OB_TRY(restore_unit(loading));
   if (loading->dry)
     return ONEBIT_OK;
   reset_scalings(optimizer);

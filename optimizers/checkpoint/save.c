@@ -13,23 +13,63 @@ onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer) {
   return ob_optimizer_catch_up(optimizer);
 }
 
+/* --- What is no array --------------------------------------------------------------------------*/
+
+enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
+  bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+  return step && ob_optimizer_compresses(optimizer) ? OB_FORM_STEP : OB_FORM_MOMENTUM;
+}
+
+size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].bits->host.ranks)
+      return (size_t)optimizer->comm->hosts.count;
+  return 0;
+}
+
+void *ob_checkpoint_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is) {
+  struct ob_numbers list[OB_NUMBERS_AT_MOST];
+  size_t lists = optimizer->method->numbers ? optimizer->method->numbers(optimizer, list) : 0;
+  for (size_t k = 0; k < lists; i -= list[k++].count)
+    if (i < list[k].count) {
+      *is = list[k];
+      return (char *)list[k].at + sizeof(uint64_t) * i;
+    }
+  return NULL;
+}
+
+uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer) {
+  struct ob_numbers is;
+  uint64_t count = 0;
+  while (ob_checkpoint_number(optimizer, count, &is))
+    count += is.count;
+  return count;
+}
+
 /* --- Which sections there are ------------------------------------------------------------------*/
 
 /* The list as it grows; the first time only its length. */
 struct listing {
   const struct ob_saving *saving;
-  struct ob_part_section *sections;
+  struct ob_part_section *sections, last;
   uint64_t count;
 };
 
-static void add(struct listing *listing, enum ob_saved what, enum ob_space space, uint64_t first,
-                uint64_t count) {
-  if (!count)
+/* Elements that follow those before are in one section with them. */
+static void add(struct listing *listing, int what, int space, uint64_t first, uint64_t end) {
+  struct ob_part_section *last = &listing->last;
+  if (first >= end)
     return;
+  if (listing->count && last->what == (uint32_t)what && last->space == (uint32_t)space &&
+      last->first + last->count == first) {
+    last->count += end - first;
+  } else {
+    *last = (struct ob_part_section){
+        .what = (uint32_t)what, .space = (uint32_t)space, .first = first, .count = end - first};
+    listing->count++;
+  }
   if (listing->sections)
-    listing->sections[listing->count] = (struct ob_part_section){
-        .what = (uint32_t)what, .space = (uint32_t)space, .first = first, .count = count};
-  listing->count++;
+    listing->sections[listing->count - 1] = *last;
 }
 
 /* total * part / parts, without overflow. */
@@ -37,72 +77,68 @@ static uint64_t fraction(uint64_t total, uint64_t part, uint64_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
-/* All of what is this rank's own; this rank's part of what all have alike. */
-static void add_array(struct listing *listing, enum ob_saved what, enum ob_space space) {
-  const struct ob_saving *saving = listing->saving;
-  bool own = ob_saved_is_own(what, saving->header.apart);
-  uint64_t rank = own ? 0 : saving->header.rank, ranks = own ? 1 : saving->header.ranks;
-  uint64_t total = saving->map.total[space], first = fraction(total, rank, ranks);
-  add(listing, what, space, first, fraction(total, rank + 1, ranks) - first);
+static uint64_t clip(uint64_t value, uint64_t low, uint64_t high) {
+  return value < low ? low : value > high ? high : value;
 }
 
-/* The elements of a stretch that this rank has that of: from *first on. */
-static size_t share_of(const struct ob_unit *unit, enum ob_saved what,
-                       const struct ob_stretch *stretch, uint64_t *first) {
-  const struct ob_layout *layout = &unit->bits->geometry.layout;
-  size_t begin, end, last = stretch->offset + stretch->count;
-  ob_saved_blocks(unit, what, &begin, &end);
-  size_t low = ob_offset_in(layout, stretch->piece, begin),
-         high = ob_offset_in(layout, stretch->piece, end);
-  low = low > stretch->offset ? low : stretch->offset;
-  high = high < last ? high : last;
-  *first = stretch->first + (low - stretch->offset);
-  return low >= high ? 0 : high - low;
-}
-
-/* What a rank has of some blocks only: as many sections as there are stretches of elements. */
-static void add_shares(struct listing *listing, enum ob_saved what, enum ob_space space) {
-  const struct ob_saving *saving = listing->saving;
-  uint64_t first = 0, end = 0, from;
-  for (size_t k = 0; k < saving->map.count[space]; k++) {
-    const struct ob_stretch *stretch = &saving->map.stretches[space][k];
-    size_t count = share_of(&saving->optimizer->units[stretch->unit], what, stretch, &from);
-    if (count && from != end) {
-      add(listing, what, space, first, end - first);
-      first = from;
-    }
-    end = count ? from + count : end;
+/* With the blocks whose elements this rank saves: what it has, but of parameters its shard, and of
+ * Lion's momentum what it serves, also where it has all of it. */
+static struct ob_section saved_section(const struct ob_saving *saving, const struct ob_unit *unit,
+                                       enum ob_saved what) {
+  struct ob_section section = ob_section_of(unit, (enum ob_stage)saving->header.stage, what);
+  if (what == OB_SAVED_PARAMETERS) {
+    section.first = unit->first_block;
+    section.end = section.first + unit->blocks;
   }
-  add(listing, what, space, first, end - first);
+  if (what == OB_SAVED_MOMENTUM && saving->optimizer->method->serve_rule != OB_SERVE_MEAN) {
+    section.first = unit->bits->server.first;
+    section.end = section.first + unit->bits->server.blocks;
+  }
+  return section;
 }
 
-static void add_elements(struct listing *listing, enum ob_saved what) {
-  const struct ob_method *method = listing->saving->optimizer->method;
+/* Of a stretch the elements low .. high - 1 at most. */
+static void add_stretch(struct listing *listing, enum ob_saved what, enum ob_space space,
+                        const struct ob_stretch *stretch, uint64_t low, uint64_t high) {
+  const struct ob_unit *unit = &listing->saving->optimizer->units[stretch->unit];
+  const struct ob_layout *layout = &unit->bits->geometry.layout;
+  struct ob_section section = saved_section(listing->saving, unit, what);
+  uint64_t before = space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
+  uint64_t after = before + stretch->count[space], number = stretch->first[space];
+  uint64_t first = clip(ob_offset_in(layout, stretch->piece, section.first), before, after);
+  uint64_t end = clip(ob_offset_in(layout, stretch->piece, section.end), before, after);
+  add(listing, (int)what, (int)space, clip(number + first - before, low, high),
+      clip(number + end - before, low, high));
+}
+
+/* All that this rank has; but of what all ranks have alike its part. */
+static void add_elements(struct listing *listing, enum ob_saved what, enum ob_space space) {
+  const struct ob_saving *saving = listing->saving;
+  const struct ob_method *method = saving->optimizer->method;
+  const struct ob_saved_row *row = &ob_saved_rows[what];
   bool served = what == OB_SAVED_MOMENTUM && method->serve_rule != OB_SERVE_MEAN;
-  bool shares = what >= OB_SAVED_WORKER || method->sharded || served;
-  for (int space = 0; space < OB_SPACES; space++)
-    if (space == OB_PADDING && what == OB_SAVED_PARAMETERS)
-      continue;
-    else if (shares)
-      add_shares(listing, what, (enum ob_space)space);
-    else
-      add_array(listing, what, (enum ob_space)space);
+  bool own = row->own || row->may_lack || (row->own_apart && saving->header.apart);
+  uint64_t total = saving->map.total[space], low = 0, high = total;
+  if (!own && !served && !method->sharded) {
+    low = fraction(total, saving->header.rank, saving->header.ranks);
+    high = fraction(total, saving->header.rank + 1, saving->header.ranks);
+  }
+  for (size_t k = 0; k < saving->map.count; k++)
+    add_stretch(listing, what, space, &ob_map_list(&saving->map, space)[k], low, high);
 }
 
 static void list_sections(struct listing *listing) {
-  const struct ob_saving *saving = listing->saving;
-  const struct ob_part_header *header = &saving->header;
+  const struct ob_part_header *header = &listing->saving->header;
   listing->count = 0;
-  for (int k = OB_SAVED_NORMS; k < OB_SAVED_END; k++) {
+  add(listing, OB_SAVED_NORMS, OB_ELEMENTS, 0, header->window);
+  add(listing, OB_SAVED_NUMBERS, OB_ELEMENTS, 0, header->numbers);
+  for (int k = OB_SAVED_PARAMETERS; k < OB_SAVED_END; k++) {
     enum ob_saved what = (enum ob_saved)k;
-    if (!ob_checkpoint_has(saving->optimizer, (enum ob_stage)header->stage, what))
+    if (!ob_has_section(listing->saving->optimizer, (enum ob_stage)header->stage, what))
       continue;
-    if (what == OB_SAVED_NORMS)
-      add(listing, what, OB_ELEMENTS, 0, header->window);
-    else if (what == OB_SAVED_NUMBERS)
-      add(listing, what, OB_ELEMENTS, 0, header->numbers);
-    else
-      add_elements(listing, what);
+    add_elements(listing, what, OB_ELEMENTS);
+    if (what != OB_SAVED_PARAMETERS)
+      add_elements(listing, what, OB_PADDING);
   }
 }
 
@@ -112,8 +148,8 @@ static void describe(struct ob_saving *saving) {
   struct onebit_optimizer *optimizer = saving->optimizer;
   const struct ob_hosts *hosts = &optimizer->comm->hosts;
   bool across = ob_checkpoint_hosts(optimizer) > 0;
-  enum ob_stage stage = ob_checkpoint_stage(optimizer);
-  bool norms = ob_checkpoint_has(optimizer, stage, OB_SAVED_NORMS);
+  enum ob_stage stage = ob_stage_of(optimizer);
+  bool norms = ob_has_section(optimizer, stage, OB_SAVED_NORMS);
   saving->header = (struct ob_part_header){
       .version = OB_PART_VERSION,
       .order = OB_PART_ORDER,
@@ -124,7 +160,7 @@ static void describe(struct ob_saving *saving) {
       .stage = (uint32_t)stage,
       .form = (uint32_t)ob_checkpoint_form(optimizer),
       .shards = (uint32_t)optimizer->moments.shards,
-      .apart = ob_checkpoint_apart(optimizer),
+      .apart = optimizer->method->apart && optimizer->method->apart(optimizer),
       .tensors = optimizer->tensor_count,
       .elements = saving->map.total[OB_ELEMENTS],
       .padding = saving->map.total[OB_PADDING],
@@ -132,7 +168,7 @@ static void describe(struct ob_saving *saving) {
       .frozen_at = optimizer->frozen_at,
       .variance_ratio = optimizer->variance_ratio,
       .window = norms ? optimizer->window : 0,
-      .numbers = ob_checkpoint_count_numbers(optimizer),
+      .numbers = ob_checkpoint_numbers(optimizer),
       .rank = (uint32_t)optimizer->comm->rank,
       .host = across ? (uint32_t)hosts->host : 0,
       .place = across ? (uint32_t)hosts->place : 0,
@@ -154,7 +190,7 @@ static void lay_out(struct ob_saving *saving) {
   for (uint64_t i = 0; i < header->sections; i++) {
     struct ob_part_section *section = &saving->sections[i];
     section->offset = offset;
-    offset += ob_section_bytes((enum ob_saved)section->what, section->count);
+    offset += ob_section_bytes(section->what, section->count);
   }
   header->bytes = offset;
 }
@@ -191,43 +227,46 @@ struct writing {
   uint64_t *room; /* OB_CHUNK: floats, doubles or whole numbers */
 };
 
-static void read_numbers(struct onebit_optimizer *optimizer, uint64_t first, size_t count,
-                         uint64_t *room) {
-  struct ob_numbers list[OB_NUMBERS_AT_MOST];
-  size_t lists = ob_checkpoint_numbers(optimizer, list);
-  uint64_t number = 0;
-  for (size_t k = 0; k < lists; k++)
-    for (size_t i = 0; i < list[k].count; i++, number++)
-      if (number >= first && number - first < count)
-        memcpy(&room[number - first], ob_number_at(&list[k], i), sizeof *room);
+static onebit_status_t read_elements(struct writing *writing, const struct ob_part_section *section,
+                                     uint64_t first, size_t count, float *values) {
+  const struct ob_saving *saving = writing->saving;
+  const uint32_t space = section->space;
+  for (size_t some; count; count -= some, first += some, values += some) {
+    const struct ob_stretch *stretch = ob_map_find(&saving->map, (enum ob_space)space, first);
+    size_t before = (size_t)(first - stretch->first[space]);
+    some = stretch->count[space] - before < count ? stretch->count[space] - before : count;
+    struct ob_run run = {stretch->piece, before, some};
+    run.offset += space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
+    struct ob_section from =
+        ob_section_of(&saving->optimizer->units[stretch->unit], (enum ob_stage)saving->header.stage,
+                      (enum ob_saved)section->what);
+    OB_TRY(ob_section_read(&writing->reader, &from, &run, values));
+  }
+  return ONEBIT_OK;
 }
 
 static onebit_status_t read_section(struct writing *writing, const struct ob_part_section *section,
                                     uint64_t first, size_t count) {
   struct onebit_optimizer *optimizer = writing->saving->optimizer;
-  enum ob_saved what = (enum ob_saved)section->what;
   float *values = (float *)(void *)writing->room;
+  struct ob_numbers is;
+  if (section->what == OB_SAVED_NORMS)
+    memcpy(writing->room, optimizer->norms + first, count * sizeof(double));
+  for (size_t i = 0; section->what == OB_SAVED_NUMBERS && i < count; i++)
+    memcpy(&writing->room[i], ob_checkpoint_number(optimizer, first + i, &is), sizeof(uint64_t));
+  if (section->what <= OB_SAVED_NUMBERS)
+    return ONEBIT_OK;
   if (count % 2)
     values[count] = 0; /* what fills up */
-  switch (what) {
-  case OB_SAVED_NORMS:
-    memcpy(writing->room, optimizer->norms + first, count * sizeof(double));
-    return ONEBIT_OK;
-  case OB_SAVED_NUMBERS:
-    read_numbers(optimizer, first, count, writing->room);
-    return ONEBIT_OK;
-  default:
-    return ob_read(&writing->reader, what, (enum ob_space)section->space, first, count, values);
-  }
+  return read_elements(writing, section, first, count, values);
 }
 
 static onebit_status_t write_section(struct writing *writing, struct ob_part_section *section) {
-  enum ob_saved what = (enum ob_saved)section->what;
   struct ob_checksum sum = ob_checksum_begin();
   uint64_t offset = section->offset;
   for (uint64_t at = 0; at < section->count; at += OB_CHUNK) {
     size_t left = (size_t)(section->count - at), count = left < OB_CHUNK ? left : OB_CHUNK;
-    size_t bytes = (size_t)ob_section_bytes(what, count);
+    size_t bytes = (size_t)ob_section_bytes(section->what, count);
     OB_TRY(read_section(writing, section, section->first + at, count));
     ob_checksum_add(&sum, writing->room, bytes);
     OB_TRY(writing->sink->put(writing->sink->context, offset, writing->room, bytes));
@@ -273,7 +312,7 @@ static onebit_status_t write_sections(struct writing *writing) {
 
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink) {
   struct writing writing = {.saving = saving, .sink = sink};
-  onebit_status_t status = ob_reader_create(&writing.reader, saving->optimizer, &saving->map);
+  onebit_status_t status = ob_reader_create(&writing.reader, saving->optimizer);
   if (status == ONEBIT_OK)
     status = write_sections(&writing);
   ob_reader_destroy(&writing.reader);

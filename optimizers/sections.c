@@ -1,0 +1,295 @@
+/* The list of an optimizer's sections, and how their elements are read and written. */
+#include "optimizers/sections.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+/* clang-format off */
+const struct ob_saved_row ob_saved_rows[OB_SAVED_END] = {
+  [0] =                   {"unknown",          4, false, false, false, false},
+  [OB_SAVED_NORMS] =      {"norms",            8, false, false, false, false},
+  [OB_SAVED_NUMBERS] =    {"numbers",          8, false, false, false, false},
+  [OB_SAVED_PARAMETERS] = {"parameters",       4, false, true,  false, false},
+  [OB_SAVED_MOMENTUM] =   {"momentum",         4, false, true,  false, true},
+  [OB_SAVED_VARIANCE] =   {"variance",         4, false, false, false, false},
+  [OB_SAVED_FRESH] =      {"fresh",            4, false, false, false, false},
+  [OB_SAVED_ANCHOR] =     {"anchor",           4, false, false, false, false},
+  [OB_SAVED_MOVED] =      {"moved",            4, false, true,  false, false},
+  [OB_SAVED_WORKER] =     {"worker residuals", 4, true,  false, true,  true},
+  [OB_SAVED_SERVER] =     {"server residuals", 4, false, false, true,  true},
+  [OB_SAVED_MOMENTS] =    {"own moments",      4, true,  false, false, true},
+};
+/* clang-format on */
+
+static int slot_of(enum ob_saved what) {
+  static const int slots[OB_SAVED_END] = {
+      [OB_SAVED_MOMENTUM] = OB_MOMENTUM, [OB_SAVED_VARIANCE] = OB_VARIANCE,
+      [OB_SAVED_FRESH] = OB_FRESH,       [OB_SAVED_ANCHOR] = OB_ANCHOR,
+      [OB_SAVED_MOVED] = OB_MOVED,       [OB_SAVED_MOMENTS] = OB_VARIANCE};
+  return slots[what];
+}
+
+enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer) {
+  if (!ob_optimizer_is_frozen(optimizer))
+    return OB_STAGE_WARMUP;
+  bool sent = optimizer->method->momentum && optimizer->steps != optimizer->frozen_at &&
+              ob_optimizer_compresses(optimizer);
+  return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
+}
+
+/* Fresh variance, anchor and movement begin at the freeze; and residuals there, where momentum is
+ * what is sent or the state is sharded. */
+bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stage,
+                    enum ob_saved what) {
+  const struct ob_method *method = optimizer->method;
+  switch (what) {
+  case OB_SAVED_NORMS:
+    return optimizer->window && stage == OB_STAGE_WARMUP;
+  case OB_SAVED_VARIANCE:
+  case OB_SAVED_FRESH:
+  case OB_SAVED_ANCHOR:
+  case OB_SAVED_MOVED:
+    return method->arrays & OB_MASK(slot_of(what)) &&
+           (what == OB_SAVED_VARIANCE || stage != OB_STAGE_WARMUP);
+  case OB_SAVED_WORKER:
+  case OB_SAVED_SERVER:
+    if (optimizer->options.no_error_feedback ||
+        (what == OB_SAVED_SERVER && method->serve_rule != OB_SERVE_MEAN))
+      return false;
+    return stage == OB_STAGE_SENT || !(method->momentum || method->sharded) ||
+           (method->sharded && stage == OB_STAGE_FROZEN);
+  case OB_SAVED_MOMENTS:
+    return method->moments;
+  default:
+    return true;
+  }
+}
+
+/* --- Where a unit has it -----------------------------------------------------------------------*/
+
+static void set_kept(struct ob_section *section, const struct ob_kept *kept,
+                     enum ob_content content) {
+  section->content = content;
+  section->kept = kept;
+  section->values = kept->values[kept->now];
+  section->first = kept->first;
+  section->end = kept->first + kept->blocks;
+  section->first_word = kept->first_word;
+}
+
+/* Of what is compressed. Where steps come back in bits, it is the server that sends them whose
+ * residual that is; Lion's servers have the momentum in that place. */
+static void set_compressed(struct ob_section *section, enum ob_stage stage) {
+  const struct ob_unit *unit = section->unit;
+  const struct ob_kept *worker = &unit->bits->worker, *server = &unit->bits->server;
+  bool served = server->serving.rule == OB_SERVE_LION;
+  if (section->what == OB_SAVED_WORKER) {
+    set_kept(section, worker, OB_CONTENT_RESIDUAL);
+    ob_plan_compressed(unit->bits, &section->first, &section->end);
+  } else if (section->what == OB_SAVED_MOMENTS) {
+    set_kept(section, worker, OB_CONTENT_BFLOATS);
+    section->values = worker->moments[worker->now];
+    ob_plan_compressed(unit->bits, &section->first, &section->end);
+  } else if (section->what == OB_SAVED_SERVER) {
+    server = unit->steps_back ? &unit->steps_back->worker : server;
+    set_kept(section, server, OB_CONTENT_RESIDUAL);
+    if (server->serving.rule != OB_SERVE_MEAN)
+      section->end = section->first;
+  } else if (section->what == OB_SAVED_MOMENTUM && served) {
+    set_kept(section, server, OB_CONTENT_FLOATS);
+  } else if (section->what == OB_SAVED_MOMENTUM && stage == OB_STAGE_SENT) {
+    section->content = OB_CONTENT_MESSAGES;
+  }
+}
+
+struct ob_section ob_section_of(const struct ob_unit *unit, enum ob_stage stage,
+                                enum ob_saved what) {
+  struct ob_section section = {.what = what,
+                               .unit = unit,
+                               .first = unit->first_block,
+                               .end = unit->first_block + unit->blocks,
+                               .first_word = unit->first_word};
+  bool parameters = what == OB_SAVED_PARAMETERS;
+  section.values = parameters ? unit->masters : unit->arrays[slot_of(what)];
+  if (parameters && !unit->masters) { /* the caller's, who has all of them */
+    section.content = OB_CONTENT_PIECES;
+    section.first = 0;
+    section.end = unit->bits->geometry.layout.blocks;
+  }
+  if (!unit->uncompressed)
+    set_compressed(&section, stage);
+  else if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER || !(parameters || section.values))
+    section.end = section.first;
+  return section;
+}
+
+/* --- Runs of elements --------------------------------------------------------------------------*/
+
+size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block) {
+  const struct ob_piece *at = &layout->piece[piece];
+  if (block <= at->first_block)
+    return 0;
+  if (block - at->first_block > at->count / layout->block)
+    return at->count;
+  return (block - at->first_block) * layout->block;
+}
+
+onebit_status_t ob_each_run(const struct ob_layout *layout, size_t first, size_t end,
+                            ob_run_body *body, void *context) {
+  for (size_t k = first < end ? ob_layout_piece(layout, first) : layout->pieces;
+       k < layout->pieces && layout->piece[k].first_block < end; k++) {
+    size_t stop = ob_offset_in(layout, k, end);
+    for (size_t at = ob_offset_in(layout, k, first); at < stop; at += OB_CHUNK) {
+      struct ob_run run = {k, at, stop - at < OB_CHUNK ? stop - at : OB_CHUNK};
+      OB_TRY(body(context, &run));
+    }
+  }
+  return ONEBIT_OK;
+}
+
+size_t ob_interval_of(const size_t *bounds, size_t stride, size_t count, size_t block) {
+  size_t low = 0, high = count;
+  while (high - low > 1) {
+    size_t middle = low + (high - low) / 2;
+    if (bounds[middle * stride] <= block)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* --- Reading and writing -----------------------------------------------------------------------*/
+
+onebit_status_t ob_reader_create(struct ob_reader *reader,
+                                 const struct onebit_optimizer *optimizer) {
+  size_t stride = 0;
+  for (size_t u = 0; u < optimizer->unit_count; u++)
+    if (optimizer->units[u].bits->geometry.stride > stride)
+      stride = optimizer->units[u].bits->geometry.stride;
+  *reader = (struct ob_reader){.scales = ob_allocate(OB_CHUNK / OB_LANES + 2, sizeof(float)),
+                               .message = ob_allocate(1, stride)};
+  if (!reader->scales || !reader->message)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to read an optimizer's state");
+  return ONEBIT_OK;
+}
+
+void ob_reader_destroy(struct ob_reader *reader) {
+  ob_release(reader->scales);
+  ob_release(reader->message);
+}
+
+/* Where the run's first element is stored. */
+static void *address_of(const struct ob_section *section, const struct ob_run *run) {
+  const struct ob_unit *unit = section->unit;
+  if (section->content == OB_CONTENT_PIECES)
+    return unit->parameters[run->piece] + run->offset;
+  size_t word = unit->bits->geometry.layout.piece[run->piece].first_word - section->first_word;
+  size_t size = section->content == OB_CONTENT_BFLOATS ? sizeof(uint16_t) : sizeof(float);
+  return (char *)section->values + (word * OB_LANES + run->offset) * size;
+}
+
+/* In the upper half of the room first: from there they spread to where they belong. */
+static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *from, size_t count,
+                                    float *values) {
+  uint16_t *room = (uint16_t *)(void *)values + count;
+  OB_TRY(memory->copy(room, from, count * sizeof *room));
+  for (size_t i = 0; i < count; i++)
+    values[i] = ob_from_bfloat16(room[i]);
+  return ONEBIT_OK;
+}
+
+/* Compensated values, and the scales of their blocks. */
+static onebit_status_t read_kept(struct ob_reader *reader, const struct ob_section *section,
+                                 const struct ob_run *run, float *values) {
+  const struct ob_kept *kept = section->kept;
+  const struct ob_layout *layout = &section->unit->bits->geometry.layout;
+  size_t first = run->offset / layout->block;
+  size_t count = kept->one_scale ? 1 : (run->offset + run->count - 1) / layout->block + 1 - first;
+  const float *scales = kept->scales[kept->now];
+  if (!kept->one_scale)
+    scales += layout->piece[run->piece].first_block + first - kept->first;
+  OB_TRY(kept->memory->copy(values, address_of(section, run), run->count * sizeof *values));
+  OB_TRY(kept->memory->copy(reader->scales, scales, count * sizeof *scales));
+  for (size_t i = 0; i < run->count; i++) {
+    float scale = reader->scales[kept->one_scale ? 0 : (run->offset + i) / layout->block - first];
+    values[i] = section->content == OB_CONTENT_RESIDUAL
+                    ? ob_kept_error(values[i], scale)
+                    : ob_decode(ob_bits_of(values[i]) >> 31, scale);
+  }
+  return ONEBIT_OK;
+}
+
+/* The latest message number `number`, where the host can read it. Shards' chunks are numbered. */
+static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_plan *plan,
+                               size_t number, const struct ob_message_shape *shape,
+                               struct ob_view *view) {
+  unsigned char *message =
+      ob_plan_result(plan, false, number / plan->geometry.chunks, number % plan->geometry.chunks);
+  if (plan->executor->messages != &ob_memory_host) {
+    if (reader->plan != plan || reader->copied != number)
+      OB_TRY(plan->executor->messages->copy(reader->message, message, ob_message_bytes(shape)));
+    reader->plan = plan;
+    reader->copied = number;
+    message = reader->message;
+  }
+  *view = ob_message_view(message, shape);
+  return ONEBIT_OK;
+}
+
+/* What the message with this block says of it, from an offset in it on. */
+static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan *plan,
+                              size_t block, size_t offset, size_t count, float *values) {
+  size_t number = ob_interval_of(plan->geometry.bounds, 1,
+                                 plan->geometry.segments * plan->geometry.chunks, block);
+  struct ob_message_shape shape =
+      ob_plan_message(plan, number / plan->geometry.chunks, number % plan->geometry.chunks);
+  struct ob_view view;
+  OB_TRY(look_at(reader, plan, number, &shape, &view));
+  float scale = shape.one_scale ? view.header->scale : view.scales[block - shape.first];
+  const uint32_t *words = view.words + ob_layout_word(&plan->geometry.layout, block) -
+                          ob_layout_word(&plan->geometry.layout, shape.first);
+  for (size_t i = offset; i < offset + count; i++)
+    *values++ = ob_decode(words[i / OB_LANES] >> i % OB_LANES & 1, scale);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t read_messages(struct ob_reader *reader, const struct onebit_plan *plan,
+                                     const struct ob_run *run, float *values) {
+  size_t block = plan->geometry.layout.block,
+         first = plan->geometry.layout.piece[run->piece].first_block;
+  for (size_t done = 0, some; done < run->count; done += some) {
+    size_t offset = run->offset + done, left = run->count - done, within = offset % block;
+    some = block - within < left ? block - within : left;
+    OB_TRY(decode(reader, plan, first + offset / block, within, some, values + done));
+  }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_section *section,
+                                const struct ob_run *run, float *values) {
+  const struct onebit_plan *plan = section->unit->bits;
+  const struct ob_memory *memory = plan->executor->residuals;
+  switch (section->content) {
+  case OB_CONTENT_BFLOATS:
+    return read_bfloats(memory, address_of(section, run), run->count, values);
+  case OB_CONTENT_RESIDUAL:
+  case OB_CONTENT_SENT:
+    return read_kept(reader, section, run, values);
+  case OB_CONTENT_MESSAGES:
+    return read_messages(reader, plan, run, values);
+  default:
+    return memory->copy(values, address_of(section, run), run->count * sizeof *values);
+  }
+}
+
+/* Means over ranks are rounded to what moments are kept in. */
+onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
+                                 const float *values, float *scratch) {
+  const struct ob_memory *memory = section->unit->bits->executor->residuals;
+  if (section->content != OB_CONTENT_BFLOATS)
+    return memory->copy(address_of(section, run), values, run->count * sizeof *values);
+  for (size_t i = 0; i < run->count; i++)
+    ob_store(scratch, i, ONEBIT_BFLOAT16, values[i]);
+  return memory->copy(address_of(section, run), scratch, run->count * sizeof(uint16_t));
+}
