@@ -28,27 +28,11 @@
 
 /* --- The directory -----------------------------------------------------------------------------*/
 
-/* Its parent's path, in place. */
-static void cut_to_parent(char *path) {
-  size_t length = strlen(path);
-  while (length > 1 && path[length - 1] == '/')
-    length--;
-  while (length > 0 && path[length - 1] != '/')
-    length--;
-  while (length > 1 && path[length - 1] == '/')
-    length--;
-  if (length)
-    path[length] = 0;
-  else
-    strcpy(path, ".");
-}
-
+/* The directory, and its name in its parent, are on the disk. */
 static onebit_status_t make_directory(const char *directory) {
   char parent[OB_PATH];
   OB_TRY(ob_directory_create(directory));
-  if (snprintf(parent, sizeof parent, "%s", directory) >= OB_PATH)
-    return ob_error(ONEBIT_ERROR_FILE, "directory's path is too long");
-  cut_to_parent(parent);
+  OB_TRY(ob_path(parent, directory, ".."));
   return ob_directory_sync(parent);
 }
 
@@ -107,11 +91,14 @@ static onebit_status_t put_in_file(void *file, uint64_t offset, const void *data
   return ob_file_write(file, offset, data, bytes);
 }
 
-static onebit_status_t write_file(const struct files *files, struct ob_saving *saving) {
+/* A file, whole and on the disk, or not there: of a part that is being saved, or with a text. */
+static onebit_status_t write_file(const struct files *files, const char *name,
+                                  struct ob_saving *saving, const char *text) {
   struct ob_file file;
   const struct ob_sink sink = {put_in_file, &file};
-  OB_TRY(ob_file_create(&file, files->directory, files->name));
-  onebit_status_t status = ob_saving_write(saving, &sink);
+  OB_TRY(ob_file_create(&file, files->directory, name));
+  onebit_status_t status =
+      saving ? ob_saving_write(saving, &sink) : ob_file_write(&file, 0, text, strlen(text));
   if (status == ONEBIT_OK)
     status = ob_file_finish(&file);
   if (status != ONEBIT_OK)
@@ -124,10 +111,28 @@ static onebit_status_t write_part(const struct files *files, uint64_t *checksum)
   struct ob_saving saving;
   onebit_status_t status = ob_saving_create(&saving, files->optimizer);
   if (status == ONEBIT_OK)
-    status = write_file(files, &saving);
+    status = write_file(files, files->name, &saving, NULL);
   *checksum = saving.header.checksum;
   ob_saving_destroy(&saving);
   return status;
+}
+
+static onebit_status_t write_manifest(const struct files *files) {
+  char *text = ob_manifest_text(&files->manifest);
+  onebit_status_t status = text ? write_file(files, OB_MANIFEST_NEW, NULL, text)
+                                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+  ob_release(text);
+  return status;
+}
+
+/* A part as memory, and its header: zeros where it is too short to have one. */
+static onebit_status_t map_part(const char *directory, const char *name, struct ob_mapping *mapping,
+                                struct ob_part_header *header) {
+  *header = (struct ob_part_header){0};
+  OB_TRY(ob_file_map(mapping, directory, name));
+  if (mapping->bytes >= sizeof *header)
+    memcpy(header, mapping->memory, sizeof *header);
+  return ONEBIT_OK;
 }
 
 /* That all ranks' parts are where rank 0 looks for them is not a matter of course: a directory of
@@ -137,35 +142,14 @@ static onebit_status_t look_at_part(struct files *files, int rank) {
   struct ob_part_header header;
   struct ob_mapping mapping;
   char name[OB_PART_NAME];
-  part->checksum = ob_agree_note(files->optimizer->comm, rank);
   ob_part_name(name, files->generation, rank);
-  OB_TRY(ob_file_map(&mapping, files->directory, name));
-  part->bytes = mapping.bytes;
-  bool whole = mapping.bytes >= sizeof header;
-  if (whole)
-    memcpy(&header, mapping.memory, sizeof header);
+  OB_TRY(map_part(files->directory, name, &mapping, &header));
   ob_file_unmap(&mapping);
-  if (!whole || header.checksum != part->checksum || header.bytes != part->bytes)
-    return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->directory, name,
-                    rank);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t write_manifest(const struct files *files) {
-  struct ob_file file;
-  char *text = ob_manifest_text(&files->manifest);
-  if (!text)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
-  onebit_status_t status = ob_file_create(&file, files->directory, OB_MANIFEST_NEW);
-  bool made = status == ONEBIT_OK;
-  if (made)
-    status = ob_file_write(&file, 0, text, strlen(text));
-  if (status == ONEBIT_OK)
-    status = ob_file_finish(&file);
-  if (made && status != ONEBIT_OK)
-    ob_file_abandon(&file);
-  ob_release(text);
-  return status;
+  *part = (struct ob_manifest_part){mapping.bytes, ob_agree_note(files->optimizer->comm, rank)};
+  if (header.checksum == part->checksum && header.bytes == part->bytes)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->directory, name,
+                  rank);
 }
 
 static onebit_status_t publish(struct files *files) {
@@ -257,19 +241,17 @@ static onebit_status_t open_part(struct opened *opened, const char *directory, i
   struct ob_part_header header;
   char name[OB_PART_NAME];
   ob_part_name(name, opened->manifest.generation, rank);
-  OB_TRY(ob_file_map(mapping, directory, name));
+  OB_TRY(map_part(directory, name, mapping, &header));
   opened->memory[rank] = mapping->memory;
   opened->bytes[rank] = mapping->bytes;
   if (mapping->bytes < part->bytes)
     return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: truncated: %zu of %" PRIu64 " bytes",
                     directory, name, mapping->bytes, part->bytes);
-  if (mapping->bytes >= sizeof header)
-    memcpy(&header, mapping->memory, sizeof header);
-  if (mapping->bytes != part->bytes || part->bytes < sizeof header ||
-      header.checksum != part->checksum)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: not the part that the manifest names",
-                    directory, name);
-  return ONEBIT_OK;
+  if (mapping->bytes == part->bytes && mapping->bytes >= sizeof header &&
+      header.checksum == part->checksum)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: not the part that the manifest names", directory,
+                  name);
 }
 
 static onebit_status_t open_all(struct opened *opened, onebit_optimizer_t optimizer,

@@ -10,8 +10,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-/* No line is longer, with its end. */
-enum { LINE = 80 };
+enum { LINE = 80 }; /* no line is longer, with its end */
 
 void ob_part_name(char name[OB_PART_NAME], uint64_t generation, int rank) {
   snprintf(name, OB_PART_NAME, "part-%" PRIu64 "-%d", generation, rank);
@@ -50,92 +49,74 @@ char *ob_manifest_text(const struct ob_manifest *manifest) {
   return text;
 }
 
-/* The text that is left, and the number of the line that was read last. */
-struct reading {
-  const char *text, *at;
-  size_t left;
-  int number;
-  char line[LINE];
-};
-
-static onebit_status_t damaged(const struct reading *reading, const char *why) {
-  return ob_error(ONEBIT_ERROR_CHECKPOINT, "line %d: %s", reading->number, why);
+/* The number that follows these words, which it moves behind; 0 where they are not there. */
+static uint64_t number_after(const char **text, const char *words, int base) {
+  size_t length = strlen(words);
+  if (strncmp(*text, words, length) != 0)
+    return 0;
+  char *end;
+  uint64_t number = strtoull(*text + length, &end, base);
+  *text = end;
+  return number;
 }
 
-static onebit_status_t next_line(struct reading *reading) {
-  const char *end = reading->left ? memchr(reading->at, '\n', reading->left) : NULL;
-  size_t length = end ? (size_t)(end - reading->at) : 0;
-  reading->number++;
-  if (!end)
-    return damaged(reading, "the manifest is truncated");
-  if (length >= LINE)
-    return damaged(reading, "too long");
-  memcpy(reading->line, reading->at, length);
-  reading->line[length] = 0;
-  reading->at += length + 1;
-  reading->left -= length + 1;
+/* What it says, where it says anything: whether that is all is seen by writing it again. */
+static onebit_status_t read_text(struct ob_manifest *manifest, const char *text, size_t bytes) {
+  uint64_t version = number_after(&text, "onebit checkpoint ", 10);
+  if (version > 1)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT,
+                    "written by manifest version %" PRIu64 ", this library reads 1", version);
+  int end = 0;
+  if (sscanf(text, "\nkind %15s%n", manifest->kind, &end) == 1)
+    text += end;
+  manifest->steps = number_after(&text, "\nsteps ", 10);
+  manifest->generation = number_after(&text, "\ngeneration ", 10);
+  uint64_t ranks = number_after(&text, "\nranks ", 10);
+  if (ranks > INT_MAX || ranks > bytes / 8) /* each has a line */
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "line 5: more ranks than lines");
+  manifest->ranks = (int)ranks;
+  manifest->parts = ob_allocate((size_t)ranks, sizeof *manifest->parts);
+  if (!manifest->parts)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of parts");
+  for (uint64_t k = 0; k < ranks; k++) {
+    number_after(&text, "\npart ", 10);
+    manifest->parts[k].bytes = number_after(&text, " ", 10);
+    manifest->parts[k].checksum = number_after(&text, " ", 16);
+  }
   return ONEBIT_OK;
 }
 
-/* The next line, which is NAME NUMBER. */
-static onebit_status_t next_number(struct reading *reading, const char *name, uint64_t *number) {
-  char again[LINE];
-  OB_TRY(next_line(reading));
-  size_t length = strlen(name);
-  *number = 0;
-  if (strncmp(reading->line, name, length) == 0 && reading->line[length] == ' ')
-    *number = strtoull(reading->line + length + 1, NULL, 10);
-  snprintf(again, sizeof again, "%s %" PRIu64, name, *number);
-  return strcmp(again, reading->line) == 0 ? ONEBIT_OK : damaged(reading, "not what belongs there");
-}
-
-static onebit_status_t next_part(struct reading *reading, int k, struct ob_manifest_part *part) {
-  char again[LINE];
-  int number;
-  OB_TRY(next_line(reading));
-  if (sscanf(reading->line, "part %9d %20" SCNu64 " %16" SCNx64, &number, &part->bytes,
-             &part->checksum) != 3)
-    return damaged(reading, "no part");
-  snprintf(again, sizeof again, "part %d %" PRIu64 " %016" PRIx64, k, part->bytes, part->checksum);
-  return strcmp(again, reading->line) == 0 ? ONEBIT_OK : damaged(reading, "not the part's");
-}
-
-static onebit_status_t check_sum(struct reading *reading) {
-  char wanted[LINE];
-  snprintf(wanted, sizeof wanted, "checksum %016" PRIx64,
-           checksum_of(reading->text, (size_t)(reading->at - reading->text)));
-  OB_TRY(next_line(reading));
-  if (strcmp(reading->line, wanted) != 0)
-    return damaged(reading, "the manifest's checksum is another");
-  return reading->left ? damaged(reading, "more follows") : ONEBIT_OK;
-}
-
-static onebit_status_t next_ranks(struct reading *reading, struct ob_manifest *manifest) {
-  uint64_t ranks;
-  OB_TRY(next_number(reading, "ranks", &ranks));
-  if (ranks < 1 || ranks > INT_MAX || ranks > reading->left / 8) /* each has a line */
-    return damaged(reading, "more ranks than lines");
-  manifest->ranks = (int)ranks;
-  manifest->parts = ob_allocate((size_t)ranks, sizeof *manifest->parts);
-  return manifest->parts ? ONEBIT_OK
-                         : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of parts");
+/* That it is what would be written; else the line in which it differs. */
+static onebit_status_t compare(const char *text, size_t bytes, const char *wanted) {
+  size_t at = 0;
+  int line = 1;
+  while (at < bytes && text[at] == wanted[at] && wanted[at])
+    line += text[at++] == '\n';
+  if (at == bytes && !wanted[at])
+    return ONEBIT_OK;
+  const char *why = at == bytes                 ? "the manifest is truncated"
+                    : !wanted[at]               ? "more follows"
+                    : strlen(wanted + at) <= 17 ? "the manifest's checksum is another"
+                                                : "not what belongs there";
+  return ob_error(ONEBIT_ERROR_CHECKPOINT, "line %d: %s", line, why);
 }
 
 onebit_status_t ob_manifest_parse(struct ob_manifest *manifest, const char *text, size_t bytes) {
-  struct reading reading = {.text = text, .at = text, .left = bytes};
-  uint64_t version;
   *manifest = (struct ob_manifest){0};
-  OB_TRY(next_number(&reading, "onebit checkpoint", &version));
-  if (version != 1)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT,
-                    "written by manifest version %" PRIu64 ", this library reads 1", version);
-  OB_TRY(next_line(&reading));
-  if (sscanf(reading.line, "kind %15s", manifest->kind) != 1)
-    return damaged(&reading, "no kind");
-  OB_TRY(next_number(&reading, "steps", &manifest->steps));
-  OB_TRY(next_number(&reading, "generation", &manifest->generation));
-  OB_TRY(next_ranks(&reading, manifest));
-  for (int k = 0; k < manifest->ranks; k++)
-    OB_TRY(next_part(&reading, k, &manifest->parts[k]));
-  return check_sum(&reading);
+  char *copy = ob_allocate(1, bytes + 1), *again = NULL;
+  onebit_status_t status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+  if (copy) {
+    memcpy(copy, text, bytes);
+    status = read_text(manifest, copy, bytes);
+  }
+  if (status == ONEBIT_OK) {
+    again = ob_manifest_text(manifest);
+    status = again ? compare(text, bytes, again)
+                   : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
+  }
+  if (status == ONEBIT_OK && manifest->ranks < 1)
+    status = ob_error(ONEBIT_ERROR_CHECKPOINT, "line 5: no rank has saved");
+  ob_release(copy);
+  ob_release(again);
+  return status;
 }
