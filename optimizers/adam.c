@@ -40,7 +40,24 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
+/* --- Its row -----------------------------------------------------------------------------------*/
+
+#define OPTIONS onebit_adam_options_t
+static const struct ob_option options_of[] = {
+    OB_ADAM_OPTIONS,
+    OB_FREEZE_OPTIONS,
+    OB_CHOICE(exchange, ONEBIT_ADAM_EXCHANGE_STEP, "onebit_adam_exchange_t"),
+    OB_CHOICE(shards, ONEBIT_SHARDS_PARAMETERS, "onebit_shards_t"),
+};
+
+static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+  (void)ntensors;
+  return recipe->moments.shards == ONEBIT_SHARDS_NONE ? ONEBIT_OK : ob_shards_choose(recipe);
+}
+
 static const struct ob_method method = {.name = "adam",
+                                        OB_OPTIONS("ONEBIT_ADAM_OPTIONS_INIT", options_of),
+                                        .resolve = resolve,
                                         .momentum = true,
                                         .arrays = OB_MASK(OB_VARIANCE),
                                         .dense = dense,
@@ -49,44 +66,8 @@ static const struct ob_method method = {.name = "adam",
                                         .update = update,
                                         .advance = advance};
 
-static onebit_status_t resolve(const onebit_adam_options_t *given, struct ob_recipe *recipe) {
-  static const onebit_adam_options_t defaults = ONEBIT_ADAM_OPTIONS_INIT;
-  const onebit_adam_options_t *options = given ? given : &defaults;
-  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_ADAM_OPTIONS_INIT"));
-  recipe->common = options->common;
-  recipe->moments = (struct ob_moments){.beta1 = options->beta1,
-                                        .beta2 = options->beta2,
-                                        .epsilon = options->epsilon,
-                                        .no_bias_correction = options->no_bias_correction,
-                                        .freeze_step = options->freeze_step,
-                                        .freeze_threshold = options->freeze_threshold,
-                                        .exchange = options->exchange,
-                                        .shards = options->shards};
-  if (options->exchange > ONEBIT_ADAM_EXCHANGE_STEP)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "exchange is %d, which is no onebit_adam_exchange_t",
-                    (int)options->exchange);
-  if (options->shards > ONEBIT_SHARDS_PARAMETERS)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "shards is %d, which is no onebit_shards_t",
-                    (int)options->shards);
-  if (options->shards != ONEBIT_SHARDS_NONE) {
-    recipe->method = &ob_method_shards;
-    OB_TRY(ob_shards_check(options));
-  }
-  return ob_moments_resolve(&recipe->moments, options->common.profile);
-}
-
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_adam_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  struct ob_recipe recipe = {.method = &method};
-  recipe.status = resolve(options, &recipe);
-  const struct ob_moments *moments = &recipe.moments;
-  const struct ob_term terms[] = {
-      OB_MOMENT_TERMS(moments),
-      {"exchange", (uint64_t)moments->exchange},
-      {"shards", (uint64_t)moments->shards},
-  };
-  recipe.terms = terms;
-  recipe.term_count = sizeof terms / sizeof terms[0];
-  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
 }

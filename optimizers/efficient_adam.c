@@ -21,15 +21,6 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
                     optimizer->steps + 1);
 }
 
-static const struct ob_method method = {.name = "efficient_adam",
-                                        .momentum = true,
-                                        .moments = true,
-                                        .dense_arrays = OB_MASK(OB_VARIANCE),
-                                        .dense = dense,
-                                        .exchange = ob_freeze_exchange,
-                                        .call = call,
-                                        .update = ob_units_apply};
-
 /* --- With trust ratios */
 
 /* A tensor's ratio is of all its elements: nothing is applied before all are here. */
@@ -63,57 +54,46 @@ static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    .tell = ob_lamb_tell,
                                                    .numbers = ob_lamb_numbers};
 
-/* --- Options */
+/* --- Its row -----------------------------------------------------------------------------------*/
 
-static onebit_status_t resolve_ratios(const onebit_efficient_adam_options_t *options,
-                                      struct ob_lamb_limits *limits) {
-  *limits = (struct ob_lamb_limits){.min_coefficient = ob_given_or(options->min_ratio, 0.01),
-                                    .max_coefficient = ob_given_or(options->max_ratio, 10),
-                                    .coefficient_beta = 0.9,
-                                    .min_factor = 1,
-                                    .max_factor = 1};
-  return ob_lamb_check_order("min_ratio", limits->min_coefficient, "max_ratio",
-                             limits->max_coefficient);
+#define OPTIONS onebit_efficient_adam_options_t
+static const struct ob_option options_of[] = {
+    OB_ADAM_OPTIONS,
+    OB_POSITIVE(gain, gain, 1),
+    OB_FLAG(trust_ratio),
+    OB_REAL(min_ratio, limits.min_coefficient, 0.01),
+    OB_REAL(max_ratio, limits.max_coefficient, 10),
+};
+
+static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+  const struct ob_lamb_limits *limits = &recipe->moments.limits;
+  OB_TRY(
+      ob_check_order("min_ratio", limits->min_coefficient, "max_ratio", limits->max_coefficient));
+  if (!recipe->moments.trust_ratio)
+    return ONEBIT_OK;
+  recipe->method = &with_trust_ratios;
+  return ob_lamb_make_own(recipe, ntensors);
 }
 
-static onebit_status_t resolve(const onebit_efficient_adam_options_t *given,
-                               struct ob_recipe *recipe, struct ob_lamb_limits *limits) {
-  static const onebit_efficient_adam_options_t defaults = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
-  const onebit_efficient_adam_options_t *options = given ? given : &defaults;
-  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT"));
-  recipe->common = options->common;
-  recipe->moments = (struct ob_moments){.beta1 = options->beta1,
-                                        .beta2 = options->beta2,
-                                        .epsilon = options->epsilon,
-                                        .gain = ob_given_or(options->gain, 1),
-                                        .no_warmup = true,
-                                        .freeze_step = ONEBIT_FREEZE_NEVER};
-  recipe->method = options->trust_ratio ? &with_trust_ratios : &method;
-  OB_TRY(ob_check_positive("gain", recipe->moments.gain));
-  OB_TRY(resolve_ratios(options, limits));
-  if (options->common.profile == ONEBIT_PROFILE_DEEPSPEED)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no Efficient-Adam");
-  return ob_moments_resolve(&recipe->moments, options->common.profile);
-}
+static const struct ob_method method = {
+    .name = "efficient_adam",
+    OB_OPTIONS("ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT", options_of),
+    .initial = {.no_warmup = true,
+                .freeze_step = ONEBIT_FREEZE_NEVER,
+                .limits = {.coefficient_beta = 0.9, .min_factor = 1, .max_factor = 1}},
+    .not_deepspeeds = "Efficient-Adam",
+    .resolve = resolve,
+    .momentum = true,
+    .moments = true,
+    .dense_arrays = OB_MASK(OB_VARIANCE),
+    .dense = dense,
+    .exchange = ob_freeze_exchange,
+    .call = call,
+    .update = ob_units_apply};
 
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,
                                              const onebit_efficient_adam_options_t *options,
                                              onebit_optimizer_t *optimizer) {
-  struct ob_recipe recipe = {.method = &method};
-  struct ob_lamb_limits limits = {0};
-  recipe.status = resolve(options, &recipe, &limits);
-  if (recipe.method->lamb)
-    ob_lamb_make_own(&recipe, &limits, ntensors);
-  const struct ob_moments *moments = &recipe.moments;
-  const struct ob_term terms[] = {
-      OB_MOMENT_TERMS(moments),
-      {"gain (as bits)", ob_bits_of_double(moments->gain)},
-      {"min_ratio (as bits)", ob_bits_of_double(limits.min_coefficient)},
-      {"max_ratio (as bits)", ob_bits_of_double(limits.max_coefficient)},
-  };
-  recipe.terms = terms;
-  recipe.term_count = sizeof terms / sizeof terms[0];
-  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
 }

@@ -223,7 +223,48 @@ onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t te
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors) {
+  size_t head = sizeof(struct ob_lamb);
+  bool fits = ntensors <= (SIZE_MAX - head) / (3 * sizeof(double));
+  struct ob_lamb *lamb = fits ? ob_allocate(1, head + 3 * ntensors * sizeof(double)) : NULL;
+  recipe->own = lamb;
+  if (!lamb)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu tensors", ntensors);
+  double *numbers = (double *)(void *)(lamb + 1);
+  *lamb = (struct ob_lamb){recipe->moments.limits, ntensors, numbers, numbers + ntensors,
+                           numbers + 2 * ntensors};
+  for (size_t t = 0; t < ntensors; t++)
+    lamb->factors[t] = lamb->scalings[t] = 1;
+  return ONEBIT_OK;
+}
+
+/* --- Its row -----------------------------------------------------------------------------------*/
+
+#define OPTIONS onebit_lamb_options_t
+static const struct ob_option options_of[] = {
+    OB_ADAM_OPTIONS,
+    OB_FREEZE_OPTIONS,
+    OB_REAL(max_coefficient, limits.max_coefficient, 10),
+    OB_REAL(min_coefficient, limits.min_coefficient, 0.01),
+    OB_FRACTION(coefficient_beta, limits.coefficient_beta, 0.9),
+    OB_REAL(max_factor, limits.max_factor, 0),
+    OB_REAL(min_factor, limits.min_factor, 0.5),
+    OB_FRACTION(factor_change, limits.factor_change, 0.1),
+};
+
+static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+  struct ob_lamb_limits *limits = &recipe->moments.limits;
+  const bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
+  limits->max_factor = ob_given_or(limits->max_factor, deepspeed ? 4 : 1.5);
+  OB_TRY(ob_check_order("min_coefficient", limits->min_coefficient, "max_coefficient",
+                        limits->max_coefficient));
+  OB_TRY(ob_check_order("min_factor", limits->min_factor, "max_factor", limits->max_factor));
+  return ob_lamb_make_own(recipe, ntensors);
+}
+
 static const struct ob_method method = {.name = "lamb",
+                                        OB_OPTIONS("ONEBIT_LAMB_OPTIONS_INIT", options_of),
+                                        .resolve = resolve,
                                         .momentum = true,
                                         .fused = true,
                                         .lamb = true,
@@ -237,85 +278,8 @@ static const struct ob_method method = {.name = "lamb",
                                         .numbers = ob_lamb_numbers,
                                         .scalings = scalings};
 
-/* --- Options */
-
-onebit_status_t ob_lamb_check_order(const char *least_name, double least, const char *most_name,
-                                    double most) {
-  OB_TRY(ob_check_positive(least_name, least));
-  OB_TRY(ob_check_positive(most_name, most));
-  if (least > most)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, more than %s, which is %g", least_name, least,
-                    most_name, most);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t resolve_limits(const onebit_lamb_options_t *options,
-                                      struct ob_lamb_limits *limits) {
-  const bool deepspeed = options->common.profile == ONEBIT_PROFILE_DEEPSPEED;
-  *limits =
-      (struct ob_lamb_limits){.min_coefficient = ob_given_or(options->min_coefficient, 0.01),
-                              .max_coefficient = ob_given_or(options->max_coefficient, 10),
-                              .coefficient_beta = ob_given_or(options->coefficient_beta, 0.9),
-                              .min_factor = ob_given_or(options->min_factor, 0.5),
-                              .max_factor = ob_given_or(options->max_factor, deepspeed ? 4 : 1.5),
-                              .factor_change = ob_given_or(options->factor_change, 0.1)};
-  OB_TRY(ob_lamb_check_order("min_coefficient", limits->min_coefficient, "max_coefficient",
-                             limits->max_coefficient));
-  OB_TRY(ob_check_fraction("coefficient_beta", limits->coefficient_beta));
-  OB_TRY(ob_lamb_check_order("min_factor", limits->min_factor, "max_factor", limits->max_factor));
-  return ob_check_fraction("factor_change", limits->factor_change);
-}
-
-static onebit_status_t resolve(const onebit_lamb_options_t *given, struct ob_recipe *recipe,
-                               struct ob_lamb_limits *limits) {
-  static const onebit_lamb_options_t defaults = ONEBIT_LAMB_OPTIONS_INIT;
-  const onebit_lamb_options_t *options = given ? given : &defaults;
-  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_LAMB_OPTIONS_INIT"));
-  recipe->common = options->common;
-  recipe->moments = (struct ob_moments){.beta1 = options->beta1,
-                                        .beta2 = options->beta2,
-                                        .epsilon = options->epsilon,
-                                        .no_bias_correction = options->no_bias_correction,
-                                        .freeze_step = options->freeze_step,
-                                        .freeze_threshold = options->freeze_threshold};
-  OB_TRY(ob_moments_resolve(&recipe->moments, options->common.profile));
-  return resolve_limits(options, limits);
-}
-
-void ob_lamb_make_own(struct ob_recipe *recipe, const struct ob_lamb_limits *limits, size_t count) {
-  size_t head = sizeof(struct ob_lamb);
-  bool fits = count <= (SIZE_MAX - head) / (3 * sizeof(double));
-  struct ob_lamb *lamb = fits ? ob_allocate(1, head + 3 * count * sizeof(double)) : NULL;
-  recipe->own = lamb;
-  if (!lamb) {
-    if (recipe->status == ONEBIT_OK)
-      recipe->status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu tensors", count);
-    return;
-  }
-  double *numbers = (double *)(void *)(lamb + 1);
-  *lamb = (struct ob_lamb){*limits, count, numbers, numbers + count, numbers + 2 * count};
-  for (size_t t = 0; t < count; t++)
-    lamb->factors[t] = lamb->scalings[t] = 1;
-}
-
 onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lamb_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  struct ob_recipe recipe = {.method = &method};
-  struct ob_lamb_limits limits = {0};
-  recipe.status = resolve(options, &recipe, &limits);
-  ob_lamb_make_own(&recipe, &limits, ntensors);
-  const struct ob_moments *moments = &recipe.moments;
-  const struct ob_term terms[] = {
-      OB_MOMENT_TERMS(moments),
-      {"max_coefficient (as bits)", ob_bits_of_double(limits.max_coefficient)},
-      {"min_coefficient (as bits)", ob_bits_of_double(limits.min_coefficient)},
-      {"coefficient_beta (as bits)", ob_bits_of_double(limits.coefficient_beta)},
-      {"max_factor (as bits)", ob_bits_of_double(limits.max_factor)},
-      {"min_factor (as bits)", ob_bits_of_double(limits.min_factor)},
-      {"factor_change (as bits)", ob_bits_of_double(limits.factor_change)},
-  };
-  recipe.terms = terms;
-  recipe.term_count = sizeof terms / sizeof terms[0];
-  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
 }

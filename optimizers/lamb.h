@@ -10,12 +10,8 @@
 /* A step of dense LAMB on mean gradients. */
 onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_unit *unit);
 
-/* Fills in the numbers of `count` tensors, all in one array. Without memory the recipe fails. */
-void ob_lamb_make_own(struct ob_recipe *recipe, const struct ob_lamb_limits *limits, size_t count);
-
-/* An error that names them unless 0 < least <= most. */
-onebit_status_t ob_lamb_check_order(const char *least_name, double least, const char *most_name,
-                                    double most);
+/* Makes recipe->own, with the recipe's limits. */
+onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors);
 
 /* Of a method. */
 onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t tensor,

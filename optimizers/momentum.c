@@ -31,43 +31,40 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-static const struct ob_method method = {.name = "momentum",
-                                        .momentum = true,
-                                        .dense = dense,
-                                        .exchange = ob_freeze_exchange,
-                                        .call = call,
-                                        .update = update,
-                                        .advance = advance};
+/* --- Its row -----------------------------------------------------------------------------------*/
 
-/* beta2 and epsilon have no part in it: their defaults do no harm. */
-static onebit_status_t resolve(const onebit_momentum_options_t *given, struct ob_recipe *recipe) {
-  static const onebit_momentum_options_t defaults = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  const onebit_momentum_options_t *options = given ? given : &defaults;
-  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_MOMENTUM_OPTIONS_INIT"));
-  recipe->common = options->common;
-  recipe->moments = (struct ob_moments){.beta1 = ob_given_or(options->momentum, 0.9),
-                                        .no_bias_correction = true,
-                                        .no_dampening = true,
-                                        .no_warmup = options->warmup_steps == 0,
-                                        .freeze_step = options->warmup_steps ? options->warmup_steps
-                                                                             : ONEBIT_FREEZE_NEVER};
-  OB_TRY(ob_check_fraction("momentum", recipe->moments.beta1));
-  if (options->common.profile == ONEBIT_PROFILE_DEEPSPEED)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no 1-bit momentum SGD");
-  return ob_moments_resolve(&recipe->moments, options->common.profile);
+#define OPTIONS onebit_momentum_options_t
+static const struct ob_option options_of[] = {
+    OB_FRACTION(momentum, beta1, 0.9),
+    OB_COUNT(warmup_steps),
+};
+
+static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+  struct ob_moments *moments = &recipe->moments;
+  (void)ntensors;
+  moments->no_warmup = moments->warmup_steps == 0;
+  moments->freeze_step = moments->no_warmup ? ONEBIT_FREEZE_NEVER : moments->warmup_steps;
+  return ONEBIT_OK;
 }
+
+static const struct ob_method method = {
+    .name = "momentum",
+    OB_OPTIONS("ONEBIT_MOMENTUM_OPTIONS_INIT", options_of),
+    .initial = {.beta2 = 0.999, /* which has no part in it, but is computed with */
+                .epsilon = 1e-8,
+                .no_bias_correction = true,
+                .no_dampening = true},
+    .not_deepspeeds = "1-bit momentum SGD",
+    .resolve = resolve,
+    .momentum = true,
+    .dense = dense,
+    .exchange = ob_freeze_exchange,
+    .call = call,
+    .update = update,
+    .advance = advance};
 
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                        size_t ntensors, const onebit_momentum_options_t *options,
                                        onebit_optimizer_t *optimizer) {
-  struct ob_recipe recipe = {.method = &method};
-  recipe.status = resolve(options, &recipe);
-  const struct ob_term terms[] = {
-      {"momentum (as bits)", ob_bits_of_double(recipe.moments.beta1)},
-      {"warmup_steps", recipe.moments.no_warmup ? 0 : recipe.moments.freeze_step},
-  };
-  recipe.terms = terms;
-  recipe.term_count = sizeof terms / sizeof terms[0];
-  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
 }

@@ -10,50 +10,39 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-onebit_status_t ob_check_size(size_t size, size_t wanted, const char *start) {
-  if (size != wanted)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->size is %zu, not %zu: start from %s", size,
-                    wanted, start);
-  return ONEBIT_OK;
-}
+/* --- Options -----------------------------------------------------------------------------------*/
 
-onebit_status_t ob_check_fraction(const char *name, double value) {
-  if (!(value > 0 && value < 1))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not between 0 and 1", name, value);
-  return ONEBIT_OK;
-}
-
-onebit_status_t ob_check_positive(const char *name, double value) {
-  if (!(value > 0) || isinf((float)value) || (float)value == 0)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not a positive float", name, value);
-  return ONEBIT_OK;
-}
-
-double ob_given_or(double value, double fallback) { return value == 0 ? fallback : value; }
-
-onebit_status_t ob_moments_resolve(struct ob_moments *moments, onebit_profile_t profile) {
-  moments->beta1 = ob_given_or(moments->beta1, 0.9);
-  moments->beta2 = ob_given_or(moments->beta2, 0.999);
-  moments->epsilon = ob_given_or(moments->epsilon, 1e-8);
-  moments->freeze_threshold = ob_given_or(moments->freeze_threshold, 0.96);
-  OB_TRY(ob_check_fraction("beta1", moments->beta1));
-  OB_TRY(ob_check_fraction("beta2", moments->beta2));
-  OB_TRY(ob_check_fraction("freeze_threshold", moments->freeze_threshold));
-  OB_TRY(ob_check_positive("epsilon", moments->epsilon));
-  moments->no_bias_correction = moments->no_bias_correction || profile == ONEBIT_PROFILE_DEEPSPEED;
-  return ONEBIT_OK;
-}
-
-static onebit_status_t check_dtype(const char *name, onebit_dtype_t dtype) {
-  if (dtype != ONEBIT_FLOAT32 && dtype != ONEBIT_BFLOAT16 && dtype != ONEBIT_FLOAT16)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, which is no onebit_dtype_t", name,
-                    (int)dtype);
-  return ONEBIT_OK;
-}
+/* What all optimizers have, but for threads and device. */
+/* clang-format off */
+#define AT(field) offsetof(onebit_optimizer_options_t, field)
+#define WHOLE(kind, field, fallback) {#field, #field, kind, AT(field), AT(field), fallback, 0, NULL}
+#define DOUBLE(field, fallback) \
+  {#field, #field " (as bits)", OB_OPTION_POSITIVE, AT(field), AT(field), fallback, 0, NULL}
+#define DTYPE(field) \
+  {#field, #field, OB_OPTION_CHOICE, AT(field), AT(field), 0, ONEBIT_FLOAT16, "onebit_dtype_t"}
+static const struct ob_option common[] = {
+    WHOLE(OB_OPTION_CHOICE, profile, 0),
+    WHOLE(OB_OPTION_CHOICE, scale, 0),
+    WHOLE(OB_OPTION_COUNT, block_size, 0),
+    WHOLE(OB_OPTION_COUNT, chunk_size, 0),
+    WHOLE(OB_OPTION_CHOICE, schedule, 0),
+    WHOLE(OB_OPTION_FLAG, no_error_feedback, 0),
+    WHOLE(OB_OPTION_COUNT, bucket_size, 0),
+    DTYPE(gradient_dtype),
+    DTYPE(parameter_dtype),
+    DOUBLE(gradient_factor, 1),
+    DOUBLE(clip_norm, 0),
+    {"initial_loss_scale", "initial_loss_scale (as bits)", OB_OPTION_REAL, AT(initial_loss_scale),
+     AT(initial_loss_scale), 0, 0, NULL},
+    WHOLE(OB_OPTION_COUNT, loss_scale_interval, 2000),
+    DOUBLE(min_loss_scale, 1),
+    WHOLE(OB_OPTION_COUNT, dense_below, 0),
+};
+/* clang-format on */
+enum { COMMON = sizeof common / sizeof common[0] };
 
 static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *options) {
   double first = options->initial_loss_scale, least = options->min_loss_scale;
-  OB_TRY(ob_check_positive("min_loss_scale", least));
   if (first != 0 && !(first >= 1 && first >= least && first <= OB_MOST_LOSS_SCALE))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "initial_loss_scale is %g, not from 1 and from min_loss_scale, %g, to 2^64",
@@ -64,15 +53,7 @@ static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *option
 static onebit_status_t resolve(const onebit_optimizer_options_t *given,
                                onebit_optimizer_options_t *options) {
   *options = *given;
-  options->gradient_factor = ob_given_or(options->gradient_factor, 1);
-  options->min_loss_scale = ob_given_or(options->min_loss_scale, 1);
-  if (!options->loss_scale_interval)
-    options->loss_scale_interval = 2000;
-  OB_TRY(check_dtype("gradient_dtype", options->gradient_dtype));
-  OB_TRY(check_dtype("parameter_dtype", options->parameter_dtype));
-  OB_TRY(ob_check_positive("gradient_factor", options->gradient_factor));
-  if (options->clip_norm != 0)
-    OB_TRY(ob_check_positive("clip_norm", options->clip_norm));
+  OB_TRY(ob_options_read(common, COMMON, given, options));
   OB_TRY(check_loss_scale(options));
   if (options->bucket_size && options->profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
@@ -80,6 +61,28 @@ static onebit_status_t resolve(const onebit_optimizer_options_t *given,
                     "together is decided there, leave it 0",
                     options->bucket_size);
   return ONEBIT_OK;
+}
+
+/* The method's own options, and what follows from them. */
+static onebit_status_t read_options(struct ob_recipe *recipe, const void *options,
+                                    size_t ntensors) {
+  const struct ob_method *method = recipe->asked;
+  size_t size = method->options_size;
+  if (options)
+    memcpy(&size, options, sizeof size);
+  if (size != method->options_size)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->size is %zu, not %zu: start from %s", size,
+                    method->options_size, method->options_init);
+  if (options)
+    memcpy(&recipe->common, (const char *)options + method->common_at, sizeof recipe->common);
+  bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
+  OB_TRY(ob_options_read(method->options, method->option_count, options, &recipe->moments));
+  if (deepspeed && method->not_deepspeeds)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no %s",
+                    method->not_deepspeeds);
+  recipe->moments.no_bias_correction |= deepspeed;
+  return method->resolve ? method->resolve(recipe, ntensors) : ONEBIT_OK;
 }
 
 /* The plan options of a unit, checked as plans check them. */
@@ -196,12 +199,6 @@ static uint64_t fingerprint(uint64_t hash, const void *data, size_t bytes) {
   return hash;
 }
 
-uint64_t ob_bits_of_double(double value) {
-  uint64_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
 /* What the tensors have that must be the same on all ranks. */
 static void add_tensors(const onebit_tensor_t *tensors, size_t ntensors, uint64_t *counts,
                         uint64_t *constants) {
@@ -219,31 +216,16 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
                                         onebit_comm_t comm, onebit_status_t status,
                                         const onebit_tensor_t *tensors, size_t ntensors) {
   static const onebit_optimizer_options_t none;
-  const onebit_optimizer_options_t *options = optimizer ? &optimizer->options : &none;
   uint64_t counts = 0xcbf29ce484222325u, constants = counts;
   if (status == ONEBIT_OK)
     add_tensors(tensors, ntensors, &counts, &constants);
-  const struct ob_term terms[] = {
+  struct ob_term terms[3 + COMMON] = {
       {"ntensors", ntensors},
       {"the list of tensor counts (its fingerprint)", counts},
       {"a weight decay, learning rate factor or uncompressed (their fingerprint)", constants},
-      {"profile", (uint64_t)options->profile},
-      {"scale", (uint64_t)options->scale},
-      {"block_size", options->block_size},
-      {"chunk_size", options->chunk_size},
-      {"schedule", (uint64_t)options->schedule},
-      {"no_error_feedback", (uint64_t) !!options->no_error_feedback},
-      {"bucket_size", options->bucket_size},
-      {"gradient_dtype", (uint64_t)options->gradient_dtype},
-      {"parameter_dtype", (uint64_t)options->parameter_dtype},
-      {"gradient_factor (as bits)", ob_bits_of_double(options->gradient_factor)},
-      {"clip_norm (as bits)", ob_bits_of_double(options->clip_norm)},
-      {"initial_loss_scale (as bits)", ob_bits_of_double(options->initial_loss_scale)},
-      {"loss_scale_interval", options->loss_scale_interval},
-      {"min_loss_scale (as bits)", ob_bits_of_double(options->min_loss_scale)},
-      {"dense_below", options->dense_below},
   };
-  return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
+  ob_options_terms(common, COMMON, optimizer ? &optimizer->options : &none, terms + 3);
+  return ob_agree(comm, status, terms, 3 + COMMON);
 }
 
 static uint64_t name_of(const char *name) {
@@ -258,7 +240,10 @@ static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_co
                                name_of(recipe->method->name)};
   OB_TRY(ob_agree(comm, status, &kind, 1));
   OB_TRY(agree_on_options(optimizer, comm, status, tensors, ntensors));
-  return ob_agree(comm, status, recipe->terms, recipe->term_count);
+  struct ob_term terms[OB_TERMS];
+  size_t count = recipe->asked->option_count;
+  ob_options_terms(recipe->asked->options, count, &recipe->moments, terms);
+  return ob_agree(comm, status, terms, count);
 }
 
 static onebit_status_t choose_place(onebit_optimizer_t optimizer) {
@@ -309,9 +294,12 @@ static onebit_optimizer_t begin(onebit_comm_t comm, const struct ob_recipe *reci
   return optimizer;
 }
 
-onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_recipe *recipe,
-                                    const onebit_tensor_t *tensors, size_t ntensors,
-                                    onebit_optimizer_t *result) {
+onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *method,
+                                    const void *options, const onebit_tensor_t *tensors,
+                                    size_t ntensors, onebit_optimizer_t *result) {
+  struct ob_recipe from = {.asked = method, .method = method, .moments = method->initial},
+                   *recipe = &from;
+  from.status = read_options(recipe, options, ntensors);
   if (result)
     *result = NULL;
   if (!comm) {

@@ -24,6 +24,7 @@
 #include "onebit/optimizer.h"
 #include "onebit/statistics.h"
 #include "optimizers/lamb_tensor.h"
+#include "optimizers/options.h"
 
 /* What a step sends of the gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
@@ -155,9 +156,40 @@ struct ob_numbers {
 
 enum { OB_NUMBERS_AT_MOST = 16 };
 
+/* What an optimizer goes by: its options, with every default filled in, and what its method sets. */
+struct ob_moments {
+  double beta1, beta2, epsilon;
+  int no_bias_correction;
+  bool no_dampening;  /* a gradient goes into the momentum as it is, not times 1 - beta1 */
+  bool no_warmup;     /* the first step is compressed already; freeze_step is ONEBIT_FREEZE_NEVER */
+  size_t freeze_step; /* as in onebit_adam_options_t */
+  double freeze_threshold;
+  onebit_adam_exchange_t exchange;
+  onebit_shards_t shards;
+  size_t warmup_steps; /* momentum SGD's; freeze_step follows from it */
+  double gain;         /* Efficient-Adam: of normalised gradients */
+  int trust_ratio;
+  double lion_beta2; /* Lion: of the momentum; beta2 is that of the ranks' second moments */
+  struct ob_lamb_limits limits;
+  /* 0/1 Adam's, as in its options. */
+  size_t variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
+};
+
+struct ob_recipe;
+
 /* The table of methods: what the optimizers do not have in common. */
 struct ob_method {
   const char *name;
+  /* Its options: the rows; the caller's struct, with the common options in it; the macro to start
+   * one from. What is set in all optimizers of the method. */
+  const struct ob_option *options;
+  size_t option_count, options_size, common_at;
+  const char *options_init;
+  struct ob_moments initial;
+  const char *not_deepspeeds; /* DeepSpeed has no optimizer of this name; NULL: it has one */
+  /* Options are read: what follows from them, and checks of several; it may choose another row, and
+   * make recipe->own. NULL: nothing. */
+  onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
   /* What is exchanged goes on from the last exchange's result. */
   bool momentum;
   bool fused;                    /* profile deepspeed compresses all tensors in one buffer */
@@ -198,20 +230,6 @@ struct ob_method {
   bool (*apart)(const struct onebit_optimizer *optimizer);
 };
 
-/* The numbers that the moments go by, with every default filled in. */
-struct ob_moments {
-  double beta1, beta2, epsilon;
-  bool no_bias_correction;
-  bool no_dampening;  /* a gradient goes into the momentum as it is, not times 1 - beta1 */
-  bool no_warmup;     /* the first step is compressed already; freeze_step is ONEBIT_FREEZE_NEVER */
-  size_t freeze_step; /* as in onebit_adam_options_t */
-  double freeze_threshold;
-  onebit_adam_exchange_t exchange;
-  onebit_shards_t shards;
-  double gain;       /* Efficient-Adam: of normalised gradients */
-  double lion_beta2; /* Lion: of the momentum; beta2 is that of the ranks' second moments */
-};
-
 struct onebit_optimizer {
   onebit_comm_t comm;
   const struct ob_optimizer_place *place;
@@ -248,41 +266,26 @@ struct onebit_optimizer {
 
 /* --- Making one (optimizer.c) */
 
-/* What a method's create call has found out before anything is made. */
+/* What a create call has found out before anything is made. */
 struct ob_recipe {
-  onebit_status_t status; /* how this rank fares so far, with the latest words */
-  const struct ob_method *method;
+  onebit_status_t status;         /* how this rank fares so far, with the latest error message */
+  const struct ob_method *asked;  /* whose options these are */
+  const struct ob_method *method; /* this, or another row that they ask for */
   struct ob_moments moments;
   onebit_optimizer_options_t common; /* as given */
-  const struct ob_term *terms;       /* what all ranks must have given alike, besides `common` */
-  size_t term_count;
-  void *own; /* becomes the optimizer's, or is released; plain memory */
+  void *own;                         /* becomes the optimizer's, or is released; plain memory */
 };
 
-/* Collective. The recipe of a rank that fails is agreed on all the same. */
-onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_recipe *recipe,
-                                    const onebit_tensor_t *tensors, size_t ntensors,
-                                    onebit_optimizer_t *optimizer);
+/* What a row says of its options: OPTIONS is their struct. */
+#define OB_OPTIONS(init, rows)                                                                     \
+  .options = (rows), .option_count = sizeof(rows) / sizeof((rows)[0]),                             \
+  .options_size = sizeof(OPTIONS), .common_at = offsetof(OPTIONS, common), .options_init = (init)
 
-/* Of options. `start` is what those begin with that have this size. */
-onebit_status_t ob_check_size(size_t size, size_t wanted, const char *start);
-onebit_status_t ob_check_fraction(const char *name, double value);
-onebit_status_t ob_check_positive(const char *name, double value);
-double ob_given_or(double value, double fallback);
-uint64_t ob_bits_of_double(double value);
-/* Fills in and checks beta1, beta2, epsilon and freeze_threshold, where they are not 0. */
-onebit_status_t ob_moments_resolve(struct ob_moments *moments, onebit_profile_t profile);
-
-/* What all ranks must have given alike of them, for a recipe's terms. */
-/* clang-format off */
-#define OB_MOMENT_TERMS(moments) \
-  {"beta1 (as bits)", ob_bits_of_double((moments)->beta1)}, \
-  {"beta2 (as bits)", ob_bits_of_double((moments)->beta2)}, \
-  {"epsilon (as bits)", ob_bits_of_double((moments)->epsilon)}, \
-  {"freeze_step", (moments)->freeze_step}, \
-  {"freeze_threshold (as bits)", ob_bits_of_double((moments)->freeze_threshold)}, \
-  {"no_bias_correction", (moments)->no_bias_correction}
-/* clang-format on */
+/* Collective: an optimizer of the method, of its options or NULL. What is wrong with them on one
+ * rank is agreed on all the same. */
+onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *method,
+                                    const void *options, const onebit_tensor_t *tensors,
+                                    size_t ntensors, onebit_optimizer_t *optimizer);
 
 /* Memory that counts as the optimizer's. NULL when there is none. */
 void *ob_optimizer_take(struct onebit_optimizer *optimizer, size_t count, size_t size);
@@ -405,10 +408,8 @@ onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
 
 /* --- 1-bit Adam whose state is sharded (shards.c) */
 
-extern const struct ob_method ob_method_shards;
-
-/* Fails unless it is possible with these options. */
-onebit_status_t ob_shards_check(const onebit_adam_options_t *options);
+/* Makes it the recipe's method, or fails: it is not possible with all options. */
+onebit_status_t ob_shards_choose(struct ob_recipe *recipe);
 
 /* The plans of a unit, beginning with those of an unsharded one: collective. */
 onebit_status_t ob_shards_plans(struct onebit_optimizer *optimizer, struct ob_unit *unit,

@@ -100,37 +100,7 @@ double ob_shards_variance(const struct onebit_optimizer *optimizer) {
   return own->variance;
 }
 
-/* --- Plans and options */
-
-onebit_status_t ob_shards_check(const onebit_adam_options_t *options) {
-  const onebit_optimizer_options_t *common = &options->common;
-  int shards = (int)options->shards;
-  if (options->exchange == ONEBIT_ADAM_EXCHANGE_STEP)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "exchange is ONEBIT_ADAM_EXCHANGE_STEP, shards is %d, which says what is "
-                    "exchanged: leave exchange 0",
-                    shards);
-  if (options->shards == ONEBIT_SHARDS_STEP && common->parameter_dtype != ONEBIT_FLOAT32)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "shards is ONEBIT_SHARDS_STEP, parameter_dtype is %d: every rank adds steps to "
-                    "parameters, which must be ONEBIT_FLOAT32",
-                    (int)common->parameter_dtype);
-  if (common->profile == ONEBIT_PROFILE_DEEPSPEED)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, shards is %d: DeepSpeed has no such "
-                    "1-bit Adam",
-                    shards);
-  if (common->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shares have the "
-                    "exchange only",
-                    shards);
-  if (common->device != ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is %d, shards is %d: shares are for memory of the host",
-                    (int)common->device, shards);
-  return ONEBIT_OK;
-}
+/* --- Plans */
 
 static bool sends_steps(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
   return optimizer->moments.shards == ONEBIT_SHARDS_STEP && !unit->uncompressed;
@@ -305,13 +275,44 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-const struct ob_method ob_method_shards = {.name = "adam",
-                                           .sharded = true,
-                                           .arrays = OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) |
-                                                     OB_MASK(OB_SCRATCH),
-                                           .create = create,
-                                           .exchange = ob_freeze_exchange,
-                                           .call = call,
-                                           .update = update,
-                                           .advance = advance,
-                                           .destroy = destroy};
+static const struct ob_method method = {.name = "adam",
+                                        .sharded = true,
+                                        .arrays = OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) |
+                                                  OB_MASK(OB_SCRATCH),
+                                        .create = create,
+                                        .exchange = ob_freeze_exchange,
+                                        .call = call,
+                                        .update = update,
+                                        .advance = advance,
+                                        .destroy = destroy};
+
+onebit_status_t ob_shards_choose(struct ob_recipe *recipe) {
+  const onebit_optimizer_options_t *common = &recipe->common;
+  int shards = (int)recipe->moments.shards;
+  recipe->method = &method;
+  if (recipe->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "exchange is ONEBIT_ADAM_EXCHANGE_STEP, shards is %d, which says what is "
+                    "exchanged: leave exchange 0",
+                    shards);
+  if (recipe->moments.shards == ONEBIT_SHARDS_STEP && common->parameter_dtype != ONEBIT_FLOAT32)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "shards is ONEBIT_SHARDS_STEP, parameter_dtype is %d: every rank adds steps to "
+                    "parameters, which must be ONEBIT_FLOAT32",
+                    (int)common->parameter_dtype);
+  if (common->profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, shards is %d: DeepSpeed has no such "
+                    "1-bit Adam",
+                    shards);
+  if (common->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shares have the "
+                    "exchange only",
+                    shards);
+  if (common->device != ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is %d, shards is %d: shares are for memory of the host",
+                    (int)common->device, shards);
+  return ONEBIT_OK;
+}

@@ -226,68 +226,58 @@ static size_t numbers(struct onebit_optimizer *optimizer,
 
 static bool apart(const struct onebit_optimizer *optimizer) { return own_of(optimizer)->apart; }
 
+/* --- Its row -----------------------------------------------------------------------------------*/
+
+#define OPTIONS onebit_zero_one_adam_options_t
+static const struct ob_option options_of[] = {
+    OB_ADAM_OPTIONS,
+    OB_FLAG(no_bias_correction),
+    OB_COUNT(variance_freeze_step),
+    OB_COUNT(variance_update_scaler),
+    OB_COUNT(local_step_scaler),
+    OB_COUNT(local_step_clipper),
+};
+
+static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
+
 /* Means and movements have an array of their own: which of the kept values' copies is free changes
  * with every exchange. */
 #define ARRAYS                                                                                     \
   (OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) | OB_MASK(OB_ANCHOR) | OB_MASK(OB_SCRATCH))
 #define ZERO_ONE_ADAM(own_arrays)                                                                  \
   {                                                                                                \
-    .name = "zero_one_adam", .arrays = (own_arrays), .scheduled = true, .dense = dense,            \
+    .name = "zero_one_adam", OB_OPTIONS("ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT", options_of),          \
+    .resolve = resolve, .arrays = (own_arrays), .scheduled = true, .dense = dense,                 \
     .exchange = exchange, .prepare = prepare, .call = call, .update = update, .advance = advance,  \
     .numbers = numbers, .apart = apart                                                             \
   }
 static const struct ob_method method = ZERO_ONE_ADAM(ARRAYS);
 static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));
 
-/* --- Making one */
-
-static onebit_status_t resolve(const onebit_zero_one_adam_options_t *given,
-                               struct ob_recipe *recipe, struct ob_zero_one_schedule *schedule) {
-  static const onebit_zero_one_adam_options_t defaults = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
-  const onebit_zero_one_adam_options_t *options = given ? given : &defaults;
-  OB_TRY(ob_check_size(options->size, sizeof *options, "ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT"));
-  const bool deepspeed = options->common.profile == ONEBIT_PROFILE_DEEPSPEED;
-  *schedule = ob_zero_one_resolve(
-      &(struct ob_zero_one_schedule){.variance_freeze_step = options->variance_freeze_step,
-                                     .variance_update_scaler = options->variance_update_scaler,
-                                     .local_step_scaler = options->local_step_scaler,
-                                     .local_step_clipper = options->local_step_clipper,
+static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+  struct ob_moments *moments = &recipe->moments;
+  struct zero_one *own = recipe->own = ob_allocate(1, sizeof *own);
+  const bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
+  (void)ntensors;
+  if (!own)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+  own->schedule = ob_zero_one_resolve(
+      &(struct ob_zero_one_schedule){.variance_freeze_step = moments->variance_freeze_step,
+                                     .variance_update_scaler = moments->variance_update_scaler,
+                                     .local_step_scaler = moments->local_step_scaler,
+                                     .local_step_clipper = moments->local_step_clipper,
                                      .before = deepspeed});
   recipe->method = deepspeed ? &method_deepspeed : &method;
-  recipe->common = options->common;
-  recipe->moments = (struct ob_moments){.beta1 = options->beta1,
-                                        .beta2 = options->beta2,
-                                        .epsilon = options->epsilon,
-                                        .no_bias_correction = options->no_bias_correction,
-                                        .freeze_step = schedule->variance_freeze_step};
-  return ob_moments_resolve(&recipe->moments, options->common.profile);
+  moments->freeze_step = moments->variance_freeze_step = own->schedule.variance_freeze_step;
+  moments->variance_update_scaler = own->schedule.variance_update_scaler;
+  moments->local_step_scaler = own->schedule.local_step_scaler;
+  moments->local_step_clipper = own->schedule.local_step_clipper;
+  return ONEBIT_OK;
 }
 
 onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                             size_t ntensors,
                                             const onebit_zero_one_adam_options_t *options,
                                             onebit_optimizer_t *optimizer) {
-  struct ob_recipe recipe = {.method = &method};
-  struct ob_zero_one_schedule schedule = {0};
-  struct zero_one *own = ob_allocate(1, sizeof *own);
-  recipe.status = resolve(options, &recipe, &schedule);
-  if (own)
-    own->schedule = schedule;
-  else
-    recipe.status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
-  recipe.own = own;
-  const struct ob_moments *moments = &recipe.moments;
-  const struct ob_term terms[] = {
-      {"beta1 (as bits)", ob_bits_of_double(moments->beta1)},
-      {"beta2 (as bits)", ob_bits_of_double(moments->beta2)},
-      {"epsilon (as bits)", ob_bits_of_double(moments->epsilon)},
-      {"no_bias_correction", moments->no_bias_correction},
-      {"variance_freeze_step", schedule.variance_freeze_step},
-      {"variance_update_scaler", schedule.variance_update_scaler},
-      {"local_step_scaler", schedule.local_step_scaler},
-      {"local_step_clipper", schedule.local_step_clipper},
-  };
-  recipe.terms = terms;
-  recipe.term_count = sizeof terms / sizeof terms[0];
-  return ob_optimizer_create(comm, &recipe, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
 }

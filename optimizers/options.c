@@ -1,0 +1,95 @@
+/* Options, as rows of a table. */
+#include "optimizers/options.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+
+_Static_assert(sizeof(onebit_dtype_t) == sizeof(int), "a choice is read as an int");
+
+onebit_status_t ob_check_fraction(const char *name, double value) {
+  if (!(value > 0 && value < 1))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not between 0 and 1", name, value);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_check_positive(const char *name, double value) {
+  if (!(value > 0) || isinf((float)value) || (float)value == 0)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, not a positive float", name, value);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_check_order(const char *min_name, double min, const char *max_name, double max) {
+  OB_TRY(ob_check_positive(min_name, min));
+  OB_TRY(ob_check_positive(max_name, max));
+  if (min > max)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %g, more than %s, which is %g", min_name, min,
+                    max_name, max);
+  return ONEBIT_OK;
+}
+
+double ob_given_or(double value, double fallback) { return value == 0 ? fallback : value; }
+
+static onebit_status_t read_double(const struct ob_option *row, const char *from, char *to) {
+  double value = 0;
+  if (from)
+    memcpy(&value, from + row->from, sizeof value);
+  value = ob_given_or(value, row->fallback);
+  memcpy(to + row->to, &value, sizeof value);
+  if (row->kind == OB_OPTION_FRACTION)
+    return ob_check_fraction(row->name, value);
+  if (row->kind == OB_OPTION_POSITIVE && (value != 0 || row->fallback != 0))
+    return ob_check_positive(row->name, value);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t read_int(const struct ob_option *row, const char *from, char *to) {
+  int value = 0;
+  if (from)
+    memcpy(&value, from + row->from, sizeof value);
+  if (row->kind == OB_OPTION_FLAG)
+    value = value != 0;
+  memcpy(to + row->to, &value, sizeof value);
+  if (row->most && (value < 0 || value > row->most))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, which is no %s", row->name, value, row->type);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t read_count(const struct ob_option *row, const char *from, char *to) {
+  size_t value = 0;
+  if (from)
+    memcpy(&value, from + row->from, sizeof value);
+  value = value ? value : (size_t)row->fallback;
+  memcpy(to + row->to, &value, sizeof value);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
+                                void *to) {
+  for (const struct ob_option *row = rows; row < rows + count; row++)
+    OB_TRY(row->kind <= OB_OPTION_POSITIVE ? read_double(row, from, to)
+           : row->kind == OB_OPTION_COUNT  ? read_count(row, from, to)
+                                           : read_int(row, from, to));
+  return ONEBIT_OK;
+}
+
+void ob_options_terms(const struct ob_option *rows, size_t count, const void *to,
+                      struct ob_term *terms) {
+  for (size_t k = 0; k < count; k++) {
+    const char *at = (const char *)to + rows[k].to;
+    uint64_t bits;
+    size_t whole;
+    int number;
+    if (rows[k].kind <= OB_OPTION_POSITIVE) {
+      memcpy(&bits, at, sizeof bits);
+    } else if (rows[k].kind == OB_OPTION_COUNT) {
+      memcpy(&whole, at, sizeof whole);
+      bits = whole;
+    } else {
+      memcpy(&number, at, sizeof number);
+      bits = (uint64_t)number;
+    }
+    terms[k] = (struct ob_term){rows[k].term, bits};
+  }
+}
