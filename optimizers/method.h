@@ -1,0 +1,121 @@
+/*
+ * The table of methods: a row says all that is particular to an optimizer, and is in the file of
+ * that optimizer; and what its options become.
+ */
+#ifndef OB_OPTIMIZERS_METHOD_H
+#define OB_OPTIMIZERS_METHOD_H
+
+#include "collectives/plan.h"
+#include "onebit/adam.h"
+#include "onebit/statistics.h"
+#include "optimizers/lamb_tensor.h"
+#include "optimizers/options.h"
+
+struct onebit_optimizer;
+struct ob_recipe;
+struct ob_unit;
+
+/* What a step sends of the gradients. */
+enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
+
+/* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
+ * loaded lies in least .. most. */
+enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
+
+struct ob_numbers {
+  enum ob_numbers_kind kind;
+  void *at;
+  size_t count;
+  double least, most;
+};
+
+enum { OB_NUMBERS_AT_MOST = 16 };
+
+/* What an optimizer goes by: its options with every default filled in, what its method sets. */
+struct ob_moments {
+  double beta1, beta2, epsilon;
+  int no_bias_correction;
+  bool no_dampening;  /* a gradient goes into the momentum as it is, not times 1 - beta1 */
+  bool no_warmup;     /* the first step is compressed; freeze_step is ONEBIT_FREEZE_NEVER */
+  size_t freeze_step; /* as in onebit_adam_options_t */
+  double freeze_threshold;
+  onebit_adam_exchange_t exchange;
+  onebit_shards_t shards;
+  size_t warmup_steps; /* momentum SGD's; freeze_step follows from it */
+  double gain;         /* Efficient-Adam: of normalised gradients */
+  int trust_ratio;
+  double lion_beta2; /* Lion: of the momentum; beta2 is that of the ranks' second moments */
+  struct ob_lamb_limits limits;
+  /* 0/1 Adam's, as in its options. */
+  size_t variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
+};
+
+/* The table of methods: what the optimizers do not have in common. */
+struct ob_method {
+  const char *name;
+  /* Its options: the rows; the caller's struct, with the common options in it; the macro to start
+   * one from. What is set in all optimizers of the method. */
+  const struct ob_option *options;
+  size_t option_count, options_size, common_at;
+  const char *options_init;
+  struct ob_moments initial;
+  const char *not_deepspeeds; /* DeepSpeed has no optimizer of this name; NULL: it has one */
+  /* Options are read: what follows from them, and checks of several; it may choose another row, and
+   * make recipe->own. NULL: nothing. */
+  onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
+  /* What is exchanged goes on from the last exchange's result. */
+  bool momentum;
+  bool fused;                    /* profile deepspeed compresses all tensors in one buffer */
+  bool lamb;                     /* optimizer->own is a struct ob_lamb */
+  bool sharded;                  /* a bucket has only the state of this rank's shard (shards.c) */
+  bool moments;                  /* buckets' plans keep moments of this rank's own gradients */
+  enum ob_serve_rule serve_rule; /* what servers make of what they receive */
+  unsigned arrays;               /* slots that are arrays of a unit's own, as OB_MASKs */
+  unsigned dense_arrays;         /* likewise of an uncompressed unit, besides */
+  /* What it needs besides the units, once they are made: collective. NULL: nothing. */
+  onebit_status_t (*create)(struct onebit_optimizer *optimizer);
+  /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. NULL:
+   * update has done it. */
+  onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
+  /* What the next step sends. */
+  enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
+  /* That depends on how the steps before ended, in all stages. */
+  bool scheduled;
+  /* A unit is about to send bits: what it sends comes to its place. NULL: it is there. */
+  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
+  /* Source, sink and hold of a call that sends bits. */
+  void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
+  /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
+   * is all there is to do. */
+  onebit_status_t (*update)(struct onebit_optimizer *optimizer);
+  /* A step is made and counted: changes the stage where that is due. NULL: it never changes. */
+  onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
+  void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
+  /* What it has to tell of a tensor besides norms: adds that. NULL: nothing. */
+  onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
+                          onebit_tensor_statistics_t *statistics);
+  /* For checkpoints. What it keeps besides the units' arrays: fills in the list, and says how long
+   * it is. NULL: nothing. */
+  size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+  /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
+  double *(*scalings)(struct onebit_optimizer *optimizer);
+  /* Whether parameters and momentum differ between ranks now. NULL: never. */
+  bool (*apart)(const struct onebit_optimizer *optimizer);
+};
+
+/* What a create call has found out before anything is made. */
+struct ob_recipe {
+  onebit_status_t status;         /* how this rank fares so far, with the latest error message */
+  const struct ob_method *asked;  /* whose options these are */
+  const struct ob_method *method; /* this, or another row that they ask for */
+  struct ob_moments moments;
+  onebit_optimizer_options_t common; /* as given */
+  void *own;                         /* becomes the optimizer's, or is released; plain memory */
+};
+
+/* What a row says of its options: OPTIONS is their struct. */
+#define OB_OPTIONS(init, rows)                                                                     \
+  .options = (rows), .option_count = sizeof(rows) / sizeof((rows)[0]),                             \
+  .options_size = sizeof(OPTIONS), .common_at = offsetof(OPTIONS, common), .options_init = (init)
+
+#endif
