@@ -38,16 +38,9 @@ from onebit._native import (
 )
 from onebit.communicator import Communicator
 from onebit.errors import Error, OnebitWarning
-from onebit.optimizer import (
-    Adam,
-    EfficientAdam,
-    Lamb,
-    Lion,
-    Momentum,
-    Optimizer,
-    Tensor,
-    ZeroOneAdam,
-)
+from onebit.methods import NAMES
+from onebit.optimizer import *  # noqa: F403: the optimizers
+from onebit.optimizer import Optimizer, Tensor
 from onebit.plan import Plan, Request
 from onebit.transport import Operation as TransportOperation
 from onebit.transport import Transport
@@ -58,15 +51,10 @@ __all__ = [
     "BLOCK_BUFFER",
     "FREEZE_AUTOMATIC",
     "FREEZE_NEVER",
-    "Adam",
     "AdamExchange",
     "Communicator",
     "Dtype",
-    "EfficientAdam",
     "Error",
-    "Lamb",
-    "Lion",
-    "Momentum",
     "OnebitWarning",
     "Operation",
     "Optimizer",
@@ -82,7 +70,7 @@ __all__ = [
     "Transport",
     "TransportOperation",
     "Wire",
-    "ZeroOneAdam",
     "library_path",
     "version",
+    *NAMES,
 ]

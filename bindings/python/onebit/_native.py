@@ -22,6 +22,8 @@ from ctypes import (
     c_void_p,
 )
 
+from onebit.methods import METHODS
+
 # --- Numbers -------------------------------------------------------------------------------------
 
 
@@ -230,93 +232,18 @@ class OptimizerOptions(Structure):
     ]
 
 
-class EfficientAdamOptions(Structure):
-    c_name = "onebit_efficient_adam_options_t"
-    _fields_ = [
-        ("size", c_size_t),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("epsilon", c_double),
-        ("gain", c_double),
-        ("trust_ratio", c_int),
-        ("min_ratio", c_double),
-        ("max_ratio", c_double),
-        ("common", OptimizerOptions),
-    ]
+def _options_of(method):
+    """The structure of an optimizer's options."""
+    types = {"double": c_double, "int": c_int, "size_t": c_size_t}
+    fields = [(name, types[type_name]) for name, type_name in method.typed()]
+    body = {
+        "c_name": f"onebit_{method.name}_options_t",
+        "_fields_": [("size", c_size_t), *fields, ("common", OptimizerOptions)],
+    }
+    return type(f"{method.kind}Options", (Structure,), body)
 
 
-class AdamOptions(Structure):
-    c_name = "onebit_adam_options_t"
-    _fields_ = [
-        ("size", c_size_t),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("epsilon", c_double),
-        ("freeze_step", c_size_t),
-        ("freeze_threshold", c_double),
-        ("no_bias_correction", c_int),
-        ("exchange", c_int),
-        ("shards", c_int),
-        ("common", OptimizerOptions),
-    ]
-
-
-class LambOptions(Structure):
-    c_name = "onebit_lamb_options_t"
-    _fields_ = [
-        ("size", c_size_t),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("epsilon", c_double),
-        ("freeze_step", c_size_t),
-        ("freeze_threshold", c_double),
-        ("no_bias_correction", c_int),
-        ("max_coefficient", c_double),
-        ("min_coefficient", c_double),
-        ("coefficient_beta", c_double),
-        ("max_factor", c_double),
-        ("min_factor", c_double),
-        ("factor_change", c_double),
-        ("common", OptimizerOptions),
-    ]
-
-
-class ZeroOneAdamOptions(Structure):
-    c_name = "onebit_zero_one_adam_options_t"
-    _fields_ = [
-        ("size", c_size_t),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("epsilon", c_double),
-        ("no_bias_correction", c_int),
-        ("variance_freeze_step", c_size_t),
-        ("variance_update_scaler", c_size_t),
-        ("local_step_scaler", c_size_t),
-        ("local_step_clipper", c_size_t),
-        ("common", OptimizerOptions),
-    ]
-
-
-class MomentumOptions(Structure):
-    c_name = "onebit_momentum_options_t"
-    _fields_ = [
-        ("size", c_size_t),
-        ("momentum", c_double),
-        ("warmup_steps", c_size_t),
-        ("common", OptimizerOptions),
-    ]
-
-
-class LionOptions(Structure):
-    c_name = "onebit_lion_options_t"
-    _fields_ = [
-        ("size", c_size_t),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("beta3", c_double),
-        ("epsilon", c_double),
-        ("common", OptimizerOptions),
-    ]
+OPTIONS = {method.kind: _options_of(method) for method in METHODS}
 
 
 class OptimizerInfo(Structure):
@@ -405,10 +332,7 @@ STRUCTURES = (
     PlanInfo,
     TensorDescription,
     OptimizerOptions,
-    AdamOptions,
-    LambOptions,
-    ZeroOneAdamOptions,
-    MomentumOptions,
+    *OPTIONS.values(),
     OptimizerInfo,
     OptimizerStatistics,
     TensorStatistics,
@@ -464,30 +388,16 @@ STATUS_FUNCTIONS = {
     "onebit_ireduce_scatter": [c_void_p, c_void_p, HANDLE, OUT],
     "onebit_test": [OUT],
     "onebit_wait": [OUT],
-    "onebit_efficient_adam_create": [
-        HANDLE,
-        POINTER(TensorDescription),
-        c_size_t,
-        POINTER(EfficientAdamOptions),
-        OUT,
-    ],
-    "onebit_adam_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(AdamOptions), OUT],
-    "onebit_lamb_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(LambOptions), OUT],
-    "onebit_zero_one_adam_create": [
-        HANDLE,
-        POINTER(TensorDescription),
-        c_size_t,
-        POINTER(ZeroOneAdamOptions),
-        OUT,
-    ],
-    "onebit_momentum_create": [
-        HANDLE,
-        POINTER(TensorDescription),
-        c_size_t,
-        POINTER(MomentumOptions),
-        OUT,
-    ],
-    "onebit_lion_create": [HANDLE, POINTER(TensorDescription), c_size_t, POINTER(LionOptions), OUT],
+    **{
+        f"onebit_{method.name}_create": [
+            HANDLE,
+            POINTER(TensorDescription),
+            c_size_t,
+            POINTER(OPTIONS[method.kind]),
+            OUT,
+        ]
+        for method in METHODS
+    },
     "onebit_optimizer_step": [HANDLE, c_float],
     "onebit_optimizer_begin": [HANDLE, c_float],
     "onebit_optimizer_ready": [HANDLE, c_size_t],

@@ -1,5 +1,4 @@
-"""The optimizers: Efficient-Adam, 1-bit Adam, 1-bit LAMB, 0/1 Adam, 1-bit momentum SGD and
-Lion in one bit."""
+"""The optimizers: what they have in common, and a class for each row of `onebit.methods`."""
 
 import ctypes
 import json
@@ -11,6 +10,7 @@ from onebit import _native
 from onebit._native import Dtype, Stage, Status
 from onebit.buffers import buffer_of
 from onebit.errors import check, last_message, wrong
+from onebit.methods import METHODS, NAMES
 
 
 class Tensor(NamedTuple):
@@ -248,46 +248,18 @@ class Optimizer:
             self.close()
 
 
-class EfficientAdam(Optimizer):
-    """Efficient-Adam with one bit (onebit/efficient_adam.h), the one to begin with: beta1, beta2,
-    epsilon, gain, trust_ratio, min_ratio, max_ratio, and the options of all optimizers."""
-
-    _create = "onebit_efficient_adam_create"
-    _options = _native.EfficientAdamOptions
-
-
-class Adam(Optimizer):
-    """1-bit Adam (onebit/adam.h): beta1, beta2, epsilon, freeze_step, freeze_threshold,
-    no_bias_correction, exchange, shards, and the options of all optimizers."""
-
-    _create = "onebit_adam_create"
-    _options = _native.AdamOptions
+def _made(method):
+    """The class of an optimizer."""
+    fields = ", ".join(name for name, _ in method.typed())
+    body = {
+        "__doc__": f"{method.title} (onebit/{method.name}.h): {fields}, and the options of all "
+        "optimizers.",
+        "__module__": __name__,
+        "_create": f"onebit_{method.name}_create",
+        "_options": _native.OPTIONS[method.kind],
+    }
+    return type(method.kind, (Optimizer,), body)
 
 
-class Lamb(Optimizer):
-    """1-bit LAMB (onebit/lamb.h)."""
-
-    _create = "onebit_lamb_create"
-    _options = _native.LambOptions
-
-
-class ZeroOneAdam(Optimizer):
-    """0/1 Adam (onebit/zero_one_adam.h)."""
-
-    _create = "onebit_zero_one_adam_create"
-    _options = _native.ZeroOneAdamOptions
-
-
-class Momentum(Optimizer):
-    """1-bit momentum SGD (onebit/momentum.h)."""
-
-    _create = "onebit_momentum_create"
-    _options = _native.MomentumOptions
-
-
-class Lion(Optimizer):
-    """Lion in one bit (onebit/lion.h): beta1, beta2, beta3, epsilon, and the options of all
-    optimizers."""
-
-    _create = "onebit_lion_create"
-    _options = _native.LionOptions
+globals().update({method.kind: _made(method) for method in METHODS})
+__all__ = ["Optimizer", "Tensor", *NAMES]

@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 
+import onebit
 import pytest
 from conftest import REPOSITORY
 from onebit import _native
+from onebit.methods import METHODS, NAMES
 
 COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0])
 
@@ -93,3 +95,10 @@ def test_every_function_has_its_arguments():
         assert found, name
         count = 0 if found.group(1).strip() == "void" else found.group(1).count(",") + 1
         assert count == len(arguments), name
+
+
+def test_every_optimizer_has_its_row():
+    """Of the calls that make an optimizer of tensors."""
+    made = re.findall(r"onebit_(\w+)_create\(onebit_comm_t comm, const onebit_tensor_t", headers())
+    assert sorted(made) == sorted(method.name for method in METHODS)
+    assert all(issubclass(getattr(onebit, name), onebit.Optimizer) for name in NAMES)

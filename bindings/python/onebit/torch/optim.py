@@ -11,6 +11,7 @@ import torch
 
 import onebit
 from onebit.errors import wrong
+from onebit.methods import METHODS, NAMES
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -94,37 +95,14 @@ class _Optimizer(torch.optim.Optimizer):
         super().load_state_dict({key: dicts[0][key] for key in ("state", "param_groups")})
 
 
-class EfficientAdam(_Optimizer):
-    """`onebit.EfficientAdam` for torch: Efficient-Adam with one bit, the one to begin with."""
-
-    _kind = onebit.EfficientAdam
-
-
-class Adam(_Optimizer):
-    """`onebit.Adam` for torch: 1-bit Adam."""
-
-    _kind = onebit.Adam
-
-
-class Lamb(_Optimizer):
-    """`onebit.Lamb` for torch: 1-bit LAMB."""
-
-    _kind = onebit.Lamb
-
-
-class ZeroOneAdam(_Optimizer):
-    """`onebit.ZeroOneAdam` for torch: 0/1 Adam."""
-
-    _kind = onebit.ZeroOneAdam
-
-
-class Momentum(_Optimizer):
-    """`onebit.Momentum` for torch: 1-bit momentum SGD."""
-
-    _kind = onebit.Momentum
-
-
-class Lion(_Optimizer):
-    """`onebit.Lion` for torch: Lion in one bit."""
-
-    _kind = onebit.Lion
+for _method in METHODS:
+    globals()[_method.kind] = type(
+        _method.kind,
+        (_Optimizer,),
+        {
+            "__doc__": f"`onebit.{_method.kind}` for torch: {_method.title}.",
+            "__module__": __name__,
+            "_kind": getattr(onebit, _method.kind),
+        },
+    )
+__all__ = NAMES
