@@ -137,8 +137,9 @@ RANKED   := $(if $(filter 1,$(MPI)),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/m
 UNLINKED := $(if $(filter 1,$(MPI)),$(addprefix $(BUILD)/tests/preload/,program variables))
 UNLINKED_NCCL := $(if $(filter 1,$(NCCL)),$(BUILD)/tests/preload/nccl_program)
 DIGEST   := $(BUILD)/tests/codec_digest
+BEHAVIOUR := $(BUILD)/tests/behaviour_digest
 FUZZER   := $(BUILD)/tests/fuzz_message
-HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
+HARNESS  := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behaviour_% $(DIGEST).o $(FUZZER).o $(only_mpi),\
               $(call objects,tests/*.c))
 # A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
 FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
@@ -253,7 +254,7 @@ TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
 $(BUILD)/onebit-tune: $(BUILD)/bench/tune.o $(TUNED)
 $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 
-$(filter-out %/train_plain,$(EXAMPLES)) $(DIGEST): $(STATIC)
+$(filter-out %/train_plain,$(EXAMPLES)) $(DIGEST) $(BEHAVIOUR): $(STATIC)
 	$(call say,LD)
 	$(link) $(OWN_LIBS) $(LIBS)
 $(BUILD)/examples/train_plain $(UNLINKED): %: %.o
@@ -282,6 +283,7 @@ $(BUILD)/examples/adam: $(call objects,examples/adam.c)
 $(BUILD)/examples/allreduce: $(call objects,examples/allreduce.c)
 $(BUILD)/examples/mpi_calls: $(call objects,examples/mpi_calls.c)
 $(DIGEST): $(DIGEST).o $(BUILD)/tests/codec_cases.o
+$(BEHAVIOUR): $(BEHAVIOUR).o $(BUILD)/tests/behaviour_wire.o
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC)
 	$(call say,LD)
