@@ -188,28 +188,33 @@ $(STATIC): $(LIBRARY)
 	$(call say,AR)
 	$(Q)rm -f $@; $(AR) rcs $@ $^
 
-# What leaves the shared library is decided in onebit.map; all else is hidden and bound inside.
+# What leaves the shared library is decided in onebit.map; all else is hidden, and what is not is
+# bound inside, too.
 $(SHARED): $(LIBRARY) onebit.map
 	$(call say,LD)
-	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=onebit.map \
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=onebit.map -Wl,-Bsymbolic-functions \
 	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(LIBRARY) $(LIBS)
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
-# The whole library again, with what stands before MPI. Its own calls of MPI go past those wrappers.
-WRAPPED = MPI_Init MPI_Init_thread MPI_Finalize MPI_Allreduce MPI_Iallreduce MPI_Allgather \
-  MPI_Reduce_scatter_block MPI_Allreduce_init MPI_Start MPI_Startall MPI_Request_free
-$(BUILD)/onebit-inside.o: $(LIBRARY)
+# What stands before MPI, and calls libonebit.so, beside which it is installed: by the name of this
+# release, and as a filter, which the loader searches before the program's own libraries. So one that
+# is linked to onebit shares this library, also where its own is another release. The library itself
+# calls PMPI_ where a wrapper would catch its call.
+$(BUILD)/release/libonebit.so: $(SHARED)
 	$(call say,LD)
-	$(Q)$(CC) -r -nostdlib -o $@ $(LIBRARY)
-	$(Q)$(OBJCOPY) $(foreach call,$(WRAPPED),--redefine-sym $(call)=P$(call)) $@
-$(BUILD)/libonebit-mpi.so: $(BUILD)/onebit-inside.o \
-  $(filter-out $(BUILD)/dropin/preload_nccl%,$(PRELOADED)) preload.map
+	$(Q)mkdir -p $(@D); $(CC) -shared -Wl,-soname,$(notdir $(SHARED)) -Wl,--version-script=onebit.map \
+	  $(ALL_LDFLAGS) -o $@ $(LIBRARY)
+$(BUILD)/libonebit-mpi.so: $(filter-out $(BUILD)/dropin/preload_nccl%,$(PRELOADED)) preload.map \
+  $(BUILD)/release/libonebit.so
 	$(call say,LD)
-	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map \
-	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LIBS) -ldl
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map -Wl,-rpath,'$$ORIGIN' \
+	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) \
+	  -Wl,--filter=$(notdir $(SHARED)) -L$(BUILD)/release -lonebit $(MPI_LIBS) -lm -ldl
 
-# The library without MPI, with what stands before NCCL. It is preloaded into processes without CUDA
-# too, and into those that load it later: so it brings the CUDA runtime, and looks NCCL up.
+# The library once more, without MPI, with what stands before NCCL. It is preloaded into processes
+# that have no MPI, no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so
+# would bring all three there, and its calls of NCCL would end in the wrappers: here they are renamed
+# to functions that look NCCL up.
 NCCL_WRAPPED = $(addprefix nccl,CommInitRank CommInitRankConfig CommInitRankScalable CommInitAll \
   CommSplit CommFinalize CommDestroy CommAbort CommGetAsyncError CommCount CommCuDevice \
   CommUserRank GetVersion GroupStart GroupEnd Send Recv AllReduce ReduceScatter AllGather \

@@ -32,12 +32,13 @@ static onebit_status_t mpi_error(const char *call, int code) {
   return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, words);
 }
 
-#define MPI_TRY(call, arguments)                                                                   \
+#define MPI_CHECK(name, call)                                                                      \
   do {                                                                                             \
-    int mpi_try_code = call arguments;                                                             \
-    if (mpi_try_code != MPI_SUCCESS)                                                               \
-      return mpi_error(#call, mpi_try_code);                                                       \
+    int mpi_check_code = (call);                                                                   \
+    if (mpi_check_code != MPI_SUCCESS)                                                             \
+      return mpi_error(name, mpi_check_code);                                                      \
   } while (0)
+#define MPI_TRY(call, arguments) MPI_CHECK(#call, call arguments)
 
 static MPI_Comm mpi_of(onebit_comm_t comm) { return *(MPI_Comm *)comm->state; }
 
@@ -181,7 +182,8 @@ static onebit_status_t find_hosts(MPI_Comm mpi, int rank, int *host_of) {
   MPI_Comm_free(&host);
   if (code != MPI_SUCCESS)
     return mpi_error("MPI_Bcast", code);
-  MPI_TRY(MPI_Allgather, (&first, 1, MPI_INT, host_of, 1, MPI_INT, mpi));
+  /* libonebit-mpi.so may stand before MPI's collectives. */
+  MPI_CHECK("MPI_Allgather", PMPI_Allgather(&first, 1, MPI_INT, host_of, 1, MPI_INT, mpi));
   return ONEBIT_OK;
 }
 
@@ -208,7 +210,7 @@ static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_com
 /* All ranks take the worst of their statuses. */
 static onebit_status_t agree(MPI_Comm mpi, onebit_status_t mine) {
   int worst = mine, status = mine;
-  MPI_TRY(MPI_Allreduce, (&status, &worst, 1, MPI_INT, MPI_MIN, mpi));
+  MPI_CHECK("MPI_Allreduce", PMPI_Allreduce(&status, &worst, 1, MPI_INT, MPI_MIN, mpi));
   if (mine == ONEBIT_OK && worst != ONEBIT_OK)
     return ob_error((onebit_status_t)worst, "another rank reports %s",
                     onebit_status_string((onebit_status_t)worst));
