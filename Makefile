@@ -112,14 +112,17 @@ only_mpi := $(if $(filter 1,$(MPI)),,%_mpi.o)
 only_cuda := $(if $(filter 0,$(CUDA)),%_cuda.o)
 only_nccl := $(if $(filter 1,$(NCCL)),,%_nccl.o)
 
-# What only an unmodified program that is preloaded needs.
+# What only an unmodified program that is preloaded needs, before MPI and before NCCL.
 RULES    := $(call objects,dropin/rules*.c)
-PRELOADED := $(call objects,dropin/preload*.c dropin/report*.c) $(RULES)
+PRELOADED := $(call objects,dropin/preload.c dropin/report*.c) $(RULES)
+PRELOADED_MPI := $(call objects,dropin/mpi/preload*.c)
+PRELOADED_NCCL := $(call objects,dropin/nccl/*.c)
 PRELOAD  := $(if $(filter 1,$(MPI)),$(BUILD)/libonebit-mpi.so) \
               $(if $(filter 1,$(NCCL)),$(BUILD)/libonebit-nccl.so)
-LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED),\
-              $(call objects,base/*.c compression/*.c collectives/*.c collectives/*/*.c optimizers/*.c \
-                optimizers/checkpoint/*.c dropin/*.c) \
+LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED) $(PRELOADED_MPI),\
+              $(call objects,base/*.c compression/*.c collectives/*.c collectives/*/*.c \
+                optimizers/*.c optimizers/*/*.c dropin/*.c) \
+              $(if $(filter 1,$(MPI)),$(call objects,dropin/mpi/*.c)) \
               $(if $(filter-out 0,$(CUDA)),$(call objects,cuda/*.c) $(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
@@ -146,8 +149,9 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(filter 1,$(MPI)),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(filter 0,$(CUDA)),%/cuda.h) $(if $(filter 1,$(NCCL)),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-MODULES  := include/onebit base compression collectives collectives/cost collectives/schedules collectives/transports optimizers optimizers/checkpoint dropin cuda \
-  bench examples tests tests/abi tests/cpp tests/preload tests/gpu tests/emulation tests/emulation/include
+MODULES  := include/onebit base compression collectives collectives/cost collectives/schedules \
+  collectives/transports optimizers optimizers/checkpoint dropin dropin/mpi dropin/nccl cuda bench \
+  examples  tests tests/abi tests/cpp tests/preload tests/gpu tests/emulation tests/emulation/include
 
 .PHONY: all tests deps demo check installed-check gpu-check bench reference install uninstall clean \
   format fuzz neon FORCE
@@ -204,10 +208,10 @@ $(BUILD)/release/libonebit.so: $(SHARED)
 	$(call say,LD)
 	$(Q)mkdir -p $(@D); $(CC) -shared -Wl,-soname,$(notdir $(SHARED)) -Wl,--version-script=onebit.map \
 	  $(ALL_LDFLAGS) -o $@ $(LIBRARY)
-$(BUILD)/libonebit-mpi.so: $(filter-out $(BUILD)/dropin/preload_nccl%,$(PRELOADED)) preload.map \
+$(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map \
   $(BUILD)/release/libonebit.so
 	$(call say,LD)
-	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload.map -Wl,-rpath,'$$ORIGIN' \
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=dropin/mpi/preload.map -Wl,-rpath,'$$ORIGIN' \
 	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) \
 	  -Wl,--filter=$(notdir $(SHARED)) -L$(BUILD)/release -lonebit $(MPI_LIBS) -lm -ldl
 
@@ -222,14 +226,14 @@ NCCL_WRAPPED = $(addprefix nccl,CommInitRank CommInitRankConfig CommInitRankScal
 EMULATED_LIBS = $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))
 NCCL_PRELOAD_LIBS = $(if $(filter emulated,$(CUDA)),$(EMULATED_LIBS),-L$(CUDA_HOME)/lib64 \
   -lcudart_static) -lstdc++ -lm -ldl -lrt
-$(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o,$(LIBRARY))
+$(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY))
 	$(call say,LD)
 	$(Q)$(CC) -r -nostdlib -o $@ $^
 	$(Q)$(OBJCOPY) $(foreach call,$(NCCL_WRAPPED),--redefine-sym $(call)=ob_next_$(call)) $@
-$(BUILD)/libonebit-nccl.so: $(BUILD)/onebit-inside-nccl.o \
-  $(filter-out %_mpi.o $(BUILD)/dropin/preload_mpi%,$(PRELOADED)) preload_nccl.map $(EMULATION_SHARED)
+$(BUILD)/libonebit-nccl.so: $(BUILD)/onebit-inside-nccl.o $(PRELOADED) $(PRELOADED_NCCL) \
+  dropin/nccl/preload.map $(EMULATION_SHARED)
 	$(call say,LD)
-	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=preload_nccl.map \
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=dropin/nccl/preload.map \
 	  $(if $(SAN),,-Wl$(comma)-z$(comma)defs) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(NCCL_PRELOAD_LIBS)
 
 # The Fortran module, and what it calls: a library beside libonebit, of the compiler that $(MPIFC) is.

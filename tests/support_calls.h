@@ -5,7 +5,7 @@
 
 #include <mpi.h>
 
-#include "dropin/communicator.h"
+#include "dropin/mpi/communicator.h"
 #include "onebit/mpi_calls.h"
 #include "tests/support_mpi.h"
 

@@ -1,0 +1,23 @@
+/* What communicator.c, which knows tensors, and attributes.c, which knows how MPI keeps
+ * things with communicators, have of each other. */
+#ifndef OB_DROPIN_MPI_ATTACHED_H
+#define OB_DROPIN_MPI_ATTACHED_H
+
+#include "dropin/mpi/communicator.h"
+
+/* Collective: all ranks fail, or none. */
+onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **attached);
+
+/* Collective: waits for what is in flight. */
+void ob_attached_destroy(struct ob_attached *attached);
+
+/* The communicator's, or NULL where there is none yet or can be none. Local. */
+struct ob_attached *ob_attached_known(MPI_Comm comm);
+
+/* Why there can be none: how making one has failed; ONEBIT_OK where nobody has tried. Local. */
+onebit_status_t ob_attached_failure(MPI_Comm comm);
+
+/* Makes sure that MPI_Finalize gives back what the library keeps. Local. */
+void ob_attached_watch_finalize(void);
+
+#endif

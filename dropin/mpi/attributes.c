@@ -1,0 +1,172 @@
+/*
+ * How MPI keeps what belongs to a communicator: as an attribute, whose deletion frees it. A
+ * communicator that is still there when MPI ends is found in a list, by a deletion too: that of an
+ * attribute of MPI_COMM_SELF, which MPI_Finalize deletes first, while everything still works.
+ */
+#include <pthread.h>
+#include <stdio.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "dropin/mpi/attached.h"
+#include "dropin/mpi/calls.h"
+
+/* One for each communicator; its address is the attribute. */
+struct holder {
+  struct holder *next; /* of this process, the oldest first: on all ranks in an order that agrees */
+  MPI_Comm comm;
+  struct ob_attached *attached; /* NULL: the ranks could not make one, and how they failed: */
+  onebit_status_t failure;
+  char words[160];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct holder *holders;
+static int communicators_key = MPI_KEYVAL_INVALID, end_key = MPI_KEYVAL_INVALID;
+
+static void remove_holder(const struct holder *holder) {
+  pthread_mutex_lock(&lock);
+  struct holder **at = &holders;
+  while (*at && *at != holder)
+    at = &(*at)->next;
+  if (*at)
+    *at = holder->next;
+  pthread_mutex_unlock(&lock);
+}
+
+static void add_holder(struct holder *holder) {
+  pthread_mutex_lock(&lock);
+  struct holder **at = &holders;
+  while (*at)
+    at = &(*at)->next;
+  *at = holder;
+  pthread_mutex_unlock(&lock);
+}
+
+/* An MPI_Comm_delete_attr_function: in MPI_Comm_free, which is collective, or at the end. */
+static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
+  struct holder *holder = value;
+  (void)key, (void)extra;
+  remove_holder(holder);
+  ob_attached_destroy(holder->attached);
+  if (holder->comm != MPI_COMM_NULL)
+    ob_requests_orphan(comm);
+  ob_release(holder);
+  return MPI_SUCCESS;
+}
+
+static struct holder *oldest(void) {
+  pthread_mutex_lock(&lock);
+  struct holder *holder = holders;
+  pthread_mutex_unlock(&lock);
+  return holder;
+}
+
+/* The same, of MPI_COMM_SELF. */
+static int end(MPI_Comm self, int key, void *value, void *extra) {
+  (void)self, (void)key, (void)value, (void)extra;
+  for (struct holder *holder = oldest(); holder; holder = oldest())
+    if (PMPI_Comm_delete_attr(holder->comm, communicators_key) != MPI_SUCCESS)
+      remove_holder(holder);
+  ob_mpi_handles_free();
+  if (communicators_key != MPI_KEYVAL_INVALID)
+    PMPI_Comm_free_keyval(&communicators_key);
+  return MPI_SUCCESS;
+}
+
+void ob_attached_watch_finalize(void) {
+  pthread_mutex_lock(&lock);
+  if (end_key == MPI_KEYVAL_INVALID &&
+      PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, end, &end_key, NULL) == MPI_SUCCESS) {
+    PMPI_Comm_set_attr(MPI_COMM_SELF, end_key, NULL);
+    int key = end_key; /* MPI frees it once the attribute is gone */
+    PMPI_Comm_free_keyval(&key);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+static int key_of_communicators(void) {
+  ob_attached_watch_finalize();
+  pthread_mutex_lock(&lock);
+  if (communicators_key == MPI_KEYVAL_INVALID)
+    PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_holder, &communicators_key, NULL);
+  int key = communicators_key;
+  pthread_mutex_unlock(&lock);
+  return key;
+}
+
+static struct holder *holder_of(MPI_Comm comm, int key) {
+  void *value = NULL;
+  int found = 0;
+  if (key == MPI_KEYVAL_INVALID || PMPI_Comm_get_attr(comm, key, &value, &found) != MPI_SUCCESS ||
+      !found)
+    return NULL;
+  return value;
+}
+
+struct ob_attached *ob_attached_known(MPI_Comm comm) {
+  pthread_mutex_lock(&lock);
+  int key = communicators_key;
+  pthread_mutex_unlock(&lock);
+  struct holder *holder = holder_of(comm, key);
+  return holder ? holder->attached : NULL;
+}
+
+onebit_status_t ob_attached_failure(MPI_Comm comm) {
+  pthread_mutex_lock(&lock);
+  int key = communicators_key;
+  pthread_mutex_unlock(&lock);
+  const struct holder *holder = holder_of(comm, key);
+  if (!holder || holder->failure == ONEBIT_OK)
+    return ONEBIT_OK;
+  return ob_error(holder->failure, "%s", holder->words);
+}
+
+/* Several ranks that know each other. */
+static bool is_group(MPI_Comm comm) {
+  int inter = 1, size = 1;
+  return PMPI_Comm_test_inter(comm, &inter) == MPI_SUCCESS && !inter &&
+         PMPI_Comm_size(comm, &size) == MPI_SUCCESS && size > 1;
+}
+
+/* A rank that can not keep it can not take part again either, so it says so now: with a group of
+ * ranks that keeps nothing, the next call comes here again, on all of them. */
+static bool all_keep(MPI_Comm comm, int key, struct holder *holder) {
+  int mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS, all = 0;
+  int code = PMPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, comm);
+  if (code == MPI_SUCCESS && all)
+    return true;
+  if (mine) {
+    holder->attached = NULL; /* its caller's, and the communicator stays */
+    holder->comm = MPI_COMM_NULL;
+    PMPI_Comm_delete_attr(comm, key);
+  } else {
+    ob_release(holder);
+  }
+  return false;
+}
+
+static struct ob_attached *attach(MPI_Comm comm, int key, unsigned repeats) {
+  struct ob_attached *attached;
+  onebit_status_t status = ob_attached_create(comm, repeats, &attached);
+  struct holder *holder = ob_allocate(1, sizeof *holder);
+  if (holder) {
+    *holder = (struct holder){.comm = comm, .attached = attached, .failure = status};
+    if (status != ONEBIT_OK)
+      snprintf(holder->words, sizeof holder->words, "%s", onebit_last_error());
+  }
+  if (!all_keep(comm, key, holder)) {
+    ob_attached_destroy(attached);
+    return NULL;
+  }
+  add_holder(holder);
+  return attached;
+}
+
+struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats) {
+  int key = key_of_communicators();
+  struct holder *holder = holder_of(comm, key);
+  if (holder)
+    return holder->attached;
+  return is_group(comm) ? attach(comm, key, repeats) : NULL;
+}

@@ -1,0 +1,224 @@
+/* MPI's calls in the library's terms. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "dropin/elements.h"
+#include "dropin/mpi/call.h"
+
+/* ---- Handles of our own ---- */
+
+struct handles {
+  MPI_Datatype bfloat16, float16;
+  MPI_Op sum, average;
+};
+
+/* Calls look at them without a lock: here are all of them, or none. */
+static const struct handles none = {MPI_DATATYPE_NULL, MPI_DATATYPE_NULL, MPI_OP_NULL, MPI_OP_NULL};
+static struct handles made;
+static _Atomic(const struct handles *) known = &none;
+static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool ended;
+
+static const struct handles *handles(void) {
+  return atomic_load_explicit(&known, memory_order_acquire);
+}
+
+static onebit_dtype_t own_dtype(MPI_Datatype type) {
+  return type == handles()->bfloat16  ? ONEBIT_BFLOAT16
+         : type == handles()->float16 ? ONEBIT_FLOAT16
+                                      : ONEBIT_FLOAT32;
+}
+
+/* An MPI_User_function. */
+static void add(void *from, void *to, int *count, MPI_Datatype *type) {
+  ob_elements_add(own_dtype(*type), to, from, (size_t)*count);
+}
+
+/* A mean is not one of partial results: MPI's own reductions with it give what nobody takes for a
+ * result. All bits set are not-a-number in each type of floating-point numbers. */
+static void spoil(void *from, void *to, int *count, MPI_Datatype *type) {
+  MPI_Aint low, extent;
+  (void)from;
+  if (PMPI_Type_get_extent(*type, &low, &extent) == MPI_SUCCESS)
+    memset(to, 0xff, (size_t)*count * (size_t)extent);
+}
+
+static MPI_Datatype make_type(const char *name) {
+  MPI_Datatype type;
+  if (PMPI_Type_contiguous((int)sizeof(uint16_t), MPI_BYTE, &type) != MPI_SUCCESS)
+    return MPI_DATATYPE_NULL;
+  PMPI_Type_set_name(type, name);
+  if (PMPI_Type_commit(&type) != MPI_SUCCESS)
+    return MPI_DATATYPE_NULL;
+  return type;
+}
+
+static MPI_Op make_op(MPI_User_function *function) {
+  MPI_Op op;
+  return PMPI_Op_create(function, 1, &op) == MPI_SUCCESS ? op : MPI_OP_NULL;
+}
+
+static bool mpi_is_running(void) {
+  int initialized = 0, finalized = 1;
+  PMPI_Initialized(&initialized);
+  PMPI_Finalized(&finalized);
+  return initialized && !finalized;
+}
+
+static const struct handles *make_handles(void) {
+  if (handles() == &none && mpi_is_running()) {
+    pthread_mutex_lock(&handles_lock);
+    if (handles() == &none && !ended) {
+      made = (struct handles){make_type("ONEBIT_BFLOAT16_TYPE"), make_type("ONEBIT_FLOAT16_TYPE"),
+                              make_op(add), make_op(spoil)};
+      atomic_store_explicit(&known, &made, memory_order_release);
+    }
+    pthread_mutex_unlock(&handles_lock);
+  }
+  return handles();
+}
+
+static void free_type(MPI_Datatype *type) {
+  if (*type != MPI_DATATYPE_NULL)
+    PMPI_Type_free(type);
+}
+
+static void free_op(MPI_Op *op) {
+  if (*op != MPI_OP_NULL)
+    PMPI_Op_free(op);
+}
+
+void ob_mpi_handles_free(void) {
+  pthread_mutex_lock(&handles_lock);
+  ended = true;
+  if (atomic_exchange(&known, &none) == &made) {
+    free_type(&made.bfloat16);
+    free_type(&made.float16);
+    free_op(&made.sum);
+    free_op(&made.average);
+  }
+  pthread_mutex_unlock(&handles_lock);
+}
+
+MPI_Datatype ob_mpi_type(onebit_dtype_t dtype) {
+  const struct handles *own = make_handles();
+  return dtype == ONEBIT_FLOAT32    ? MPI_FLOAT
+         : dtype == ONEBIT_BFLOAT16 ? own->bfloat16
+                                    : own->float16;
+}
+
+MPI_Op ob_mpi_average(void) { return make_handles()->average; }
+
+/* ---- What a call is ---- */
+
+/* MPI has no type for half that every library has; those that are there are of its elements. */
+static bool is_mpis_half(MPI_Datatype type) {
+#if defined(MPIX_C_FLOAT16)
+  return type == MPIX_C_FLOAT16;
+#else
+  (void)type;
+  return false;
+#endif
+}
+
+/* Fortran's real is what its compiler was told when MPI was built. */
+static bool is_float(MPI_Datatype type) {
+  int bytes = 0;
+  if (type == MPI_FLOAT || type == MPI_REAL4)
+    return true;
+  return type == MPI_REAL && PMPI_Type_size(type, &bytes) == MPI_SUCCESS && bytes == 4;
+}
+
+static bool is_own(MPI_Datatype type) {
+  return type != MPI_DATATYPE_NULL && (type == handles()->bfloat16 || type == handles()->float16);
+}
+
+static bool find_dtype(MPI_Datatype type, onebit_dtype_t *dtype) {
+  if (type == MPI_DATATYPE_NULL)
+    return false;
+  if (is_float(type))
+    *dtype = ONEBIT_FLOAT32;
+  else if (is_mpis_half(type))
+    *dtype = ONEBIT_FLOAT16;
+  else if (is_own(type))
+    *dtype = own_dtype(type);
+  else
+    return false;
+  return true;
+}
+
+static bool is_average(MPI_Op op) { return op != MPI_OP_NULL && op == handles()->average; }
+
+enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
+                                   bool *sum) {
+  *sum = false;
+  if (!find_dtype(call->datatype, dtype))
+    return OB_REASON_TYPE;
+  if (call->operation != ONEBIT_ALLGATHER) {
+    *sum = call->op == MPI_SUM;
+    if (!*sum && !is_average(call->op))
+      return OB_REASON_OPERATION;
+  }
+  return call->count ? OB_REASON_NONE : OB_REASON_SMALL;
+}
+
+/* ---- The call as it is ---- */
+
+size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size) {
+  return call->count * (call->operation == ONEBIT_ALLGATHER ? (size_t)size : 1);
+}
+
+/* A mean is a sum that is divided; MPI does not know how to add types of our own. */
+static MPI_Op dense_op(const struct ob_mpi_call *call) {
+  bool adds = call->op == MPI_SUM || is_average(call->op);
+  return !adds ? call->op : is_own(call->datatype) ? handles()->sum : MPI_SUM;
+}
+
+int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
+  onebit_dtype_t dtype;
+  if (call->operation == ONEBIT_ALLGATHER || !is_average(call->op) || size == 1)
+    return MPI_SUCCESS;
+  if (!find_dtype(call->datatype, &dtype))
+    return MPI_ERR_TYPE;
+  ob_elements_divide(dtype, call->recvbuf, call->count, (float)size);
+  return MPI_SUCCESS;
+}
+
+int ob_mpi_call_dense(const struct ob_mpi_call *call) {
+  const int count = (int)call->count;
+  int size = 1, code = MPI_ERR_INTERN;
+  switch (call->operation) {
+  case ONEBIT_ALLREDUCE:
+    code = PMPI_Allreduce(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
+                          call->comm);
+    break;
+  case ONEBIT_ALLGATHER:
+    code = PMPI_Allgather(call->sendbuf, count, call->datatype, call->recvbuf, count,
+                          call->datatype, call->comm);
+    break;
+  case ONEBIT_REDUCE_SCATTER:
+    code = PMPI_Reduce_scatter_block(call->sendbuf, call->recvbuf, count, call->datatype,
+                                     dense_op(call), call->comm);
+    break;
+  }
+  if (code == MPI_SUCCESS)
+    code = PMPI_Comm_size(call->comm, &size);
+  return code == MPI_SUCCESS ? ob_mpi_call_end(call, size) : code;
+}
+
+int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request) {
+  const int count = (int)call->count;
+  switch (call->operation) {
+  case ONEBIT_ALLREDUCE:
+    return PMPI_Iallreduce(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
+                           call->comm, request);
+  case ONEBIT_ALLGATHER:
+    return PMPI_Iallgather(call->sendbuf, count, call->datatype, call->recvbuf, count,
+                           call->datatype, call->comm, request);
+  case ONEBIT_REDUCE_SCATTER:
+    return PMPI_Ireduce_scatter_block(call->sendbuf, call->recvbuf, count, call->datatype,
+                                      dense_op(call), call->comm, request);
+  }
+  return MPI_ERR_INTERN;
+}

@@ -1,0 +1,52 @@
+/*
+ * An MPI collective as a program called it, in the library's terms. What MPI has and onebit does
+ * not (other types, operations, layouts) is found here, and nowhere else.
+ */
+#ifndef OB_DROPIN_MPI_CALL_H
+#define OB_DROPIN_MPI_CALL_H
+
+#include <mpi.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dropin/reason.h"
+#include "onebit/onebit.h"
+
+struct ob_mpi_call {
+  onebit_operation_t operation;
+  MPI_Comm comm;
+  const void *sendbuf; /* as the program gave it: may be MPI_IN_PLACE */
+  void *recvbuf;
+  size_t count; /* with the meaning that the operation gives it: onebit_operation_t */
+  MPI_Datatype datatype;
+  MPI_Op op; /* MPI_OP_NULL for an allgather */
+};
+
+/* The type and operation in the library's terms, by which all ranks judge alike: buffers do not
+ * matter. */
+enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
+                                   bool *sum);
+
+/* The call as it is, by the MPI library: PMPI_Allreduce, PMPI_Allgather, PMPI_Reduce_scatter_block;
+ * of types that only onebit knows (ONEBIT_Type_bfloat16) a dense sum of its own. An MPI error code.
+ */
+int ob_mpi_call_dense(const struct ob_mpi_call *call);
+
+/* The same in parts: the request is MPI's; after it the result may want a division by the
+ * communicator's size, which ob_mpi_call_end does. */
+int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request);
+int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
+
+/* Elements that a rank gets: count, of an allgather those of `size` ranks. */
+size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size);
+
+/* The library's handles, made on first use and freed by MPI_Finalize; MPI_DATATYPE_NULL and
+ * MPI_OP_NULL when MPI does not make them. Before MPI is initialised, and after its end: the same.
+ * Thread-safe. */
+MPI_Datatype ob_mpi_type(onebit_dtype_t dtype);
+MPI_Op ob_mpi_average(void);
+
+/* Frees them: by what MPI_Finalize calls. */
+void ob_mpi_handles_free(void);
+
+#endif

@@ -1,0 +1,197 @@
+/* The blocking calls of onebit/mpi_calls.h. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/error.h"
+#include "dropin/mpi/attached.h"
+#include "dropin/mpi/calls.h"
+#include "dropin/mpi/queue.h"
+#include "onebit/mpi_calls.h"
+
+/* How often a program that asked for compression makes its calls before the ranks follow them. */
+#define REPEATS 2
+
+/* ---- Errors ---- */
+
+int ob_call_failed(MPI_Comm comm, int code, const char *format, ...) {
+  char words[200];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(words, sizeof words, format, arguments);
+  va_end(arguments);
+  ob_error(ONEBIT_ERROR_ARGUMENT, "%s", words);
+  PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
+  return code;
+}
+
+int ob_call_exchange_failed(MPI_Comm comm, int code) {
+  PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
+  return code;
+}
+
+int ob_call_begin_mpi(void) {
+  int initialized = 0, finalized = 1;
+  PMPI_Initialized(&initialized);
+  PMPI_Finalized(&finalized);
+  if (initialized && !finalized)
+    return MPI_SUCCESS;
+  ob_error(ONEBIT_ERROR_ARGUMENT, "MPI is not initialised, or already finalised");
+  return MPI_ERR_OTHER;
+}
+
+/* ---- Arguments ---- */
+
+static int check_comm(MPI_Comm comm) {
+  int inter = 0, code = ob_call_begin_mpi();
+  if (code != MPI_SUCCESS)
+    return code;
+  if (comm == MPI_COMM_NULL)
+    return ob_call_failed(comm, MPI_ERR_COMM, "comm is MPI_COMM_NULL");
+  code = PMPI_Comm_test_inter(comm, &inter);
+  if (code == MPI_SUCCESS && inter)
+    return ob_call_failed(comm, MPI_ERR_COMM, "comm is an inter-communicator");
+  return code;
+}
+
+static int check_buffers(const struct ob_mpi_call *call) {
+  if (call->count == 0)
+    return MPI_SUCCESS;
+  if (!call->sendbuf)
+    return ob_call_failed(call->comm, MPI_ERR_BUFFER, "sendbuf is NULL");
+  if (!call->recvbuf)
+    return ob_call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is NULL");
+  if (call->recvbuf == MPI_IN_PLACE)
+    return ob_call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is MPI_IN_PLACE");
+  return MPI_SUCCESS;
+}
+
+static int check_kind(const struct ob_mpi_call *call) {
+  onebit_dtype_t dtype;
+  bool sum;
+  switch (ob_mpi_call_resolve(call, &dtype, &sum)) {
+  case OB_REASON_TYPE:
+    return ob_call_failed(call->comm, MPI_ERR_TYPE, "datatype: %s",
+                          ob_reason_words(OB_REASON_TYPE));
+  case OB_REASON_OPERATION:
+    return ob_call_failed(call->comm, MPI_ERR_OP, "op: %s", ob_reason_words(OB_REASON_OPERATION));
+  default:
+    return check_buffers(call);
+  }
+}
+
+int ob_call_check(struct ob_mpi_call *call, int count) {
+  int code = check_comm(call->comm);
+  if (code != MPI_SUCCESS)
+    return code;
+  if (count < 0)
+    return ob_call_failed(call->comm, MPI_ERR_COUNT, "count is %d", count);
+  call->count = (size_t)count;
+  return check_kind(call);
+}
+
+/* ---- Calls ---- */
+
+/* Where nothing can be kept for want of memory, calls are dense; other reasons are for the program
+ * to know, and its environment's fault. */
+static int check_failure(MPI_Comm comm) {
+  onebit_status_t status = ob_attached_failure(comm);
+  if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)
+    return MPI_SUCCESS;
+  return ob_call_exchange_failed(comm, MPI_ERR_OTHER);
+}
+
+/* MPI has reported its own errors, when it made the call. */
+int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, bool *withdraw) {
+  struct ob_attached *attached = ob_attached_of(call->comm, REPEATS);
+  int code = MPI_SUCCESS;
+  *exchange = NULL;
+  if (!attached)
+    return check_failure(call->comm);
+  *exchange = ob_attached_agree(attached, call, withdraw, &code);
+  bool own = code == MPI_ERR_COUNT || code == MPI_ERR_OTHER;
+  return own ? ob_call_exchange_failed(call->comm, code) : code;
+}
+
+/* All ranks make it so, whatever else each has in flight. */
+static int run_dense(const struct ob_mpi_call *call) {
+  MPI_Request request;
+  int size = 1, code = ob_mpi_call_begin(call, &request);
+  if (code == MPI_SUCCESS)
+    code = ob_wait_moving(&request);
+  if (code == MPI_SUCCESS)
+    code = PMPI_Comm_size(call->comm, &size);
+  return code == MPI_SUCCESS ? ob_mpi_call_end(call, size) : code;
+}
+
+int ob_call_run(const struct ob_mpi_call *call) {
+  struct ob_exchange *exchange;
+  bool withdraw;
+  if (call->count == 0)
+    return MPI_SUCCESS;
+  int code = ob_call_find(call, &exchange, &withdraw);
+  if (code != MPI_SUCCESS)
+    return code;
+  if (!exchange)
+    return run_dense(call);
+  code = ob_exchange_run(exchange, call, withdraw);
+  return code == MPI_SUCCESS ? code : ob_call_exchange_failed(call->comm, code);
+}
+
+int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                     MPI_Op op, MPI_Comm comm) {
+  struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
+  int code = ob_call_check(&call, count);
+  return code == MPI_SUCCESS ? ob_call_run(&call) : code;
+}
+
+int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
+                                MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
+  struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, datatype, op};
+  int code = ob_call_check(&call, recvcount);
+  return code == MPI_SUCCESS ? ob_call_run(&call) : code;
+}
+
+int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, void *recvbuf,
+                     int recvcount, MPI_Datatype recvtype, MPI_Comm comm) {
+  struct ob_mpi_call call = {ONEBIT_ALLGATHER, comm, sendbuf, recvbuf, 0, recvtype, MPI_OP_NULL};
+  int code = ob_call_check(&call, recvcount);
+  if (code != MPI_SUCCESS)
+    return code;
+  if (sendbuf != MPI_IN_PLACE && sendcount != recvcount)
+    return ob_call_failed(comm, MPI_ERR_COUNT, "sendcount is %d, recvcount %d", sendcount,
+                          recvcount);
+  if (sendbuf != MPI_IN_PLACE && sendtype != recvtype)
+    return ob_call_failed(comm, MPI_ERR_TYPE, "sendtype is not recvtype");
+  return ob_call_run(&call);
+}
+
+int ONEBIT_Forget(const void *buffer, MPI_Comm comm) {
+  int code = check_comm(comm);
+  if (code != MPI_SUCCESS)
+    return code;
+  if (!buffer)
+    return ob_call_failed(comm, MPI_ERR_BUFFER, "buffer is NULL");
+  struct ob_attached *attached = ob_attached_known(comm);
+  if (attached && ob_attached_forget(attached, buffer) != ONEBIT_OK)
+    return ob_call_failed(comm, MPI_ERR_REQUEST, "a call on the buffer is in flight");
+  return MPI_SUCCESS;
+}
+
+/* ---- Handles ---- */
+
+static bool watched(void) {
+  if (ob_call_begin_mpi() != MPI_SUCCESS)
+    return false;
+  ob_attached_watch_finalize();
+  return true;
+}
+
+MPI_Datatype ONEBIT_Type_bfloat16(void) {
+  return watched() ? ob_mpi_type(ONEBIT_BFLOAT16) : MPI_DATATYPE_NULL;
+}
+
+MPI_Datatype ONEBIT_Type_float16(void) {
+  return watched() ? ob_mpi_type(ONEBIT_FLOAT16) : MPI_DATATYPE_NULL;
+}
+
+MPI_Op ONEBIT_Op_average(void) { return watched() ? ob_mpi_average() : MPI_OP_NULL; }

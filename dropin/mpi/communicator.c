@@ -1,0 +1,328 @@
+/*
+ * Tensors of a communicator. The table of them is the same on all ranks, but for the buffers: what
+ * is made, found or given up follows from signatures, from the order of calls, and from what ranks
+ * have agreed on by message. Each rank notes beside it which buffers it last gave for each tensor.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "dropin/mpi/attached.h"
+#include "dropin/mpi/queue.h"
+
+struct tensor {
+  uint64_t signature;
+  const void *sendbuf, *recvbuf; /* of this rank; NULL: not known */
+  uint64_t used;                 /* when last: a count of calls */
+  bool again;                    /* used more than once */
+  struct ob_mpi_call call;
+  struct ob_exchange *exchange;
+  struct ob_tally tally;
+};
+
+struct ob_attached {
+  MPI_Comm comm;
+  struct ob_queue *queue;
+  struct ob_follower *follower;
+  onebit_status_t failure; /* of the tensor that could not be made last */
+  uint64_t calls;
+  int slots; /* tensors are among the first so many */
+  struct tensor *tensors[OB_TENSORS_MOST];
+};
+
+/* Tensors that were used only once may be of buffers that never return: no more than this are kept
+ * for them, in number and in elements, and calls on further ones are made dense until some are
+ * used again or ranks follow a period. */
+#define ONCE_MOST          128
+#define ONCE_ELEMENTS_MOST ((size_t)1 << 28)
+
+/* What was not used for so many calls is not used any more. */
+#define OLD_CALLS (4 * (uint64_t)OB_SEQUENCE_PERIOD_MOST)
+
+/* ---- Beginning and end ---- */
+
+/* What the follower asks for. */
+static bool largest_of_ranks(void *context, int64_t *values, int count) {
+  const struct ob_attached *attached = context;
+  return ob_largest(attached->comm, values, count) == MPI_SUCCESS;
+}
+
+static int find_from(void *context, int slot, uint64_t signature, const void *sendbuf,
+                     const void *recvbuf);
+
+/* A tensor that was withdrawn so often in a row is not what ranks take it for. */
+#define FALLEN_MOST 3
+
+static bool is_lost(void *context, int slot) {
+  const struct ob_attached *attached = context;
+  return ob_exchange_fallen(attached->tensors[slot]->exchange) >= FALLEN_MOST;
+}
+
+/* What a rank alone can fail in comes first: then all learn of it. */
+static bool allocate(struct ob_attached **attached, unsigned repeats) {
+  *attached = ob_allocate(1, sizeof **attached);
+  const struct ob_follower_ranks ranks = {*attached, largest_of_ranks, find_from, is_lost};
+  return *attached && ob_follower_create(repeats, &ranks, &(*attached)->follower) == ONEBIT_OK;
+}
+
+onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **result) {
+  struct ob_attached *attached = NULL;
+  int64_t missing = !allocate(&attached, repeats);
+  onebit_status_t status = ONEBIT_OK;
+  if (ob_largest(comm, &missing, 1) != MPI_SUCCESS || missing)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator, on some rank");
+  else
+    status = ob_queue_create(comm, &attached->queue);
+  *result = status == ONEBIT_OK ? attached : NULL;
+  if (status == ONEBIT_OK)
+    attached->comm = comm;
+  else
+    ob_attached_destroy(attached);
+  return status;
+}
+
+void ob_attached_destroy(struct ob_attached *attached) {
+  if (!attached)
+    return;
+  ob_queue_drain(attached->queue);
+  for (int slot = 0; slot < attached->slots; slot++)
+    if (attached->tensors[slot]) {
+      ob_exchange_destroy(attached->tensors[slot]->exchange);
+      ob_release(attached->tensors[slot]);
+    }
+  ob_queue_destroy(attached->queue);
+  ob_follower_destroy(attached->follower);
+  ob_release(attached);
+}
+
+/* ---- Tensors ---- */
+
+static bool has_buffers(const struct tensor *tensor, const void *sendbuf, const void *recvbuf) {
+  return tensor->sendbuf == sendbuf && tensor->recvbuf == recvbuf;
+}
+
+/* The first tensor of the signature, from a slot on, that this rank knows by these buffers. */
+static int find_from(void *context, int slot, uint64_t signature, const void *sendbuf,
+                     const void *recvbuf) {
+  const struct ob_attached *attached = context;
+  for (; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (tensor && tensor->signature == signature && has_buffers(tensor, sendbuf, recvbuf))
+      return slot;
+  }
+  return OB_NO_TENSOR;
+}
+
+static void drop(struct ob_attached *attached, int slot) {
+  struct tensor *tensor = attached->tensors[slot];
+  if (!tensor)
+    return;
+  ob_exchange_destroy(tensor->exchange);
+  ob_release(tensor);
+  attached->tensors[slot] = NULL;
+  ob_follower_drop(attached->follower, slot);
+}
+
+/* A free slot, or that of the tensor not used for longest; what is old goes anyway. */
+static int make_slot(struct ob_attached *attached) {
+  int oldest = OB_NO_TENSOR, empty = OB_NO_TENSOR;
+  for (int slot = 0; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (tensor && attached->calls - tensor->used > OLD_CALLS) {
+      drop(attached, slot);
+      tensor = NULL;
+    }
+    if (!tensor && empty == OB_NO_TENSOR)
+      empty = slot;
+    if (tensor && (oldest == OB_NO_TENSOR || tensor->used < attached->tensors[oldest]->used))
+      oldest = slot;
+  }
+  if (empty != OB_NO_TENSOR)
+    return empty;
+  if (attached->slots < OB_TENSORS_MOST)
+    return attached->slots++;
+  drop(attached, oldest);
+  return oldest;
+}
+
+/* Collective. Gives the slot, or OB_FAILED_TENSOR on all ranks. */
+static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                       uint64_t signature) {
+  int slot = make_slot(attached);
+  struct ob_exchange *exchange = NULL;
+  struct tensor *tensor = ob_allocate(1, sizeof *tensor);
+  onebit_status_t status =
+      ob_exchange_create(attached->queue, call, tensor ? &tensor->tally : NULL, &exchange);
+  if (status != ONEBIT_OK) {
+    attached->failure = status;
+    ob_release(tensor);
+    return OB_FAILED_TENSOR;
+  }
+  tensor->exchange = exchange;
+  tensor->signature = signature;
+  tensor->call = *call;
+  tensor->sendbuf = call->sendbuf;
+  tensor->recvbuf = call->recvbuf;
+  attached->tensors[slot] = tensor;
+  return slot;
+}
+
+/* This call is of this tensor. Gives true where this rank has other buffers than it had, and so
+ * must withdraw. Where they were another tensor's, what is kept of this one's error may be of
+ * neither, and is given up. */
+static bool other_buffers(struct ob_attached *attached, struct tensor *tensor,
+                          const struct ob_mpi_call *call, bool by_buffers) {
+  if (has_buffers(tensor, call->sendbuf, call->recvbuf))
+    return false;
+  int other = find_from(attached, 0, tensor->signature, call->sendbuf, call->recvbuf);
+  if (by_buffers && other != OB_NO_TENSOR) {
+    onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
+    attached->tensors[other]->sendbuf = attached->tensors[other]->recvbuf = NULL;
+  }
+  tensor->sendbuf = call->sendbuf;
+  tensor->recvbuf = call->recvbuf;
+  return true;
+}
+
+static struct ob_exchange *use(struct ob_attached *attached, int slot,
+                               const struct ob_mpi_call *call, bool by_buffers, bool *withdraw) {
+  struct tensor *tensor = attached->tensors[slot];
+  *withdraw = other_buffers(attached, tensor, call, by_buffers);
+  tensor->again = tensor->used != 0;
+  tensor->used = attached->calls;
+  return tensor->exchange;
+}
+
+/* ---- Periods ---- */
+
+/* Of a followed phase: its tensor, made when it comes for the first time. */
+static struct ob_exchange *use_phase(struct ob_attached *attached, size_t phase,
+                                     const struct ob_mpi_call *call, uint64_t signature,
+                                     bool by_buffers, bool *withdraw) {
+  int slot = ob_follower_tensor(attached->follower, phase);
+  if (slot == OB_NO_TENSOR) {
+    slot = make_tensor(attached, call, signature);
+    ob_follower_set(attached->follower, phase, slot);
+  }
+  return slot == OB_FAILED_TENSOR ? NULL : use(attached, slot, call, by_buffers, withdraw);
+}
+
+/* What a call is to the follower, which notes it. */
+static ptrdiff_t phase_of(struct ob_attached *attached, const struct ob_mpi_call *call,
+                          onebit_dtype_t dtype, bool sum, uint64_t *signature, bool *look) {
+  bool same; /* tensors have their buffers, too */
+  *signature = ob_follower_signature(call->operation, dtype, sum, call->count);
+  attached->calls++;
+  return ob_follower_phase(attached->follower, *signature, call->sendbuf, call->recvbuf, look,
+                           &same);
+}
+
+struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                       bool *withdraw, enum ob_reason *reason) {
+  onebit_dtype_t dtype;
+  uint64_t signature;
+  bool sum, look;
+  *withdraw = false;
+  *reason = ob_mpi_call_resolve(call, &dtype, &sum);
+  if (*reason != OB_REASON_NONE)
+    return NULL;
+  ptrdiff_t phase = phase_of(attached, call, dtype, sum, &signature, &look);
+  if (phase >= 0) {
+    struct ob_exchange *exchange =
+        use_phase(attached, (size_t)phase, call, signature, false, withdraw);
+    *reason = exchange ? OB_REASON_NONE : OB_REASON_MEMORY;
+    return exchange;
+  }
+  if (look)
+    ob_follower_look(attached->follower);
+  *reason = ob_follower_reason(attached->follower);
+  return NULL;
+}
+
+/* ---- Agreeing on a tensor ---- */
+
+/* Whether one more may be made for buffers that no rank knows. All ranks find alike. */
+static bool may_make(const struct ob_attached *attached, const struct ob_mpi_call *call) {
+  size_t once = 0, elements = call->count;
+  for (int slot = 0; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (tensor && !tensor->again && attached->calls - tensor->used <= OLD_CALLS) {
+      once++;
+      elements += tensor->call.count;
+    }
+  }
+  return once == 0 || (once < ONCE_MOST && elements <= ONCE_ELEMENTS_MOST);
+}
+
+/* The tensor that some rank knows by its buffers: of several the last one. OB_NO_TENSOR: none does.
+ * *alike: whether it is the same for all ranks. */
+static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                           uint64_t signature, bool *alike, int *code) {
+  int64_t slot = find_from(attached, 0, signature, call->sendbuf, call->recvbuf);
+  int64_t largest[] = {slot, -slot, (int64_t)signature, -(int64_t)signature};
+  *code = ob_largest(attached->comm, largest, 4);
+  if (*code == MPI_SUCCESS && largest[2] != -largest[3]) {
+    ob_error(ONEBIT_ERROR_MISMATCH, "count, type or operation differs between ranks");
+    *code = MPI_ERR_COUNT;
+  }
+  *alike = largest[0] == -largest[1];
+  return (int)largest[0];
+}
+
+/* A call that is of no followed phase: by the ranks' agreement. */
+static struct ob_exchange *find_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                       uint64_t signature, bool *withdraw, int *code) {
+  bool alike;
+  int slot = agree_on_tensor(attached, call, signature, &alike, code);
+  if (*code != MPI_SUCCESS)
+    return NULL;
+  if (slot == OB_NO_TENSOR && may_make(attached, call))
+    slot = make_tensor(attached, call, signature);
+  if (slot < 0)
+    return NULL;
+  struct ob_exchange *exchange = use(attached, slot, call, true, withdraw);
+  if (alike)
+    return exchange;
+  ob_exchange_count_dense(exchange); /* some rank would withdraw: all know, and none begins */
+  return NULL;
+}
+
+struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                      bool *withdraw, int *code) {
+  onebit_dtype_t dtype;
+  uint64_t signature;
+  bool sum, look;
+  *withdraw = false;
+  *code = MPI_SUCCESS;
+  if (ob_mpi_call_resolve(call, &dtype, &sum) != OB_REASON_NONE)
+    return NULL;
+  attached->failure = ONEBIT_OK;
+  ptrdiff_t phase = phase_of(attached, call, dtype, sum, &signature, &look);
+  struct ob_exchange *exchange =
+      phase >= 0 ? use_phase(attached, (size_t)phase, call, signature, true, withdraw)
+                 : find_tensor(attached, call, signature, withdraw, code);
+  if (look && *code == MPI_SUCCESS)
+    ob_follower_look(attached->follower);
+  if (attached->failure != ONEBIT_OK && attached->failure != ONEBIT_ERROR_MEMORY)
+    *code = MPI_ERR_OTHER;
+  return exchange;
+}
+
+onebit_status_t ob_attached_forget(struct ob_attached *attached, const void *buffer) {
+  onebit_status_t worst = ONEBIT_OK;
+  for (int slot = 0; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (!tensor || (tensor->sendbuf != buffer && tensor->recvbuf != buffer))
+      continue;
+    onebit_status_t status = onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
+    worst = status == ONEBIT_OK ? worst : status;
+  }
+  return worst;
+}
+
+void ob_attached_visit(const struct ob_attached *attached, ob_attached_visitor *visit,
+                       void *context) {
+  for (int slot = 0; slot < attached->slots; slot++)
+    if (attached->tensors[slot])
+      visit(attached->tensors[slot]->exchange, &attached->tensors[slot]->call, context);
+}

@@ -1,0 +1,48 @@
+/*
+ * What is kept for an MPI communicator, as an attribute of it: made by the first call that wants
+ * it, gone when the communicator is freed or MPI ends (MPI_Finalize frees MPI_COMM_SELF, whose
+ * attributes are deleted first).
+ *
+ * Two things tell tensors apart, and all ranks come to the same answer: the phase in a period that
+ * they follow, until one of its tensors has been withdrawn three times in a row; before that, where
+ * a program asks for compression from the first call on, a message of 32 bytes; and never what one
+ * rank alone sees of its buffers.
+ */
+#ifndef OB_DROPIN_MPI_COMMUNICATOR_H
+#define OB_DROPIN_MPI_COMMUNICATOR_H
+
+#include "dropin/follow.h"
+#include "dropin/mpi/exchange.h"
+
+struct ob_attached;
+
+/* Collective the first time, where `repeats` counts (ob_sequence_create). NULL where the ranks
+ * found that they can not, and for inter-communicators and single ranks: all of them find so. */
+struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
+
+/* The preload libraries' way: the exchange for this call, or NULL for a dense one, with why. Seen
+ * calls are learned; once all ranks follow, a call of a known phase is compressed. Collective at
+ * times, all ranks alike: also in a call that does not block, when the ranks agree whether to
+ * follow and when a plan is made. Calls that are not to be compressed, which all ranks must judge
+ * alike, are not to be given. *withdraw is for ob_exchange_run. */
+struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                       bool *withdraw, enum ob_reason *reason);
+
+/* The way of ONEBIT_Allreduce and the like: compressed from the first call on. Before the ranks
+ * follow, they agree by a message of 32 bytes on which tensor a call is of. NULL for a dense call,
+ * or with an MPI error code in *code: agreeing has failed, MPI_ERR_COUNT (ranks differ), or
+ * MPI_ERR_OTHER (a plan could not be made, not for want of memory). */
+struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                      bool *withdraw, int *code);
+
+/* This rank's residuals of tensors in this buffer become zero. Local.
+ * Errors: ONEBIT_ERROR_BUSY (one is in flight: its error is kept). */
+onebit_status_t ob_attached_forget(struct ob_attached *attached, const void *buffer);
+
+/* Walks the tensors that have an exchange now, in the order of their making. */
+typedef void ob_attached_visitor(const struct ob_exchange *exchange, const struct ob_mpi_call *call,
+                                 void *context);
+void ob_attached_visit(const struct ob_attached *attached, ob_attached_visitor *visit,
+                       void *context);
+
+#endif

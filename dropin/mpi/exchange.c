@@ -1,0 +1,248 @@
+/*
+ * Exchanges: a plan, and what lies between its result and that of MPI's call.
+ */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "dropin/counters.h"
+#include "dropin/elements.h"
+#include "dropin/mpi/queue.h"
+
+onebit_status_t ob_mpi_failed(const char *call, int code) {
+  char words[MPI_MAX_ERROR_STRING] = "";
+  int length;
+  PMPI_Error_string(code, words, &length);
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, words);
+}
+
+/* ---- Exchanges ---- */
+
+static onebit_status_t make_plan(struct ob_exchange *exchange) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_info_t info = {.size = sizeof info};
+  options.operation = exchange->operation;
+  options.dtype = exchange->dtype;
+  OB_TRY(onebit_plan_create(exchange->queue->comm, exchange->count, &options, &exchange->plan));
+  OB_TRY(onebit_plan_get_info(exchange->plan, &info));
+  exchange->bytes_sent = info.wire_bytes;
+  return ONEBIT_OK;
+}
+
+static void release(struct ob_exchange *exchange) {
+  if (!exchange)
+    return;
+  onebit_plan_destroy(exchange->plan);
+  ob_release(exchange->part);
+  ob_release(exchange);
+}
+
+/* This rank's part; NULL without memory. */
+static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_call *call,
+                                    struct ob_tally *tally) {
+  struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
+  struct ob_operation *operation = ob_allocate(1, sizeof *operation);
+  bool all = exchange && operation && tally;
+  if (operation)
+    ob_operation_spare(operation);
+  if (exchange) {
+    *exchange = (struct ob_exchange){
+        .queue = queue, .tally = tally, .operation = call->operation, .count = call->count};
+    ob_mpi_call_resolve(call, &exchange->dtype, &exchange->sum);
+    if (call->operation == ONEBIT_REDUCE_SCATTER) {
+      exchange->part = ob_allocate(call->count, ob_elements_size(exchange->dtype));
+      all = all && exchange->part;
+    }
+    exchange->bytes_dense =
+        ob_dense_bytes(call->operation, exchange->dtype, call->count, queue->size);
+  }
+  if (all)
+    return exchange;
+  release(exchange);
+  return NULL;
+}
+
+/* Once every rank is here, nobody waits for what another has in flight: so a plan may be made by
+ * calls that do not move it. */
+onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
+                                   struct ob_tally *tally, struct ob_exchange **result) {
+  struct ob_exchange *exchange = allocate(queue, call, tally);
+  int64_t missing = exchange == NULL;
+  int code = ob_largest(call->comm, &missing, 1);
+  onebit_status_t status = ONEBIT_OK;
+  if (code != MPI_SUCCESS)
+    status = ob_mpi_failed("MPI_Iallreduce", code);
+  else if (missing)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an exchange, on some rank");
+  else
+    status = make_plan(exchange);
+  *result = status == ONEBIT_OK ? exchange : NULL;
+  if (status != ONEBIT_OK)
+    release(exchange);
+  return status;
+}
+
+void ob_exchange_destroy(struct ob_exchange *exchange) {
+  if (!exchange)
+    return;
+  for (unsigned idle = 0; ob_queue_serves(exchange); idle++)
+    ob_queues_rest(idle);
+  release(exchange);
+}
+
+onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange) { return exchange->plan; }
+
+struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange) {
+  return exchange->tally;
+}
+
+/* ---- What a call comes to ---- */
+
+struct buffers {
+  const void *send;
+  void *receive;
+};
+
+/* Where the plan reads and writes: MPI_IN_PLACE is this rank's part of the receive buffer, and in a
+ * reduce-scatter the whole of it, of which MPI overwrites the first part and nothing else. */
+static struct buffers buffers_of(const struct ob_exchange *exchange,
+                                 const struct ob_mpi_call *call) {
+  struct buffers buffers = {call->sendbuf, call->recvbuf};
+  size_t part = exchange->count * ob_elements_size(exchange->dtype);
+  if (call->sendbuf != MPI_IN_PLACE)
+    return buffers;
+  buffers.send = call->recvbuf;
+  if (exchange->operation == ONEBIT_ALLGATHER)
+    buffers.send = (const char *)call->recvbuf + (size_t)exchange->queue->rank * part;
+  if (exchange->operation == ONEBIT_REDUCE_SCATTER)
+    buffers.receive = exchange->part;
+  return buffers;
+}
+
+/* The sum is the mean times the ranks. */
+void ob_exchange_take(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
+  const void *result = buffers_of(exchange, call).receive;
+  if (exchange->sum)
+    ob_elements_multiply(exchange->dtype, call->recvbuf, result, exchange->count,
+                         (float)exchange->queue->size);
+  else if (result != call->recvbuf)
+    memcpy(call->recvbuf, result, exchange->count * ob_elements_size(exchange->dtype));
+}
+
+bool ob_is_withdrawn(onebit_status_t status) {
+  return status != ONEBIT_OK && status != ONEBIT_ERROR_MESSAGE && status != ONEBIT_ERROR_TRANSPORT;
+}
+
+onebit_status_t ob_exchange_start(struct ob_operation *operation) {
+  const struct ob_exchange *exchange = operation->exchange;
+  struct buffers buffers = buffers_of(exchange, &operation->call);
+  onebit_request_t *request = &operation->request;
+  if (operation->withdraw)
+    buffers = (struct buffers){NULL, NULL};
+  switch (exchange->operation) {
+  case ONEBIT_ALLREDUCE:
+    return onebit_iallreduce(buffers.send, buffers.receive, exchange->plan, request);
+  case ONEBIT_ALLGATHER:
+    return onebit_iallgather(buffers.send, buffers.receive, exchange->plan, request);
+  case ONEBIT_REDUCE_SCATTER:
+    return onebit_ireduce_scatter(buffers.send, buffers.receive, exchange->plan, request);
+  }
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "operation is %d", (int)exchange->operation);
+}
+
+void ob_exchange_note(struct ob_exchange *exchange, bool compressed) {
+  exchange->fallen = compressed ? 0 : exchange->fallen + 1;
+}
+
+unsigned ob_exchange_fallen(const struct ob_exchange *exchange) {
+  for (unsigned idle = 0;; idle++) {
+    ob_queues_lock();
+    size_t undecided = exchange->undecided;
+    unsigned fallen = exchange->fallen;
+    ob_queues_unlock();
+    if (!undecided)
+      return fallen;
+    ob_queues_rest(idle);
+  }
+}
+
+void ob_exchange_count_dense(struct ob_exchange *exchange) {
+  ob_queues_lock();
+  exchange->tally->calls++;
+  exchange->tally->dense[OB_REASON_WITHDRAWN]++;
+  ob_queues_unlock();
+}
+
+void ob_tally_add(const struct ob_exchange *exchange, bool compressed, double seconds) {
+  struct ob_tally *tally = exchange->tally;
+  tally->calls++;
+  if (compressed) {
+    tally->compressed++;
+    tally->bytes_sent += exchange->bytes_sent;
+    tally->bytes_dense += exchange->bytes_dense;
+    tally->seconds_compressed += seconds;
+  } else {
+    tally->dense[OB_REASON_WITHDRAWN]++;
+    tally->seconds_dense += seconds;
+  }
+}
+
+/* ---- Blocking, with nothing else in flight ---- */
+
+static onebit_status_t compress(struct ob_exchange *exchange, const struct ob_mpi_call *call,
+                                bool withdraw) {
+  struct buffers buffers = buffers_of(exchange, call);
+  if (withdraw)
+    buffers = (struct buffers){NULL, NULL};
+  switch (exchange->operation) {
+  case ONEBIT_ALLREDUCE:
+    return onebit_allreduce(buffers.send, buffers.receive, exchange->plan);
+  case ONEBIT_ALLGATHER:
+    return onebit_allgather(buffers.send, buffers.receive, exchange->plan);
+  case ONEBIT_REDUCE_SCATTER:
+    return onebit_reduce_scatter(buffers.send, buffers.receive, exchange->plan);
+  }
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "operation is %d", (int)exchange->operation);
+}
+
+/* Other ranks may have something in flight, and then make this call without blocking. */
+static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
+  struct ob_mpi_call dense = *call;
+  MPI_Request request;
+  dense.comm = exchange->queue->dense;
+  int code = ob_mpi_call_begin(&dense, &request);
+  if (code == MPI_SUCCESS)
+    code = ob_wait_moving(&request);
+  if (code == MPI_SUCCESS)
+    code = ob_mpi_call_end(&dense, exchange->queue->size);
+  if (code != MPI_SUCCESS)
+    ob_mpi_failed("a call without compression", code);
+  return code;
+}
+
+static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {
+  double begun = ob_seconds();
+  onebit_status_t status = compress(exchange, call, withdraw);
+  int code = MPI_SUCCESS;
+  if (status == ONEBIT_OK)
+    ob_exchange_take(exchange, call);
+  else
+    code = ob_is_withdrawn(status) ? run_dense(exchange, call) : MPI_ERR_INTERN;
+  if (code != MPI_SUCCESS)
+    return code;
+  double seconds = ob_seconds() - begun;
+  ob_queues_lock();
+  ob_exchange_note(exchange, status == ONEBIT_OK);
+  ob_tally_add(exchange, status == ONEBIT_OK, seconds);
+  ob_queues_unlock();
+  return MPI_SUCCESS;
+}
+
+int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {
+  if (ob_queues_in_flight() == 0)
+    return run_alone(exchange, call, withdraw);
+  struct ob_operation *operation = NULL;
+  int code = ob_exchange_begin(exchange, call, withdraw, &operation);
+  return code == MPI_SUCCESS ? ob_operation_wait(&operation) : code;
+}

@@ -1,0 +1,82 @@
+/*
+ * A compressed exchange in the place of an MPI collective, with the result that MPI's would have:
+ * a sum where the program asks for one, and all values where they can not be compressed. A rank
+ * withdraws by giving its plan no buffers: every other rank learns of it in the same call
+ * (ONEBIT_ERROR_PEER), as of values that are not finite (ONEBIT_SKIPPED), no buffer and no kept
+ * error has changed, and all of them make the same call dense. So nothing is lost and nobody hangs,
+ * and the usual case costs no message more.
+ *
+ * Operations of a communicator begin in the same order on all ranks, as MPI demands; they are moved
+ * on in that order, by whoever waits or tests. What is made dense after all is a collective too, so
+ * those go over a communicator of the queue's own, in that order as well: when a rank finds that
+ * one is needed depends on when it looks, so MPI's own order on the program's communicator could
+ * not be kept.
+ */
+#ifndef OB_DROPIN_MPI_EXCHANGE_H
+#define OB_DROPIN_MPI_EXCHANGE_H
+
+#include "dropin/mpi/call.h"
+
+/* What one tensor has gone through: a line of the report. */
+struct ob_tally {
+  uint64_t calls, compressed;
+  uint64_t dense[OB_REASON_COUNT]; /* calls passed through, by why */
+  uint64_t bytes_sent,
+      bytes_dense; /* sent by compressed calls; what the same calls had sent dense */
+  double seconds_compressed, seconds_dense; /* spent in either, by blocking calls and by waiting */
+};
+
+struct ob_queue;     /* of a communicator: what is in flight on it, in the order of beginning */
+struct ob_exchange;  /* of a tensor */
+struct ob_operation; /* a call of an exchange that has begun */
+
+/* Collective over comm, an intra-communicator. Fails on all ranks or on none. */
+onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **queue);
+
+/* Collective: waits for what is in flight. All exchanges must have been destroyed after
+ * ob_queue_drain. NULL is fine. */
+void ob_queue_drain(struct ob_queue *queue);
+void ob_queue_destroy(struct ob_queue *queue);
+
+/* Moves what is in flight in this process, on every communicator, without waiting. For those who
+ * wait for something else meanwhile. Thread-safe. */
+void ob_queues_move(void);
+
+/* The same for a while, longer the longer nothing has happened: what loops that wait call. */
+void ob_queues_rest(unsigned idle);
+
+/* Collective over the queue's communicator, all ranks alike. The queue and the tally outlive it.
+ *   call    whose signature it serves; its buffers do not matter
+ *   tally   NULL: this rank has no memory for one
+ * Fails on all ranks or on none. */
+onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
+                                   struct ob_tally *tally, struct ob_exchange **exchange);
+
+/* Waits for its operations in flight; those still to be tested keep their results. */
+void ob_exchange_destroy(struct ob_exchange *exchange);
+onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
+struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
+
+/* How many of its latest calls in a row went dense after all: all ranks find alike, because this
+ * waits until those in flight are decided. */
+unsigned ob_exchange_fallen(const struct ob_exchange *exchange);
+
+/* Notes a call that the ranks knew beforehand to be dense. */
+void ob_exchange_count_dense(struct ob_exchange *exchange);
+
+/* Does a call of its signature. Blocking. withdraw: this rank must not compress it.
+ * Gives an MPI error code. */
+int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw);
+
+/* The same in parts. The operation is given back by the test or the wait that finds it done; both
+ * give its MPI error code then, and set *operation to NULL. It may outlive exchange and
+ * communicator. Beginning waits for nobody. Where no memory is left for an operation, the call is
+ * made at once, blocking, and *operation is NULL. */
+int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
+                      struct ob_operation **operation);
+/* Moves nothing. *compressed: not where it was withdrawn. */
+bool ob_operation_ended(struct ob_operation *operation, bool *compressed);
+int ob_operation_test(struct ob_operation **operation, bool *done);
+int ob_operation_wait(struct ob_operation **operation);
+
+#endif

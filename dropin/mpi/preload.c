@@ -1,0 +1,155 @@
+/* The beginning and the end of a preloaded program: what all ranks settle, and what is reported. */
+#define _GNU_SOURCE /* RTLD_NEXT */
+#include "dropin/mpi/preload.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "dropin/mpi/preload_flights.h"
+
+enum { WORDS = 512 };
+
+/* Rank 0's exit status becomes 1: one rank's is enough, launchers end the others when they see it.
+ */
+static bool failed;
+static bool went_well(void) { return !failed; }
+
+/* ---- What this rank finds ---- */
+
+typedef const char *version_call(void);
+
+/* A program that is linked to onebit gets this library's calls, which must be what it knows. */
+static onebit_status_t check_version(void) {
+  version_call *next;
+  void *found = dlsym(RTLD_NEXT, "onebit_version");
+  if (!found)
+    return ONEBIT_OK;
+  memcpy(&next, &found, sizeof next); /* C knows no cast from void * to a function's address */
+  if (!strcmp(next(), onebit_version()))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "the program is linked to onebit %s, and what is preloaded is %s", next(),
+                  onebit_version());
+}
+
+static onebit_status_t find_settings(void) {
+  onebit_status_t status = ob_preload_read_settings();
+  return status == ONEBIT_OK ? check_version() : status;
+}
+
+/* ---- What all of them agree on ---- */
+
+/* The words of the lowest rank that has failed, on all ranks; false where none has. */
+static bool share_failure(int rank, int size, char words[WORDS]) {
+  int mine = words[0] ? rank : size, first = size;
+  PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (first == size)
+    return false;
+  PMPI_Bcast(words, WORDS, MPI_CHAR, first, MPI_COMM_WORLD);
+  size_t length = strlen(words);
+  if (first)
+    snprintf(words + length, WORDS - length, " (rank %d)", first);
+  return true;
+}
+
+static bool same_rules(void) {
+  uint64_t hash = ob_preload_hash(), least[2];
+  uint64_t mine[2] = {hash, ~hash}; /* the least of the second is of the largest hash */
+  PMPI_Allreduce(mine, least, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
+  return least[0] == ~least[1];
+}
+
+/* One rank's wish is everyone's: where the variable did not reach all of them too. */
+static void share_required(void) {
+  int mine = ob_preload.required, most = 0;
+  PMPI_Allreduce(&mine, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  ob_preload.required = most;
+}
+
+void ob_preload_start(void) {
+  static char words[WORDS];
+  int rank, size;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  ob_counters_start(ob_seconds());
+  ob_preload_judge_exit(went_well);
+  if (find_settings() != ONEBIT_OK)
+    snprintf(words, sizeof words, "%s", onebit_last_error());
+  bool bad = share_failure(rank, size, words);
+  share_required();
+  if (!bad && !same_rules()) {
+    snprintf(words, sizeof words, "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
+    bad = true;
+  }
+  ob_preload.refused = bad ? words : NULL;
+  ob_preload_report_start(rank, size);
+  if (bad && ob_preload.required)
+    PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+  if (!bad)
+    ob_preload_open();
+}
+
+void ob_preload_end(void) {
+  int rank = 0;
+  ob_preload_close();
+  ob_flights_finish();
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  failed = !ob_preload_report_end() && ob_preload.required && rank == 0;
+}
+
+/* ---- MPI's beginning and end ---- */
+
+static bool foreign;
+static void find_foreign(void) {
+  /* Of that library's size, which may be more than this one's: MPICH's is 8192. */
+  char words[16384] = "";
+  _Static_assert(sizeof words >= MPI_MAX_LIBRARY_VERSION_STRING, "this library's fit too");
+  int length;
+  PMPI_Get_library_version(words, &length); /* may be called before MPI_Init */
+#ifdef OPEN_MPI
+  foreign = !strstr(words, "Open MPI");
+#else
+  foreign = strstr(words, "Open MPI");
+#endif
+}
+
+bool ob_preload_is_foreign(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, find_foreign);
+  return foreign;
+}
+
+static bool started;
+static void start_unless_foreign(void) {
+  started = !ob_preload_is_foreign();
+  if (started)
+    ob_preload_start();
+  else
+    fprintf(stderr, "onebit %s: nothing is compressed: the program runs with another MPI library\n",
+            onebit_version());
+}
+
+OB_PRELOAD_VISIBLE int MPI_Init(int *argc, char ***argv) {
+  int code = PMPI_Init(argc, argv);
+  if (code == MPI_SUCCESS)
+    start_unless_foreign();
+  return code;
+}
+
+OB_PRELOAD_VISIBLE int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+  int code = PMPI_Init_thread(argc, argv, required, provided);
+  if (code == MPI_SUCCESS)
+    start_unless_foreign();
+  return code;
+}
+
+OB_PRELOAD_VISIBLE int MPI_Finalize(void) {
+  if (started)
+    ob_preload_end();
+  return PMPI_Finalize();
+}

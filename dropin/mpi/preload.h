@@ -1,0 +1,56 @@
+/*
+ * libonebit-mpi.so: stands before the MPI library of a program that knows nothing of onebit, and
+ * compresses those of its collectives that rules allow. All else goes on to MPI as it came.
+ */
+#ifndef OB_DROPIN_MPI_PRELOAD_H
+#define OB_DROPIN_MPI_PRELOAD_H
+
+#include <mpi.h>
+
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
+
+#include "dropin/mpi/communicator.h"
+#include "dropin/preload.h"
+
+/* Handles of one MPI library are nothing to another: a program that runs with another one than this
+ * was built for gets its calls as they are. May be called at any time. */
+bool ob_preload_is_foreign(void);
+
+/* Persistent allreduces are MPI 4's, and an extension of Open MPI 4.1; where there are none, these
+ * are not defined. */
+#if MPI_VERSION >= 4
+#define OB_ALLREDUCE_INIT MPI_Allreduce_init
+#define OB_DENSE_INIT     PMPI_Allreduce_init
+#elif defined(OMPI_HAVE_MPI_EXT_PCOLLREQ)
+#define OB_ALLREDUCE_INIT MPIX_Allreduce_init
+#define OB_DENSE_INIT     PMPIX_Allreduce_init
+#endif
+
+/* Settles all of it. Collective over MPI_COMM_WORLD, once, from MPI_Init. */
+void ob_preload_start(void);
+/* The report. Collective over MPI_COMM_WORLD, from MPI_Finalize. */
+void ob_preload_end(void);
+
+/* The line at the start, by rank 0; and the report. Says whether any rank has compressed anything.
+ * Collective over MPI_COMM_WORLD. */
+void ob_preload_report_start(int rank, int size);
+bool ob_preload_report_end(void);
+
+/* A decided call. Where exchange is NULL it is passed on, for `reason`. */
+struct ob_preload_decision {
+  struct ob_exchange *exchange;
+  bool withdraw;
+  enum ob_reason reason;
+  struct ob_record *record; /* NULL: only counted by its reason */
+};
+void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
+
+/* A blocking call that is not small. An MPI error code. */
+int ob_preload_call(const struct ob_mpi_call *call);
+
+/* Whether all ranks of an intra-communicator have settled on the same rules. All find the same. */
+bool ob_preload_settled(MPI_Comm comm, int size);
+
+#endif

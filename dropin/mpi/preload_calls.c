@@ -1,0 +1,124 @@
+/* The collectives in the place of MPI's. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "dropin/mpi/preload_flights.h"
+#include "dropin/mpi/residual.h"
+
+/* The record of calls like this one. A communicator's handle is a pointer or a number. */
+static struct ob_record *record_of(const struct ob_mpi_call *call, onebit_dtype_t dtype, int size) {
+  struct ob_record_of of = {0, size, call->operation, dtype, call->count};
+  memcpy(&of.communicator, &call->comm,
+         sizeof call->comm < sizeof of.communicator ? sizeof call->comm : sizeof of.communicator);
+  struct ob_record *record = ob_counters_find(&of);
+  if (record)
+    return record;
+  char name[MPI_MAX_OBJECT_NAME];
+  int length = 0;
+  bool named = PMPI_Comm_get_name(call->comm, name, &length) == MPI_SUCCESS && length;
+  return ob_counters_make(&of, named ? name : "a communicator");
+}
+
+/* What is decided without a word to other ranks, in the order of what it costs to find out. */
+static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record) {
+  onebit_dtype_t dtype;
+  bool sum;
+  int other = 1, size = 1;
+  enum ob_reason reason = ob_mpi_call_resolve(call, &dtype, &sum);
+  if (reason != OB_REASON_NONE)
+    return reason;
+  if (PMPI_Comm_test_inter(call->comm, &other) != MPI_SUCCESS || other ||
+      PMPI_Comm_size(call->comm, &size) != MPI_SUCCESS || size < 2)
+    return OB_REASON_ALONE;
+  if (!ob_preload_settled(call->comm, size))
+    return OB_REASON_REFUSED;
+  if (!ob_rules_compress(&ob_preload.rules, call->operation, dtype, call->count, size))
+    return OB_REASON_RULE;
+  *record = record_of(call, dtype, size);
+  return OB_REASON_NONE;
+}
+
+void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {
+  *decision = (struct ob_preload_decision){.withdraw = false};
+  decision->reason = judge(call, &decision->record);
+  if (decision->reason != OB_REASON_NONE)
+    return;
+  double start = ob_seconds();
+  ob_flights_hold();
+  struct ob_attached *attached = ob_attached_of(call->comm, ob_preload.rules.warmup);
+  if (attached)
+    decision->exchange = ob_attached_follow(attached, call, &decision->withdraw, &decision->reason);
+  else
+    decision->reason = OB_REASON_REFUSED;
+  ob_flights_release();
+  ob_record_decided(decision->record, ob_seconds() - start);
+}
+
+/* What the record makes of a call that its exchange has done. */
+static void note(const struct ob_mpi_call *call, const struct ob_preload_decision *decision,
+                 const struct ob_tally *before, double seconds) {
+  const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
+  if (tally->compressed == before->compressed) {
+    ob_record_pass(decision->record, OB_REASON_WITHDRAWN, seconds);
+    return;
+  }
+  ob_record_compressed(decision->record, seconds);
+  ob_record_sent(decision->record, tally->bytes_sent - before->bytes_sent,
+                 tally->bytes_dense - before->bytes_dense);
+  ob_kept_error_sample(decision->record, call, ob_exchange_plan(decision->exchange));
+}
+
+int ob_preload_call(const struct ob_mpi_call *call) {
+  struct ob_preload_decision decision;
+  ob_preload_decide(call, &decision);
+  double start = ob_seconds();
+  if (!decision.exchange) {
+    int code = ob_mpi_call_dense(call);
+    ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
+    return code;
+  }
+  const struct ob_tally before = *ob_exchange_tally(decision.exchange);
+  ob_flights_hold();
+  int code = ob_exchange_run(decision.exchange, call, decision.withdraw);
+  ob_flights_release();
+  if (code != MPI_SUCCESS) { /* as MPI does: most programs leave it to end them */
+    PMPI_Comm_call_errhandler(call->comm, code);
+    return code;
+  }
+  note(call, &decision, &before, ob_seconds() - start);
+  return code;
+}
+
+OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int count,
+                                     MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
+  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count))
+    return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
+  if (count < 0 || comm == MPI_COMM_NULL)
+    return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
+  const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
+                                   (size_t)count,    datatype, op};
+  return ob_preload_call(&call);
+}
+
+OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int count,
+                                                MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
+  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, (size_t)count) || count < 0 || comm == MPI_COMM_NULL)
+    return PMPI_Reduce_scatter_block(sendbuf, recvbuf, count, datatype, op, comm);
+  const struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm,     sendbuf, recvbuf,
+                                   (size_t)count,         datatype, op};
+  return ob_preload_call(&call);
+}
+
+/* Where one side's count or type differs from the other's, which MPI allows, it is not ours. In
+ * place, the receiving side's are the ones that count. */
+OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype,
+                                     void *recvbuf, int recvcount, MPI_Datatype recvtype,
+                                     MPI_Comm comm) {
+  bool alike = sendbuf == MPI_IN_PLACE || (sendcount == recvcount && sendtype == recvtype);
+  if (ob_preload_small(ONEBIT_ALLGATHER, (size_t)recvcount) || recvcount < 0 ||
+      comm == MPI_COMM_NULL || !alike)
+    return PMPI_Allgather(sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
+  const struct ob_mpi_call call = {ONEBIT_ALLGATHER,  comm,     sendbuf,    recvbuf,
+                                   (size_t)recvcount, recvtype, MPI_OP_NULL};
+  return ob_preload_call(&call);
+}

@@ -1,0 +1,167 @@
+/* Who moves nonblocking calls while the program is elsewhere. */
+#define _GNU_SOURCE /* RTLD_DEFAULT, usleep */
+#include "dropin/mpi/preload_flights.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ob_flight *flights; /* in the order of their beginning */
+static atomic_int alive;
+static _Thread_local int held;
+
+void ob_flights_hold(void) { held++; }
+void ob_flights_release(void) { held--; }
+
+/* Moves all of them once; gives those that are done. */
+static struct ob_flight *move_all(void) {
+  struct ob_flight *done = NULL, **last = &done;
+  for (struct ob_flight **at = &flights; *at;) {
+    struct ob_flight *flight = *at;
+    if (!flight->test(flight)) {
+      at = &flight->next;
+      continue;
+    }
+    *at = flight->next;
+    flight->next = NULL;
+    *last = flight;
+    last = &flight->next;
+  }
+  return done;
+}
+
+/* Also under a call of MPI that waits: nobody waits here, and nobody comes in twice. */
+static int move(void) {
+  int ended = 0;
+  if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||
+      pthread_mutex_trylock(&lock) != 0)
+    return 0;
+  ob_flights_hold();
+  struct ob_flight *done = move_all();
+  pthread_mutex_unlock(&lock);
+  for (struct ob_flight *next; done; done = next, ended++) {
+    next = done->next;
+    done->end(done);
+    atomic_fetch_sub(&alive, 1);
+  }
+  ob_flights_release();
+  return ended;
+}
+
+/* ---- A thread ---- */
+
+static struct {
+  pthread_mutex_t lock;
+  pthread_cond_t work;
+  pthread_t thread;
+  bool running, stop;
+} mover = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER};
+
+enum { PAUSE = 50 }; /* microseconds: little beside what a compressed call takes */
+
+static void *run(void *nothing) {
+  (void)nothing;
+  pthread_mutex_lock(&mover.lock);
+  while (!mover.stop) {
+    if (!atomic_load(&alive)) {
+      pthread_cond_wait(&mover.work, &mover.lock);
+      continue;
+    }
+    pthread_mutex_unlock(&mover.lock);
+    if (!move())
+      usleep(PAUSE);
+    pthread_mutex_lock(&mover.lock);
+  }
+  pthread_mutex_unlock(&mover.lock);
+  return NULL;
+}
+
+static bool begin_thread(void) {
+  int provided = MPI_THREAD_SINGLE;
+  if (PMPI_Query_thread(&provided) != MPI_SUCCESS || provided != MPI_THREAD_MULTIPLE)
+    return false;
+  mover.running = pthread_create(&mover.thread, NULL, run, NULL) == 0;
+  return mover.running;
+}
+
+static void wake_thread(void) {
+  if (!mover.running)
+    return;
+  pthread_mutex_lock(&mover.lock);
+  pthread_cond_signal(&mover.work);
+  pthread_mutex_unlock(&mover.lock);
+}
+
+static void end_thread(void) {
+  if (!mover.running)
+    return;
+  pthread_mutex_lock(&mover.lock);
+  mover.stop = true;
+  pthread_cond_signal(&mover.work);
+  pthread_mutex_unlock(&mover.lock);
+  pthread_join(mover.thread, NULL);
+  mover.running = false;
+}
+
+/* ---- Open MPI's progress ---- */
+
+typedef int progress_callback(void);
+typedef int progress_register(progress_callback *);
+
+static progress_register *found(const char *name) {
+  progress_register *call = NULL;
+#ifdef OPEN_MPI
+  void *address = dlsym(RTLD_DEFAULT, name);
+  memcpy(&call, &address, sizeof call); /* C knows no cast from void * to a function's address */
+#else
+  (void)name;
+#endif
+  return call;
+}
+
+static bool joined;
+static bool join_progress(void) {
+  progress_register *join = found("opal_progress_register");
+  joined = join && found("opal_progress_unregister") && join(move) == 0;
+  return joined;
+}
+
+static void leave_progress(void) {
+  if (joined)
+    found("opal_progress_unregister")(move);
+  joined = false;
+}
+
+/* ---- Both ---- */
+
+static bool moves;
+static void begin(void) { moves = join_progress() || begin_thread(); }
+
+bool ob_flights_move(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, begin);
+  return moves;
+}
+
+void ob_flights_add(struct ob_flight *flight) {
+  ob_flights_hold(); /* nobody moves in this thread while it has the lock */
+  pthread_mutex_lock(&lock);
+  struct ob_flight **at = &flights;
+  while (*at)
+    at = &(*at)->next;
+  flight->next = NULL;
+  *at = flight;
+  atomic_fetch_add(&alive, 1);
+  pthread_mutex_unlock(&lock);
+  ob_flights_release();
+  wake_thread();
+}
+
+void ob_flights_finish(void) {
+  while (atomic_load(&alive))
+    move();
+  end_thread();
+  leave_progress();
+}

@@ -1,0 +1,55 @@
+/*
+ * Nonblocking calls of a preloaded program. MPI promises that they move whenever the program is in
+ * any call of MPI, also one that has nothing to do with them; a program may count on it (one rank
+ * receives what another sends only after its MPI_Wait). So it would not do to move them in
+ * MPI_Wait and MPI_Test only:
+ *
+ *  - Open MPI lets those who know it take part in its progress (opal_progress_register, which its
+ *    own nonblocking collectives use): every call of MPI that waits moves ours.
+ *  - Elsewhere a thread moves them, which needs MPI_THREAD_MULTIPLE.
+ *  - Without either, nonblocking calls are passed on.
+ *
+ * What the program holds is a request of MPI's own, so that no wait and no test needs a wrapper.
+ */
+#ifndef OB_DROPIN_MPI_PRELOAD_FLIGHTS_H
+#define OB_DROPIN_MPI_PRELOAD_FLIGHTS_H
+
+#include "dropin/mpi/preload.h"
+
+/* A call in flight. */
+struct ob_flight {
+  struct ob_flight *next;
+  /* Moves it; true when it is done, with the MPI error code in code. Not blocking. */
+  bool (*test)(struct ob_flight *flight);
+  /* Tells MPI that it is done; may give the memory back. */
+  void (*end)(struct ob_flight *flight);
+  int code;
+};
+
+/* An exchange in flight, and what the record will learn of it. */
+struct ob_preload_flown {
+  struct ob_operation *operation;
+  struct ob_record *record;
+  uint64_t bytes_sent, bytes_dense;
+};
+
+/* Begins a call that is to be compressed. An MPI error code. */
+int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *call,
+                   const struct ob_preload_decision *decision);
+/* Moves it; true when it has ended, with its MPI error code. */
+bool ob_preload_flown(struct ob_preload_flown *flown, int *code);
+
+/* Local; the same on all ranks of a job. Begins what it needs when first asked. */
+bool ob_flights_move(void);
+
+/* From now on the flight is moved, until it has ended. */
+void ob_flights_add(struct ob_flight *flight);
+
+/* Waits until all have ended, and ends what moves them. */
+void ob_flights_finish(void);
+
+/* While a thread is in here nothing is moved under it: what is in here moves by itself. */
+void ob_flights_hold(void);
+void ob_flights_release(void);
+
+#endif

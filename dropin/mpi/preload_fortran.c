@@ -1,0 +1,143 @@
+/*
+ * Open MPI's Fortran calls go on to PMPI, past wrappers in C: so the collectives have wrappers of
+ * their names in Fortran too, for mpif.h and `use mpi` as every compiler spells them, and for `use
+ * mpi_f08`. Waits and tests need none (preload_flights.h). MPICH's Fortran calls C's names.
+ */
+#include <mpi.h>
+
+#ifdef OPEN_MPI
+#include "dropin/mpi/preload.h"
+
+/* Fortran's constants are addresses, of variables in libmpi and of common blocks in the program,
+ * which the dynamic linker makes one. Spellings that are not this Fortran's do not exist. */
+#define CONSTANT(lower, upper)                                                                     \
+  extern int lower __attribute__((weak)), lower##_ __attribute__((weak)),                          \
+      lower##__ __attribute__((weak)), upper __attribute__((weak));                                \
+  static bool is_##lower(const void *from) {                                                       \
+    return from && (from == &lower || from == &lower##_ || from == &lower##__ || from == &upper);  \
+  }
+CONSTANT(mpi_fortran_in_place, MPI_FORTRAN_IN_PLACE)
+CONSTANT(mpi_fortran_bottom, MPI_FORTRAN_BOTTOM)
+
+static void *address(void *from) {
+  if (is_mpi_fortran_in_place(from))
+    return MPI_IN_PLACE;
+  return is_mpi_fortran_bottom(from) ? MPI_BOTTOM : from;
+}
+
+/* Absent in `use mpi_f08` where the program leaves it out. */
+static void give(MPI_Fint *error, int code) {
+  if (error)
+    *error = (MPI_Fint)code;
+}
+
+/* A subroutine under all of its names. */
+#define FORTRAN(lower, upper, parameters)                                                          \
+  void lower##_ parameters;                                                                        \
+  OB_PRELOAD_VISIBLE void lower parameters __attribute__((alias(#lower "_")));                     \
+  OB_PRELOAD_VISIBLE void lower##__ parameters __attribute__((alias(#lower "_")));                 \
+  OB_PRELOAD_VISIBLE void upper parameters __attribute__((alias(#lower "_")));                     \
+  OB_PRELOAD_VISIBLE void lower##_f08_ parameters __attribute__((alias(#lower "_")));              \
+  OB_PRELOAD_VISIBLE void lower##_ parameters
+
+/* Arguments come from Open MPI's argv, not from Fortran. */
+FORTRAN(mpi_init, MPI_INIT, (MPI_Fint * error)) { give(error, MPI_Init(NULL, NULL)); }
+
+FORTRAN(mpi_init_thread, MPI_INIT_THREAD,
+        (const MPI_Fint *required, MPI_Fint *provided, MPI_Fint *error)) {
+  int level = MPI_THREAD_SINGLE;
+  give(error, MPI_Init_thread(NULL, NULL, (int)*required, &level));
+  *provided = (MPI_Fint)level;
+}
+
+FORTRAN(mpi_finalize, MPI_FINALIZE, (MPI_Fint * error)) { give(error, MPI_Finalize()); }
+
+FORTRAN(mpi_allreduce, MPI_ALLREDUCE,
+        (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,
+         const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *error)) {
+  give(error, MPI_Allreduce(address(sendbuf), address(recvbuf), (int)*count,
+                            PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm)));
+}
+
+FORTRAN(mpi_reduce_scatter_block, MPI_REDUCE_SCATTER_BLOCK,
+        (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,
+         const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *error)) {
+  give(error,
+       MPI_Reduce_scatter_block(address(sendbuf), address(recvbuf), (int)*count,
+                                PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm)));
+}
+
+FORTRAN(mpi_allgather, MPI_ALLGATHER,
+        (void *sendbuf, const MPI_Fint *sendcount, const MPI_Fint *sendtype, void *recvbuf,
+         const MPI_Fint *recvcount, const MPI_Fint *recvtype, const MPI_Fint *comm,
+         MPI_Fint *error)) {
+  give(error,
+       MPI_Allgather(address(sendbuf), (int)*sendcount, PMPI_Type_f2c(*sendtype), address(recvbuf),
+                     (int)*recvcount, PMPI_Type_f2c(*recvtype), PMPI_Comm_f2c(*comm)));
+}
+
+FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
+        (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,
+         const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *request, MPI_Fint *error)) {
+  MPI_Request handle = MPI_REQUEST_NULL;
+  int code =
+      MPI_Iallreduce(address(sendbuf), address(recvbuf), (int)*count, PMPI_Type_f2c(*datatype),
+                     PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm), &handle);
+  if (code == MPI_SUCCESS)
+    *request = PMPI_Request_c2f(handle);
+  give(error, code);
+}
+
+#ifdef OB_ALLREDUCE_INIT
+#include "base/memory.h"
+
+#define ALLREDUCE_INIT(lower, upper)                                                               \
+  FORTRAN(lower, upper,                                                                            \
+          (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,          \
+           const MPI_Fint *op, const MPI_Fint *comm, const MPI_Fint *info, MPI_Fint *request,      \
+           MPI_Fint *error)) {                                                                     \
+    MPI_Request handle = MPI_REQUEST_NULL;                                                         \
+    int code = OB_ALLREDUCE_INIT(address(sendbuf), address(recvbuf), (int)*count,                  \
+                                 PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm), \
+                                 PMPI_Info_f2c(*info), &handle);                                   \
+    if (code == MPI_SUCCESS)                                                                       \
+      *request = PMPI_Request_c2f(handle);                                                         \
+    give(error, code);                                                                             \
+  }
+#if MPI_VERSION >= 4
+ALLREDUCE_INIT(mpi_allreduce_init, MPI_ALLREDUCE_INIT)
+#else
+ALLREDUCE_INIT(mpix_allreduce_init, MPIX_ALLREDUCE_INIT)
+#endif
+
+FORTRAN(mpi_start, MPI_START, (MPI_Fint * request, MPI_Fint *error)) {
+  MPI_Request handle = PMPI_Request_f2c(*request);
+  int code = MPI_Start(&handle);
+  *request = PMPI_Request_c2f(handle);
+  give(error, code);
+}
+
+FORTRAN(mpi_startall, MPI_STARTALL, (const MPI_Fint *count, MPI_Fint *requests, MPI_Fint *error)) {
+  const int length = (int)*count;
+  MPI_Request *handles = ob_allocate(length > 0 ? (size_t)length : 1, sizeof *handles);
+  if (!handles) {
+    give(error, MPI_ERR_NO_MEM);
+    return;
+  }
+  for (int i = 0; i < length; i++)
+    handles[i] = PMPI_Request_f2c(requests[i]);
+  int code = MPI_Startall(length, handles);
+  for (int i = 0; i < length; i++)
+    requests[i] = PMPI_Request_c2f(handles[i]);
+  ob_release(handles);
+  give(error, code);
+}
+
+FORTRAN(mpi_request_free, MPI_REQUEST_FREE, (MPI_Fint * request, MPI_Fint *error)) {
+  MPI_Request handle = PMPI_Request_f2c(*request);
+  int code = MPI_Request_free(&handle);
+  *request = PMPI_Request_c2f(handle);
+  give(error, code);
+}
+#endif
+#endif

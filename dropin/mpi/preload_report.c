@@ -1,0 +1,48 @@
+/* What the report is made of where MPI carries the bytes. */
+#include <string.h>
+
+#include "dropin/mpi/preload.h"
+#include "dropin/report.h"
+
+void ob_preload_report_start(int rank, int size) {
+  char library[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  if (rank != 0)
+    return;
+  if (PMPI_Get_library_version(library, &length) != MPI_SUCCESS)
+    strcpy(library, "MPI");
+  library[strcspn(library, ",\n")] = '\0';
+  for (char *tab = library; (tab = strchr(tab, '\t'));)
+    *tab = ' ';
+  ob_report_start(size, library, "MPI_Allreduce");
+}
+
+static void gather(struct ob_report *report) {
+  onebit_counters_t *own = &report->own;
+  double most[2] = {own->seconds, ob_report_max_residual_ratio()}, most_of_all[2] = {0, 0},
+         saved = 0;
+  uint64_t mine[3] = {own->compressed, own->bytes_sent, own->bytes_dense}, sums[3] = {0, 0, 0};
+  PMPI_Comm_size(MPI_COMM_WORLD, &report->ranks);
+  PMPI_Allreduce(mine, sums, 3, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+  PMPI_Allreduce(&own->seconds_saved, &saved, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  PMPI_Allreduce(most, most_of_all, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  report->compressed = sums[0];
+  report->bytes_sent = sums[1];
+  report->bytes_dense = sums[2];
+  report->seconds_saved = saved / report->ranks;
+  report->seconds = most_of_all[0];
+  report->max_residual_ratio = most_of_all[1];
+}
+
+bool ob_preload_report_end(void) {
+  struct ob_report report = {.calls = "in blocking calls",
+                             .span = "from MPI_Init to MPI_Finalize",
+                             .own = {.size = sizeof report.own}};
+  int rank = 0;
+  onebit_counters_get(&report.own);
+  gather(&report);
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (rank == 0)
+    ob_report_print(&report);
+  return report.compressed > 0;
+}

@@ -1,0 +1,112 @@
+/* MPI_Iallreduce: what the program holds is a generalized request. */
+#include "base/memory.h"
+#include "dropin/mpi/preload_flights.h"
+
+int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *call,
+                   const struct ob_preload_decision *decision) {
+  onebit_plan_info_t info = {.size = sizeof info};
+  *flown = (struct ob_preload_flown){.record = decision->record};
+  if (flown->record &&
+      onebit_plan_get_info(ob_exchange_plan(decision->exchange), &info) == ONEBIT_OK) {
+    flown->bytes_sent = info.wire_bytes;
+    flown->bytes_dense = ob_dense_bytes(call->operation, flown->record->of.dtype, call->count,
+                                        flown->record->of.comm_size);
+  }
+  ob_flights_hold();
+  int code = ob_exchange_begin(decision->exchange, call, decision->withdraw, &flown->operation);
+  ob_flights_release();
+  return code;
+}
+
+/* Without an operation, for want of memory, the call was made when it began. */
+bool ob_preload_flown(struct ob_preload_flown *flown, int *code) {
+  bool compressed = true;
+  if (flown->operation) {
+    ob_queues_move();
+    if (!ob_operation_ended(flown->operation, &compressed))
+      return false;
+    *code = ob_operation_wait(&flown->operation);
+  }
+  if (compressed) {
+    ob_record_compressed(flown->record, OB_NOT_TIMED);
+    ob_record_sent(flown->record, flown->bytes_sent, flown->bytes_dense);
+  } else {
+    ob_record_pass(flown->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
+  }
+  return true;
+}
+
+/* ---- MPI_Iallreduce ---- */
+
+struct nonblocking {
+  struct ob_flight flight;
+  MPI_Request request;
+  struct ob_preload_flown flown;
+};
+
+static struct nonblocking *of(struct ob_flight *flight) { return (struct nonblocking *)flight; }
+
+static bool test(struct ob_flight *flight) {
+  return ob_preload_flown(&of(flight)->flown, &flight->code);
+}
+
+static void end(struct ob_flight *flight) { PMPI_Grequest_complete(of(flight)->request); }
+
+/* What MPI wants of a generalized request. */
+static int query(void *state, MPI_Status *status) {
+  const struct nonblocking *call = state;
+  PMPI_Status_set_elements(status, MPI_BYTE, 0);
+  PMPI_Status_set_cancelled(status, 0);
+  status->MPI_SOURCE = MPI_UNDEFINED;
+  status->MPI_TAG = MPI_UNDEFINED;
+  return call->flight.code;
+}
+
+static int give_back(void *state) {
+  ob_release(state);
+  return MPI_SUCCESS;
+}
+
+static int cancel(void *state, int complete) { /* no collective can be */
+  (void)state, (void)complete;
+  return MPI_SUCCESS;
+}
+
+static int compressed(const struct ob_mpi_call *what, const struct ob_preload_decision *decision,
+                      MPI_Request *request) {
+  struct nonblocking *call = ob_allocate(1, sizeof *call);
+  if (!call || PMPI_Grequest_start(query, give_back, cancel, call, request) != MPI_SUCCESS) {
+    ob_release(call);
+    *request = MPI_REQUEST_NULL; /* it has ended already */
+    return ob_exchange_run(decision->exchange, what, decision->withdraw);
+  }
+  call->request = *request;
+  call->flight.test = test;
+  call->flight.end = end;
+  int code = ob_preload_fly(&call->flown, what, decision);
+  if (code == MPI_SUCCESS)
+    ob_flights_add(&call->flight);
+  return code;
+}
+
+static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
+  struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
+  if (ob_flights_move())
+    ob_preload_decide(call, &decision);
+  if (decision.exchange)
+    return compressed(call, &decision, request);
+  ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
+  return PMPI_Iallreduce(call->sendbuf, call->recvbuf, (int)call->count, call->datatype, call->op,
+                         call->comm, request);
+}
+
+OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int count,
+                                      MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
+                                      MPI_Request *request) {
+  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count) || count < 0 || comm == MPI_COMM_NULL ||
+      !request)
+    return PMPI_Iallreduce(sendbuf, recvbuf, count, datatype, op, comm, request);
+  const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
+                                   (size_t)count,    datatype, op};
+  return not_small(&call, request);
+}

@@ -1,0 +1,417 @@
+/*
+ * Operations in flight.
+ *
+ * An operation goes through stages: it waits while its plan is busy with an earlier one, is
+ * compressed, and ends; or it is unsent when a rank has withdrawn, is sent dense, and ends. The
+ * first operations of a queue are being sent dense, the others are not yet decided; only the first
+ * of those is asked how it stands, since decisions are taken in order on every rank.
+ *
+ * One lock guards all lists and is never held while anything is exchanged: a queue that is being
+ * moved is marked, others leave it alone meanwhile.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "dropin/mpi/queue.h"
+#include "onebit/mpi.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ob_queue *queues;
+static struct ob_operation *spares;
+static size_t in_flight; /* operations in all queues */
+
+void ob_queues_lock(void) { pthread_mutex_lock(&lock); }
+
+void ob_queues_unlock(void) { pthread_mutex_unlock(&lock); }
+
+size_t ob_queues_in_flight(void) {
+  ob_queues_lock();
+  size_t operations = in_flight;
+  ob_queues_unlock();
+  return operations;
+}
+
+/* ---- MPI's own calls meanwhile ---- */
+
+int ob_wait_moving(MPI_Request *request) {
+  int done = 0, code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
+  for (unsigned idle = 0; code == MPI_SUCCESS && !done; idle++) {
+    if (ob_queues_in_flight() == 0)
+      return PMPI_Wait(request, MPI_STATUS_IGNORE);
+    ob_queues_rest(idle);
+    code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
+  }
+  return code;
+}
+
+int ob_largest(MPI_Comm comm, int64_t *values, int count) {
+  MPI_Request request;
+  int code = PMPI_Iallreduce(MPI_IN_PLACE, values, count, MPI_INT64_T, MPI_MAX, comm, &request);
+  return code == MPI_SUCCESS ? ob_wait_moving(&request) : code;
+}
+
+/* ---- Queues ---- */
+
+static void free_queue(struct ob_queue *queue) {
+  onebit_comm_destroy(queue->comm);
+  if (queue->dense != MPI_COMM_NULL)
+    PMPI_Comm_free(&queue->dense);
+  ob_release(queue);
+}
+
+static void add_queue(struct ob_queue *queue) {
+  ob_queues_lock();
+  queue->next = queues;
+  queues = queue;
+  ob_queues_unlock();
+}
+
+/* Every rank learns whether all have got memory for it. */
+static onebit_status_t allocate_queue(MPI_Comm comm, struct ob_queue **queue) {
+  *queue = ob_allocate(1, sizeof **queue);
+  int64_t missing = *queue == NULL;
+  int code = ob_largest(comm, &missing, 1);
+  if (code == MPI_SUCCESS && !missing)
+    return ONEBIT_OK;
+  ob_release(*queue);
+  *queue = NULL;
+  return code == MPI_SUCCESS ? ob_error(ONEBIT_ERROR_MEMORY, "no memory for a queue of exchanges")
+                             : ob_mpi_failed("MPI_Iallreduce", code);
+}
+
+onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
+  struct ob_queue *queue = NULL;
+  *result = NULL;
+  OB_TRY(allocate_queue(comm, &queue));
+  queue->dense = MPI_COMM_NULL;
+  onebit_status_t status = onebit_comm_create_mpi(comm, &queue->comm);
+  if (status == ONEBIT_OK) {
+    int code = PMPI_Comm_dup(comm, &queue->dense);
+    if (code != MPI_SUCCESS)
+      status = ob_mpi_failed("MPI_Comm_dup", code);
+  }
+  if (status != ONEBIT_OK) {
+    free_queue(queue);
+    return status;
+  }
+  PMPI_Comm_set_errhandler(queue->dense, MPI_ERRORS_RETURN);
+  queue->rank = onebit_comm_rank(queue->comm);
+  queue->size = onebit_comm_size(queue->comm);
+  add_queue(queue);
+  *result = queue;
+  return ONEBIT_OK;
+}
+
+static bool claim(struct ob_queue *queue) {
+  ob_queues_lock();
+  bool mine = !queue->moving;
+  queue->moving = true;
+  ob_queues_unlock();
+  return mine;
+}
+
+static void release_spares(void) {
+  while (spares) {
+    struct ob_operation *next = spares->next;
+    ob_release(spares);
+    spares = next;
+  }
+}
+
+/* Nobody moves it any more once it is no longer found. */
+static void remove_queue(struct ob_queue *queue) {
+  while (!claim(queue))
+    sched_yield();
+  ob_queues_lock();
+  struct ob_queue **at = &queues;
+  while (*at != queue)
+    at = &(*at)->next;
+  *at = queue->next;
+  if (!queues)
+    release_spares();
+  ob_queues_unlock();
+}
+
+static bool is_empty(struct ob_queue *queue) {
+  ob_queues_lock();
+  bool empty = !queue->first;
+  ob_queues_unlock();
+  return empty;
+}
+
+void ob_queue_drain(struct ob_queue *queue) {
+  for (unsigned idle = 0; queue && !is_empty(queue); idle++)
+    ob_queues_rest(idle);
+}
+
+void ob_queue_destroy(struct ob_queue *queue) {
+  if (!queue)
+    return;
+  ob_queue_drain(queue);
+  remove_queue(queue);
+  free_queue(queue);
+}
+
+/* ---- Operations ---- */
+
+void ob_operation_spare(struct ob_operation *operation) {
+  ob_queues_lock();
+  if (queues) {
+    operation->next = spares;
+    spares = operation;
+    operation = NULL;
+  }
+  ob_queues_unlock();
+  ob_release(operation);
+}
+
+bool ob_queue_serves(const struct ob_exchange *exchange) {
+  bool found = false;
+  ob_queues_lock();
+  for (struct ob_operation *o = exchange->queue->first; o && !found; o = o->next)
+    found = o->exchange == exchange;
+  ob_queues_unlock();
+  return found;
+}
+
+static void unlink_operation(struct ob_queue *queue, const struct ob_operation *operation) {
+  struct ob_operation **at = &queue->first, *before = NULL;
+  while (*at != operation) {
+    before = *at;
+    at = &before->next;
+  }
+  *at = operation->next;
+  if (queue->last == operation)
+    queue->last = before;
+  in_flight--;
+}
+
+/* Its owner may take it from now on, and nobody else may look at it. */
+static void finish(struct ob_operation *operation, int code) {
+  double seconds = operation->seconds;
+  if (operation->waited_from > 0)
+    seconds += ob_seconds() - operation->waited_from;
+  operation->code = code;
+  if (code != MPI_SUCCESS)
+    snprintf(operation->words, sizeof operation->words, "%s", onebit_last_error());
+  ob_queues_lock();
+  unlink_operation(operation->queue, operation);
+  if (code == MPI_SUCCESS)
+    ob_tally_add(operation->exchange, operation->compressed, seconds);
+  operation->stage = OB_STAGE_DONE;
+  ob_queues_unlock();
+}
+
+static void finish_dense(struct ob_operation *operation, const char *call, int code) {
+  if (code != MPI_SUCCESS)
+    ob_mpi_failed(call, code);
+  finish(operation, code);
+}
+
+/* What its plan says of it. A plan whose transport has failed before does not even begin. */
+static onebit_status_t ask_plan(struct ob_operation *operation, bool wait) {
+  if (operation->stage == OB_STAGE_WAITS) {
+    operation->stage = OB_STAGE_COMPRESSED;
+    operation->begun = ob_exchange_start(operation);
+  }
+  if (operation->begun != ONEBIT_OK)
+    return operation->begun;
+  return wait ? onebit_wait(&operation->request) : onebit_test(&operation->request);
+}
+
+/* Gives false when the operation is not decided yet. */
+static bool decide(struct ob_operation *operation, bool wait) {
+  onebit_status_t status = ask_plan(operation, wait);
+  if (status == ONEBIT_IN_PROGRESS)
+    return false;
+  operation->compressed = status == ONEBIT_OK;
+  if (operation->compressed)
+    ob_exchange_take(operation->exchange, &operation->call);
+  ob_queues_lock();
+  operation->exchange->undecided--;
+  ob_exchange_note(operation->exchange, operation->compressed);
+  ob_queues_unlock();
+  if (ob_is_withdrawn(status))
+    operation->stage = OB_STAGE_UNSENT;
+  else
+    finish(operation, operation->compressed ? MPI_SUCCESS : MPI_ERR_INTERN);
+  return true;
+}
+
+/* Sends what is unsent, and ends what has arrived. */
+static void move_dense(struct ob_operation *operation) {
+  int done = 0, code = MPI_SUCCESS;
+  if (operation->stage == OB_STAGE_UNSENT) {
+    operation->stage = OB_STAGE_DENSE;
+    code = ob_mpi_call_begin(&operation->call, &operation->dense);
+  }
+  if (code == MPI_SUCCESS)
+    code = PMPI_Test(&operation->dense, &done, MPI_STATUS_IGNORE);
+  if (code == MPI_SUCCESS && done)
+    code = ob_mpi_call_end(&operation->call, operation->queue->size);
+  if (code != MPI_SUCCESS || done)
+    finish_dense(operation, "a call without compression", code);
+}
+
+static bool is_undecided(const struct ob_operation *operation) {
+  return operation->stage == OB_STAGE_WAITS || operation->stage == OB_STAGE_COMPRESSED;
+}
+
+/* The first of the queue, or the one after another. */
+static struct ob_operation *next_of(struct ob_queue *queue, const struct ob_operation *operation) {
+  ob_queues_lock();
+  struct ob_operation *next = operation ? operation->next : queue->first;
+  ob_queues_unlock();
+  return next;
+}
+
+/* Of a claimed queue. One that ends must not be looked at any more: so it is asked for the next
+ * before, and what withdraws is sent in the next turn. */
+static void move_claimed(struct ob_queue *queue, bool wait) {
+  for (struct ob_operation *operation = next_of(queue, NULL), *next; operation; operation = next) {
+    next = next_of(queue, operation);
+    if (!is_undecided(operation))
+      move_dense(operation);
+    else if (!decide(operation, wait))
+      return;
+  }
+}
+
+static void unclaim(struct ob_queue *queue) {
+  ob_queues_lock();
+  queue->moving = false;
+  ob_queues_unlock();
+}
+
+/* Waits in the library where nothing else of this process could be what others wait for. */
+static void move(struct ob_queue *queue, bool wait) {
+  if (!claim(queue))
+    return;
+  move_claimed(queue, wait && ob_queues_in_flight() == 1);
+  unclaim(queue);
+}
+
+void ob_queues_move(void) {
+  ob_queues_lock();
+  for (struct ob_queue *queue = queues; queue; queue = queue->next) {
+    if (queue->moving || !queue->first)
+      continue;
+    queue->moving = true; /* so it stays in the list */
+    ob_queues_unlock();
+    move_claimed(queue, false);
+    ob_queues_lock();
+    queue->moving = false;
+  }
+  ob_queues_unlock();
+}
+
+void ob_queues_rest(unsigned idle) {
+  static const struct timespec nap = {.tv_nsec = 20000};
+  ob_queues_move();
+  if (idle < 100)
+    sched_yield();
+  else
+    nanosleep(&nap, NULL);
+}
+
+static struct ob_operation *take_spare(void) {
+  ob_queues_lock();
+  struct ob_operation *operation = spares;
+  if (operation)
+    spares = operation->next;
+  ob_queues_unlock();
+  return operation ? operation : ob_allocate(1, sizeof *operation);
+}
+
+/* The plan's calls begin in the order of the operations: at once only where none is before. */
+static void add_operation(struct ob_operation *operation) {
+  struct ob_queue *queue = operation->queue;
+  ob_queues_lock();
+  bool first = operation->exchange->undecided++ == 0;
+  ob_queues_unlock();
+  if (first) {
+    operation->stage = OB_STAGE_COMPRESSED;
+    operation->begun = ob_exchange_start(operation);
+  }
+  ob_queues_lock();
+  if (queue->last)
+    queue->last->next = operation;
+  else
+    queue->first = operation;
+  queue->last = operation;
+  in_flight++;
+  ob_queues_unlock();
+}
+
+int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
+                      struct ob_operation **result) {
+  *result = take_spare();
+  if (!*result)
+    return ob_exchange_run(exchange, call, withdraw);
+  double begun = ob_seconds();
+  struct ob_operation *operation = *result;
+  *operation = (struct ob_operation){.queue = exchange->queue,
+                                     .exchange = exchange,
+                                     .call = *call,
+                                     .stage = OB_STAGE_WAITS,
+                                     .withdraw = withdraw,
+                                     .dense = MPI_REQUEST_NULL};
+  operation->call.comm = exchange->queue->dense;
+  add_operation(operation);
+  operation->seconds = ob_seconds() - begun;
+  return MPI_SUCCESS;
+}
+
+static bool is_done(struct ob_operation *operation, bool waits) {
+  ob_queues_lock();
+  bool done = operation->stage == OB_STAGE_DONE;
+  if (!done && waits && operation->waited_from <= 0)
+    operation->waited_from = ob_seconds();
+  ob_queues_unlock();
+  return done;
+}
+
+bool ob_operation_ended(struct ob_operation *operation, bool *compressed) {
+  bool done = is_done(operation, false);
+  *compressed = done && operation->compressed;
+  return done;
+}
+
+static int take(struct ob_operation **operation) {
+  struct ob_operation *done = *operation;
+  int code = done->code;
+  if (code != MPI_SUCCESS)
+    ob_error(ONEBIT_ERROR_TRANSPORT, "%s", done->words);
+  *operation = NULL;
+  ob_operation_spare(done);
+  return code;
+}
+
+int ob_operation_test(struct ob_operation **operation, bool *done) {
+  *done = true;
+  if (!*operation)
+    return MPI_SUCCESS;
+  *done = is_done(*operation, false);
+  if (!*done) {
+    ob_queues_move();
+    *done = is_done(*operation, false);
+  }
+  return *done ? take(operation) : MPI_SUCCESS;
+}
+
+int ob_operation_wait(struct ob_operation **operation) {
+  if (!*operation)
+    return MPI_SUCCESS;
+  for (unsigned idle = 0; !is_done(*operation, true); idle++) {
+    move((*operation)->queue, true);
+    if (!is_done(*operation, true))
+      ob_queues_rest(idle);
+  }
+  return take(operation);
+}

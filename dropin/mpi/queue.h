@@ -1,0 +1,97 @@
+/* What the two halves of exchange.h share: exchange_mpi.c knows plans and results, queue_mpi.c what
+ * is in flight and in which order it moves. */
+#ifndef OB_DROPIN_MPI_QUEUE_H
+#define OB_DROPIN_MPI_QUEUE_H
+
+#include "dropin/mpi/exchange.h"
+#include "onebit/onebit.h"
+
+enum ob_stage {
+  OB_STAGE_WAITS,
+  OB_STAGE_COMPRESSED,
+  OB_STAGE_UNSENT,
+  OB_STAGE_DENSE,
+  OB_STAGE_DONE
+};
+
+struct ob_operation {
+  struct ob_operation *next;
+  struct ob_queue *queue;
+  struct ob_exchange *exchange;
+  struct ob_mpi_call call; /* its communicator is the queue's dense one */
+  enum ob_stage stage;
+  bool withdraw, compressed;
+  onebit_request_t request;
+  MPI_Request dense;
+  onebit_status_t begun;
+  double seconds, waited_from; /* spent on beginning it; since when its owner waits, or 0 */
+  int code;
+  char words[160]; /* when code is no success: for whoever takes the operation */
+};
+
+struct ob_queue {
+  struct ob_queue *next; /* of this process */
+  onebit_comm_t comm;
+  MPI_Comm dense;
+  int rank, size;
+  struct ob_operation *first, *last;
+  bool moving;
+};
+
+struct ob_exchange {
+  struct ob_queue *queue;
+  struct ob_tally *tally;
+  onebit_plan_t plan;
+  onebit_operation_t operation;
+  onebit_dtype_t dtype;
+  bool sum;
+  size_t count;
+  void *part;                       /* of a reduce-scatter: room for a result that may not yet be
+                                     * put where it belongs */
+  uint64_t bytes_sent, bytes_dense; /* a call */
+  size_t undecided;                 /* operations in flight that its plan has not ended */
+  unsigned fallen; /* of its latest calls, how many in a row went dense after all */
+};
+
+/* ---- exchange_mpi.c ---- */
+
+/* An MPI error in the words of onebit_last_error. */
+onebit_status_t ob_mpi_failed(const char *call, int code);
+
+/* Begins the operation's compressed call. */
+onebit_status_t ob_exchange_start(struct ob_operation *operation);
+
+/* From the plan's result to MPI's. */
+void ob_exchange_take(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
+
+/* Whether every rank has met a status of this kind, with nothing changed. Then all of them go on
+ * dense. A damaged message and a failed transport may have met one alone. */
+bool ob_is_withdrawn(onebit_status_t status);
+
+/* Notes how a call was decided. The lock is held. */
+void ob_exchange_note(struct ob_exchange *exchange, bool compressed);
+
+/* Counts a call that has ended well. The lock is held. */
+void ob_tally_add(const struct ob_exchange *exchange, bool compressed, double seconds);
+
+/* ---- queue_mpi.c: the lock is held for moments only ---- */
+
+void ob_queues_lock(void);
+void ob_queues_unlock(void);
+size_t ob_queues_in_flight(void);
+
+/* Waits for a request of MPI's, and moves what is in flight meanwhile: it may be what other ranks
+ * wait for before they take part. So no blocking call of MPI will do, and since those do not match
+ * nonblocking ones, all ranks make nonblocking ones. */
+int ob_wait_moving(MPI_Request *request);
+
+/* Each value becomes the largest of all ranks. An MPI error code. */
+int ob_largest(MPI_Comm comm, int64_t *values, int count);
+
+/* Whether an operation of the exchange is in flight. */
+bool ob_queue_serves(const struct ob_exchange *exchange);
+
+/* Gives an operation's memory back, or keeps it for the next one. */
+void ob_operation_spare(struct ob_operation *operation);
+
+#endif

@@ -1,0 +1,257 @@
+/*
+ * The requests of onebit/mpi_calls.h. One holds an operation of an exchange, or MPI's own request
+ * where a call is dense from its beginning.
+ */
+#include <pthread.h>
+
+#include "base/memory.h"
+#include "dropin/mpi/calls.h"
+#include "dropin/mpi/queue.h"
+#include "onebit/mpi_calls.h"
+
+struct onebit_mpi_request {
+  struct onebit_mpi_request *next, *previous; /* of this process */
+  struct ob_mpi_call call; /* its communicator is MPI_COMM_NULL once that has been freed */
+  int size;
+  bool persistent, active;
+  struct ob_operation *operation;
+  MPI_Request dense;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static ONEBIT_Request requests;
+
+/* ---- Their list ---- */
+
+static void add(ONEBIT_Request request) {
+  pthread_mutex_lock(&lock);
+  request->next = requests;
+  if (requests)
+    requests->previous = request;
+  requests = request;
+  pthread_mutex_unlock(&lock);
+}
+
+static void release(ONEBIT_Request *handle) {
+  ONEBIT_Request request = *handle;
+  pthread_mutex_lock(&lock);
+  if (request->next)
+    request->next->previous = request->previous;
+  if (request->previous)
+    request->previous->next = request->next;
+  else
+    requests = request->next;
+  pthread_mutex_unlock(&lock);
+  ob_release(request);
+  *handle = ONEBIT_REQUEST_NULL;
+}
+
+void ob_requests_orphan(MPI_Comm comm) {
+  pthread_mutex_lock(&lock);
+  for (ONEBIT_Request request = requests; request; request = request->next)
+    if (request->call.comm == comm)
+      request->call.comm = MPI_COMM_NULL;
+  pthread_mutex_unlock(&lock);
+}
+
+static MPI_Comm comm_of(ONEBIT_Request request) {
+  pthread_mutex_lock(&lock);
+  MPI_Comm comm = request->call.comm;
+  pthread_mutex_unlock(&lock);
+  return comm;
+}
+
+/* ---- Beginning ---- */
+
+static int check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
+  int code = ob_call_begin_mpi();
+  if (code != MPI_SUCCESS)
+    return code;
+  if (!request)
+    return ob_call_failed(call->comm, MPI_ERR_REQUEST, "request is NULL");
+  *request = ONEBIT_REQUEST_NULL;
+  return ob_call_check(call, count);
+}
+
+static ONEBIT_Request make(const struct ob_mpi_call *call, bool persistent) {
+  ONEBIT_Request request = ob_allocate(1, sizeof *request);
+  if (!request)
+    return NULL;
+  *request = (struct onebit_mpi_request){
+      .call = *call, .persistent = persistent, .dense = MPI_REQUEST_NULL};
+  add(request);
+  return request;
+}
+
+static int begin(ONEBIT_Request request) {
+  const struct ob_mpi_call *call = &request->call;
+  struct ob_exchange *exchange;
+  bool withdraw;
+  request->active = true;
+  if (call->count == 0)
+    return MPI_SUCCESS;
+  int code = ob_call_find(call, &exchange, &withdraw);
+  if (code == MPI_SUCCESS)
+    code = PMPI_Comm_size(call->comm, &request->size);
+  if (code == MPI_SUCCESS && !exchange)
+    code = ob_mpi_call_begin(call, &request->dense);
+  else if (code == MPI_SUCCESS) {
+    code = ob_exchange_begin(exchange, call, withdraw, &request->operation);
+    if (code != MPI_SUCCESS)
+      ob_call_exchange_failed(call->comm, code);
+  }
+  request->active = code == MPI_SUCCESS;
+  return code;
+}
+
+/* Without memory for a request the call is made all the same, since the other ranks make it. */
+int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                      MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
+  struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
+  int code = check(&call, count, request);
+  if (code != MPI_SUCCESS)
+    return code;
+  *request = make(&call, false);
+  if (!*request) {
+    code = ob_call_run(&call);
+    return code != MPI_SUCCESS ? code
+                               : ob_call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
+  }
+  code = begin(*request);
+  if (code != MPI_SUCCESS)
+    release(request);
+  return code;
+}
+
+int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                          MPI_Op op, MPI_Comm comm, MPI_Info info, ONEBIT_Request *request) {
+  struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
+  (void)info;
+  int code = check(&call, count, request);
+  if (code != MPI_SUCCESS)
+    return code;
+  *request = make(&call, true);
+  return *request ? MPI_SUCCESS : ob_call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
+}
+
+int ONEBIT_Start(ONEBIT_Request *request) {
+  int code = ob_call_begin_mpi();
+  if (code != MPI_SUCCESS)
+    return code;
+  if (!request || !*request)
+    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
+  MPI_Comm comm = comm_of(*request);
+  if (!(*request)->persistent)
+    return ob_call_failed(comm, MPI_ERR_REQUEST, "request is not persistent");
+  if ((*request)->active)
+    return ob_call_failed(comm, MPI_ERR_REQUEST, "request is active");
+  if (comm == MPI_COMM_NULL)
+    return ob_call_failed(comm, MPI_ERR_COMM, "the request's communicator has been freed");
+  return begin(*request);
+}
+
+/* ---- Ending ---- */
+
+static void set_empty(MPI_Status *status, int code) {
+  if (status == MPI_STATUS_IGNORE)
+    return;
+  status->MPI_SOURCE = MPI_ANY_SOURCE;
+  status->MPI_TAG = MPI_ANY_TAG;
+  status->MPI_ERROR = code;
+  PMPI_Status_set_elements(status, MPI_BYTE, 0);
+  PMPI_Status_set_cancelled(status, 0);
+}
+
+static void end(ONEBIT_Request *request) {
+  (*request)->active = false;
+  if (!(*request)->persistent)
+    release(request);
+}
+
+static bool is_over(const ONEBIT_Request *request) { return !*request || !(*request)->active; }
+
+/* What the request holds, without a word to the handler. */
+static int finish(ONEBIT_Request request, bool wait, bool *done) {
+  int code, flag = 1;
+  if (request->operation) {
+    code = wait ? ob_operation_wait(&request->operation)
+                : ob_operation_test(&request->operation, done);
+    *done |= wait;
+    return code == MPI_SUCCESS ? code : ob_call_exchange_failed(comm_of(request), code);
+  }
+  *done = true;
+  if (request->dense == MPI_REQUEST_NULL)
+    return MPI_SUCCESS;
+  ob_queues_move();
+  code =
+      wait ? ob_wait_moving(&request->dense) : PMPI_Test(&request->dense, &flag, MPI_STATUS_IGNORE);
+  *done = code != MPI_SUCCESS || flag;
+  return code == MPI_SUCCESS && flag ? ob_mpi_call_end(&request->call, request->size) : code;
+}
+
+static int ask(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *status) {
+  int code = MPI_SUCCESS;
+  *done = true;
+  if (!is_over(request)) {
+    code = finish(*request, wait, done);
+    if (*done)
+      end(request);
+  }
+  if (*done)
+    set_empty(status, code);
+  return code;
+}
+
+static int check_request(const ONEBIT_Request *request) {
+  int code = ob_call_begin_mpi();
+  if (code == MPI_SUCCESS && !request)
+    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
+  return code;
+}
+
+int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status) {
+  bool done;
+  int code = check_request(request);
+  return code == MPI_SUCCESS ? ask(request, true, &done, status) : code;
+}
+
+int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
+  bool done;
+  int code = check_request(request);
+  if (code != MPI_SUCCESS)
+    return code;
+  if (!flag)
+    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_ARG, "flag is NULL");
+  code = ask(request, false, &done, status);
+  *flag = done;
+  return code;
+}
+
+int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
+  int code = ob_call_begin_mpi(), worst = MPI_SUCCESS;
+  if (code != MPI_SUCCESS)
+    return code;
+  if (count < 0)
+    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_COUNT, "count is %d", count);
+  if (count > 0 && !array)
+    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "requests is NULL");
+  for (int i = 0; i < count; i++) {
+    bool done;
+    MPI_Status *status = statuses == MPI_STATUSES_IGNORE ? MPI_STATUS_IGNORE : &statuses[i];
+    if (ask(&array[i], true, &done, status) != MPI_SUCCESS)
+      worst = MPI_ERR_IN_STATUS;
+  }
+  return worst;
+}
+
+int ONEBIT_Request_free(ONEBIT_Request *request) {
+  int code = check_request(request);
+  if (code != MPI_SUCCESS)
+    return code;
+  if (!*request)
+    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is ONEBIT_REQUEST_NULL");
+  if ((*request)->active)
+    return ob_call_failed(comm_of(*request), MPI_ERR_REQUEST, "request is active");
+  release(request);
+  return MPI_SUCCESS;
+}

@@ -1,0 +1,27 @@
+#include "dropin/mpi/residual.h"
+
+#include "base/memory.h"
+#include "dropin/elements.h"
+
+/* Only of an allreduce does a rank hold the mean of what it has sent. */
+static bool wanted(const struct ob_record *record, const struct ob_mpi_call *call) {
+  uint64_t calls = record ? atomic_load_explicit(&record->compressed, memory_order_relaxed) : 0;
+  return calls && !(calls & (calls - 1)) && call->operation == ONEBIT_ALLREDUCE &&
+         record->of.dtype == ONEBIT_FLOAT32 && record->of.count == call->count;
+}
+
+void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *call,
+                          onebit_plan_t plan) {
+  onebit_plan_info_t info = {.size = sizeof info};
+  if (!wanted(record, call) || onebit_plan_get_info(plan, &info) != ONEBIT_OK)
+    return;
+  size_t count = info.worker_residual_count, first = info.worker_residual_start;
+  if (!count || first + count > call->count) /* nothing is kept: the plan sends float32 */
+    return;
+  float *kept = ob_allocate(count, sizeof *kept);
+  if (kept && onebit_plan_export_residual(plan, kept, NULL) == ONEBIT_OK)
+    ob_record_kept(record, ob_elements_norm(kept, count),
+                   ob_elements_norm((const float *)call->recvbuf + first, count) /
+                       record->of.comm_size);
+  ob_release(kept);
+}

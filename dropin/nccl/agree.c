@@ -1,0 +1,118 @@
+/* How the ranks of an NCCL communicator ask each other something. */
+#include <sched.h>
+#include <string.h>
+
+#include "dropin/nccl/preload.h"
+
+struct ob_nccl_scope ob_nccl_enter(int device) {
+  struct ob_nccl_scope before = {-1, cudaStreamCaptureModeRelaxed};
+  cudaThreadExchangeStreamCaptureMode(&before.mode);
+  if (cudaGetDevice(&before.device) == cudaSuccess && before.device != device)
+    cudaSetDevice(device);
+  return before;
+}
+
+void ob_nccl_leave(struct ob_nccl_scope scope) {
+  int device;
+  if (scope.device >= 0 && cudaGetDevice(&device) == cudaSuccess && device != scope.device)
+    cudaSetDevice(scope.device);
+  cudaThreadExchangeStreamCaptureMode(&scope.mode);
+}
+
+bool ob_agreement_create(struct ob_agreement *agreement) {
+  void *there = NULL, *here = NULL;
+  const size_t bytes = OB_AGREED_MOST * sizeof(int64_t);
+  memset(agreement, 0, sizeof *agreement);
+  bool good = cudaStreamCreateWithFlags(&agreement->stream, cudaStreamNonBlocking) == cudaSuccess &&
+              cudaEventCreateWithFlags(&agreement->done, cudaEventDisableTiming) == cudaSuccess &&
+              cudaMalloc(&there, bytes) == cudaSuccess &&
+              cudaMallocHost(&here, bytes) == cudaSuccess;
+  agreement->there = there;
+  agreement->here = here;
+  if (!good)
+    ob_agreement_destroy(agreement);
+  return good;
+}
+
+void ob_agreement_destroy(struct ob_agreement *agreement) {
+  if (agreement->stream)
+    cudaStreamDestroy(agreement->stream);
+  if (agreement->done)
+    cudaEventDestroy(agreement->done);
+  if (agreement->there)
+    cudaFree(agreement->there);
+  if (agreement->here)
+    cudaFreeHost(agreement->here);
+  memset(agreement, 0, sizeof *agreement);
+}
+
+/* ---- Asking ---- */
+
+bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int count,
+                       cudaStream_t stream) {
+  const struct ob_agreement *to = &comm->agreement;
+  const size_t bytes = (size_t)count * sizeof *values;
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  memcpy(to->here, values, bytes);
+  bool good =
+      cudaMemcpyAsync(to->there, to->here, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess;
+  ob_nccl_leave(scope);
+  return good;
+}
+
+bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
+  const struct ob_agreement *to = &comm->agreement;
+  return ob_next_ncclAllReduce(to->there, to->there, (size_t)count, ncclInt64, ncclMax, comm->comm,
+                               stream) == ncclSuccess;
+}
+
+bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
+  const struct ob_agreement *to = &comm->agreement;
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  bool good = cudaMemcpyAsync(to->here, to->there, (size_t)count * sizeof *to->here,
+                              cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
+              cudaEventRecord(to->done, stream) == cudaSuccess;
+  ob_nccl_leave(scope);
+  return good;
+}
+
+bool ob_nccl_ask(struct ob_nccl_comm *comm, const int64_t *values, int count, cudaStream_t stream) {
+  return ob_nccl_ask_begin(comm, values, count, stream) && ob_nccl_ask_send(comm, count, stream) &&
+         ob_nccl_ask_end(comm, count, stream);
+}
+
+/* While NCCL waits for a rank that is gone, the event never comes. */
+static bool is_well(struct ob_nccl_comm *comm) {
+  ncclResult_t found = ncclSuccess;
+  pthread_mutex_lock(&comm->lock);
+  bool well = !comm->aborted && ob_next_ncclCommGetAsyncError(comm->comm, &found) == ncclSuccess &&
+              (found == ncclSuccess || found == ncclInProgress);
+  pthread_mutex_unlock(&comm->lock);
+  return well;
+}
+
+bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  cudaError_t error;
+  while ((error = cudaEventQuery(comm->agreement.done)) == cudaErrorNotReady && is_well(comm))
+    sched_yield();
+  if (error == cudaErrorNotReady)
+    cudaGetLastError();
+  else if (error == cudaSuccess)
+    memcpy(values, comm->agreement.here, (size_t)count * sizeof *values);
+  ob_nccl_leave(scope);
+  return error == cudaSuccess;
+}
+
+void ob_nccl_hear(struct ob_nccl_comm *comm) {
+  if (comm->asked && !ob_nccl_answer(comm, &comm->heard, 1))
+    comm->heard = 0;
+  comm->asked = false;
+}
+
+/* What was asked before lies in the same memory. */
+bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count) {
+  ob_nccl_hear(comm);
+  return ob_nccl_ask(comm, values, count, comm->agreement.stream) &&
+         ob_nccl_answer(comm, values, count);
+}

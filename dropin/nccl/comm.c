@@ -1,0 +1,278 @@
+/*
+ * NCCL's communicators: found by their handles, settled when they are made, given up before NCCL
+ * gives them up.
+ */
+#include <string.h>
+
+#include "base/memory.h"
+#include "dropin/nccl/preload.h"
+#include "onebit/nccl.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ob_nccl_comm *comms;
+
+static void add(struct ob_nccl_comm *comm) {
+  pthread_mutex_lock(&lock);
+  comm->users = 1;
+  comm->next = comms;
+  comms = comm;
+  pthread_mutex_unlock(&lock);
+}
+
+/* Takes it out of the list, with the list's use of it. */
+static struct ob_nccl_comm *take(ncclComm_t handle) {
+  pthread_mutex_lock(&lock);
+  struct ob_nccl_comm **at = &comms;
+  while (*at && (*at)->comm != handle)
+    at = &(*at)->next;
+  struct ob_nccl_comm *comm = *at;
+  if (comm)
+    *at = comm->next;
+  pthread_mutex_unlock(&lock);
+  return comm;
+}
+
+struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t handle) {
+  pthread_mutex_lock(&lock);
+  struct ob_nccl_comm *comm = comms;
+  while (comm && comm->comm != handle)
+    comm = comm->next;
+  if (comm)
+    comm->users++;
+  pthread_mutex_unlock(&lock);
+  return comm;
+}
+
+static void destroy(struct ob_nccl_comm *comm) {
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  ob_nccl_timers_destroy(comm);
+  ob_nccl_tensors_destroy(comm);
+  ob_agreement_destroy(&comm->agreement);
+  ob_nccl_leave(scope);
+  ob_follower_destroy(comm->follower);
+  pthread_mutex_destroy(&comm->lock);
+  ob_release(comm);
+}
+
+void ob_nccl_comm_release(struct ob_nccl_comm *comm) {
+  if (!comm)
+    return;
+  pthread_mutex_lock(&lock);
+  bool last = --comm->users == 0;
+  pthread_mutex_unlock(&lock);
+  if (last)
+    destroy(comm);
+}
+
+/* ---- Making ---- */
+
+static bool describe(struct ob_nccl_comm *comm) {
+  return ob_next_ncclCommUserRank(comm->comm, &comm->rank) == ncclSuccess &&
+         ob_next_ncclCommCount(comm->comm, &comm->size) == ncclSuccess &&
+         ob_next_ncclCommCuDevice(comm->comm, &comm->device) == ncclSuccess;
+}
+
+static bool prepare(struct ob_nccl_comm *comm) {
+  struct ob_follower_ranks ranks = ob_nccl_ranks;
+  ranks.context = comm;
+  unsigned repeats = ob_nccl_mistake() ? 2 : ob_preload.rules.warmup;
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  bool good = ob_agreement_create(&comm->agreement) &&
+              ob_follower_create(repeats, &ranks, &comm->follower) == ONEBIT_OK;
+  ob_nccl_leave(scope);
+  return good;
+}
+
+/* What ranks tell each other. The largest of a number and of its negative say whether it is one. */
+enum { HASH, HASH_NEGATED, MISTAKEN, SHARES_THREAD, REQUIRED, TOLD };
+
+static void tell(const struct ob_nccl_comm *comm, int64_t values[TOLD]) {
+  values[HASH] = ob_nccl_mistake() ? 0 : (int64_t)(ob_preload_hash() >> 1);
+  values[HASH_NEGATED] = -values[HASH];
+  values[MISTAKEN] = ob_nccl_mistake() ? comm->size - comm->rank : 0; /* the lowest rank counts */
+  values[SHARES_THREAD] = comm->shares_thread;
+  values[REQUIRED] = ob_preload.required;
+}
+
+/* Why nothing is compressed on it, in words; NULL: something may be. */
+static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[TOLD]) {
+  if (values[MISTAKEN])
+    return values[MISTAKEN] == comm->size - comm->rank ? ob_nccl_mistake() : "";
+  if (values[HASH] != -values[HASH_NEGATED])
+    return "the ranks' rules (ONEBIT_RULES) or versions of onebit differ";
+  if (values[SHARES_THREAD])
+    return "a thread drives several ranks, which could not wait for each other";
+  return NULL;
+}
+
+/* A thread that drives several ranks asks for all of them before it waits for one. */
+static void settle(struct ob_nccl_comm **made, size_t count) {
+  int64_t values[TOLD];
+  for (size_t i = 0; i < count; i++) {
+    tell(made[i], values);
+    ob_nccl_ask_begin(made[i], values, TOLD, made[i]->agreement.stream);
+  }
+  ob_next_ncclGroupStart();
+  for (size_t i = 0; i < count; i++)
+    ob_nccl_ask_send(made[i], TOLD, made[i]->agreement.stream);
+  ob_next_ncclGroupEnd();
+  for (size_t i = 0; i < count; i++)
+    ob_nccl_ask_end(made[i], TOLD, made[i]->agreement.stream);
+  for (size_t i = 0; i < count; i++) {
+    if (!ob_nccl_answer(made[i], values, TOLD))
+      continue; /* NCCL has failed: the program will hear of it */
+    const char *refused = judge(made[i], values);
+    made[i]->settled = refused == NULL;
+    if (values[REQUIRED])
+      atomic_store(&ob_preload.required, true);
+    ob_nccl_tell(made[i], refused);
+  }
+}
+
+/* Whether there is another rank of the same communicator among those that this thread makes. */
+static bool has_twin(const struct ob_nccl_made *made, size_t count, size_t which) {
+  static const ncclUniqueId none;
+  if (!memcmp(&made[which].id, &none, sizeof none))
+    return false;
+  for (size_t i = 0; i < count; i++)
+    if (i != which && !memcmp(&made[i].id, &made[which].id, sizeof none))
+      return true;
+  return false;
+}
+
+static struct ob_nccl_comm *enrol(ncclComm_t handle, bool shares_thread) {
+  struct ob_nccl_comm *comm = ob_allocate(1, sizeof *comm);
+  if (!comm)
+    return NULL;
+  comm->comm = handle;
+  comm->shares_thread = shares_thread;
+  pthread_mutex_init(&comm->lock, NULL);
+  if (describe(comm)) {
+    add(comm);
+    return comm;
+  }
+  pthread_mutex_destroy(&comm->lock);
+  ob_release(comm);
+  return NULL;
+}
+
+/* Communicators of one call, or of one group. */
+enum { AT_ONCE = 64 };
+
+/* Whoever can not be asked is missed by the others, as if NCCL itself had failed. */
+ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
+  struct ob_nccl_comm *asked[AT_ONCE];
+  size_t several = 0;
+  ob_nccl_start();
+  for (size_t i = 0; i < count && several < AT_ONCE; i++) {
+    if (!made[i].blocking || !*made[i].comm) /* not there yet; a split that this rank is not in */
+      continue;
+    struct ob_nccl_comm *comm =
+        enrol(*made[i].comm, made[i].shares_thread || has_twin(made, count, i));
+    if (!comm)
+      return ncclSystemError;
+    if (comm->size < 2)
+      continue;
+    if (ob_nccl_unusable()) {
+      ob_nccl_tell(comm, ob_nccl_unusable());
+      continue;
+    }
+    if (!prepare(comm))
+      return ncclSystemError;
+    asked[several++] = comm;
+  }
+  if (several)
+    settle(asked, several);
+  return ncclSuccess;
+}
+
+/* ---- In NCCL's place ---- */
+
+/* NCCL_CONFIG_UNDEF_INT, and so a communicator that blocks, unless it says otherwise. */
+static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
+  return result != ncclInProgress && !(config && config->blocking == 0);
+}
+
+/* What NCCL has said, unless it went well and keeping fails. */
+static ncclResult_t keep(ncclResult_t result, ncclComm_t *comm, const ncclUniqueId *id,
+                         bool shares_thread, const ncclConfig_t *config) {
+  struct ob_nccl_made made = {.comm = comm, .shares_thread = shares_thread};
+  if (result != ncclSuccess && result != ncclInProgress)
+    return result;
+  made.blocking = is_blocking(config, result);
+  if (id)
+    made.id = *id;
+  if (ob_nccl_in_group())
+    return ob_nccl_group_make(&made) ? result : ncclInvalidUsage;
+  ncclResult_t kept = ob_nccl_comms_made(&made, 1);
+  return kept == ncclSuccess ? result : kept;
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id,
+                                                 int rank) {
+  return keep(ob_next_ncclCommInitRank(comm, nranks, id, rank), comm, &id, false, NULL);
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
+                                                       ncclUniqueId id, int rank,
+                                                       ncclConfig_t *config) {
+  return keep(ob_next_ncclCommInitRankConfig(comm, nranks, id, rank, config), comm, &id, false,
+              config);
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank,
+                                                         int ids, ncclUniqueId *id,
+                                                         ncclConfig_t *config) {
+  return keep(ob_next_ncclCommInitRankScalable(comm, nranks, rank, ids, id, config), comm, id,
+              false, config);
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, const int *devices) {
+  ncclResult_t result = ob_next_ncclCommInitAll(made, ndev, devices);
+  struct ob_nccl_made each[AT_ONCE];
+  if (result != ncclSuccess)
+    return result;
+  if (ndev > AT_ONCE)
+    return ncclInvalidUsage;
+  for (int i = 0; i < ndev; i++)
+    each[i] = (struct ob_nccl_made){.comm = &made[i], .shares_thread = ndev > 1, .blocking = true};
+  return ob_nccl_comms_made(each, (size_t)ndev);
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
+                                              ncclComm_t *newcomm, ncclConfig_t *config) {
+  struct ob_nccl_comm *parent = ob_nccl_comm_use(comm);
+  bool shares_thread = parent && parent->shares_thread;
+  ob_nccl_comm_release(parent);
+  return keep(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL,
+              shares_thread, config);
+}
+
+/* What the library has in flight is through, and its plans are gone, before NCCL looks. */
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  ob_nccl_comm_release(take(comm));
+  return ob_next_ncclCommFinalize(comm);
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  ob_nccl_comm_release(take(comm));
+  return ob_next_ncclCommDestroy(comm);
+}
+
+/* By whatever thread, while another may be waiting for ranks that are gone: that one finds it
+ * aborted, and is the last to let go. */
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
+  struct ob_nccl_comm *comm = take(handle);
+  if (!comm)
+    return ob_next_ncclCommAbort(handle);
+  pthread_mutex_lock(&comm->lock);
+  comm->aborted = true;
+  pthread_mutex_unlock(&comm->lock);
+  ncclResult_t result = ncclSuccess;
+  if (!comm->onebit)
+    result = ob_next_ncclCommAbort(handle);
+  else if (onebit_comm_abort(comm->onebit) != ONEBIT_OK)
+    result = ncclInternalError;
+  ob_nccl_comm_release(comm);
+  return result;
+}

@@ -1,0 +1,124 @@
+/*
+ * The program's groups. NCCL puts a group's calls on their streams when it ends; a compressed call
+ * is many of NCCL's, so it follows then, in the program's order.
+ */
+#include <string.h>
+
+#include "base/memory.h"
+#include "dropin/nccl/preload.h"
+
+enum { MADE_MOST = 64, USUAL_MOST = 16 };
+
+struct entry {
+  struct ob_nccl_call call;
+  struct ob_nccl_decision decision;
+};
+
+/* Of a thread. What is allocated goes at the end of the group: threads end without a word. */
+struct group {
+  int depth;
+  struct entry usual[USUAL_MOST];
+  struct entry *more; /* all of them, where there are more; `room` */
+  size_t count, room;
+  struct ob_nccl_made made[MADE_MOST];
+  size_t made_count;
+};
+static _Thread_local struct group group;
+
+bool ob_nccl_in_group(void) { return group.depth > 0; }
+
+static struct entry *entries(void) { return group.more ? group.more : group.usual; }
+
+static bool grow(void) {
+  size_t room = group.more ? 2 * group.room : 2 * USUAL_MOST;
+  struct entry *more = ob_allocate(room, sizeof *more);
+  if (!more)
+    return false;
+  memcpy(more, entries(), group.count * sizeof *more);
+  ob_release(group.more);
+  group.more = more;
+  group.room = room;
+  return true;
+}
+
+bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
+  if (group.count == (group.more ? group.room : USUAL_MOST) && !grow())
+    return false;
+  entries()[group.count++] = (struct entry){.call = *call, .decision = *decision};
+  return true;
+}
+
+bool ob_nccl_group_make(const struct ob_nccl_made *made) {
+  if (group.made_count == MADE_MOST)
+    return false;
+  group.made[group.made_count++] = *made;
+  return true;
+}
+
+/* ---- The end ---- */
+
+/* Of several calls that NCCL does together nobody knows which took how long. */
+static struct ob_nccl_timer *time_the_only(void) {
+  const struct entry *only = entries();
+  if (group.count != 1 || only->decision.reason == OB_REASON_NONE)
+    return NULL;
+  return ob_nccl_timer_begin(only->decision.comm, NULL, only->decision.record, only->call.stream);
+}
+
+/* What was put off. The first result that is none counts. */
+static ncclResult_t run_entries(void) {
+  ncclResult_t result = ncclSuccess;
+  for (size_t i = 0; i < group.count; i++) {
+    const struct entry *entry = &entries()[i];
+    if (entry->decision.reason != OB_REASON_NONE)
+      continue;
+    ncclResult_t one = ob_nccl_run(&entry->call, &entry->decision);
+    result = result == ncclSuccess ? one : result;
+  }
+  return result;
+}
+
+static void leave_comms(void) {
+  for (size_t i = 0; i < group.count; i++) {
+    struct ob_nccl_comm *comm = entries()[i].decision.comm;
+    if (comm->look)
+      ob_nccl_look(comm);
+    ob_nccl_comm_release(comm);
+  }
+  ob_release(group.more);
+  group.more = NULL;
+  group.count = 0;
+}
+
+static ncclResult_t end(void) {
+  struct ob_nccl_timer *timer = time_the_only();
+  ncclResult_t result = ob_next_ncclGroupEnd();
+  if (timer)
+    ob_nccl_timer_end(timer, entries()[0].call.stream);
+  if (group.made_count && (result == ncclSuccess || result == ncclInProgress)) {
+    for (size_t i = 0; i < group.made_count; i++)
+      group.made[i].blocking &= result == ncclSuccess;
+    ncclResult_t kept = ob_nccl_comms_made(group.made, group.made_count);
+    result = kept == ncclSuccess ? result : kept;
+  }
+  group.made_count = 0;
+  ncclResult_t run = run_entries();
+  leave_comms();
+  return result == ncclSuccess ? run : result;
+}
+
+/* ---- In NCCL's place ---- */
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclGroupStart(void) {
+  ncclResult_t result = ob_next_ncclGroupStart();
+  if (result == ncclSuccess)
+    group.depth++;
+  return result;
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclGroupEnd(void) {
+  if (group.depth > 0)
+    group.depth--;
+  return group.depth > 0 || (group.count == 0 && group.made_count == 0) ? ob_next_ncclGroupEnd()
+                                                                        : end();
+}

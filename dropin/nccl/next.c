@@ -1,0 +1,54 @@
+/* Finding NCCL's own functions, when they are first called. */
+#define _GNU_SOURCE /* RTLD_NEXT */
+#include "dropin/nccl/next.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* Linked to the program: behind this library, in the order in which names are found. Or loaded by
+ * it at run time, where only a handle leads to it. */
+static void *find(const char *name) {
+  void *found = dlsym(RTLD_NEXT, name);
+  if (found)
+    return found;
+  void *library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
+  return library ? dlsym(library, name) : NULL;
+}
+
+/* All threads find the same. */
+static void *look_up(_Atomic(void *) *known, const char *name) {
+  void *found = atomic_load_explicit(known, memory_order_acquire);
+  if (!found) {
+    found = find(name);
+    atomic_store_explicit(known, found, memory_order_release);
+  }
+  return found;
+}
+
+/* C knows no cast from void * to a function's address. */
+#define OB_NCCL_DEFINE(name, parameters, arguments)                                                \
+  ncclResult_t ob_next_nccl##name parameters {                                                     \
+    static _Atomic(void *) known;                                                                  \
+    ncclResult_t(*function) parameters;                                                            \
+    void *found = look_up(&known, "nccl" #name);                                                   \
+    memcpy(&function, &found, sizeof function);                                                    \
+    return function ? function arguments : ncclInternalError;                                      \
+  }
+OB_NCCL_FUNCTIONS(OB_NCCL_DEFINE)
+
+const char *ob_next_ncclGetErrorString(ncclResult_t result) {
+  static _Atomic(void *) known;
+  const char *(*function)(ncclResult_t);
+  void *found = look_up(&known, "ncclGetErrorString");
+  memcpy(&function, &found, sizeof function);
+  return function ? function(result) : "NCCL is not loaded";
+}
+
+const char *ob_next_ncclGetLastError(ncclComm_t comm) {
+  static _Atomic(void *) known;
+  const char *(*function)(ncclComm_t);
+  void *found = look_up(&known, "ncclGetLastError"); /* from 2.13 on */
+  memcpy(&function, &found, sizeof function);
+  return function ? function(comm) : "";
+}

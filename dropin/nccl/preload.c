@@ -1,0 +1,258 @@
+/* The collectives in the place of NCCL's; what is read at the start, and said at the end. */
+#include "dropin/nccl/preload.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "dropin/report.h"
+
+/* ---- The start ---- */
+
+enum { WORDS = 512 };
+static char mistake[WORDS], unusable[WORDS];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static bool end_well(void);
+
+/* The library brings a CUDA runtime of its own, which may be too new for a driver that the
+ * program's serves well. */
+static void check_driver(void) {
+  int driver = 0, runtime = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess &&
+      cudaRuntimeGetVersion(&runtime) == cudaSuccess && driver / 1000 < runtime / 1000)
+    snprintf(unusable, sizeof unusable,
+             "onebit was built for CUDA %d, and the driver is for CUDA %d", runtime / 1000,
+             driver / 1000);
+}
+
+static void start(void) {
+  ob_counters_start(ob_seconds());
+  check_driver();
+  if (ob_preload_read_settings() != ONEBIT_OK)
+    snprintf(mistake, sizeof mistake, "%s", onebit_last_error());
+  ob_preload_judge_exit(end_well);
+}
+
+void ob_nccl_start(void) { pthread_once(&once, start); }
+
+const char *ob_nccl_mistake(void) { return mistake[0] ? mistake : NULL; }
+
+const char *ob_nccl_unusable(void) { return unusable[0] ? unusable : NULL; }
+
+/* A thread's first communicator is the job's, mostly: its rank 0 speaks, and a rank whose own rules
+ * are wrong. Communicators of one rank say nothing. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool speaks;
+static int ranks; /* of that communicator; 0: there has been none */
+static pid_t process;
+
+static void say(const struct ob_nccl_comm *comm, const char *refused) {
+  char over[32];
+  int version = 0;
+  ob_next_ncclGetVersion(&version); /* 22809 is 2.28.9 */
+  snprintf(over, sizeof over, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+  ob_preload.refused = refused;
+  ob_report_start(comm->size, over, "ncclAllReduce");
+}
+
+void ob_nccl_tell(const struct ob_nccl_comm *comm, const char *refused) {
+  static _Thread_local bool told;
+  bool mistaken = refused && refused == ob_nccl_mistake();
+  pthread_mutex_lock(&lock);
+  if (!told) {
+    speaks |= comm->rank == 0;
+    ranks = comm->size;
+    process = getpid();
+    if (mistaken || (comm->rank == 0 && !(refused && !*refused)))
+      say(comm, refused);
+  }
+  told = true;
+  pthread_mutex_unlock(&lock);
+  if (!refused)
+    ob_preload_open();
+}
+
+/* ---- The end ---- */
+
+static void report(const onebit_counters_t *counters) {
+  struct ob_report report = {.ranks = ranks,
+                             .own_only = true,
+                             .calls = "on its streams",
+                             .span = "from the first communicator on",
+                             .own = *counters,
+                             .compressed = counters->compressed,
+                             .bytes_sent = counters->bytes_sent,
+                             .bytes_dense = counters->bytes_dense,
+                             .seconds = counters->seconds,
+                             .seconds_saved = counters->seconds_saved,
+                             .max_residual_ratio = ob_report_max_residual_ratio()};
+  ob_report_print(&report);
+}
+
+/* A process that was forked from this one has nothing to say. */
+static bool end_well(void) {
+  onebit_counters_t counters = {.size = sizeof counters};
+  if (!ranks || process != getpid())
+    return true;
+  onebit_counters_get(&counters);
+  if (speaks)
+    report(&counters);
+  return counters.compressed || !ob_preload.required;
+}
+
+/* ---- What a call is ---- */
+
+enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_kind *kind) {
+  *kind = (struct ob_nccl_kind){ONEBIT_FLOAT32, false};
+  switch (call->datatype) {
+  case ncclFloat32:
+    break;
+  case ncclBfloat16:
+    kind->dtype = ONEBIT_BFLOAT16;
+    break;
+  case ncclFloat16:
+    kind->dtype = ONEBIT_FLOAT16;
+    break;
+  default:
+    return OB_REASON_TYPE;
+  }
+  if (call->operation == ONEBIT_ALLGATHER)
+    return OB_REASON_NONE;
+  kind->sum = call->op == ncclSum;
+  return kind->sum || call->op == ncclAvg ? OB_REASON_NONE : OB_REASON_OPERATION;
+}
+
+ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call) {
+  switch (call->operation) {
+  case ONEBIT_ALLREDUCE:
+    return ob_next_ncclAllReduce(call->sendbuf, call->recvbuf, call->count, call->datatype,
+                                 call->op, call->comm, call->stream);
+  case ONEBIT_ALLGATHER:
+    return ob_next_ncclAllGather(call->sendbuf, call->recvbuf, call->count, call->datatype,
+                                 call->comm, call->stream);
+  case ONEBIT_REDUCE_SCATTER:
+    return ob_next_ncclReduceScatter(call->sendbuf, call->recvbuf, call->count, call->datatype,
+                                     call->op, call->comm, call->stream);
+  }
+  return ncclInternalError;
+}
+
+/* NCCL wants that ranks agree on what is captured, so all of them find alike. */
+static bool is_captured(cudaStream_t stream) {
+  enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+    cudaGetLastError(); /* the default stream beside one that is captured: not captured itself */
+    return false;
+  }
+  return status != cudaStreamCaptureStatusNone;
+}
+
+static struct ob_record *record_of(const struct ob_nccl_call *call, onebit_dtype_t dtype,
+                                   const struct ob_nccl_comm *comm) {
+  const struct ob_record_of of = {(uint64_t)(uintptr_t)call->comm, comm->size, call->operation,
+                                  dtype, call->count};
+  struct ob_record *record = ob_counters_find(&of);
+  return record ? record : ob_counters_make(&of, "a communicator");
+}
+
+static enum ob_reason judge(const struct ob_nccl_call *call, const struct ob_nccl_comm *comm,
+                            struct ob_nccl_kind *kind) {
+  enum ob_reason reason = ob_nccl_resolve(call, kind);
+  if (reason != OB_REASON_NONE)
+    return reason;
+  if (comm && comm->size < 2)
+    return OB_REASON_ALONE;
+  if (!comm || !comm->settled)
+    return OB_REASON_REFUSED;
+  if (!ob_rules_compress(&ob_preload.rules, call->operation, kind->dtype, call->count, comm->size))
+    return OB_REASON_RULE;
+  return is_captured(call->stream) ? OB_REASON_CAPTURED : OB_REASON_NONE;
+}
+
+static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
+  struct ob_nccl_decision decision = {.comm = ob_nccl_comm_use(call->comm)};
+  struct ob_nccl_comm *comm = decision.comm;
+  struct ob_nccl_kind kind;
+  bool look;
+  decision.reason = judge(call, comm, &kind);
+  if (decision.reason != OB_REASON_NONE)
+    return decision;
+  uint64_t signature = ob_follower_signature(call->operation, kind.dtype, kind.sum, call->count);
+  decision.record = record_of(call, kind.dtype, comm);
+  ptrdiff_t phase = ob_follower_phase(comm->follower, signature, call->sendbuf, call->recvbuf,
+                                      &look, &decision.same);
+  comm->look |= look;
+  if (phase >= 0)
+    decision.phase = (size_t)phase;
+  else
+    decision.reason = ob_follower_reason(comm->follower);
+  return decision;
+}
+
+/* ---- Calls ---- */
+
+static ncclResult_t run_now(const struct ob_nccl_call *call,
+                            const struct ob_nccl_decision *decision) {
+  if (decision->reason == OB_REASON_NONE)
+    return ob_nccl_run(call, decision);
+  struct ob_nccl_timer *timer =
+      decision->record ? ob_nccl_timer_begin(decision->comm, NULL, decision->record, call->stream)
+                       : NULL;
+  ncclResult_t result = ob_nccl_dense(call);
+  ob_nccl_timer_end(timer, call->stream);
+  return result;
+}
+
+static ncclResult_t run_in_group(const struct ob_nccl_call *call,
+                                 const struct ob_nccl_decision *decision) {
+  ncclResult_t result = ncclSuccess;
+  if (decision->reason != OB_REASON_NONE)
+    result = ob_nccl_dense(call);
+  if (!decision->record) {
+    ob_nccl_comm_release(decision->comm);
+    return result;
+  }
+  return ob_nccl_group_add(call, decision) ? result : ncclSystemError;
+}
+
+static ncclResult_t run(const struct ob_nccl_call *call) {
+  struct ob_nccl_decision decision = decide(call);
+  if (decision.reason != OB_REASON_NONE)
+    ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
+  if (ob_nccl_in_group())
+    return run_in_group(call, &decision);
+  ncclResult_t result = run_now(call, &decision);
+  if (decision.comm && decision.comm->look)
+    ob_nccl_look(decision.comm);
+  ob_nccl_comm_release(decision.comm);
+  return result;
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclAllReduce(const void *sendbuf, void *recvbuf, size_t count,
+                                              ncclDataType_t datatype, ncclRedOp_t op,
+                                              ncclComm_t comm, cudaStream_t stream) {
+  if (ob_preload_small(ONEBIT_ALLREDUCE, count))
+    return ob_next_ncclAllReduce(sendbuf, recvbuf, count, datatype, op, comm, stream);
+  return run(&(struct ob_nccl_call){ONEBIT_ALLREDUCE, sendbuf, recvbuf, count, datatype, op, comm,
+                                    stream});
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclReduceScatter(const void *sendbuf, void *recvbuf,
+                                                  size_t recvcount, ncclDataType_t datatype,
+                                                  ncclRedOp_t op, ncclComm_t comm,
+                                                  cudaStream_t stream) {
+  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, recvcount))
+    return ob_next_ncclReduceScatter(sendbuf, recvbuf, recvcount, datatype, op, comm, stream);
+  return run(&(struct ob_nccl_call){ONEBIT_REDUCE_SCATTER, sendbuf, recvbuf, recvcount, datatype,
+                                    op, comm, stream});
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclAllGather(const void *sendbuf, void *recvbuf, size_t sendcount,
+                                              ncclDataType_t datatype, ncclComm_t comm,
+                                              cudaStream_t stream) {
+  if (ob_preload_small(ONEBIT_ALLGATHER, sendcount))
+    return ob_next_ncclAllGather(sendbuf, recvbuf, sendcount, datatype, comm, stream);
+  return run(&(struct ob_nccl_call){ONEBIT_ALLGATHER, sendbuf, recvbuf, sendcount, datatype,
+                                    ncclSum, comm, stream});
+}

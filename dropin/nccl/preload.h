@@ -1,0 +1,225 @@
+/*
+ * libonebit-nccl.so: stands before NCCL in a program that knows nothing of onebit, and compresses
+ * those of its collectives that rules allow. All else goes on to NCCL as it came.
+ *
+ * NCCL's calls return before anything has happened, so a call can not be made again dense when it
+ * turns out that it should not have been compressed. Instead:
+ *
+ *  - Which tensor a call is of follows from the order of calls alone, which is the same on all
+ *    ranks (dropin/follow.h). A rank that finds other buffers than a period before gives up what it
+ *    has kept of that tensor's error, on the stream, and goes on; where that happens often, ranks
+ *    go back to dense calls.
+ *  - Where a value is not finite, the result is not-a-number throughout, on all ranks.
+ *
+ * Ranks agree by NCCL calls of their own, for which the host waits: when a communicator is made,
+ * when a period is looked for, and when a plan is made. Where several ranks are driven by one
+ * thread, which could not wait for itself, nothing is compressed.
+ */
+#ifndef OB_DROPIN_NCCL_PRELOAD_H
+#define OB_DROPIN_NCCL_PRELOAD_H
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <pthread.h>
+
+#include "dropin/follow.h"
+#include "dropin/nccl/next.h"
+#include "dropin/preload.h"
+#include "onebit/onebit.h"
+
+/* A collective as the program called it. */
+struct ob_nccl_call {
+  onebit_operation_t operation;
+  const void *sendbuf;
+  void *recvbuf;
+  size_t count; /* with the meaning that the operation gives it: onebit_operation_t */
+  ncclDataType_t datatype;
+  ncclRedOp_t op; /* not of an allgather */
+  ncclComm_t comm;
+  cudaStream_t stream;
+};
+
+/* What of it counts for plans. */
+struct ob_nccl_kind {
+  onebit_dtype_t dtype;
+  bool sum;
+};
+
+/* Whether the call can be compressed at all, by its type and operation; else why not. */
+enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_kind *kind);
+
+/* The call by NCCL. */
+ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call);
+
+/* ---- Agreements (agree.c) ---- */
+
+/* Numbers in one message. */
+#define OB_AGREED_MOST 128
+
+/* Of a communicator: what its ranks send each other about themselves. */
+struct ob_agreement {
+  cudaStream_t stream;
+  cudaEvent_t done;
+  int64_t *there, *here; /* in memory of the device, and pinned */
+};
+
+/* While the host works for the library: its device is current, and this thread's calls do not
+ * disturb graphs that others capture. */
+struct ob_nccl_scope {
+  int device;
+  enum cudaStreamCaptureMode mode;
+};
+struct ob_nccl_scope ob_nccl_enter(int device);
+void ob_nccl_leave(struct ob_nccl_scope scope);
+
+bool ob_agreement_create(struct ob_agreement *agreement);
+void ob_agreement_destroy(struct ob_agreement *agreement);
+
+/* ---- Communicators (comm.c) ---- */
+
+/* A call in the sequence that the ranks follow: a plan, and this rank's buffers. */
+struct ob_nccl_tensor {
+  uint64_t signature;
+  const void *sendbuf, *recvbuf;
+  struct ob_nccl_kind kind;
+  onebit_operation_t operation;
+  onebit_plan_t plan;
+  uint64_t calls, bytes_sent, bytes_dense;
+  struct ob_record *record;
+  struct ob_nccl_sample *sample; /* NULL: of such calls there is none */
+};
+
+/* Calls that are timed on their streams, at once. */
+enum { OB_TIMERS = 16 };
+
+struct ob_nccl_timer {
+  cudaEvent_t begun, ended;
+  struct ob_nccl_tensor *tensor; /* of a compressed call, whose number is `call` */
+  uint64_t call;
+  bool compressed;
+  struct ob_record *record;
+};
+
+struct ob_nccl_comm {
+  struct ob_nccl_comm *next;
+  ncclComm_t comm;
+  int rank, size, device;
+  bool shares_thread; /* with another rank of the same communicator */
+  bool settled;       /* with all ranks; else nothing is compressed */
+  struct ob_agreement agreement;
+  struct ob_follower *follower;
+  bool look; /* once the program's group has ended */
+  onebit_comm_t onebit;
+  int tensors;
+  struct ob_nccl_tensor *tensor[OB_TENSORS_MOST];
+  /* Whether it is steady: compressed calls since ranks last asked each other, and those of them
+   * with other buffers than before; periods; whether an answer is on its way, and what it was. */
+  uint64_t calls, moved, periods;
+  bool asked;
+  int64_t heard;
+  struct ob_nccl_timer timers[OB_TIMERS];
+  unsigned timers_first, timers_used;
+  pthread_mutex_t lock; /* of `aborted` */
+  bool aborted;
+  unsigned users; /* of the list's lock: threads that are in a call on it, and the list itself */
+};
+
+/* What is kept for a communicator, until ob_nccl_comm_release; NULL where nothing is known. */
+struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t comm);
+void ob_nccl_comm_release(struct ob_nccl_comm *comm);
+
+/* A communicator that NCCL has been asked for, whose handle is there once the group has ended. */
+struct ob_nccl_made {
+  ncclComm_t *comm;
+  ncclUniqueId id; /* zeros: not known */
+  bool shares_thread, blocking;
+};
+/* Keeps what belongs to them, and settles with the other ranks; of all that one thread makes at a
+ * time. Collective; not in a group. */
+ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count);
+
+/* This rank's values become the largest of all ranks': at once, or in two parts of which the first
+ * does not wait. That is put on a stream of the program's, behind a call there, so that what the
+ * program does next comes after it on all ranks: also a graph that it launches. Not while the
+ * thread has a group open. False: NCCL or the device has failed. */
+bool ob_nccl_ask(struct ob_nccl_comm *comm, const int64_t *values, int count, cudaStream_t stream);
+bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
+bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count);
+/* The first part in its own parts: the one in the middle may be in a group. */
+bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int count,
+                       cudaStream_t stream);
+bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
+bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
+/* Where comm->asked: the answer to that, which is comm->heard from now on. */
+void ob_nccl_hear(struct ob_nccl_comm *comm);
+
+/* ---- Tensors (tensor.c) ---- */
+
+/* What the follower asks for. */
+extern const struct ob_follower_ranks ob_nccl_ranks;
+
+/* What a call is to the ranks of its communicator. */
+struct ob_nccl_decision {
+  struct ob_nccl_comm *comm; /* used; NULL where nothing is known of it */
+  enum ob_reason reason;     /* OB_REASON_NONE: it is to be compressed */
+  size_t phase;              /* then; in the period that is followed */
+  bool same;                 /* this rank has the buffers that it had a period before */
+  struct ob_record *record;  /* NULL: only counted by its reason */
+};
+
+/* A call that is to be compressed is, unless no plan can be made. Not in a group. */
+ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
+
+/* Looks for a period. Collective; not in a group. */
+void ob_nccl_look(struct ob_nccl_comm *comm);
+
+/* All that the tensors have. Local. */
+void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
+
+/* ---- How much is kept (residual.c) ---- */
+
+/* For a tensor that has its plan; NULL where there is nothing to look at, or no memory. */
+struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks);
+void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
+
+/* Behind the tensor's 1st, 2nd, 4th, 8th ... call: takes a part of its result. */
+void ob_nccl_sample_take(struct ob_nccl_tensor *tensor, cudaStream_t stream);
+/* Once the latest call is through: compares that with the residual, which is copied to the
+ * host. */
+void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
+
+/* ---- Times (time.c) ---- */
+
+/* Around a call, on its stream: NULL where too many are in flight, which is fine for the end. Times
+ * that have come since are put down first. The tensor is NULL for a dense call, whose record has
+ * counted it already. */
+struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
+                                          struct ob_record *record, cudaStream_t stream);
+void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream);
+/* The tensor will be gone. */
+void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor);
+void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
+
+/* ---- Groups (group.c) ---- */
+
+/* Whether this thread is in a group of the program's. */
+bool ob_nccl_in_group(void);
+
+/* For the end of the group: a call that is to be compressed then, or that NCCL has been given.
+ * Takes over the use of the communicator. False: no memory for it. */
+bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
+/* To be kept and settled when the group ends. False: there is no room for one more. */
+bool ob_nccl_group_make(const struct ob_nccl_made *made);
+
+/* ---- The beginning and the end (preload.c) ---- */
+
+/* Reads the settings, once. */
+void ob_nccl_start(void);
+/* Why they are wrong; NULL where they are not. */
+const char *ob_nccl_mistake(void);
+/* Why the library can do nothing on this machine; NULL where it can. */
+const char *ob_nccl_unusable(void);
+/* A communicator of several ranks has been made, and settled unless `refused`. */
+void ob_nccl_tell(const struct ob_nccl_comm *comm, const char *refused);
+
+#endif

@@ -1,0 +1,269 @@
+/* Plans for the calls of a period, what becomes of a call, and how long it took. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "dropin/elements.h"
+#include "dropin/nccl/preload.h"
+#include "onebit/cuda.h"
+#include "onebit/nccl.h"
+
+/* ---- What the follower asks for ---- */
+
+static bool largest(void *context, int64_t *values, int count) {
+  return ob_nccl_largest(context, values, count);
+}
+
+static int find(void *context, int first, uint64_t signature, const void *sendbuf,
+                const void *recvbuf) {
+  const struct ob_nccl_comm *comm = context;
+  for (int i = first; i < comm->tensors; i++) {
+    const struct ob_nccl_tensor *tensor = comm->tensor[i];
+    if (tensor && tensor->signature == signature && tensor->sendbuf == sendbuf &&
+        tensor->recvbuf == recvbuf)
+      return i;
+  }
+  return OB_NO_TENSOR;
+}
+
+const struct ob_follower_ranks ob_nccl_ranks = {.largest = largest, .find = find};
+
+/* ---- Making and giving back ---- */
+
+static void destroy(struct ob_nccl_tensor *tensor) {
+  if (tensor) {
+    onebit_plan_destroy(tensor->plan);
+    ob_nccl_sample_destroy(tensor->sample);
+  }
+  ob_release(tensor);
+}
+
+void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm) {
+  for (int i = 0; i < comm->tensors; i++)
+    destroy(comm->tensor[i]);
+  comm->tensors = 0;
+  onebit_comm_destroy(comm->onebit);
+  comm->onebit = NULL;
+}
+
+/* Memory that a plan can work on. NCCL takes more: memory of the host that the device can reach. */
+static bool is_fit(const struct ob_nccl_comm *comm, const void *buffer, onebit_dtype_t dtype) {
+  struct cudaPointerAttributes found;
+  if (cudaPointerGetAttributes(&found, buffer) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return found.type == cudaMemoryTypeDevice && found.device == comm->device &&
+         (uintptr_t)buffer % ob_elements_size(dtype) == 0;
+}
+
+static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
+                                 struct ob_nccl_tensor *tensor) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_info_t info = {.size = sizeof info};
+  onebit_status_t status = ONEBIT_OK;
+  if (!comm->onebit)
+    status = onebit_comm_create_nccl(comm->comm, &comm->onebit);
+  options.operation = call->operation;
+  options.dtype = tensor->kind.dtype;
+  options.device = ONEBIT_DEVICE_CUDA;
+  if (status == ONEBIT_OK)
+    status = onebit_plan_create(comm->onebit, call->count, &options, &tensor->plan);
+  if (status == ONEBIT_OK)
+    status = onebit_plan_get_info(tensor->plan, &info);
+  if (status == ONEBIT_OK)
+    tensor->sample = ob_nccl_sample_create(tensor, comm->size);
+  tensor->bytes_sent = info.wire_bytes;
+  return status;
+}
+
+/* This rank's part; NULL where it can not. */
+static struct ob_nccl_tensor *allocate(const struct ob_nccl_comm *comm,
+                                       const struct ob_nccl_call *call, struct ob_record *record) {
+  struct ob_nccl_kind kind;
+  struct ob_nccl_tensor *tensor = NULL;
+  ob_nccl_resolve(call, &kind);
+  if (is_fit(comm, call->sendbuf, kind.dtype) && is_fit(comm, call->recvbuf, kind.dtype))
+    tensor = ob_allocate(1, sizeof *tensor);
+  if (tensor)
+    *tensor = (struct ob_nccl_tensor){
+        .signature = ob_follower_signature(call->operation, kind.dtype, kind.sum, call->count),
+        .kind = kind,
+        .operation = call->operation,
+        .bytes_dense = ob_dense_bytes(call->operation, kind.dtype, call->count, comm->size),
+        .record = record};
+  return tensor;
+}
+
+/* Numbers are given alike on all ranks, since tensors are made and given up alike. */
+static int free_number(struct ob_nccl_comm *comm) {
+  for (int i = 0; i < comm->tensors; i++)
+    if (!comm->tensor[i])
+      return i;
+  return comm->tensors < OB_TENSORS_MOST ? comm->tensors++ : OB_FAILED_TENSOR;
+}
+
+/* Collective. Gives its number, or OB_FAILED_TENSOR on all ranks. */
+static int make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
+                struct ob_record *record) {
+  int number = free_number(comm);
+  if (number == OB_FAILED_TENSOR)
+    return number;
+  struct ob_nccl_tensor *tensor = allocate(comm, call, record);
+  int64_t missing = tensor == NULL;
+  if (!ob_nccl_largest(comm, &missing, 1) || missing ||
+      make_plan(comm, call, tensor) != ONEBIT_OK) {
+    destroy(tensor);
+    return OB_FAILED_TENSOR;
+  }
+  comm->tensor[number] = tensor;
+  return number;
+}
+
+/* What no phase has any more. */
+static void prune(struct ob_nccl_comm *comm) {
+  bool wanted[OB_TENSORS_MOST] = {false};
+  for (size_t phase = 0; phase < ob_follower_period(comm->follower); phase++) {
+    int number = ob_follower_tensor(comm->follower, phase);
+    if (number >= 0)
+      wanted[number] = true;
+  }
+  for (int i = 0; i < comm->tensors; i++)
+    if (!wanted[i]) {
+      ob_nccl_timers_drop(comm, comm->tensor[i]);
+      destroy(comm->tensor[i]);
+      comm->tensor[i] = NULL;
+    }
+}
+
+void ob_nccl_look(struct ob_nccl_comm *comm) {
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  comm->look = false;
+  ob_follower_look(comm->follower);
+  if (ob_follower_period(comm->follower))
+    prune(comm);
+  comm->calls = comm->moved = comm->periods = 0;
+  ob_nccl_leave(scope);
+}
+
+/* ---- Whether it is steady ---- */
+
+/* Asked from time to time, and answered when it is asked again: nobody waits for what is not long
+ * there. */
+enum { PERIODS_BETWEEN = 16 };
+
+/* A rank with other buffers in more than one of so many calls wants to learn anew. */
+enum { MOVED_OF = 4 };
+
+static void check_steady(struct ob_nccl_comm *comm, cudaStream_t stream) {
+  const int64_t unsteady = comm->moved * MOVED_OF > comm->calls;
+  if (++comm->periods % PERIODS_BETWEEN != 0)
+    return;
+  ob_nccl_hear(comm);
+  if (comm->heard)
+    ob_follower_forget(comm->follower);
+  else
+    comm->asked = ob_nccl_ask(comm, &unsteady, 1, stream);
+  comm->heard = 0;
+  comm->calls = comm->moved = 0;
+}
+
+/* ---- A call ---- */
+
+static ncclResult_t code_of(onebit_status_t status) {
+  switch (status) {
+  case ONEBIT_OK:
+    return ncclSuccess;
+  case ONEBIT_ERROR_ARGUMENT:
+    return ncclInvalidArgument;
+  case ONEBIT_ERROR_DEVICE:
+    return ncclUnhandledCudaError;
+  case ONEBIT_ERROR_TRANSPORT:
+    return ncclRemoteError;
+  default:
+    return ncclInternalError;
+  }
+}
+
+static onebit_status_t put(const struct ob_nccl_tensor *tensor, const struct ob_nccl_call *call) {
+  switch (call->operation) {
+  case ONEBIT_ALLREDUCE:
+    return onebit_allreduce_stream(call->sendbuf, call->recvbuf, tensor->plan, call->stream);
+  case ONEBIT_ALLGATHER:
+    return onebit_allgather_stream(call->sendbuf, call->recvbuf, tensor->plan, call->stream);
+  default:
+    return onebit_reduce_scatter_stream(call->sendbuf, call->recvbuf, tensor->plan, call->stream);
+  }
+}
+
+static ncclResult_t told(const struct ob_nccl_comm *comm, onebit_status_t status) {
+  if (status != ONEBIT_OK)
+    fprintf(stderr, "onebit: a compressed call on rank %d: %s\n", comm->rank, onebit_last_error());
+  return code_of(status);
+}
+
+static onebit_status_t forget(const struct ob_nccl_tensor *tensor, const struct ob_nccl_call *call,
+                              bool same) {
+  if (same || !tensor->sendbuf)
+    return ONEBIT_OK;
+  return onebit_plan_reset_residual_stream(tensor->plan, call->stream);
+}
+
+/* Each part also after another has failed: the others wait for the messages, and whatever recvbuf
+ * held must not be taken for a result. */
+static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
+                             const struct ob_nccl_call *call, bool same) {
+  ncclResult_t forgot = told(comm, forget(tensor, call, same));
+  tensor->sendbuf = call->sendbuf;
+  tensor->recvbuf = call->recvbuf;
+  tensor->calls++;
+  ncclResult_t called = told(comm, put(tensor, call));
+  ncclResult_t scaled =
+      told(comm, onebit_scale_result_stream(call->recvbuf, tensor->kind.sum ? (float)comm->size : 1,
+                                            tensor->plan, call->stream));
+  return called != ncclSuccess ? called : scaled != ncclSuccess ? scaled : forgot;
+}
+
+static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
+                                   const struct ob_nccl_call *call, bool same) {
+  struct ob_nccl_timer *timer = ob_nccl_timer_begin(comm, tensor, tensor->record, call->stream);
+  ncclResult_t result = compress(comm, tensor, call, same);
+  ob_nccl_sample_take(tensor, call->stream);
+  ob_nccl_timer_end(timer, call->stream);
+  if (result != ncclSuccess)
+    return result;
+  comm->calls++;
+  comm->moved += !same;
+  ob_record_compressed(tensor->record, OB_NOT_TIMED);
+  ob_record_sent(tensor->record, tensor->bytes_sent, tensor->bytes_dense);
+  return ncclSuccess;
+}
+
+static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
+                                        const struct ob_nccl_decision *decision) {
+  struct ob_nccl_comm *comm = decision->comm;
+  int number = ob_follower_tensor(comm->follower, decision->phase);
+  if (number == OB_NO_TENSOR) {
+    double begun = ob_seconds();
+    struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+    number = make(comm, call, decision->record);
+    ob_nccl_leave(scope);
+    ob_follower_set(comm->follower, decision->phase, number);
+    ob_record_decided(decision->record, ob_seconds() - begun);
+  }
+  return number >= 0 ? comm->tensor[number] : NULL;
+}
+
+ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
+  struct ob_nccl_tensor *tensor = tensor_of(call, decision);
+  ncclResult_t result;
+  if (tensor) {
+    result = run_compressed(decision->comm, tensor, call, decision->same);
+  } else {
+    result = ob_nccl_dense(call);
+    ob_record_pass(decision->record, OB_REASON_MEMORY, OB_NOT_TIMED);
+  }
+  if (decision->phase == 0)
+    check_steady(decision->comm, call->stream);
+  return result;
+}

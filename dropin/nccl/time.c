@@ -1,0 +1,89 @@
+/*
+ * How long calls take on their streams: an event before and one behind, looked at when it costs no
+ * wait.
+ */
+#include "dropin/nccl/preload.h"
+#include "onebit/cuda.h"
+
+/* A call that others of the same plan have followed must not be asked how it ended: that would wait
+ * for them. */
+static void put_down(const struct ob_nccl_timer *timer) {
+  float milliseconds = 0;
+  if (cudaEventElapsedTime(&milliseconds, timer->begun, timer->ended) == cudaSuccess)
+    ob_record_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
+  if (!timer->tensor || timer->tensor->calls != timer->call)
+    return;
+  if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED)
+    ob_record_spoiled(timer->record);
+  else
+    ob_nccl_sample_look(timer->tensor);
+}
+
+static bool has_come(const struct ob_nccl_timer *timer) {
+  cudaError_t error = cudaEventQuery(timer->ended);
+  if (error == cudaErrorNotReady)
+    cudaGetLastError();
+  return error == cudaSuccess;
+}
+
+static void look(struct ob_nccl_comm *comm) {
+  while (comm->timers_used && has_come(&comm->timers[comm->timers_first])) {
+    put_down(&comm->timers[comm->timers_first]);
+    comm->timers_first = (comm->timers_first + 1) % OB_TIMERS;
+    comm->timers_used--;
+  }
+}
+
+static bool make_events(struct ob_nccl_timer *timer) {
+  return (timer->begun || cudaEventCreate(&timer->begun) == cudaSuccess) &&
+         (timer->ended || cudaEventCreate(&timer->ended) == cudaSuccess);
+}
+
+static struct ob_nccl_timer *begin(struct ob_nccl_comm *comm, cudaStream_t stream) {
+  if (comm->timers_used == OB_TIMERS)
+    return NULL;
+  struct ob_nccl_timer *timer = &comm->timers[(comm->timers_first + comm->timers_used) % OB_TIMERS];
+  if (!make_events(timer) || cudaEventRecord(timer->begun, stream) != cudaSuccess)
+    return NULL;
+  comm->timers_used++;
+  return timer;
+}
+
+struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
+                                          struct ob_record *record, cudaStream_t stream) {
+  if (!tensor && atomic_load(&record->calls) < 2) /* it connects the ranks */
+    return NULL;
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  look(comm);
+  struct ob_nccl_timer *timer = begin(comm, stream);
+  if (timer) {
+    timer->tensor = tensor;
+    timer->call = tensor ? tensor->calls + 1 : 0;
+    timer->compressed = tensor != NULL;
+    timer->record = record;
+  }
+  ob_nccl_leave(scope);
+  return timer;
+}
+
+void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream) {
+  if (timer)
+    cudaEventRecord(timer->ended, stream);
+}
+
+void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
+  for (int i = 0; i < OB_TIMERS; i++)
+    if (comm->timers[i].tensor == tensor)
+      comm->timers[i].tensor = NULL;
+}
+
+void ob_nccl_timers_destroy(struct ob_nccl_comm *comm) {
+  look(comm);
+  for (int i = 0; i < OB_TIMERS; i++) {
+    if (comm->timers[i].begun)
+      cudaEventDestroy(comm->timers[i].begun);
+    if (comm->timers[i].ended)
+      cudaEventDestroy(comm->timers[i].ended);
+  }
+  comm->timers_used = 0;
+}
