@@ -51,7 +51,7 @@ static struct ob_record *make(const struct ob_record_of *of, const char *name) {
 
 /* Programs whose counts change call by call would have no end of records: from some on, and without
  * memory, they share one. */
-enum { RECORDS_MOST = 1024 };
+enum { MAX_RECORDS = 1024 };
 
 static struct ob_record *share(void) {
   static struct ob_record others = {.communicator = "tensors beyond those listed"};
@@ -68,7 +68,7 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *na
   static int made;
   pthread_mutex_lock(&making);
   struct ob_record *record = ob_counters_find(of);
-  if (!record && made++ < RECORDS_MOST)
+  if (!record && made++ < MAX_RECORDS)
     record = make(of, name);
   if (!record)
     record = share();
@@ -121,16 +121,16 @@ void ob_record_compressed(struct ob_record *record, double seconds) {
   ob_record_time(record, true, seconds);
 }
 
-void ob_record_kept(struct ob_record *record, double error, double mean) {
+void ob_record_residual(struct ob_record *record, double error, double mean) {
   double ratio = mean > 0 ? error / mean : 0;
   atomic_store(&record->residual_ratio, ratio);
   if (ratio > atomic_load(&record->max_residual_ratio))
     atomic_store(&record->max_residual_ratio, ratio);
 }
 
-void ob_record_spoiled(struct ob_record *record) {
+void ob_record_skipped(struct ob_record *record) {
   if (record)
-    add(&record->spoiled, 1);
+    add(&record->skipped, 1);
 }
 
 void ob_record_decided(struct ob_record *record, double seconds) {
@@ -212,5 +212,5 @@ onebit_status_t onebit_counters_get(onebit_counters_t *counters) {
 const char *onebit_counters_reason(size_t reason) {
   return reason == OB_REASON_NONE || reason >= OB_REASON_COUNT
              ? NULL
-             : ob_reason_words((enum ob_reason)reason);
+             : ob_reason_text((enum ob_reason)reason);
 }

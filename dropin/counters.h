@@ -32,7 +32,7 @@ struct ob_record {
   /* Written by the thread that calls, read by any. */
   _Atomic uint64_t calls, compressed, dense[OB_REASON_COUNT];
   _Atomic uint64_t bytes_sent, bytes_dense;
-  _Atomic uint64_t spoiled; /* results that are not-a-number */
+  _Atomic uint64_t skipped; /* results that are not-a-number */
   /* Of blocking calls: how many, and their seconds. The first dense call is left out: it connects
    * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
   _Atomic uint64_t timed_dense, timed_compressed;
@@ -77,10 +77,10 @@ uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size
 void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 
 /* A sample of the residual: its norm relative to that of the mean, in the same elements. */
-void ob_record_kept(struct ob_record *record, double error, double mean);
+void ob_record_residual(struct ob_record *record, double error, double mean);
 
 /* A compressed call has given not-a-number, since a value was not finite. */
-void ob_record_spoiled(struct ob_record *record);
+void ob_record_skipped(struct ob_record *record);
 
 /* Seconds of a dense call: the median, which a few slow first ones do not move; 0 before the
  * second. */

@@ -10,8 +10,8 @@ struct ob_follower {
   struct ob_sequence *sequence;
   struct ob_follower_ranks ranks;
   bool has_looked;
-  size_t period;                /* 0: learning */
-  int tensors[OB_TENSORS_MOST]; /* of each phase */
+  size_t period;               /* 0: learning */
+  int tensors[OB_MAX_TENSORS]; /* of each phase */
 };
 
 onebit_status_t ob_follower_create(unsigned repeats, const struct ob_follower_ranks *ranks,
@@ -43,7 +43,7 @@ uint64_t ob_follower_signature(onebit_operation_t operation, onebit_dtype_t dtyp
 
 /* ---- Agreeing ---- */
 
-#define TURNS_MOST 8 /* of agreeing on a period: each asks for a longer one */
+#define MAX_TURNS 8 /* of agreeing on a period: each asks for a longer one */
 
 static bool largest(const struct ob_follower *follower, int64_t *values, int count) {
   return follower->ranks.largest(follower->ranks.context, values, count);
@@ -52,7 +52,7 @@ static bool largest(const struct ob_follower *follower, int64_t *values, int cou
 /* The smallest that is one for all ranks, or 0. */
 static size_t agree_on_period(struct ob_follower *follower) {
   size_t at_least = 1;
-  for (int turn = 0; turn < TURNS_MOST; turn++) {
+  for (int turn = 0; turn < MAX_TURNS; turn++) {
     int64_t mine = (int64_t)ob_sequence_period(follower->sequence, at_least);
     int64_t all[] = {mine, -mine, mine == 0};
     if (!largest(follower, all, 3) || all[2])
@@ -65,13 +65,13 @@ static size_t agree_on_period(struct ob_follower *follower) {
 }
 
 /* The tensor that this rank knows by the buffers of a phase, and that no phase before it has. */
-static int known_of_phase(const struct ob_follower *follower, const bool *taken, size_t phase) {
+static int known_of_phase(const struct ob_follower *follower, const bool *used, size_t phase) {
   const struct ob_follower_ranks *ranks = &follower->ranks;
   uint64_t signature;
   const void *sendbuf, *recvbuf;
   ob_sequence_expected(follower->sequence, phase, &signature, &sendbuf, &recvbuf);
   int tensor = ranks->find(ranks->context, 0, signature, sendbuf, recvbuf);
-  while (tensor != OB_NO_TENSOR && taken[tensor])
+  while (tensor != OB_NO_TENSOR && used[tensor])
     tensor = ranks->find(ranks->context, tensor + 1, signature, sendbuf, recvbuf);
   return tensor;
 }
@@ -80,15 +80,15 @@ enum { TOGETHER = 64 }; /* phases in a message */
 
 /* Phases whose tensor all ranks know, and know as the same, go on with it. */
 static bool agree_on_phases(struct ob_follower *follower, size_t period) {
-  bool taken[OB_TENSORS_MOST];
-  memset(taken, 0, sizeof taken);
+  bool used[OB_MAX_TENSORS];
+  memset(used, 0, sizeof used);
   for (size_t first = 0; first < period; first += TOGETHER) {
     size_t phases = period - first < TOGETHER ? period - first : TOGETHER;
     int64_t all[2 * TOGETHER];
     for (size_t i = 0; i < phases; i++) {
-      int tensor = known_of_phase(follower, taken, first + i);
+      int tensor = known_of_phase(follower, used, first + i);
       if (tensor != OB_NO_TENSOR)
-        taken[tensor] = true;
+        used[tensor] = true;
       all[2 * i] = tensor;
       all[2 * i + 1] = -tensor;
     }

@@ -10,7 +10,7 @@
 #include "onebit/plan.h"
 
 /* Tensors have numbers below this, which all ranks give alike. */
-#define OB_TENSORS_MOST OB_SEQUENCE_PERIOD_MOST
+#define OB_MAX_TENSORS OB_SEQUENCE_MAX_PERIOD
 
 #define OB_NO_TENSOR     (-1)
 #define OB_FAILED_TENSOR (-2) /* no memory for it, on some rank: the phase stays dense */

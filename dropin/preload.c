@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/knobs.h"
 
-struct ob_preload ob_preload = {.least_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
+struct ob_preload ob_preload = {.min_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
 
 onebit_status_t ob_preload_read_settings(void) {
   int required = 0;
@@ -27,13 +27,13 @@ uint64_t ob_preload_hash(void) {
 
 void ob_preload_open(void) {
   for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
-    atomic_store(&ob_preload.least_count[operation],
-                 ob_rules_least_count(&ob_preload.rules, (onebit_operation_t)operation));
+    atomic_store(&ob_preload.min_count[operation],
+                 ob_rules_min_count(&ob_preload.rules, (onebit_operation_t)operation));
 }
 
 void ob_preload_close(void) {
   for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
-    atomic_store(&ob_preload.least_count[operation], SIZE_MAX);
+    atomic_store(&ob_preload.min_count[operation], SIZE_MAX);
 }
 
 /* ---- The end of the process ---- */

@@ -15,7 +15,7 @@
 struct ob_preload {
   /* Calls with fewer elements are passed on after one comparison; all of them before the ranks have
    * settled, after their end, and where nothing may be compressed. */
-  atomic_size_t least_count[3]; /* by onebit_operation_t */
+  atomic_size_t min_count[3]; /* by onebit_operation_t */
   struct ob_rules rules;
   const char *refused;  /* why nothing is compressed; NULL where something may be */
   atomic_bool required; /* ONEBIT_REQUIRE=1 */
@@ -42,8 +42,7 @@ void ob_preload_judge_exit(bool (*went_well)(void));
 /* Whether the call is too small to be looked at. Counting those costs a load and a store. A
  * negative count of MPI's, an error of the program's, is a very large one here, and found later. */
 static inline bool ob_preload_small(onebit_operation_t operation, size_t count) {
-  bool small =
-      count < atomic_load_explicit(&ob_preload.least_count[operation], memory_order_relaxed);
+  bool small = count < atomic_load_explicit(&ob_preload.min_count[operation], memory_order_relaxed);
   if (small && operation == ONEBIT_ALLREDUCE)
     ob_counters_pass(OB_REASON_SMALL);
   return small;

@@ -1,10 +1,10 @@
-/* The reasons in words. */
+/* The reasons as text. */
 #include "dropin/reason.h"
 
 #include <stddef.h>
 
-const char *ob_reason_words(enum ob_reason reason) {
-  static const char *const words[OB_REASON_COUNT] = {
+const char *ob_reason_text(enum ob_reason reason) {
+  static const char *const texts[OB_REASON_COUNT] = {
       [OB_REASON_NONE] = "compressed",
       [OB_REASON_TYPE] = "the type is not float, bfloat16 or half",
       [OB_REASON_OPERATION] = "the operation is neither a sum nor a mean",
@@ -18,5 +18,5 @@ const char *ob_reason_words(enum ob_reason reason) {
       [OB_REASON_CAPTURED] = "it is in a CUDA graph",
       [OB_REASON_REFUSED] = "ranks differ, or threads forbid it",
   };
-  return reason >= 0 && reason < OB_REASON_COUNT ? words[reason] : "unknown reason";
+  return reason >= 0 && reason < OB_REASON_COUNT ? texts[reason] : "unknown reason";
 }

@@ -19,6 +19,6 @@ enum ob_reason {
   OB_REASON_CAPTURED, /* it is in a CUDA graph */
   OB_REASON_COUNT
 };
-const char *ob_reason_words(enum ob_reason reason);
+const char *ob_reason_text(enum ob_reason reason);
 
 #endif

@@ -38,9 +38,9 @@ static void print_plan(int size, const char *over, const char *call) {
           onebit_version(), size, over, call);
   if (rules)
     fprintf(stderr, "as %s says (%zu rules, else from %zu bytes on)", rules, ob_preload.rules.rules,
-            ob_preload.rules.least);
+            ob_preload.rules.min_bytes);
   else
-    fprintf(stderr, "from %zu bytes on", ob_preload.rules.least);
+    fprintf(stderr, "from %zu bytes on", ob_preload.rules.min_bytes);
   fprintf(stderr, ", once a step's calls have repeated %u times\n", ob_preload.rules.warmup);
 }
 
@@ -53,11 +53,11 @@ void ob_report_start(int size, const char *over, const char *call) {
 }
 
 double ob_report_max_residual_ratio(void) {
-  double most = 0;
+  double max = 0;
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-    if (atomic_load(&record->max_residual_ratio) > most)
-      most = atomic_load(&record->max_residual_ratio);
-  return most;
+    if (atomic_load(&record->max_residual_ratio) > max)
+      max = atomic_load(&record->max_residual_ratio);
+  return max;
 }
 
 static void write_json(const char *path, const struct ob_report *report) {

@@ -28,7 +28,7 @@ struct ob_report {
 double ob_report_factor(const struct ob_report *report);
 
 /* The line at the start: why nothing is compressed, or what will be. By one rank.
- *   over    what carries the bytes, in words
+ *   over    what carries the bytes, as text
  *   call    the call that is compressed without a rule */
 void ob_report_start(int size, const char *over, const char *call);
 

@@ -46,7 +46,7 @@ static void print_record(FILE *file, const struct ob_record *record) {
   print_whole(file, "count", record->of.count);
   print_whole(file, "calls", atomic_load(&record->calls));
   print_whole(file, "compressed", atomic_load(&record->compressed));
-  print_whole(file, "not_a_number", atomic_load(&record->spoiled));
+  print_whole(file, "not_a_number", atomic_load(&record->skipped));
   print_whole(file, "bytes_sent", atomic_load(&record->bytes_sent));
   print_whole(file, "bytes_dense", atomic_load(&record->bytes_dense));
   print_whole(file, "timed_dense", atomic_load(&record->timed_dense));

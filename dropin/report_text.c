@@ -43,9 +43,9 @@ static void print_record(FILE *file, const struct ob_record *record) {
   if (atomic_load(&record->max_residual_ratio) > 0)
     fprintf(file, "; residual %.2f of the signal, %.2f at most",
             atomic_load(&record->residual_ratio), atomic_load(&record->max_residual_ratio));
-  if (atomic_load(&record->spoiled))
+  if (atomic_load(&record->skipped))
     fprintf(file, "; %llu or more gave not-a-number, since a value was not finite",
-            (unsigned long long)atomic_load(&record->spoiled));
+            (unsigned long long)atomic_load(&record->skipped));
   fputc('\n', file);
   print_seconds(file, record);
   print_passed(file, record->dense);

@@ -35,7 +35,7 @@ bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operatio
   for (size_t i = 0; i < rules->rules; i++)
     if (fits(&rules->rule[i], operation, dtype, values))
       return rules->rule[i].compress;
-  return operation == ONEBIT_ALLREDUCE && values[OB_RULE_BYTES] >= rules->least;
+  return operation == ONEBIT_ALLREDUCE && values[OB_RULE_BYTES] >= rules->min_bytes;
 }
 
 /* Elements that so many bytes can be at least: of the widest type, on the most ranks. */
@@ -43,8 +43,8 @@ static uint64_t elements(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / 4;
 }
 
-size_t ob_rules_least_count(const struct ob_rules *rules, onebit_operation_t operation) {
-  uint64_t least = operation == ONEBIT_ALLREDUCE ? elements(rules->least, operation) : SIZE_MAX;
+size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t operation) {
+  uint64_t min = operation == ONEBIT_ALLREDUCE ? elements(rules->min_bytes, operation) : SIZE_MAX;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     if (!rule->compress || !(rule->operations >> operation & 1U))
@@ -52,9 +52,9 @@ size_t ob_rules_least_count(const struct ob_rules *rules, onebit_operation_t ope
     uint64_t low = elements(rule->range[OB_RULE_BYTES].low, operation);
     uint64_t count = rule->range[OB_RULE_COUNT].low;
     low = low > count ? low : count;
-    least = low < least ? low : least;
+    min = low < min ? low : min;
   }
-  return least > 0 ? (size_t)least : 1; /* nothing is no call to compress */
+  return min > 0 ? (size_t)min : 1; /* nothing is no call to compress */
 }
 
 /* FNV-1a. Field by field: a struct's padding is anything. */
@@ -65,7 +65,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
 }
 
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
-  uint64_t hash = mix(mix(0xcbf29ce484222325U, rules->least), rules->warmup);
+  uint64_t hash = mix(mix(0xcbf29ce484222325U, rules->min_bytes), rules->warmup);
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);
@@ -79,10 +79,10 @@ uint64_t ob_rules_hash(const struct ob_rules *rules) {
 }
 
 /* Rules are read whole; nobody writes so many by hand. */
-enum { FILE_MOST = 64 << 10 };
+enum { MAX_FILE_BYTES = 64 << 10 };
 
 static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
-  char text[FILE_MOST + 1];
+  char text[MAX_FILE_BYTES + 1];
   FILE *file = fopen(path, "rb");
   if (!file)
     return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, strerror(errno));
@@ -91,17 +91,17 @@ static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
   fclose(file);
   if (failed)
     return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, strerror(failed));
-  if (length > FILE_MOST)
+  if (length > MAX_FILE_BYTES)
     return ob_error(ONEBIT_ERROR_FILE, "%s: longer than %d bytes, which no rules are", path,
-                    (int)FILE_MOST);
+                    (int)MAX_FILE_BYTES);
   return ob_rules_parse(path, text, length, rules);
 }
 
 static bool is_text(const char *value) {
-  static const char *const words[] = {"compress", "pass", "least", "warmup"};
+  static const char *const keywords[] = {"compress", "pass", "least", "warmup"};
   size_t length = strcspn(value, " \t\n;");
-  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-    if (strlen(words[i]) == length && !strncmp(words[i], value, length) && value[length])
+  for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++)
+    if (strlen(keywords[i]) == length && !strncmp(keywords[i], value, length) && value[length])
       return true;
   return false;
 }

@@ -22,7 +22,7 @@
 
 /* From 8 KiB on a compressed call is the faster one at 1 Gbit/s; but what is below 64 KiB is mostly
  * numbers that a program wants as they are, and little of its time. */
-#define OB_RULES_LEAST ((size_t)64 << 10)
+#define OB_RULES_MIN_BYTES ((size_t)64 << 10)
 /* Steps seen dense before the first compressed one: enough for a mean of the dense seconds. */
 #define OB_RULES_WARMUP 10
 
@@ -41,13 +41,13 @@ struct ob_rule {
   struct ob_rule_range range[OB_RULE_KEYS];
 };
 
-#define OB_RULES_MOST 64
+#define OB_MAX_RULES 64
 
 struct ob_rules {
-  struct ob_rule rule[OB_RULES_MOST];
+  struct ob_rule rule[OB_MAX_RULES];
   size_t rules;
-  size_t least;    /* bytes: allreduces that no rule fits are compressed from here on */
-  unsigned warmup; /* steps */
+  size_t min_bytes; /* bytes: allreduces that no rule fits are compressed from here on */
+  unsigned warmup;  /* steps */
 };
 
 /* Bytes that a rank gives to such a call: what `bytes` in a rule means. */
@@ -55,7 +55,7 @@ uint64_t ob_rules_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size
                         int comm_size);
 
 /* Reads rules.
- *   name     what the words of an error call the text, a file's name
+ *   name     what error messages call the text, a file's name
  *   text     `length` bytes, any
  *   rules    out; without meaning when the call fails
  * Errors: ONEBIT_ERROR_ARGUMENT, with name, line and word. */
@@ -76,6 +76,6 @@ bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operatio
 
 /* The smallest count with which a call of the operation can be compressed, whatever its type and
  * communicator; SIZE_MAX where none can. For deciding quickly. */
-size_t ob_rules_least_count(const struct ob_rules *rules, onebit_operation_t operation);
+size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t operation);
 
 #endif

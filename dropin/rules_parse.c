@@ -1,4 +1,4 @@
-/* Lines of rules: words, with blanks between them. */
+/* Lines of rules: words with blanks between them. */
 #include <string.h>
 
 #include "base/error.h"
@@ -57,11 +57,11 @@ static bool is(struct word word, const char *text) {
 
 /* A whole number with K, M or G behind it, as powers of 1024. */
 static bool number_of(struct word word, uint64_t *number) {
-  static const char units[] = "KMG";
+  static const char suffixes[] = "KMG";
   size_t digits = 0;
   *number = 0;
   for (; digits < word.length && word.at[digits] >= '0' && word.at[digits] <= '9'; digits++) {
-    if (*number > (UINT64_MAX >> 31) / 10) /* so that a unit still fits */
+    if (*number > (UINT64_MAX >> 31) / 10) /* so that a suffix still fits */
       return false;
     *number = *number * 10 + (uint64_t)(word.at[digits] - '0');
   }
@@ -69,10 +69,10 @@ static bool number_of(struct word word, uint64_t *number) {
     return false;
   if (word.length == digits)
     return true;
-  const char *unit = memchr(units, word.at[digits], sizeof units - 1);
-  if (unit)
-    *number <<= 10 * (unit - units + 1);
-  return unit;
+  const char *suffix = memchr(suffixes, word.at[digits], sizeof suffixes - 1);
+  if (suffix)
+    *number <<= 10 * (suffix - suffixes + 1);
+  return suffix;
 }
 
 /* ---- Conditions: KEY<SIGN>NUMBER ---- */
@@ -82,10 +82,11 @@ static const struct {
   enum ob_rule_key key;
 } keys[] = {{"bytes", OB_RULE_BYTES}, {"count", OB_RULE_COUNT}, {"comm-size", OB_RULE_COMM_SIZE}};
 
-static const char condition_words[] =
+static const char condition_message[] =
     "neither an operation, a type, nor bytes, count or comm-size with a sign and a number";
-static const char number_words[] = "a sign (= != < <= > >=) wants a whole number behind it, which "
-                                   "may end in K, M or G";
+static const char number_message[] =
+    "a sign (= != < <= > >=) wants a whole number behind it, which "
+    "may end in K, M or G";
 
 static void narrow(struct ob_rule_range *range, struct word sign, uint64_t number) {
   if (is(sign, "!=")) {
@@ -110,8 +111,8 @@ static bool is_sign(struct word sign) {
          is(sign, ">=");
 }
 
-static onebit_status_t take_condition(const struct reader *reader, struct word word,
-                                      struct ob_rule *rule) {
+static onebit_status_t parse_condition(const struct reader *reader, struct word word,
+                                       struct ob_rule *rule) {
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
     size_t length = strlen(keys[i].name);
     if (word.length <= length || memcmp(word.at, keys[i].name, length) != 0)
@@ -120,19 +121,19 @@ static onebit_status_t take_condition(const struct reader *reader, struct word w
     while (length + sign.length < word.length && strchr("=!<>", sign.at[sign.length]) &&
            sign.at[sign.length])
       sign.length++;
-    struct word rest = {sign.at + sign.length, word.length - length - sign.length};
+    struct word digits = {sign.at + sign.length, word.length - length - sign.length};
     uint64_t number;
     if (!sign.length)
       break;
-    if (!is_sign(sign) || !number_of(rest, &number))
-      return wrong(reader, word, number_words);
+    if (!is_sign(sign) || !number_of(digits, &number))
+      return wrong(reader, word, number_message);
     struct ob_rule_range *range = &rule->range[keys[i].key];
     if (is(sign, "!=") && range->excepts)
       return wrong(reader, word, "a rule can leave out one value only; give another rule");
     narrow(range, sign, number);
     return ONEBIT_OK;
   }
-  return wrong(reader, word, condition_words);
+  return wrong(reader, word, condition_message);
 }
 
 /* ---- Operations and types: lists of names with commas ---- */
@@ -169,9 +170,9 @@ static unsigned bits_of(struct word list, const struct name *table, size_t rows)
   return bits;
 }
 
-static onebit_status_t take_rule(struct reader *reader, struct word first, bool compress) {
+static onebit_status_t parse_rule(struct reader *reader, struct word first, bool compress) {
   struct ob_rules *rules = reader->rules;
-  if (rules->rules == OB_RULES_MOST)
+  if (rules->rules == OB_MAX_RULES)
     return wrong(reader, first, "one rule more than the 64 that there can be");
   struct ob_rule rule = {.compress = compress};
   for (size_t key = 0; key < OB_RULE_KEYS; key++)
@@ -182,7 +183,7 @@ static onebit_status_t take_rule(struct reader *reader, struct word first, bool 
     rule.operations |= operation;
     rule.dtypes |= dtype;
     if (!operation && !dtype)
-      OB_TRY(take_condition(reader, word, &rule));
+      OB_TRY(parse_condition(reader, word, &rule));
   }
   if (!rule.operations)
     return wrong(reader, first, "names no operation: allreduce, reduce-scatter, allgather or all");
@@ -194,8 +195,8 @@ static onebit_status_t take_rule(struct reader *reader, struct word first, bool 
 
 /* ---- Lines ---- */
 
-static onebit_status_t take_number(struct reader *reader, struct word first, uint64_t low,
-                                   uint64_t high, uint64_t *number) {
+static onebit_status_t parse_number(struct reader *reader, struct word first, uint64_t low,
+                                    uint64_t high, uint64_t *number) {
   struct word word, more;
   if (!next_word(reader, &word))
     return wrong(reader, first, "wants a number behind it");
@@ -207,19 +208,19 @@ static onebit_status_t take_number(struct reader *reader, struct word first, uin
 }
 
 /* A warm-up of one step could not know a step's period. */
-enum { WARMUP_LEAST = 2, WARMUP_MOST = 1000000 };
+enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 
-static onebit_status_t take_line(struct reader *reader, struct word first) {
+static onebit_status_t parse_line(struct reader *reader, struct word first) {
   uint64_t number;
   if (is(first, "compress") || is(first, "pass"))
-    return take_rule(reader, first, is(first, "compress"));
+    return parse_rule(reader, first, is(first, "compress"));
   if (is(first, "least")) {
-    OB_TRY(take_number(reader, first, 0, SIZE_MAX / 2, &number));
-    reader->rules->least = (size_t)number;
+    OB_TRY(parse_number(reader, first, 0, SIZE_MAX / 2, &number));
+    reader->rules->min_bytes = (size_t)number;
     return ONEBIT_OK;
   }
   if (is(first, "warmup")) {
-    OB_TRY(take_number(reader, first, WARMUP_LEAST, WARMUP_MOST, &number));
+    OB_TRY(parse_number(reader, first, MIN_WARMUP, MAX_WARMUP, &number));
     reader->rules->warmup = (unsigned)number;
     return ONEBIT_OK;
   }
@@ -230,12 +231,12 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
                                struct ob_rules *rules) {
   struct reader reader = {name, text, text + length, 1, rules};
   memset(rules, 0, sizeof *rules);
-  rules->least = OB_RULES_LEAST;
+  rules->min_bytes = OB_RULES_MIN_BYTES;
   rules->warmup = OB_RULES_WARMUP;
   while (reader.at < reader.end) {
     struct word first;
     if (next_word(&reader, &first))
-      OB_TRY(take_line(&reader, first));
+      OB_TRY(parse_line(&reader, first));
     next_line(&reader);
   }
   return ONEBIT_OK;

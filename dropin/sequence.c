@@ -21,16 +21,16 @@ struct seen {
 struct ob_sequence {
   unsigned repeats;
   size_t learned, next_look; /* calls since learning began, and when to look for a period */
-  struct seen *calls;        /* `held` of them, of `room`; NULL when memory ran out */
-  size_t *reach;             /* `room` */
-  size_t held, room;
+  struct seen *calls;        /* `held` of them, of `capacity`; NULL when memory ran out */
+  size_t *reach;             /* `capacity` */
+  size_t held, capacity;
   size_t period, phase; /* followed: the period's calls are the first ones of `calls`; 0: none */
 };
 
-#define FIRST_ROOM 64
+#define INITIAL_CAPACITY 64
 
-static size_t history_most(const struct ob_sequence *sequence) {
-  return (size_t)sequence->repeats * OB_SEQUENCE_PERIOD_MOST;
+static size_t max_history(const struct ob_sequence *sequence) {
+  return (size_t)sequence->repeats * OB_SEQUENCE_MAX_PERIOD;
 }
 
 static void drop_history(struct ob_sequence *sequence) {
@@ -38,7 +38,7 @@ static void drop_history(struct ob_sequence *sequence) {
   ob_release(sequence->reach);
   sequence->calls = NULL;
   sequence->reach = NULL;
-  sequence->held = sequence->room = 0;
+  sequence->held = sequence->capacity = 0;
 }
 
 static void start_learning(struct ob_sequence *sequence) {
@@ -48,9 +48,9 @@ static void start_learning(struct ob_sequence *sequence) {
 
 /* Room for twice as many; without memory this rank remembers nothing until it learns anew. */
 static bool grow(struct ob_sequence *sequence) {
-  size_t room = sequence->room ? 2 * sequence->room : FIRST_ROOM;
-  struct seen *calls = ob_allocate(room, sizeof *calls);
-  size_t *reach = ob_allocate(room, sizeof *reach);
+  size_t capacity = sequence->capacity ? 2 * sequence->capacity : INITIAL_CAPACITY;
+  struct seen *calls = ob_allocate(capacity, sizeof *calls);
+  size_t *reach = ob_allocate(capacity, sizeof *reach);
   if (!calls || !reach) {
     ob_release(calls);
     ob_release(reach);
@@ -63,7 +63,7 @@ static bool grow(struct ob_sequence *sequence) {
   ob_release(sequence->reach);
   sequence->calls = calls;
   sequence->reach = reach;
-  sequence->room = room;
+  sequence->capacity = capacity;
   return true;
 }
 
@@ -89,10 +89,10 @@ void ob_sequence_destroy(struct ob_sequence *sequence) {
 
 /* Keeps the latest that a longest period wants; they move to the front once in as many calls. */
 static void make_room(struct ob_sequence *sequence) {
-  size_t most = history_most(sequence);
-  if (sequence->held < sequence->room)
+  size_t most = max_history(sequence);
+  if (sequence->held < sequence->capacity)
     return;
-  if (sequence->room < 2 * most) {
+  if (sequence->capacity < 2 * most) {
     grow(sequence);
     return;
   }
@@ -104,7 +104,7 @@ static void make_room(struct ob_sequence *sequence) {
  * period does not see, so it may be held again from there on. */
 static void hold(struct ob_sequence *sequence, const struct seen *call) {
   make_room(sequence);
-  if (sequence->held < sequence->room)
+  if (sequence->held < sequence->capacity)
     sequence->calls[sequence->held++] = *call;
 }
 
@@ -115,7 +115,7 @@ bool ob_sequence_learn(struct ob_sequence *sequence, uint64_t signature, const v
   sequence->learned++;
   if (sequence->learned < sequence->next_look)
     return false;
-  size_t most = history_most(sequence);
+  size_t most = max_history(sequence);
   sequence->next_look += sequence->learned < most ? sequence->learned : most;
   return true;
 }
@@ -154,8 +154,8 @@ static void find_reaches(const struct ob_sequence *sequence, size_t longest) {
 
 size_t ob_sequence_period(const struct ob_sequence *sequence, size_t at_least) {
   size_t longest = sequence->held / sequence->repeats;
-  if (longest > OB_SEQUENCE_PERIOD_MOST)
-    longest = OB_SEQUENCE_PERIOD_MOST;
+  if (longest > OB_SEQUENCE_MAX_PERIOD)
+    longest = OB_SEQUENCE_MAX_PERIOD;
   find_reaches(sequence, longest);
   for (size_t period = at_least ? at_least : 1; period <= longest; period++)
     if (sequence->reach[period] >= (sequence->repeats - 1) * period)

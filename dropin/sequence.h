@@ -18,7 +18,7 @@
 
 #include "onebit/status.h"
 
-#define OB_SEQUENCE_PERIOD_MOST 4096 /* calls in a period, at most */
+#define OB_SEQUENCE_MAX_PERIOD 4096 /* calls in a period, at most */
 
 struct ob_sequence;
 

@@ -24,11 +24,12 @@ static bool floats(const struct ob_rules *rules, size_t count) {
 
 Test(rules, without_any_large_allreduces_are_compressed) {
   struct ob_rules rules = parsed("");
-  cr_assert_eq(rules.least, OB_RULES_LEAST);
+  cr_assert_eq(rules.min_bytes, OB_RULES_MIN_BYTES);
   cr_assert_eq(rules.warmup, OB_RULES_WARMUP);
-  cr_assert(!floats(&rules, OB_RULES_LEAST / 4 - 1));
-  cr_assert(floats(&rules, OB_RULES_LEAST / 4));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, OB_RULES_LEAST / 4, 4));
+  cr_assert(!floats(&rules, OB_RULES_MIN_BYTES / 4 - 1));
+  cr_assert(floats(&rules, OB_RULES_MIN_BYTES / 4));
+  cr_assert(
+      !ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, OB_RULES_MIN_BYTES / 4, 4));
   cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1 << 30, 4));
   cr_assert(!ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1 << 30, 4));
 }
@@ -41,7 +42,7 @@ Test(rules, the_first_that_fits_decides) {
                                  "pass all;warmup 25;least 1G\n");
   cr_assert_eq(rules.rules, 3);
   cr_assert_eq(rules.warmup, 25);
-  cr_assert_eq(rules.least, (size_t)1 << 30);
+  cr_assert_eq(rules.min_bytes, (size_t)1 << 30);
   cr_assert(floats(&rules, 262144));
   cr_assert(!floats(&rules, 262143));
   cr_assert(!floats(&rules, 1000000));
@@ -101,7 +102,7 @@ Test(rules, nothing_below_the_least_count_is_compressed) {
   for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
     struct ob_rules rules = parsed(texts[i]);
     for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++) {
-      size_t least = ob_rules_least_count(&rules, (onebit_operation_t)operation);
+      size_t least = ob_rules_min_count(&rules, (onebit_operation_t)operation);
       cr_assert_geq(least, 1);
       for (size_t count = 1; count < least && count < 3000; count++)
         for (int dtype = ONEBIT_FLOAT32; dtype <= ONEBIT_FLOAT16; dtype++)
@@ -111,8 +112,8 @@ Test(rules, nothing_below_the_least_count_is_compressed) {
     }
   }
   struct ob_rules rules = parsed("");
-  cr_assert_eq(ob_rules_least_count(&rules, ONEBIT_ALLREDUCE), OB_RULES_LEAST / 4);
-  cr_assert_eq(ob_rules_least_count(&rules, ONEBIT_ALLGATHER), SIZE_MAX);
+  cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLREDUCE), OB_RULES_MIN_BYTES / 4);
+  cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLGATHER), SIZE_MAX);
 }
 
 Test(rules, a_mistake_is_named_with_its_line_and_word) {
@@ -149,11 +150,11 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
 }
 
 Test(rules, no_more_than_there_is_room_for) {
-  static char text[(OB_RULES_MOST + 1) * 9 + 1];
+  static char text[(OB_MAX_RULES + 1) * 9 + 1];
   struct ob_rules rules;
-  for (int i = 0; i <= OB_RULES_MOST; i++)
+  for (int i = 0; i <= OB_MAX_RULES; i++)
     memcpy(text + (size_t)i * 9, "pass all\n", 9);
-  cr_assert_eq(ob_rules_parse("f", text, OB_RULES_MOST * 9, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_parse("f", text, OB_MAX_RULES * 9, &rules), ONEBIT_OK);
   cr_assert_eq(ob_rules_parse("f", text, sizeof text - 1, &rules), ONEBIT_ERROR_ARGUMENT);
   cr_assert(strstr(onebit_last_error(), "f:65: 'pass': one rule more"), "%s", onebit_last_error());
 }

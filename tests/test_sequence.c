@@ -165,10 +165,10 @@ static uint64_t agreements(unsigned repeats, size_t calls, bool noise) {
 Test(sequence, ranks_agree_at_moments_that_no_buffer_moves) {
   struct ob_sequence *sequence = make(3);
   size_t times = 0, wanted = 3;
-  for (size_t i = 1; i <= 6 * 3 * OB_SEQUENCE_PERIOD_MOST; i++)
+  for (size_t i = 1; i <= 6 * 3 * OB_SEQUENCE_MAX_PERIOD; i++)
     if (learn(sequence, i, 0)) {
       cr_expect_eq(i, wanted);
-      wanted += wanted < 3 * OB_SEQUENCE_PERIOD_MOST ? wanted : 3 * OB_SEQUENCE_PERIOD_MOST;
+      wanted += wanted < 3 * OB_SEQUENCE_MAX_PERIOD ? wanted : 3 * OB_SEQUENCE_MAX_PERIOD;
       times++;
     }
   cr_expect_eq(times, 13 + 5, "%zu times", times);
@@ -179,7 +179,7 @@ Test(sequence, ranks_agree_at_moments_that_no_buffer_moves) {
 /* As long as a period may be, after more calls than are remembered; and one call longer. */
 static size_t longest(size_t period, unsigned repeats) {
   struct ob_sequence *sequence = make(repeats);
-  const size_t calls = 5 * (size_t)repeats * OB_SEQUENCE_PERIOD_MOST + 100;
+  const size_t calls = 5 * (size_t)repeats * OB_SEQUENCE_MAX_PERIOD + 100;
   for (size_t i = 0; i < calls; i++)
     learn(sequence, i % period, i % period);
   size_t found = ob_sequence_period(sequence, 1);
@@ -197,10 +197,10 @@ static size_t longest(size_t period, unsigned repeats) {
 }
 
 Test(sequence, long_periods_are_found) {
-  cr_expect_eq(longest(OB_SEQUENCE_PERIOD_MOST, 2), OB_SEQUENCE_PERIOD_MOST);
-  cr_expect_eq(longest(OB_SEQUENCE_PERIOD_MOST - 1, 2), OB_SEQUENCE_PERIOD_MOST - 1);
+  cr_expect_eq(longest(OB_SEQUENCE_MAX_PERIOD, 2), OB_SEQUENCE_MAX_PERIOD);
+  cr_expect_eq(longest(OB_SEQUENCE_MAX_PERIOD - 1, 2), OB_SEQUENCE_MAX_PERIOD - 1);
   cr_expect_eq(longest(1000, 3), 1000);
-  cr_expect_eq(longest(OB_SEQUENCE_PERIOD_MOST + 1, 2), 0);
+  cr_expect_eq(longest(OB_SEQUENCE_MAX_PERIOD + 1, 2), 0);
 }
 
 Test(sequence, without_memory_no_period_is_found_and_the_moments_stay) {

@@ -17,7 +17,7 @@ struct holder {
   MPI_Comm comm;
   struct ob_attached *attached; /* NULL: the ranks could not make one, and how they failed: */
   onebit_status_t failure;
-  char words[160];
+  char message[160];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -119,7 +119,7 @@ onebit_status_t ob_attached_failure(MPI_Comm comm) {
   const struct holder *holder = holder_of(comm, key);
   if (!holder || holder->failure == ONEBIT_OK)
     return ONEBIT_OK;
-  return ob_error(holder->failure, "%s", holder->words);
+  return ob_error(holder->failure, "%s", holder->message);
 }
 
 /* Several ranks that know each other. */
@@ -153,7 +153,7 @@ static struct ob_attached *attach(MPI_Comm comm, int key, unsigned repeats) {
   if (holder) {
     *holder = (struct holder){.comm = comm, .attached = attached, .failure = status};
     if (status != ONEBIT_OK)
-      snprintf(holder->words, sizeof holder->words, "%s", onebit_last_error());
+      snprintf(holder->message, sizeof holder->message, "%s", onebit_last_error());
   }
   if (!all_keep(comm, key, holder)) {
     ob_attached_destroy(attached);

@@ -37,7 +37,7 @@ static void add(void *from, void *to, int *count, MPI_Datatype *type) {
 
 /* A mean is not one of partial results: MPI's own reductions with it give what nobody takes for a
  * result. All bits set are not-a-number in each type of floating-point numbers. */
-static void spoil(void *from, void *to, int *count, MPI_Datatype *type) {
+static void make_nan(void *from, void *to, int *count, MPI_Datatype *type) {
   MPI_Aint low, extent;
   (void)from;
   if (PMPI_Type_get_extent(*type, &low, &extent) == MPI_SUCCESS)
@@ -71,7 +71,7 @@ static const struct handles *make_handles(void) {
     pthread_mutex_lock(&handles_lock);
     if (handles() == &none && !ended) {
       made = (struct handles){make_type("ONEBIT_BFLOAT16_TYPE"), make_type("ONEBIT_FLOAT16_TYPE"),
-                              make_op(add), make_op(spoil)};
+                              make_op(add), make_op(make_nan)};
       atomic_store_explicit(&known, &made, memory_order_release);
     }
     pthread_mutex_unlock(&handles_lock);

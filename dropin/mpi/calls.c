@@ -14,12 +14,12 @@
 /* ---- Errors ---- */
 
 int ob_call_failed(MPI_Comm comm, int code, const char *format, ...) {
-  char words[200];
+  char message[200];
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(words, sizeof words, format, arguments);
+  vsnprintf(message, sizeof message, format, arguments);
   va_end(arguments);
-  ob_error(ONEBIT_ERROR_ARGUMENT, "%s", words);
+  ob_error(ONEBIT_ERROR_ARGUMENT, "%s", message);
   PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
   return code;
 }
@@ -70,10 +70,9 @@ static int check_kind(const struct ob_mpi_call *call) {
   bool sum;
   switch (ob_mpi_call_resolve(call, &dtype, &sum)) {
   case OB_REASON_TYPE:
-    return ob_call_failed(call->comm, MPI_ERR_TYPE, "datatype: %s",
-                          ob_reason_words(OB_REASON_TYPE));
+    return ob_call_failed(call->comm, MPI_ERR_TYPE, "datatype: %s", ob_reason_text(OB_REASON_TYPE));
   case OB_REASON_OPERATION:
-    return ob_call_failed(call->comm, MPI_ERR_OP, "op: %s", ob_reason_words(OB_REASON_OPERATION));
+    return ob_call_failed(call->comm, MPI_ERR_OP, "op: %s", ob_reason_text(OB_REASON_OPERATION));
   default:
     return check_buffers(call);
   }

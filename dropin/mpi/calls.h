@@ -22,7 +22,7 @@ int ob_call_check(struct ob_mpi_call *call, int count);
 int ob_call_run(const struct ob_mpi_call *call);
 int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, bool *withdraw);
 
-/* Reports how an exchange failed: the words are those of the library. */
+/* Reports how an exchange failed: the message is that of the library. */
 int ob_call_exchange_failed(MPI_Comm comm, int code);
 
 /* Requests on a communicator that is being freed report their errors elsewhere from now on. */

@@ -27,17 +27,17 @@ struct ob_attached {
   onebit_status_t failure; /* of the tensor that could not be made last */
   uint64_t calls;
   int slots; /* tensors are among the first so many */
-  struct tensor *tensors[OB_TENSORS_MOST];
+  struct tensor *tensors[OB_MAX_TENSORS];
 };
 
 /* Tensors that were used only once may be of buffers that never return: no more than this are kept
  * for them, in number and in elements, and calls on further ones are made dense until some are
  * used again or ranks follow a period. */
-#define ONCE_MOST          128
-#define ONCE_ELEMENTS_MOST ((size_t)1 << 28)
+#define MAX_ONCE          128
+#define MAX_ONCE_ELEMENTS ((size_t)1 << 28)
 
 /* What was not used for so many calls is not used any more. */
-#define OLD_CALLS (4 * (uint64_t)OB_SEQUENCE_PERIOD_MOST)
+#define OLD_CALLS (4 * (uint64_t)OB_SEQUENCE_MAX_PERIOD)
 
 /* ---- Beginning and end ---- */
 
@@ -51,11 +51,11 @@ static int find_from(void *context, int slot, uint64_t signature, const void *se
                      const void *recvbuf);
 
 /* A tensor that was withdrawn so often in a row is not what ranks take it for. */
-#define FALLEN_MOST 3
+#define MAX_WITHDRAWALS 3
 
 static bool is_lost(void *context, int slot) {
   const struct ob_attached *attached = context;
-  return ob_exchange_fallen(attached->tensors[slot]->exchange) >= FALLEN_MOST;
+  return ob_exchange_withdrawals(attached->tensors[slot]->exchange) >= MAX_WITHDRAWALS;
 }
 
 /* What a rank alone can fail in comes first: then all learn of it. */
@@ -139,7 +139,7 @@ static int make_slot(struct ob_attached *attached) {
   }
   if (empty != OB_NO_TENSOR)
     return empty;
-  if (attached->slots < OB_TENSORS_MOST)
+  if (attached->slots < OB_MAX_TENSORS)
     return attached->slots++;
   drop(attached, oldest);
   return oldest;
@@ -251,7 +251,7 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
       elements += tensor->call.count;
     }
   }
-  return once == 0 || (once < ONCE_MOST && elements <= ONCE_ELEMENTS_MOST);
+  return once == 0 || (once < MAX_ONCE && elements <= MAX_ONCE_ELEMENTS);
 }
 
 /* The tensor that some rank knows by its buffers: of several the last one. OB_NO_TENSOR: none does.

@@ -11,10 +11,10 @@
 #include "dropin/mpi/queue.h"
 
 onebit_status_t ob_mpi_failed(const char *call, int code) {
-  char words[MPI_MAX_ERROR_STRING] = "";
+  char message[MPI_MAX_ERROR_STRING] = "";
   int length;
-  PMPI_Error_string(code, words, &length);
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, words);
+  PMPI_Error_string(code, message, &length);
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, message);
 }
 
 /* ---- Exchanges ---- */
@@ -87,7 +87,7 @@ void ob_exchange_destroy(struct ob_exchange *exchange) {
   if (!exchange)
     return;
   for (unsigned idle = 0; ob_queue_serves(exchange); idle++)
-    ob_queues_rest(idle);
+    ob_queues_backoff(idle);
   release(exchange);
 }
 
@@ -121,7 +121,7 @@ static struct buffers buffers_of(const struct ob_exchange *exchange,
 }
 
 /* The sum is the mean times the ranks. */
-void ob_exchange_take(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
+void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
   const void *result = buffers_of(exchange, call).receive;
   if (exchange->sum)
     ob_elements_multiply(exchange->dtype, call->recvbuf, result, exchange->count,
@@ -152,18 +152,18 @@ onebit_status_t ob_exchange_start(struct ob_operation *operation) {
 }
 
 void ob_exchange_note(struct ob_exchange *exchange, bool compressed) {
-  exchange->fallen = compressed ? 0 : exchange->fallen + 1;
+  exchange->withdrawals = compressed ? 0 : exchange->withdrawals + 1;
 }
 
-unsigned ob_exchange_fallen(const struct ob_exchange *exchange) {
+unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange) {
   for (unsigned idle = 0;; idle++) {
     ob_queues_lock();
     size_t undecided = exchange->undecided;
-    unsigned fallen = exchange->fallen;
+    unsigned withdrawals = exchange->withdrawals;
     ob_queues_unlock();
     if (!undecided)
-      return fallen;
-    ob_queues_rest(idle);
+      return withdrawals;
+    ob_queues_backoff(idle);
   }
 }
 
@@ -226,7 +226,7 @@ static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *cal
   onebit_status_t status = compress(exchange, call, withdraw);
   int code = MPI_SUCCESS;
   if (status == ONEBIT_OK)
-    ob_exchange_take(exchange, call);
+    ob_exchange_store(exchange, call);
   else
     code = ob_is_withdrawn(status) ? run_dense(exchange, call) : MPI_ERR_INTERN;
   if (code != MPI_SUCCESS)

@@ -43,7 +43,7 @@ void ob_queue_destroy(struct ob_queue *queue);
 void ob_queues_move(void);
 
 /* The same for a while, longer the longer nothing has happened: what loops that wait call. */
-void ob_queues_rest(unsigned idle);
+void ob_queues_backoff(unsigned idle);
 
 /* Collective over the queue's communicator, all ranks alike. The queue and the tally outlive it.
  *   call    whose signature it serves; its buffers do not matter
@@ -59,7 +59,7 @@ struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
 
 /* How many of its latest calls in a row went dense after all: all ranks find alike, because this
  * waits until those in flight are decided. */
-unsigned ob_exchange_fallen(const struct ob_exchange *exchange);
+unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange);
 
 /* Notes a call that the ranks knew beforehand to be dense. */
 void ob_exchange_count_dense(struct ob_exchange *exchange);

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "dropin/mpi/preload_flights.h"
 
-enum { WORDS = 512 };
+enum { MESSAGE_BYTES = 512 };
 
 /* Rank 0's exit status becomes 1: one rank's is enough, launchers end the others when they see it.
  */
@@ -44,16 +44,16 @@ static onebit_status_t find_settings(void) {
 
 /* ---- What all of them agree on ---- */
 
-/* The words of the lowest rank that has failed, on all ranks; false where none has. */
-static bool share_failure(int rank, int size, char words[WORDS]) {
-  int mine = words[0] ? rank : size, first = size;
+/* The message of the lowest rank that has failed, on all ranks; false where none has. */
+static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {
+  int mine = message[0] ? rank : size, first = size;
   PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   if (first == size)
     return false;
-  PMPI_Bcast(words, WORDS, MPI_CHAR, first, MPI_COMM_WORLD);
-  size_t length = strlen(words);
+  PMPI_Bcast(message, MESSAGE_BYTES, MPI_CHAR, first, MPI_COMM_WORLD);
+  size_t length = strlen(message);
   if (first)
-    snprintf(words + length, WORDS - length, " (rank %d)", first);
+    snprintf(message + length, MESSAGE_BYTES - length, " (rank %d)", first);
   return true;
 }
 
@@ -65,28 +65,29 @@ static bool same_rules(void) {
 }
 
 /* One rank's wish is everyone's: where the variable did not reach all of them too. */
-static void share_required(void) {
+static void agree_on_required(void) {
   int mine = ob_preload.required, most = 0;
   PMPI_Allreduce(&mine, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   ob_preload.required = most;
 }
 
 void ob_preload_start(void) {
-  static char words[WORDS];
+  static char message[MESSAGE_BYTES];
   int rank, size;
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
   ob_counters_start(ob_seconds());
   ob_preload_judge_exit(went_well);
   if (find_settings() != ONEBIT_OK)
-    snprintf(words, sizeof words, "%s", onebit_last_error());
-  bool bad = share_failure(rank, size, words);
-  share_required();
+    snprintf(message, sizeof message, "%s", onebit_last_error());
+  bool bad = agree_on_failure(rank, size, message);
+  agree_on_required();
   if (!bad && !same_rules()) {
-    snprintf(words, sizeof words, "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
+    snprintf(message, sizeof message,
+             "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
     bad = true;
   }
-  ob_preload.refused = bad ? words : NULL;
+  ob_preload.refused = bad ? message : NULL;
   ob_preload_report_start(rank, size);
   if (bad && ob_preload.required)
     PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
@@ -107,14 +108,14 @@ void ob_preload_end(void) {
 static bool foreign;
 static void find_foreign(void) {
   /* Of that library's size, which may be more than this one's: MPICH's is 8192. */
-  char words[16384] = "";
-  _Static_assert(sizeof words >= MPI_MAX_LIBRARY_VERSION_STRING, "this library's fit too");
+  char message[16384] = "";
+  _Static_assert(sizeof message >= MPI_MAX_LIBRARY_VERSION_STRING, "this library's fit too");
   int length;
-  PMPI_Get_library_version(words, &length); /* may be called before MPI_Init */
+  PMPI_Get_library_version(message, &length); /* may be called before MPI_Init */
 #ifdef OPEN_MPI
-  foreign = !strstr(words, "Open MPI");
+  foreign = !strstr(message, "Open MPI");
 #else
-  foreign = strstr(words, "Open MPI");
+  foreign = strstr(message, "Open MPI");
 #endif
 }
 

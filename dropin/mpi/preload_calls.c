@@ -65,7 +65,7 @@ static void note(const struct ob_mpi_call *call, const struct ob_preload_decisio
   ob_record_compressed(decision->record, seconds);
   ob_record_sent(decision->record, tally->bytes_sent - before->bytes_sent,
                  tally->bytes_dense - before->bytes_dense);
-  ob_kept_error_sample(decision->record, call, ob_exchange_plan(decision->exchange));
+  ob_residual_sample(decision->record, call, ob_exchange_plan(decision->exchange));
 }
 
 int ob_preload_call(const struct ob_mpi_call *call) {

@@ -19,19 +19,19 @@ void ob_preload_report_start(int rank, int size) {
 
 static void gather(struct ob_report *report) {
   onebit_counters_t *own = &report->own;
-  double most[2] = {own->seconds, ob_report_max_residual_ratio()}, most_of_all[2] = {0, 0},
+  double mine_max[2] = {own->seconds, ob_report_max_residual_ratio()}, all_max[2] = {0, 0},
          saved = 0;
   uint64_t mine[3] = {own->compressed, own->bytes_sent, own->bytes_dense}, sums[3] = {0, 0, 0};
   PMPI_Comm_size(MPI_COMM_WORLD, &report->ranks);
   PMPI_Allreduce(mine, sums, 3, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
   PMPI_Allreduce(&own->seconds_saved, &saved, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-  PMPI_Allreduce(most, most_of_all, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  PMPI_Allreduce(mine_max, all_max, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   report->compressed = sums[0];
   report->bytes_sent = sums[1];
   report->bytes_dense = sums[2];
   report->seconds_saved = saved / report->ranks;
-  report->seconds = most_of_all[0];
-  report->max_residual_ratio = most_of_all[1];
+  report->seconds = all_max[0];
+  report->max_residual_ratio = all_max[1];
 }
 
 bool ob_preload_report_end(void) {

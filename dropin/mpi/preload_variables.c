@@ -25,34 +25,34 @@
 struct variable {
   const char *name;
   int class;
-  size_t place; /* in onebit_counters_t: an uint64_t of a COUNTER, a double of all others */
-  const char *words;
-  enum ob_reason passed; /* words are those of the reason, where there is one */
+  size_t offset; /* in onebit_counters_t: an uint64_t of a COUNTER, a double of all others */
+  const char *text;
+  enum ob_reason passed; /* text are those of the reason, where there is one */
 };
 
-#define PLACE(member) offsetof(onebit_counters_t, member)
+#define OFFSET(member) offsetof(onebit_counters_t, member)
 #define PASSED(name, reason)                                                                       \
-  { "onebit_passed_" name, MPI_T_PVAR_CLASS_COUNTER, PLACE(passed[reason]), NULL, reason }
+  { "onebit_passed_" name, MPI_T_PVAR_CLASS_COUNTER, OFFSET(passed[reason]), NULL, reason }
 
 /* Seconds saved may fall, and below zero, where compression costs more than it saves. Values of
  * TIMER and AGGREGATE must not fall, and those of LEVEL not be negative: what fits no class is
  * GENERIC. */
 static const struct variable variables[] = {
-    {"onebit_calls", MPI_T_PVAR_CLASS_COUNTER, PLACE(calls),
+    {"onebit_calls", MPI_T_PVAR_CLASS_COUNTER, OFFSET(calls),
      "allreduces since MPI_Init, and the other collectives that rules name", OB_REASON_NONE},
-    {"onebit_compressed", MPI_T_PVAR_CLASS_COUNTER, PLACE(compressed),
+    {"onebit_compressed", MPI_T_PVAR_CLASS_COUNTER, OFFSET(compressed),
      "those of onebit_calls with one bit an element; all others were passed on to MPI",
      OB_REASON_NONE},
-    {"onebit_bytes_sent", MPI_T_PVAR_CLASS_COUNTER, PLACE(bytes_sent),
+    {"onebit_bytes_sent", MPI_T_PVAR_CLASS_COUNTER, OFFSET(bytes_sent),
      "bytes that the compressed calls of this rank have sent", OB_REASON_NONE},
-    {"onebit_bytes_dense", MPI_T_PVAR_CLASS_COUNTER, PLACE(bytes_dense),
+    {"onebit_bytes_dense", MPI_T_PVAR_CLASS_COUNTER, OFFSET(bytes_dense),
      "bytes that the compressed calls of this rank had sent in full precision", OB_REASON_NONE},
-    {"onebit_seconds_saved", MPI_T_PVAR_CLASS_GENERIC, PLACE(seconds_saved),
+    {"onebit_seconds_saved", MPI_T_PVAR_CLASS_GENERIC, OFFSET(seconds_saved),
      "seconds that compressed blocking calls have saved; below zero where they cost more",
      OB_REASON_NONE},
-    {"onebit_seconds_compressed", MPI_T_PVAR_CLASS_TIMER, PLACE(seconds_compressed),
+    {"onebit_seconds_compressed", MPI_T_PVAR_CLASS_TIMER, OFFSET(seconds_compressed),
      "seconds in compressed blocking calls", OB_REASON_NONE},
-    {"onebit_seconds_dense", MPI_T_PVAR_CLASS_TIMER, PLACE(seconds_dense),
+    {"onebit_seconds_dense", MPI_T_PVAR_CLASS_TIMER, OFFSET(seconds_dense),
      "seconds in dense blocking calls, of the tensors that have been compressed", OB_REASON_NONE},
     PASSED("type", OB_REASON_TYPE),
     PASSED("operation", OB_REASON_OPERATION),
@@ -74,7 +74,7 @@ static int read_variable(const struct variable *variable, void *buffer) {
   if (!buffer || onebit_counters_get(&counters) != ONEBIT_OK)
     return MPI_T_ERR_INVALID;
   bool count = variable->class == MPI_T_PVAR_CLASS_COUNTER;
-  memcpy(buffer, (const char *)&counters + variable->place,
+  memcpy(buffer, (const char *)&counters + variable->offset,
          count ? sizeof(uint64_t) : sizeof(double));
   return MPI_SUCCESS;
 }
@@ -170,7 +170,7 @@ OB_PRELOAD_VISIBLE int MPI_T_pvar_get_index(const char *name, int var_class, int
 /* ---- What one is ---- */
 
 /* As MPI_T gives strings: as much as there is room for, and the room that all of it wants. */
-static void give_string(const char *from, char *to, int *length) {
+static void put_string(const char *from, char *to, int *length) {
   if (!length)
     return;
   if (to && *length > 0)
@@ -179,16 +179,16 @@ static void give_string(const char *from, char *to, int *length) {
 }
 
 static void give_words(const struct variable *variable, char *to, int *length) {
-  char words[160];
+  char text[160];
   if (variable->passed == OB_REASON_NONE)
-    snprintf(words, sizeof words, "%s", variable->words);
+    snprintf(text, sizeof text, "%s", variable->text);
   else
-    snprintf(words, sizeof words, "those of onebit_calls that were passed on to MPI: %s",
+    snprintf(text, sizeof text, "those of onebit_calls that were passed on to MPI: %s",
              onebit_counters_reason((size_t)variable->passed));
-  give_string(words, to, length);
+  put_string(text, to, length);
 }
 
-static void give(int *to, int value) {
+static void put(int *to, int value) {
   if (to)
     *to = value;
 }
@@ -204,14 +204,14 @@ OB_PRELOAD_VISIBLE int MPI_T_pvar_get_info(int pvar_index, char *name, int *name
   if (!variable)
     return PMPI_T_pvar_get_info(pvar_index, name, name_len, verbosity, var_class, datatype,
                                 enumtype, desc, desc_len, bind, readonly, continuous, atomic);
-  give_string(variable->name, name, name_len);
+  put_string(variable->name, name, name_len);
   give_words(variable, desc, desc_len);
-  give(verbosity, MPI_T_VERBOSITY_USER_BASIC);
-  give(var_class, variable->class);
-  give(bind, MPI_T_BIND_NO_OBJECT);
-  give(readonly, 1);
-  give(continuous, 1);
-  give(atomic, 0);
+  put(verbosity, MPI_T_VERBOSITY_USER_BASIC);
+  put(var_class, variable->class);
+  put(bind, MPI_T_BIND_NO_OBJECT);
+  put(readonly, 1);
+  put(continuous, 1);
+  put(atomic, 0);
   if (datatype)
     *datatype = variable->class == MPI_T_PVAR_CLASS_COUNTER ? MPI_UNSIGNED_LONG_LONG : MPI_DOUBLE;
   if (enumtype)
@@ -233,7 +233,7 @@ static struct handle *handles;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A free one. The lock is held. */
-static struct handle *take(void) {
+static struct handle *free_handle(void) {
   for (struct handle *handle = handles; handle; handle = handle->next)
     if (handle->session == MPI_T_PVAR_SESSION_NULL)
       return handle;
@@ -282,15 +282,15 @@ static int allocate(MPI_T_pvar_session session, const struct variable *variable,
   if (!handle || !count)
     return MPI_T_ERR_INVALID;
   pthread_mutex_lock(&lock);
-  struct handle *taken = take();
-  if (taken) {
-    taken->session = session;
-    taken->variable = variable;
-    *handle = (MPI_T_pvar_handle)(void *)taken;
+  struct handle *fresh = free_handle();
+  if (fresh) {
+    fresh->session = session;
+    fresh->variable = variable;
+    *handle = (MPI_T_pvar_handle)(void *)fresh;
     *count = 1;
   }
   pthread_mutex_unlock(&lock);
-  return taken ? MPI_SUCCESS : MPI_T_ERR_MEMORY;
+  return fresh ? MPI_SUCCESS : MPI_T_ERR_MEMORY;
 }
 
 OB_PRELOAD_VISIBLE int MPI_T_pvar_handle_alloc(MPI_T_pvar_session session, int pvar_index,

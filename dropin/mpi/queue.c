@@ -44,7 +44,7 @@ int ob_wait_moving(MPI_Request *request) {
   for (unsigned idle = 0; code == MPI_SUCCESS && !done; idle++) {
     if (ob_queues_in_flight() == 0)
       return PMPI_Wait(request, MPI_STATUS_IGNORE);
-    ob_queues_rest(idle);
+    ob_queues_backoff(idle);
     code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
   }
   return code;
@@ -147,7 +147,7 @@ static bool is_empty(struct ob_queue *queue) {
 
 void ob_queue_drain(struct ob_queue *queue) {
   for (unsigned idle = 0; queue && !is_empty(queue); idle++)
-    ob_queues_rest(idle);
+    ob_queues_backoff(idle);
 }
 
 void ob_queue_destroy(struct ob_queue *queue) {
@@ -199,7 +199,7 @@ static void finish(struct ob_operation *operation, int code) {
     seconds += ob_seconds() - operation->waited_from;
   operation->code = code;
   if (code != MPI_SUCCESS)
-    snprintf(operation->words, sizeof operation->words, "%s", onebit_last_error());
+    snprintf(operation->message, sizeof operation->message, "%s", onebit_last_error());
   ob_queues_lock();
   unlink_operation(operation->queue, operation);
   if (code == MPI_SUCCESS)
@@ -232,7 +232,7 @@ static bool decide(struct ob_operation *operation, bool wait) {
     return false;
   operation->compressed = status == ONEBIT_OK;
   if (operation->compressed)
-    ob_exchange_take(operation->exchange, &operation->call);
+    ob_exchange_store(operation->exchange, &operation->call);
   ob_queues_lock();
   operation->exchange->undecided--;
   ob_exchange_note(operation->exchange, operation->compressed);
@@ -311,7 +311,7 @@ void ob_queues_move(void) {
   ob_queues_unlock();
 }
 
-void ob_queues_rest(unsigned idle) {
+void ob_queues_backoff(unsigned idle) {
   static const struct timespec nap = {.tv_nsec = 20000};
   ob_queues_move();
   if (idle < 100)
@@ -320,7 +320,7 @@ void ob_queues_rest(unsigned idle) {
     nanosleep(&nap, NULL);
 }
 
-static struct ob_operation *take_spare(void) {
+static struct ob_operation *alloc_operation(void) {
   ob_queues_lock();
   struct ob_operation *operation = spares;
   if (operation)
@@ -351,7 +351,7 @@ static void add_operation(struct ob_operation *operation) {
 
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
                       struct ob_operation **result) {
-  *result = take_spare();
+  *result = alloc_operation();
   if (!*result)
     return ob_exchange_run(exchange, call, withdraw);
   double begun = ob_seconds();
@@ -383,11 +383,11 @@ bool ob_operation_ended(struct ob_operation *operation, bool *compressed) {
   return done;
 }
 
-static int take(struct ob_operation **operation) {
+static int collect(struct ob_operation **operation) {
   struct ob_operation *done = *operation;
   int code = done->code;
   if (code != MPI_SUCCESS)
-    ob_error(ONEBIT_ERROR_TRANSPORT, "%s", done->words);
+    ob_error(ONEBIT_ERROR_TRANSPORT, "%s", done->message);
   *operation = NULL;
   ob_operation_spare(done);
   return code;
@@ -402,7 +402,7 @@ int ob_operation_test(struct ob_operation **operation, bool *done) {
     ob_queues_move();
     *done = is_done(*operation, false);
   }
-  return *done ? take(operation) : MPI_SUCCESS;
+  return *done ? collect(operation) : MPI_SUCCESS;
 }
 
 int ob_operation_wait(struct ob_operation **operation) {
@@ -411,7 +411,7 @@ int ob_operation_wait(struct ob_operation **operation) {
   for (unsigned idle = 0; !is_done(*operation, true); idle++) {
     move((*operation)->queue, true);
     if (!is_done(*operation, true))
-      ob_queues_rest(idle);
+      ob_queues_backoff(idle);
   }
-  return take(operation);
+  return collect(operation);
 }

@@ -26,7 +26,7 @@ struct ob_operation {
   onebit_status_t begun;
   double seconds, waited_from; /* spent on beginning it; since when its owner waits, or 0 */
   int code;
-  char words[160]; /* when code is no success: for whoever takes the operation */
+  char message[160]; /* of an error, where code is one */
 };
 
 struct ob_queue {
@@ -50,19 +50,19 @@ struct ob_exchange {
                                      * put where it belongs */
   uint64_t bytes_sent, bytes_dense; /* a call */
   size_t undecided;                 /* operations in flight that its plan has not ended */
-  unsigned fallen; /* of its latest calls, how many in a row went dense after all */
+  unsigned withdrawals; /* of its latest calls, how many in a row went dense after all */
 };
 
 /* ---- exchange_mpi.c ---- */
 
-/* An MPI error in the words of onebit_last_error. */
+/* An MPI error as the message of onebit_last_error. */
 onebit_status_t ob_mpi_failed(const char *call, int code);
 
 /* Begins the operation's compressed call. */
 onebit_status_t ob_exchange_start(struct ob_operation *operation);
 
 /* From the plan's result to MPI's. */
-void ob_exchange_take(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
+void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
 
 /* Whether every rank has met a status of this kind, with nothing changed. Then all of them go on
  * dense. A damaged message and a failed transport may have met one alone. */

@@ -10,18 +10,18 @@ static bool wanted(const struct ob_record *record, const struct ob_mpi_call *cal
          record->of.dtype == ONEBIT_FLOAT32 && record->of.count == call->count;
 }
 
-void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *call,
-                          onebit_plan_t plan) {
+void ob_residual_sample(struct ob_record *record, const struct ob_mpi_call *call,
+                        onebit_plan_t plan) {
   onebit_plan_info_t info = {.size = sizeof info};
   if (!wanted(record, call) || onebit_plan_get_info(plan, &info) != ONEBIT_OK)
     return;
   size_t count = info.worker_residual_count, first = info.worker_residual_start;
-  if (!count || first + count > call->count) /* nothing is kept: the plan sends float32 */
+  if (!count || first + count > call->count) /* no residual: the plan sends float32 */
     return;
-  float *kept = ob_allocate(count, sizeof *kept);
-  if (kept && onebit_plan_export_residual(plan, kept, NULL) == ONEBIT_OK)
-    ob_record_kept(record, ob_elements_norm(kept, count),
-                   ob_elements_norm((const float *)call->recvbuf + first, count) /
-                       record->of.comm_size);
-  ob_release(kept);
+  float *residual = ob_allocate(count, sizeof *residual);
+  if (residual && onebit_plan_export_residual(plan, residual, NULL) == ONEBIT_OK)
+    ob_record_residual(record, ob_elements_norm(residual, count),
+                       ob_elements_norm((const float *)call->recvbuf + first, count) /
+                           record->of.comm_size);
+  ob_release(residual);
 }

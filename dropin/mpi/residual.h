@@ -8,7 +8,7 @@
 /* After a compressed call of float32 has ended: of the record's 1st, 2nd, 4th, 8th ... one it takes
  * the norm of the plan's residual relative to that of the mean which the call has given, in the
  * same elements. So it costs a few passes over the buffer now and then, ever more rarely. */
-void ob_kept_error_sample(struct ob_record *record, const struct ob_mpi_call *call,
-                          onebit_plan_t plan);
+void ob_residual_sample(struct ob_record *record, const struct ob_mpi_call *call,
+                        onebit_plan_t plan);
 
 #endif

@@ -20,15 +20,15 @@ void ob_nccl_leave(struct ob_nccl_scope scope) {
 }
 
 bool ob_agreement_create(struct ob_agreement *agreement) {
-  void *there = NULL, *here = NULL;
-  const size_t bytes = OB_AGREED_MOST * sizeof(int64_t);
+  void *on_device = NULL, *on_host = NULL;
+  const size_t bytes = OB_MAX_AGREED * sizeof(int64_t);
   memset(agreement, 0, sizeof *agreement);
   bool good = cudaStreamCreateWithFlags(&agreement->stream, cudaStreamNonBlocking) == cudaSuccess &&
               cudaEventCreateWithFlags(&agreement->done, cudaEventDisableTiming) == cudaSuccess &&
-              cudaMalloc(&there, bytes) == cudaSuccess &&
-              cudaMallocHost(&here, bytes) == cudaSuccess;
-  agreement->there = there;
-  agreement->here = here;
+              cudaMalloc(&on_device, bytes) == cudaSuccess &&
+              cudaMallocHost(&on_host, bytes) == cudaSuccess;
+  agreement->on_device = on_device;
+  agreement->on_host = on_host;
   if (!good)
     ob_agreement_destroy(agreement);
   return good;
@@ -39,10 +39,10 @@ void ob_agreement_destroy(struct ob_agreement *agreement) {
     cudaStreamDestroy(agreement->stream);
   if (agreement->done)
     cudaEventDestroy(agreement->done);
-  if (agreement->there)
-    cudaFree(agreement->there);
-  if (agreement->here)
-    cudaFreeHost(agreement->here);
+  if (agreement->on_device)
+    cudaFree(agreement->on_device);
+  if (agreement->on_host)
+    cudaFreeHost(agreement->on_host);
   memset(agreement, 0, sizeof *agreement);
 }
 
@@ -53,23 +53,23 @@ bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int cou
   const struct ob_agreement *to = &comm->agreement;
   const size_t bytes = (size_t)count * sizeof *values;
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
-  memcpy(to->here, values, bytes);
-  bool good =
-      cudaMemcpyAsync(to->there, to->here, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess;
+  memcpy(to->on_host, values, bytes);
+  bool good = cudaMemcpyAsync(to->on_device, to->on_host, bytes, cudaMemcpyHostToDevice, stream) ==
+              cudaSuccess;
   ob_nccl_leave(scope);
   return good;
 }
 
 bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
   const struct ob_agreement *to = &comm->agreement;
-  return ob_next_ncclAllReduce(to->there, to->there, (size_t)count, ncclInt64, ncclMax, comm->comm,
-                               stream) == ncclSuccess;
+  return ob_next_ncclAllReduce(to->on_device, to->on_device, (size_t)count, ncclInt64, ncclMax,
+                               comm->comm, stream) == ncclSuccess;
 }
 
 bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
   const struct ob_agreement *to = &comm->agreement;
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
-  bool good = cudaMemcpyAsync(to->here, to->there, (size_t)count * sizeof *to->here,
+  bool good = cudaMemcpyAsync(to->on_host, to->on_device, (size_t)count * sizeof *to->on_host,
                               cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
               cudaEventRecord(to->done, stream) == cudaSuccess;
   ob_nccl_leave(scope);
@@ -99,20 +99,20 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
   if (error == cudaErrorNotReady)
     cudaGetLastError();
   else if (error == cudaSuccess)
-    memcpy(values, comm->agreement.here, (size_t)count * sizeof *values);
+    memcpy(values, comm->agreement.on_host, (size_t)count * sizeof *values);
   ob_nccl_leave(scope);
   return error == cudaSuccess;
 }
 
-void ob_nccl_hear(struct ob_nccl_comm *comm) {
-  if (comm->asked && !ob_nccl_answer(comm, &comm->heard, 1))
-    comm->heard = 0;
+void ob_nccl_await_answer(struct ob_nccl_comm *comm) {
+  if (comm->asked && !ob_nccl_answer(comm, &comm->answer, 1))
+    comm->answer = 0;
   comm->asked = false;
 }
 
 /* What was asked before lies in the same memory. */
 bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count) {
-  ob_nccl_hear(comm);
+  ob_nccl_await_answer(comm);
   return ob_nccl_ask(comm, values, count, comm->agreement.stream) &&
          ob_nccl_answer(comm, values, count);
 }

@@ -20,7 +20,7 @@ static void add(struct ob_nccl_comm *comm) {
 }
 
 /* Takes it out of the list, with the list's use of it. */
-static struct ob_nccl_comm *take(ncclComm_t handle) {
+static struct ob_nccl_comm *remove_comm(ncclComm_t handle) {
   pthread_mutex_lock(&lock);
   struct ob_nccl_comm **at = &comms;
   while (*at && (*at)->comm != handle)
@@ -75,7 +75,7 @@ static bool describe(struct ob_nccl_comm *comm) {
 static bool prepare(struct ob_nccl_comm *comm) {
   struct ob_follower_ranks ranks = ob_nccl_ranks;
   ranks.context = comm;
-  unsigned repeats = ob_nccl_mistake() ? 2 : ob_preload.rules.warmup;
+  unsigned repeats = ob_nccl_wrong_settings() ? 2 : ob_preload.rules.warmup;
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
   bool good = ob_agreement_create(&comm->agreement) &&
               ob_follower_create(repeats, &ranks, &comm->follower) == ONEBIT_OK;
@@ -84,48 +84,49 @@ static bool prepare(struct ob_nccl_comm *comm) {
 }
 
 /* What ranks tell each other. The largest of a number and of its negative say whether it is one. */
-enum { HASH, HASH_NEGATED, MISTAKEN, SHARES_THREAD, REQUIRED, TOLD };
+enum { HASH, HASH_NEGATED, WRONG_SETTINGS, SAME_THREAD, REQUIRED, VALUES };
 
-static void tell(const struct ob_nccl_comm *comm, int64_t values[TOLD]) {
-  values[HASH] = ob_nccl_mistake() ? 0 : (int64_t)(ob_preload_hash() >> 1);
+static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES]) {
+  values[HASH] = ob_nccl_wrong_settings() ? 0 : (int64_t)(ob_preload_hash() >> 1);
   values[HASH_NEGATED] = -values[HASH];
-  values[MISTAKEN] = ob_nccl_mistake() ? comm->size - comm->rank : 0; /* the lowest rank counts */
-  values[SHARES_THREAD] = comm->shares_thread;
+  values[WRONG_SETTINGS] =
+      ob_nccl_wrong_settings() ? comm->size - comm->rank : 0; /* the lowest rank counts */
+  values[SAME_THREAD] = comm->same_thread;
   values[REQUIRED] = ob_preload.required;
 }
 
-/* Why nothing is compressed on it, in words; NULL: something may be. */
-static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[TOLD]) {
-  if (values[MISTAKEN])
-    return values[MISTAKEN] == comm->size - comm->rank ? ob_nccl_mistake() : "";
+/* Why nothing is compressed on it; NULL: something may be. */
+static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
+  if (values[WRONG_SETTINGS])
+    return values[WRONG_SETTINGS] == comm->size - comm->rank ? ob_nccl_wrong_settings() : "";
   if (values[HASH] != -values[HASH_NEGATED])
     return "the ranks' rules (ONEBIT_RULES) or versions of onebit differ";
-  if (values[SHARES_THREAD])
+  if (values[SAME_THREAD])
     return "a thread drives several ranks, which could not wait for each other";
   return NULL;
 }
 
 /* A thread that drives several ranks asks for all of them before it waits for one. */
 static void settle(struct ob_nccl_comm **made, size_t count) {
-  int64_t values[TOLD];
+  int64_t values[VALUES];
   for (size_t i = 0; i < count; i++) {
-    tell(made[i], values);
-    ob_nccl_ask_begin(made[i], values, TOLD, made[i]->agreement.stream);
+    fill_values(made[i], values);
+    ob_nccl_ask_begin(made[i], values, VALUES, made[i]->agreement.stream);
   }
   ob_next_ncclGroupStart();
   for (size_t i = 0; i < count; i++)
-    ob_nccl_ask_send(made[i], TOLD, made[i]->agreement.stream);
+    ob_nccl_ask_send(made[i], VALUES, made[i]->agreement.stream);
   ob_next_ncclGroupEnd();
   for (size_t i = 0; i < count; i++)
-    ob_nccl_ask_end(made[i], TOLD, made[i]->agreement.stream);
+    ob_nccl_ask_end(made[i], VALUES, made[i]->agreement.stream);
   for (size_t i = 0; i < count; i++) {
-    if (!ob_nccl_answer(made[i], values, TOLD))
+    if (!ob_nccl_answer(made[i], values, VALUES))
       continue; /* NCCL has failed: the program will hear of it */
     const char *refused = judge(made[i], values);
     made[i]->settled = refused == NULL;
     if (values[REQUIRED])
       atomic_store(&ob_preload.required, true);
-    ob_nccl_tell(made[i], refused);
+    ob_nccl_print_start(made[i], refused);
   }
 }
 
@@ -140,12 +141,12 @@ static bool has_twin(const struct ob_nccl_made *made, size_t count, size_t which
   return false;
 }
 
-static struct ob_nccl_comm *enrol(ncclComm_t handle, bool shares_thread) {
+static struct ob_nccl_comm *enrol(ncclComm_t handle, bool same_thread) {
   struct ob_nccl_comm *comm = ob_allocate(1, sizeof *comm);
   if (!comm)
     return NULL;
   comm->comm = handle;
-  comm->shares_thread = shares_thread;
+  comm->same_thread = same_thread;
   pthread_mutex_init(&comm->lock, NULL);
   if (describe(comm)) {
     add(comm);
@@ -168,13 +169,13 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
     if (!made[i].blocking || !*made[i].comm) /* not there yet; a split that this rank is not in */
       continue;
     struct ob_nccl_comm *comm =
-        enrol(*made[i].comm, made[i].shares_thread || has_twin(made, count, i));
+        enrol(*made[i].comm, made[i].same_thread || has_twin(made, count, i));
     if (!comm)
       return ncclSystemError;
     if (comm->size < 2)
       continue;
     if (ob_nccl_unusable()) {
-      ob_nccl_tell(comm, ob_nccl_unusable());
+      ob_nccl_print_start(comm, ob_nccl_unusable());
       continue;
     }
     if (!prepare(comm))
@@ -195,8 +196,8 @@ static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
 
 /* What NCCL has said, unless it went well and keeping fails. */
 static ncclResult_t keep(ncclResult_t result, ncclComm_t *comm, const ncclUniqueId *id,
-                         bool shares_thread, const ncclConfig_t *config) {
-  struct ob_nccl_made made = {.comm = comm, .shares_thread = shares_thread};
+                         bool same_thread, const ncclConfig_t *config) {
+  struct ob_nccl_made made = {.comm = comm, .same_thread = same_thread};
   if (result != ncclSuccess && result != ncclInProgress)
     return result;
   made.blocking = is_blocking(config, result);
@@ -204,8 +205,8 @@ static ncclResult_t keep(ncclResult_t result, ncclComm_t *comm, const ncclUnique
     made.id = *id;
   if (ob_nccl_in_group())
     return ob_nccl_group_make(&made) ? result : ncclInvalidUsage;
-  ncclResult_t kept = ob_nccl_comms_made(&made, 1);
-  return kept == ncclSuccess ? result : kept;
+  ncclResult_t settled = ob_nccl_comms_made(&made, 1);
+  return settled == ncclSuccess ? result : settled;
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id,
@@ -235,34 +236,34 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, cons
   if (ndev > AT_ONCE)
     return ncclInvalidUsage;
   for (int i = 0; i < ndev; i++)
-    each[i] = (struct ob_nccl_made){.comm = &made[i], .shares_thread = ndev > 1, .blocking = true};
+    each[i] = (struct ob_nccl_made){.comm = &made[i], .same_thread = ndev > 1, .blocking = true};
   return ob_nccl_comms_made(each, (size_t)ndev);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
                                               ncclComm_t *newcomm, ncclConfig_t *config) {
   struct ob_nccl_comm *parent = ob_nccl_comm_use(comm);
-  bool shares_thread = parent && parent->shares_thread;
+  bool same_thread = parent && parent->same_thread;
   ob_nccl_comm_release(parent);
-  return keep(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL,
-              shares_thread, config);
+  return keep(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL, same_thread,
+              config);
 }
 
 /* What the library has in flight is through, and its plans are gone, before NCCL looks. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  ob_nccl_comm_release(take(comm));
+  ob_nccl_comm_release(remove_comm(comm));
   return ob_next_ncclCommFinalize(comm);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  ob_nccl_comm_release(take(comm));
+  ob_nccl_comm_release(remove_comm(comm));
   return ob_next_ncclCommDestroy(comm);
 }
 
 /* By whatever thread, while another may be waiting for ranks that are gone: that one finds it
  * aborted, and is the last to let go. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
-  struct ob_nccl_comm *comm = take(handle);
+  struct ob_nccl_comm *comm = remove_comm(handle);
   if (!comm)
     return ob_next_ncclCommAbort(handle);
   pthread_mutex_lock(&comm->lock);

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "dropin/nccl/preload.h"
 
-enum { MADE_MOST = 64, USUAL_MOST = 16 };
+enum { MAX_MADE = 64, USUAL_CAPACITY = 16 };
 
 struct entry {
   struct ob_nccl_call call;
@@ -17,10 +17,10 @@ struct entry {
 /* Of a thread. What is allocated goes at the end of the group: threads end without a word. */
 struct group {
   int depth;
-  struct entry usual[USUAL_MOST];
-  struct entry *more; /* all of them, where there are more; `room` */
-  size_t count, room;
-  struct ob_nccl_made made[MADE_MOST];
+  struct entry usual[USUAL_CAPACITY];
+  struct entry *more; /* all of them, where there are more; `capacity` */
+  size_t count, capacity;
+  struct ob_nccl_made made[MAX_MADE];
   size_t made_count;
 };
 static _Thread_local struct group group;
@@ -30,26 +30,26 @@ bool ob_nccl_in_group(void) { return group.depth > 0; }
 static struct entry *entries(void) { return group.more ? group.more : group.usual; }
 
 static bool grow(void) {
-  size_t room = group.more ? 2 * group.room : 2 * USUAL_MOST;
-  struct entry *more = ob_allocate(room, sizeof *more);
+  size_t capacity = group.more ? 2 * group.capacity : 2 * USUAL_CAPACITY;
+  struct entry *more = ob_allocate(capacity, sizeof *more);
   if (!more)
     return false;
   memcpy(more, entries(), group.count * sizeof *more);
   ob_release(group.more);
   group.more = more;
-  group.room = room;
+  group.capacity = capacity;
   return true;
 }
 
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
-  if (group.count == (group.more ? group.room : USUAL_MOST) && !grow())
+  if (group.count == (group.more ? group.capacity : USUAL_CAPACITY) && !grow())
     return false;
   entries()[group.count++] = (struct entry){.call = *call, .decision = *decision};
   return true;
 }
 
 bool ob_nccl_group_make(const struct ob_nccl_made *made) {
-  if (group.made_count == MADE_MOST)
+  if (group.made_count == MAX_MADE)
     return false;
   group.made[group.made_count++] = *made;
   return true;
@@ -98,8 +98,8 @@ static ncclResult_t end(void) {
   if (group.made_count && (result == ncclSuccess || result == ncclInProgress)) {
     for (size_t i = 0; i < group.made_count; i++)
       group.made[i].blocking &= result == ncclSuccess;
-    ncclResult_t kept = ob_nccl_comms_made(group.made, group.made_count);
-    result = kept == ncclSuccess ? result : kept;
+    ncclResult_t made = ob_nccl_comms_made(group.made, group.made_count);
+    result = made == ncclSuccess ? result : made;
   }
   group.made_count = 0;
   ncclResult_t run = run_entries();

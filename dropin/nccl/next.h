@@ -67,7 +67,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, in
                                       ncclUniqueId *id, ncclConfig_t *config);
 #endif
 
-/* The two that give words. */
+/* The two that give text. */
 const char *ob_next_ncclGetErrorString(ncclResult_t result);
 const char *ob_next_ncclGetLastError(ncclComm_t comm);
 

@@ -9,8 +9,8 @@
 
 /* ---- The start ---- */
 
-enum { WORDS = 512 };
-static char mistake[WORDS], unusable[WORDS];
+enum { MESSAGE_BYTES = 512 };
+static char wrong_settings[MESSAGE_BYTES], unusable[MESSAGE_BYTES];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool end_well(void);
@@ -30,24 +30,24 @@ static void start(void) {
   ob_counters_start(ob_seconds());
   check_driver();
   if (ob_preload_read_settings() != ONEBIT_OK)
-    snprintf(mistake, sizeof mistake, "%s", onebit_last_error());
+    snprintf(wrong_settings, sizeof wrong_settings, "%s", onebit_last_error());
   ob_preload_judge_exit(end_well);
 }
 
 void ob_nccl_start(void) { pthread_once(&once, start); }
 
-const char *ob_nccl_mistake(void) { return mistake[0] ? mistake : NULL; }
+const char *ob_nccl_wrong_settings(void) { return wrong_settings[0] ? wrong_settings : NULL; }
 
 const char *ob_nccl_unusable(void) { return unusable[0] ? unusable : NULL; }
 
-/* A thread's first communicator is the job's, mostly: its rank 0 speaks, and a rank whose own rules
+/* A thread's first communicator is the job's, mostly: its rank 0 prints, and a rank whose own rules
  * are wrong. Communicators of one rank say nothing. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool speaks;
+static bool prints;
 static int ranks; /* of that communicator; 0: there has been none */
 static pid_t process;
 
-static void say(const struct ob_nccl_comm *comm, const char *refused) {
+static void print_start(const struct ob_nccl_comm *comm, const char *refused) {
   char over[32];
   int version = 0;
   ob_next_ncclGetVersion(&version); /* 22809 is 2.28.9 */
@@ -56,18 +56,18 @@ static void say(const struct ob_nccl_comm *comm, const char *refused) {
   ob_report_start(comm->size, over, "ncclAllReduce");
 }
 
-void ob_nccl_tell(const struct ob_nccl_comm *comm, const char *refused) {
-  static _Thread_local bool told;
-  bool mistaken = refused && refused == ob_nccl_mistake();
+void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused) {
+  static _Thread_local bool printed;
+  bool wrong_here = refused && refused == ob_nccl_wrong_settings();
   pthread_mutex_lock(&lock);
-  if (!told) {
-    speaks |= comm->rank == 0;
+  if (!printed) {
+    prints |= comm->rank == 0;
     ranks = comm->size;
     process = getpid();
-    if (mistaken || (comm->rank == 0 && !(refused && !*refused)))
-      say(comm, refused);
+    if (wrong_here || (comm->rank == 0 && !(refused && !*refused)))
+      print_start(comm, refused);
   }
-  told = true;
+  printed = true;
   pthread_mutex_unlock(&lock);
   if (!refused)
     ob_preload_open();
@@ -96,7 +96,7 @@ static bool end_well(void) {
   if (!ranks || process != getpid())
     return true;
   onebit_counters_get(&counters);
-  if (speaks)
+  if (prints)
     report(&counters);
   return counters.compressed || !ob_preload.required;
 }

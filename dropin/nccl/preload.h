@@ -54,13 +54,13 @@ ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call);
 /* ---- Agreements (agree.c) ---- */
 
 /* Numbers in one message. */
-#define OB_AGREED_MOST 128
+#define OB_MAX_AGREED 128
 
 /* Of a communicator: what its ranks send each other about themselves. */
 struct ob_agreement {
   cudaStream_t stream;
   cudaEvent_t done;
-  int64_t *there, *here; /* in memory of the device, and pinned */
+  int64_t *on_device, *on_host; /* the latter pinned */
 };
 
 /* While the host works for the library: its device is current, and this thread's calls do not
@@ -104,19 +104,19 @@ struct ob_nccl_comm {
   struct ob_nccl_comm *next;
   ncclComm_t comm;
   int rank, size, device;
-  bool shares_thread; /* with another rank of the same communicator */
-  bool settled;       /* with all ranks; else nothing is compressed */
+  bool same_thread; /* with another rank of the same communicator */
+  bool settled;     /* with all ranks; else nothing is compressed */
   struct ob_agreement agreement;
   struct ob_follower *follower;
   bool look; /* once the program's group has ended */
   onebit_comm_t onebit;
   int tensors;
-  struct ob_nccl_tensor *tensor[OB_TENSORS_MOST];
+  struct ob_nccl_tensor *tensor[OB_MAX_TENSORS];
   /* Whether it is steady: compressed calls since ranks last asked each other, and those of them
    * with other buffers than before; periods; whether an answer is on its way, and what it was. */
   uint64_t calls, moved, periods;
   bool asked;
-  int64_t heard;
+  int64_t answer;
   struct ob_nccl_timer timers[OB_TIMERS];
   unsigned timers_first, timers_used;
   pthread_mutex_t lock; /* of `aborted` */
@@ -132,7 +132,7 @@ void ob_nccl_comm_release(struct ob_nccl_comm *comm);
 struct ob_nccl_made {
   ncclComm_t *comm;
   ncclUniqueId id; /* zeros: not known */
-  bool shares_thread, blocking;
+  bool same_thread, blocking;
 };
 /* Keeps what belongs to them, and settles with the other ranks; of all that one thread makes at a
  * time. Collective; not in a group. */
@@ -150,8 +150,8 @@ bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int cou
                        cudaStream_t stream);
 bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
 bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
-/* Where comm->asked: the answer to that, which is comm->heard from now on. */
-void ob_nccl_hear(struct ob_nccl_comm *comm);
+/* Where comm->asked: the answer to that, which is comm->answer from now on. */
+void ob_nccl_await_answer(struct ob_nccl_comm *comm);
 
 /* ---- Tensors (tensor.c) ---- */
 
@@ -183,7 +183,7 @@ struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor
 void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 
 /* Behind the tensor's 1st, 2nd, 4th, 8th ... call: takes a part of its result. */
-void ob_nccl_sample_take(struct ob_nccl_tensor *tensor, cudaStream_t stream);
+void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream);
 /* Once the latest call is through: compares that with the residual, which is copied to the
  * host. */
 void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
@@ -216,10 +216,10 @@ bool ob_nccl_group_make(const struct ob_nccl_made *made);
 /* Reads the settings, once. */
 void ob_nccl_start(void);
 /* Why they are wrong; NULL where they are not. */
-const char *ob_nccl_mistake(void);
+const char *ob_nccl_wrong_settings(void);
 /* Why the library can do nothing on this machine; NULL where it can. */
 const char *ob_nccl_unusable(void);
 /* A communicator of several ranks has been made, and settled unless `refused`. */
-void ob_nccl_tell(const struct ob_nccl_comm *comm, const char *refused);
+void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * How much of what a tensor wants to say is still kept. The result is looked at on its stream, by a
+ * How large the residual of a tensor is. The result is looked at on its stream, by a
  * copy of its first elements; the residual when the call is through, before the next one.
  */
 #include "base/memory.h"
@@ -7,13 +7,13 @@
 #include "dropin/nccl/preload.h"
 
 /* Elements of a sample: enough for a ratio to a per cent, in a copy of some microseconds. */
-#define ELEMENTS_MOST ((size_t)1 << 16)
+#define MAX_ELEMENTS ((size_t)1 << 16)
 
 struct ob_nccl_sample {
-  size_t first, count, kept; /* elements of the result; how many floats the worker residual has */
-  int divisor;               /* what makes a mean of the result */
-  float *result;             /* pinned */
-  uint64_t call;             /* whose result it is; 0: nobody's */
+  size_t first, count, floats; /* elements of the result; how many floats the worker residual has */
+  int divisor;                 /* what makes a mean of the result */
+  float *result;               /* pinned */
+  uint64_t call;               /* whose result it is; 0: nobody's */
 };
 
 /* Only of an allreduce does a rank hold the mean of what it has sent. */
@@ -27,8 +27,8 @@ struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor
   if (!sample)
     return NULL;
   sample->first = info.worker_residual_start;
-  sample->kept = info.worker_residual_count;
-  sample->count = sample->kept < ELEMENTS_MOST ? sample->kept : ELEMENTS_MOST;
+  sample->floats = info.worker_residual_count;
+  sample->count = sample->floats < MAX_ELEMENTS ? sample->floats : MAX_ELEMENTS;
   sample->divisor = tensor->kind.sum ? ranks : 1;
   if (cudaMallocHost(&result, sample->count * sizeof *sample->result) == cudaSuccess) {
     sample->result = result;
@@ -45,7 +45,7 @@ void ob_nccl_sample_destroy(struct ob_nccl_sample *sample) {
   ob_release(sample);
 }
 
-void ob_nccl_sample_take(struct ob_nccl_tensor *tensor, cudaStream_t stream) {
+void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream) {
   struct ob_nccl_sample *sample = tensor->sample;
   if (!sample || (tensor->calls & (tensor->calls - 1)))
     return;
@@ -59,10 +59,10 @@ void ob_nccl_sample_look(struct ob_nccl_tensor *tensor) {
   struct ob_nccl_sample *sample = tensor->sample;
   if (!sample || sample->call != tensor->calls)
     return;
-  float *kept = ob_allocate(sample->kept, sizeof *kept);
-  if (kept && onebit_plan_export_residual(tensor->plan, kept, NULL) == ONEBIT_OK)
-    ob_record_kept(tensor->record, ob_elements_norm(kept, sample->count),
-                   ob_elements_norm(sample->result, sample->count) / sample->divisor);
-  ob_release(kept);
+  float *residual = ob_allocate(sample->floats, sizeof *residual);
+  if (residual && onebit_plan_export_residual(tensor->plan, residual, NULL) == ONEBIT_OK)
+    ob_record_residual(tensor->record, ob_elements_norm(residual, sample->count),
+                       ob_elements_norm(sample->result, sample->count) / sample->divisor);
+  ob_release(residual);
   sample->call = 0;
 }

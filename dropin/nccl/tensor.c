@@ -100,7 +100,7 @@ static int free_number(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (!comm->tensor[i])
       return i;
-  return comm->tensors < OB_TENSORS_MOST ? comm->tensors++ : OB_FAILED_TENSOR;
+  return comm->tensors < OB_MAX_TENSORS ? comm->tensors++ : OB_FAILED_TENSOR;
 }
 
 /* Collective. Gives its number, or OB_FAILED_TENSOR on all ranks. */
@@ -122,7 +122,7 @@ static int make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
 
 /* What no phase has any more. */
 static void prune(struct ob_nccl_comm *comm) {
-  bool wanted[OB_TENSORS_MOST] = {false};
+  bool wanted[OB_MAX_TENSORS] = {false};
   for (size_t phase = 0; phase < ob_follower_period(comm->follower); phase++) {
     int number = ob_follower_tensor(comm->follower, phase);
     if (number >= 0)
@@ -159,12 +159,12 @@ static void check_steady(struct ob_nccl_comm *comm, cudaStream_t stream) {
   const int64_t unsteady = comm->moved * MOVED_OF > comm->calls;
   if (++comm->periods % PERIODS_BETWEEN != 0)
     return;
-  ob_nccl_hear(comm);
-  if (comm->heard)
+  ob_nccl_await_answer(comm);
+  if (comm->answer)
     ob_follower_forget(comm->follower);
   else
     comm->asked = ob_nccl_ask(comm, &unsteady, 1, stream);
-  comm->heard = 0;
+  comm->answer = 0;
   comm->calls = comm->moved = 0;
 }
 
@@ -196,7 +196,7 @@ static onebit_status_t put(const struct ob_nccl_tensor *tensor, const struct ob_
   }
 }
 
-static ncclResult_t told(const struct ob_nccl_comm *comm, onebit_status_t status) {
+static ncclResult_t report_status(const struct ob_nccl_comm *comm, onebit_status_t status) {
   if (status != ONEBIT_OK)
     fprintf(stderr, "onebit: a compressed call on rank %d: %s\n", comm->rank, onebit_last_error());
   return code_of(status);
@@ -213,14 +213,14 @@ static onebit_status_t forget(const struct ob_nccl_tensor *tensor, const struct 
  * held must not be taken for a result. */
 static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                              const struct ob_nccl_call *call, bool same) {
-  ncclResult_t forgot = told(comm, forget(tensor, call, same));
+  ncclResult_t forgot = report_status(comm, forget(tensor, call, same));
   tensor->sendbuf = call->sendbuf;
   tensor->recvbuf = call->recvbuf;
   tensor->calls++;
-  ncclResult_t called = told(comm, put(tensor, call));
-  ncclResult_t scaled =
-      told(comm, onebit_scale_result_stream(call->recvbuf, tensor->kind.sum ? (float)comm->size : 1,
-                                            tensor->plan, call->stream));
+  ncclResult_t called = report_status(comm, put(tensor, call));
+  ncclResult_t scaled = report_status(
+      comm, onebit_scale_result_stream(call->recvbuf, tensor->kind.sum ? (float)comm->size : 1,
+                                       tensor->plan, call->stream));
   return called != ncclSuccess ? called : scaled != ncclSuccess ? scaled : forgot;
 }
 
@@ -228,7 +228,7 @@ static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_ten
                                    const struct ob_nccl_call *call, bool same) {
   struct ob_nccl_timer *timer = ob_nccl_timer_begin(comm, tensor, tensor->record, call->stream);
   ncclResult_t result = compress(comm, tensor, call, same);
-  ob_nccl_sample_take(tensor, call->stream);
+  ob_nccl_sample_start(tensor, call->stream);
   ob_nccl_timer_end(timer, call->stream);
   if (result != ncclSuccess)
     return result;

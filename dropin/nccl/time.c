@@ -14,7 +14,7 @@ static void put_down(const struct ob_nccl_timer *timer) {
   if (!timer->tensor || timer->tensor->calls != timer->call)
     return;
   if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED)
-    ob_record_spoiled(timer->record);
+    ob_record_skipped(timer->record);
   else
     ob_nccl_sample_look(timer->tensor);
 }
