@@ -22,7 +22,8 @@ onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *lay
     if (kept->scales[copy] && moments)
       kept->moments[copy] = memory->allocate(kept->words, OB_LANES * sizeof(uint16_t));
     if (!kept->scales[copy] || (moments && !kept->moments[copy]))
-      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu kept values", kept->words * OB_LANES);
+      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
+                      kept->words * OB_LANES);
   }
   return ONEBIT_OK;
 }
@@ -85,7 +86,8 @@ onebit_status_t ob_kept_view(const struct ob_kept *kept, float **values, float *
   *values = ob_allocate(1, value_bytes(kept));
   *scales = ob_allocate(1, scale_bytes(kept));
   if (!*values || !*scales)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu kept values", kept->words * OB_LANES);
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
+                    kept->words * OB_LANES);
   OB_TRY(kept->memory->copy(*values, kept->values[kept->now], value_bytes(kept)));
   return kept->memory->copy(*scales, kept->scales[kept->now], scale_bytes(kept));
 }

@@ -53,7 +53,7 @@ static struct ob_record *make(const struct ob_record_of *of, const char *name) {
  * memory, they share one. */
 enum { MAX_RECORDS = 1024 };
 
-static struct ob_record *share(void) {
+static struct ob_record *others_record(void) {
   static struct ob_record others = {.communicator = "tensors beyond those listed"};
   static bool listed;
   if (!listed) {
@@ -71,7 +71,7 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *na
   if (!record && made++ < MAX_RECORDS)
     record = make(of, name);
   if (!record)
-    record = share();
+    record = others_record();
   pthread_mutex_unlock(&making);
   return record;
 }
@@ -95,8 +95,8 @@ void ob_record_time(struct ob_record *record, bool compressed, double seconds) {
     add_seconds(&record->seconds_compressed, seconds);
     return;
   }
-  uint64_t place = atomic_load_explicit(&record->timed_dense, memory_order_relaxed);
-  atomic_store(&record->dense_samples[place % OB_DENSE_SAMPLES], seconds);
+  uint64_t index = atomic_load_explicit(&record->timed_dense, memory_order_relaxed);
+  atomic_store(&record->dense_samples[index % OB_DENSE_SAMPLES], seconds);
   add(&record->timed_dense, 1);
   add_seconds(&record->seconds_dense, seconds);
 }

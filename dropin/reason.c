@@ -8,7 +8,7 @@ const char *ob_reason_text(enum ob_reason reason) {
       [OB_REASON_NONE] = "compressed",
       [OB_REASON_TYPE] = "the type is not float, bfloat16 or half",
       [OB_REASON_OPERATION] = "the operation is neither a sum nor a mean",
-      [OB_REASON_SMALL] = "smaller than what is worth it",
+      [OB_REASON_SMALL] = "below minimum size",
       [OB_REASON_ALONE] = "one rank, or an inter-communicator",
       [OB_REASON_RULE] = "no rule asks for it",
       [OB_REASON_LEARNING] = "not yet seen often enough",

@@ -74,6 +74,6 @@ void ob_report_print(const struct ob_report *report) {
   else if (!is_off())
     ob_report_text(stderr, report);
   if (ob_preload.required && !report->compressed)
-    fprintf(stderr, "onebit: nothing was compressed, and ONEBIT_REQUIRE=1 wants some: "
+    fprintf(stderr, "onebit: nothing was compressed, which is required by ONEBIT_REQUIRE=1: "
                     "the run fails\n");
 }

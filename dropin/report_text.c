@@ -38,7 +38,7 @@ static void print_record(FILE *file, const struct ob_record *record) {
           ob_report_dtype(record->of.dtype), record->communicator, record->of.comm_size,
           (unsigned long long)atomic_load(&record->calls), compressed);
   if (compressed)
-    fprintf(file, "; %.2f MB sent for %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
+    fprintf(file, "; %.2f MB instead of %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
             megabytes(atomic_load(&record->bytes_dense)));
   if (atomic_load(&record->max_residual_ratio) > 0)
     fprintf(file, "; residual %.2f of the signal, %.2f at most",
@@ -74,9 +74,13 @@ static void print_sum(FILE *file, const struct ob_report *report) {
     fprintf(file, "on this rank of %d", report->ranks);
   else
     fprintf(file, "on %d ranks", report->ranks);
-  fprintf(file, ", %.2f MB sent for %.2f MB; %.3f s saved a rank %s, of %.3f s %s: factor %.2f\n",
-          megabytes(report->bytes_sent), megabytes(report->bytes_dense), report->seconds_saved,
-          report->calls, report->seconds, report->span, ob_report_factor(report));
+  if (report->bytes_sent)
+    fprintf(file, "; %.3gx less traffic: %.2f MB instead of %.2f MB",
+            (double)report->bytes_dense / (double)report->bytes_sent, megabytes(report->bytes_sent),
+            megabytes(report->bytes_dense));
+  fprintf(file, "; estimated speed-up %.2fx %s (%.3f s %s instead of %.3f s)\n",
+          ob_report_factor(report), report->calls, report->seconds, report->span,
+          report->seconds + report->seconds_saved);
 }
 
 void ob_report_text(FILE *file, const struct ob_report *report) {
@@ -91,7 +95,7 @@ void ob_report_text(FILE *file, const struct ob_report *report) {
   print_sum(file, report);
   if (report->compressed)
     fprintf(file, "  The sums came back as one bit an element with error feedback, under the "
-                  "program's own optimizer: right over many steps, not in one. Compare its loss "
-                  "with a dense run's; onebit's optimizers, which compress the momentum, follow "
-                  "it more closely.\n");
+                  "program's own optimizer: one result is approximate, the running sum "
+                  "converges. Compare its loss with a dense run's; onebit's optimizers, which "
+                  "compress the momentum, follow it more closely.\n");
 }

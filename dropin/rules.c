@@ -92,7 +92,7 @@ static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
   if (failed)
     return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, strerror(failed));
   if (length > MAX_FILE_BYTES)
-    return ob_error(ONEBIT_ERROR_FILE, "%s: longer than %d bytes, which no rules are", path,
+    return ob_error(ONEBIT_ERROR_FILE, "%s: rules of more than %d bytes", path,
                     (int)MAX_FILE_BYTES);
   return ob_rules_parse(path, text, length, rules);
 }

@@ -196,12 +196,12 @@ static onebit_status_t parse_rule(struct reader *reader, struct word first, bool
 /* ---- Lines ---- */
 
 static onebit_status_t parse_number(struct reader *reader, struct word first, uint64_t low,
-                                    uint64_t high, uint64_t *number) {
+                                    uint64_t high, const char *expected, uint64_t *number) {
   struct word word, more;
   if (!next_word(reader, &word))
     return wrong(reader, first, "wants a number behind it");
   if (!number_of(word, number) || *number < low || *number > high)
-    return wrong(reader, word, "not a whole number that can be here");
+    return wrong(reader, word, expected);
   if (next_word(reader, &more))
     return wrong(reader, more, "one number is enough");
   return ONEBIT_OK;
@@ -215,12 +215,13 @@ static onebit_status_t parse_line(struct reader *reader, struct word first) {
   if (is(first, "compress") || is(first, "pass"))
     return parse_rule(reader, first, is(first, "compress"));
   if (is(first, "least")) {
-    OB_TRY(parse_number(reader, first, 0, SIZE_MAX / 2, &number));
+    OB_TRY(parse_number(reader, first, 0, SIZE_MAX / 2, "expected an integer, e.g. 64K", &number));
     reader->rules->min_bytes = (size_t)number;
     return ONEBIT_OK;
   }
   if (is(first, "warmup")) {
-    OB_TRY(parse_number(reader, first, MIN_WARMUP, MAX_WARMUP, &number));
+    OB_TRY(parse_number(reader, first, MIN_WARMUP, MAX_WARMUP,
+                        "expected an integer from 2 to 1000000", &number));
     reader->rules->warmup = (unsigned)number;
     return ONEBIT_OK;
   }

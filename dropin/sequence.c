@@ -88,22 +88,22 @@ void ob_sequence_destroy(struct ob_sequence *sequence) {
 }
 
 /* Keeps the latest that a longest period wants; they move to the front once in as many calls. */
-static void make_room(struct ob_sequence *sequence) {
-  size_t most = max_history(sequence);
+static void make_capacity(struct ob_sequence *sequence) {
+  size_t max = max_history(sequence);
   if (sequence->held < sequence->capacity)
     return;
-  if (sequence->capacity < 2 * most) {
+  if (sequence->capacity < 2 * max) {
     grow(sequence);
     return;
   }
-  memmove(sequence->calls, sequence->calls + sequence->held - most, most * sizeof(struct seen));
-  sequence->held = most;
+  memmove(sequence->calls, sequence->calls + sequence->held - max, max * sizeof(struct seen));
+  sequence->held = max;
 }
 
 /* After a failure to grow nothing is held: what comes later would have a gap before it, which a
  * period does not see, so it may be held again from there on. */
 static void hold(struct ob_sequence *sequence, const struct seen *call) {
-  make_room(sequence);
+  make_capacity(sequence);
   if (sequence->held < sequence->capacity)
     sequence->calls[sequence->held++] = *call;
 }
@@ -115,8 +115,8 @@ bool ob_sequence_learn(struct ob_sequence *sequence, uint64_t signature, const v
   sequence->learned++;
   if (sequence->learned < sequence->next_look)
     return false;
-  size_t most = max_history(sequence);
-  sequence->next_look += sequence->learned < most ? sequence->learned : most;
+  size_t max = max_history(sequence);
+  sequence->next_look += sequence->learned < max ? sequence->learned : max;
   return true;
 }
 
@@ -127,8 +127,8 @@ static bool equal(const struct seen *a, const struct seen *b) {
 /* How far the latest calls equal those `back` earlier, beyond the first `known`. */
 static size_t reach_from(const struct ob_sequence *sequence, size_t back, size_t known) {
   const struct seen *last = sequence->calls + sequence->held - 1;
-  size_t most = sequence->held - back;
-  while (known < most && equal(last - known, last - known - back))
+  size_t max = sequence->held - back;
+  while (known < max && equal(last - known, last - known - back))
     known++;
   return known;
 }

@@ -136,9 +136,9 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"pass all count=99999999999999999999", "a sign"},
       {"pass all count!=1 count!=2", "f:1: 'count!=2': a rule can leave out one"},
       {"warmup", "f:1: 'warmup': wants a number"},
-      {"warmup 1", "f:1: '1': not a whole number"},
+      {"warmup 1", "f:1: '1': expected an integer from 2 to 1000000"},
       {"warmup 20 30", "f:1: '30': one number"},
-      {"least much", "f:1: 'much': not a whole number"},
+      {"least much", "f:1: 'much': expected an integer, e.g. 64K"},
       {"\x01\xff", "f:1: '\?\?': a line"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

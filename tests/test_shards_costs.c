@@ -80,7 +80,7 @@ Test(shards_costs, steps_send_what_is_said) {
     for (int r = 0; r < size; r++) {
       double peers = (double)(size - 1) / size * (double)count;
       uint64_t bits = step.info[r].compressed_bytes, sum = parameters.info[r].compressed_bytes;
-      CHECK(bits == whole.info[r].compressed_bytes, "%llu bytes a step in bits, unsharded %llu",
+      CHECK(bits == whole.info[r].compressed_bytes, "%llu bytes a compressed step, unsharded %llu",
             (unsigned long long)bits, (unsigned long long)whole.info[r].compressed_bytes);
       CHECK(step.info[r].warmup_bytes == whole.info[r].warmup_bytes, "%llu bytes in the warm-up",
             (unsigned long long)step.info[r].warmup_bytes);

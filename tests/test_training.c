@@ -319,9 +319,9 @@ Test(training, rounds_and_bytes_are_those_of_the_schedule) {
                                               "--variance-freeze-step 14 --variance-update-scaler "
                                               "4 --local-step-scaler 4 --local-step-clipper 4");
   const uint64_t *rounds = zero_one.info.exchanges;
-  cr_expect(rounds[0] > 4 && rounds[0] < 10 && rounds[2] > 10 &&
-                rounds[0] + rounds[1] + rounds[2] == 40,
-            "%d dense, %d of bits, %d silent", (int)rounds[0], (int)rounds[1], (int)rounds[2]);
+  cr_expect(
+      rounds[0] > 4 && rounds[0] < 10 && rounds[2] > 10 && rounds[0] + rounds[1] + rounds[2] == 40,
+      "%d dense steps, %d compressed, %d local", (int)rounds[0], (int)rounds[1], (int)rounds[2]);
   const uint64_t bytes = zero_one.tally[0].bytes + zero_one.tally[1].bytes;
   cr_expect_eq(bytes, rounds[0] * adam.info.warmup_bytes + rounds[1] * adam.info.compressed_bytes);
 }

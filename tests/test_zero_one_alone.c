@@ -165,7 +165,7 @@ static void go_first(onebit_comm_t comm, void *context) {
   if (rank == 0)
     pthread_barrier_wait(&everyone);
   meet_again(learner, rank);
-  CHECK(info_of(learner).exchanges[2] >= SILENT_STEPS, "only %llu silent steps",
+  CHECK(info_of(learner).exchanges[2] >= SILENT_STEPS, "only %llu local steps",
         (unsigned long long)info_of(learner).exchanges[2]);
   end_learning(learner);
 }
@@ -218,7 +218,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
   CHECK(hash_of(learner) == before && info_of(learner).skipped == 2 &&
             !info_of(learner).synchronized,
-        "a meeting that is skipped changed something");
+        "a synchronisation that is skipped changed something");
   meet_again(learner, rank);
   end_learning(learner);
 }

@@ -80,7 +80,7 @@ static void descend(onebit_comm_t comm, void *context) {
                  ONEBIT_OK);
   }
   CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
-  CHECK(info.synchronized, "the last step is no meeting");
+  CHECK(info.synchronized, "the last step is no synchronisation");
   descent->excess[rank] = descent_excess(w);
   if (rank == 0)
     memcpy(descent->exchanges, info.exchanges, sizeof descent->exchanges);
@@ -107,7 +107,7 @@ Test(zero_one_rules, comes_to_the_dense_loss) {
   double start = descent_excess(zero), dense = excess_after((size_t)-1, 1, 0, NULL);
   double seldom = excess_after(300, 4, 0, exchanges), control = excess_after(300, 4, 1, NULL);
   cr_log_info("excess loss: start %g, dense %g, 0/1 Adam %g, control %g; %d steps dense, %d in "
-              "bits, %d silent",
+              "bits, %d local",
               start, dense, seldom, control, (int)exchanges[0], (int)exchanges[1],
               (int)exchanges[2]);
   cr_expect_lt(dense, 1e-2 * start, "dense: %g of %g", dense, start);

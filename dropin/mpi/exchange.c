@@ -222,7 +222,7 @@ static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_cal
 }
 
 static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {
-  double begun = ob_seconds();
+  double start = ob_seconds();
   onebit_status_t status = compress(exchange, call, withdraw);
   int code = MPI_SUCCESS;
   if (status == ONEBIT_OK)
@@ -231,7 +231,7 @@ static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *cal
     code = ob_is_withdrawn(status) ? run_dense(exchange, call) : MPI_ERR_INTERN;
   if (code != MPI_SUCCESS)
     return code;
-  double seconds = ob_seconds() - begun;
+  double seconds = ob_seconds() - start;
   ob_queues_lock();
   ob_exchange_note(exchange, status == ONEBIT_OK);
   ob_tally_add(exchange, status == ONEBIT_OK, seconds);

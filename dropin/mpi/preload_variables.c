@@ -178,7 +178,7 @@ static void put_string(const char *from, char *to, int *length) {
   *length = (int)strlen(from) + 1;
 }
 
-static void give_words(const struct variable *variable, char *to, int *length) {
+static void put_description(const struct variable *variable, char *to, int *length) {
   char text[160];
   if (variable->passed == OB_REASON_NONE)
     snprintf(text, sizeof text, "%s", variable->text);
@@ -205,7 +205,7 @@ OB_PRELOAD_VISIBLE int MPI_T_pvar_get_info(int pvar_index, char *name, int *name
     return PMPI_T_pvar_get_info(pvar_index, name, name_len, verbosity, var_class, datatype,
                                 enumtype, desc, desc_len, bind, readonly, continuous, atomic);
   put_string(variable->name, name, name_len);
-  give_words(variable, desc, desc_len);
+  put_description(variable, desc, desc_len);
   put(verbosity, MPI_T_VERBOSITY_USER_BASIC);
   put(var_class, variable->class);
   put(bind, MPI_T_BIND_NO_OBJECT);

@@ -218,10 +218,10 @@ static void finish_dense(struct ob_operation *operation, const char *call, int c
 static onebit_status_t ask_plan(struct ob_operation *operation, bool wait) {
   if (operation->stage == OB_STAGE_WAITS) {
     operation->stage = OB_STAGE_COMPRESSED;
-    operation->begun = ob_exchange_start(operation);
+    operation->start_status = ob_exchange_start(operation);
   }
-  if (operation->begun != ONEBIT_OK)
-    return operation->begun;
+  if (operation->start_status != ONEBIT_OK)
+    return operation->start_status;
   return wait ? onebit_wait(&operation->request) : onebit_test(&operation->request);
 }
 
@@ -337,7 +337,7 @@ static void add_operation(struct ob_operation *operation) {
   ob_queues_unlock();
   if (first) {
     operation->stage = OB_STAGE_COMPRESSED;
-    operation->begun = ob_exchange_start(operation);
+    operation->start_status = ob_exchange_start(operation);
   }
   ob_queues_lock();
   if (queue->last)
@@ -354,7 +354,7 @@ int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *ca
   *result = alloc_operation();
   if (!*result)
     return ob_exchange_run(exchange, call, withdraw);
-  double begun = ob_seconds();
+  double start = ob_seconds();
   struct ob_operation *operation = *result;
   *operation = (struct ob_operation){.queue = exchange->queue,
                                      .exchange = exchange,
@@ -364,7 +364,7 @@ int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *ca
                                      .dense = MPI_REQUEST_NULL};
   operation->call.comm = exchange->queue->dense;
   add_operation(operation);
-  operation->seconds = ob_seconds() - begun;
+  operation->seconds = ob_seconds() - start;
   return MPI_SUCCESS;
 }
 

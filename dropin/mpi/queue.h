@@ -23,7 +23,7 @@ struct ob_operation {
   bool withdraw, compressed;
   onebit_request_t request;
   MPI_Request dense;
-  onebit_status_t begun;
+  onebit_status_t start_status;
   double seconds, waited_from; /* spent on beginning it; since when its owner waits, or 0 */
   int code;
   char message[160]; /* of an error, where code is one */

@@ -93,7 +93,7 @@ struct ob_nccl_tensor {
 enum { OB_TIMERS = 16 };
 
 struct ob_nccl_timer {
-  cudaEvent_t begun, ended;
+  cudaEvent_t start, end;
   struct ob_nccl_tensor *tensor; /* of a compressed call, whose number is `call` */
   uint64_t call;
   bool compressed;

@@ -244,12 +244,12 @@ static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
   struct ob_nccl_comm *comm = decision->comm;
   int number = ob_follower_tensor(comm->follower, decision->phase);
   if (number == OB_NO_TENSOR) {
-    double begun = ob_seconds();
+    double start = ob_seconds();
     struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
     number = make(comm, call, decision->record);
     ob_nccl_leave(scope);
     ob_follower_set(comm->follower, decision->phase, number);
-    ob_record_decided(decision->record, ob_seconds() - begun);
+    ob_record_decided(decision->record, ob_seconds() - start);
   }
   return number >= 0 ? comm->tensor[number] : NULL;
 }

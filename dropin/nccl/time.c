@@ -9,7 +9,7 @@
  * for them. */
 static void put_down(const struct ob_nccl_timer *timer) {
   float milliseconds = 0;
-  if (cudaEventElapsedTime(&milliseconds, timer->begun, timer->ended) == cudaSuccess)
+  if (cudaEventElapsedTime(&milliseconds, timer->start, timer->end) == cudaSuccess)
     ob_record_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
   if (!timer->tensor || timer->tensor->calls != timer->call)
     return;
@@ -20,7 +20,7 @@ static void put_down(const struct ob_nccl_timer *timer) {
 }
 
 static bool has_come(const struct ob_nccl_timer *timer) {
-  cudaError_t error = cudaEventQuery(timer->ended);
+  cudaError_t error = cudaEventQuery(timer->end);
   if (error == cudaErrorNotReady)
     cudaGetLastError();
   return error == cudaSuccess;
@@ -35,15 +35,15 @@ static void look(struct ob_nccl_comm *comm) {
 }
 
 static bool make_events(struct ob_nccl_timer *timer) {
-  return (timer->begun || cudaEventCreate(&timer->begun) == cudaSuccess) &&
-         (timer->ended || cudaEventCreate(&timer->ended) == cudaSuccess);
+  return (timer->start || cudaEventCreate(&timer->start) == cudaSuccess) &&
+         (timer->end || cudaEventCreate(&timer->end) == cudaSuccess);
 }
 
 static struct ob_nccl_timer *begin(struct ob_nccl_comm *comm, cudaStream_t stream) {
   if (comm->timers_used == OB_TIMERS)
     return NULL;
   struct ob_nccl_timer *timer = &comm->timers[(comm->timers_first + comm->timers_used) % OB_TIMERS];
-  if (!make_events(timer) || cudaEventRecord(timer->begun, stream) != cudaSuccess)
+  if (!make_events(timer) || cudaEventRecord(timer->start, stream) != cudaSuccess)
     return NULL;
   comm->timers_used++;
   return timer;
@@ -68,7 +68,7 @@ struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_n
 
 void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream) {
   if (timer)
-    cudaEventRecord(timer->ended, stream);
+    cudaEventRecord(timer->end, stream);
 }
 
 void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
@@ -80,10 +80,10 @@ void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor 
 void ob_nccl_timers_destroy(struct ob_nccl_comm *comm) {
   look(comm);
   for (int i = 0; i < OB_TIMERS; i++) {
-    if (comm->timers[i].begun)
-      cudaEventDestroy(comm->timers[i].begun);
-    if (comm->timers[i].ended)
-      cudaEventDestroy(comm->timers[i].ended);
+    if (comm->timers[i].start)
+      cudaEventDestroy(comm->timers[i].start);
+    if (comm->timers[i].end)
+      cudaEventDestroy(comm->timers[i].end);
   }
   comm->timers_used = 0;
 }

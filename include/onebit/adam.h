@@ -16,7 +16,7 @@
  * with m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (in the compressed stage v^ keeps the t of the
  * freeze), and bounded(x) = x but at most ONEBIT_STEP_BOUND and at least minus that (optimizer.h).
  * The bound is what keeps an element whose variance was small when it was frozen (it had a gradient
- * rarely, or a silent one) from running away: every message brings it the scale of its block.
+ * rarely, or a tiny one) from running away: every message brings it the scale of its block.
  *
  * An element whose variance is exactly zero at the freeze never had a gradient: its step
  * would be m / eps, so it gets none (weight decay still applies).
@@ -132,8 +132,8 @@ typedef struct onebit_adam_options {
  *   ntensors    0 or more
  *   options     or NULL for the defaults; not kept
  *   optimizer   out: the optimizer; NULL when the call fails
- * Memory, in bytes a parameter: 12 (momentum then kept value, variance then reciprocal denominator,
- * averaged gradient then second kept value) + 8 / size + 1/2 for messages; plain data-parallel Adam
+ * Memory, in bytes a parameter: 12 (momentum then residual, variance then reciprocal denominator,
+ * averaged gradient then second residual) + 8 / size + 1/2 for messages; plain data-parallel Adam
  * with a buffer for the mean takes 12. With shards: see onebit_shards_t.
  * Errors: those of onebit_plan_create; ONEBIT_ERROR_ARGUMENT also for a NULL or misaligned array,
  * arrays that overlap, a weight decay or factor that is negative or not finite. */

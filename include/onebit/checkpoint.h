@@ -1,6 +1,6 @@
 /*
- * Checkpoints of optimizers that lose nothing: parameters (the master values), moments, kept
- * errors, step counts, stage, schedules and loss scale. A run that is loaded goes on as the one
+ * Checkpoints of optimizers that lose nothing: parameters (the master values), moments,
+ * residuals, step counts, stage, schedules and loss scale. A run that is loaded goes on as the one
  * that was saved would have, to the bit.
  *
  * Each rank saves its part: its share of what all ranks have alike, and what is its own. A part

@@ -48,9 +48,9 @@ extern "C" {
 
 typedef struct onebit_request *onebit_request_t;
 
-/* recvbuf[i] = mean over the ranks of sendbuf[i], compressed: sent as signs of (sendbuf + kept
- * error), averaged by the rank that serves element i, sent back as signs of (average + kept server
- * error); what another schedule does is in onebit_schedule_t. Source: Tang et al., "1-bit Adam",
+/* recvbuf[i] = mean over the ranks of sendbuf[i], compressed: sent as signs of (sendbuf +
+ * residual), averaged by the rank that serves element i, sent back as signs of (average + server
+ * residual); what another schedule does is in onebit_schedule_t. Source: Tang et al., "1-bit Adam",
  * arXiv 2102.02888, section 4, with a scale a block.
  * Collective.
  *   sendbuf   count elements

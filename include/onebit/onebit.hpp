@@ -1,5 +1,5 @@
 /*
- * onebit for C++14: handles that give themselves back, errors as exceptions, buffers with their
+ * onebit for C++14: RAII handles, errors as exceptions, buffers with their
  * counts. Header-only, a thin layer over onebit/onebit.h: every call is one call of the C
  * interface, whose header is its manual; what is said here is what differs. Communicators over MPI
  * are in onebit/mpi.hpp; for those over NCCL and calls on streams give get() to the calls of

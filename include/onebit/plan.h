@@ -68,7 +68,7 @@ typedef enum onebit_profile {
   ONEBIT_PROFILE_DEEPSPEED = 1
 } onebit_profile_t;
 
-/* How an allreduce goes about it. Each schedule rounds in its own places, so results of two of them
+/* The algorithm of an allreduce. Each schedule rounds in its own places, so results of two of them
  * differ in their bits (docs/schedules.md); what onebit_plan_export_residual says holds in all. */
 typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_AUTOMATIC = 0, /* the plan decides, and says why: onebit_plan_explain */
@@ -83,7 +83,7 @@ typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
 } onebit_schedule_t;
 
-/* Where buffers and kept values are, and who computes. No bit of any result depends on it, and the
+/* Where buffers and residuals are, and who computes. No bit of any result depends on it, and the
  * ranks of a job need not agree. */
 typedef enum onebit_device {
   ONEBIT_DEVICE_HOST = 0, /* the processor's memory */
@@ -135,8 +135,8 @@ typedef struct onebit_plan_options {
  *             (onebit_operation_t)
  *   options   how, or NULL for the defaults; not kept
  *   plan      out: the plan; NULL when the call fails
- * Memory, in bytes an element of the send buffer: 8 for the kept values (two copies, so that a
- * skipped call can leave the error as it was) and 8 / size for those that the rank keeps as server
+ * Memory, in bytes an element of the send buffer: 8 for the residual (two copies, so that a
+ * skipped call can leave the error as it was) and 8 / size for the one that the rank keeps as server
  * of its share, 3/8 for messages.
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose buffers could
  * not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
@@ -181,7 +181,7 @@ typedef struct onebit_plan_info {
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
 
-/* Why the plan goes about it as it does: a line for each schedule with the time that the cost model
+/* Why the plan chose its schedule: a line for each schedule with the time that the cost model
  * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or
  * defaults, and then why). Local.
  *   plan   the plan; NULL gives ""

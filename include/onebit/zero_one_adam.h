@@ -78,7 +78,7 @@ typedef struct onebit_zero_one_adam_options {
 /* clang-format on */
 
 /* Makes a 0/1 Adam optimizer of a list of tensors. As onebit_adam_create, but for its options.
- * Memory, in bytes a parameter: 24 (momentum, variance, two copies of the kept value, the
+ * Memory, in bytes a parameter: 24 (momentum, variance, two copies of the residual, the
  * parameters of the last synchronisation, and the mean gradient or what is to be exchanged of a
  * movement) + 8 / size + 1/2 for messages; in profile deepspeed 4 more, for u.
  * Errors: those of onebit_adam_create. */

@@ -163,7 +163,7 @@ static void take_kept(struct scene *scene, struct ob_kept *kept, size_t first, s
                            .memory = &ob_memory_host,
                            .now = (int)scene->what->now};
   for (int copy = 0; copy < 2; copy++) {
-    kept->values[copy] = take(scene, copy ? "kept values[1]" : "kept values[0]", kept->words,
+    kept->values[copy] = take(scene, copy ? "residual[1]" : "residual[0]", kept->words,
                               OB_LANES * sizeof(float), TWIN_FLOAT32);
     kept->scales[copy] = take(scene, copy ? "kept scales[1]" : "kept scales[0]",
                               kept->one_scale ? 1 : kept->blocks, sizeof(float), TWIN_FLOAT32);

@@ -112,7 +112,7 @@ static void check_refusal(struct learner *learner) {
                ONEBIT_ERROR_UNSUPPORTED);
   CHECK(strstr(onebit_last_error(), "warm-up") &&
             strstr(onebit_last_error(), "onebit_optimizer_synchronize"),
-        "the words are: %s", onebit_last_error());
+        "the message is: %s", onebit_last_error());
   CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
   if (graph)
     cudaGraphDestroy(graph);
@@ -285,7 +285,7 @@ static void refuse(const struct gpu_rank *self, void *context) {
     CHECK_CUDA(cudaStreamBeginCapture(learner.streams[0], cudaStreamCaptureModeThreadLocal));
     CHECK_STATUS(onebit_optimizer_step_stream(learner.optimizer, RATE, learner.streams[0]),
                  ONEBIT_ERROR_UNSUPPORTED);
-    CHECK(strstr(onebit_last_error(), words[k]), "the words are: %s", onebit_last_error());
+    CHECK(strstr(onebit_last_error(), words[k]), "the message is: %s", onebit_last_error());
     CHECK_CUDA(cudaStreamEndCapture(learner.streams[0], &graph));
     if (graph)
       cudaGraphDestroy(graph);

@@ -252,7 +252,7 @@ static void check_ends(const struct gpu_rank *self, const struct hosts_split *sp
   const struct shared *shared = context;
   const struct record *record = &shared->records[self->rank];
   on_rank(self, split, device, context);
-  CHECK(record->status[SPOILT] == ONEBIT_SKIPPED, "a spoilt call ends with %d",
+  CHECK(record->status[SPOILT] == ONEBIT_SKIPPED, "a skipped call ends with %d",
         (int)record->status[SPOILT]);
   CHECK(record->status[REFUSED] == (self->rank ? ONEBIT_ERROR_PEER : ONEBIT_ERROR_ARGUMENT),
         "a wrong argument ends with %d", (int)record->status[REFUSED]);

@@ -173,7 +173,7 @@ class Plan:
         return found
 
     def explain(self):
-        """Why the plan goes about it as it does."""
+        """Why the plan chose its schedule."""
         return _native.library().onebit_plan_explain(self.handle).decode()
 
     def export_residual(self):
