@@ -1,0 +1,40 @@
+# The libraries that stand before MPI and NCCL in a program that knows nothing of onebit: included
+# by the Makefile, which has the objects (PRELOADED and those of MPI and NCCL).
+
+PRELOAD := $(if $(has_mpi),$(BUILD)/libonebit-mpi.so) $(if $(has_nccl),$(BUILD)/libonebit-nccl.so)
+
+# Before MPI: it calls libonebit.so, beside which it is installed, by the name of this release, and
+# as a filter, which the loader searches before the program's own libraries. So a program that is
+# linked to onebit shares this library, also where its own is another release. The library itself
+# calls PMPI_ where a wrapper would catch its call.
+$(BUILD)/release/libonebit.so: $(SHARED)
+	$(call say,LD)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -shared -Wl,-soname,$(notdir $(SHARED)) -Wl,--version-script=onebit.map \
+	  $(ALL_LDFLAGS) -o $@ $(LIBRARY)
+$(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map \
+  $(BUILD)/release/libonebit.so
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=dropin/mpi/preload.map \
+	  -Wl,-rpath,'$$ORIGIN' -Wl,--filter=$(notdir $(SHARED)) $(DEFINED) $(ALL_LDFLAGS) -o $@ \
+	  $(filter %.o,$^) -L$(BUILD)/release -lonebit $(MPI_LIBS) -lm -ldl
+
+# Before NCCL: the library once more, without MPI. It is preloaded into processes that have no MPI,
+# no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so would bring all
+# three there, and its calls of NCCL would end in the wrappers: here they are renamed to functions that
+# look NCCL up.
+NCCL_WRAPPED := $(addprefix nccl,CommInitRank CommInitRankConfig CommInitRankScalable CommInitAll \
+  CommSplit CommFinalize CommDestroy CommAbort CommGetAsyncError CommCount CommCuDevice \
+  CommUserRank GetVersion GroupStart GroupEnd Send Recv AllReduce ReduceScatter AllGather \
+  GetErrorString GetLastError)
+EMULATED_LIBS := $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))
+RUNTIME_LIBS := $(if $(is_emulated),$(EMULATED_LIBS),-L$(CUDA_HOME)/lib64 -lcudart_static)
+$(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY))
+	$(call say,LD)
+	$(Q)$(CC) -r -nostdlib -o $@ $^
+	$(Q)$(OBJCOPY) $(foreach call,$(NCCL_WRAPPED),--redefine-sym $(call)=ob_next_$(call)) $@
+$(BUILD)/libonebit-nccl.so: $(BUILD)/onebit-inside-nccl.o $(PRELOADED) $(PRELOADED_NCCL) \
+  dropin/nccl/preload.map $(EMULATION_SHARED)
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=dropin/nccl/preload.map \
+	  $(DEFINED) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(RUNTIME_LIBS) -lstdc++ -lm -ldl -lrt

@@ -1,0 +1,31 @@
+# The examples: included by the Makefile. Needs `objects`, `link`, STATIC and what is on.
+
+TRAININGS := $(addprefix $(BUILD)/examples/,train_text train_images train_words)
+EXAMPLES  := $(TRAININGS) $(if $(has_mpi),$(addprefix $(BUILD)/examples/,adam allreduce mpi_calls \
+               train_plain))
+ZLIB_LIBS   = $(if $(has_zlib),-lz)
+ZLIB_CFLAGS = $(if $(has_zlib),-DEXAMPLES_HAVE_ZLIB=1)
+
+# What trainings share, and what each has of its own.
+TRAINING := $(filter-out $(only_nccl) $(TRAININGS:=.o) %/train_plain.o,\
+              $(call objects,examples/options.c examples/train_*.c))
+TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/transformer*.c)) \
+              $(if $(has_cuda),$(call objects_cu,examples/*.cu))
+IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c \
+              examples/transformer_math.c)
+WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c \
+              examples/transformer_math.c)
+$(BUILD)/examples/train_text: $(TEXT)
+$(BUILD)/examples/train_images: $(IMAGES)
+$(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
+$(BUILD)/examples/train_words: $(WORDS)
+$(BUILD)/examples/idx.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
+$(TRAININGS): $(TRAINING)
+
+# All but the one that knows nothing of onebit.
+$(filter-out %/train_plain,$(EXAMPLES)): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
+	$(call say,LD)
+	$(link) $(OWN_LIBS) $(LIBS)
+$(BUILD)/examples/train_plain: %: %.o
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm

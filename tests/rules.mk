@@ -1,0 +1,45 @@
+# The tests: included by the Makefile. Needs `objects`, `link`, STATIC, what is on, and the objects
+# of the programs and examples that tests link. tests/gpu/rules.mk has those that want a GPU.
+
+UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
+RANKED   := $(if $(has_mpi),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
+# MPI and NCCL programs that know nothing of onebit.
+UNLINKED := $(if $(has_mpi),$(addprefix $(BUILD)/tests/preload/,program variables))
+UNLINKED_NCCL := $(if $(has_nccl),$(BUILD)/tests/preload/nccl_program)
+# Programs that are no tests: what tests/scripts/check-codecs and compare-builds compare, a fuzzer.
+DIGEST    := $(BUILD)/tests/codec_digest
+BEHAVIOUR := $(BUILD)/tests/behaviour_digest
+FUZZER    := $(BUILD)/tests/fuzz_message
+HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behaviour_% $(DIGEST).o \
+               $(FUZZER).o $(only_mpi),$(call objects,tests/*.c))
+
+tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL)
+
+$(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC) $(EMULATION_ARCHIVE)
+	$(call say,LD)
+	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
+$(DIGEST): $(BUILD)/tests/codec_cases.o
+$(BEHAVIOUR): $(BUILD)/tests/behaviour_wire.o
+$(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
+	$(call say,LD)
+	$(link) $(LIBS)
+$(FUZZER): $(FUZZER).o $(STATIC)
+	$(call say,LD)
+	$(link) -fsanitize=fuzzer $(LIBS)
+$(UNLINKED): %: %.o
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm
+NCCL_PROGRAM_LIBS = $(if $(is_emulated),$(EMULATED_LIBS),$(CUDA_LIBS))
+$(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(NCCL_PROGRAM_LIBS) -lm
+
+# What tests link of examples.
+TRAINED := $(addprefix $(BUILD)/tests/,test_images test_training test_training_parts)
+$(TRAINED): $(TRAINING) $(IMAGES)
+$(TRAINED): OWN_LIBS = $(ZLIB_LIBS)
+$(BUILD)/tests/test_images.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
+$(BUILD)/tests/test_training_parts: $(addprefix $(BUILD)/examples/,text_options.o word_options.o) \
+  $(EXAMPLES)
+$(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
+$(BUILD)/tests/test_words: $(addprefix $(BUILD)/examples/,words.o log_bilinear.o transformer_math.o)
