@@ -21,8 +21,8 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map 
 
 # Before NCCL: the library once more, without MPI. It is preloaded into processes that have no MPI,
 # no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so would bring all
-# three there, and its calls of NCCL would end in the wrappers: here they are renamed to functions that
-# look NCCL up.
+# three there, and its calls of NCCL would end in the wrappers: here they are renamed to functions
+# that look NCCL up.
 NCCL_WRAPPED := $(addprefix nccl,CommInitRank CommInitRankConfig CommInitRankScalable CommInitAll \
   CommSplit CommFinalize CommDestroy CommAbort CommGetAsyncError CommCount CommCuDevice \
   CommUserRank GetVersion GroupStart GroupEnd Send Recv AllReduce ReduceScatter AllGather \

@@ -5,7 +5,8 @@ FORTRANS := $(addprefix $(BUILD)/fortran/,libonebit_fortran.a onebit_mpi.mod)
 FORTRAN_FLAGS := -O2 -g -fPIC -Wall $(if $(warns_are_errors),-Werror)
 
 $(BUILD)/fortran/libonebit_fortran.a: \
-  bindings/fortran/onebit_mpi.f90 bindings/fortran/onebit_mpi.c include/onebit/mpi_calls.h $(BUILD)/flags
+  bindings/fortran/onebit_mpi.f90 bindings/fortran/onebit_mpi.c \
+  include/onebit/mpi_calls.h $(BUILD)/flags
 	$(call say,FC)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(MPIFC) $(FORTRAN_FLAGS) -J$(@D) -c $(filter %.f90,$^) -o $(@D)/module.o

@@ -31,9 +31,9 @@
  *
  * Loss scaling. With initial_loss_scale the caller multiplies its loss by the scale that
  * onebit_optimizer_get_loss_scale tells, and the step divides. A step that is skipped because some
- * rank's gradients are not finite (ONEBIT_SKIPPED) lowers the scale to a half; loss_scale_interval good steps in a row double
- * it, up to 2^64. All ranks come to the same scale without a message of their own, since whether a
- * step was skipped travels with the gradients.
+ * rank's gradients are not finite (ONEBIT_SKIPPED) lowers the scale to a half; loss_scale_interval
+ * good steps in a row double it, up to 2^64. All ranks come to the same scale without a message of
+ * their own, since whether a step was skipped travels with the gradients.
  *
  * Clipping. With clip_norm gradients are multiplied by min(1, clip_norm / norm), where
  *   norm = sqrt(mean over ranks of |gradient of the rank|^2)

@@ -136,8 +136,8 @@ typedef struct onebit_plan_options {
  *   options   how, or NULL for the defaults; not kept
  *   plan      out: the plan; NULL when the call fails
  * Memory, in bytes an element of the send buffer: 8 for the residual (two copies, so that a
- * skipped call can leave the error as it was) and 8 / size for the one that the rank keeps as server
- * of its share, 3/8 for messages.
+ * skipped call leaves it as it was) and 8 / size for the one of the segment that the rank serves,
+ * 3/8 for messages.
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose buffers could
  * not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,
