@@ -53,33 +53,24 @@ size_t ob_elements_size(onebit_dtype_t dtype) {
 }
 
 /* A loop for each type: the values a (of `to`) and b (of `from`) as floats. */
+#define LOOP(type, wide, narrow, to, from, count, expression)                                      \
+  do {                                                                                             \
+    type *t = (to);                                                                                \
+    const type *f = (from);                                                                        \
+    for (size_t i = 0; i < (count); i++) {                                                         \
+      float a = wide(t[i]), b = wide(f[i]);                                                        \
+      t[i] = narrow(expression);                                                                   \
+      (void)a, (void)b;                                                                            \
+    }                                                                                              \
+  } while (0)
 #define FOR_EACH(dtype, to, from, count, expression)                                               \
   do {                                                                                             \
-    if ((dtype) == ONEBIT_FLOAT32) {                                                               \
-      float *t = (to);                                                                             \
-      const float *f = (from);                                                                     \
-      for (size_t i = 0; i < (count); i++) {                                                       \
-        float a = t[i], b = f[i];                                                                  \
-        t[i] = (expression);                                                                       \
-        (void)a, (void)b;                                                                          \
-      }                                                                                            \
-    } else if ((dtype) == ONEBIT_BFLOAT16) {                                                       \
-      uint16_t *t = (to);                                                                          \
-      const uint16_t *f = (from);                                                                  \
-      for (size_t i = 0; i < (count); i++) {                                                       \
-        float a = wide_bfloat16(t[i]), b = wide_bfloat16(f[i]);                                    \
-        t[i] = narrow_bfloat16(expression);                                                        \
-        (void)a, (void)b;                                                                          \
-      }                                                                                            \
-    } else {                                                                                       \
-      uint16_t *t = (to);                                                                          \
-      const uint16_t *f = (from);                                                                  \
-      for (size_t i = 0; i < (count); i++) {                                                       \
-        float a = wide_float16(t[i]), b = wide_float16(f[i]);                                      \
-        t[i] = narrow_float16(expression);                                                         \
-        (void)a, (void)b;                                                                          \
-      }                                                                                            \
-    }                                                                                              \
+    if ((dtype) == ONEBIT_FLOAT32)                                                                 \
+      LOOP(float, , , to, from, count, expression);                                                \
+    else if ((dtype) == ONEBIT_BFLOAT16)                                                           \
+      LOOP(uint16_t, wide_bfloat16, narrow_bfloat16, to, from, count, expression);                 \
+    else                                                                                           \
+      LOOP(uint16_t, wide_float16, narrow_float16, to, from, count, expression);                   \
   } while (0)
 
 void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,

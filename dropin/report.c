@@ -21,6 +21,11 @@ double ob_report_factor(const struct ob_report *report) {
   return report->seconds > 0 ? (report->seconds + report->seconds_saved) / report->seconds : 1;
 }
 
+void ob_report_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]) {
+  for (size_t reason = 0; reason < OB_REASON_COUNT; reason++)
+    passed[reason] = atomic_load(&record->dense[reason]);
+}
+
 static bool is_off(void) {
   const char *text = ob_knob_text(OB_KNOB_REPORT);
   return text && !strcmp(text, "0");

@@ -35,8 +35,11 @@ void ob_report_start(int size, const char *over, const char *call);
 /* Prints the report, and what ONEBIT_REQUIRE makes of it. By one rank. */
 void ob_report_print(const struct ob_report *report);
 
-/* The largest part of the signal that was ever seen kept, of this rank's records. */
+/* The largest residual relative to the signal that was seen, of this rank's records. */
 double ob_report_max_residual_ratio(void);
+
+/* Of a record's calls those that were passed on, by why. */
+void ob_report_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]);
 
 /* Of records: "float" and the like. */
 const char *ob_report_dtype(onebit_dtype_t dtype);

@@ -37,8 +37,7 @@ static void print_passed(FILE *file, const uint64_t passed[OB_REASON_COUNT]) {
 
 static void print_record(FILE *file, const struct ob_record *record) {
   uint64_t passed[OB_REASON_COUNT];
-  for (size_t reason = 0; reason < OB_REASON_COUNT; reason++)
-    passed[reason] = atomic_load(&record->dense[reason]);
+  ob_report_passed(record, passed);
   fprintf(file, "{\"operation\": \"%s\", \"type\": \"%s\", \"communicator\": ",
           ob_report_operation(record->of.operation), ob_report_dtype(record->of.dtype));
   print_string(file, record->communicator);

@@ -1,6 +1,8 @@
 /* The report for a person. */
 #include "dropin/report.h"
 
+#include <string.h>
+
 enum { ROWS = 24 }; /* a program with more tensors has them in the JSON */
 
 static double megabytes(uint64_t bytes) { return (double)bytes / 1e6; }
@@ -10,16 +12,16 @@ static double mean(const _Atomic double *seconds, const _Atomic uint64_t *times)
   return count ? atomic_load(seconds) / (double)count : 0;
 }
 
-static void print_passed(FILE *file, const _Atomic uint64_t passed[OB_REASON_COUNT]) {
-  const char *before = "    passed on: ";
+static void print_passed(FILE *file, const char *before, const uint64_t passed[OB_REASON_COUNT]) {
+  bool any = false;
   for (size_t reason = 1; reason < OB_REASON_COUNT; reason++) {
-    uint64_t calls = atomic_load(&passed[reason]);
-    if (!calls)
+    if (!passed[reason])
       continue;
-    fprintf(file, "%s%llu %s", before, (unsigned long long)calls, onebit_counters_reason(reason));
-    before = "; ";
+    fprintf(file, "%s%llu %s", any ? "; " : before, (unsigned long long)passed[reason],
+            onebit_counters_reason(reason));
+    any = true;
   }
-  if (*before == ';')
+  if (any)
     fputc('\n', file);
 }
 
@@ -48,24 +50,20 @@ static void print_record(FILE *file, const struct ob_record *record) {
             (unsigned long long)atomic_load(&record->skipped));
   fputc('\n', file);
   print_seconds(file, record);
-  print_passed(file, record->dense);
+  uint64_t passed[OB_REASON_COUNT];
+  ob_report_passed(record, passed);
+  print_passed(file, "    passed on: ", passed);
 }
 
 static void print_unseen(FILE *file, const struct ob_report *report) {
-  uint64_t left[OB_REASON_COUNT];
-  const char *before = "  other calls, passed on: ";
-  for (size_t reason = 1; reason < OB_REASON_COUNT; reason++) {
-    left[reason] = report->own.passed[reason];
-    for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-      left[reason] -= atomic_load(&record->dense[reason]);
-    if (!left[reason])
-      continue;
-    fprintf(file, "%s%llu %s", before, (unsigned long long)left[reason],
-            onebit_counters_reason(reason));
-    before = "; ";
+  uint64_t left[OB_REASON_COUNT], passed[OB_REASON_COUNT];
+  memcpy(left, report->own.passed, sizeof left);
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next) {
+    ob_report_passed(record, passed);
+    for (size_t reason = 1; reason < OB_REASON_COUNT; reason++)
+      left[reason] -= passed[reason];
   }
-  if (*before == ';')
-    fputc('\n', file);
+  print_passed(file, "  other calls, passed on: ", left);
 }
 
 static void print_sum(FILE *file, const struct ob_report *report) {

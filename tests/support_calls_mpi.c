@@ -78,9 +78,8 @@ static void add(const struct ob_exchange *exchange, const struct ob_mpi_call *ca
   sum->tensors++;
   sum->tally.calls += tally->calls;
   sum->tally.compressed += tally->compressed;
-  sum->tally.bytes_sent += tally->bytes_sent;
-  sum->tally.bytes_dense += tally->bytes_dense;
-  sum->tally.dense[OB_REASON_WITHDRAWN] += tally->dense[OB_REASON_WITHDRAWN];
+  sum->tally.bytes_sent += tally->compressed * tally->bytes_sent;
+  sum->tally.bytes_dense += tally->compressed * tally->bytes_dense;
 }
 
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors) {

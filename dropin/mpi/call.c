@@ -59,7 +59,7 @@ static MPI_Op make_op(MPI_User_function *function) {
   return PMPI_Op_create(function, 1, &op) == MPI_SUCCESS ? op : MPI_OP_NULL;
 }
 
-static bool mpi_is_running(void) {
+bool ob_mpi_is_running(void) {
   int initialized = 0, finalized = 1;
   PMPI_Initialized(&initialized);
   PMPI_Finalized(&finalized);
@@ -67,7 +67,7 @@ static bool mpi_is_running(void) {
 }
 
 static const struct handles *make_handles(void) {
-  if (handles() == &none && mpi_is_running()) {
+  if (handles() == &none && ob_mpi_is_running()) {
     pthread_mutex_lock(&handles_lock);
     if (handles() == &none && !ended) {
       made = (struct handles){make_type("ONEBIT_BFLOAT16_TYPE"), make_type("ONEBIT_FLOAT16_TYPE"),

@@ -46,6 +46,9 @@ size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size);
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype);
 MPI_Op ob_mpi_average(void);
 
+/* Whether MPI is initialised and not yet finalised. */
+bool ob_mpi_is_running(void);
+
 /* Frees them: by what MPI_Finalize calls. */
 void ob_mpi_handles_free(void);
 

@@ -20,8 +20,7 @@ int ob_call_failed(MPI_Comm comm, int code, const char *format, ...) {
   vsnprintf(message, sizeof message, format, arguments);
   va_end(arguments);
   ob_error(ONEBIT_ERROR_ARGUMENT, "%s", message);
-  PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
-  return code;
+  return ob_call_exchange_failed(comm, code);
 }
 
 int ob_call_exchange_failed(MPI_Comm comm, int code) {
@@ -30,10 +29,7 @@ int ob_call_exchange_failed(MPI_Comm comm, int code) {
 }
 
 int ob_call_begin_mpi(void) {
-  int initialized = 0, finalized = 1;
-  PMPI_Initialized(&initialized);
-  PMPI_Finalized(&finalized);
-  if (initialized && !finalized)
+  if (ob_mpi_is_running())
     return MPI_SUCCESS;
   ob_error(ONEBIT_ERROR_ARGUMENT, "MPI is not initialised, or already finalised");
   return MPI_ERR_OTHER;

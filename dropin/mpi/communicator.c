@@ -17,7 +17,6 @@ struct tensor {
   bool again;                    /* used more than once */
   struct ob_mpi_call call;
   struct ob_exchange *exchange;
-  struct ob_tally tally;
 };
 
 struct ob_attached {
@@ -151,8 +150,7 @@ static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *c
   int slot = make_slot(attached);
   struct ob_exchange *exchange = NULL;
   struct tensor *tensor = ob_allocate(1, sizeof *tensor);
-  onebit_status_t status =
-      ob_exchange_create(attached->queue, call, tensor ? &tensor->tally : NULL, &exchange);
+  onebit_status_t status = ob_exchange_create(attached->queue, call, tensor != NULL, &exchange);
   if (status != ONEBIT_OK) {
     attached->failure = status;
     ob_release(tensor);

@@ -3,7 +3,6 @@
  */
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "dropin/counters.h"
@@ -26,7 +25,7 @@ static onebit_status_t make_plan(struct ob_exchange *exchange) {
   options.dtype = exchange->dtype;
   OB_TRY(onebit_plan_create(exchange->queue->comm, exchange->count, &options, &exchange->plan));
   OB_TRY(onebit_plan_get_info(exchange->plan, &info));
-  exchange->bytes_sent = info.wire_bytes;
+  exchange->tally.bytes_sent = info.wire_bytes;
   return ONEBIT_OK;
 }
 
@@ -39,22 +38,21 @@ static void release(struct ob_exchange *exchange) {
 }
 
 /* This rank's part; NULL without memory. */
-static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_call *call,
-                                    struct ob_tally *tally) {
+static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_call *call) {
   struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
   struct ob_operation *operation = ob_allocate(1, sizeof *operation);
-  bool all = exchange && operation && tally;
+  bool all = exchange && operation;
   if (operation)
     ob_operation_spare(operation);
   if (exchange) {
-    *exchange = (struct ob_exchange){
-        .queue = queue, .tally = tally, .operation = call->operation, .count = call->count};
+    *exchange =
+        (struct ob_exchange){.queue = queue, .operation = call->operation, .count = call->count};
     ob_mpi_call_resolve(call, &exchange->dtype, &exchange->sum);
     if (call->operation == ONEBIT_REDUCE_SCATTER) {
       exchange->part = ob_allocate(call->count, ob_elements_size(exchange->dtype));
       all = all && exchange->part;
     }
-    exchange->bytes_dense =
+    exchange->tally.bytes_dense =
         ob_dense_bytes(call->operation, exchange->dtype, call->count, queue->size);
   }
   if (all)
@@ -66,8 +64,8 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
 /* Once every rank is here, nobody waits for what another has in flight: so a plan may be made by
  * calls that do not move it. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
-                                   struct ob_tally *tally, struct ob_exchange **result) {
-  struct ob_exchange *exchange = allocate(queue, call, tally);
+                                   bool has_memory, struct ob_exchange **result) {
+  struct ob_exchange *exchange = has_memory ? allocate(queue, call) : NULL;
   int64_t missing = exchange == NULL;
   int code = ob_largest(call->comm, &missing, 1);
   onebit_status_t status = ONEBIT_OK;
@@ -93,8 +91,8 @@ void ob_exchange_destroy(struct ob_exchange *exchange) {
 
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange) { return exchange->plan; }
 
-struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange) {
-  return exchange->tally;
+const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange) {
+  return &exchange->tally;
 }
 
 /* ---- What a call comes to ---- */
@@ -169,42 +167,16 @@ unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange) {
 
 void ob_exchange_count_dense(struct ob_exchange *exchange) {
   ob_queues_lock();
-  exchange->tally->calls++;
-  exchange->tally->dense[OB_REASON_WITHDRAWN]++;
+  ob_exchange_count(exchange, false);
   ob_queues_unlock();
 }
 
-void ob_tally_add(const struct ob_exchange *exchange, bool compressed, double seconds) {
-  struct ob_tally *tally = exchange->tally;
-  tally->calls++;
-  if (compressed) {
-    tally->compressed++;
-    tally->bytes_sent += exchange->bytes_sent;
-    tally->bytes_dense += exchange->bytes_dense;
-    tally->seconds_compressed += seconds;
-  } else {
-    tally->dense[OB_REASON_WITHDRAWN]++;
-    tally->seconds_dense += seconds;
-  }
+void ob_exchange_count(struct ob_exchange *exchange, bool compressed) {
+  exchange->tally.calls++;
+  exchange->tally.compressed += compressed;
 }
 
 /* ---- Blocking, with nothing else in flight ---- */
-
-static onebit_status_t compress(struct ob_exchange *exchange, const struct ob_mpi_call *call,
-                                bool withdraw) {
-  struct buffers buffers = buffers_of(exchange, call);
-  if (withdraw)
-    buffers = (struct buffers){NULL, NULL};
-  switch (exchange->operation) {
-  case ONEBIT_ALLREDUCE:
-    return onebit_allreduce(buffers.send, buffers.receive, exchange->plan);
-  case ONEBIT_ALLGATHER:
-    return onebit_allgather(buffers.send, buffers.receive, exchange->plan);
-  case ONEBIT_REDUCE_SCATTER:
-    return onebit_reduce_scatter(buffers.send, buffers.receive, exchange->plan);
-  }
-  return ob_error(ONEBIT_ERROR_ARGUMENT, "operation is %d", (int)exchange->operation);
-}
 
 /* Other ranks may have something in flight, and then make this call without blocking. */
 static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
@@ -222,19 +194,20 @@ static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_cal
 }
 
 static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {
-  double start = ob_seconds();
-  onebit_status_t status = compress(exchange, call, withdraw);
+  struct ob_operation operation = {.exchange = exchange, .call = *call, .withdraw = withdraw};
+  onebit_status_t status = ob_exchange_start(&operation);
   int code = MPI_SUCCESS;
+  if (status == ONEBIT_OK)
+    status = onebit_wait(&operation.request);
   if (status == ONEBIT_OK)
     ob_exchange_store(exchange, call);
   else
     code = ob_is_withdrawn(status) ? run_dense(exchange, call) : MPI_ERR_INTERN;
   if (code != MPI_SUCCESS)
     return code;
-  double seconds = ob_seconds() - start;
   ob_queues_lock();
   ob_exchange_note(exchange, status == ONEBIT_OK);
-  ob_tally_add(exchange, status == ONEBIT_OK, seconds);
+  ob_exchange_count(exchange, status == ONEBIT_OK);
   ob_queues_unlock();
   return MPI_SUCCESS;
 }

@@ -17,13 +17,10 @@
 
 #include "dropin/mpi/call.h"
 
-/* What one tensor has gone through: a line of the report. */
+/* What an exchange has done: calls that are not compressed were withdrawn. */
 struct ob_tally {
   uint64_t calls, compressed;
-  uint64_t dense[OB_REASON_COUNT]; /* calls passed through, by why */
-  uint64_t bytes_sent,
-      bytes_dense; /* sent by compressed calls; what the same calls had sent dense */
-  double seconds_compressed, seconds_dense; /* spent in either, by blocking calls and by waiting */
+  uint64_t bytes_sent, bytes_dense; /* by one compressed call; what it had sent dense */
 };
 
 struct ob_queue;     /* of a communicator: what is in flight on it, in the order of beginning */
@@ -45,17 +42,17 @@ void ob_queues_move(void);
 /* The same for a while, longer the longer nothing has happened: what loops that wait call. */
 void ob_queues_backoff(unsigned idle);
 
-/* Collective over the queue's communicator, all ranks alike. The queue and the tally outlive it.
- *   call    whose signature it serves; its buffers do not matter
- *   tally   NULL: this rank has no memory for one
+/* Collective over the queue's communicator, all ranks alike. The queue outlives it.
+ *   call         whose signature it serves; its buffers do not matter
+ *   has_memory   false: this rank has no memory for what belongs to it
  * Fails on all ranks or on none. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
-                                   struct ob_tally *tally, struct ob_exchange **exchange);
+                                   bool has_memory, struct ob_exchange **exchange);
 
 /* Waits for its operations in flight; those still to be tested keep their results. */
 void ob_exchange_destroy(struct ob_exchange *exchange);
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
-struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
+const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
 
 /* How many of its latest calls in a row went dense after all: all ranks find alike, because this
  * waits until those in flight are decided. */

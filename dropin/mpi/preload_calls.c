@@ -56,15 +56,14 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
 
 /* What the record makes of a call that its exchange has done. */
 static void note(const struct ob_mpi_call *call, const struct ob_preload_decision *decision,
-                 const struct ob_tally *before, double seconds) {
+                 uint64_t before, double seconds) {
   const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
-  if (tally->compressed == before->compressed) {
+  if (tally->compressed == before) {
     ob_record_pass(decision->record, OB_REASON_WITHDRAWN, seconds);
     return;
   }
   ob_record_compressed(decision->record, seconds);
-  ob_record_sent(decision->record, tally->bytes_sent - before->bytes_sent,
-                 tally->bytes_dense - before->bytes_dense);
+  ob_record_sent(decision->record, tally->bytes_sent, tally->bytes_dense);
   ob_residual_sample(decision->record, call, ob_exchange_plan(decision->exchange));
 }
 
@@ -77,7 +76,7 @@ int ob_preload_call(const struct ob_mpi_call *call) {
     ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
     return code;
   }
-  const struct ob_tally before = *ob_exchange_tally(decision.exchange);
+  const uint64_t before = ob_exchange_tally(decision.exchange)->compressed;
   ob_flights_hold();
   int code = ob_exchange_run(decision.exchange, call, decision.withdraw);
   ob_flights_release();
@@ -85,7 +84,7 @@ int ob_preload_call(const struct ob_mpi_call *call) {
     PMPI_Comm_call_errhandler(call->comm, code);
     return code;
   }
-  note(call, &decision, &before, ob_seconds() - start);
+  note(call, &decision, before, ob_seconds() - start);
   return code;
 }
 

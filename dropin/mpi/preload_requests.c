@@ -4,14 +4,10 @@
 
 int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *call,
                    const struct ob_preload_decision *decision) {
-  onebit_plan_info_t info = {.size = sizeof info};
-  *flown = (struct ob_preload_flown){.record = decision->record};
-  if (flown->record &&
-      onebit_plan_get_info(ob_exchange_plan(decision->exchange), &info) == ONEBIT_OK) {
-    flown->bytes_sent = info.wire_bytes;
-    flown->bytes_dense = ob_dense_bytes(call->operation, flown->record->of.dtype, call->count,
-                                        flown->record->of.comm_size);
-  }
+  const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
+  *flown = (struct ob_preload_flown){.record = decision->record,
+                                     .bytes_sent = tally->bytes_sent,
+                                     .bytes_dense = tally->bytes_dense};
   ob_flights_hold();
   int code = ob_exchange_begin(decision->exchange, call, decision->withdraw, &flown->operation);
   ob_flights_release();

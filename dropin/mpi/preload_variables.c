@@ -27,7 +27,7 @@ struct variable {
   int class;
   size_t offset; /* in onebit_counters_t: an uint64_t of a COUNTER, a double of all others */
   const char *text;
-  enum ob_reason passed; /* text are those of the reason, where there is one */
+  enum ob_reason passed; /* whose text it has, where there is one */
 };
 
 #define OFFSET(member) offsetof(onebit_counters_t, member)
@@ -351,29 +351,16 @@ static bool refuses(MPI_T_pvar_session session, MPI_T_pvar_handle handle, int *c
   return true;
 }
 
-OB_PRELOAD_VISIBLE int MPI_T_pvar_start(MPI_T_pvar_session session, MPI_T_pvar_handle handle) {
-  int code = MPI_T_ERR_PVAR_NO_STARTSTOP;
-  return refuses(session, handle, &code) ? code : PMPI_T_pvar_start(session, handle);
-}
-
-OB_PRELOAD_VISIBLE int MPI_T_pvar_stop(MPI_T_pvar_session session, MPI_T_pvar_handle handle) {
-  int code = MPI_T_ERR_PVAR_NO_STARTSTOP;
-  return refuses(session, handle, &code) ? code : PMPI_T_pvar_stop(session, handle);
-}
-
-OB_PRELOAD_VISIBLE int MPI_T_pvar_write(MPI_T_pvar_session session, MPI_T_pvar_handle handle,
-                                        const void *buf) {
-  int code = MPI_T_ERR_PVAR_NO_WRITE;
-  return refuses(session, handle, &code) ? code : PMPI_T_pvar_write(session, handle, buf);
-}
-
-OB_PRELOAD_VISIBLE int MPI_T_pvar_reset(MPI_T_pvar_session session, MPI_T_pvar_handle handle) {
-  int code = MPI_T_ERR_PVAR_NO_WRITE;
-  return refuses(session, handle, &code) ? code : PMPI_T_pvar_reset(session, handle);
-}
-
-OB_PRELOAD_VISIBLE int MPI_T_pvar_readreset(MPI_T_pvar_session session, MPI_T_pvar_handle handle,
-                                            void *buf) {
-  int code = MPI_T_ERR_PVAR_NO_ATOMIC;
-  return refuses(session, handle, &code) ? code : PMPI_T_pvar_readreset(session, handle, buf);
-}
+#define REFUSED(call, why, parameters, arguments)                                                  \
+  OB_PRELOAD_VISIBLE int MPI_T_pvar_##call parameters {                                            \
+    int code = MPI_T_ERR_PVAR_##why;                                                               \
+    return refuses(session, handle, &code) ? code : PMPI_T_pvar_##call arguments;                  \
+  }
+#define PLAIN (MPI_T_pvar_session session, MPI_T_pvar_handle handle)
+REFUSED(start, NO_STARTSTOP, PLAIN, (session, handle))
+REFUSED(stop, NO_STARTSTOP, PLAIN, (session, handle))
+REFUSED(reset, NO_WRITE, PLAIN, (session, handle))
+REFUSED(write, NO_WRITE, (MPI_T_pvar_session session, MPI_T_pvar_handle handle, const void *buf),
+        (session, handle, buf))
+REFUSED(readreset, NO_ATOMIC, (MPI_T_pvar_session session, MPI_T_pvar_handle handle, void *buf),
+        (session, handle, buf))

@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "dropin/mpi/queue.h"
@@ -194,16 +193,13 @@ static void unlink_operation(struct ob_queue *queue, const struct ob_operation *
 
 /* Its owner may take it from now on, and nobody else may look at it. */
 static void finish(struct ob_operation *operation, int code) {
-  double seconds = operation->seconds;
-  if (operation->waited_from > 0)
-    seconds += ob_seconds() - operation->waited_from;
   operation->code = code;
   if (code != MPI_SUCCESS)
     snprintf(operation->message, sizeof operation->message, "%s", onebit_last_error());
   ob_queues_lock();
   unlink_operation(operation->queue, operation);
   if (code == MPI_SUCCESS)
-    ob_tally_add(operation->exchange, operation->compressed, seconds);
+    ob_exchange_count(operation->exchange, operation->compressed);
   operation->stage = OB_STAGE_DONE;
   ob_queues_unlock();
 }
@@ -354,7 +350,6 @@ int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *ca
   *result = alloc_operation();
   if (!*result)
     return ob_exchange_run(exchange, call, withdraw);
-  double start = ob_seconds();
   struct ob_operation *operation = *result;
   *operation = (struct ob_operation){.queue = exchange->queue,
                                      .exchange = exchange,
@@ -364,21 +359,18 @@ int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *ca
                                      .dense = MPI_REQUEST_NULL};
   operation->call.comm = exchange->queue->dense;
   add_operation(operation);
-  operation->seconds = ob_seconds() - start;
   return MPI_SUCCESS;
 }
 
-static bool is_done(struct ob_operation *operation, bool waits) {
+static bool is_done(const struct ob_operation *operation) {
   ob_queues_lock();
   bool done = operation->stage == OB_STAGE_DONE;
-  if (!done && waits && operation->waited_from <= 0)
-    operation->waited_from = ob_seconds();
   ob_queues_unlock();
   return done;
 }
 
 bool ob_operation_ended(struct ob_operation *operation, bool *compressed) {
-  bool done = is_done(operation, false);
+  bool done = is_done(operation);
   *compressed = done && operation->compressed;
   return done;
 }
@@ -397,10 +389,10 @@ int ob_operation_test(struct ob_operation **operation, bool *done) {
   *done = true;
   if (!*operation)
     return MPI_SUCCESS;
-  *done = is_done(*operation, false);
+  *done = is_done(*operation);
   if (!*done) {
     ob_queues_move();
-    *done = is_done(*operation, false);
+    *done = is_done(*operation);
   }
   return *done ? collect(operation) : MPI_SUCCESS;
 }
@@ -408,9 +400,9 @@ int ob_operation_test(struct ob_operation **operation, bool *done) {
 int ob_operation_wait(struct ob_operation **operation) {
   if (!*operation)
     return MPI_SUCCESS;
-  for (unsigned idle = 0; !is_done(*operation, true); idle++) {
+  for (unsigned idle = 0; !is_done(*operation); idle++) {
     move((*operation)->queue, true);
-    if (!is_done(*operation, true))
+    if (!is_done(*operation))
       ob_queues_backoff(idle);
   }
   return collect(operation);

@@ -1,4 +1,4 @@
-/* What the two halves of exchange.h share: exchange_mpi.c knows plans and results, queue_mpi.c what
+/* What the two halves of exchange.h share: exchange.c knows plans and results, queue.c what
  * is in flight and in which order it moves. */
 #ifndef OB_DROPIN_MPI_QUEUE_H
 #define OB_DROPIN_MPI_QUEUE_H
@@ -24,7 +24,6 @@ struct ob_operation {
   onebit_request_t request;
   MPI_Request dense;
   onebit_status_t start_status;
-  double seconds, waited_from; /* spent on beginning it; since when its owner waits, or 0 */
   int code;
   char message[160]; /* of an error, where code is one */
 };
@@ -40,20 +39,19 @@ struct ob_queue {
 
 struct ob_exchange {
   struct ob_queue *queue;
-  struct ob_tally *tally;
+  struct ob_tally tally;
   onebit_plan_t plan;
   onebit_operation_t operation;
   onebit_dtype_t dtype;
   bool sum;
   size_t count;
-  void *part;                       /* of a reduce-scatter: room for a result that may not yet be
+  void *part;           /* of a reduce-scatter: room for a result that may not yet be
                                      * put where it belongs */
-  uint64_t bytes_sent, bytes_dense; /* a call */
-  size_t undecided;                 /* operations in flight that its plan has not ended */
+  size_t undecided;     /* operations in flight that its plan has not ended */
   unsigned withdrawals; /* of its latest calls, how many in a row went dense after all */
 };
 
-/* ---- exchange_mpi.c ---- */
+/* ---- exchange.c ---- */
 
 /* An MPI error as the message of onebit_last_error. */
 onebit_status_t ob_mpi_failed(const char *call, int code);
@@ -68,13 +66,11 @@ void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_c
  * dense. A damaged message and a failed transport may have met one alone. */
 bool ob_is_withdrawn(onebit_status_t status);
 
-/* Notes how a call was decided. The lock is held. */
+/* Notes how a call was decided; counts one that has ended well. The lock is held. */
 void ob_exchange_note(struct ob_exchange *exchange, bool compressed);
+void ob_exchange_count(struct ob_exchange *exchange, bool compressed);
 
-/* Counts a call that has ended well. The lock is held. */
-void ob_tally_add(const struct ob_exchange *exchange, bool compressed, double seconds);
-
-/* ---- queue_mpi.c: the lock is held for moments only ---- */
+/* ---- queue.c: the lock is held for moments only ---- */
 
 void ob_queues_lock(void);
 void ob_queues_unlock(void);
