@@ -197,7 +197,9 @@ $(SHARED): $(LIBRARY) onebit.map
 include dropin/rules.mk
 $(SHARED) $(PRELOAD) $(PROGRAMS): $(EMULATION_ARCHIVE)
 
-# A program: its own objects and the static library.
+# A program: its own objects, the option table and the static library.
+OPTIONS := $(call objects,tools/options.c)
+$(PROGRAMS): $(OPTIONS)
 link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
@@ -216,6 +218,7 @@ $(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
 # And what tests link of programs.
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_rules: $(RULES)
+$(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
 $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \

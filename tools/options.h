@@ -1,0 +1,90 @@
+/*
+ * The command line of every program: a table of options, from which one function reads the
+ * arguments and another makes --help. Nothing runs before the whole line is read; the first error
+ * names the option, its value and what was expected: "--ranks=0: expected an integer from 1 to 64".
+ */
+#ifndef TOOLS_OPTIONS_H
+#define TOOLS_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum tool_option_kind {
+  TOOL_END,     /* the last row, all zeros */
+  TOOL_HEADING, /* no option: a paragraph of --help */
+  TOOL_FLAG,    /* bool: true; takes no value */
+  TOOL_INTEGER, /* int */
+  TOOL_COUNT,   /* size_t: an integer */
+  TOOL_SIZE,    /* size_t: an integer, with K, M or G for powers of 1024: 64K */
+  TOOL_REAL,    /* double, with K, M, G or B for powers of 1000: 340M, 0.5 */
+  TOOL_RATE,    /* double, bytes a second: 300mbit, 1gbit */
+  TOOL_SECONDS, /* double: 0.250, 250ms, 50us */
+  TOOL_CHOICE,  /* int: the place of the word in `names` */
+  TOOL_TEXT,    /* const char * */
+  TOOL_CALL,    /* `read` sees to it; without `argument` it takes no value, and gets NULL */
+};
+
+/* Rows are written with a designator for at least one field, so that the others may be left out:
+ * {"ranks", 0, TOOL_INTEGER, AT(ranks), "N", "how many", .low = 1, .high = 64}. */
+
+/* NULL, or what is wrong with the value: "expected N,N,..., each at least 1". */
+typedef const char *tool_read(void *values, const char *value);
+
+struct tool_option {
+  const char *name; /* the long one, NULL: none */
+  char letter;      /* the short one, 0: none */
+  enum tool_option_kind kind;
+  size_t at;                /* offset of the field in the program's struct of values */
+  const char *argument;     /* what --help calls the value */
+  const char *help;         /* lines of at most 76 columns */
+  double low, high;         /* of numbers; high 0: as much as the field has room for */
+  const char *const *names; /* of a choice, with a NULL at the end */
+  tool_read *read;
+  unsigned groups; /* the subcommands that have it, as bits; 0: all */
+};
+
+struct tool {
+  const char *name;    /* "onebit-tune": errors, --version */
+  const char *usage;   /* what follows "usage: " */
+  const char *purpose; /* paragraphs before the options */
+  const struct tool_option *options;
+  const char *notes; /* paragraphs after the options, or NULL */
+  unsigned group;    /* the subcommand's bit, where rows have groups */
+  bool operands;     /* takes arguments that are no options */
+};
+
+enum tool_asked { TOOL_RUN, TOOL_HELP, TOOL_VERSION, TOOL_WRONG };
+enum { TOOL_ERROR = 320, TOOL_USAGE = 2 /* exit status of TOOL_WRONG */ };
+
+/* Reads argv[1..] into the program's struct of values, which has the defaults. Operands are moved
+ * to argv[1..*argc - 1]. `error` is filled in with TOOL_WRONG. --help and --version end the
+ * reading. Long names are not abbreviated. */
+enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void *values,
+                           char error[TOOL_ERROR]);
+
+/* Says what is to be said instead of running: help and version on stdout, the error on stderr. The
+ * exit status. */
+int tool_answer(const struct tool *tool, enum tool_asked asked, const char *error);
+
+void tool_print_help(const struct tool *tool);
+
+/* Prints "NAME: " and a line to stderr. */
+void tool_complain(const struct tool *tool, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* --- Parts, for functions that read a value of their own */
+
+/* The integer that a text begins with, with K, M or G behind it where `suffix` allows; the end of
+ * what was read, NULL: there is none, or it is too large. */
+const char *tool_read_integer(const char *text, bool suffix, size_t *value);
+
+/* A number with its unit, as the kinds TOOL_REAL, TOOL_RATE and TOOL_SECONDS have it. */
+bool tool_read_quantity(const char *text, enum tool_option_kind kind, double *value);
+
+/* N,N,...: at most `room` integers in a range; how many, 0: the text is not that. */
+size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values, size_t room);
+
+/* The place of a word of `length` bytes among names that end with NULL, -1: it is not there. */
+int tool_find(const char *word, size_t length, const char *const *names);
+
+#endif
