@@ -138,9 +138,8 @@ LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED) $(PRELOADED_MPI),
               $(if $(has_cuda),$(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
-PROGRAMS := $(addprefix $(BUILD)/onebit-,$(call main_of,bench/bench.c bench/info.c bench/replay.c \
-              bench/tune.c))
-SCRIPTS  := bench/netlab bench/onebit
+PROGRAMS := $(addprefix $(BUILD)/onebit-,bench info replay tune)
+SCRIPTS  := tools/netlab tools/onebit
 # A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
 FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
@@ -207,23 +206,23 @@ $(BUILD)/onebit-%: $(STATIC)
 BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c)) \
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
-$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,bench/info*.c)) $(RULES)
+$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,tools/info/*.c)) $(RULES)
 # Its codec's speeds are those of onebit-bench's passes.
-TUNED := $(filter-out $(if $(filter 1,$(MPI)),,%_mpi.o %/tune_doctor.o),\
-           $(call objects,bench/tune_*.c bench/common*.c bench/bench_measure.c \
-             bench/bench_passes.c bench/bench_triad.c))
-$(BUILD)/onebit-tune: $(BUILD)/bench/tune.o $(TUNED)
-$(BUILD)/onebit-replay: $(call objects,bench/replay*.c bench/common*.c)
+DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c))
+TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR) \
+           $(call objects,bench/bench_measure.c bench/bench_passes.c bench/bench_triad.c)
+$(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
+REPLAYED := $(filter-out %/main.o,$(call objects,tools/replay/*.c))
+$(BUILD)/onebit-replay: $(BUILD)/tools/replay/main.o $(REPLAYED)
 
 # And what tests link of programs.
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_rules: $(RULES)
 $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
-$(BUILD)/tests/test_tune: $(TUNED)
-$(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): \
-  $(call objects,bench/replay_*.c bench/common*.c)
-$(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(call objects,bench/tune_doctor_*.c))
+$(BUILD)/tests/test_tune: $(TUNED) $(OPTIONS)
+$(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): $(REPLAYED)
+$(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(DOCTOR))
 
 ifneq ($(has_fortran),)
 include bindings/fortran/rules.mk

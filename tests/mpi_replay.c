@@ -3,9 +3,9 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "bench/replay_run.h"
 #include "tests/support_mpi.h"
 #include "tests/support_replay.h"
+#include "tools/replay/run.h"
 
 TestSuite(mpi_replay, .timeout = 120);
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/tune_doctor.h"
+#include "tools/doctor/doctor.h"
 
 /* --- A cluster to find fault with --------------------------------------------------------------*/
 

@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/replay_run.h"
 #include "tests/support.h"
 #include "tests/support_program.h"
 #include "tests/support_replay.h"
+#include "tools/replay/run.h"
 
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h>

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/replay_run.h"
 #include "tests/support.h"
 #include "tests/support_replay.h"
+#include "tools/replay/run.h"
 
 static char scratch[PATH_ROOM];
 

@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/tune.h"
-#include "bench/tune_training.h"
 #include "tests/oracle_zero_one.h"
 #include "tests/support_program.h"
+#include "tools/tune/training.h"
+#include "tools/tune/tune.h"
 
 static void begin(void) { setenv("ONEBIT_TUNING", "none", 1); }
 TestSuite(tune, .init = begin, .timeout = 60);
