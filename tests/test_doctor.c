@@ -34,10 +34,10 @@ static struct doctor_facts cluster(int hosts) {
     ranks[h] = (struct doctor_rank){.host = h, .yields = 1, .cpus = {3}};
     all[h] = (struct doctor_host){.ranks = 1, .cpus_online = 2, .interface_count = 2};
     snprintf(all[h].name, sizeof all[h].name, "h%d", h + 1);
-    all[h].interfaces[0] = (struct doctor_interface){
-        "eth0", ETH0(h), MASK, 1500, 10000, true, false, 4 * MIB + 5000, 4 * MIB, 3000};
+    all[h].interfaces[0] = (struct doctor_interface){"eth0", ETH0(h), MASK,           1500, 10000,
+                                                     true,   false,   4 * MIB + 5000, 3000};
     all[h].interfaces[1] =
-        (struct doctor_interface){"eth1", ETH1(h), MASK, 1500, 10000, true, false, 200, 200, 2};
+        (struct doctor_interface){"eth1", ETH1(h), MASK, 1500, 10000, true, false, 200, 2};
     for (int other = 0; other < hosts; other++) {
       bandwidth[h * hosts + other] = h == other ? 0 : 0.9 * wobble(h, other);
       round_trip[h * hosts + other] = h == other ? 0 : 50 * wobble(h, other);
@@ -45,7 +45,7 @@ static struct doctor_facts cluster(int hosts) {
   }
   doctor_find_subnets(&facts);
   for (int s = 0; s < facts.subnet_count; s++)
-    for (int i = 0; i < DOCTOR_STREAMS; i++)
+    for (int i = 0; i < DOCTOR_RATES; i++)
       facts.subnets[s].rate[i] = 0.94;
   return facts;
 }
@@ -75,24 +75,6 @@ static struct doctor_diagnosis diagnosis;
 
 /* --- Pure parts --------------------------------------------------------------------------------*/
 
-Test(doctor, in_a_tournament_all_meet_once) {
-  for (int hosts = 1; hosts < 20; hosts++) {
-    int met[20][20] = {{0}};
-    for (int round = 0; round < doctor_rounds(hosts); round++)
-      for (int host = 0; host < hosts; host++) {
-        int other = doctor_opponent(hosts, round, host);
-        if (other < 0)
-          continue;
-        cr_assert(other < hosts && other != host, "%d hosts, round %d", hosts, round);
-        cr_assert_eq(doctor_opponent(hosts, round, other), host, "pairs are disjoint");
-        met[host][other]++;
-      }
-    for (int a = 0; a < hosts; a++)
-      for (int b = 0; b < hosts; b++)
-        cr_assert_eq(met[a][b], a != b, "%d hosts: %d and %d", hosts, a, b);
-  }
-}
-
 Test(doctor, outliers_are_far_and_beyond_noise) {
   const double slow[] = {0.94, 0.93, 0.19, 0.95}, noisy[] = {0.94, 0.6, 0.9, 0.3, 0.5, 0.99};
   const double half[] = {0.94, 0.19, 0.93, 0.18}, late[] = {50, 0, 55, 500, 52};
@@ -116,8 +98,7 @@ Test(doctor, subnets_are_those_that_join_all_hosts) {
   struct doctor_facts facts = cluster(3);
   char text[DOCTOR_ADDRESS];
   cr_assert_eq(facts.subnet_count, 2);
-  cr_expect_str_eq(doctor_network(facts.subnets[1].network, facts.subnets[1].netmask, text),
-                   "10.88.0.0/24");
+  cr_expect_str_eq(doctor_network(&facts.subnets[1], text), "10.88.0.0/24");
   cr_expect_str_eq(doctor_address(ETH1(2), text), "10.88.0.3");
   facts.hosts[2].interfaces[1].up = false;
   doctor_find_subnets(&facts);
@@ -131,11 +112,11 @@ Test(doctor, subnets_are_those_that_join_all_hosts) {
 Test(doctor, counters_become_differences) {
   struct doctor_host before = cluster(1).hosts[0], after = before;
   after.interfaces[0].sent += 7;
-  after.interfaces[0].received += 8;
+  after.interfaces[0].packets += 8;
   strcpy(after.interfaces[1].name, "new0");
   doctor_subtract(&before, &after);
   cr_expect_eq(after.interfaces[0].sent, 7);
-  cr_expect_eq(after.interfaces[0].received, 8);
+  cr_expect_eq(after.interfaces[0].packets, 8);
   cr_expect_eq(after.interfaces[1].sent, 0, "it was not there before");
 }
 
@@ -206,7 +187,7 @@ Test(doctor, a_late_host_is_named) {
 
 Test(doctor, a_wrong_interface_is_found_and_the_right_one_set) {
   struct doctor_facts facts = cluster(HOSTS);
-  for (int i = 0; i < DOCTOR_STREAMS; i++)
+  for (int i = 0; i < DOCTOR_RATES; i++)
     facts.subnets[0].rate[i] = 0.1;
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_WRONG_INTERFACE);
@@ -361,8 +342,8 @@ Test(doctor, findings_beyond_room_are_counted) {
   facts.round_trip = round_trip;
   doctor_find_subnets(&facts);
   doctor_judge(&facts, &diagnosis);
-  cr_expect_eq(diagnosis.count, DOCTOR_MOST_FINDINGS);
-  cr_expect_eq(diagnosis.more, 28 - DOCTOR_MOST_FINDINGS);
+  cr_expect_eq(diagnosis.count, DOCTOR_MAX_FINDINGS);
+  cr_expect_eq(diagnosis.more, 28 - DOCTOR_MAX_FINDINGS);
 }
 
 Test(doctor, one_host_says_what_cannot_be_measured) {

@@ -1,41 +1,418 @@
-/* onebit-tune --doctor: measures, judges, measures again what looks wrong, and says what it is. */
+/* onebit-tune --doctor: measures among ranks, judges, measures again what looks wrong, and says
+ * what it is. The leaders, one rank a host, measure between hosts; the first of them has the
+ * results. */
 #define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include <mpi.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "tools/doctor/mpi.h"
+#include "base/clock.h"
+#include "tools/doctor/doctor.h"
 
-static const char help[] =
-    "Usage: onebit-tune --doctor [--help]\n"
-    "\n"
-    "Under mpirun or srun, the same way as the program in question: finds out in half a minute\n"
-    "which interface MPI's traffic takes, whether another one is faster, which hosts are slow,\n"
-    "whether ranks that wait starve those that work, and prints the settings that help.\n"
-    "\n"
-    "Exit status: 0 without findings, 1 with findings, 2 for a wrong command line.\n";
+enum { FINDINGS = 1, TAG = 1 };
+
+static struct {
+  MPI_Comm all, local, leaders; /* leaders: MPI_COMM_NULL on the other ranks */
+  int rank, size, local_rank, local_size;
+  int host; /* the leader's rank among the leaders */
+} team;
+
+static struct doctor_facts facts;
+
+static bool leads(void) { return team.leaders != MPI_COMM_NULL; }
+
+/* Of what is measured several times the best counts: noise only makes it worse. */
+static void keep_faster(double *rate, double another) { *rate = fmax(*rate, another); }
+static void keep_sooner(double *time, double another) {
+  if (another > 0 && (*time <= 0 || another < *time))
+    *time = another;
+}
+
+static void *room_for(size_t count, size_t bytes) {
+  void *room = calloc(count, bytes);
+  if (!room) {
+    fprintf(stderr, "onebit-tune: doctor: out of memory\n");
+    MPI_Abort(MPI_COMM_WORLD, FINDINGS);
+  }
+  return room;
+}
+
+/* Waits for the other ranks of a communicator without using a processor. */
+static void wait_asleep(MPI_Comm comm) {
+  const struct timespec nap = {.tv_nsec = 1000000};
+  MPI_Request request;
+  int done = 0;
+  MPI_Ibarrier(comm, &request);
+  for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
+       MPI_Test(&request, &done, MPI_STATUS_IGNORE))
+    nanosleep(&nap, NULL);
+}
+
+/* --- Who is where ------------------------------------------------------------------------------*/
+
+static void make_team(void) {
+  MPI_Comm_dup(MPI_COMM_WORLD, &team.all);
+  MPI_Comm_rank(team.all, &team.rank);
+  MPI_Comm_size(team.all, &team.size);
+  MPI_Comm_split_type(team.all, MPI_COMM_TYPE_SHARED, team.rank, MPI_INFO_NULL, &team.local);
+  MPI_Comm_rank(team.local, &team.local_rank);
+  MPI_Comm_size(team.local, &team.local_size);
+  MPI_Comm_split(team.all, team.local_rank == 0 ? 0 : MPI_UNDEFINED, team.rank, &team.leaders);
+  if (leads())
+    MPI_Comm_rank(team.leaders, &team.host);
+  MPI_Bcast(&team.host, 1, MPI_INT, 0, team.local);
+}
+
+static void free_all(void) {
+  if (leads())
+    MPI_Comm_free(&team.leaders);
+  MPI_Comm_free(&team.local);
+  MPI_Comm_free(&team.all);
+  free(facts.ranks);
+  free(facts.hosts);
+  free(facts.bandwidth);
+  free(facts.round_trip);
+}
+
+/* Open MPI has a variable for it, a C _Bool; where there is none nothing is known: -1. */
+static int library_yields(void) {
+  int provided, index, count, result = -1;
+  MPI_T_cvar_handle handle;
+  _Bool value[16]; /* the variable is one; room against surprises */
+  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
+    return -1;
+  if (MPI_T_cvar_get_index("mpi_yield_when_idle", &index) == MPI_SUCCESS &&
+      MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) == MPI_SUCCESS) {
+    if (count == 1 && MPI_T_cvar_read(handle, value) == MPI_SUCCESS)
+      result = value[0];
+    MPI_T_cvar_handle_free(&handle);
+  }
+  MPI_T_finalize();
+  return result;
+}
+
+static void name_library(void) {
+  char name[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length;
+  MPI_Get_library_version(name, &length);
+  facts.library = strstr(name, "Open MPI") ? DOCTOR_OPEN_MPI
+                  : strstr(name, "MPICH")  ? DOCTOR_MPICH
+                                           : DOCTOR_OTHER_MPI;
+  name[strcspn(name, ",\n")] = '\0'; /* some tell all about how they were built */
+  snprintf(facts.library_name, sizeof facts.library_name, "%.63s", name);
+}
+
+static void gather(void) {
+  struct doctor_rank rank = {.host = team.host, .yields = library_yields()};
+  struct doctor_host host;
+  int hosts = team.host + 1;
+  facts.rank_count = team.size;
+  MPI_Allreduce(&hosts, &facts.host_count, 1, MPI_INT, MPI_MAX, team.all);
+  hosts = facts.host_count;
+  facts.ranks = room_for((size_t)team.size, sizeof *facts.ranks);
+  facts.hosts = room_for((size_t)hosts, sizeof *facts.hosts);
+  facts.bandwidth = room_for((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
+  facts.round_trip = room_for((size_t)hosts * (size_t)hosts, sizeof *facts.round_trip);
+  name_library();
+  doctor_read_cpus(rank.cpus);
+  MPI_Allgather(&rank, sizeof rank, MPI_BYTE, facts.ranks, sizeof rank, MPI_BYTE, team.all);
+  doctor_read_host(&host);
+  host.ranks = team.local_size;
+  doctor_subtract(&host, &host); /* nothing is transferred yet */
+  if (leads())
+    MPI_Allgather(&host, sizeof host, MPI_BYTE, facts.hosts, sizeof host, MPI_BYTE, team.leaders);
+  MPI_Bcast(facts.hosts, hosts * (int)sizeof host, MPI_BYTE, 0, team.local);
+  doctor_find_subnets(&facts);
+}
+
+/* --- Messages between two ranks, and round a ring ----------------------------------------------*/
+
+enum {
+  BYTES = 256 << 10, /* of a piece */
+  WINDOW = 4,        /* pieces in flight: more than a gigabit link's delay holds */
+  MAX_PIECES = 4096, /* 1 GiB, which is a tenth of a second at 100 Gbit/s */
+  MAX_SAMPLES = 512
+};
+
+/* One stream of messages; the seconds that so many pieces take. */
+static double transfer(MPI_Comm comm, int peer, bool sends, int pieces) {
+  static char piece[WINDOW][BYTES];
+  MPI_Request requests[WINDOW];
+  MPI_Status statuses[WINDOW]; /* MPICH's way to ignore them is a warning of gcc's */
+  double start = ob_seconds();
+  for (int i = 0; i < WINDOW; i++)
+    requests[i] = MPI_REQUEST_NULL;
+  for (int i = 0; i < pieces; i++) {
+    int slot = i % WINDOW;
+    MPI_Wait(&requests[slot], MPI_STATUS_IGNORE);
+    if (sends)
+      MPI_Isend(piece[slot], BYTES, MPI_BYTE, peer, TAG, comm, &requests[slot]);
+    else
+      MPI_Irecv(piece[slot], BYTES, MPI_BYTE, peer, TAG, comm, &requests[slot]);
+  }
+  MPI_Waitall(WINDOW, requests, statuses);
+  if (sends) /* sent is what has arrived */
+    MPI_Recv(NULL, 0, MPI_BYTE, peer, TAG, comm, MPI_STATUS_IGNORE);
+  else
+    MPI_Send(NULL, 0, MPI_BYTE, peer, TAG, comm);
+  return ob_seconds() - start;
+}
+
+/* Pieces that take about so long, agreed between the two ranks. */
+static int pieces_for(MPI_Comm comm, int peer, bool sends, double seconds) {
+  double one = transfer(comm, peer, sends, 1);
+  int pieces = (int)fmin(fmax(seconds / one, 2), MAX_PIECES);
+  if (sends)
+    MPI_Send(&pieces, 1, MPI_INT, peer, TAG, comm);
+  else
+    MPI_Recv(&pieces, 1, MPI_INT, peer, TAG, comm, MPI_STATUS_IGNORE);
+  return pieces;
+}
+
+static double rate_of(int pieces, double seconds) { return 8e-9 * pieces * BYTES / seconds; }
+
+/* A small message goes round for so many seconds, and every rank waits for it in MPI: to the next
+ * rank, and in from the one before. The mean time of a round, in microseconds, on the first rank;
+ * and the median. */
+static double go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
+                       double *median) {
+  double samples[MAX_SAMPLES], start = ob_seconds(), last = start;
+  int go = 1, count = 0;
+  while (go) {
+    if (first) {
+      go = last - start < seconds;
+      MPI_Send(&go, 1, MPI_INT, next, TAG, comm);
+    }
+    MPI_Recv(&go, 1, MPI_INT, before, TAG, comm, MPI_STATUS_IGNORE);
+    if (!first)
+      MPI_Send(&go, 1, MPI_INT, next, TAG, comm);
+    double now = ob_seconds();
+    samples[count++ % MAX_SAMPLES] = 1e6 * (now - last);
+    last = now;
+  }
+  *median = doctor_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
+  return 1e6 * (last - start) / count;
+}
+
+/* --- How ranks wait ----------------------------------------------------------------------------*/
+
+/* Long against a scheduler's time slice (some milliseconds), so that the mean sees whole ones. */
+#define WAITING_SECONDS 0.25
+
+/* All ranks of a host take part, because two of them that happen to run side by side for one time
+ * slice hide in thousands of quick round trips that they then wait for several slices. */
+static double mean_hop(MPI_Comm ring) {
+  int rank, size;
+  double median;
+  MPI_Comm_rank(ring, &rank);
+  MPI_Comm_size(ring, &size);
+  return size < 2 ? 0
+                  : go_round(ring, (rank + 1) % size, (rank + size - 1) % size, rank == 0,
+                             WAITING_SECONDS, &median) /
+                        size;
+}
+
+static void measure_local_hops(void) {
+  wait_asleep(team.all);
+  double hop = mean_hop(team.local);
+  wait_asleep(team.all);
+  if (!leads())
+    return;
+  double *every = room_for((size_t)facts.host_count, sizeof *every);
+  MPI_Allgather(&hop, 1, MPI_DOUBLE, every, 1, MPI_DOUBLE, team.leaders);
+  for (int h = 0; h < facts.host_count; h++)
+    keep_sooner(&facts.hosts[h].local_hop, every[h]);
+  free(every);
+}
+
+static void measure_waiting(void) {
+  double two = 0, ring = 0, median;
+  int peer = 1 - team.host;
+  measure_local_hops();
+  if (facts.host_count < 2)
+    return;
+  if (leads() && team.host < 2)
+    two = go_round(team.leaders, peer, peer, team.host == 0, WAITING_SECONDS, &median);
+  wait_asleep(team.all);
+  if (leads())
+    ring = mean_hop(team.leaders);
+  MPI_Barrier(team.all); /* where the others wait, as they do in a collective */
+  keep_sooner(&facts.hop_two, two / 2);
+  keep_sooner(&facts.hop_all, ring);
+}
+
+/* --- What carries the traffic ------------------------------------------------------------------*/
+
+enum { BULK_PIECES = 16 }; /* 4 MiB: 0.35 s at 100 Mbit/s, and far more than what else is sent */
+
+static void pass_on(int pieces) {
+  static char out[BYTES], in[BYTES];
+  int hosts = facts.host_count;
+  for (int i = 0; i < pieces; i++)
+    MPI_Sendrecv(out, BYTES, MPI_BYTE, (team.host + 1) % hosts, TAG, in, BYTES, MPI_BYTE,
+                 (team.host + hosts - 1) % hosts, TAG, team.leaders, MPI_STATUS_IGNORE);
+  wait_asleep(team.leaders);
+}
+
+static void measure_carrier(void) {
+  const struct timespec settle = {.tv_nsec = 20000000}; /* some drivers count a little later */
+  if (leads() && facts.host_count >= 2) {
+    struct doctor_host before, after, *own = &facts.hosts[team.host];
+    pass_on(1); /* connections are made with the first message */
+    doctor_read_host(&before);
+    pass_on(BULK_PIECES);
+    nanosleep(&settle, NULL);
+    doctor_read_host(&after);
+    doctor_subtract(&before, &after);
+    own->interface_count = after.interface_count;
+    memcpy(own->interfaces, after.interfaces, sizeof own->interfaces);
+    facts.bulk = (uint64_t)BULK_PIECES * BYTES;
+    MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, facts.hosts, sizeof *own, MPI_BYTE, team.leaders);
+  }
+  wait_asleep(team.all);
+}
+
+/* --- All pairs of hosts ------------------------------------------------------------------------*/
+
+#define LATENCY_SECONDS   0.03
+#define BANDWIDTH_SECONDS 0.15
+/* At 0.35 s a round five seconds; every host of a larger cluster meets about as many others. */
+enum { MAX_ROUNDS = 16 };
+
+static void meet(int peer) {
+  bool first = team.host < peer;
+  int at = team.host * facts.host_count + peer;
+  double median;
+  go_round(team.leaders, peer, peer, first, LATENCY_SECONDS, &median);
+  if (first)
+    keep_sooner(&facts.round_trip[at], median);
+  for (int turn = 0; turn < 2; turn++) {
+    bool sends = first == (turn == 0);
+    int pieces = pieces_for(team.leaders, peer, sends, BANDWIDTH_SECONDS);
+    double seconds = transfer(team.leaders, peer, sends, pieces);
+    if (sends)
+      keep_faster(&facts.bandwidth[at], rate_of(pieces, seconds));
+  }
+}
+
+static void gather_rows(double *matrix) {
+  int hosts = facts.host_count;
+  double *row = matrix + team.host * hosts;
+  MPI_Gather(team.host == 0 ? MPI_IN_PLACE : row, hosts, MPI_DOUBLE, matrix, hosts, MPI_DOUBLE, 0,
+             team.leaders);
+}
+
+/* In round r hosts meet whose numbers add up to r: any two once. Times are measured at one end. */
+static void measure_pairs(void) {
+  int hosts = facts.host_count;
+  if (leads() && hosts >= 2) {
+    for (int round = 0; round < hosts && round < MAX_ROUNDS; round++) {
+      int peer = (round - team.host + hosts) % hosts;
+      if (peer != team.host)
+        meet(peer);
+      wait_asleep(team.leaders);
+    }
+    gather_rows(facts.bandwidth);
+    gather_rows(facts.round_trip);
+    for (int a = 0; team.host == 0 && a < hosts; a++)
+      for (int b = 0; b < a; b++)
+        facts.round_trip[a * hosts + b] = facts.round_trip[b * hosts + a];
+  }
+  wait_asleep(team.all);
+}
+
+/* --- Several ranks at once, and plain TCP ------------------------------------------------------*/
+
+/* The world's rank of the `local`-th rank on a host. */
+static int rank_on(int host, int local) {
+  for (int rank = 0; rank < team.size; rank++)
+    if (facts.ranks[rank].host == host && local-- == 0)
+      return rank;
+  return MPI_PROC_NULL;
+}
+
+/* The rate of `streams` ranks of the first host that send to as many of the second at once. */
+static double rate_of_streams(int streams) {
+  bool takes_part = team.host < 2 && team.local_rank < streams, sends = team.host == 0;
+  int peer = takes_part ? rank_on(1 - team.host, team.local_rank) : 0, pieces = 0;
+  double seconds = 0, longest;
+  wait_asleep(team.all);
+  if (takes_part)
+    pieces = pieces_for(team.all, peer, sends, 2 * BANDWIDTH_SECONDS / streams);
+  MPI_Bcast(&pieces, 1, MPI_INT, 0, team.all); /* rank 0's: the same number on all streams */
+  if (takes_part)
+    seconds = transfer(team.all, peer, sends, pieces);
+  wait_asleep(team.all);
+  MPI_Allreduce(&seconds, &longest, 1, MPI_DOUBLE, MPI_MAX, team.all);
+  return streams * rate_of(pieces, longest);
+}
+
+static void measure_streams(void) {
+  int streams = DOCTOR_STREAMS;
+  for (int host = 0; host < 2 && host < facts.host_count; host++)
+    if (facts.hosts[host].ranks < streams)
+      streams = facts.hosts[host].ranks;
+  if (facts.host_count < 2 || streams < 2)
+    return;
+  facts.message_streams = streams;
+  keep_faster(&facts.one_stream, rate_of_streams(1));
+  keep_faster(&facts.many_streams, rate_of_streams(streams));
+}
+
+/* The receiver's rate; 0 on the sender and where no connection is made. */
+static double socket_rate(int subnet, int streams, int peer) {
+  uint32_t own = doctor_interface_in(&facts, team.host, subnet)->address;
+  uint16_t port = 0;
+  if (team.host < peer) {
+    MPI_Recv(&port, 1, MPI_UINT16_T, peer, TAG, team.leaders, MPI_STATUS_IGNORE);
+    if (port)
+      doctor_send(own, doctor_interface_in(&facts, peer, subnet)->address, port, streams);
+    return 0;
+  }
+  int listener = doctor_listen(own, &port);
+  MPI_Send(&port, 1, MPI_UINT16_T, peer, TAG, team.leaders);
+  return port ? doctor_receive(listener, streams) : 0;
+}
+
+static void measure_subnets(void) {
+  int steps = facts.host_count < 2 || !leads() ? 0 : facts.subnet_count * DOCTOR_RATES;
+  for (int step = 0; step < steps; step++) {
+    struct doctor_subnet *subnet = &facts.subnets[step / DOCTOR_RATES];
+    int which = step % DOCTOR_RATES, peer = team.host ^ 1;
+    double rate = 0, best;
+    if (which > 0 && subnet->rate[0] <= 0) /* no connection: not again two seconds for each */
+      continue;
+    if (peer < facts.host_count)
+      rate = socket_rate(step / DOCTOR_RATES, 1 << which, peer);
+    wait_asleep(team.leaders);
+    MPI_Allreduce(&rate, &best, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
+    keep_faster(&subnet->rate[which], best);
+  }
+  wait_asleep(team.all);
+}
 
 /* --- A hang is a finding, too ------------------------------------------------------------------*/
 
-/* Longer than any step takes in a network of 10 Mbit/s. */
-enum { STEP_LIMIT = 60 };
+enum { STEP_LIMIT = 60 }; /* longer than any step takes in a network of 10 Mbit/s */
 
 static const char *volatile step_name;
 
-static void write_text(const char *text) {
-  if (write(STDERR_FILENO, text, strlen(text)) < 0)
-    _exit(DOCTOR_FINDINGS);
-}
-
 static void give_up(int signal_number) {
+  static const char *const text[] = {
+      "onebit-tune: doctor: nothing moves for a minute while measuring ", NULL,
+      ": a firewall between the hosts, an interface that\nnot all hosts can reach, or an MTU that "
+      "the way between them does not carry\n"};
   (void)signal_number;
-  write_text("onebit-tune: doctor: nothing moves for a minute while measuring ");
-  write_text(step_name);
-  write_text(
-      ": a firewall between the hosts, an interface that\nnot all hosts can reach, or an MTU "
-      "that the way between them does not carry\n");
-  _exit(DOCTOR_FINDINGS);
+  for (int i = 0; i < 3; i++) {
+    const char *part = text[i] ? text[i] : step_name;
+    if (write(STDERR_FILENO, part, strlen(part)) < 0)
+      break;
+  }
+  _exit(FINDINGS);
 }
 
 static void begin_step(const char *name) {
@@ -47,71 +424,44 @@ static void begin_step(const char *name) {
 
 static const struct {
   const char *name;
-  void (*measure)(const struct doctor_team *team, struct doctor_facts *facts);
-} steps[] = {{"which interface carries the traffic", doctor_measure_carrier},
-             {"how ranks wait", doctor_measure_waiting},
-             {"pairs of hosts", doctor_measure_pairs},
-             {"several ranks at once", doctor_measure_streams},
-             {"plain TCP", doctor_measure_subnets}};
+  void (*measure)(void);
+} steps[] = {{"which interface carries the traffic", measure_carrier},
+             {"how ranks wait", measure_waiting},
+             {"pairs of hosts", measure_pairs},
+             {"several ranks at once", measure_streams},
+             {"plain TCP", measure_subnets}};
 
-/* What looks wrong is measured again: noise that makes a rate small once does not do so always, and
- * the facts keep the best. */
+/* What looks wrong is measured again: noise that makes a rate small once does not do so always. */
 enum { ATTEMPTS = 3 };
 #define LONG_ENOUGH 12.0 /* seconds: an attempt more ends within the half minute */
 
-static void examine(const struct doctor_team *team, struct doctor_facts *facts,
-                    struct doctor_diagnosis *diagnosis) {
-  double start = doctor_now();
-  int again = 1;
+int doctor_run(void) {
+  static struct doctor_diagnosis diagnosis;
+  double start = ob_seconds();
+  int again = 1, status;
+  signal(SIGALRM, give_up);
+  begin_step("who is where");
+  make_team();
+  gather();
   for (int attempt = 0; attempt < ATTEMPTS && again; attempt++) {
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
       begin_step(steps[i].name);
-      steps[i].measure(team, facts);
+      steps[i].measure();
     }
-    if (team->rank == 0)
-      doctor_judge(facts, diagnosis);
-    again = diagnosis->count > 0 && doctor_now() - start < LONG_ENOUGH;
-    MPI_Bcast(&again, 1, MPI_INT, 0, team->all);
+    if (team.rank == 0)
+      doctor_judge(&facts, &diagnosis);
+    again = diagnosis.count > 0 && ob_seconds() - start < LONG_ENOUGH;
+    MPI_Bcast(&again, 1, MPI_INT, 0, team.all);
   }
   begin_step(NULL);
-}
-
-static int run(const struct doctor_team *team) {
-  static struct doctor_diagnosis diagnosis;
-  struct doctor_facts facts;
-  int status = DOCTOR_FINDINGS;
-  begin_step("who is where");
-  if (doctor_gather(team, &facts)) {
-    examine(team, &facts, &diagnosis);
-    status = diagnosis.count > 0 ? DOCTOR_FINDINGS : DOCTOR_HEALTHY;
-    if (team->rank == 0) {
-      doctor_print_facts(stdout, &facts);
-      doctor_print_findings(stdout, &diagnosis);
-      doctor_print_settings(stdout, &facts, &diagnosis);
-      fflush(stdout);
-    }
-    MPI_Bcast(&status, 1, MPI_INT, 0, team->all);
-  } else if (team->rank == 0)
-    fprintf(stderr, "onebit-tune: doctor: out of memory\n");
-  doctor_facts_destroy(&facts);
-  return status;
-}
-
-int tune_doctor(int argc, char **argv) {
-  struct doctor_team team = {.leaders = MPI_COMM_NULL};
-  int rank;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (argc > 0) {
-    bool asks = argc == 1 && strcmp(argv[0], "--help") == 0;
-    if (rank == 0 && asks)
-      fputs(help, stdout);
-    else if (rank == 0)
-      fprintf(stderr, "onebit-tune: --doctor %s: takes no argument but --help\n", argv[0]);
-    return asks ? DOCTOR_HEALTHY : DOCTOR_USAGE;
+  if (team.rank == 0) {
+    doctor_print_facts(stdout, &facts);
+    doctor_print_findings(stdout, &diagnosis);
+    doctor_print_settings(stdout, &facts, &diagnosis);
+    fflush(stdout);
   }
-  signal(SIGALRM, give_up);
-  doctor_team_create(&team);
-  int status = run(&team);
-  doctor_team_destroy(&team);
+  status = diagnosis.count > 0 ? FINDINGS : 0;
+  MPI_Bcast(&status, 1, MPI_INT, 0, team.all);
+  free_all();
   return status;
 }

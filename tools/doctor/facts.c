@@ -1,28 +1,9 @@
-/* The doctor's schedules, statistics and addresses: nothing here knows MPI or this machine. */
+/* What the doctor's facts say: which interface carried the traffic, what lies beyond noise. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/doctor/doctor.h"
-
-/* --- Schedule ----------------------------------------------------------------------------------*/
-
-int doctor_rounds(int hosts) { return hosts < 2 ? 0 : hosts - 1 + hosts % 2; }
-
-/* The circle method: the last of an even number stays, the others go round and meet the one
- * opposite. An odd number gets a last one that is nobody. */
-int doctor_opponent(int hosts, int round, int host) {
-  int circle = doctor_rounds(hosts);
-  int opponent;
-  if (host == circle)
-    opponent = (round * ((circle + 1) / 2)) % circle;
-  else {
-    opponent = ((round - host) % circle + circle) % circle;
-    if (opponent == host) /* it would meet itself: 2 * host = round, modulo the circle */
-      opponent = circle;
-  }
-  return opponent < hosts ? opponent : -1;
-}
 
 /* --- Statistics --------------------------------------------------------------------------------*/
 
@@ -50,7 +31,7 @@ static double good_median(double *values, int count, bool low_is_bad) {
 }
 
 bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad) {
-  double *copy = malloc((size_t)(count > 0 ? count : 1) * sizeof *copy);
+  double *copy = malloc((size_t)(count + 1) * sizeof *copy);
   int used = 0;
   bool far = false;
   for (int i = 0; copy && i < count; i++)
@@ -68,81 +49,48 @@ bool doctor_outlier(double value, const double *values, int count, double ratio,
   return far;
 }
 
-/* A host's best: noise and a partner's faults only make rates less and times longer. */
-double doctor_best_rate(const struct doctor_facts *facts, int host, bool sends) {
-  double best = 0;
-  for (int other = 0; other < facts->host_count; other++) {
-    int from = sends ? host : other, to = sends ? other : host;
-    best = fmax(best, facts->bandwidth[from * facts->host_count + to]);
-  }
-  return best;
-}
+/* --- Interfaces and subnets --------------------------------------------------------------------*/
 
-double doctor_best_round_trip(const struct doctor_facts *facts, int host) {
-  double best = 0;
-  for (int other = 0; other < facts->host_count; other++) {
-    double time = facts->round_trip[host * facts->host_count + other];
-    if (time > 0 && (best <= 0 || time < best))
-      best = time;
-  }
-  return best;
-}
-
-/* --- Addresses ---------------------------------------------------------------------------------*/
-
-const char *doctor_address(uint32_t address, char *text) {
-  snprintf(text, DOCTOR_ADDRESS, "%u.%u.%u.%u", address >> 24, address >> 16 & 255,
-           address >> 8 & 255, address & 255);
-  return text;
-}
-
-const char *doctor_network(uint32_t network, uint32_t netmask, char *text) {
-  char address[DOCTOR_ADDRESS];
-  snprintf(text, DOCTOR_ADDRESS, "%.15s/%d", doctor_address(network, address),
-           __builtin_popcount(netmask));
-  return text;
-}
-
-const struct doctor_interface *doctor_interface_in(const struct doctor_host *host, uint32_t network,
-                                                   uint32_t netmask) {
-  for (int i = 0; i < host->interface_count; i++) {
-    const struct doctor_interface *interface = &host->interfaces[i];
-    if (interface->up && interface->netmask == netmask && (interface->address & netmask) == network)
-      return interface;
-  }
+const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
+                                                   int subnet) {
+  const struct doctor_host *the = &facts->hosts[host];
+  const struct doctor_subnet *in = &facts->subnets[subnet];
+  for (const struct doctor_interface *one = the->interfaces;
+       one < the->interfaces + the->interface_count; one++)
+    if (one->up && one->netmask == in->netmask && (one->address & in->netmask) == in->network)
+      return one;
   return NULL;
 }
 
-static bool is_shared(const struct doctor_facts *facts, uint32_t network, uint32_t netmask) {
+/* The subnet behind the ones that count is a candidate: whether every host is in it, with an
+ * address of its own, and no subnet before is the same. */
+static bool is_shared(const struct doctor_facts *facts, int candidate) {
+  const struct doctor_subnet *subnet = &facts->subnets[candidate];
+  for (int s = 0; s < candidate; s++)
+    if (facts->subnets[s].network == subnet->network &&
+        facts->subnets[s].netmask == subnet->netmask)
+      return false;
   for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *mine = doctor_interface_in(&facts->hosts[h], network, netmask);
+    const struct doctor_interface *mine = doctor_interface_in(facts, h, candidate);
     if (!mine)
       return false;
     for (int other = 0; other < h; other++)
-      if (doctor_interface_in(&facts->hosts[other], network, netmask)->address == mine->address)
+      if (doctor_interface_in(facts, other, candidate)->address == mine->address)
         return false;
   }
   return true;
 }
 
 void doctor_find_subnets(struct doctor_facts *facts) {
+  const struct doctor_host *first = &facts->hosts[0];
   facts->subnet_count = 0;
-  for (int i = 0; i < facts->hosts[0].interface_count; i++) {
-    const struct doctor_interface *interface = &facts->hosts[0].interfaces[i];
-    uint32_t network = interface->address & interface->netmask;
-    bool known = false;
-    for (int s = 0; s < facts->subnet_count; s++)
-      known |=
-          facts->subnets[s].network == network && facts->subnets[s].netmask == interface->netmask;
-    if (known || facts->subnet_count == DOCTOR_SUBNETS ||
-        !is_shared(facts, network, interface->netmask))
-      continue;
-    facts->subnets[facts->subnet_count++] =
-        (struct doctor_subnet){.network = network, .netmask = interface->netmask};
+  for (int i = 0; i < first->interface_count && facts->subnet_count < DOCTOR_SUBNETS; i++) {
+    uint32_t netmask = first->interfaces[i].netmask;
+    facts->subnets[facts->subnet_count] = (struct doctor_subnet){
+        .network = first->interfaces[i].address & netmask, .netmask = netmask};
+    facts->subnet_count += is_shared(facts, facts->subnet_count);
   }
 }
-
-/* --- What carried the traffic ------------------------------------------------------------------*/
 
 /* Counters are one an interface: a second address of the same interface has them again. */
 static bool counted_before(const struct doctor_host *host, int interface) {
@@ -172,12 +120,10 @@ const struct doctor_interface *doctor_carrier(const struct doctor_facts *facts, 
 }
 
 double doctor_part_of(const struct doctor_facts *facts, int host, int subnet) {
-  double there = 0, all = 0;
+  double there = 0, all = 0, part;
   for (int h = 0; h < facts->host_count; h++) {
-    double part;
     const struct doctor_interface *carrier = doctor_carrier(facts, h, &part);
-    const struct doctor_interface *interface = doctor_interface_in(
-        &facts->hosts[h], facts->subnets[subnet].network, facts->subnets[subnet].netmask);
+    const struct doctor_interface *interface = doctor_interface_in(facts, h, subnet);
     if (!carrier || (host >= 0 && host != h))
       continue;
     there += interface ? (double)interface->sent : 0;
@@ -189,13 +135,11 @@ double doctor_part_of(const struct doctor_facts *facts, int host, int subnet) {
 int doctor_used_subnet(const struct doctor_facts *facts) {
   int best = -1, most = 0;
   for (int s = 0; s < facts->subnet_count; s++) {
-    const struct doctor_subnet *subnet = &facts->subnets[s];
     int hosts = 0;
     for (int h = 0; h < facts->host_count; h++) {
       double part;
       const struct doctor_interface *carrier = doctor_carrier(facts, h, &part);
-      const struct doctor_interface *there =
-          doctor_interface_in(&facts->hosts[h], subnet->network, subnet->netmask);
+      const struct doctor_interface *there = doctor_interface_in(facts, h, s);
       hosts += carrier && there && strcmp(carrier->name, there->name) == 0;
     }
     if (hosts > most) {
