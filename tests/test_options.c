@@ -125,6 +125,16 @@ Test(options, help_and_version_end_the_reading) {
   cr_expect_eq(parse("--ranks 0 --help", &values), TOOL_WRONG);
 }
 
+Test(options, quantities_are_a_number_and_a_unit) {
+  static const char *const wrong[] = {"",      "M",   "-3",   "3 M",   "1e3", "3X",
+                                      "1gbit", "nan", "0x10", "1.2.3", "."};
+  double value;
+  cr_expect(tool_read_quantity("340M", TOOL_REAL, &value) && value == 340e6);
+  for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++)
+    cr_expect(!tool_read_quantity(wrong[k], TOOL_REAL, &value), "%s", wrong[k]);
+  cr_expect(!tool_read_quantity("1", TOOL_RATE, &value), "a rate needs its unit");
+}
+
 Test(options, errors_name_option_value_and_what_was_expected) {
   static const char *const wrong[][2] = {
       {"--ranks=0", "--ranks=0: expected an integer from 1 to 64"},

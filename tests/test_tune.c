@@ -85,12 +85,12 @@ Test(tune, policy_is_the_optimizers) {
 
 Test(tune, bytes_of_the_methods_stand_in_their_ratios) {
   struct ob_costs costs = some_costs();
-  double dense = tune_host_bytes(&costs, &some_training, TUNE_DENSE);
-  double half = tune_host_bytes(&costs, &some_training, TUNE_HALF);
-  double levels = tune_host_bytes(&costs, &some_training, TUNE_HIERARCHICAL);
+  double dense = tune_exchange(&costs, &some_training, TUNE_DENSE).host_bytes;
+  double half = tune_exchange(&costs, &some_training, TUNE_HALF).host_bytes;
+  double levels = tune_exchange(&costs, &some_training, TUNE_HIERARCHICAL).host_bytes;
   cr_expect_float_eq(dense / half, 2, 1e-9);
   cr_expect_float_eq(dense / levels, 32 / (1 + 1.0 / 64) * (127.0 / 128) / (15.0 / 16), 1e-6);
-  cr_expect_lt(tune_host_bytes(&costs, &some_training, TUNE_ZERO_ONE), levels);
+  cr_expect_lt(tune_exchange(&costs, &some_training, TUNE_ZERO_ONE).host_bytes, levels);
 }
 
 /* --- The fit: from other numbers back to those that made the measurements. */
@@ -141,19 +141,6 @@ Test(tune, fit_bears_one_wild_measurement) {
 }
 
 /* --- Words and files */
-
-Test(tune, reads_quantities) {
-  double value;
-  cr_expect(tune_quantity("340M", TUNE_COUNT, &value) && value == 340e6);
-  cr_expect(tune_quantity("1.5g", TUNE_COUNT, &value) && value == 1.5e9);
-  cr_expect(tune_quantity("300mbit", TUNE_BITS_A_SECOND, &value) && value == 37.5e6);
-  cr_expect(tune_quantity("50us", TUNE_SECONDS, &value) && fabs(value - 50e-6) < 1e-12);
-  cr_expect(tune_quantity("0.250", TUNE_SECONDS, &value) && value == 0.25);
-  const char *bad[] = {"", "M", "-3", "3 M", "1e3", "3X", "1gbit", "nan", "0x10"};
-  for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++)
-    cr_expect(!tune_quantity(bad[k], TUNE_COUNT, &value), "%s", bad[k]);
-  cr_expect(!tune_quantity("1", TUNE_BITS_A_SECOND, &value), "a rate needs its unit");
-}
 
 Test(tune, writes_a_file_and_its_directories) {
   char directory[] = "/tmp/onebit-tune-XXXXXX", path[128];
@@ -209,12 +196,15 @@ Test(tune, says_what_is_wrong_in_a_command_line) {
   expect_said(program(0, "onebit-tune --help"), "usage: mpirun");
   expect_said(program(2, "onebit-tune --predict"), "--predict needs --parameters");
   expect_said(program(2, PREDICT), "--predict needs --compute");
-  expect_said(program(2, PREDICT "--compute soon"), "--compute soon: not a time such as");
-  expect_said(program(2, PREDICT "--compute 1 --bandwidth 5"), "not a rate such as");
-  expect_said(program(2, PREDICT "--compute 1 --hosts 2.5"), "--hosts 2.5: not a number");
-  expect_said(program(2, PREDICT "--compute 1 --hosts 0"), "--hosts 0: out of range");
+  expect_said(program(2, PREDICT "--compute soon"), "--compute=soon: expected a time such as");
+  expect_said(program(2, PREDICT "--compute 1 --bandwidth 5"),
+              "--bandwidth=5: expected a rate such as");
+  expect_said(program(2, PREDICT "--compute 1 --hosts 2.5"),
+              "--hosts=2.5: expected an integer from 1 to 1000000");
+  expect_said(program(2, PREDICT "--compute 1 --hosts 0"), "--hosts=0: expected an integer");
   expect_said(program(2, PREDICT "--compute"), "--compute: needs a value");
   expect_said(program(2, PREDICT "--compute 1 --quick"), "leave out --output");
   expect_said(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
   expect_said(program(2, "onebit-tune --parameters 3M"), "are for --predict");
+  expect_said(program(2, "onebit-tune --doctor --quick"), "--doctor takes no other option");
 }

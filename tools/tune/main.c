@@ -1,50 +1,108 @@
-/* onebit-tune: reads the command line and begins. */
+/* onebit-tune: the command line. */
+#include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "tools/doctor/doctor.h"
+#include "tools/options.h"
 #include "tools/tune/tune.h"
 
 #ifdef ONEBIT_HAVE_MPI
 #include <mpi.h>
+#endif
 
-static int run_doctor(int argc, char **argv) {
-  MPI_Init(&argc, &argv);
-  (void)argc, (void)argv;
-  int status = doctor_run();
+#define AT(field) offsetof(struct tune_options, field)
+
+static const struct tool_option rows[] = {
+    {"output", 0, TOOL_TEXT, AT(output), .argument = "PATH",
+     .help = "the file; else $ONEBIT_TUNING, $XDG_CONFIG_HOME/onebit/tuning or\n"
+             "~/.config/onebit/tuning"},
+    {"dry-run", 0, TOOL_FLAG, AT(dry_run), .help = "write no file"},
+    {"quick", 0, TOOL_FLAG, AT(quick), .help = "fewer and smaller measurements: some ten seconds"},
+    {.kind = TOOL_HEADING,
+     .help = "With --doctor, under mpirun or srun, the same way as the program in question: finds "
+             "out in\nhalf a minute which interface MPI's traffic takes, whether another one is "
+             "faster, which\nhosts are slow, whether ranks that wait starve those that work, and "
+             "prints the settings\nthat help."},
+    {"doctor", 0, TOOL_FLAG, AT(doctor), .help = "find what is wrong with the network"},
+    {.kind = TOOL_HEADING,
+     .help = "With --predict, measures nothing and needs no MPI: says what a step of training "
+             "takes with\ndense exchange, with one bit and with 0/1 Adam, and where compression "
+             "stops to pay."},
+    {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
+    {"parameters", 0, TOOL_REAL, AT(parameters), "N", "of the model: 340M, 1.5G", .low = 1,
+     .high = 1e14},
+    {"hosts", 0, TOOL_INTEGER, AT(hosts), "N", "with --ranks-per-host N (default 1)", .low = 1,
+     .high = 1e6},
+    {"compute", 0, TOOL_SECONDS, AT(compute), "SECONDS",
+     "of a step without its exchange: 0.250, 250ms", .high = 1e6},
+    {"ranks-per-host", 0, TOOL_INTEGER, AT(ranks_per_host), "N", "ranks on each host; default 1",
+     .low = 1, .high = 1e4},
+    {"bandwidth", 0, TOOL_RATE, AT(bandwidth), "RATE",
+     "of a host's link: 1gbit, 300mbit; default: the tuning file's", .low = 1e3, .high = 1e13},
+    {"latency", 0, TOOL_SECONDS, AT(latency), "SECONDS",
+     "one way: 50us; default: the tuning file's", .high = 10},
+    {"cores", 0, TOOL_REAL, AT(cores), "N", "of a host; default: the tuning file's", .low = 0.01,
+     .high = 1e5},
+    {"steps", 0, TOOL_REAL, AT(steps), "N",
+     "of the whole run, for 0/1 Adam's intervals; default 100000", .low = 1, .high = 1e12},
+    {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
+     .help = "the tuning file, of whatever machine; 'none': the defaults"},
+    {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables"},
+    {0}};
+
+static const struct tool tool = {
+    .name = "onebit-tune",
+    .usage = "mpirun ... onebit-tune [--output PATH] [--dry-run] [--quick]\n"
+             "       mpirun ... onebit-tune --doctor\n"
+             "       onebit-tune --predict --parameters N --hosts N --compute SECONDS [options]",
+    .purpose = "Under mpirun, measures the cluster in about a minute, fits the cost model to it, "
+               "corrects\nthe model by whole calls of each schedule, writes the tuning file, and "
+               "says what plans will\nchoose by it. Corrections are for as many hosts, and ranks "
+               "on each, as were measured.",
+    .options = rows,
+    .notes = "Exit status: 0; 1 when measuring or writing failed, or the doctor has findings; 2 "
+             "for a wrong\ncommand line."};
+
+/* What is wrong with options that are right each alone; NULL: nothing. */
+static const char *check(const struct tune_options *options) {
+  bool measures = options->output || options->dry_run || options->quick;
+  bool asks = options->parameters > 0 || options->hosts > 0 || !isnan(options->compute) ||
+              options->bandwidth > 0 || options->json;
+  if (options->doctor && (options->predict || measures || asks))
+    return "--doctor takes no other option";
+  if (!options->predict)
+    return asks ? "--parameters, --hosts, --compute, --bandwidth and --json are for --predict"
+                : NULL;
+  return measures                   ? "--predict measures and writes nothing: leave out --output, "
+                                      "--dry-run and --quick"
+         : options->parameters == 0 ? "--predict needs --parameters"
+         : options->hosts == 0      ? "--predict needs --hosts"
+         : isnan(options->compute)  ? "--predict needs --compute"
+                                    : NULL;
+}
+
+#ifdef ONEBIT_HAVE_MPI
+static int run(const struct tune_options *options) {
+  MPI_Init(NULL, NULL);
+  int status = options->doctor ? doctor_run() : tune_run(options);
   MPI_Finalize();
   return status;
 }
 #else
-static int refuse(void) {
+static int run(const struct tune_options *options) {
+  (void)options;
   tune_complain("built without MPI (MPI=0): it can only --predict; see --help");
   return TUNE_FAILED;
-}
-
-int tune_run(const struct tune_options *options) {
-  (void)options;
-  return refuse();
-}
-
-static int run_doctor(int argc, char **argv) {
-  (void)argc, (void)argv;
-  return refuse();
 }
 #endif
 
 int main(int argc, char **argv) {
-  struct tune_options options;
-  bool help;
-  char error[256];
-  if (argc > 1 && strcmp(argv[1], "--doctor") == 0)
-    return run_doctor(argc - 2, argv + 2);
-  if (!tune_options_parse(argc, argv, &options, &help, error)) {
-    tune_complain("%s", error);
-    return TUNE_USAGE;
-  }
-  if (help) {
-    tune_print_help();
-    return TUNE_OK;
-  }
-  return options.predict ? tune_predict(&options) : tune_run(&options);
+  struct tune_options options = {.compute = NAN, .ranks_per_host = 1, .steps = 100000};
+  char error[TOOL_ERROR];
+  enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, error);
+  if (asked != TOOL_RUN)
+    return tool_answer(&tool, asked, error);
+  if (check(&options))
+    return tool_answer(&tool, TOOL_WRONG, check(&options));
+  return options.predict ? tune_predict(&options) : run(&options);
 }

@@ -3,25 +3,21 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "tools/tune/training.h"
 #include "tools/tune/tune.h"
 
 /* TCP over Ethernet carries 1448 bytes in every 1538. */
 #define PAYLOAD (1448.0 / 1538)
 
-/* --- What the prediction starts from */
-
 static void load_costs(const struct tune_options *options, struct ob_costs *costs) {
   static const struct ob_tuning_here anywhere = {NULL, NULL};
-  char path[OB_TUNING_PATH_ROOM];
-  if (options->tuning && strcmp(options->tuning, "none") == 0)
+  char found[OB_TUNING_PATH_ROOM];
+  const char *path = options->tuning ? options->tuning : ob_tuning_path(found) ? found : "none";
+  if (strcmp(path, "none") == 0)
     ob_costs_default("avx2", costs);
-  else if (options->tuning)
-    ob_tuning_read(options->tuning, &anywhere, costs, NULL);
-  else if (ob_tuning_path(path))
-    ob_tuning_read(path, &anywhere, costs, NULL);
   else
-    ob_costs_default("avx2", costs);
+    ob_tuning_read(path, &anywhere, costs, NULL);
   /* What whole calls took is of one network and one number of hosts: not what is asked for. */
   memset(&costs->measured, 0, sizeof costs->measured);
   if (options->bandwidth > 0)
@@ -37,14 +33,6 @@ static void load_costs(const struct tune_options *options, struct ob_costs *cost
   }
 }
 
-static struct tune_training training_of(const struct tune_options *options) {
-  return (struct tune_training){.parameters = options->parameters,
-                                .compute = options->compute,
-                                .steps = options->steps,
-                                .hosts = options->hosts,
-                                .ranks_per_host = options->ranks_per_host};
-}
-
 static void rate_text(double bytes_a_second, char text[24]) {
   double bits = 8 * bytes_a_second;
   if (isinf(bits))
@@ -55,15 +43,13 @@ static void rate_text(double bytes_a_second, char text[24]) {
     snprintf(text, 24, bits < 1e9 ? "%.3g Mbit/s" : "%.3g Gbit/s", bits / (bits < 1e9 ? 1e6 : 1e9));
 }
 
-/* --- Tables */
-
 static void print_assumptions(const struct ob_costs *costs, const struct tune_training *training) {
   struct tune_policy policy = tune_policy(training->steps);
   char rate[24], latency[24];
   rate_text(costs->between.bandwidth, rate);
   tune_time_text(costs->between.latency, latency);
-  printf("# Costs: %s\n", costs->source);
-  printf("# Link of a host: %s of payload each way, latency %s.", rate, latency);
+  printf("# Costs: %s\n# Link of a host: %s of payload each way, latency %s.", costs->source, rate,
+         latency);
   if (costs->cores_per_host > 0)
     printf(" %g cores a host.\n", costs->cores_per_host);
   else
@@ -80,30 +66,29 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
   printf(
       "# 0/1 Adam, %.0f steps: its variance is frozen after %d, all else is as onebit_zero_one_adam"
       "\n#   has it by default. One bit in %.1f %% of the steps, full precision in %.2f %%, "
-      "nothing in "
-      "%.1f %%.\n",
+      "nothing in %.1f %%.\n",
       training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
       100 * (1 - policy.one_bit - policy.dense));
   printf("# Pays below: the link at which dense takes as long, if a faster one comes with software "
-         "that\n#   moves its bytes faster in proportion; no overlap.\n");
-  printf("# One bit: the compressed stage; warm-up steps are as dense. The time of the optimizer "
+         "that\n#   moves its bytes faster in proportion; no overlap.\n"
+         "# One bit: the compressed stage; warm-up steps are as dense. The time of the optimizer "
          "is left out.\n");
 }
 
 static void print_methods(const struct ob_costs *costs, const struct tune_training *training) {
   printf("\n%-20s%13s%13s%14s%10s%13s%10s%16s\n", "method", "exchange", "step", "bytes a host",
          "speed-up", "overlapped", "speed-up", "pays below");
-  for (int m = 0; m < TUNE_METHODS; m++) {
-    enum tune_method method = (enum tune_method)m;
-    double step = tune_step_seconds(costs, training, method, false);
-    double hidden = tune_step_seconds(costs, training, method, true);
+  for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
+    struct tune_exchange exchange = tune_exchange(costs, training, m);
+    double step = tune_step_seconds(costs, training, m, false);
+    double hidden = tune_step_seconds(costs, training, m, true);
     char exchange_text[24], step_text[24], hidden_text[24], bytes[24], rate[24] = "-";
-    tune_time_text(tune_exchange_seconds(costs, training, method), exchange_text);
+    tune_time_text(exchange.seconds, exchange_text);
     tune_time_text(step, step_text);
     tune_time_text(hidden, hidden_text);
-    tune_bytes_text(tune_host_bytes(costs, training, method), bytes);
-    if (method != TUNE_DENSE)
-      rate_text(tune_break_even(costs, training, method), rate);
+    tune_bytes_text(exchange.host_bytes, bytes);
+    if (m != TUNE_DENSE)
+      rate_text(tune_break_even(costs, training, m), rate);
     printf("%-20s%13s%13s%14s%10.2f%13s%10.2f%16s\n", tune_method_names[m], exchange_text,
            step_text, bytes, tune_step_seconds(costs, training, TUNE_DENSE, false) / step,
            hidden_text, tune_step_seconds(costs, training, TUNE_DENSE, true) / hidden, rate);
@@ -111,64 +96,53 @@ static void print_methods(const struct ob_costs *costs, const struct tune_traini
 }
 
 /* Where one-bit hierarchical is not possible it is as flat; the better of both is printed. */
-static void print_scales(const struct ob_costs *costs, const struct tune_training *training) {
+static void print_scales(const struct ob_costs *costs, struct tune_training training) {
   printf("\n# The same with other numbers of hosts, %d rank%s each, no overlap: seconds a step\n",
-         training->ranks_per_host, training->ranks_per_host == 1 ? "" : "s");
+         training.ranks_per_host, training.ranks_per_host == 1 ? "" : "s");
   printf("%-8s", "hosts");
   for (int m = 0; m < TUNE_METHODS; m++)
     printf("%20s", tune_method_names[m]);
   printf("%10s\n", "speed-up");
-  for (int hosts = 4; hosts <= 1024; hosts *= 2) {
-    struct tune_training other = *training;
+  for (training.hosts = 4; training.hosts <= 1024; training.hosts *= 2) {
     double step[TUNE_METHODS];
-    other.hosts = hosts;
-    printf("%-8d", hosts);
-    for (int m = 0; m < TUNE_METHODS; m++) {
-      step[m] = tune_step_seconds(costs, &other, (enum tune_method)m, false);
-      printf("%20.4f", step[m]);
-    }
+    printf("%-8d", training.hosts);
+    for (enum tune_method m = 0; m < TUNE_METHODS; m++)
+      printf("%20.4f", step[m] = tune_step_seconds(costs, &training, m, false));
     printf("%10.2f\n", step[TUNE_DENSE] / fmin(step[TUNE_FLAT], step[TUNE_HIERARCHICAL]));
   }
-  printf(
-      "# speed-up: the better one-bit schedule over dense. Assumed: a network that carries every "
-      "host's\n# link at full rate, and the same computation on each rank.\n");
-}
-
-/* Words may hold what JSON must not. */
-static void print_quoted(const char *text) {
-  putchar('"');
-  for (; *text; text++)
-    if ((unsigned char)*text >= ' ' && *text != '"' && *text != '\\')
-      putchar(*text);
-    else
-      putchar('?');
-  putchar('"');
+  printf("# speed-up: the better one-bit schedule over dense. Assumed: a network that carries "
+         "every host's\n# link at full rate, and the same computation on each rank.\n");
 }
 
 static void print_json(const struct ob_costs *costs, const struct tune_training *training) {
-  printf("{\"costs\": ");
-  print_quoted(costs->source);
-  printf(", \"methods\": [");
-  for (int m = 0; m < TUNE_METHODS; m++) {
-    enum tune_method method = (enum tune_method)m;
-    double even = method == TUNE_DENSE ? 0 : tune_break_even(costs, training, method);
-    printf("%s\n  {\"method\": \"%s\", \"exchange_s\": %.9g, \"step_s\": %.9g, "
-           "\"overlapped_step_s\": %.9g, \"host_bytes\": %.0f, \"break_even_bits_per_s\": ",
-           m ? "," : "", tune_method_names[m], tune_exchange_seconds(costs, training, method),
-           tune_step_seconds(costs, training, method, false),
-           tune_step_seconds(costs, training, method, true),
-           tune_host_bytes(costs, training, method));
-    if (method == TUNE_DENSE || isinf(even))
-      printf("null}");
-    else
-      printf("%.9g}", 8 * even);
+  struct ob_json json = {.file = stdout, .spaced = true};
+  ob_json_begin(&json, NULL, '{');
+  ob_json_string(&json, "costs", costs->source);
+  ob_json_begin(&json, "methods", '[');
+  for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
+    struct tune_exchange exchange = tune_exchange(costs, training, m);
+    double even = m == TUNE_DENSE ? NAN : tune_break_even(costs, training, m);
+    ob_json_begin(&json, NULL, '{');
+    ob_json_string(&json, "method", tune_method_names[m]);
+    ob_json_real(&json, "exchange_s", exchange.seconds);
+    ob_json_real(&json, "step_s", tune_step_seconds(costs, training, m, false));
+    ob_json_real(&json, "overlapped_step_s", tune_step_seconds(costs, training, m, true));
+    ob_json_integer(&json, "host_bytes", (uint64_t)round(exchange.host_bytes));
+    ob_json_real(&json, "break_even_bits_per_s", 8 * even);
+    ob_json_end(&json, '}');
   }
-  printf("\n]}\n");
+  ob_json_end(&json, ']');
+  ob_json_end(&json, '}');
+  putchar('\n');
 }
 
 int tune_predict(const struct tune_options *options) {
   struct ob_costs costs;
-  struct tune_training training = training_of(options);
+  const struct tune_training training = {.parameters = options->parameters,
+                                         .compute = options->compute,
+                                         .steps = options->steps,
+                                         .hosts = options->hosts,
+                                         .ranks_per_host = options->ranks_per_host};
   load_costs(options, &costs);
   if (options->json) {
     print_json(&costs, &training);
@@ -180,6 +154,6 @@ int tune_predict(const struct tune_options *options) {
          training.ranks_per_host, training.ranks_per_host == 1 ? "" : "s", training.compute);
   print_assumptions(&costs, &training);
   print_methods(&costs, &training);
-  print_scales(&costs, &training);
+  print_scales(&costs, training);
   return TUNE_OK;
 }

@@ -1,9 +1,43 @@
-/* What onebit-tune prints: what was measured, how well the model fits, what plans will decide. */
+/* What onebit-tune says and writes: what was measured, how well the model fits, what plans will
+ * decide, and the tuning file. */
+#define _POSIX_C_SOURCE 200809L
+#include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tools/tune/tune.h"
+
+void tune_complain(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fputs("onebit-tune: ", stderr);
+  vfprintf(stderr, format, arguments);
+  fputc('\n', stderr);
+  va_end(arguments);
+}
+
+void tune_bytes_text(double bytes, char text[24]) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t k = 0;
+  for (; bytes >= 1024 && k < 4; k++)
+    bytes /= 1024;
+  snprintf(text, 24, bytes == floor(bytes) || k == 0 ? "%.0f %s" : "%.1f %s", bytes, units[k]);
+}
+
+void tune_time_text(double seconds, char text[24]) {
+  if (seconds < 0.9995e-3)
+    snprintf(text, 24, seconds < 9.95e-6 ? "%.1f us" : "%.0f us", 1e6 * seconds);
+  else if (seconds < 0.9995)
+    snprintf(text, 24, "%.3g ms", 1e3 * seconds);
+  else
+    snprintf(text, 24, "%.2f s", seconds);
+}
+
+/* --- What was measured -------------------------------------------------------------------------*/
 
 static void print_link(const char *name, const struct ob_link *link) {
   char latency[24], message[24];
@@ -13,18 +47,8 @@ static void print_link(const char *name, const struct ob_link *link) {
          1e9 * link->byte);
 }
 
-static void print_cores(const struct ob_costs *costs) {
-  if (costs->cores_per_host > 0)
-    printf("# The ranks of a host share %.2f cores.\n", costs->cores_per_host);
-  else
-    printf("# The ranks of a host have a core each.\n");
-  if (costs->cores_shared > 0)
-    printf("# The hosts share %.0f cores with each other: they are one machine.\n",
-           costs->cores_shared);
-}
-
-void tune_report_links(const struct tune_cluster *cluster, const struct ob_costs *costs) {
-  printf("# %d rank%s on %d host%s", cluster->size, cluster->size == 1 ? "" : "s", cluster->hosts,
+void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs *costs) {
+  printf("# %d rank%s on %d host%s", cluster->ranks, cluster->ranks == 1 ? "" : "s", cluster->hosts,
          cluster->hosts == 1 ? "" : "s");
   if (cluster->ranks_per_host == 0)
     printf("; the hosts have different numbers of ranks, up to %d: no hierarchical schedule",
@@ -42,56 +66,59 @@ void tune_report_links(const struct tune_cluster *cluster, const struct ob_costs
          "%.3f, copy %.3f\n",
          costs->codec, 1e9 * costs->compress, 1e9 * costs->reduce, 1e9 * costs->reduce_stream,
          1e9 * costs->apply, 1e9 * costs->load);
-  print_cores(costs);
+  if (costs->cores_per_host > 0)
+    printf("# The ranks of a host share %.2f cores.\n", costs->cores_per_host);
+  else
+    printf("# The ranks of a host have a core each.\n");
+  if (costs->cores_shared > 0)
+    printf("# The hosts share %.0f cores with each other: they are one machine.\n",
+           costs->cores_shared);
 }
 
-/* Root mean square of the logarithm, of calls of a mebibyte and more. */
-static double large_residual(const struct tune_points *points) {
-  double square = 0, count = 0;
-  for (size_t i = 0; i < points->count; i++)
-    if (points->point[i].task.elements >= (1 << 18)) {
-      square += pow(log(points->point[i].predicted / points->point[i].measured), 2);
-      count++;
-    }
-  return count > 0 ? sqrt(square / count) : 0;
+/* Prints a point, and returns the square of the logarithm by which the model is off. */
+static double print_point(const struct tune_point *point) {
+  char bytes[24], measured[24], predicted[24], chunk[24] = "-";
+  double ratio = point->predicted / point->measured;
+  if (!point->mpi)
+    snprintf(chunk, sizeof chunk, "%zu", point->task.chunk);
+  tune_bytes_text(4.0 * (double)point->task.elements, bytes);
+  tune_time_text(point->measured, measured);
+  tune_time_text(point->predicted, predicted);
+  printf("%-12s%-16s%-10s%10s%14s%14s%7.0f%%\n", bytes,
+         point->mpi ? "MPI_Allreduce" : ob_cost_schedule_name(point->task.schedule),
+         ob_cost_wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), chunk, measured,
+         predicted, 100 * (ratio - 1));
+  return pow(log(ratio), 2);
 }
 
 void tune_report_points(const struct tune_points *points, double residual) {
+  double square = 0, count = 0; /* of a mebibyte and more */
   printf("\n%-12s%-16s%-10s%10s%14s%14s%8s\n", "# bytes", "schedule", "wire", "message", "measured",
          "model", "off");
-  for (size_t i = 0; i < points->count; i++) {
-    const struct tune_point *point = &points->point[i];
-    char bytes[24], measured[24], predicted[24], chunk[24] = "-";
-    if (!point->mpi)
-      snprintf(chunk, sizeof chunk, "%zu", point->task.chunk);
-    tune_bytes_text(4.0 * (double)point->task.elements, bytes);
-    tune_time_text(point->measured, measured);
-    tune_time_text(point->predicted, predicted);
-    printf("%-12s%-16s%-10s%10s%14s%14s%7.0f%%\n", bytes,
-           point->mpi ? "MPI_Allreduce" : ob_cost_schedule_name(point->task.schedule),
-           ob_cost_wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire), chunk, measured,
-           predicted, 100 * (point->predicted / point->measured - 1));
+  for (const struct tune_point *point = points->point; point < points->point + points->count;
+       point++) {
+    bool large = point->task.elements >= 1 << 18;
+    square += large * print_point(point);
+    count += large;
   }
   printf("# The model is off by a factor of %.2f, root mean square; from 1 MiB on, which training "
          "waits\n# for, by %.2f.\n",
-         exp(residual), exp(large_residual(points)));
+         exp(residual), exp(count > 0 ? sqrt(square / count) : 0));
 }
 
-/* --- Decisions */
+/* --- Decisions ---------------------------------------------------------------------------------*/
 
 #define LARGEST ((size_t)256 << 20)
 
-static struct ob_cost_task task_of(const struct tune_cluster *cluster, size_t bytes) {
-  return (struct ob_cost_task){.elements = bytes / sizeof(float),
-                               .hosts = cluster->hosts,
-                               .ranks_per_host = cluster->ranks_per_host,
-                               .ranks = cluster->size,
-                               .most_ranks = cluster->most_ranks,
-                               .dense_allowed = true};
+static struct ob_cost_task task_of(const struct ob_cost_task *cluster, size_t bytes) {
+  struct ob_cost_task task = *cluster;
+  task.elements = bytes / sizeof(float);
+  task.dense_allowed = true;
+  return task;
 }
 
 static struct ob_cost_choice choice_of(const struct ob_costs *costs,
-                                       const struct tune_cluster *cluster, size_t bytes) {
+                                       const struct ob_cost_task *cluster, size_t bytes) {
   struct ob_cost_task task = task_of(cluster, bytes);
   struct ob_cost_choice choice;
   ob_cost_choose(costs, &task, &choice);
@@ -103,7 +130,7 @@ static bool same(const struct ob_cost_choice *a, const struct ob_cost_choice *b)
 }
 
 /* The first size in (low, high] with high's choice, to a multiple of 4 bytes. */
-static size_t threshold(const struct ob_costs *costs, const struct tune_cluster *cluster,
+static size_t threshold(const struct ob_costs *costs, const struct ob_cost_task *cluster,
                         size_t low, size_t high) {
   struct ob_cost_choice end = choice_of(costs, cluster, high);
   while (high - low > 4) {
@@ -114,52 +141,46 @@ static size_t threshold(const struct ob_costs *costs, const struct tune_cluster 
   return high;
 }
 
-static void print_ranges(const struct ob_costs *costs, const struct tune_cluster *cluster) {
-  size_t before = 4;
-  struct ob_cost_choice last = choice_of(costs, cluster, before);
-  printf("from 4 bytes on: %s, %s\n", ob_cost_schedule_name(last.schedule),
-         ob_cost_wire_name(last.wire));
-  for (size_t bytes = 8; bytes <= LARGEST; before = bytes, bytes *= 2) {
+static void print_ranges(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
+  struct ob_cost_choice last;
+  for (size_t bytes = 4; bytes <= LARGEST; bytes *= 2) {
     struct ob_cost_choice now = choice_of(costs, cluster, bytes);
-    if (!same(&now, &last))
-      printf("from %zu bytes on: %s, %s\n", threshold(costs, cluster, before, bytes),
+    if (bytes == 4 || !same(&now, &last))
+      printf("from %zu bytes on: %s, %s\n",
+             bytes == 4 ? bytes : threshold(costs, cluster, bytes / 2, bytes),
              ob_cost_schedule_name(now.schedule), ob_cost_wire_name(now.wire));
     last = now;
   }
 }
 
-/* A candidate alone; "-" where it is not possible. A star: this is the choice. */
-static void print_candidate(const struct ob_costs *costs, const struct tune_cluster *cluster,
-                            size_t bytes, size_t k) {
-  const struct ob_cost_candidate *candidate = &ob_cost_candidates[k];
+/* Each candidate alone; "-" where it is not possible. A star: this is the choice. */
+static void print_candidates(const struct ob_costs *costs, const struct ob_cost_task *cluster,
+                             size_t bytes) {
   struct ob_cost_choice choice = choice_of(costs, cluster, bytes), own;
   struct ob_cost_task task = task_of(cluster, bytes);
-  char time[24] = "-", marked[32];
-  bool chosen = choice.schedule == candidate->schedule && choice.wire == candidate->wire;
-  if (ob_cost_possible(&task, candidate->schedule, candidate->wire)) {
-    task.schedule = candidate->schedule;
-    task.wire = candidate->wire;
-    task.dense_allowed = false;
-    ob_cost_choose(costs, &task, &own);
-    tune_time_text(own.seconds, time);
+  char text[24], marked[32];
+  tune_bytes_text((double)bytes, text);
+  printf("%-10s", text);
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++) {
+    const struct ob_cost_candidate *candidate = &ob_cost_candidates[k];
+    struct ob_cost_task alone = task;
+    bool chosen = choice.schedule == candidate->schedule && choice.wire == candidate->wire;
+    strcpy(text, "-");
+    if (ob_cost_possible(&task, candidate->schedule, candidate->wire)) {
+      alone.schedule = candidate->schedule;
+      alone.wire = candidate->wire;
+      alone.dense_allowed = false;
+      ob_cost_choose(costs, &alone, &own);
+      tune_time_text(own.seconds, text);
+    }
+    snprintf(marked, sizeof marked, "%s%s", chosen ? "*" : "", text);
+    printf("%14s", marked);
   }
-  snprintf(marked, sizeof marked, "%s%s", chosen ? "*" : "", time);
-  printf("%14s", marked);
+  tune_time_text(ob_cost_mpi_seconds(costs, &task, sizeof(float)), text);
+  printf("%15s\n", text);
 }
 
-static void print_candidates(const struct ob_costs *costs, const struct tune_cluster *cluster,
-                             size_t bytes) {
-  struct ob_cost_task task = task_of(cluster, bytes);
-  char size[24], mpi[24];
-  tune_bytes_text((double)bytes, size);
-  tune_time_text(ob_cost_mpi_seconds(costs, &task, sizeof(float)), mpi);
-  printf("%-10s", size);
-  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
-    print_candidate(costs, cluster, bytes, k);
-  printf("%15s\n", mpi);
-}
-
-void tune_report_decisions(const struct ob_costs *costs, const struct tune_cluster *cluster) {
+void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
   printf("\n# What plans choose where their options leave it open: float32 only where it is faster "
          "than\n# bits; sizes are of float32.\n");
   print_ranges(costs, cluster);
@@ -172,4 +193,35 @@ void tune_report_decisions(const struct ob_costs *costs, const struct tune_clust
   printf("%15s\n", "float32");
   for (size_t bytes = 4; bytes <= LARGEST; bytes *= 4)
     print_candidates(costs, cluster, bytes);
+}
+
+/* --- The tuning file ---------------------------------------------------------------------------*/
+
+/* The directories above a path, as far as they are missing. What cannot be made is found by
+ * whoever writes there. */
+static void make_directories(char *path) {
+  for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    *slash = '\0';
+    mkdir(path, 0777);
+    *slash = '/';
+  }
+}
+
+/* Beside the file, so that renaming replaces it at once; with the process in its name, so that two
+ * do not write the same. */
+bool tune_write(const char *path, const struct ob_costs *costs,
+                const struct ob_tuning_origin *origin) {
+  char fresh[OB_TUNING_PATH_ROOM + 32];
+  snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
+  make_directories(fresh);
+  FILE *file = fopen(fresh, "w");
+  bool well = file && ob_tuning_write(file, costs, origin);
+  if (file)
+    well &= fclose(file) == 0;
+  if (well && rename(fresh, path) == 0)
+    return true;
+  tune_complain("%s cannot be written: %s", path, strerror(errno));
+  if (file)
+    remove(fresh);
+  return false;
 }

@@ -17,74 +17,60 @@ struct tune_policy tune_policy(double steps) {
                               (double)counts[OB_EXCHANGE_DENSE] / (double)whole};
 }
 
-static struct ob_cost_task task_of(const struct tune_training *training) {
-  return (struct ob_cost_task){.elements = (size_t)training->parameters,
-                               .hosts = training->hosts,
-                               .ranks_per_host = training->ranks_per_host};
+static struct tune_exchange dense(const struct ob_costs *costs, const struct ob_cost_task *task) {
+  double ranks = task->hosts * task->ranks_per_host;
+  return (struct tune_exchange){ob_cost_mpi_seconds(costs, task, 4),
+                                task->hosts > 1 ? 8 * (ranks - 1) / ranks * (double)task->elements
+                                                : 0};
 }
 
-static double one_bit(const struct ob_costs *costs, const struct tune_training *training,
-                      onebit_schedule_t schedule) {
-  struct ob_cost_task task = task_of(training);
+static struct tune_exchange half(const struct ob_costs *costs, const struct ob_cost_task *task) {
+  double converting = (costs->load + costs->convert) * ob_cost_sharing(costs, task);
+  return (struct tune_exchange){ob_cost_mpi_seconds(costs, task, 2) +
+                                    (double)task->elements * converting,
+                                dense(costs, task).host_bytes / 2};
+}
+
+/* Hierarchical falls back to exchange. */
+static struct tune_exchange one_bit(const struct ob_costs *costs, struct ob_cost_task task,
+                                    onebit_schedule_t schedule) {
   struct ob_cost_choice choice;
-  task.schedule = schedule; /* hierarchical falls back to exchange */
+  task.schedule = schedule;
   ob_cost_choose(costs, &task, &choice);
-  return choice.seconds;
+  if (!ob_cost_possible(&task, schedule, ONEBIT_WIRE_BITS))
+    schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  return (struct tune_exchange){choice.seconds,
+                                ob_cost_host_bytes(&task, schedule, ONEBIT_WIRE_BITS)};
 }
 
-static double half_seconds(const struct ob_costs *costs, const struct tune_training *training) {
-  struct ob_cost_task task = task_of(training);
-  return ob_cost_mpi_seconds(costs, &task, 2) +
-         training->parameters * (costs->load + costs->convert) * ob_cost_sharing(costs, &task);
-}
-
-double tune_exchange_seconds(const struct ob_costs *costs, const struct tune_training *training,
-                             enum tune_method method) {
-  struct ob_cost_task task = task_of(training);
-  struct tune_policy policy = tune_policy(training->steps);
-  double dense = ob_cost_mpi_seconds(costs, &task, 4);
+struct tune_exchange tune_exchange(const struct ob_costs *costs,
+                                   const struct tune_training *training, enum tune_method method) {
+  struct ob_cost_task task = {.elements = (size_t)training->parameters,
+                              .hosts = training->hosts,
+                              .ranks_per_host = training->ranks_per_host};
   if (method == TUNE_DENSE)
-    return dense;
+    return dense(costs, &task);
   if (method == TUNE_HALF)
-    return half_seconds(costs, training);
-  double flat = one_bit(costs, training, ONEBIT_SCHEDULE_EXCHANGE);
+    return half(costs, &task);
+  struct tune_exchange flat = one_bit(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
   if (method == TUNE_FLAT)
     return flat;
-  double levels = one_bit(costs, training, ONEBIT_SCHEDULE_HIERARCHICAL);
+  struct tune_exchange levels = one_bit(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
   if (method == TUNE_HIERARCHICAL)
     return levels;
-  return policy.one_bit * fmin(flat, levels) + policy.dense * dense;
+  struct tune_policy policy = tune_policy(training->steps);
+  struct tune_exchange bits = levels.seconds < flat.seconds ? levels : flat;
+  struct tune_exchange full = dense(costs, &task);
+  return (struct tune_exchange){policy.one_bit * bits.seconds + policy.dense * full.seconds,
+                                policy.one_bit * bits.host_bytes + policy.dense * full.host_bytes};
 }
 
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap) {
-  double exchange = tune_exchange_seconds(costs, training, method);
+  double exchange = tune_exchange(costs, training, method).seconds;
   if (overlap)
     exchange = fmax(exchange - TUNE_HIDING * training->compute, TUNE_EXPOSED * exchange);
   return training->compute + exchange;
-}
-
-double tune_host_bytes(const struct ob_costs *costs, const struct tune_training *training,
-                       enum tune_method method) {
-  struct ob_cost_task task = task_of(training);
-  struct tune_policy policy = tune_policy(training->steps);
-  double ranks = training->hosts * training->ranks_per_host;
-  double dense = training->hosts > 1 ? 2 * (ranks - 1) / ranks * 4 * training->parameters : 0;
-  if (method == TUNE_DENSE)
-    return dense;
-  if (method == TUNE_HALF)
-    return dense / 2;
-  double flat = ob_cost_host_bytes(&task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS);
-  bool possible = ob_cost_possible(&task, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS);
-  double levels =
-      possible ? ob_cost_host_bytes(&task, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS) : flat;
-  if (method == TUNE_FLAT)
-    return flat;
-  if (method == TUNE_HIERARCHICAL)
-    return levels;
-  bool by_levels = tune_exchange_seconds(costs, training, TUNE_HIERARCHICAL) <
-                   tune_exchange_seconds(costs, training, TUNE_FLAT);
-  return policy.one_bit * (by_levels ? levels : flat) + policy.dense * dense;
 }
 
 /* Seconds that the method saves at a bandwidth. */
@@ -95,8 +81,8 @@ static double saved(const struct ob_costs *costs, const struct tune_training *tr
   other.between.bandwidth = bandwidth;
   other.mpi_byte /= faster;
   other.between.byte /= faster;
-  return tune_exchange_seconds(&other, training, TUNE_DENSE) -
-         tune_exchange_seconds(&other, training, method);
+  return tune_exchange(&other, training, TUNE_DENSE).seconds -
+         tune_exchange(&other, training, method).seconds;
 }
 
 /* By bisection in the logarithm, from a modem to more than memory has: 60 halvings of 24 octaves

@@ -41,14 +41,14 @@ struct tune_policy tune_policy(double steps);
 #define TUNE_HIDING  (2.0 / 3)
 #define TUNE_EXPOSED (1.0 / 25)
 
-double tune_exchange_seconds(const struct ob_costs *costs, const struct tune_training *training,
-                             enum tune_method method);
+/* An exchange of all parameters. */
+struct tune_exchange {
+  double seconds, host_bytes; /* bytes out of a host */
+};
+struct tune_exchange tune_exchange(const struct ob_costs *costs,
+                                   const struct tune_training *training, enum tune_method method);
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap);
-
-/* Bytes out of a host, a step. */
-double tune_host_bytes(const struct ob_costs *costs, const struct tune_training *training,
-                       enum tune_method method);
 
 /* The bandwidth between hosts, in bytes a second, above which a dense step is as fast as the
  * method's without overlap. INFINITY: compression pays at any; 0: at none. Assumed: what moves the

@@ -1,0 +1,324 @@
+/* Whole calls: MPI_Allreduce, and onebit_allreduce by its schedules. First those to which the model
+ * is fitted, each alone; then the candidates in turn, at a ladder of sizes, for what the model is
+ * off by. */
+#include <math.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "bench/bench.h"
+#include "onebit/mpi.h"
+#include "tools/tune/run_mpi.h"
+
+/* Points are measured so often, for the best median of each: what disturbs a machine lasts for
+ * longer than the calls of a point do. */
+#define TURNS     3
+#define MAX_CALLS 60
+
+#define LARGEST       ((size_t)64 << 20)
+#define LARGEST_QUICK ((size_t)16 << 20)
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* --- Calls in turn -----------------------------------------------------------------------------*/
+
+struct contest {
+  struct tune_run *run;
+  onebit_comm_t comm;
+  float *send, *receive;
+  size_t count; /* of what takes part */
+  struct tune_point point[OB_COST_CANDIDATES];
+  onebit_plan_t plan[OB_COST_CANDIDATES];
+  double times[OB_COST_CANDIDATES][MAX_CALLS];
+};
+
+static bool say(const struct contest *contest, const struct tune_point *point) {
+  if (contest->run->rank == 0)
+    tune_complain("%zu elements: %s", point->task.elements, onebit_last_error());
+  return false;
+}
+
+/* What the library does not do is left out. False on all ranks after complaining. */
+static bool enter(struct contest *contest, struct tune_point point) {
+  const struct ob_cost_task *task = &point.task;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_info_t info = {.size = sizeof info};
+  onebit_plan_t plan = NULL;
+  if (!point.mpi) {
+    options.schedule = task->schedule;
+    options.wire = task->wire;
+    options.chunk_size = task->chunk;
+    if (!ob_cost_possible(task, task->schedule, task->wire))
+      return true;
+    onebit_status_t status = onebit_plan_create(contest->comm, task->elements, &options, &plan);
+    if (status != ONEBIT_OK)
+      return status == ONEBIT_ERROR_UNSUPPORTED || say(contest, &point);
+    onebit_plan_get_info(plan, &info);
+    if (info.schedule != options.schedule || info.wire != options.wire) {
+      onebit_plan_destroy(plan);
+      return true;
+    }
+  }
+  contest->point[contest->count] = point;
+  contest->plan[contest->count++] = plan;
+  return true;
+}
+
+/* Seconds of a call on the slowest rank. */
+static bool call(const struct contest *contest, size_t k, double *seconds) {
+  const struct tune_point *point = &contest->point[k];
+  onebit_status_t status = ONEBIT_OK;
+  MPI_Barrier(MPI_COMM_WORLD);
+  double start = ob_seconds();
+  if (point->mpi)
+    MPI_Allreduce(contest->send, contest->receive, (int)point->task.elements, MPI_FLOAT, MPI_SUM,
+                  MPI_COMM_WORLD);
+  else
+    status = onebit_allreduce(contest->send, contest->receive, contest->plan[k]);
+  *seconds = tune_largest(ob_seconds() - start);
+  return status == ONEBIT_OK || say(contest, point);
+}
+
+/* Each takes part in as many rounds as there is time for, which the first one tells; a median below
+ * what was measured before takes its place. */
+static bool hold(struct contest *contest, double seconds, int min_calls) {
+  int calls = MAX_CALLS;
+  for (int i = -1; contest->count && i < calls; i++) {
+    double time, all = 0;
+    for (size_t k = 0; k < contest->count; k++) {
+      if (!call(contest, k, &time))
+        return false; /* on all ranks */
+      all += time;
+      if (i >= 0)
+        contest->times[k][i] = time;
+    }
+    if (i == -1)
+      calls = (int)fmin(MAX_CALLS, fmax(min_calls, seconds / all));
+  }
+  for (size_t k = 0; k < contest->count; k++)
+    contest->point[k].measured =
+        fmin(contest->point[k].measured, bench_statistics(contest->times[k], (size_t)calls).median);
+  return true;
+}
+
+static void end(struct contest *contest) {
+  for (size_t k = 0; k < contest->count; k++)
+    onebit_plan_destroy(contest->plan[k]);
+  contest->count = 0;
+}
+
+static bool begin(struct tune_run *run, struct contest *contest) {
+  size_t count = (run->options->quick ? LARGEST_QUICK : LARGEST) / sizeof(float);
+  *contest = (struct contest){.run = run,
+                              .send = ob_allocate(count, sizeof(float)),
+                              .receive = ob_allocate(count, sizeof(float))};
+  if (!tune_all_well(contest->send && contest->receive)) {
+    tune_complain("no memory for buffers of %zu bytes on every rank", 4 * count);
+    return false;
+  }
+  bench_fill(contest->send, count, (uint64_t)run->rank + 1);
+  return onebit_comm_create_mpi(MPI_COMM_WORLD, &contest->comm) == ONEBIT_OK;
+}
+
+static struct tune_point point_of(const struct contest *contest, size_t bytes,
+                                  onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk) {
+  struct tune_point point = {.task = contest->run->cluster, .measured = INFINITY};
+  point.task.elements = bytes / sizeof(float);
+  point.task.schedule = schedule;
+  point.task.wire = wire;
+  point.task.chunk = chunk;
+  return point;
+}
+
+/* --- What the model is fitted to ---------------------------------------------------------------*/
+
+#define POINT_SECONDS 0.2
+
+/* Bytes as float32, smallest first; left out when quick; chunk 0: MPI_Allreduce. */
+static const struct wanted {
+  size_t bytes;
+  bool full;
+  size_t chunk;
+  onebit_schedule_t schedule;
+  onebit_wire_t wire;
+} wants[] = {
+#define MPI(bytes, full)                                                                           \
+  { bytes, full, 0, 0, 0 }
+#define BITS(bytes, full, chunk, schedule)                                                         \
+  { bytes, full, chunk, ONEBIT_SCHEDULE_##schedule, ONEBIT_WIRE_BITS }
+#define DENSE(bytes, full, chunk, schedule)                                                        \
+  { bytes, full, chunk, ONEBIT_SCHEDULE_##schedule, ONEBIT_WIRE_DENSE }
+    MPI(4, false),
+    MPI(4096, true),
+    MPI(65536, false),
+    MPI(262144, true),
+    MPI(1 << 20, false),
+    MPI(4 << 20, false),
+    MPI(16 << 20, true),
+    BITS(4, false, 65536, EXCHANGE),
+    BITS(65536, false, 65536, EXCHANGE),
+    BITS(262144, true, 65536, EXCHANGE),
+    BITS(1 << 20, false, 65536, EXCHANGE),
+    BITS(4 << 20, false, 65536, EXCHANGE),
+    BITS(16 << 20, false, 65536, EXCHANGE),
+    BITS(64 << 20, true, 65536, EXCHANGE),
+    BITS(16 << 20, true, 8192, EXCHANGE),
+    BITS(16 << 20, true, 262144, EXCHANGE),
+    DENSE(65536, true, 65536, EXCHANGE),
+    DENSE(1 << 20, true, 65536, EXCHANGE),
+    BITS(65536, false, 65536, ALLGATHER),
+    BITS(1 << 20, true, 65536, ALLGATHER),
+    BITS(16 << 20, true, 65536, ALLGATHER),
+    BITS(65536, false, 65536, HIERARCHICAL),
+    BITS(1 << 20, false, 65536, HIERARCHICAL),
+    BITS(16 << 20, false, 65536, HIERARCHICAL),
+};
+
+/* What was measured of a turn: the point stays INFINITY where it is not possible. */
+static bool measure_alone(struct contest *contest, struct tune_point *point) {
+  bool well = enter(contest, *point) && hold(contest, POINT_SECONDS, 2);
+  if (contest->count)
+    *point = contest->point[0];
+  end(contest);
+  return well;
+}
+
+static bool measure_points(struct contest *contest, struct tune_points *points) {
+  struct tune_point all[COUNT(wants)];
+  bool well = true;
+  for (size_t k = 0; k < COUNT(wants); k++) {
+    const struct wanted *want = &wants[k];
+    all[k] = point_of(contest, want->bytes, want->schedule, want->wire, want->chunk);
+    all[k].mpi = want->chunk == 0;
+  }
+  for (int turn = 0; turn < TURNS; turn++)
+    for (size_t k = 0; well && k < COUNT(wants); k++)
+      if (!contest->run->options->quick || !wants[k].full)
+        well = measure_alone(contest, &all[k]);
+  for (size_t k = 0; well && k < COUNT(wants); k++)
+    if (isfinite(all[k].measured))
+      points->point[points->count++] = all[k];
+  return well;
+}
+
+/* --- What corrects the model -------------------------------------------------------------------*/
+
+/* A size has so many seconds a turn, and each candidate so many calls. */
+#define SIZE_SECONDS       0.5
+#define SIZE_SECONDS_QUICK 0.1
+#define MIN_CALLS          3
+
+/* Not measured: what takes long, and what the model calls so many times slower than the best that
+ * no correction will make it the choice, unless it takes hardly any time. */
+#define HOPELESS 4
+#define HARDLY   0.005
+#define TOO_LONG 1.5
+
+/* Close together where schedules cross. Bytes as float32. */
+static const size_t ladder[] = {64,      1024,    4096,    16384,   65536,    131072,  262144,
+                                1 << 19, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20};
+
+/* Where an exchange has several messages to each peer. The first chunk is preferred: another one
+ * must be faster by more than noise. */
+static const size_t chunk_sizes[] = {4 << 20, 16 << 20, 64 << 20};
+static const size_t chunks[] = {131072, 65536, 262144};
+#define WORTH 0.98
+
+static bool too_large(const struct contest *contest, size_t bytes) {
+  return bytes > (contest->run->options->quick ? LARGEST_QUICK : LARGEST);
+}
+
+static bool hold_size(struct contest *contest) {
+  return hold(contest, contest->run->options->quick ? SIZE_SECONDS_QUICK : SIZE_SECONDS, MIN_CALLS);
+}
+
+/* With the chunk that a plan would take. */
+static struct tune_point entrant(const struct contest *contest, size_t bytes, size_t candidate) {
+  const struct ob_cost_candidate *of = &ob_cost_candidates[candidate];
+  struct tune_point point = point_of(contest, bytes, of->schedule, of->wire, 0);
+  struct ob_cost_choice choice;
+  ob_cost_choose(&contest->run->costs, &point.task, &choice);
+  point.task.chunk = choice.chunk;
+  point.candidate = candidate;
+  point.predicted = tune_point_seconds(&contest->run->costs, &point);
+  return point;
+}
+
+static bool measure_chunks(struct contest *contest, size_t bytes) {
+  struct tune_point point = entrant(contest, bytes, 0);
+  bool well = true;
+  size_t best = 0;
+  if (point.predicted > TOO_LONG || too_large(contest, bytes))
+    return true;
+  for (size_t k = 0; well && k < COUNT(chunks); k++) {
+    point.task.chunk = chunks[k];
+    well = enter(contest, point);
+  }
+  well = well && hold_size(contest);
+  for (size_t k = 1; well && k < contest->count; k++)
+    if (contest->point[k].measured < WORTH * contest->point[best].measured)
+      best = k;
+  if (well && contest->count)
+    ob_cost_add_point(&contest->run->costs.measured.chunk, (double)bytes,
+                      (double)contest->point[best].task.chunk);
+  end(contest);
+  return well;
+}
+
+/* The least measured/model of each candidate at a size; INFINITY: not measured. */
+static bool measure_factors(struct contest *contest, size_t bytes,
+                            double factors[OB_COST_CANDIDATES]) {
+  struct tune_point points[OB_COST_CANDIDATES];
+  double best = INFINITY;
+  bool well = true;
+  for (size_t k = 0; k < OB_COST_CANDIDATES; k++) {
+    points[k] = entrant(contest, bytes, k);
+    best = fmin(best, points[k].predicted);
+  }
+  for (size_t k = 0; well && k < OB_COST_CANDIDATES; k++)
+    if (points[k].predicted <= fmin(fmax(HOPELESS * best, HARDLY), TOO_LONG))
+      well = enter(contest, points[k]);
+  well = well && hold_size(contest);
+  for (size_t k = 0; well && k < contest->count; k++) {
+    const struct tune_point *point = &contest->point[k];
+    factors[point->candidate] = fmin(factors[point->candidate], point->measured / point->predicted);
+  }
+  end(contest);
+  return well;
+}
+
+/* The factors are put in place last: until then plans are the model's. */
+static bool measure_corrections(struct contest *contest) {
+  double factors[COUNT(ladder)][OB_COST_CANDIDATES];
+  bool well = true;
+  for (size_t i = 0; well && i < COUNT(chunk_sizes); i++)
+    well = measure_chunks(contest, chunk_sizes[i]);
+  for (size_t i = 0; i < COUNT(ladder); i++)
+    for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
+      factors[i][k] = INFINITY;
+  for (int turn = 0; turn < TURNS; turn++)
+    for (size_t i = 0; well && i < COUNT(ladder) && !too_large(contest, ladder[i]); i++)
+      well = measure_factors(contest, ladder[i], factors[i]);
+  for (size_t i = 0; i < COUNT(ladder); i++)
+    for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
+      if (isfinite(factors[i][k]))
+        ob_cost_add_point(&contest->run->costs.measured.factor[k], (double)ladder[i],
+                          fmax(OB_COST_FACTOR_LEAST, fmin(factors[i][k], OB_COST_FACTOR_MOST)));
+  return well;
+}
+
+/* The model is fitted on one rank, since all must have the same, and then corrected, where it can
+ * be told when the corrections apply. */
+bool tune_calls(struct tune_run *run, struct tune_points *points) {
+  static struct contest contest;
+  bool well = begin(run, &contest) && measure_points(&contest, points);
+  if (well) {
+    if (run->rank == 0)
+      tune_fit(&run->costs, points);
+    MPI_Bcast(&run->costs, (int)sizeof run->costs, MPI_BYTE, 0, MPI_COMM_WORLD);
+    well = run->cluster.ranks_per_host == 0 || measure_corrections(&contest);
+  }
+  onebit_comm_destroy(contest.comm);
+  ob_release(contest.send);
+  ob_release(contest.receive);
+  return well;
+}

@@ -1,0 +1,339 @@
+/* onebit-tune under mpirun: finds out who is where, measures links and the codec, and has whole
+ * calls measured. */
+#define _DEFAULT_SOURCE
+#include "tools/tune/run_mpi.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "bench/bench_passes.h"
+#include "compression/codec.h"
+
+/* Waits for all ranks without taking a core from them, as MPI_Barrier may. */
+static void wait_asleep(MPI_Comm comm) {
+  MPI_Request request;
+  const struct timespec moment = {.tv_nsec = 500000};
+  int done = 0;
+  MPI_Ibarrier(comm, &request);
+  for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
+       MPI_Test(&request, &done, MPI_STATUS_IGNORE))
+    nanosleep(&moment, NULL);
+}
+
+double tune_largest(double value) {
+  MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return value;
+}
+
+bool tune_all_well(bool well) { return tune_largest(well ? 0 : 1) == 0; }
+
+/* --- The codec: of one rank alone, and of the ranks of one host at once, which says how many cores
+ * --- they have ---------------------------------------------------------------------------------*/
+
+/* Larger than caches, smaller than what the ranks of a full host have no memory for: some ten
+ * arrays of 16 MiB. */
+#define ELEMENTS ((size_t)4 << 20)
+#define STREAMS  8
+#define TURNS    3
+
+/* Slowdowns below this are memory's, or noise: the ranks have a core each. */
+#define SHARING 1.4
+
+enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
+
+/* Means: ranks that take turns on a core have the medians of those that do not. */
+static bool time_passes(struct bench_passes *passes, bool quick, double seconds[PASSES]) {
+  const struct bench_options options = {.iterations = quick ? 2 : 5, .warmups = 1};
+  struct bench_rounds rounds = {.count = 0};
+  bench_rounds_add(&rounds, &bench_compress, 0);
+  bench_rounds_add(&rounds, &bench_reduce, 2);
+  bench_rounds_add(&rounds, &bench_reduce, STREAMS);
+  bench_rounds_add(&rounds, &bench_store, 0);
+  bench_rounds_add(&rounds, &bench_memcpy, 0);
+  bool well = bench_rounds_run(&rounds, &options, passes) == BENCH_OK;
+  for (int k = 0; well && k < PASSES; k++)
+    seconds[k] = bench_statistics(rounds.entries[k].times, rounds.rounds).mean / (double)ELEMENTS;
+  bench_rounds_destroy(&rounds);
+  return well;
+}
+
+/* The ranks that are asked work, the others sleep. Seconds an element, of rank 0. */
+static bool time_some(struct bench_passes *passes, bool asked, bool quick, double seconds[PASSES]) {
+  wait_asleep(MPI_COMM_WORLD);
+  bool well = !asked || time_passes(passes, quick, seconds);
+  wait_asleep(MPI_COMM_WORLD);
+  MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  return well;
+}
+
+/* Whether all ranks run on one kernel, whatever the names of their hosts, as in containers and
+ * emulated clusters, whose hosts share its cores. Told by the boot ID of Linux; elsewhere every
+ * host counts as a machine. */
+static bool one_machine(void) {
+  char boot[2][64], own[64] = "";
+  FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+  bool known = file && fgets(own, sizeof own, file);
+  if (file)
+    fclose(file);
+  MPI_Allreduce(own, boot[0], sizeof own, MPI_SIGNED_CHAR, MPI_MIN, MPI_COMM_WORLD);
+  MPI_Allreduce(own, boot[1], sizeof own, MPI_SIGNED_CHAR, MPI_MAX, MPI_COMM_WORLD);
+  return tune_all_well(known) && memcmp(boot[0], boot[1], sizeof own) == 0;
+}
+
+static void set_codec_costs(struct tune_run *run, const double *alone, const double *host) {
+  struct ob_costs *costs = &run->costs;
+  double slowdown = host[COMPRESS] / alone[COMPRESS];
+  costs->compress = alone[COMPRESS];
+  costs->reduce_stream = fmax(0, (alone[REDUCE_8] - alone[REDUCE_2]) / (STREAMS - 2));
+  costs->reduce = fmax(0, alone[REDUCE_2] - 2 * costs->reduce_stream);
+  costs->apply = alone[STORE];
+  costs->load = costs->convert = alone[COPY];
+  costs->add = alone[COPY] / 2; /* reads, and hardly writes */
+  costs->cores_per_host = slowdown > SHARING ? run->cluster.most_ranks / slowdown : 0;
+  costs->cores_shared =
+      run->cluster.hosts > 1 && one_machine() ? (double)sysconf(_SC_NPROCESSORS_ONLN) : 0;
+}
+
+static bool measure_codec(struct tune_run *run) {
+  const struct bench_options options = {.threads = 1, .streams = {STREAMS}, .stream_count = 1};
+  struct bench_passes passes;
+  double alone[PASSES] = {1, 1, 1, 1, 1}, host[PASSES] = {1, 1, 1, 1, 1};
+  int beside_first = run->rank == 0;
+  bool quick = run->options->quick;
+  bool well = bench_passes_create(&options, ELEMENTS, STREAMS, &passes) == BENCH_OK;
+  MPI_Allreduce(MPI_IN_PLACE, &beside_first, 1, MPI_INT, MPI_MAX, run->host);
+  if (tune_all_well(well)) {
+    for (int turn = 0; turn < TURNS; turn++) {
+      well &= time_some(&passes, run->rank == 0, quick, alone);
+      well &= time_some(&passes, beside_first, quick, host);
+    }
+    set_codec_costs(run, alone, host);
+  }
+  bench_passes_destroy(&passes);
+  return tune_all_well(well);
+}
+
+/* --- Links: ping-pong, messages both ways at once, and many small ones -------------------------*/
+
+#define TAG 1
+
+/* Messages in flight, as large as a plan's: less than the queues of a switch hold, or what is
+ * measured is how TCP recovers. Windows of these follow each other until a round takes long enough
+ * that a burst which the link lets through at once does not matter. */
+#define FLOW_BYTES    8192
+#define FLOW_MESSAGES 16
+#define FLOW_WINDOWS  8
+#define ROUND_SECONDS 0.12
+
+/* Small messages in flight, whose bytes weigh nothing. */
+#define SMALL_WINDOWS 4
+#define ROUNDS        15
+
+struct flow {
+  MPI_Comm comm;
+  int rank, size;
+};
+
+/* Seconds one way, between the first two ranks: the median of the rounds. */
+static double ping_pong(const struct flow *flow, int trips) {
+  double times[ROUNDS] = {0};
+  char byte = 0;
+  int peer = 1 - flow->rank;
+  for (int round = 0; round < ROUNDS; round++) {
+    double start = ob_seconds();
+    for (int i = 0; i < trips; i++) {
+      if (flow->rank == 0)
+        MPI_Send(&byte, 1, MPI_CHAR, peer, TAG, flow->comm);
+      MPI_Recv(&byte, 1, MPI_CHAR, peer, TAG, flow->comm, MPI_STATUS_IGNORE);
+      if (flow->rank == 1)
+        MPI_Send(&byte, 1, MPI_CHAR, peer, TAG, flow->comm);
+    }
+    times[round] = (ob_seconds() - start) / (2 * trips);
+  }
+  return bench_statistics(times, ROUNDS).median;
+}
+
+/* All send to the next rank and receive from the one before; one way: rank 0 sends to rank 1. */
+static void stream_window(const struct flow *flow, int bytes, bool one_way) {
+  static char out[FLOW_BYTES], in[FLOW_MESSAGES][FLOW_BYTES];
+  MPI_Request requests[2 * FLOW_MESSAGES];
+  MPI_Status statuses[2 * FLOW_MESSAGES]; /* MPICH's way to ignore them is a warning of gcc's */
+  int to = (flow->rank + 1) % flow->size, from = (flow->rank + flow->size - 1) % flow->size, n = 0;
+  for (int i = 0; i < FLOW_MESSAGES && (!one_way || flow->rank == 1); i++)
+    MPI_Irecv(in[i], bytes, MPI_CHAR, from, TAG, flow->comm, &requests[n++]);
+  for (int i = 0; i < FLOW_MESSAGES && (!one_way || flow->rank == 0); i++)
+    MPI_Isend(out, bytes, MPI_CHAR, to, TAG, flow->comm, &requests[n++]);
+  MPI_Waitall(n, requests, statuses);
+}
+
+/* Seconds of a round, of the slowest rank: of the best round, since a link is as fast as it once
+ * was. */
+static double stream(const struct flow *flow, int bytes, bool one_way, int windows, int rounds) {
+  double best = INFINITY, time;
+  for (int round = -1; round < rounds; round++) {
+    MPI_Barrier(flow->comm);
+    double start = ob_seconds();
+    for (int i = 0; i < windows; i++)
+      stream_window(flow, bytes, one_way);
+    time = ob_seconds() - start;
+    MPI_Allreduce(MPI_IN_PLACE, &time, 1, MPI_DOUBLE, MPI_MAX, flow->comm);
+    if (round >= 0)
+      best = fmin(best, time);
+  }
+  return best;
+}
+
+/* Every rank gets the same number of windows from the time of the first ones. */
+static double bandwidth(const struct flow *flow, bool one_way, bool quick) {
+  double first = stream(flow, FLOW_BYTES, one_way, FLOW_WINDOWS, 3);
+  int windows = (int)fmax(FLOW_WINDOWS, fmin(4096, FLOW_WINDOWS * ROUND_SECONDS / first));
+  return (double)FLOW_BYTES * FLOW_MESSAGES * windows /
+         stream(flow, FLOW_BYTES, one_way, windows, quick ? 3 : 7);
+}
+
+/* The ranks of one communicator, of which every pair is alike. */
+static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bool quick) {
+  struct flow flow = {.comm = comm};
+  MPI_Comm_rank(comm, &flow.rank);
+  MPI_Comm_size(comm, &flow.size);
+  if (flow.size < 2)
+    return;
+  if (flow.rank < 2)
+    link->latency = ping_pong(&flow, quick ? 10 : 40);
+  wait_asleep(comm);
+  /* Each was sent, and another received, on a core that may be shared. */
+  link->message = stream(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
+                  (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
+  /* What an exchange reaches of the link both ways is fitted; this is what the link can do. */
+  link->bandwidth = bandwidth(&flow, false, quick);
+  link->bandwidth = fmax(link->bandwidth, bandwidth(&flow, true, quick));
+  MPI_Bcast(link, sizeof *link, MPI_BYTE, 0, comm);
+}
+
+/* What cannot be measured (one host, one rank a host) stays as it is. */
+static void measure_links(struct tune_run *run) {
+  double sharing = ob_cost_sharing(&run->costs, &run->cluster);
+  measure_link(run->host, &run->costs.inside, sharing, run->options->quick);
+  if (run->cluster.most_ranks > 1) /* on the same core a byte is copied twice, once by each side */
+    run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
+  wait_asleep(MPI_COMM_WORLD);
+  if (run->leaders != MPI_COMM_NULL)
+    measure_link(run->leaders, &run->costs.between, sharing, run->options->quick);
+  wait_asleep(MPI_COMM_WORLD);
+  MPI_Bcast(&run->costs, sizeof run->costs, MPI_BYTE, 0, MPI_COMM_WORLD);
+}
+
+/* --- Who is where, and the file ----------------------------------------------------------------*/
+
+static int combined(int value, MPI_Op op) {
+  MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, op, MPI_COMM_WORLD);
+  return value;
+}
+
+static void find_cluster(struct tune_run *run) {
+  int host_rank, on_host;
+  MPI_Comm_rank(MPI_COMM_WORLD, &run->rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &run->cluster.ranks);
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &run->host);
+  MPI_Comm_rank(run->host, &host_rank);
+  MPI_Comm_size(run->host, &on_host);
+  MPI_Comm_split(MPI_COMM_WORLD, host_rank ? MPI_UNDEFINED : 0, run->rank, &run->leaders);
+  run->cluster.hosts = combined(host_rank == 0, MPI_SUM);
+  run->cluster.most_ranks = combined(on_host, MPI_MAX);
+  run->cluster.ranks_per_host = combined(on_host, MPI_MIN) == run->cluster.most_ranks ? on_host : 0;
+}
+
+/* Found out before anything is measured: it would be for nothing. On rank 0. */
+static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_ROOM]) {
+  if (options->dry_run || (!options->output && ob_tuning_path(path)))
+    return true;
+  if (!options->output)
+    tune_complain("the environment names no file to write: give --output, or --dry-run");
+  else if (*options->output && strlen(options->output) < OB_TUNING_PATH_ROOM)
+    return strcpy(path, options->output);
+  else
+    tune_complain("--output: not a path");
+  return false;
+}
+
+/* Collective over the leaders; rank 0 writes. */
+static bool write_file(const struct tune_run *run, const char *path) {
+  size_t hosts = (size_t)run->cluster.hosts;
+  struct ob_tuning_origin origin = {.host_count = hosts};
+  char(*names)[OB_TUNING_NAME_ROOM] = ob_allocate(hosts, sizeof *names), name[sizeof *names] = "";
+  const char **list = ob_allocate(hosts, sizeof *list);
+  char library[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length;
+  time_t now = time(NULL);
+  if (!names || !list) {
+    tune_complain("no memory for the names of %zu hosts", hosts);
+    MPI_Abort(MPI_COMM_WORLD, TUNE_FAILED);
+  }
+  gethostname(name, sizeof name - 1);
+  MPI_Gather(name, sizeof name, MPI_CHAR, names, sizeof name, MPI_CHAR, 0, run->leaders);
+  for (size_t k = 0; k < hosts; k++)
+    list[k] = names[k];
+  origin.hosts = list;
+  MPI_Get_library_version(library, &length);
+  library[strcspn(library, ",\r\n")] = '\0';
+  snprintf(origin.mpi, sizeof origin.mpi, "%.*s", OB_TUNING_WORDS_ROOM - 1, library);
+  strftime(origin.date, sizeof origin.date, "%Y-%m-%d", gmtime(&now));
+  bool well = run->rank != 0 || tune_write(path, &run->costs, &origin);
+  if (well && run->rank == 0)
+    printf("\n# Written: %s\n", path);
+  ob_release(list);
+  ob_release(names);
+  return well;
+}
+
+/* --- All of it ---------------------------------------------------------------------------------*/
+
+static bool measure(struct tune_run *run, struct tune_points *points) {
+  const struct ob_codec *codec;
+  if (!tune_all_well(ob_codec_choose(&codec) == ONEBIT_OK)) {
+    tune_complain("no codec: %s", onebit_last_error());
+    return false;
+  }
+  ob_costs_default(codec->name, &run->costs);
+  run->costs.hosts = run->cluster.hosts;
+  run->costs.ranks_per_host = run->cluster.ranks_per_host;
+  if (!measure_codec(run))
+    return false;
+  measure_links(run);
+  return run->cluster.ranks == 1 || tune_calls(run, points);
+}
+
+static bool conclude(struct tune_run *run, const char *path, const struct tune_points *points) {
+  bool alone = run->cluster.ranks == 1;
+  if (run->rank == 0) {
+    tune_report_links(&run->cluster, &run->costs);
+    if (alone)
+      printf(
+          "# One rank: there is nothing to exchange, so nothing to decide; no file is written.\n");
+    else {
+      snprintf(run->costs.source, sizeof run->costs.source, "measured just now");
+      tune_report_points(points, run->costs.residual);
+      tune_report_decisions(&run->costs, &run->cluster);
+    }
+  }
+  return alone || run->options->dry_run || run->leaders == MPI_COMM_NULL || write_file(run, path);
+}
+
+int tune_run(const struct tune_options *options) {
+  struct tune_run run = {.options = options};
+  struct tune_points points = {.count = 0};
+  char path[OB_TUNING_PATH_ROOM] = "";
+  find_cluster(&run);
+  bool well = tune_all_well(run.rank != 0 || find_path(options, path)) && measure(&run, &points) &&
+              conclude(&run, path, &points);
+  well = tune_all_well(well);
+  MPI_Comm_free(&run.host);
+  if (run.leaders != MPI_COMM_NULL)
+    MPI_Comm_free(&run.leaders);
+  return well ? TUNE_OK : TUNE_FAILED;
+}

@@ -1,0 +1,25 @@
+/* A run of onebit-tune under mpirun, as this rank sees it; all of it is collective. */
+#ifndef TOOLS_TUNE_RUN_MPI_H
+#define TOOLS_TUNE_RUN_MPI_H
+
+#include <mpi.h>
+
+#include "tools/tune/tune.h"
+
+struct tune_run {
+  const struct tune_options *options;
+  int rank;
+  MPI_Comm host, leaders;      /* leaders: the first ranks of hosts, MPI_COMM_NULL elsewhere */
+  struct ob_cost_task cluster; /* hosts and ranks */
+  struct ob_costs costs;
+};
+
+/* The largest of all ranks' values; whether all ranks are well. */
+double tune_largest(double value);
+bool tune_all_well(bool well);
+
+/* Whole calls: the times to which the model is fitted, and what it is off by afterwards, measured
+ * into costs.measured. False on all ranks after complaining. */
+bool tune_calls(struct tune_run *run, struct tune_points *points);
+
+#endif
