@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
@@ -261,15 +262,13 @@ const struct ob_transport ob_transport_nccl = {
     .destroy = destroy,
 };
 
-/* A host's name as a number (64-bit FNV-1a): what NCCL too goes by, NCCL_HOSTID before all. */
+/* A host's name as a number: what NCCL too goes by, NCCL_HOSTID before all. */
 static uint64_t host_number(void) {
   char name[256] = "";
   const char *given = getenv("NCCL_HOSTID");
   gethostname(name, sizeof name - 1);
-  uint64_t number = 0xcbf29ce484222325u;
-  for (const char *c = given && *given ? given : name; *c; c++)
-    number = (number ^ (unsigned char)*c) * 0x100000001b3u;
-  return number;
+  const char *host = given && *given ? given : name;
+  return ob_hash(OB_HASH_START, host, strlen(host));
 }
 
 /* Each tells the others how it fares and where it is: the first rank of the same host stands for

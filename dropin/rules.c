@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 
 static size_t size_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
 
@@ -57,15 +58,11 @@ size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t opera
   return min > 0 ? (size_t)min : 1; /* nothing is no call to compress */
 }
 
-/* FNV-1a. Field by field: a struct's padding is anything. */
-static uint64_t mix(uint64_t hash, uint64_t value) {
-  for (int shift = 0; shift < 64; shift += 8)
-    hash = (hash ^ (value >> shift & 0xff)) * 0x100000001b3U;
-  return hash;
-}
+/* Field by field: a struct's padding is anything. */
+static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value, sizeof value); }
 
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
-  uint64_t hash = mix(mix(0xcbf29ce484222325U, rules->min_bytes), rules->warmup);
+  uint64_t hash = mix(mix(OB_HASH_START, rules->min_bytes), rules->warmup);
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);

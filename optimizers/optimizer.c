@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 
 /* --- Options -----------------------------------------------------------------------------------*/
@@ -191,24 +192,16 @@ void *ob_optimizer_take(onebit_optimizer_t optimizer, size_t count, size_t size)
   return ob_allocate(count, size);
 }
 
-/* A fingerprint of numbers that must be the same on all ranks (64-bit FNV-1a). */
-static uint64_t fingerprint(uint64_t hash, const void *data, size_t bytes) {
-  const unsigned char *byte = data;
-  for (size_t i = 0; i < bytes; i++)
-    hash = (hash ^ byte[i]) * 0x100000001b3u;
-  return hash;
-}
-
 /* What the tensors have that must be the same on all ranks. */
 static void add_tensors(const onebit_tensor_t *tensors, size_t ntensors, uint64_t *counts,
                         uint64_t *constants) {
   for (size_t k = 0; k < ntensors; k++) {
     uint64_t count = tensors[k].count;
     unsigned char uncompressed = tensors[k].uncompressed != 0;
-    *counts = fingerprint(*counts, &count, sizeof count);
-    *constants = fingerprint(*constants, &tensors[k].weight_decay, sizeof(float));
-    *constants = fingerprint(*constants, &tensors[k].learning_rate_factor, sizeof(float));
-    *constants = fingerprint(*constants, &uncompressed, sizeof uncompressed);
+    *counts = ob_hash(*counts, &count, sizeof count);
+    *constants = ob_hash(*constants, &tensors[k].weight_decay, sizeof(float));
+    *constants = ob_hash(*constants, &tensors[k].learning_rate_factor, sizeof(float));
+    *constants = ob_hash(*constants, &uncompressed, sizeof uncompressed);
   }
 }
 
@@ -216,7 +209,7 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
                                         onebit_comm_t comm, onebit_status_t status,
                                         const onebit_tensor_t *tensors, size_t ntensors) {
   static const onebit_optimizer_options_t none;
-  uint64_t counts = 0xcbf29ce484222325u, constants = counts;
+  uint64_t counts = OB_HASH_START, constants = counts;
   if (status == ONEBIT_OK)
     add_tensors(tensors, ntensors, &counts, &constants);
   struct ob_term terms[3 + COMMON] = {
@@ -228,9 +221,7 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
   return ob_agree(comm, status, terms, 3 + COMMON);
 }
 
-static uint64_t name_of(const char *name) {
-  return fingerprint(0xcbf29ce484222325u, name, strlen(name));
-}
+static uint64_t name_of(const char *name) { return ob_hash(OB_HASH_START, name, strlen(name)); }
 
 /* The kind of optimizer comes first: what follows depends on it. */
 static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_comm_t comm,

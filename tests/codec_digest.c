@@ -5,15 +5,8 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "tests/codec_cases.h"
-
-/* 64-bit FNV-1a. */
-static uint64_t digest(const unsigned char *bytes, size_t size) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < size; i++)
-    hash = (hash ^ bytes[i]) * 0x100000001b3u;
-  return hash;
-}
 
 int main(int count, char **arguments) {
   const struct ob_codec *codec;
@@ -26,7 +19,7 @@ int main(int count, char **arguments) {
     unsigned char *bytes;
     codec_case_name(i, name, sizeof name);
     size_t size = codec_case_run(i, codec, &bytes);
-    printf("%s %zu %016" PRIx64 "\n", name, size, digest(bytes, size));
+    printf("%s %zu %016" PRIx64 "\n", name, size, ob_hash(OB_HASH_START, bytes, size));
     free(bytes);
   }
   return 0;

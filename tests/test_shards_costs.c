@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "onebit/statistics.h"
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
@@ -122,14 +123,6 @@ struct replicas {
   uint64_t hashes[RANKS][TRAINING];
 };
 
-static uint64_t hash_of(const void *data, size_t bytes) {
-  const unsigned char *byte = data;
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < bytes; i++)
-    hash = (hash ^ byte[i]) * 0x100000001b3u;
-  return hash;
-}
-
 /* Every rank pulls to a place of its own, with noise. */
 static void pull(const void *parameters, onebit_dtype_t dtype, float *gradient, int rank,
                  int step) {
@@ -149,7 +142,7 @@ static void train(onebit_comm_t comm, void *context) {
   for (int step = 0; step < TRAINING; step++) {
     pull(parameters, dtype, gradient, rank, step);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
-    replicas->hashes[rank][step] = hash_of(parameters, MODEL * dtype_size(dtype));
+    replicas->hashes[rank][step] = ob_hash(OB_HASH_START, parameters, MODEL * dtype_size(dtype));
   }
   onebit_optimizer_destroy(optimizer);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "tests/oracle.h"
 #include "tests/support.h"
 
@@ -262,14 +263,6 @@ struct replicas {
   uint64_t hashes[REPLICAS][LONG]; /* of the parameters; 0 where ranks may differ */
 };
 
-/* 64-bit FNV-1a. */
-static uint64_t hash_of(const char *parameters, size_t bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < bytes; i++)
-    hash = (hash ^ (unsigned char)parameters[i]) * 0x100000001b3u;
-  return hash;
-}
-
 static void replica_on_rank(onebit_comm_t comm, void *context) {
   struct replicas *replicas = context;
   int rank = onebit_comm_rank(comm);
@@ -280,7 +273,7 @@ static void replica_on_rank(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_step(run.optimizer, 0.01f), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_get_info(run.optimizer, &info), ONEBIT_OK);
     if (info.synchronized)
-      replicas->hashes[rank][step] = hash_of(run.parameters, COUNT * sizeof(float));
+      replicas->hashes[rank][step] = ob_hash(OB_HASH_START, run.parameters, COUNT * sizeof(float));
   }
   free_run(&run);
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "tests/support_zero_one.h"
 
 TestSuite(zero_one_alone, .timeout = 120);
@@ -61,15 +62,8 @@ static onebit_optimizer_info_t info_of(const struct learner *learner) {
   return info;
 }
 
-/* 64-bit FNV-1a. */
 static uint64_t hash_of(const struct learner *learner) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < COUNT; i++) {
-    uint32_t bits;
-    memcpy(&bits, &learner->parameters[i], sizeof bits);
-    hash = (hash ^ bits) * 0x100000001b3u;
-  }
-  return hash;
+  return ob_hash(OB_HASH_START, learner->parameters, COUNT * sizeof *learner->parameters);
 }
 
 /* --- Two thousand steps */

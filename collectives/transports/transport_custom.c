@@ -2,10 +2,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include <stdatomic.h>
 #include <stdint.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
@@ -275,15 +277,12 @@ static onebit_status_t check_rest(const onebit_transport_callbacks_t *call, bool
   return ONEBIT_OK;
 }
 
-/* The host as a number: FNV-1a of its name. */
+/* The host as a number. */
 static uint64_t host_number(const char *name) {
   char own[256] = "";
-  uint64_t hash = 0xcbf29ce484222325u;
   if (!name && gethostname(own, sizeof own - 1) == 0)
     name = own;
-  for (; name && *name; name++)
-    hash = (hash ^ (unsigned char)*name) * 0x100000001b3u;
-  return hash;
+  return ob_hash(OB_HASH_START, name ? name : "", name ? strlen(name) : 0);
 }
 
 static onebit_status_t agree(onebit_comm_t comm, onebit_status_t status, const char *host) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 
 enum { LINE = 80 }; /* no line is longer, with its end */
@@ -25,14 +26,6 @@ int ob_part_named(const char *name, uint64_t *generation) {
   return strcmp(name, again) == 0;
 }
 
-/* 64-bit FNV-1a: a manifest is short. */
-static uint64_t checksum_of(const char *text, size_t bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < bytes; i++)
-    hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3u;
-  return hash;
-}
-
 char *ob_manifest_text(const struct ob_manifest *manifest) {
   size_t room = ((size_t)manifest->ranks + 6) * LINE, used;
   char *text = ob_allocate(1, room);
@@ -45,7 +38,8 @@ char *ob_manifest_text(const struct ob_manifest *manifest) {
   for (int k = 0; k < manifest->ranks; k++)
     used += (size_t)snprintf(text + used, room - used, "part %d %" PRIu64 " %016" PRIx64 "\n", k,
                              manifest->parts[k].bytes, manifest->parts[k].checksum);
-  snprintf(text + used, room - used, "checksum %016" PRIx64 "\n", checksum_of(text, used));
+  snprintf(text + used, room - used, "checksum %016" PRIx64 "\n",
+           ob_hash(OB_HASH_START, text, used));
   return text;
 }
 

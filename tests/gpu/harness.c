@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "tests/gpu/harness_inside.h"
 
 static struct gpu_suite *suites;
@@ -50,12 +50,6 @@ struct options {
 
 static struct tally { size_t passed, failed, skipped; } tally;
 
-static double seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 static bool is_wanted(const char *name, const struct options *options) {
   if (options->test)
     return strcmp(name, options->test) == 0;
@@ -71,7 +65,7 @@ static bool device_is_here(void) {
 }
 
 static void run_test(const struct gpu_test *test, const char *name, const char *program) {
-  double start = seconds();
+  double start = ob_seconds();
   checks_begin();
   gpu_ranks_begin(program, name);
   if (test->without_device || device_is_here())
@@ -84,8 +78,8 @@ static void run_test(const struct gpu_test *test, const char *name, const char *
     tally.skipped++, outcome = "skipped";
   else
     tally.passed++;
-  printf("%-8s %-50s %8.2f s%s%s\n", outcome, name, seconds() - start, checks_skipped() ? "  " : "",
-         checks_skipped() ? checks_skipped() : "");
+  printf("%-8s %-50s %8.2f s%s%s\n", outcome, name, ob_seconds() - start,
+         checks_skipped() ? "  " : "", checks_skipped() ? checks_skipped() : "");
 }
 
 static void walk(const struct options *options) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "compression/numerics.h"
 #include "tests/codec_values.h"
 
@@ -159,16 +160,14 @@ onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream) {
 /* --- What is left behind */
 
 uint64_t digest(const void *bytes, size_t count) {
-  uint64_t number = 0xcbf29ce484222325u, word = 0;
+  uint64_t number = OB_HASH_START, word = 0;
   const char *at = bytes;
   for (; count >= sizeof word; count -= sizeof word, at += sizeof word) {
     memcpy(&word, at, sizeof word);
     number = (number ^ word) * 0x9e3779b97f4a7c15u;
     number ^= number >> 32;
   }
-  for (; count; count--, at++)
-    number = (number ^ (unsigned char)*at) * 0x100000001b3u;
-  return number;
+  return ob_hash(number, at, count);
 }
 
 static float *floats(size_t count) { return gpu_allocate(count, sizeof(float)); }

@@ -1,0 +1,18 @@
+/* A number for bytes: 64-bit FNV-1a (Fowler, Noll, Vo). Files and messages have such numbers. */
+#ifndef OB_BASE_HASH_H
+#define OB_BASE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Of no bytes. The number of some bytes is where that of all bytes behind them starts. */
+#define OB_HASH_START UINT64_C(0xcbf29ce484222325)
+
+static inline uint64_t ob_hash(uint64_t start, const void *bytes, size_t count) {
+  const unsigned char *byte = bytes;
+  for (size_t i = 0; i < count; i++)
+    start = (start ^ byte[i]) * UINT64_C(0x100000001b3);
+  return start;
+}
+
+#endif
