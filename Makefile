@@ -206,7 +206,7 @@ $(BUILD)/onebit-%: $(STATIC)
 BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c)) \
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
-$(BUILD)/onebit-info: $(filter-out $(only_cuda),$(call objects,tools/info/*.c)) $(RULES)
+$(BUILD)/onebit-info: $(BUILD)/tools/info.o $(RULES)
 # Its codec's speeds are those of onebit-bench's passes.
 DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c))
 TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR) \

@@ -70,6 +70,6 @@ Test(info, refuses_a_wrong_value_in_place) {
 }
 
 Test(info, takes_no_arguments) {
-  expect_said(program(0, "onebit-info --help"), "Usage: onebit-info");
+  expect_said(program(0, "onebit-info --help"), "usage: onebit-info");
   expect_said(program(2, "onebit-info --all"), "--all");
 }

@@ -1,0 +1,216 @@
+/*
+ * onebit-info: what this build of the library is, and what it would do on this machine now.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/knobs.h"
+#include "collectives/cost/tuning.h"
+#include "collectives/plan.h"
+#include "collectives/progress.h"
+#include "compression/codec.h"
+#include "dropin/rules.h"
+#include "onebit/onebit.h"
+#include "tools/options.h"
+
+#ifdef ONEBIT_HAVE_MPI
+#include <mpi.h>
+#endif
+#ifdef ONEBIT_HAVE_CUDA
+#include <cuda_runtime_api.h>
+
+#include "cuda/device.h"
+#endif
+#ifdef ONEBIT_HAVE_NCCL
+#include <nccl.h>
+#endif
+
+/* --- Knobs: what the library makes of them -----------------------------------------------------*/
+
+/* Fills in the value that counts; a negative status when the library refuses the knob's. */
+static onebit_status_t resolve(enum ob_knob knob, char *value, size_t room) {
+  const char *text = ob_knob_text(knob);
+  const struct ob_codec *codec;
+  struct ob_plan_shape shape;
+  struct ob_rules rules;
+  onebit_status_t status = ONEBIT_OK;
+  bool thread;
+  int on;
+  snprintf(value, room, "%s", text ? text : knob == OB_KNOB_REPORT ? "1" : "-");
+  switch (knob) {
+  case OB_KNOB_CODEC:
+    if ((status = ob_codec_choose(&codec)) == ONEBIT_OK)
+      snprintf(value, room, "%s", codec->name);
+    break;
+  case OB_KNOB_THREADS:
+    if ((status = ob_plan_resolve(NULL, &shape)) == ONEBIT_OK)
+      snprintf(value, room, "%d", shape.options.threads);
+    break;
+  case OB_KNOB_EXPLAIN:
+  case OB_KNOB_REQUIRE:
+    if ((status = ob_knob_number(knob, 0, 1, 0, &on)) == ONEBIT_OK)
+      snprintf(value, room, "%d", on);
+    break;
+  case OB_KNOB_PROGRESS:
+    if ((status = ob_progress_wanted(&thread)) == ONEBIT_OK)
+      snprintf(value, room, "%s", thread ? "thread" : "calls");
+    break;
+  case OB_KNOB_RULES:
+    status = ob_rules_load(text, &rules);
+    break;
+  case OB_KNOB_TUNING: /* a file that cannot be used is no wrong value: print_tuning says it */
+  case OB_KNOB_REPORT:
+  case OB_KNOB_COUNT:
+    break;
+  }
+  return status;
+}
+
+static bool print_knobs(void) {
+  bool all_good = true;
+  printf("knobs\n");
+  for (enum ob_knob knob = 0; knob < OB_KNOB_COUNT; knob++) {
+    const char *text = ob_knob_text(knob);
+    char value[64];
+    bool good = resolve(knob, value, sizeof value) == ONEBIT_OK;
+    printf("  %-15s %-8s %-12s %s\n", ob_knobs[knob].name, good ? value : text,
+           text ? "environment" : "default", ob_knobs[knob].meaning);
+    if (!good)
+      printf("  %-15s wrong: %s\n", "", onebit_last_error());
+    else if (!text)
+      printf("  %-15s default: %s\n", "", ob_knobs[knob].fallback);
+    all_good &= good;
+  }
+  return all_good;
+}
+
+/* --- CUDA --------------------------------------------------------------------------------------*/
+
+#ifdef ONEBIT_HAVE_CUDA
+static void print_device(int number) {
+  struct cudaDeviceProp properties;
+  cudaError_t error = cudaGetDeviceProperties(&properties, number);
+  if (error == cudaSuccess)
+    error = cudaSetDevice(number);
+  if (error == cudaSuccess)
+    error = cudaFree(NULL); /* makes a context: a GPU may be there and refuse */
+  if (error != cudaSuccess) {
+    printf("  device %-8d %s\n", number, cudaGetErrorString(error));
+    return;
+  }
+  bool usable = ob_cuda_current(&number) == ONEBIT_OK;
+  printf("  device %-8d %s, compute capability %d.%d, %.1f GiB, %s\n", number, properties.name,
+         properties.major, properties.minor,
+         (double)properties.totalGlobalMem / (double)((size_t)1 << 30),
+         usable ? "usable" : onebit_last_error());
+}
+
+static void print_version(const char *name, int version) {
+  if (version)
+    printf("%s %d.%d", name, version / 1000, version % 1000 / 10);
+  else
+    printf("no %s", name);
+}
+
+static void print_cuda(void) {
+  int runtime = 0, driver = 0, count = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver); /* 0 where there is none */
+  printf("CUDA              ");
+  print_version("runtime", runtime);
+  printf(", ");
+  print_version("driver", driver);
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess)
+    printf("; no device: %s\n", cudaGetErrorString(error));
+  else
+    printf("; %d device%s\n", count, count == 1 ? "" : "s");
+  for (int number = 0; error == cudaSuccess && number < count; number++)
+    print_device(number);
+#ifdef ONEBIT_HAVE_NCCL
+  int version = 0;
+  ncclResult_t result = ncclGetVersion(&version);
+  if (result == ncclSuccess)
+    printf("NCCL              %d.%d.%d\n", version / 10000, version / 100 % 100, version % 100);
+  else
+    printf("NCCL              %s\n", ncclGetErrorString(result));
+#else
+  printf("NCCL              built without NCCL\n");
+#endif
+}
+#else
+static void print_cuda(void) { printf("CUDA              built without CUDA\n"); }
+#endif
+
+/* --- The rest ----------------------------------------------------------------------------------*/
+
+static void print_codecs(void) {
+  const struct ob_codec *codec, *chosen = NULL;
+  bool good = ob_codec_choose(&chosen) == ONEBIT_OK;
+  printf("codecs, the fastest first\n");
+  for (size_t i = 0; (codec = ob_codec_row(i)); i++)
+    printf("  %-15s %s%s\n", codec->name,
+           ob_codec_usable(codec) ? "usable" : "not usable on this processor",
+           good && codec == chosen ? ", chosen" : "");
+  if (!good)
+    printf("  %-15s none is chosen: %s\n", "", onebit_last_error());
+}
+
+static void print_threads(void) {
+  char threads[64];
+  bool good = resolve(OB_KNOB_THREADS, threads, sizeof threads) == ONEBIT_OK;
+#ifdef _OPENMP
+  printf("threads           OpenMP %d; ", _OPENMP);
+#else
+  printf("threads           built without OpenMP, so plans compress with one thread; ");
+#endif
+  printf("%ld processors; ", sysconf(_SC_NPROCESSORS_ONLN));
+  if (good)
+    printf("a plan that does not say asks for %s\n", threads);
+  else
+    printf("no plan can be made: %s\n", onebit_last_error());
+}
+
+static void print_mpi(void) {
+#ifdef ONEBIT_HAVE_MPI
+  char name[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length, version, subversion;
+  MPI_Get_library_version(name, &length); /* these two may be called before MPI_Init */
+  MPI_Get_version(&version, &subversion);
+  name[strcspn(name, "\n")] = '\0';
+  printf("MPI               %d.%d: %s\n", version, subversion, name);
+#else
+  printf("MPI               built without MPI\n");
+#endif
+}
+
+static void print_tuning(void) {
+  struct ob_costs costs;
+  ob_tuning_find(&costs);
+  printf("tuning            %s\n", costs.source);
+}
+
+int main(int argc, char **argv) {
+  static const struct tool_option rows[] = {{.kind = TOOL_END}};
+  static const struct tool tool = {
+      .name = "onebit-info",
+      .usage = "onebit-info [--help]",
+      .purpose = "Prints the version, the codecs and which of them is chosen, the threads, the MPI "
+                 "library, CUDA\nand its devices, and every knob of the environment with its value "
+                 "and where it comes from.",
+      .options = rows,
+      .notes = "Exit status: 0, or 1 when a knob has a value that the library refuses, 2 for a "
+               "wrong command\nline."};
+  char error[TOOL_ERROR];
+  enum tool_asked asked = tool_parse(&tool, &argc, argv, NULL, error);
+  if (asked != TOOL_RUN)
+    return tool_answer(&tool, asked, error);
+  printf("onebit            %s\n", onebit_version());
+  print_codecs();
+  print_threads();
+  print_mpi();
+  print_cuda();
+  print_tuning();
+  return print_knobs() ? 0 : 1;
+}
