@@ -5,7 +5,7 @@
 
 #include "tests/support_mpi.h"
 #include "tests/support_replay.h"
-#include "tools/replay/run.h"
+#include "tools/replay/replay.h"
 
 TestSuite(mpi_replay, .timeout = 120);
 
@@ -39,8 +39,8 @@ static void replayed(const char *path, enum replay_verdict verdict, const char *
   struct replay_result result;
   replay_with_mpi(path, ONEBIT_DEVICE_HOST, &result);
   CHECK(result.verdict == verdict, "%s: verdict %d, not %d: %s", path, (int)result.verdict,
-        (int)verdict, result.words);
-  CHECK(strstr(result.words, part), "the words \"%s\" do not say \"%s\"", result.words, part);
+        (int)verdict, result.error);
+  CHECK(strstr(result.error, part), "the words \"%s\" do not say \"%s\"", result.error, part);
   CHECK((result.tally.values > 0) == (verdict == REPLAY_OK) && result.tally.exceptions == 0,
         "%s: %llu values, %llu exceptions", path, (unsigned long long)result.tally.values,
         (unsigned long long)result.tally.exceptions);

@@ -13,7 +13,7 @@
 #include "tests/support.h"
 #include "tests/support_program.h"
 #include "tests/support_replay.h"
-#include "tools/replay/run.h"
+#include "tools/replay/replay.h"
 
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h>
@@ -31,8 +31,8 @@ static struct replay_result replayed(const char *path, enum replay_verdict verdi
   struct replay_result result;
   replay_with_threads(path, ONEBIT_DEVICE_HOST, &result);
   cr_expect_eq(result.verdict, verdict, "verdict %d, not %d: %s", result.verdict, verdict,
-               result.words);
-  cr_expect(strstr(result.words, part), "the words \"%s\" do not say \"%s\"", result.words, part);
+               result.error);
+  cr_expect(strstr(result.error, part), "the words \"%s\" do not say \"%s\"", result.error, part);
   return result;
 }
 
@@ -217,8 +217,9 @@ Test(replay, program_refuses_a_wrong_command_line) {
   expect_said(program(2, "onebit-replay --loopback --codec abacus x"), "codec abacus: unknown");
   expect_said(program(2, "onebit-replay --loopback x --codec"), "--codec: needs a value");
   expect_said(program(2, "onebit-replay --loopback --gently x"), "--gently: unknown option");
-  expect_said(program(2, "onebit-replay --loopback --device gpu x"), "neither host nor cuda");
-  expect_said(program(0, "onebit-replay --help"), "Usage: onebit-replay");
+  expect_said(program(2, "onebit-replay --loopback --device gpu x"),
+              "--device=gpu: expected host or cuda");
+  expect_said(program(0, "onebit-replay --help"), "usage: onebit-replay");
 }
 
 /* --- On a device -------------------------------------------------------------------------------*/
@@ -235,7 +236,7 @@ static void compare_devices(const char *path) {
   struct replay_result host, device;
   replay_with_threads(path, ONEBIT_DEVICE_HOST, &host);
   replay_with_threads(path, ONEBIT_DEVICE_CUDA, &device);
-  cr_expect(device.verdict == REPLAY_OK, "%s: %s", path, device.words);
+  cr_expect(device.verdict == REPLAY_OK, "%s: %s", path, device.error);
   cr_expect(device.tally.values == host.tally.values && device.tally.worst == host.tally.worst &&
                 device.drifts[0].value == host.drifts[0].value,
             "%s: %llu values, worst %g, drift %g; on the host %llu, %g, %g", path,
@@ -283,7 +284,7 @@ static void replay_golden(const char *codec, char **paths, size_t count) {
     struct replay_result result;
     replay_with_threads(paths[i], ONEBIT_DEVICE_HOST, &result);
     cr_expect(result.verdict == REPLAY_OK && result.tally.exceptions == 0, "%s on %s: %s", paths[i],
-              codec, result.words);
+              codec, result.error);
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include "tests/support.h"
 #include "tests/support_replay.h"
-#include "tools/replay/run.h"
+#include "tools/replay/replay.h"
 
 static char scratch[PATH_ROOM];
 
@@ -20,8 +20,8 @@ static struct replay_result replayed(const char *path, enum replay_verdict verdi
   struct replay_result result;
   replay_with_threads(path, ONEBIT_DEVICE_HOST, &result);
   cr_expect_eq(result.verdict, verdict, "verdict %d, not %d: %s", result.verdict, verdict,
-               result.words);
-  cr_expect(strstr(result.words, part), "the words \"%s\" do not say \"%s\"", result.words, part);
+               result.error);
+  cr_expect(strstr(result.error, part), "the words \"%s\" do not say \"%s\"", result.error, part);
   return result;
 }
 
@@ -45,7 +45,7 @@ static void damage(const char *path, const char *name) {
   }
   cr_assert_eq(rename(file, moved), 0);
   struct replay_result result = replayed(path, REPLAY_FAILED, name);
-  cr_expect(strstr(result.words, "No such file"), "%s", result.words);
+  cr_expect(strstr(result.error, "No such file"), "%s", result.error);
   cr_assert_eq(rename(moved, file), 0);
 }
 
@@ -75,7 +75,7 @@ static void edit_each(const struct edit *edits, size_t count,
     record(name, path);
     edit_case(path, edits[i].key, edits[i].line);
     struct replay_result result = replayed(path, REPLAY_FAILED, edits[i].words);
-    cr_expect(strstr(result.words, "case.txt") && strstr(result.words, name), "%s", result.words);
+    cr_expect(strstr(result.error, "case.txt") && strstr(result.error, name), "%s", result.error);
   }
 }
 

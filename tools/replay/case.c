@@ -1,9 +1,10 @@
-/* A recorded case: what its text says, and its files. */
+/* A recorded case: its text, read strictly, since a case that is damaged must not run as another;
+ * and its files. */
 #define _GNU_SOURCE /* O_CLOEXEC, pread */
-#include "tools/replay/case.h"
-
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,300 +12,407 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/replay/text.h"
+#include "base/hash.h"
+#include "tools/replay/replay.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "recorded arrays are little-endian and are read as they are");
 
-/* Loopback's largest group; and what only keeps products of sizes within a size_t and an off_t. */
-#define MOST_RANKS 4096
-#define MOST_STEPS ((size_t)1 << 24)
-#define MOST_COUNT ((size_t)1 << 40)
-#define MOST_TEXT  ((off_t)1 << 20)
+/* A case that is being opened. */
+struct opening {
+  struct replay_case *recorded;
+  size_t line_count;
+  struct line {
+    const char *key, *value;
+    size_t number; /* in the file, from 1 on */
+  } lines[128];    /* several times the lines that any kind of case has */
+  char *error;
+};
 
-static const char *const kinds[REPLAY_KINDS] = {"allreduce", "adam", "lamb", "zoadam"};
-
-static bool refuse(const struct replay_case *recorded, const char *file, char words[REPLAY_WORDS],
-                   const char *format, ...) __attribute__((format(printf, 4, 5)));
-
-static bool refuse(const struct replay_case *recorded, const char *file, char words[REPLAY_WORDS],
-                   const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static bool refuse(const struct replay_case *recorded,
+                                                         char error[REPLAY_ERROR], const char *file,
+                                                         const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  int used = snprintf(words, REPLAY_WORDS, "%.300s/%s: ", recorded->directory, file);
-  vsnprintf(words + used, REPLAY_WORDS - (size_t)used, format, arguments);
+  int used = snprintf(error, REPLAY_ERROR, "%.300s/%s: ", recorded->directory, file);
+  vsnprintf(error + used, REPLAY_ERROR - (size_t)used, format, arguments);
   va_end(arguments);
   return false;
 }
 
+#define REFUSE(opening, ...) refuse((opening)->recorded, (opening)->error, "case.txt", __VA_ARGS__)
+
 /* --- Files -------------------------------------------------------------------------------------*/
 
 /* Opens a file of the case and asks how long it is. */
-static bool open_file(const struct replay_case *recorded, const char *name, int *file, off_t *bytes,
-                      char words[REPLAY_WORDS]) {
-  struct stat facts;
-  *file = -1;
-  char *path = malloc(strlen(recorded->directory) + strlen(name) + 2);
+static bool open_file(const struct replay_case *recorded, const char *name, int *file,
+                      size_t *bytes, char error[REPLAY_ERROR]) {
+  struct stat facts = {0};
+  size_t room = strlen(recorded->directory) + strlen(name) + 2;
+  char *path = malloc(room);
   if (!path)
-    return refuse(recorded, name, words, "no memory for its path");
-  sprintf(path, "%s/%s", recorded->directory, name);
+    return refuse(recorded, error, name, "no memory for its path");
+  snprintf(path, room, "%s/%s", recorded->directory, name);
   *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
-  int reason = errno;
+  int reason = *file < 0 || fstat(*file, &facts) != 0 ? errno : 0;
   free(path);
-  if (*file < 0)
-    return refuse(recorded, name, words, "%s", strerror(reason));
-  if (fstat(*file, &facts) != 0)
-    return refuse(recorded, name, words, "%s", strerror(errno));
+  if (reason)
+    return refuse(recorded, error, name, "%s", strerror(reason));
   if (!S_ISREG(facts.st_mode))
-    return refuse(recorded, name, words, "not a regular file");
-  *bytes = facts.st_size;
+    return refuse(recorded, error, name, "not a regular file");
+  *bytes = (size_t)facts.st_size;
   return true;
 }
 
-/* Reads exactly so many bytes. */
-static bool read_bytes(int file, void *buffer, size_t bytes, off_t at) {
+/* Reads exactly so many bytes; 0, or the number of the error. */
+static int read_bytes(int file, void *buffer, size_t bytes, size_t at) {
   char *to = buffer;
-  while (bytes > 0) {
-    ssize_t got = pread(file, to, bytes, at);
+  for (size_t done = 0; done < bytes;) {
+    ssize_t got = pread(file, to + done, bytes - done, (off_t)(at + done));
     if (got < 0 && errno == EINTR)
       continue;
-    if (got <= 0) {
-      errno = got == 0 ? ENODATA : errno;
-      return false;
-    }
-    to += got;
-    at += got;
-    bytes -= (size_t)got;
+    if (got <= 0)
+      return got == 0 ? ENODATA : errno;
+    done += (size_t)got;
   }
-  return true;
+  return 0;
 }
 
-/* The files of each kind. */
-static const char *const names[][REPLAY_FILES] = {
-    [REPLAY_ALLREDUCE] = {[REPLAY_INPUT] = "in.f32",
-                          [REPLAY_OUTPUT] = "out.f32",
-                          [REPLAY_WORKER_ERROR] = "worker_error.f32",
-                          [REPLAY_SERVER_ERROR] = "server_error.f32"},
-    [REPLAY_ADAM] = {[REPLAY_INPUT] = "grads.f32",
-                     [REPLAY_OUTPUT] = "params.f32",
-                     [REPLAY_START] = "params0.f32",
-                     [REPLAY_MOMENTUM] = "exp_avg.f32",
-                     [REPLAY_VARIANCE] = "exp_avg_sq.f32"},
-};
+/* An array has rows x columns x depth values. */
+enum extent { ONE, STEPS, WORLD, RANKS, COUNT, PADDED, SHARE };
 
-static const char *name_of(const struct replay_case *recorded, enum replay_file file) {
-  return names[recorded->kind == REPLAY_ALLREDUCE ? REPLAY_ALLREDUCE : REPLAY_ADAM][file];
-}
+static const struct array {
+  bool allreduce; /* or an optimizer */
+  enum replay_file file;
+  const char *name;
+  enum extent rows, columns, depth;
+} arrays[] = {{true, REPLAY_INPUT, "in.f32", STEPS, WORLD, COUNT},
+              {true, REPLAY_OUTPUT, "out.f32", STEPS, ONE, COUNT},
+              {true, REPLAY_WORKER_ERROR, "worker_error.f32", WORLD, ONE, PADDED},
+              {true, REPLAY_SERVER_ERROR, "server_error.f32", WORLD, ONE, SHARE},
+              {false, REPLAY_INPUT, "grads.f32", STEPS, WORLD, COUNT},
+              {false, REPLAY_OUTPUT, "params.f32", STEPS, RANKS, COUNT},
+              {false, REPLAY_START, "params0.f32", ONE, ONE, COUNT},
+              {false, REPLAY_MOMENTUM, "exp_avg.f32", ONE, ONE, COUNT},
+              {false, REPLAY_VARIANCE, "exp_avg_sq.f32", ONE, ONE, COUNT}};
+enum { ARRAYS = sizeof arrays / sizeof arrays[0] };
 
-static bool open_array(struct replay_case *recorded, enum replay_file which, size_t rows,
-                       size_t columns, size_t depth, char words[REPLAY_WORDS]) {
-  const char *name = name_of(recorded, which);
-  off_t bytes;
-  size_t wanted;
+static bool open_array(struct replay_case *recorded, const struct array *array, char *error) {
+  const size_t of[] = {[ONE] = 1,
+                       [STEPS] = recorded->steps,
+                       [WORLD] = recorded->world,
+                       [RANKS] = recorded->params_ranks,
+                       [COUNT] = recorded->count,
+                       [PADDED] = recorded->padded,
+                       [SHARE] = recorded->padded / recorded->world};
+  size_t rows = of[array->rows], columns = of[array->columns], depth = of[array->depth];
+  size_t bytes, wanted;
   if (__builtin_mul_overflow(rows, columns, &wanted) ||
       __builtin_mul_overflow(wanted, depth * sizeof(float), &wanted))
-    return refuse(recorded, name, words, "%zu x %zu x %zu values are more than a file can have",
-                  rows, columns, depth);
-  if (!open_file(recorded, name, &recorded->files[which], &bytes, words))
+    return refuse(recorded, error, array->name,
+                  "%zu x %zu x %zu values are more than a file can have", rows, columns, depth);
+  if (!open_file(recorded, array->name, &recorded->files[array->file], &bytes, error))
     return false;
-  if ((size_t)bytes != wanted)
-    return refuse(recorded, name, words, "%lld bytes, not the %zu of %zu x %zu x %zu float32",
-                  (long long)bytes, wanted, rows, columns, depth);
+  if (bytes != wanted)
+    return refuse(recorded, error, array->name, "%zu bytes, not the %zu of %zu x %zu x %zu float32",
+                  bytes, wanted, rows, columns, depth);
   return true;
+}
+
+static bool belongs(const struct replay_case *recorded, const struct array *array) {
+  return array->allreduce == (recorded->kind == REPLAY_ALLREDUCE);
 }
 
 bool replay_case_read(const struct replay_case *recorded, enum replay_file file, size_t first,
-                      size_t count, float *values, char words[REPLAY_WORDS]) {
-  if (read_bytes(recorded->files[file], values, count * sizeof *values,
-                 (off_t)(first * sizeof *values)))
+                      size_t count, float *values, char error[REPLAY_ERROR]) {
+  int reason =
+      read_bytes(recorded->files[file], values, count * sizeof *values, first * sizeof *values);
+  if (!reason)
     return true;
-  int reason = errno;
+  const struct array *array = arrays;
+  while (array->file != file || !belongs(recorded, array))
+    array++;
   memset(values, 0, count * sizeof *values);
-  return refuse(recorded, name_of(recorded, file), words, "%s", strerror(reason));
+  return refuse(recorded, error, array->name, "%s", strerror(reason));
 }
 
-/* --- case.txt ----------------------------------------------------------------------------------*/
+/* --- The lines of case.txt ---------------------------------------------------------------------*/
 
-/* 64-bit FNV-1a. */
-static uint64_t fingerprint(const char *text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (; *text; text++)
-    hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
-  return hash;
-}
+/* Loopback's largest group; and what only keeps products of sizes within a size_t and an off_t. */
+#define MAX_RANKS 4096
+#define MAX_STEPS (1 << 24)
+#define MAX_COUNT ((size_t)1 << 40)
+#define MAX_TEXT  ((size_t)1 << 20)
 
 /* Reads case.txt into memory. */
-static bool load_text(struct replay_case *recorded, char words[REPLAY_WORDS]) {
-  int file;
-  off_t bytes = 0;
-  bool good = open_file(recorded, "case.txt", &file, &bytes, words);
-  if (good && bytes > MOST_TEXT)
-    good = refuse(recorded, "case.txt", words, "%lld bytes are too many", (long long)bytes);
-  if (good && !(recorded->text = calloc((size_t)bytes + 1, 1)))
-    good = refuse(recorded, "case.txt", words, "no memory for it");
-  if (good && !read_bytes(file, recorded->text, (size_t)bytes, 0))
-    good = refuse(recorded, "case.txt", words, "%s", strerror(errno));
-  if (good && strlen(recorded->text) != (size_t)bytes)
-    good = refuse(recorded, "case.txt", words, "not a text: it holds a zero byte");
+static bool load_text(struct opening *opening) {
+  struct replay_case *recorded = opening->recorded;
+  int file = -1, reason = 0;
+  size_t bytes = 0;
+  bool good = open_file(recorded, "case.txt", &file, &bytes, opening->error);
+  if (good && bytes > MAX_TEXT)
+    good = REFUSE(opening, "%zu bytes are too many", bytes);
+  if (good && !(recorded->text = calloc(bytes + 1, 1)))
+    good = REFUSE(opening, "no memory for it");
+  if (good && (reason = read_bytes(file, recorded->text, bytes, 0)))
+    good = REFUSE(opening, "%s", strerror(reason));
+  if (good && strlen(recorded->text) != bytes)
+    good = REFUSE(opening, "not a text: it holds a zero byte");
   if (file >= 0)
     close(file);
   return good;
 }
 
-static bool parse_kind(struct replay_case *recorded, struct replay_text *text) {
-  const char *kind;
-  if (!replay_text_string(text, "kind", &kind))
+/* Without blanks at both ends. */
+static char *trimmed(char *line) {
+  while (isspace((unsigned char)*line))
+    line++;
+  char *end = line + strlen(line);
+  while (end > line && isspace((unsigned char)end[-1]))
+    end--;
+  *end = '\0';
+  return line;
+}
+
+static const struct line *find(const struct opening *opening, const char *key) {
+  for (const struct line *line = opening->lines; line < opening->lines + opening->line_count;
+       line++)
+    if (strcmp(line->key, key) == 0)
+      return line;
+  return NULL;
+}
+
+static bool add_line(struct opening *opening, char *text, size_t number) {
+  struct line *line = &opening->lines[opening->line_count];
+  char *equals = strchr(text, '=');
+  if (opening->line_count == sizeof opening->lines / sizeof opening->lines[0])
+    return REFUSE(opening, "line %zu: more lines than any case has", number);
+  if (!equals)
+    return REFUSE(opening, "line %zu: \"%.60s\" is not \"key = value\"", number, text);
+  *equals = '\0';
+  *line = (struct line){trimmed(text), trimmed(equals + 1), number};
+  if (!*line->key || !*line->value)
+    return REFUSE(opening, "line %zu: \"%.60s = %.60s\" is not \"key = value\"", number, line->key,
+                  line->value);
+  const struct line *before = find(opening, line->key);
+  if (before)
+    return REFUSE(opening, "line %zu: %.60s was given in line %zu", number, line->key,
+                  before->number);
+  opening->line_count++;
+  return true;
+}
+
+/* In place: keys and values point into the text. */
+static bool cut_lines(struct opening *opening) {
+  char *text = opening->recorded->text;
+  for (size_t number = 1; text; number++) {
+    char *next = strchr(text, '\n');
+    if (next)
+      *next++ = '\0';
+    char *line = trimmed(text);
+    if (*line && !add_line(opening, line, number))
+      return false;
+    text = next;
+  }
+  return true;
+}
+
+/* --- Values ------------------------------------------------------------------------------------*/
+
+enum value_kind { INTEGER, REALS, DIGITS, SHAPES };
+enum {
+  OF_ALLREDUCE = 1,
+  OF_ADAM = 2,
+  OF_LAMB = 4,
+  OF_ZERO_ONE = 8,
+  OF_OPTIMIZER = 14,
+  OF_ALL = 15
+};
+
+#define AT(field) offsetof(struct replay_case, field)
+
+/* high: of integers; of reals, how many. */
+static const struct key {
+  const char *name;
+  enum value_kind kind;
+  unsigned kinds; /* of cases */
+  size_t at, low, high;
+} keys[] = {
+    {"world", INTEGER, OF_ALL, AT(world), 1, MAX_RANKS},
+    {"steps", INTEGER, OF_ALL, AT(steps), 1, MAX_STEPS},
+    {"count", INTEGER, OF_ALLREDUCE, AT(count), 1, MAX_COUNT},
+    {"padded", INTEGER, OF_ALLREDUCE, AT(padded), 1, MAX_COUNT},
+    {"shapes", SHAPES, OF_OPTIMIZER, AT(tensor_counts), 0, 0},
+    {"total", INTEGER, OF_OPTIMIZER, AT(count), 1, MAX_COUNT},
+    {"lr", REALS, OF_OPTIMIZER, AT(learning_rate), 0, 1},
+    {"betas", REALS, OF_OPTIMIZER, AT(betas), 0, 2},
+    {"eps", REALS, OF_OPTIMIZER, AT(epsilon), 0, 1},
+    {"weight_decay", REALS, OF_OPTIMIZER, AT(weight_decay), 0, 1},
+    {"freeze_step", INTEGER, OF_ADAM | OF_LAMB, AT(freeze_step), 0, MAX_COUNT},
+    {"max_coeff", REALS, OF_LAMB, AT(max_coefficient), 0, 1},
+    {"min_coeff", REALS, OF_LAMB, AT(min_coefficient), 0, 1},
+    {"coeff_beta", REALS, OF_LAMB, AT(coefficient_beta), 0, 1},
+    {"factor_max", REALS, OF_LAMB, AT(max_factor), 0, 1},
+    {"factor_min", REALS, OF_LAMB, AT(min_factor), 0, 1},
+    {"factor_threshold", REALS, OF_LAMB, AT(factor_change), 0, 1},
+    {"var_freeze_step", INTEGER, OF_ZERO_ONE, AT(freeze_step), 0, MAX_COUNT},
+    /* To DeepSpeed a scaler of 0 means "never". No case was recorded with it. */
+    {"var_update_scaler", INTEGER, OF_ZERO_ONE, AT(variance_update_scaler), 1, MAX_COUNT},
+    {"local_step_scaler", INTEGER, OF_ZERO_ONE, AT(local_step_scaler), 1, MAX_COUNT},
+    {"local_step_clipper", INTEGER, OF_ZERO_ONE, AT(local_step_clipper), 1, MAX_COUNT},
+    {"params_ranks", INTEGER, OF_OPTIMIZER, AT(params_ranks), 1, MAX_RANKS},
+    {"dense_allreduce_before_step", DIGITS, OF_OPTIMIZER, AT(dense_steps), 0, 0},
+};
+
+/* An integer that begins at *at, which moves behind it. */
+static bool read_integer(const char **at, size_t *value) {
+  if (!isdigit((unsigned char)**at)) /* strtoull takes blanks and signs */
     return false;
-  for (size_t k = 0; k < REPLAY_KINDS; k++)
-    if (strcmp(kind, kinds[k]) == 0) {
-      recorded->kind = (enum replay_kind)k;
+  char *end;
+  errno = 0;
+  unsigned long long number = strtoull(*at, &end, 10);
+  *at = end;
+  *value = (size_t)number;
+  return errno == 0 && number <= SIZE_MAX;
+}
+
+static bool ends(const char *at) { return !*at || isspace((unsigned char)*at); }
+
+static bool set_integer(struct opening *opening, const struct key *key, const char *text) {
+  size_t *value = (size_t *)(void *)((char *)opening->recorded + key->at);
+  const char *at = text;
+  if (read_integer(&at, value) && !*at && *value >= key->low && *value <= key->high)
+    return true;
+  return REFUSE(opening, "%s is %.60s, not a whole number from %zu to %zu", key->name, text,
+                key->low, key->high);
+}
+
+/* Finite numbers with blanks between. */
+static bool set_reals(struct opening *opening, const struct key *key, const char *text) {
+  double *values = (double *)(void *)((char *)opening->recorded + key->at);
+  const char *at = text;
+  bool good = true;
+  for (size_t i = 0; good && i < key->high; i++) {
+    char *end;
+    values[i] = strtod(at, &end);
+    good = end != at && isfinite(values[i]) && ends(end);
+    at = end;
+  }
+  if (good && !*at)
+    return true;
+  return REFUSE(opening, "%s is %.60s, not %zu finite number%s", key->name, text, key->high,
+                key->high == 1 ? "" : "s");
+}
+
+/* A shape, such as 37x3, that begins at *at, which moves behind it. */
+static bool read_shape(const char **at, size_t *elements) {
+  size_t factor;
+  if (!read_integer(at, elements))
+    return false;
+  while (**at == 'x') {
+    ++*at;
+    if (!read_integer(at, &factor) || __builtin_mul_overflow(*elements, factor, elements))
+      return false;
+  }
+  return ends(*at);
+}
+
+/* Shapes with blanks between, such as "513 37x3 1". */
+static bool set_shapes(struct opening *opening, const char *at) {
+  struct replay_case *recorded = opening->recorded;
+  recorded->tensor_counts = calloc(strlen(at) / 2 + 1, sizeof(size_t)); /* a shape and its blank */
+  if (!recorded->tensor_counts)
+    return REFUSE(opening, "no memory for shapes");
+  for (size_t *count = &recorded->tensors; *at; ++*count) {
+    const char *shape = at;
+    if (!read_shape(&at, &recorded->tensor_counts[*count]))
+      return REFUSE(opening, "shapes: shape %zu, \"%.*s\", is not numbers with x between",
+                    *count + 1, (int)strcspn(shape, " \t"), shape);
+    at += strspn(at, " \t");
+  }
+  return true;
+}
+
+static bool read_value(struct opening *opening, const struct key *key) {
+  const struct line *line = find(opening, key->name);
+  if (!line)
+    return REFUSE(opening, "there is no line \"%s = ...\"", key->name);
+  if (key->kind == INTEGER)
+    return set_integer(opening, key, line->value);
+  if (key->kind == REALS)
+    return set_reals(opening, key, line->value);
+  if (key->kind == SHAPES)
+    return set_shapes(opening, line->value);
+  opening->recorded->dense_steps = line->value;
+  return true;
+}
+
+static bool read_kind(struct opening *opening) {
+  static const char *const kinds[REPLAY_KINDS] = {"allreduce", "adam", "lamb", "zoadam"};
+  const struct line *line = find(opening, "kind");
+  if (!line)
+    return REFUSE(opening, "there is no line \"kind = ...\"");
+  for (enum replay_kind kind = 0; kind < REPLAY_KINDS; kind++)
+    if (strcmp(line->value, kinds[kind]) == 0) {
+      opening->recorded->kind = kind;
       return true;
     }
-  snprintf(text->words, sizeof text->words, "kind is %.60s, not allreduce, adam, lamb or zoadam",
-           kind);
-  return false;
+  return REFUSE(opening, "kind is %.60s, not allreduce, adam, lamb or zoadam", line->value);
 }
 
-static bool parse_allreduce(struct replay_case *recorded, struct replay_text *text) {
-  if (!replay_text_whole(text, "count", 1, MOST_COUNT, &recorded->count) ||
-      !replay_text_whole(text, "padded", recorded->count, MOST_COUNT, &recorded->padded))
-    return false;
-  if (recorded->padded % recorded->world == 0)
-    return true;
-  snprintf(text->words, sizeof text->words, "padded is %zu, not a multiple of world, %zu",
-           recorded->padded, recorded->world);
-  return false;
+/* --- What must fit together --------------------------------------------------------------------*/
+
+static bool check_allreduce(struct opening *opening) {
+  const struct replay_case *recorded = opening->recorded;
+  if (recorded->padded < recorded->count)
+    return REFUSE(opening, "padded is %zu, less than count, %zu", recorded->padded,
+                  recorded->count);
+  if (recorded->padded % recorded->world != 0)
+    return REFUSE(opening, "padded is %zu, not a multiple of world, %zu", recorded->padded,
+                  recorded->world);
+  return true;
 }
 
-static bool parse_shapes(struct replay_case *recorded, struct replay_text *text) {
+static bool check_optimizer(struct opening *opening) {
+  const struct replay_case *recorded = opening->recorded;
+  const char *digits = recorded->dense_steps;
   size_t sum = 0;
-  if (!replay_text_shapes(text, "shapes", &recorded->tensor_counts, &recorded->tensors) ||
-      !replay_text_whole(text, "total", 1, MOST_COUNT, &recorded->count))
-    return false;
   for (size_t t = 0; t < recorded->tensors; t++)
     if (__builtin_add_overflow(sum, recorded->tensor_counts[t], &sum))
       sum = SIZE_MAX;
-  if (sum == recorded->count)
-    return true;
-  snprintf(text->words, sizeof text->words, "total is %zu, and the shapes have %zu elements",
-           recorded->count, sum);
-  return false;
-}
-
-static bool parse_options(struct replay_case *recorded, struct replay_text *text) {
-  double betas[2];
-  if (!replay_text_reals(text, "lr", 1, &recorded->learning_rate) ||
-      !replay_text_reals(text, "betas", 2, betas) ||
-      !replay_text_reals(text, "eps", 1, &recorded->epsilon) ||
-      !replay_text_reals(text, "weight_decay", 1, &recorded->weight_decay))
-    return false;
-  recorded->beta1 = betas[0];
-  recorded->beta2 = betas[1];
+  if (sum != recorded->count)
+    return REFUSE(opening, "total is %zu, and the shapes have %zu elements", recorded->count, sum);
   /* The library takes zero for "the default", and reports what else is out of range. */
-  if (betas[0] != 0 && betas[1] != 0 && recorded->epsilon != 0)
-    return true;
-  snprintf(text->words, sizeof text->words, "betas are %g %g, eps is %g: none of them can be 0",
-           betas[0], betas[1], recorded->epsilon);
-  return false;
-}
-
-static bool parse_dense_steps(struct replay_case *recorded, struct replay_text *text) {
-  const char *digits;
-  if (!replay_text_string(text, "dense_allreduce_before_step", &digits))
-    return false;
-  recorded->dense_steps = digits;
-  if (strspn(digits, "01") == strlen(digits) && strlen(digits) == recorded->steps)
-    return true;
-  snprintf(text->words, sizeof text->words,
-           "dense_allreduce_before_step is %.60s, not a 0 or 1 for each of %zu steps", digits,
-           recorded->steps);
-  return false;
-}
-
-static bool parse_freeze_step(struct replay_case *recorded, struct replay_text *text) {
-  return replay_text_whole(text, "freeze_step", 0, MOST_COUNT, &recorded->freeze_step);
-}
-
-static bool parse_lamb(struct replay_case *recorded, struct replay_text *text) {
-  return parse_freeze_step(recorded, text) &&
-         replay_text_reals(text, "max_coeff", 1, &recorded->max_coefficient) &&
-         replay_text_reals(text, "min_coeff", 1, &recorded->min_coefficient) &&
-         replay_text_reals(text, "coeff_beta", 1, &recorded->coefficient_beta) &&
-         replay_text_reals(text, "factor_max", 1, &recorded->max_factor) &&
-         replay_text_reals(text, "factor_min", 1, &recorded->min_factor) &&
-         replay_text_reals(text, "factor_threshold", 1, &recorded->factor_change);
-}
-
-/* To DeepSpeed a scaler of 0 means "never". No case was recorded with it. */
-static bool parse_zero_one(struct replay_case *recorded, struct replay_text *text) {
-  return replay_text_whole(text, "var_freeze_step", 0, MOST_COUNT,
-                           &recorded->variance_freeze_step) &&
-         replay_text_whole(text, "var_update_scaler", 1, MOST_COUNT,
-                           &recorded->variance_update_scaler) &&
-         replay_text_whole(text, "local_step_scaler", 1, MOST_COUNT,
-                           &recorded->local_step_scaler) &&
-         replay_text_whole(text, "local_step_clipper", 1, MOST_COUNT,
-                           &recorded->local_step_clipper);
-}
-
-/* Each kind's own options. */
-static bool (*const parse_own[REPLAY_KINDS])(struct replay_case *, struct replay_text *) = {
-    [REPLAY_ADAM] = parse_freeze_step,
-    [REPLAY_LAMB] = parse_lamb,
-    [REPLAY_ZERO_ONE_ADAM] = parse_zero_one,
-};
-
-static bool parse_optimizer(struct replay_case *recorded, struct replay_text *text) {
-  if (!parse_shapes(recorded, text) || !parse_options(recorded, text) ||
-      !parse_own[recorded->kind](recorded, text) ||
-      !replay_text_whole(text, "params_ranks", 1, MOST_RANKS, &recorded->params_ranks) ||
-      !parse_dense_steps(recorded, text))
-    return false;
-  if (recorded->params_ranks == 1 || recorded->params_ranks == recorded->world)
-    return true;
-  snprintf(text->words, sizeof text->words, "params_ranks is %zu, not 1 or world, %zu",
-           recorded->params_ranks, recorded->world);
-  return false;
-}
-
-static bool parse(struct replay_case *recorded, struct replay_text *text) {
-  if (!replay_text_cut(text, recorded->text) || !parse_kind(recorded, text))
-    return false;
-  if (!replay_text_whole(text, "world", 1, MOST_RANKS, &recorded->world) ||
-      !replay_text_whole(text, "steps", 1, MOST_STEPS, &recorded->steps))
-    return false;
-  return recorded->kind == REPLAY_ALLREDUCE ? parse_allreduce(recorded, text)
-                                            : parse_optimizer(recorded, text);
-}
-
-/* --- The whole ---------------------------------------------------------------------------------*/
-
-static bool open_arrays(struct replay_case *recorded, char words[REPLAY_WORDS]) {
-  size_t steps = recorded->steps, world = recorded->world, count = recorded->count;
-  if (recorded->kind == REPLAY_ALLREDUCE)
-    return open_array(recorded, REPLAY_INPUT, steps, world, count, words) &&
-           open_array(recorded, REPLAY_OUTPUT, steps, 1, count, words) &&
-           open_array(recorded, REPLAY_WORKER_ERROR, world, 1, recorded->padded, words) &&
-           open_array(recorded, REPLAY_SERVER_ERROR, world, 1, recorded->padded / world, words);
-  return open_array(recorded, REPLAY_INPUT, steps, world, count, words) &&
-         open_array(recorded, REPLAY_OUTPUT, steps, recorded->params_ranks, count, words) &&
-         open_array(recorded, REPLAY_START, 1, 1, count, words) &&
-         open_array(recorded, REPLAY_MOMENTUM, 1, 1, count, words) &&
-         open_array(recorded, REPLAY_VARIANCE, 1, 1, count, words);
+  if (recorded->betas[0] == 0 || recorded->betas[1] == 0 || recorded->epsilon == 0)
+    return REFUSE(opening, "betas are %g %g, eps is %g: none of them can be 0", recorded->betas[0],
+                  recorded->betas[1], recorded->epsilon);
+  if (recorded->params_ranks != 1 && recorded->params_ranks != recorded->world)
+    return REFUSE(opening, "params_ranks is %zu, not 1 or world, %zu", recorded->params_ranks,
+                  recorded->world);
+  if (strspn(digits, "01") != strlen(digits) || strlen(digits) != recorded->steps)
+    return REFUSE(opening,
+                  "dense_allreduce_before_step is %.60s, not a 0 or 1 for each of %zu steps",
+                  digits, recorded->steps);
+  return true;
 }
 
 bool replay_case_open(struct replay_case *recorded, const char *directory,
-                      char words[REPLAY_WORDS]) {
-  struct replay_text text = {0};
+                      char error[REPLAY_ERROR]) {
+  struct opening opening = {.recorded = recorded, .error = error};
   *recorded = (struct replay_case){.directory = directory};
-  for (size_t i = 0; i < REPLAY_FILES; i++)
-    recorded->files[i] = -1;
-  if (!load_text(recorded, words))
+  memset(recorded->files, -1, sizeof recorded->files);
+  if (!load_text(&opening))
     return false;
-  recorded->fingerprint = fingerprint(recorded->text);
-  if (!parse(recorded, &text))
-    return refuse(recorded, "case.txt", words, "%s", text.words);
-  return open_arrays(recorded, words);
+  recorded->fingerprint = ob_hash(OB_HASH_START, recorded->text, strlen(recorded->text));
+  bool good = cut_lines(&opening) && read_kind(&opening);
+  for (size_t k = 0; good && k < sizeof keys / sizeof keys[0]; k++)
+    good = !(keys[k].kinds & 1u << recorded->kind) || read_value(&opening, &keys[k]);
+  if (good)
+    good =
+        recorded->kind == REPLAY_ALLREDUCE ? check_allreduce(&opening) : check_optimizer(&opening);
+  for (size_t k = 0; good && k < ARRAYS; k++)
+    good = !belongs(recorded, &arrays[k]) || open_array(recorded, &arrays[k], error);
+  return good;
 }
 
 void replay_case_close(struct replay_case *recorded) {

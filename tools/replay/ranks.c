@@ -1,148 +1,126 @@
-/* Ranks as threads of this process or as processes of MPI. */
+/* The ranks of a replay: threads of this process, or the processes that mpirun started. */
 #define _POSIX_C_SOURCE 200809L
-#include "tools/replay/ranks.h"
-
 #include <pthread.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "onebit/onebit.h"
+#include "tools/replay/replay.h"
 
 #ifdef ONEBIT_HAVE_MPI
 #include "onebit/mpi.h"
 #endif
 
-/* Where threads wait for each other. The gate is held while they are made: if one cannot be, those
- * that were find the group abandoned and leave, instead of waiting for it. */
-struct replay_meeting {
-  pthread_mutex_t gate;
-  bool abandoned;
+/* A replay of a case in a directory, on the ranks of this process. */
+struct replay_team {
+  struct replay_case recorded;
+  bool opened;
+  char error[REPLAY_ERROR];
+  onebit_device_t device;
+  struct replay_result *result;
   pthread_barrier_t barrier;
-  const void **parts; /* one a rank: what it shows the others */
+  const struct replay_report **reports; /* one a rank: what it tells the others */
 };
 
 struct thread {
   pthread_t id;
   struct replay_rank rank;
-  replay_body *body;
-  void *context;
 };
 
 static void *run_thread(void *argument) {
-  struct thread *self = argument;
-  pthread_mutex_lock(&self->rank.meeting->gate);
-  bool abandoned = self->rank.meeting->abandoned;
-  pthread_mutex_unlock(&self->rank.meeting->gate);
-  if (!abandoned)
-    self->body(&self->rank, self->context);
-  onebit_comm_destroy(self->rank.comm);
+  const struct replay_rank *rank = &((const struct thread *)argument)->rank;
+  struct replay_team *team = rank->team;
+  struct replay_result result;
+  replay_run(rank, &team->recorded, team->opened, team->error, team->device, &result);
+  if (rank->rank == 0)
+    *team->result = result;
+  onebit_comm_destroy(rank->comm);
   return NULL;
 }
 
-/* Starts them, waits for them, and says how many could be started. */
-static int run_threads(struct thread *threads, int size, struct replay_meeting *meeting) {
-  int started = 0;
-  pthread_mutex_lock(&meeting->gate);
-  while (started < size &&
-         pthread_create(&threads[started].id, NULL, run_thread, &threads[started]) == 0)
-    started++;
-  meeting->abandoned = started < size;
-  pthread_mutex_unlock(&meeting->gate);
-  for (int r = 0; r < started; r++)
-    pthread_join(threads[r].id, NULL);
-  for (int r = started; r < size; r++)
-    onebit_comm_destroy(threads[r].rank.comm);
-  return started;
-}
-
-static bool meet(struct thread *threads, int size, const void **parts, char words[REPLAY_WORDS]) {
-  struct replay_meeting meeting = {.parts = parts};
-  pthread_mutex_init(&meeting.gate, NULL);
-  pthread_barrier_init(&meeting.barrier, NULL, (unsigned)size);
-  for (int r = 0; r < size; r++)
-    threads[r].rank.meeting = &meeting;
-  int started = run_threads(threads, size, &meeting);
-  pthread_barrier_destroy(&meeting.barrier);
-  pthread_mutex_destroy(&meeting.gate);
-  if (started == size)
-    return true;
-  snprintf(words, REPLAY_WORDS, "only %d of %d threads could be started", started, size);
-  return false;
-}
-
-bool replay_on_threads(int size, replay_body *body, void *context, char words[REPLAY_WORDS]) {
-  struct thread *threads = calloc((size_t)size, sizeof *threads);
-  onebit_comm_t *comms = calloc((size_t)size, sizeof *comms);
-  const void **parts = calloc((size_t)size, sizeof *parts);
-  bool good = false;
-  if (!threads || !comms || !parts)
-    snprintf(words, REPLAY_WORDS, "no memory for %d ranks", size);
-  else if (onebit_comm_create_loopback(size, comms) != ONEBIT_OK)
-    snprintf(words, REPLAY_WORDS, "%s", onebit_last_error());
-  else {
-    for (int r = 0; r < size; r++)
-      threads[r] = (struct thread){
-          .rank = {.rank = r, .size = size, .comm = comms[r]}, .body = body, .context = context};
-    good = meet(threads, size, parts, words);
+/* Ranks that are started wait for those that are not: without all of them the process ends. */
+static void run_threads(struct replay_team *team, struct thread *threads, int size,
+                        const onebit_comm_t *comms) {
+  pthread_barrier_init(&team->barrier, NULL, (unsigned)size);
+  for (int r = 0; r < size; r++) {
+    threads[r].rank = (struct replay_rank){r, size, comms[r], team};
+    if (pthread_create(&threads[r].id, NULL, run_thread, &threads[r]) != 0) {
+      fprintf(stderr, "onebit-replay: only %d of %d threads could be started\n", r, size);
+      exit(1);
+    }
   }
-  free((void *)parts);
+  for (int r = 0; r < size; r++)
+    pthread_join(threads[r].id, NULL);
+  pthread_barrier_destroy(&team->barrier);
+}
+
+void replay_with_threads(const char *directory, onebit_device_t device,
+                         struct replay_result *result) {
+  struct replay_team team = {.device = device, .result = result};
+  team.opened = replay_case_open(&team.recorded, directory, team.error);
+  size_t size = team.opened ? team.recorded.world : 1; /* one rank can say what is wrong */
+  struct thread *threads = calloc(size, sizeof *threads);
+  onebit_comm_t *comms = calloc(size, sizeof *comms);
+  team.reports = calloc(size, sizeof *team.reports);
+  *result = (struct replay_result){.verdict = REPLAY_FAILED};
+  if (!threads || !comms || !team.reports)
+    snprintf(result->error, REPLAY_ERROR, "no memory for %zu ranks", size);
+  else if (onebit_comm_create_loopback((int)size, comms) != ONEBIT_OK)
+    snprintf(result->error, REPLAY_ERROR, "%s", onebit_last_error());
+  else
+    run_threads(&team, threads, (int)size, comms);
+  free((void *)team.reports);
   free(comms);
   free(threads);
-  return good;
+  replay_case_close(&team.recorded);
 }
 
 #ifdef ONEBIT_HAVE_MPI
-bool replay_on_mpi(replay_body *body, void *context, char words[REPLAY_WORDS]) {
+void replay_with_mpi(const char *directory, onebit_device_t device, struct replay_result *result) {
+  struct replay_case recorded;
   struct replay_rank rank = {0};
-  if (onebit_comm_create_mpi(MPI_COMM_WORLD, &rank.comm) != ONEBIT_OK) {
-    snprintf(words, REPLAY_WORDS, "%s", onebit_last_error());
-    return false;
-  }
-  rank.rank = onebit_comm_rank(rank.comm);
-  rank.size = onebit_comm_size(rank.comm);
-  body(&rank, context);
+  char error[REPLAY_ERROR];
+  bool opened = replay_case_open(&recorded, directory, error);
+  *result = (struct replay_result){.verdict = REPLAY_FAILED};
+  if (onebit_comm_create_mpi(MPI_COMM_WORLD, &rank.comm) == ONEBIT_OK) {
+    rank.rank = onebit_comm_rank(rank.comm);
+    rank.size = onebit_comm_size(rank.comm);
+    replay_run(&rank, &recorded, opened, error, device, result);
+  } else
+    snprintf(result->error, REPLAY_ERROR, "%s", onebit_last_error());
   onebit_comm_destroy(rank.comm);
-  return true;
+  replay_case_close(&recorded);
 }
 
-static void share_mpi(const struct replay_rank *rank, const void *mine, size_t bytes,
-                      replay_visit *visit, void *context) {
-  _Alignas(max_align_t) char part[REPLAY_PART];
-  for (int r = 0; r < rank->size; r++) {
-    if (r == rank->rank)
-      memcpy(part, mine, bytes);
-    MPI_Bcast(part, (int)bytes, MPI_BYTE, r, MPI_COMM_WORLD);
-    visit(context, r, part);
-  }
+/* The report of a rank, from there. */
+static void spread(struct replay_report *report, int rank) {
+  MPI_Bcast(report, (int)sizeof *report, MPI_BYTE, rank, MPI_COMM_WORLD);
 }
 #else
-bool replay_on_mpi(replay_body *body, void *context, char words[REPLAY_WORDS]) {
-  (void)body;
-  (void)context;
-  snprintf(words, REPLAY_WORDS, "this build is without MPI: only --loopback can run a case");
-  return false;
+void replay_with_mpi(const char *directory, onebit_device_t device, struct replay_result *result) {
+  (void)directory, (void)device;
+  *result =
+      (struct replay_result){.verdict = REPLAY_FAILED,
+                             .error = "this build is without MPI: only --loopback can run a case"};
 }
 
-/* Never called: without MPI all ranks are threads. */
-static void share_mpi(const struct replay_rank *rank, const void *mine, size_t bytes,
-                      replay_visit *visit, void *context) {
-  (void)bytes;
-  visit(context, rank->rank, mine);
-}
+static void spread(struct replay_report *report, int rank) { (void)report, (void)rank; }
 #endif
 
-void replay_share(const struct replay_rank *rank, const void *mine, size_t bytes,
-                  replay_visit *visit, void *context) {
-  struct replay_meeting *meeting = rank->meeting;
-  if (!meeting) {
-    share_mpi(rank, mine, bytes, visit, context);
-    return;
+void replay_share(const struct replay_rank *rank, const struct replay_report *mine,
+                  void (*visit)(void *context, int rank, const struct replay_report *report),
+                  void *context) {
+  struct replay_team *team = rank->team;
+  if (team) {
+    team->reports[rank->rank] = mine;
+    pthread_barrier_wait(&team->barrier);
   }
-  meeting->parts[rank->rank] = mine;
-  pthread_barrier_wait(&meeting->barrier);
-  for (int r = 0; r < rank->size; r++)
-    visit(context, r, meeting->parts[r]);
-  pthread_barrier_wait(&meeting->barrier); /* until then the others read `mine` */
+  for (int r = 0; r < rank->size; r++) {
+    struct replay_report report = *mine; /* overwritten by another rank's */
+    if (!team)
+      spread(&report, r);
+    visit(context, r, team ? team->reports[r] : &report);
+  }
+  if (team)
+    pthread_barrier_wait(&team->barrier); /* until then the others read `mine` */
 }

@@ -3,40 +3,31 @@
  * A rank that cannot go on says so before the others begin, or takes part to the end, so none is
  * left waiting.
  */
-#include "tools/replay/run.h"
-
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "onebit/onebit.h"
-#include "tools/replay/create.h"
-#include "tools/replay/memory.h"
+#include "tools/replay/replay.h"
 
-/* What one rank has to say. */
-struct report {
-  bool failed;
-  char words[REPLAY_WORDS]; /* the first thing that went wrong */
-  uint64_t fingerprint;     /* of case.txt */
-  uint64_t digest;          /* of all results' bits */
-  struct replay_tally tally;
-  struct {
-    double difference, norm; /* squares */
-  } drift[2];
-};
-_Static_assert(sizeof(struct report) <= REPLAY_PART, "a report is shared as one part");
+#ifdef ONEBIT_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 /* A rank at work. */
 struct run {
   const struct replay_rank *rank;
   const struct replay_case *recorded;
-  struct report report;
+  struct replay_report report;
   size_t steps;  /* made */
   float *memory; /* what the arrays below are parts of */
   float *input, *got, *wanted;
-  struct replay_memory library; /* what it reads and writes: copies of input, and of got */
+  /* What the library reads and writes: copies of input, and of got, on the device. */
+  onebit_device_t device;
+  float *library_input, *library_output;
   /* optimizers: the parameters before the step, both, and their longest updates */
   float *got_before, *wanted_before, *length;
   onebit_tensor_t *tensors;
@@ -44,14 +35,12 @@ struct run {
   float *worker, *server;
 };
 
-static void fail(struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void fail(struct run *run, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void fail(struct run *run, const char *format, ...) {
   if (run->report.failed)
     return;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(run->report.words, REPLAY_WORDS, format, arguments);
+  vsnprintf(run->report.error, REPLAY_ERROR, format, arguments);
   va_end(arguments);
   run->report.failed = true;
 }
@@ -64,28 +53,90 @@ static bool passed(struct run *run, onebit_status_t status, const char *call) {
   return status == ONEBIT_OK;
 }
 
+/* --- Memory of the library: the host's, or a device's ------------------------------------------*/
+
+#ifdef ONEBIT_HAVE_CUDA
+static bool told(struct run *run, cudaError_t error) {
+  if (error != cudaSuccess)
+    fail(run, "CUDA: %s", cudaGetErrorString(error));
+  return error == cudaSuccess;
+}
+
+/* Where there are several devices rank r takes number r, and begins again after the last. */
+static void allocate_on_device(struct run *run, size_t bytes) {
+  int devices = 0;
+  if (told(run, cudaGetDeviceCount(&devices)) &&
+      told(run, cudaSetDevice(devices ? run->rank->rank % devices : 0)) &&
+      told(run, cudaMalloc((void **)&run->library_input, bytes)))
+    told(run, cudaMalloc((void **)&run->library_output, bytes));
+}
+
+static void free_on_device(struct run *run) {
+  cudaFree(run->library_input);
+  cudaFree(run->library_output);
+}
+
+static void copy_on_device(struct run *run, float *to, const float *from, size_t bytes) {
+  if (told(run, cudaMemcpy(to, from, bytes, cudaMemcpyDefault)))
+    told(run, cudaDeviceSynchronize());
+}
+#else
+static void allocate_on_device(struct run *run, size_t bytes) {
+  (void)bytes;
+  fail(run, "this build is without CUDA: it has no device cuda");
+}
+
+/* Never called: nothing was allocated. */
+static void free_on_device(struct run *run) { (void)run; }
+static void copy_on_device(struct run *run, float *to, const float *from, size_t bytes) {
+  (void)run, (void)to, (void)from, (void)bytes;
+}
+#endif
+
+/* With one end in memory of the host. A device that fails leaves what was there: the rank goes on,
+ * since the others wait for it. */
+static void copy(struct run *run, float *to, const float *from) {
+  size_t bytes = run->recorded->count * sizeof *to;
+  if (run->device == ONEBIT_DEVICE_HOST)
+    memcpy(to, from, bytes);
+  else
+    copy_on_device(run, to, from, bytes);
+}
+
+/* All that this rank needs, so that nothing of its own can fail later. */
+static void allocate(struct run *run) {
+  const struct replay_case *recorded = run->recorded;
+  size_t count = recorded->count, padded = recorded->padded;
+  bool host = run->device == ONEBIT_DEVICE_HOST;
+  run->memory = calloc((host ? 8 : 6) * count + 4 * padded, sizeof *run->memory);
+  run->tensors = calloc(recorded->tensors + 1, sizeof *run->tensors);
+  if (!run->memory || !run->tensors) {
+    fail(run, "no memory for %zu values", count);
+    return;
+  }
+  run->input = run->memory;
+  run->got = run->input + count;
+  run->wanted = run->got + count;
+  run->got_before = run->wanted + count;
+  run->wanted_before = run->got_before + count;
+  run->length = run->wanted_before + count;
+  run->worker = run->length + count;
+  run->server = run->worker + 2 * padded;
+  if (host) {
+    run->library_input = run->server + 2 * padded;
+    run->library_output = run->library_input + count;
+  } else
+    allocate_on_device(run, count * sizeof(float));
+}
+
+/* --- Values ------------------------------------------------------------------------------------*/
+
 /* A file that cannot be read gives zeros: the rank goes on, since the others wait for it. */
 static void read_values(struct run *run, enum replay_file file, size_t first, size_t count,
                         float *values) {
-  char words[REPLAY_WORDS];
-  if (!replay_case_read(run->recorded, file, first, count, values, words))
-    fail(run, "%s", words);
-}
-
-/* A device that fails leaves what was there: the rank goes on, as above. */
-static void copy(struct run *run, float *to, const float *from) {
-  char words[REPLAY_WORDS];
-  if (!replay_memory_copy(&run->library, to, from, words))
-    fail(run, "%s", words);
-}
-
-/* Takes a step's results into the digest: 64-bit FNV-1a, a value at a time. */
-static void digest(struct run *run, const float *values, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    uint32_t bits;
-    memcpy(&bits, &values[i], sizeof bits);
-    run->report.digest = (run->report.digest ^ bits) * 0x100000001b3u;
-  }
+  char error[REPLAY_ERROR];
+  if (!replay_case_read(run->recorded, file, first, count, values, error))
+    fail(run, "%s", error);
 }
 
 /* This rank's place in an array [steps][world][count]. */
@@ -94,13 +145,24 @@ static size_t own_place(const struct run *run, size_t step) {
   return (step * recorded->world + (size_t)run->rank->rank) * recorded->count;
 }
 
+static void read_input(struct run *run, size_t step) {
+  read_values(run, REPLAY_INPUT, own_place(run, step), run->recorded->count, run->input);
+  copy(run, run->library_input, run->input);
+}
+
+/* What a step left, into `got` and the digest. */
+static void fetch_output(struct run *run) {
+  copy(run, run->got, run->library_output);
+  run->report.digest =
+      ob_hash(run->report.digest, run->got, run->recorded->count * sizeof *run->got);
+  run->steps++;
+}
+
 /* `norm` as a square: what the difference is measured by. */
 static void add_drift(struct run *run, int which, const float *got, const float *recorded,
                       size_t count, double norm) {
-  for (size_t i = 0; i < count; i++) {
-    double difference = (double)got[i] - (double)recorded[i];
-    run->report.drift[which].difference += difference * difference;
-  }
+  for (size_t i = 0; i < count; i++)
+    run->report.drift[which].difference += pow((double)got[i] - (double)recorded[i], 2);
   run->report.drift[which].norm += norm;
 }
 
@@ -113,9 +175,8 @@ static double square_sum(const float *values, size_t count) {
 
 /* --- Allreduce ---------------------------------------------------------------------------------*/
 
-static void compare_kept_errors(struct run *run, onebit_plan_t plan) {
-  size_t padded = run->recorded->padded, share = padded / run->recorded->world;
-  size_t rank = (size_t)run->rank->rank;
+static void compare_residuals(struct run *run, onebit_plan_t plan, size_t share) {
+  size_t padded = run->recorded->padded, rank = (size_t)run->rank->rank;
   float *worker = run->worker + padded, *server = run->server + share;
   if (!passed(run, onebit_plan_export_residual(plan, run->worker, run->server),
               "onebit_plan_export_residual"))
@@ -128,208 +189,216 @@ static void compare_kept_errors(struct run *run, onebit_plan_t plan) {
   add_drift(run, 1, run->server, server, share, result / (double)run->rank->size);
 }
 
-static void run_allreduce_steps(struct run *run, onebit_plan_t plan) {
+static void run_allreduce_steps(struct run *run, onebit_plan_t plan, size_t share) {
   const struct replay_case *recorded = run->recorded;
   for (size_t step = 0; step < recorded->steps; step++) {
-    read_values(run, REPLAY_INPUT, own_place(run, step), recorded->count, run->input);
+    read_input(run, step);
     read_values(run, REPLAY_OUTPUT, step * recorded->count, recorded->count, run->wanted);
-    copy(run, run->library.input, run->input);
-    if (!passed(run, onebit_allreduce(run->library.input, run->library.output, plan),
+    if (!passed(run, onebit_allreduce(run->library_input, run->library_output, plan),
                 "onebit_allreduce"))
       return;
-    copy(run, run->got, run->library.output);
-    run->steps++;
-    replay_compare_results(&run->report.tally, step, run->got, run->wanted, recorded->count);
-    digest(run, run->got, recorded->count);
+    fetch_output(run);
+    replay_compare(&run->report.tally, step, run->got, run->wanted, NULL, recorded->count);
   }
-  compare_kept_errors(run, plan);
+  compare_residuals(run, plan, share);
 }
 
 static void run_allreduce(struct run *run) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_t plan;
+  size_t padded = run->recorded->padded, share = padded / run->recorded->world;
   options.profile = ONEBIT_PROFILE_DEEPSPEED;
-  options.device = run->library.device;
+  options.device = run->device;
   if (!passed(run, onebit_plan_create(run->rank->comm, run->recorded->count, &options, &plan),
               "onebit_plan_create"))
     return;
-  size_t padded = run->recorded->padded, share = padded / run->recorded->world;
   /* Every rank finds the same here, so none goes on alone. */
-  if (passed(run, onebit_plan_get_info(plan, &info), "onebit_plan_get_info")) {
-    if (info.worker_residual_count == padded && info.server_residual_count == share)
-      run_allreduce_steps(run, plan);
-    else
-      fail(run, "padded is %zu, in shares of %zu; the library pads to %zu, in shares of %zu",
-           padded, share, info.worker_residual_count, info.server_residual_count);
-  }
+  onebit_plan_get_info(plan, &info);
+  if (info.worker_residual_count == padded && info.server_residual_count == share)
+    run_allreduce_steps(run, plan, share);
+  else
+    fail(run, "padded is %zu, in shares of %zu; the library pads to %zu, in shares of %zu", padded,
+         share, info.worker_residual_count, info.server_residual_count);
   onebit_plan_destroy(plan);
 }
 
 /* --- Optimizers --------------------------------------------------------------------------------*/
 
-static onebit_status_t create_optimizer(struct run *run, onebit_optimizer_t *optimizer) {
-  const struct replay_case *recorded = run->recorded;
-  for (size_t t = 0, first = 0; t < recorded->tensors; first += recorded->tensor_counts[t++])
-    run->tensors[t] = (onebit_tensor_t){.parameter = run->library.output + first,
-                                        .gradient = run->library.input + first,
-                                        .count = recorded->tensor_counts[t],
-                                        .weight_decay = (float)recorded->weight_decay};
-  return replay_create(recorded, run->rank->comm, run->tensors, run->library.device, optimizer);
+/* What all kinds have. To DeepSpeed a step of 0 is as good as 1: one step of warm-up. The library
+ * has another use for 0. */
+#define SET_COMMON(options, run, freeze)                                                           \
+  do {                                                                                             \
+    (options).common.profile = ONEBIT_PROFILE_DEEPSPEED;                                           \
+    (options).common.device = (run)->device;                                                       \
+    (options).beta1 = (run)->recorded->betas[0];                                                   \
+    (options).beta2 = (run)->recorded->betas[1];                                                   \
+    (options).epsilon = (run)->recorded->epsilon;                                                  \
+    (options).freeze = (run)->recorded->freeze_step ? (run)->recorded->freeze_step : 1;            \
+  } while (0)
+
+static bool create_adam(struct run *run, onebit_optimizer_t *optimizer) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  SET_COMMON(options, run, freeze_step);
+  return passed(run,
+                onebit_adam_create(run->rank->comm, run->tensors, run->recorded->tensors, &options,
+                                   optimizer),
+                "onebit_adam_create");
 }
 
-/* Checks that the optimizer is in the stage that was recorded. 1-bit Adam and LAMB average
+static bool create_lamb(struct run *run, onebit_optimizer_t *optimizer) {
+  const struct replay_case *recorded = run->recorded;
+  onebit_lamb_options_t options = ONEBIT_LAMB_OPTIONS_INIT;
+  SET_COMMON(options, run, freeze_step);
+  options.max_coefficient = recorded->max_coefficient;
+  options.min_coefficient = recorded->min_coefficient;
+  options.coefficient_beta = recorded->coefficient_beta;
+  options.max_factor = recorded->max_factor;
+  options.min_factor = recorded->min_factor;
+  options.factor_change = recorded->factor_change;
+  return passed(
+      run,
+      onebit_lamb_create(run->rank->comm, run->tensors, recorded->tensors, &options, optimizer),
+      "onebit_lamb_create");
+}
+
+static bool create_zero_one_adam(struct run *run, onebit_optimizer_t *optimizer) {
+  const struct replay_case *recorded = run->recorded;
+  onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
+  SET_COMMON(options, run, variance_freeze_step);
+  options.variance_update_scaler = recorded->variance_update_scaler;
+  options.local_step_scaler = recorded->local_step_scaler;
+  options.local_step_clipper = recorded->local_step_clipper;
+  return passed(run,
+                onebit_zero_one_adam_create(run->rank->comm, run->tensors, recorded->tensors,
+                                            &options, optimizer),
+                "onebit_zero_one_adam_create");
+}
+
+static bool (*const create[REPLAY_KINDS])(struct run *, onebit_optimizer_t *) = {
+    [REPLAY_ADAM] = create_adam,
+    [REPLAY_LAMB] = create_lamb,
+    [REPLAY_ZERO_ONE_ADAM] = create_zero_one_adam};
+
+static onebit_optimizer_info_t info_of(onebit_optimizer_t optimizer) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  onebit_optimizer_get_info(optimizer, &info);
+  return info;
+}
+
+/* Checks, before a step, that 1-bit Adam or LAMB is in the stage that was recorded: they average
  * gradients in full precision as long as they are in their warm-up. One rank alone does so always,
  * whatever the stage. */
 static void check_stage(struct run *run, onebit_optimizer_t optimizer, size_t step) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
   bool dense = run->recorded->dense_steps[step] == '1';
   if (run->recorded->kind != REPLAY_ZERO_ONE_ADAM &&
-      passed(run, onebit_optimizer_get_info(optimizer, &info), "onebit_optimizer_get_info") &&
-      (info.stage == ONEBIT_STAGE_WARMUP) != dense)
+      (info_of(optimizer).stage == ONEBIT_STAGE_WARMUP) != dense)
     fail(run, "step %zu: the optimizer is in its %s stage, the recorded one was in its %s stage",
          step, dense ? "compressed" : "warm-up", dense ? "warm-up" : "compressed");
 }
 
-/* 0/1 Adam does so by its schedule. *count: in how many steps before this one. */
+/* After a step: 0/1 Adam does so by its schedule. *count: in how many steps before this one. */
 static void check_exchange(struct run *run, onebit_optimizer_t optimizer, size_t step,
                            uint64_t *count) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
   bool dense = run->recorded->dense_steps[step] == '1';
-  if (run->recorded->kind != REPLAY_ZERO_ONE_ADAM ||
-      !passed(run, onebit_optimizer_get_info(optimizer, &info), "onebit_optimizer_get_info"))
-    return;
-  if ((info.exchanges[0] > *count) != dense)
+  uint64_t now = info_of(optimizer).exchanges[0];
+  if (run->recorded->kind == REPLAY_ZERO_ONE_ADAM && (now > *count) != dense)
     fail(run, "step %zu: the optimizer averaged gradients %s, the recorded one %s", step,
          dense ? "in bits or not at all" : "in full precision",
          dense ? "in full precision" : "did not do so in full precision");
-  *count = info.exchanges[0];
+  *count = now;
 }
 
-/* The parameters that this rank should have after a step. */
-static void read_parameters(struct run *run, size_t step) {
-  const struct replay_case *recorded = run->recorded;
-  size_t row = recorded->params_ranks == 1 ? step * recorded->count : own_place(run, step);
-  read_values(run, REPLAY_OUTPUT, row, recorded->count, run->wanted);
-}
-
+/* A parameter's update is the shorter one of the recorded step and ours, so that neither a damaged
+ * record nor a wild result widens its own allowance; its length is that of the longest so far. */
 static void compare_parameters(struct run *run, size_t step) {
   size_t count = run->recorded->count;
-  replay_lengthen(run->length, run->wanted_before, run->wanted, run->got_before, run->got, count);
-  replay_compare_parameters(&run->report.tally, step, run->got, run->wanted, run->length, count);
+  for (size_t i = 0; i < count; i++) {
+    float update = fminf(fabsf(run->wanted[i] - run->wanted_before[i]),
+                         fabsf(run->got[i] - run->got_before[i]));
+    run->length[i] = fmaxf(run->length[i], update);
+  }
+  replay_compare(&run->report.tally, step, run->got, run->wanted, run->length, count);
   memcpy(run->wanted_before, run->wanted, count * sizeof *run->wanted);
   memcpy(run->got_before, run->got, count * sizeof *run->got);
 }
 
 /* The library tells only the norm of its momentum. */
 static void compare_momentum(struct run *run, onebit_optimizer_t optimizer) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  if (run->rank->rank != 0 ||
-      !passed(run, onebit_optimizer_get_info(optimizer, &info), "onebit_optimizer_get_info"))
+  if (run->rank->rank != 0)
     return;
   read_values(run, REPLAY_MOMENTUM, 0, run->recorded->count, run->wanted);
   double squares = square_sum(run->wanted, run->recorded->count);
-  double difference = info.momentum_norm - sqrt(squares);
-  run->report.drift[0].difference = difference * difference;
+  run->report.drift[0].difference = pow(info_of(optimizer).momentum_norm - sqrt(squares), 2);
   run->report.drift[0].norm = squares;
 }
 
 static void run_optimizer_steps(struct run *run, onebit_optimizer_t optimizer) {
   const struct replay_case *recorded = run->recorded;
   uint64_t dense_steps = 0;
-  memcpy(run->wanted_before, run->got, recorded->count * sizeof *run->got);
-  memcpy(run->got_before, run->got, recorded->count * sizeof *run->got);
   for (size_t step = 0; step < recorded->steps; step++) {
-    read_values(run, REPLAY_INPUT, own_place(run, step), recorded->count, run->input);
-    read_parameters(run, step);
+    size_t row = recorded->params_ranks == 1 ? step * recorded->count : own_place(run, step);
+    read_input(run, step);
+    read_values(run, REPLAY_OUTPUT, row, recorded->count, run->wanted);
     check_stage(run, optimizer, step);
-    copy(run, run->library.input, run->input);
     if (!passed(run, onebit_optimizer_step(optimizer, (float)recorded->learning_rate),
                 "onebit_optimizer_step"))
       return;
-    copy(run, run->got, run->library.output);
-    run->steps++;
+    fetch_output(run);
     check_exchange(run, optimizer, step, &dense_steps);
     compare_parameters(run, step);
-    digest(run, run->got, recorded->count);
   }
   compare_momentum(run, optimizer);
 }
 
 static void run_optimizer(struct run *run) {
+  const struct replay_case *recorded = run->recorded;
   onebit_optimizer_t optimizer;
-  read_values(run, REPLAY_START, 0, run->recorded->count, run->got);
-  copy(run, run->library.output, run->got);
-  if (!passed(run, create_optimizer(run, &optimizer), replay_create_name(run->recorded)))
+  read_values(run, REPLAY_START, 0, recorded->count, run->got);
+  copy(run, run->library_output, run->got);
+  memcpy(run->wanted_before, run->got, recorded->count * sizeof *run->got);
+  memcpy(run->got_before, run->got, recorded->count * sizeof *run->got);
+  for (size_t t = 0, first = 0; t < recorded->tensors; first += recorded->tensor_counts[t++])
+    run->tensors[t] = (onebit_tensor_t){.parameter = run->library_output + first,
+                                        .gradient = run->library_input + first,
+                                        .count = recorded->tensor_counts[t],
+                                        .weight_decay = (float)recorded->weight_decay};
+  if (!create[recorded->kind](run, &optimizer))
     return;
   run_optimizer_steps(run, optimizer);
   onebit_optimizer_destroy(optimizer);
 }
 
-/* --- Before and after --------------------------------------------------------------------------*/
+/* --- What all reports come to ------------------------------------------------------------------*/
 
-/* All that this rank needs, so that nothing of its own can fail later. */
-static bool allocate(struct run *run) {
-  const struct replay_case *recorded = run->recorded;
-  size_t count = recorded->count, padded = recorded->padded;
-  run->memory = calloc(6 * count + 4 * padded, sizeof *run->memory);
-  run->tensors = calloc(recorded->tensors + 1, sizeof *run->tensors);
-  if (!run->memory || !run->tensors)
-    return false;
-  run->input = run->memory;
-  run->got = run->input + count;
-  run->wanted = run->got + count;
-  run->got_before = run->wanted + count;
-  run->wanted_before = run->got_before + count;
-  run->length = run->wanted_before + count;
-  run->worker = run->length + count;
-  run->server = run->worker + 2 * padded;
-  return true;
-}
-
-static void prepare(struct run *run, bool opened, const char *words, onebit_device_t device) {
-  const struct replay_case *recorded = run->recorded;
-  char why[REPLAY_WORDS];
-  run->report.fingerprint = recorded->fingerprint;
-  if (!opened)
-    fail(run, "%s", words);
-  else if (recorded->world != (size_t)run->rank->size)
-    fail(run, "%s/case.txt: world is %zu, given %d rank%s", recorded->directory, recorded->world,
-         run->rank->size, run->rank->size == 1 ? "" : "s");
-  else if (!allocate(run))
-    fail(run, "no memory for %zu values", recorded->count);
-  else if (!replay_memory_take(&run->library, device, run->rank->rank, recorded->count, why))
-    fail(run, "%s", why);
-}
-
-/* What all reports come to. */
 struct whole {
   struct replay_result *result;
-  struct report first; /* of rank 0 */
-  bool separate;       /* ranks have parameters of their own */
+  uint64_t fingerprint, digest; /* of rank 0 */
+  bool separate;                /* ranks have parameters of their own */
   double difference[2], norm[2];
 };
 
-static void whole_fails(struct whole *whole, int rank, const char *words) {
+static void whole_fails(struct whole *whole, int rank, const char *error) {
   if (whole->result->verdict == REPLAY_FAILED)
     return;
   whole->result->verdict = REPLAY_FAILED;
   if (rank == 0)
-    snprintf(whole->result->words, REPLAY_WORDS, "%s", words);
+    snprintf(whole->result->error, REPLAY_ERROR, "%s", error);
   else
-    snprintf(whole->result->words, REPLAY_WORDS, "rank %d: %.*s", rank, REPLAY_WORDS - 32, words);
+    snprintf(whole->result->error, REPLAY_ERROR, "rank %d: %.*s", rank, REPLAY_ERROR - 32, error);
 }
 
-static void take_in(void *context, int rank, const void *part) {
+static void add_report(void *context, int rank, const struct replay_report *report) {
   struct whole *whole = context;
-  const struct report *report = part;
-  if (rank == 0)
-    whole->first = *report;
+  if (rank == 0) {
+    whole->fingerprint = report->fingerprint;
+    whole->digest = report->digest;
+  }
   if (report->failed)
-    whole_fails(whole, rank, report->words);
-  else if (report->fingerprint != whole->first.fingerprint)
+    whole_fails(whole, rank, report->error);
+  else if (report->fingerprint != whole->fingerprint)
     whole_fails(whole, rank, "its case.txt is another one than rank 0's");
-  else if (report->digest != whole->first.digest && !whole->separate)
+  else if (report->digest != whole->digest && !whole->separate)
     whole_fails(whole, rank, "its results have other bits than rank 0's");
   if (rank == 0 || whole->separate)
     replay_tally_add(&whole->result->tally, &report->tally);
@@ -344,7 +413,7 @@ static void share(struct run *run, struct replay_result *result) {
                                           {"momentum norm", NULL}};
   struct whole whole = {.result = result, .separate = run->recorded->params_ranks > 1};
   *result = (struct replay_result){.verdict = REPLAY_OK};
-  replay_share(run->rank, &run->report, sizeof run->report, take_in, &whole);
+  replay_share(run->rank, &run->report, add_report, &whole);
   for (int k = 0; k < 2; k++) {
     bool equal = whole.difference[k] == 0;
     result->drifts[k].name = names[run->recorded->kind != REPLAY_ALLREDUCE][k];
@@ -352,25 +421,27 @@ static void share(struct run *run, struct replay_result *result) {
   }
 }
 
-static void judge(struct run *run, struct replay_result *result) {
-  if (run->recorded->kind == REPLAY_ALLREDUCE)
-    run_allreduce(run);
-  else
-    run_optimizer(run);
-  share(run, result);
-  if (result->verdict == REPLAY_OK &&
-      !replay_within_allowance(run->recorded->kind, &result->tally, result->words))
-    result->verdict = REPLAY_FAILED;
-}
-
 void replay_run(const struct replay_rank *rank, const struct replay_case *recorded, bool opened,
-                const char *words, onebit_device_t device, struct replay_result *result) {
-  struct run run = {.rank = rank, .recorded = recorded};
-  prepare(&run, opened, words, device);
+                const char *error, onebit_device_t device, struct replay_result *result) {
+  struct run run = {.rank = rank, .recorded = recorded, .device = device};
+  run.report.fingerprint = recorded->fingerprint;
+  if (!opened)
+    fail(&run, "%s", error);
+  else if (recorded->world != (size_t)rank->size)
+    fail(&run, "%s/case.txt: world is %zu, given %d rank%s", recorded->directory, recorded->world,
+         rank->size, rank->size == 1 ? "" : "s");
+  else
+    allocate(&run);
   share(&run, result);
-  if (result->verdict == REPLAY_OK)
-    judge(&run, result);
-  replay_memory_release(&run.library);
+  if (result->verdict == REPLAY_OK) {
+    (recorded->kind == REPLAY_ALLREDUCE ? run_allreduce : run_optimizer)(&run);
+    share(&run, result);
+    if (result->verdict == REPLAY_OK &&
+        !replay_allowed(recorded->kind, &result->tally, result->error))
+      result->verdict = REPLAY_FAILED;
+  }
+  if (device != ONEBIT_DEVICE_HOST)
+    free_on_device(&run);
   free(run.tensors);
   free(run.memory);
 }
