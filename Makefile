@@ -207,10 +207,8 @@ BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
 $(BUILD)/onebit-info: $(BUILD)/tools/info.o $(RULES)
-# Its codec's speeds are those of onebit-bench's passes.
-DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c))
-TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR) \
-           $(call objects,bench/bench_measure.c bench/bench_passes.c bench/bench_triad.c)
+DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c tools/median.c))
+TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR)
 $(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
 REPLAYED := $(filter-out %/main.o,$(call objects,tools/replay/*.c))
 $(BUILD)/onebit-replay: $(BUILD)/tools/replay/main.o $(REPLAYED)
@@ -220,7 +218,7 @@ $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_rules: $(RULES)
 $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
-$(BUILD)/tests/test_tune: $(TUNED) $(OPTIONS)
+$(BUILD)/tests/test_tune: $(TUNED)
 $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): $(REPLAYED)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(DOCTOR))
 

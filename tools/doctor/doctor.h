@@ -141,9 +141,6 @@ void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
 
 /* --- Statistics */
 
-/* Sorts the values. The median of none is 0. */
-double doctor_median(double *values, int count);
-
 /* Whether `value` lies below (rates) or above (times) the other values of its kind by more than
  * noise: by the given ratio of the median, and by more than several median absolute deviations.
  * Zeros are left out; never among fewer than three. */

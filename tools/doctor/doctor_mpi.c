@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "tools/doctor/doctor.h"
+#include "tools/median.h"
 
 enum { FINDINGS = 1, TAG = 1 };
 
@@ -194,7 +195,7 @@ static double go_round(MPI_Comm comm, int next, int before, bool first, double s
     samples[count++ % MAX_SAMPLES] = 1e6 * (now - last);
     last = now;
   }
-  *median = doctor_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
+  *median = tool_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
   return 1e6 * (last - start) / count;
 }
 

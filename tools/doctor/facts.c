@@ -4,20 +4,9 @@
 #include <string.h>
 
 #include "tools/doctor/doctor.h"
+#include "tools/median.h"
 
 /* --- Statistics --------------------------------------------------------------------------------*/
-
-static int ascending(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-double doctor_median(double *values, int count) {
-  if (count < 1)
-    return 0;
-  qsort(values, (size_t)count, sizeof *values, ascending);
-  return (values[(count - 1) / 2] + values[count / 2]) / 2;
-}
 
 /* A normal distribution's standard deviation is 1.4826 median absolute deviations; four of them are
  * beyond noise for any number of hosts that a table shows. */
@@ -26,7 +15,7 @@ double doctor_median(double *values, int count) {
 /* The better one of two values in the middle: when half of the hosts are slow, they are what is
  * wrong, and when two numbers differ, the spread of the good half is what noise is. */
 static double good_median(double *values, int count, bool low_is_bad) {
-  qsort(values, (size_t)count, sizeof *values, ascending);
+  tool_median(values, count); /* sorts them */
   return values[low_is_bad ? count / 2 : (count - 1) / 2];
 }
 

@@ -5,8 +5,9 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "bench/bench.h"
 #include "onebit/mpi.h"
+#include "onebit/onebit.h"
+#include "tools/median.h"
 #include "tools/tune/run_mpi.h"
 
 /* Points are measured so often, for the best median of each: what disturbs a machine lasts for
@@ -96,7 +97,7 @@ static bool hold(struct contest *contest, double seconds, int min_calls) {
   }
   for (size_t k = 0; k < contest->count; k++)
     contest->point[k].measured =
-        fmin(contest->point[k].measured, bench_statistics(contest->times[k], (size_t)calls).median);
+        fmin(contest->point[k].measured, tool_median(contest->times[k], calls));
   return true;
 }
 
@@ -115,7 +116,7 @@ static bool begin(struct tune_run *run, struct contest *contest) {
     tune_complain("no memory for buffers of %zu bytes on every rank", 4 * count);
     return false;
   }
-  bench_fill(contest->send, count, (uint64_t)run->rank + 1);
+  tune_fill(contest->send, count, (uint64_t)run->rank + 1);
   return onebit_comm_create_mpi(MPI_COMM_WORLD, &contest->comm) == ONEBIT_OK;
 }
 

@@ -11,8 +11,8 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "bench/bench_passes.h"
 #include "compression/codec.h"
+#include "tools/median.h"
 
 /* Waits for all ranks without taking a core from them, as MPI_Barrier may. */
 static void wait_asleep(MPI_Comm comm) {
@@ -30,15 +30,24 @@ double tune_largest(double value) {
   return value;
 }
 
+/* Numbers of both signs: a linear congruential generator (Knuth, TAOCP 3.3.4). */
+void tune_fill(float *values, size_t count, uint64_t seed) {
+  for (size_t i = 0; i < count; i++) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    values[i] = (float)(int32_t)(seed >> 32) * 0x1p-31f;
+  }
+}
+
 bool tune_all_well(bool well) { return tune_largest(well ? 0 : 1) == 0; }
 
 /* --- The codec: of one rank alone, and of the ranks of one host at once, which says how many cores
  * --- they have ---------------------------------------------------------------------------------*/
 
-/* Larger than caches, smaller than what the ranks of a full host have no memory for: some ten
- * arrays of 16 MiB. */
+/* Larger than caches, smaller than what the ranks of a full host have no memory for: some arrays of
+ * 16 MiB. In blocks of a plan's size, as a plan calls the codec. */
 #define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
+#define BLOCK    2048
 #define TURNS    3
 
 /* Slowdowns below this are memory's, or noise: the ranks have a core each. */
@@ -46,29 +55,69 @@ bool tune_all_well(bool well) { return tune_largest(well ? 0 : 1) == 0; }
 
 enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
 
+struct arrays {
+  const struct ob_codec *codec;
+  float *input, *kept, *next;
+  uint32_t *messages; /* of the streams, one behind the other */
+};
+
+static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
+  const float scales[STREAMS] = {0.1f, 0.2f, 0.1f, 0.2f, 0.1f, 0.2f, 0.1f, 0.2f};
+  const uint32_t *bits[STREAMS];
+  uint32_t *first = arrays->messages + at / 32;
+  for (size_t s = 0; s < STREAMS; s++)
+    bits[s] = first + s * (ELEMENTS / 32);
+  if (pass == COMPRESS)
+    arrays->codec->compress(&(struct ob_compress_run){.count = BLOCK,
+                                                      .valid = BLOCK,
+                                                      .input = arrays->input + at,
+                                                      .weight = 1,
+                                                      .stream = true,
+                                                      .decay = 1,
+                                                      .scaling = 1,
+                                                      .kept = arrays->kept + at,
+                                                      .kept_scale = 0.1f,
+                                                      .kept_out = arrays->next + at,
+                                                      .bits = first});
+  else if (pass == STORE)
+    arrays->codec->store(&(struct ob_store_run){
+        .count = BLOCK, .stream = true, .bits = first, .scale = 0.1f, .output = arrays->next + at});
+  else
+    arrays->codec->reduce(&(struct ob_reduce_run){.count = BLOCK,
+                                                  .streams = pass == REDUCE_2 ? 2 : STREAMS,
+                                                  .bits = bits,
+                                                  .scales = scales,
+                                                  .stream = true,
+                                                  .kept = arrays->kept + at,
+                                                  .kept_scale = 0.1f,
+                                                  .kept_out = arrays->next + at,
+                                                  .out = first});
+}
+
 /* Means: ranks that take turns on a core have the medians of those that do not. */
-static bool time_passes(struct bench_passes *passes, bool quick, double seconds[PASSES]) {
-  const struct bench_options options = {.iterations = quick ? 2 : 5, .warmups = 1};
-  struct bench_rounds rounds = {.count = 0};
-  bench_rounds_add(&rounds, &bench_compress, 0);
-  bench_rounds_add(&rounds, &bench_reduce, 2);
-  bench_rounds_add(&rounds, &bench_reduce, STREAMS);
-  bench_rounds_add(&rounds, &bench_store, 0);
-  bench_rounds_add(&rounds, &bench_memcpy, 0);
-  bool well = bench_rounds_run(&rounds, &options, passes) == BENCH_OK;
-  for (int k = 0; well && k < PASSES; k++)
-    seconds[k] = bench_statistics(rounds.entries[k].times, rounds.rounds).mean / (double)ELEMENTS;
-  bench_rounds_destroy(&rounds);
-  return well;
+static void time_passes(const struct arrays *arrays, bool quick, double seconds[PASSES]) {
+  int rounds = quick ? 2 : 5;
+  for (int pass = 0; pass < PASSES; pass++)
+    seconds[pass] = 0;
+  for (int round = -1; round < rounds; round++)
+    for (int pass = 0; pass < PASSES; pass++) {
+      double start = ob_seconds();
+      if (pass == COPY)
+        memcpy(arrays->next, arrays->input, ELEMENTS * sizeof(float));
+      for (size_t at = 0; pass != COPY && at < ELEMENTS; at += BLOCK)
+        work_on_block(arrays, pass, at);
+      if (round >= 0)
+        seconds[pass] += (ob_seconds() - start) / rounds / (double)ELEMENTS;
+    }
 }
 
 /* The ranks that are asked work, the others sleep. Seconds an element, of rank 0. */
-static bool time_some(struct bench_passes *passes, bool asked, bool quick, double seconds[PASSES]) {
+static void time_some(const struct arrays *arrays, bool asked, bool quick, double seconds[PASSES]) {
   wait_asleep(MPI_COMM_WORLD);
-  bool well = !asked || time_passes(passes, quick, seconds);
+  if (asked)
+    time_passes(arrays, quick, seconds);
   wait_asleep(MPI_COMM_WORLD);
   MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
-  return well;
 }
 
 /* Whether all ranks run on one kernel, whatever the names of their hosts, as in containers and
@@ -99,23 +148,32 @@ static void set_codec_costs(struct tune_run *run, const double *alone, const dou
       run->cluster.hosts > 1 && one_machine() ? (double)sysconf(_SC_NPROCESSORS_ONLN) : 0;
 }
 
-static bool measure_codec(struct tune_run *run) {
-  const struct bench_options options = {.threads = 1, .streams = {STREAMS}, .stream_count = 1};
-  struct bench_passes passes;
-  double alone[PASSES] = {1, 1, 1, 1, 1}, host[PASSES] = {1, 1, 1, 1, 1};
+static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
+  struct arrays arrays = {.codec = codec,
+                          .input = ob_allocate(ELEMENTS, sizeof(float)),
+                          .kept = ob_allocate(ELEMENTS, sizeof(float)),
+                          .next = ob_allocate(ELEMENTS, sizeof(float)),
+                          .messages = ob_allocate(STREAMS * ELEMENTS / 32, sizeof(uint32_t))};
+  double alone[PASSES], host[PASSES];
   int beside_first = run->rank == 0;
   bool quick = run->options->quick;
-  bool well = bench_passes_create(&options, ELEMENTS, STREAMS, &passes) == BENCH_OK;
+  bool well = tune_all_well(arrays.input && arrays.kept && arrays.next && arrays.messages);
   MPI_Allreduce(MPI_IN_PLACE, &beside_first, 1, MPI_INT, MPI_MAX, run->host);
-  if (tune_all_well(well)) {
+  if (well) {
+    tune_fill(arrays.input, ELEMENTS, 1);
+    tune_fill((float *)arrays.messages, STREAMS * ELEMENTS / 32, 2);
     for (int turn = 0; turn < TURNS; turn++) {
-      well &= time_some(&passes, run->rank == 0, quick, alone);
-      well &= time_some(&passes, beside_first, quick, host);
+      time_some(&arrays, run->rank == 0, quick, alone);
+      time_some(&arrays, beside_first, quick, host);
     }
     set_codec_costs(run, alone, host);
-  }
-  bench_passes_destroy(&passes);
-  return tune_all_well(well);
+  } else if (run->rank == 0)
+    tune_complain("no memory for arrays of %zu elements on every rank", ELEMENTS);
+  ob_release(arrays.input);
+  ob_release(arrays.kept);
+  ob_release(arrays.next);
+  ob_release(arrays.messages);
+  return well;
 }
 
 /* --- Links: ping-pong, messages both ways at once, and many small ones -------------------------*/
@@ -155,7 +213,7 @@ static double ping_pong(const struct flow *flow, int trips) {
     }
     times[round] = (ob_seconds() - start) / (2 * trips);
   }
-  return bench_statistics(times, ROUNDS).median;
+  return tool_median(times, ROUNDS);
 }
 
 /* All send to the next rank and receive from the one before; one way: rank 0 sends to rank 1. */
@@ -302,7 +360,7 @@ static bool measure(struct tune_run *run, struct tune_points *points) {
   ob_costs_default(codec->name, &run->costs);
   run->costs.hosts = run->cluster.hosts;
   run->costs.ranks_per_host = run->cluster.ranks_per_host;
-  if (!measure_codec(run))
+  if (!measure_codec(run, codec))
     return false;
   measure_links(run);
   return run->cluster.ranks == 1 || tune_calls(run, points);

@@ -18,6 +18,9 @@ struct tune_run {
 double tune_largest(double value);
 bool tune_all_well(bool well);
 
+/* Numbers to work on. */
+void tune_fill(float *values, size_t count, uint64_t seed);
+
 /* Whole calls: the times to which the model is fitted, and what it is off by afterwards, measured
  * into costs.measured. False on all ranks after complaining. */
 bool tune_calls(struct tune_run *run, struct tune_points *points);
