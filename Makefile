@@ -207,7 +207,8 @@ BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
 $(BUILD)/onebit-info: $(BUILD)/tools/info.o $(RULES)
-DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c tools/median.c))
+DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c tools/median.c \
+            tools/cluster_mpi.c))
 TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR)
 $(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
 REPLAYED := $(filter-out %/main.o,$(call objects,tools/replay/*.c))

@@ -11,17 +11,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "tools/cluster_mpi.h"
 #include "tools/doctor/doctor.h"
 #include "tools/median.h"
 
 enum { FINDINGS = 1, TAG = 1 };
 
-static struct {
-  MPI_Comm all, local, leaders; /* leaders: MPI_COMM_NULL on the other ranks */
-  int rank, size, local_rank, local_size;
-  int host; /* the leader's rank among the leaders */
-} team;
-
+static struct tool_cluster team;
 static struct doctor_facts facts;
 
 static bool leads(void) { return team.leaders != MPI_COMM_NULL; }
@@ -42,42 +38,7 @@ static void *room_for(size_t count, size_t bytes) {
   return room;
 }
 
-/* Waits for the other ranks of a communicator without using a processor. */
-static void wait_asleep(MPI_Comm comm) {
-  const struct timespec nap = {.tv_nsec = 1000000};
-  MPI_Request request;
-  int done = 0;
-  MPI_Ibarrier(comm, &request);
-  for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
-       MPI_Test(&request, &done, MPI_STATUS_IGNORE))
-    nanosleep(&nap, NULL);
-}
-
 /* --- Who is where ------------------------------------------------------------------------------*/
-
-static void make_team(void) {
-  MPI_Comm_dup(MPI_COMM_WORLD, &team.all);
-  MPI_Comm_rank(team.all, &team.rank);
-  MPI_Comm_size(team.all, &team.size);
-  MPI_Comm_split_type(team.all, MPI_COMM_TYPE_SHARED, team.rank, MPI_INFO_NULL, &team.local);
-  MPI_Comm_rank(team.local, &team.local_rank);
-  MPI_Comm_size(team.local, &team.local_size);
-  MPI_Comm_split(team.all, team.local_rank == 0 ? 0 : MPI_UNDEFINED, team.rank, &team.leaders);
-  if (leads())
-    MPI_Comm_rank(team.leaders, &team.host);
-  MPI_Bcast(&team.host, 1, MPI_INT, 0, team.local);
-}
-
-static void free_all(void) {
-  if (leads())
-    MPI_Comm_free(&team.leaders);
-  MPI_Comm_free(&team.local);
-  MPI_Comm_free(&team.all);
-  free(facts.ranks);
-  free(facts.hosts);
-  free(facts.bandwidth);
-  free(facts.round_trip);
-}
 
 /* Open MPI has a variable for it, a C _Bool; where there is none nothing is known: -1. */
 static int library_yields(void) {
@@ -110,10 +71,8 @@ static void name_library(void) {
 static void gather(void) {
   struct doctor_rank rank = {.host = team.host, .yields = library_yields()};
   struct doctor_host host;
-  int hosts = team.host + 1;
+  int hosts = facts.host_count = team.hosts;
   facts.rank_count = team.size;
-  MPI_Allreduce(&hosts, &facts.host_count, 1, MPI_INT, MPI_MAX, team.all);
-  hosts = facts.host_count;
   facts.ranks = room_for((size_t)team.size, sizeof *facts.ranks);
   facts.hosts = room_for((size_t)hosts, sizeof *facts.hosts);
   facts.bandwidth = room_for((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
@@ -218,9 +177,9 @@ static double mean_hop(MPI_Comm ring) {
 }
 
 static void measure_local_hops(void) {
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
   double hop = mean_hop(team.local);
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
   if (!leads())
     return;
   double *every = room_for((size_t)facts.host_count, sizeof *every);
@@ -238,7 +197,7 @@ static void measure_waiting(void) {
     return;
   if (leads() && team.host < 2)
     two = go_round(team.leaders, peer, peer, team.host == 0, WAITING_SECONDS, &median);
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
   if (leads())
     ring = mean_hop(team.leaders);
   MPI_Barrier(team.all); /* where the others wait, as they do in a collective */
@@ -256,7 +215,7 @@ static void pass_on(int pieces) {
   for (int i = 0; i < pieces; i++)
     MPI_Sendrecv(out, BYTES, MPI_BYTE, (team.host + 1) % hosts, TAG, in, BYTES, MPI_BYTE,
                  (team.host + hosts - 1) % hosts, TAG, team.leaders, MPI_STATUS_IGNORE);
-  wait_asleep(team.leaders);
+  tool_wait_asleep(team.leaders);
 }
 
 static void measure_carrier(void) {
@@ -274,7 +233,7 @@ static void measure_carrier(void) {
     facts.bulk = (uint64_t)BULK_PIECES * BYTES;
     MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, facts.hosts, sizeof *own, MPI_BYTE, team.leaders);
   }
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
 }
 
 /* --- All pairs of hosts ------------------------------------------------------------------------*/
@@ -315,7 +274,7 @@ static void measure_pairs(void) {
       int peer = (round - team.host + hosts) % hosts;
       if (peer != team.host)
         meet(peer);
-      wait_asleep(team.leaders);
+      tool_wait_asleep(team.leaders);
     }
     gather_rows(facts.bandwidth);
     gather_rows(facts.round_trip);
@@ -323,7 +282,7 @@ static void measure_pairs(void) {
       for (int b = 0; b < a; b++)
         facts.round_trip[a * hosts + b] = facts.round_trip[b * hosts + a];
   }
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
 }
 
 /* --- Several ranks at once, and plain TCP ------------------------------------------------------*/
@@ -341,13 +300,13 @@ static double rate_of_streams(int streams) {
   bool takes_part = team.host < 2 && team.local_rank < streams, sends = team.host == 0;
   int peer = takes_part ? rank_on(1 - team.host, team.local_rank) : 0, pieces = 0;
   double seconds = 0, longest;
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
   if (takes_part)
     pieces = pieces_for(team.all, peer, sends, 2 * BANDWIDTH_SECONDS / streams);
   MPI_Bcast(&pieces, 1, MPI_INT, 0, team.all); /* rank 0's: the same number on all streams */
   if (takes_part)
     seconds = transfer(team.all, peer, sends, pieces);
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
   MPI_Allreduce(&seconds, &longest, 1, MPI_DOUBLE, MPI_MAX, team.all);
   return streams * rate_of(pieces, longest);
 }
@@ -389,11 +348,11 @@ static void measure_subnets(void) {
       continue;
     if (peer < facts.host_count)
       rate = socket_rate(step / DOCTOR_RATES, 1 << which, peer);
-    wait_asleep(team.leaders);
+    tool_wait_asleep(team.leaders);
     MPI_Allreduce(&rate, &best, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
     keep_faster(&subnet->rate[which], best);
   }
-  wait_asleep(team.all);
+  tool_wait_asleep(team.all);
 }
 
 /* --- A hang is a finding, too ------------------------------------------------------------------*/
@@ -442,7 +401,7 @@ int doctor_run(void) {
   int again = 1, status;
   signal(SIGALRM, give_up);
   begin_step("who is where");
-  make_team();
+  tool_cluster_find(&team);
   gather();
   for (int attempt = 0; attempt < ATTEMPTS && again; attempt++) {
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
@@ -463,6 +422,10 @@ int doctor_run(void) {
   }
   status = diagnosis.count > 0 ? FINDINGS : 0;
   MPI_Bcast(&status, 1, MPI_INT, 0, team.all);
-  free_all();
+  tool_cluster_free(&team);
+  free(facts.ranks);
+  free(facts.hosts);
+  free(facts.bandwidth);
+  free(facts.round_trip);
   return status;
 }

@@ -10,11 +10,14 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/memory.h"
 #include "onebit/onebit.h"
 #include "tools/replay/replay.h"
 
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h>
+
+#include "cuda/device.h"
 #endif
 
 /* A rank at work. */
@@ -27,6 +30,7 @@ struct run {
   float *input, *got, *wanted;
   /* What the library reads and writes: copies of input, and of got, on the device. */
   onebit_device_t device;
+  const struct ob_memory *library;
   float *library_input, *library_output;
   /* optimizers: the parameters before the step, both, and their longest updates */
   float *got_before, *wanted_before, *length;
@@ -56,61 +60,51 @@ static bool passed(struct run *run, onebit_status_t status, const char *call) {
 /* --- Memory of the library: the host's, or a device's ------------------------------------------*/
 
 #ifdef ONEBIT_HAVE_CUDA
-static bool told(struct run *run, cudaError_t error) {
+/* Where there are several devices rank r takes number r, and begins again after the last. */
+static const struct ob_memory *memory_of(struct run *run, onebit_device_t device) {
+  int devices = 0;
+  if (device == ONEBIT_DEVICE_HOST)
+    return &ob_memory_host;
+  cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error == cudaSuccess)
+    error = cudaSetDevice(devices ? run->rank->rank % devices : 0);
   if (error != cudaSuccess)
     fail(run, "CUDA: %s", cudaGetErrorString(error));
-  return error == cudaSuccess;
+  return &ob_memory_cuda;
 }
 
-/* Where there are several devices rank r takes number r, and begins again after the last. */
-static void allocate_on_device(struct run *run, size_t bytes) {
-  int devices = 0;
-  if (told(run, cudaGetDeviceCount(&devices)) &&
-      told(run, cudaSetDevice(devices ? run->rank->rank % devices : 0)) &&
-      told(run, cudaMalloc((void **)&run->library_input, bytes)))
-    told(run, cudaMalloc((void **)&run->library_output, bytes));
-}
-
-static void free_on_device(struct run *run) {
-  cudaFree(run->library_input);
-  cudaFree(run->library_output);
-}
-
-static void copy_on_device(struct run *run, float *to, const float *from, size_t bytes) {
-  if (told(run, cudaMemcpy(to, from, bytes, cudaMemcpyDefault)))
-    told(run, cudaDeviceSynchronize());
+/* The library's streams do not wait for copies. */
+static void end_copy(const struct run *run) {
+  if (run->library != &ob_memory_host)
+    cudaDeviceSynchronize();
 }
 #else
-static void allocate_on_device(struct run *run, size_t bytes) {
-  (void)bytes;
-  fail(run, "this build is without CUDA: it has no device cuda");
+static const struct ob_memory *memory_of(struct run *run, onebit_device_t device) {
+  if (device != ONEBIT_DEVICE_HOST)
+    fail(run, "this build is without CUDA: it has no device cuda");
+  return &ob_memory_host;
 }
 
-/* Never called: nothing was allocated. */
-static void free_on_device(struct run *run) { (void)run; }
-static void copy_on_device(struct run *run, float *to, const float *from, size_t bytes) {
-  (void)run, (void)to, (void)from, (void)bytes;
-}
+static void end_copy(const struct run *run) { (void)run; }
 #endif
 
 /* With one end in memory of the host. A device that fails leaves what was there: the rank goes on,
  * since the others wait for it. */
 static void copy(struct run *run, float *to, const float *from) {
-  size_t bytes = run->recorded->count * sizeof *to;
-  if (run->device == ONEBIT_DEVICE_HOST)
-    memcpy(to, from, bytes);
-  else
-    copy_on_device(run, to, from, bytes);
+  passed(run, run->library->copy(to, from, run->recorded->count * sizeof *to), "copying");
+  end_copy(run);
 }
 
 /* All that this rank needs, so that nothing of its own can fail later. */
-static void allocate(struct run *run) {
+static void allocate(struct run *run, onebit_device_t device) {
   const struct replay_case *recorded = run->recorded;
   size_t count = recorded->count, padded = recorded->padded;
-  bool host = run->device == ONEBIT_DEVICE_HOST;
-  run->memory = calloc((host ? 8 : 6) * count + 4 * padded, sizeof *run->memory);
+  run->library = memory_of(run, device);
+  run->library_input = run->library->allocate(count, sizeof(float));
+  run->library_output = run->library->allocate(count, sizeof(float));
+  run->memory = calloc(6 * count + 4 * padded, sizeof *run->memory);
   run->tensors = calloc(recorded->tensors + 1, sizeof *run->tensors);
-  if (!run->memory || !run->tensors) {
+  if (!run->library_input || !run->library_output || !run->memory || !run->tensors) {
     fail(run, "no memory for %zu values", count);
     return;
   }
@@ -122,11 +116,6 @@ static void allocate(struct run *run) {
   run->length = run->wanted_before + count;
   run->worker = run->length + count;
   run->server = run->worker + 2 * padded;
-  if (host) {
-    run->library_input = run->server + 2 * padded;
-    run->library_output = run->library_input + count;
-  } else
-    allocate_on_device(run, count * sizeof(float));
 }
 
 /* --- Values ------------------------------------------------------------------------------------*/
@@ -431,7 +420,7 @@ void replay_run(const struct replay_rank *rank, const struct replay_case *record
     fail(&run, "%s/case.txt: world is %zu, given %d rank%s", recorded->directory, recorded->world,
          rank->size, rank->size == 1 ? "" : "s");
   else
-    allocate(&run);
+    allocate(&run, device);
   share(&run, result);
   if (result->verdict == REPLAY_OK) {
     (recorded->kind == REPLAY_ALLREDUCE ? run_allreduce : run_optimizer)(&run);
@@ -440,8 +429,10 @@ void replay_run(const struct replay_rank *rank, const struct replay_case *record
         !replay_allowed(recorded->kind, &result->tally, result->error))
       result->verdict = REPLAY_FAILED;
   }
-  if (device != ONEBIT_DEVICE_HOST)
-    free_on_device(&run);
+  if (run.library) {
+    run.library->release(run.library_input);
+    run.library->release(run.library_output);
+  }
   free(run.tensors);
   free(run.memory);
 }

@@ -33,7 +33,7 @@ struct contest {
 };
 
 static bool say(const struct contest *contest, const struct tune_point *point) {
-  if (contest->run->rank == 0)
+  if (contest->run->team.rank == 0)
     tune_complain("%zu elements: %s", point->task.elements, onebit_last_error());
   return false;
 }
@@ -116,7 +116,7 @@ static bool begin(struct tune_run *run, struct contest *contest) {
     tune_complain("no memory for buffers of %zu bytes on every rank", 4 * count);
     return false;
   }
-  tune_fill(contest->send, count, (uint64_t)run->rank + 1);
+  tune_fill(contest->send, count, (uint64_t)run->team.rank + 1);
   return onebit_comm_create_mpi(MPI_COMM_WORLD, &contest->comm) == ONEBIT_OK;
 }
 
@@ -313,7 +313,7 @@ bool tune_calls(struct tune_run *run, struct tune_points *points) {
   static struct contest contest;
   bool well = begin(run, &contest) && measure_points(&contest, points);
   if (well) {
-    if (run->rank == 0)
+    if (run->team.rank == 0)
       tune_fit(&run->costs, points);
     MPI_Bcast(&run->costs, (int)sizeof run->costs, MPI_BYTE, 0, MPI_COMM_WORLD);
     well = run->cluster.ranks_per_host == 0 || measure_corrections(&contest);

@@ -14,17 +14,6 @@
 #include "compression/codec.h"
 #include "tools/median.h"
 
-/* Waits for all ranks without taking a core from them, as MPI_Barrier may. */
-static void wait_asleep(MPI_Comm comm) {
-  MPI_Request request;
-  const struct timespec moment = {.tv_nsec = 500000};
-  int done = 0;
-  MPI_Ibarrier(comm, &request);
-  for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
-       MPI_Test(&request, &done, MPI_STATUS_IGNORE))
-    nanosleep(&moment, NULL);
-}
-
 double tune_largest(double value) {
   MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return value;
@@ -113,10 +102,10 @@ static void time_passes(const struct arrays *arrays, bool quick, double seconds[
 
 /* The ranks that are asked work, the others sleep. Seconds an element, of rank 0. */
 static void time_some(const struct arrays *arrays, bool asked, bool quick, double seconds[PASSES]) {
-  wait_asleep(MPI_COMM_WORLD);
+  tool_wait_asleep(MPI_COMM_WORLD);
   if (asked)
     time_passes(arrays, quick, seconds);
-  wait_asleep(MPI_COMM_WORLD);
+  tool_wait_asleep(MPI_COMM_WORLD);
   MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
@@ -155,19 +144,19 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
                           .next = ob_allocate(ELEMENTS, sizeof(float)),
                           .messages = ob_allocate(STREAMS * ELEMENTS / 32, sizeof(uint32_t))};
   double alone[PASSES], host[PASSES];
-  int beside_first = run->rank == 0;
+  int beside_first = run->team.rank == 0;
   bool quick = run->options->quick;
   bool well = tune_all_well(arrays.input && arrays.kept && arrays.next && arrays.messages);
-  MPI_Allreduce(MPI_IN_PLACE, &beside_first, 1, MPI_INT, MPI_MAX, run->host);
+  MPI_Allreduce(MPI_IN_PLACE, &beside_first, 1, MPI_INT, MPI_MAX, run->team.local);
   if (well) {
     tune_fill(arrays.input, ELEMENTS, 1);
     tune_fill((float *)arrays.messages, STREAMS * ELEMENTS / 32, 2);
     for (int turn = 0; turn < TURNS; turn++) {
-      time_some(&arrays, run->rank == 0, quick, alone);
+      time_some(&arrays, run->team.rank == 0, quick, alone);
       time_some(&arrays, beside_first, quick, host);
     }
     set_codec_costs(run, alone, host);
-  } else if (run->rank == 0)
+  } else if (run->team.rank == 0)
     tune_complain("no memory for arrays of %zu elements on every rank", ELEMENTS);
   ob_release(arrays.input);
   ob_release(arrays.kept);
@@ -263,7 +252,7 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bo
     return;
   if (flow.rank < 2)
     link->latency = ping_pong(&flow, quick ? 10 : 40);
-  wait_asleep(comm);
+  tool_wait_asleep(comm);
   /* Each was sent, and another received, on a core that may be shared. */
   link->message = stream(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
                   (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
@@ -276,34 +265,26 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bo
 /* What cannot be measured (one host, one rank a host) stays as it is. */
 static void measure_links(struct tune_run *run) {
   double sharing = ob_cost_sharing(&run->costs, &run->cluster);
-  measure_link(run->host, &run->costs.inside, sharing, run->options->quick);
+  measure_link(run->team.local, &run->costs.inside, sharing, run->options->quick);
   if (run->cluster.most_ranks > 1) /* on the same core a byte is copied twice, once by each side */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
-  wait_asleep(MPI_COMM_WORLD);
-  if (run->leaders != MPI_COMM_NULL)
-    measure_link(run->leaders, &run->costs.between, sharing, run->options->quick);
-  wait_asleep(MPI_COMM_WORLD);
+  tool_wait_asleep(MPI_COMM_WORLD);
+  if (run->team.leaders != MPI_COMM_NULL)
+    measure_link(run->team.leaders, &run->costs.between, sharing, run->options->quick);
+  tool_wait_asleep(MPI_COMM_WORLD);
   MPI_Bcast(&run->costs, sizeof run->costs, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
 /* --- Who is where, and the file ----------------------------------------------------------------*/
 
-static int combined(int value, MPI_Op op) {
-  MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, op, MPI_COMM_WORLD);
-  return value;
-}
-
 static void find_cluster(struct tune_run *run) {
-  int host_rank, on_host;
-  MPI_Comm_rank(MPI_COMM_WORLD, &run->rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &run->cluster.ranks);
-  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &run->host);
-  MPI_Comm_rank(run->host, &host_rank);
-  MPI_Comm_size(run->host, &on_host);
-  MPI_Comm_split(MPI_COMM_WORLD, host_rank ? MPI_UNDEFINED : 0, run->rank, &run->leaders);
-  run->cluster.hosts = combined(host_rank == 0, MPI_SUM);
-  run->cluster.most_ranks = combined(on_host, MPI_MAX);
-  run->cluster.ranks_per_host = combined(on_host, MPI_MIN) == run->cluster.most_ranks ? on_host : 0;
+  int fewest = run->team.local_size, most = fewest;
+  MPI_Allreduce(MPI_IN_PLACE, &fewest, 1, MPI_INT, MPI_MIN, run->team.all);
+  MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, run->team.all);
+  run->cluster = (struct ob_cost_task){.hosts = run->team.hosts,
+                                       .ranks_per_host = fewest == most ? most : 0,
+                                       .ranks = run->team.size,
+                                       .most_ranks = most};
 }
 
 /* Found out before anything is measured: it would be for nothing. On rank 0. */
@@ -333,7 +314,7 @@ static bool write_file(const struct tune_run *run, const char *path) {
     MPI_Abort(MPI_COMM_WORLD, TUNE_FAILED);
   }
   gethostname(name, sizeof name - 1);
-  MPI_Gather(name, sizeof name, MPI_CHAR, names, sizeof name, MPI_CHAR, 0, run->leaders);
+  MPI_Gather(name, sizeof name, MPI_CHAR, names, sizeof name, MPI_CHAR, 0, run->team.leaders);
   for (size_t k = 0; k < hosts; k++)
     list[k] = names[k];
   origin.hosts = list;
@@ -341,8 +322,8 @@ static bool write_file(const struct tune_run *run, const char *path) {
   library[strcspn(library, ",\r\n")] = '\0';
   snprintf(origin.mpi, sizeof origin.mpi, "%.*s", OB_TUNING_WORDS_ROOM - 1, library);
   strftime(origin.date, sizeof origin.date, "%Y-%m-%d", gmtime(&now));
-  bool well = run->rank != 0 || tune_write(path, &run->costs, &origin);
-  if (well && run->rank == 0)
+  bool well = run->team.rank != 0 || tune_write(path, &run->costs, &origin);
+  if (well && run->team.rank == 0)
     printf("\n# Written: %s\n", path);
   ob_release(list);
   ob_release(names);
@@ -368,7 +349,7 @@ static bool measure(struct tune_run *run, struct tune_points *points) {
 
 static bool conclude(struct tune_run *run, const char *path, const struct tune_points *points) {
   bool alone = run->cluster.ranks == 1;
-  if (run->rank == 0) {
+  if (run->team.rank == 0) {
     tune_report_links(&run->cluster, &run->costs);
     if (alone)
       printf(
@@ -379,19 +360,19 @@ static bool conclude(struct tune_run *run, const char *path, const struct tune_p
       tune_report_decisions(&run->costs, &run->cluster);
     }
   }
-  return alone || run->options->dry_run || run->leaders == MPI_COMM_NULL || write_file(run, path);
+  return alone || run->options->dry_run || run->team.leaders == MPI_COMM_NULL ||
+         write_file(run, path);
 }
 
 int tune_run(const struct tune_options *options) {
   struct tune_run run = {.options = options};
   struct tune_points points = {.count = 0};
   char path[OB_TUNING_PATH_ROOM] = "";
+  tool_cluster_find(&run.team);
   find_cluster(&run);
-  bool well = tune_all_well(run.rank != 0 || find_path(options, path)) && measure(&run, &points) &&
-              conclude(&run, path, &points);
+  bool well = tune_all_well(run.team.rank != 0 || find_path(options, path)) &&
+              measure(&run, &points) && conclude(&run, path, &points);
   well = tune_all_well(well);
-  MPI_Comm_free(&run.host);
-  if (run.leaders != MPI_COMM_NULL)
-    MPI_Comm_free(&run.leaders);
+  tool_cluster_free(&run.team);
   return well ? TUNE_OK : TUNE_FAILED;
 }

@@ -2,14 +2,12 @@
 #ifndef TOOLS_TUNE_RUN_MPI_H
 #define TOOLS_TUNE_RUN_MPI_H
 
-#include <mpi.h>
-
+#include "tools/cluster_mpi.h"
 #include "tools/tune/tune.h"
 
 struct tune_run {
   const struct tune_options *options;
-  int rank;
-  MPI_Comm host, leaders;      /* leaders: the first ranks of hosts, MPI_COMM_NULL elsewhere */
+  struct tool_cluster team;
   struct ob_cost_task cluster; /* hosts and ranks */
   struct ob_costs costs;
 };

@@ -1,0 +1,21 @@
+/* Who is where: the ranks of mpirun and their hosts. */
+#ifndef TOOLS_CLUSTER_MPI_H
+#define TOOLS_CLUSTER_MPI_H
+
+#include <mpi.h>
+#include <stdbool.h>
+
+struct tool_cluster {
+  MPI_Comm all, local, leaders; /* leaders: the first ranks of hosts, MPI_COMM_NULL on the others */
+  int rank, size, local_rank, local_size;
+  int host, hosts; /* of this rank: the leader's rank among the leaders */
+};
+
+/* Collective over MPI_COMM_WORLD. */
+void tool_cluster_find(struct tool_cluster *cluster);
+void tool_cluster_free(struct tool_cluster *cluster);
+
+/* Waits for the other ranks without using a processor, as MPI_Barrier may. */
+void tool_wait_asleep(MPI_Comm comm);
+
+#endif
