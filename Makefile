@@ -3,6 +3,7 @@
 #   make                everything, in build/
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
+#   make check-long     those that CI has no time for with sanitizers, about a quarter of an hour
 #   make installed-check TESTS="..."   those that are built, and that look at an installation
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
 #   make demo           four ranks train on a text, dense and with one bit, side by side
@@ -145,8 +146,8 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-.PHONY: all tests deps demo check installed-check gpu-check bench reference install uninstall \
-  clean format fuzz neon FORCE
+.PHONY: all tests deps demo check check-long installed-check gpu-check bench reference install \
+  uninstall clean format fuzz neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
 
@@ -245,6 +246,8 @@ preload = $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL))
 TESTED  = $(if $(strip $(TESTS)),$(named) $(preload),tests)
 check: all $(TESTED)
 	@$(MAKE) -s installed-check
+check-long:
+	.ci/run asan-long tsan-long
 # Of the tests that are built, and of what is installed.
 installed-check: all
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
