@@ -50,6 +50,12 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
 /* A blocking call that is not small. An MPI error code. */
 int ob_preload_call(const struct ob_mpi_call *call);
 
+/* After a compressed call of float32 has ended: of the record's 1st, 2nd, 4th, 8th ... one it takes
+ * the norm of the plan's residual relative to that of the mean which the call has given, in the
+ * same elements. So it costs a few passes over the buffer now and then, ever more rarely. */
+void ob_residual_sample(struct ob_record *record, const struct ob_mpi_call *call,
+                        onebit_plan_t plan);
+
 /* Whether all ranks of an intra-communicator have settled on the same rules. All find the same. */
 bool ob_preload_settled(MPI_Comm comm, int size);
 

@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "dropin/mpi/preload_flights.h"
-#include "dropin/mpi/residual.h"
 
 /* The record of calls like this one. A communicator's handle is a pointer or a number. */
 static struct ob_record *record_of(const struct ob_mpi_call *call, onebit_dtype_t dtype, int size) {

@@ -1,4 +1,5 @@
-#include "dropin/mpi/residual.h"
+/* How large the residual of a tensor is, sampled while a program runs. */
+#include "dropin/mpi/preload.h"
 
 #include "base/memory.h"
 #include "dropin/elements.h"
