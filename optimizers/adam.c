@@ -55,19 +55,19 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
   return recipe->moments.shards == ONEBIT_SHARDS_NONE ? ONEBIT_OK : ob_shards_choose(recipe);
 }
 
-static const struct ob_method method = {.name = "adam",
-                                        OB_OPTIONS("ONEBIT_ADAM_OPTIONS_INIT", options_of),
-                                        .resolve = resolve,
-                                        .momentum = true,
-                                        .arrays = OB_MASK(OB_VARIANCE),
-                                        .dense = dense,
-                                        .exchange = ob_freeze_exchange,
-                                        .call = call,
-                                        .update = update,
-                                        .advance = advance};
+const struct ob_method ob_method_adam = {.name = "adam",
+                                         OB_OPTIONS("ONEBIT_ADAM_OPTIONS_INIT", options_of),
+                                         .resolve = resolve,
+                                         .momentum = true,
+                                         .arrays = OB_MASK(OB_VARIANCE),
+                                         .dense = dense,
+                                         .exchange = ob_freeze_exchange,
+                                         .call = call,
+                                         .update = update,
+                                         .advance = advance};
 
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_adam_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &ob_method_adam, options, tensors, ntensors, optimizer);
 }

@@ -75,7 +75,7 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
   return ob_lamb_make_own(recipe, ntensors);
 }
 
-static const struct ob_method method = {
+const struct ob_method ob_method_efficient_adam = {
     .name = "efficient_adam",
     OB_OPTIONS("ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT", options_of),
     .initial = {.no_warmup = true,
@@ -95,5 +95,6 @@ onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_te
                                              size_t ntensors,
                                              const onebit_efficient_adam_options_t *options,
                                              onebit_optimizer_t *optimizer) {
-  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &ob_method_efficient_adam, options, tensors, ntensors,
+                             optimizer);
 }

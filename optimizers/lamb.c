@@ -262,24 +262,24 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
   return ob_lamb_make_own(recipe, ntensors);
 }
 
-static const struct ob_method method = {.name = "lamb",
-                                        OB_OPTIONS("ONEBIT_LAMB_OPTIONS_INIT", options_of),
-                                        .resolve = resolve,
-                                        .momentum = true,
-                                        .fused = true,
-                                        .lamb = true,
-                                        .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
-                                        .dense = ob_lamb_dense,
-                                        .exchange = ob_freeze_exchange,
-                                        .call = call,
-                                        .update = update,
-                                        .advance = advance,
-                                        .tell = ob_lamb_tell,
-                                        .numbers = ob_lamb_numbers,
-                                        .scalings = scalings};
+const struct ob_method ob_method_lamb = {.name = "lamb",
+                                         OB_OPTIONS("ONEBIT_LAMB_OPTIONS_INIT", options_of),
+                                         .resolve = resolve,
+                                         .momentum = true,
+                                         .fused = true,
+                                         .lamb = true,
+                                         .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
+                                         .dense = ob_lamb_dense,
+                                         .exchange = ob_freeze_exchange,
+                                         .call = call,
+                                         .update = update,
+                                         .advance = advance,
+                                         .tell = ob_lamb_tell,
+                                         .numbers = ob_lamb_numbers,
+                                         .scalings = scalings};
 
 onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lamb_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &ob_method_lamb, options, tensors, ntensors, optimizer);
 }

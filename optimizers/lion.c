@@ -32,7 +32,7 @@ static const struct ob_option options_of[] = {
     OB_POSITIVE(epsilon, epsilon, 1e-8),
 };
 
-static const struct ob_method method = {
+const struct ob_method ob_method_lion = {
     .name = "lion",
     OB_OPTIONS("ONEBIT_LION_OPTIONS_INIT", options_of),
     .initial = {.no_warmup = true, .freeze_step = ONEBIT_FREEZE_NEVER},
@@ -47,5 +47,5 @@ static const struct ob_method method = {
 onebit_status_t onebit_lion_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lion_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &ob_method_lion, options, tensors, ntensors, optimizer);
 }

@@ -103,6 +103,11 @@ struct ob_method {
   bool (*apart)(const struct onebit_optimizer *optimizer);
 };
 
+/* The rows, in a list that ends with NULL. */
+extern const struct ob_method ob_method_efficient_adam, ob_method_adam, ob_method_lamb,
+    ob_method_zero_one_adam, ob_method_momentum, ob_method_lion;
+extern const struct ob_method *const ob_methods[];
+
 /* What a create call has found out before anything is made. */
 struct ob_recipe {
   onebit_status_t status;         /* how this rank fares so far, with the latest error message */

@@ -47,7 +47,7 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
   return ONEBIT_OK;
 }
 
-static const struct ob_method method = {
+const struct ob_method ob_method_momentum = {
     .name = "momentum",
     OB_OPTIONS("ONEBIT_MOMENTUM_OPTIONS_INIT", options_of),
     .initial = {.beta2 = 0.999, /* which has no part in it, but is computed with */
@@ -66,5 +66,5 @@ static const struct ob_method method = {
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                        size_t ntensors, const onebit_momentum_options_t *options,
                                        onebit_optimizer_t *optimizer) {
-  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &ob_method_momentum, options, tensors, ntensors, optimizer);
 }

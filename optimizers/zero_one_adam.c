@@ -251,7 +251,7 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
     .exchange = exchange, .prepare = prepare, .call = call, .update = update, .advance = advance,  \
     .numbers = numbers, .apart = apart                                                             \
   }
-static const struct ob_method method = ZERO_ONE_ADAM(ARRAYS);
+const struct ob_method ob_method_zero_one_adam = ZERO_ONE_ADAM(ARRAYS);
 static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));
 
 static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
@@ -267,7 +267,7 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
                                      .local_step_scaler = moments->local_step_scaler,
                                      .local_step_clipper = moments->local_step_clipper,
                                      .before = deepspeed});
-  recipe->method = deepspeed ? &method_deepspeed : &method;
+  recipe->method = deepspeed ? &method_deepspeed : &ob_method_zero_one_adam;
   moments->freeze_step = moments->variance_freeze_step = own->schedule.variance_freeze_step;
   moments->variance_update_scaler = own->schedule.variance_update_scaler;
   moments->local_step_scaler = own->schedule.local_step_scaler;
@@ -279,5 +279,5 @@ onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_ten
                                             size_t ntensors,
                                             const onebit_zero_one_adam_options_t *options,
                                             onebit_optimizer_t *optimizer) {
-  return ob_optimizer_create(comm, &method, options, tensors, ntensors, optimizer);
+  return ob_optimizer_create(comm, &ob_method_zero_one_adam, options, tensors, ntensors, optimizer);
 }

@@ -86,15 +86,15 @@ static void end(const struct mpi_run *run, int rank) {
 }
 
 Test(mpi_checkpoint, goes_on_exactly) {
-  static const enum checkpoint_kind kinds[] = {CHECKPOINT_ADAM, CHECKPOINT_LAMB,
-                                               CHECKPOINT_ZERO_ONE, CHECKPOINT_MOMENTUM};
+  static const struct ob_method *const kinds[] = {&ob_method_adam, &ob_method_lamb,
+                                                  &ob_method_zero_one_adam, &ob_method_momentum};
   int rank = mpi_begin();
   struct mpi_run run = begin(rank);
   for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
     struct checkpoint_case what = {.name = "over MPI",
-                                   .kind = kinds[k],
+                                   .method = kinds[k],
                                    .steps = STEPS,
-                                   .freeze_step = kinds[k] == CHECKPOINT_MOMENTUM ? 0 : 3};
+                                   .freeze_step = kinds[k] == &ob_method_momentum ? 0 : 3};
     MPI_Comm_size(MPI_COMM_WORLD, &what.size);
     run.what = &what;
     on_mpi_ranks(MPI_COMM_WORLD, go_on, &run);
@@ -142,7 +142,7 @@ Test(mpi_checkpoint, fails_together) {
   int rank = mpi_begin();
   struct mpi_run run = begin(rank);
   struct checkpoint_case what = {
-      .name = "over MPI", .kind = CHECKPOINT_ADAM, .steps = STEPS, .freeze_step = 3};
+      .name = "over MPI", .method = &ob_method_adam, .steps = STEPS, .freeze_step = 3};
   MPI_Comm_size(MPI_COMM_WORLD, &what.size);
   run.what = &what;
   on_mpi_ranks(MPI_COMM_WORLD, fail_on_one, &run);

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ADAM      .kind = CHECKPOINT_ADAM
-#define LAMB      .kind = CHECKPOINT_LAMB
-#define ZERO_ONE  .kind = CHECKPOINT_ZERO_ONE
-#define MOMENTUM  .kind = CHECKPOINT_MOMENTUM
-#define EFFICIENT .kind = CHECKPOINT_EFFICIENT
-#define LION      .kind = CHECKPOINT_LION
+#define ADAM      .method = &ob_method_adam
+#define LAMB      .method = &ob_method_lamb
+#define ZERO_ONE  .method = &ob_method_zero_one_adam
+#define MOMENTUM  .method = &ob_method_momentum
+#define EFFICIENT .method = &ob_method_efficient_adam
+#define LION      .method = &ob_method_lion
 #define DEEPSPEED .profile = ONEBIT_PROFILE_DEEPSPEED
 #define HOSTS     .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
 #define ONE_SCALE .block_size = ONEBIT_BLOCK_BUFFER
@@ -129,48 +129,19 @@ static void place_tensors(struct trainee *trainee) {
 
 static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
   const struct checkpoint_case *what = trainee->what;
-  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
-  onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
-  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  onebit_efficient_adam_options_t efficient = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
-  onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
-  const size_t count = TRAINEE_TENSORS;
-  switch (what->kind) {
-  case CHECKPOINT_ADAM:
-    adam.freeze_step = what->freeze_step;
-    adam.beta2 = what->beta2;
-    adam.exchange = what->exchange;
-    adam.shards = what->shards;
-    adam.common = what->common;
-    return onebit_adam_create(comm, trainee->tensors, count, &adam, &trainee->optimizer);
-  case CHECKPOINT_LAMB:
-    lamb.freeze_step = what->freeze_step;
-    lamb.beta2 = what->beta2;
-    lamb.common = what->common;
-    return onebit_lamb_create(comm, trainee->tensors, count, &lamb, &trainee->optimizer);
-  case CHECKPOINT_ZERO_ONE:
-    zero_one.variance_freeze_step = what->freeze_step;
-    zero_one.variance_update_scaler = 2;
-    zero_one.local_step_scaler = 3;
-    zero_one.local_step_clipper = 4;
-    zero_one.common = what->common;
-    return onebit_zero_one_adam_create(comm, trainee->tensors, count, &zero_one,
-                                       &trainee->optimizer);
-  case CHECKPOINT_EFFICIENT:
-    efficient.beta2 = what->beta2;
-    efficient.trust_ratio = what->trust_ratio;
-    efficient.common = what->common;
-    return onebit_efficient_adam_create(comm, trainee->tensors, count, &efficient,
-                                        &trainee->optimizer);
-  case CHECKPOINT_LION:
-    lion.common = what->common;
-    return onebit_lion_create(comm, trainee->tensors, count, &lion, &trainee->optimizer);
-  default:
-    momentum.warmup_steps = what->freeze_step;
-    momentum.common = what->common;
-    return onebit_momentum_create(comm, trainee->tensors, count, &momentum, &trainee->optimizer);
-  }
+  struct any_options options = any_options_of(what->method, NULL);
+  any_count(&options, "freeze_step", what->freeze_step);
+  any_count(&options, "variance_freeze_step", what->freeze_step);
+  any_count(&options, "warmup_steps", what->freeze_step);
+  any_count(&options, "variance_update_scaler", 2);
+  any_count(&options, "local_step_scaler", 3);
+  any_count(&options, "local_step_clipper", 4);
+  any_set(&options, "beta2", what->beta2);
+  any_set(&options, "exchange", what->exchange);
+  any_set(&options, "shards", what->shards);
+  any_set(&options, "trust_ratio", what->trust_ratio);
+  *any_common(&options) = what->common;
+  return any_create(&options, comm, trainee->tensors, TRAINEE_TENSORS, &trainee->optimizer);
 }
 
 struct trainee trainee_create(onebit_comm_t comm, const struct checkpoint_case *what, int start) {

@@ -6,22 +6,14 @@
 #define ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
 
 #include "tests/support.h"
-
-enum checkpoint_kind {
-  CHECKPOINT_ADAM,
-  CHECKPOINT_LAMB,
-  CHECKPOINT_ZERO_ONE,
-  CHECKPOINT_MOMENTUM,
-  CHECKPOINT_EFFICIENT,
-  CHECKPOINT_LION
-};
+#include "tests/support_optimizers.h"
 
 struct checkpoint_case {
   const char *name;
-  enum checkpoint_kind kind;
+  const struct ob_method *method;
   int size, hosts, steps; /* hosts: 0 is 1 */
-  size_t freeze_step;
-  double beta2; /* 0: the default */
+  size_t freeze_step;     /* whatever the method calls it */
+  double beta2;           /* 0: the default */
   onebit_adam_exchange_t exchange;
   onebit_shards_t shards;
   int trust_ratio;       /* of Efficient-Adam */

@@ -6,36 +6,16 @@
 
 onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
                                const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer) {
-  onebit_optimizer_options_t common = {.profile = subject->profile,
-                                       .parameter_dtype = subject->dtype,
-                                       .clip_norm = subject->clip_norm};
-  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
-  onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
-  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  onebit_efficient_adam_options_t efficient = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
-  onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
-  adam.freeze_step = lamb.freeze_step = 3;
-  zero_one.variance_freeze_step = 4;
-  zero_one.variance_update_scaler = zero_one.local_step_scaler = 1;
-  adam.shards = subject->shards;
-  adam.common = lamb.common = zero_one.common = momentum.common = common;
-  switch (subject->kind) {
-  case ADAM:
-    return onebit_adam_create(comm, tensors, TENSORS, &adam, optimizer);
-  case LAMB:
-    return onebit_lamb_create(comm, tensors, TENSORS, &lamb, optimizer);
-  case EFFICIENT:
-    efficient.common = common;
-    return onebit_efficient_adam_create(comm, tensors, TENSORS, &efficient, optimizer);
-  case LION:
-    lion.common = common;
-    return onebit_lion_create(comm, tensors, TENSORS, &lion, optimizer);
-  case ZERO_ONE:
-    return onebit_zero_one_adam_create(comm, tensors, TENSORS, &zero_one, optimizer);
-  default:
-    return onebit_momentum_create(comm, tensors, TENSORS, &momentum, optimizer);
-  }
+  struct any_options options = any_options_of(subject->method, NULL);
+  any_count(&options, "freeze_step", 3);
+  any_count(&options, "variance_freeze_step", 4);
+  any_count(&options, "variance_update_scaler", 1);
+  any_count(&options, "local_step_scaler", 1);
+  any_set(&options, "shards", subject->shards);
+  *any_common(&options) = (onebit_optimizer_options_t){.profile = subject->profile,
+                                                       .parameter_dtype = subject->dtype,
+                                                       .clip_norm = subject->clip_norm};
+  return any_create(&options, comm, tensors, TENSORS, optimizer);
 }
 
 void subject_list(void *parameters, onebit_dtype_t dtype, const float *gradients,

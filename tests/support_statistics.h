@@ -3,16 +3,16 @@
 #define ONEBIT_TESTS_SUPPORT_STATISTICS_H
 
 #include "tests/support.h"
+#include "tests/support_optimizers.h"
 
-enum kind { ADAM, LAMB, ZERO_ONE, MOMENTUM, EFFICIENT, LION, KINDS };
 enum { TENSORS = 4, LENGTH = 3000, TOTAL = TENSORS * LENGTH };
 
 struct subject {
-  enum kind kind;
+  const struct ob_method *method;
   onebit_profile_t profile;
   onebit_dtype_t dtype; /* of the parameters */
   double clip_norm;
-  onebit_shards_t shards; /* of ADAM */
+  onebit_shards_t shards; /* of 1-bit Adam */
 };
 
 /* An optimizer of TENSORS tensors that freezes early, if at all. */

@@ -95,7 +95,7 @@ static void stay_healthy(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizer;
   fill_input(parameters, ONEBIT_FLOAT32, TOTAL, 90, 0);
   subject_list(parameters, ONEBIT_FLOAT32, gradients, tensors);
-  check_case("optimizer %d", (int)subject->kind);
+  check_case("%s", subject->method->name);
   CHECK_STATUS(subject_create(subject, comm, tensors, &optimizer), ONEBIT_OK);
   for (int step = 0; step < 40; step++) {
     for (size_t i = 0; i < TOTAL; i++)
@@ -109,8 +109,8 @@ static void stay_healthy(onebit_comm_t comm, void *context) {
 }
 
 Test(check, healthy_runs_are_not_warned_of) {
-  for (int kind = ADAM; kind < KINDS; kind++) {
-    struct subject subject = {.kind = (enum kind)kind};
+  for (const struct ob_method *const *method = ob_methods; *method; method++) {
+    struct subject subject = {.method = *method};
     on_ranks(3, stay_healthy, &subject);
   }
 }

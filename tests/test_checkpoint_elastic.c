@@ -327,7 +327,7 @@ static void check_alone(struct checkpoint_case many, const struct checkpoint_cas
     size[i] = fabs(wanted[i]) + fabs((double)server[i]) + fabs((double)momentum[i]);
     wanted[i] += (double)server[i];
   }
-  if (many.kind == CHECKPOINT_LAMB) {
+  if (many.method == &ob_method_lamb) {
     divide_by_scalings(&from, wanted);
     divide_by_scalings(&from, size);
   }

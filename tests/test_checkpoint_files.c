@@ -24,7 +24,7 @@ enum { RANKS = 3, BEFORE = 4, AFTER = 6 };
 static struct directories directories;
 
 static const struct checkpoint_case three = {.name = "three ranks",
-                                             .kind = CHECKPOINT_ADAM,
+                                             .method = &ob_method_adam,
                                              .size = RANKS,
                                              .steps = 8,
                                              .freeze_step = 3,

@@ -46,7 +46,7 @@ static void gradient_of(const float *w, float *gradient, int rank, int size, int
 }
 
 struct run {
-  enum checkpoint_kind kind;
+  const struct ob_method *method;
   onebit_adam_exchange_t exchange;
   int size, first, end;
   struct saved_parts *from, *to; /* or NULL */
@@ -57,34 +57,19 @@ struct run {
 
 static onebit_status_t create(onebit_comm_t comm, const struct run *run,
                               const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer) {
-  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
-  onebit_zero_one_adam_options_t zero_one = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
-  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  switch (run->kind) {
-  case CHECKPOINT_ADAM:
-    adam.freeze_step = 40;
-    adam.beta2 = 0.97;
-    adam.exchange = run->exchange;
-    return onebit_adam_create(comm, tensors, 2, &adam, optimizer);
-  case CHECKPOINT_LAMB:
-    lamb.freeze_step = 40;
-    lamb.beta2 = 0.97;
-    return onebit_lamb_create(comm, tensors, 2, &lamb, optimizer);
-  case CHECKPOINT_ZERO_ONE:
-    zero_one.beta2 = 0.97;
-    zero_one.variance_freeze_step = 60;
-    zero_one.variance_update_scaler = 8;
-    zero_one.local_step_scaler = 40;
-    zero_one.local_step_clipper = 4;
-    return onebit_zero_one_adam_create(comm, tensors, 2, &zero_one, optimizer);
-  default:
-    return onebit_momentum_create(comm, tensors, 2, &momentum, optimizer);
-  }
+  struct any_options options = any_options_of(run->method, NULL);
+  any_count(&options, "freeze_step", 40);
+  any_count(&options, "variance_freeze_step", 60);
+  any_count(&options, "variance_update_scaler", 8);
+  any_count(&options, "local_step_scaler", 40);
+  any_count(&options, "local_step_clipper", 4);
+  any_set(&options, "beta2", 0.97);
+  any_set(&options, "exchange", run->exchange);
+  return any_create(&options, comm, tensors, 2, optimizer);
 }
 
-static float rate_of(enum checkpoint_kind kind, int step) {
-  float rate = kind == CHECKPOINT_MOMENTUM ? 0.05f : kind == CHECKPOINT_LAMB ? 0.2f : 0.02f;
+static float rate_of(const struct ob_method *method, int step) {
+  float rate = method == &ob_method_momentum ? 0.05f : method == &ob_method_lamb ? 0.2f : 0.02f;
   return rate / (1.0f + (float)step / 60.0f);
 }
 
@@ -105,7 +90,7 @@ static void train(onebit_comm_t comm, void *context) {
     if (rank == 0)
       run->loss[step] = loss_of(w);
     gradient_of(w, gradient, rank, run->size, step);
-    CHECK_STATUS(onebit_optimizer_step(trainee.optimizer, rate_of(run->kind, step)), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_step(trainee.optimizer, rate_of(run->method, step)), ONEBIT_OK);
   }
   if (rank == 0) {
     run->loss[run->end] = loss_of(w);
@@ -135,14 +120,15 @@ static double jump(const struct run *run, const struct run *whole) {
   return most;
 }
 
-static void check_kind(enum checkpoint_kind kind, onebit_adam_exchange_t exchange) {
+static void check_loss(const struct ob_method *method, onebit_adam_exchange_t exchange) {
   struct saved_parts parts = {0};
-  struct run first = {.kind = kind, .exchange = exchange, .size = 4, .end = END};
+  struct run first = {.method = method, .exchange = exchange, .size = 4, .end = END};
   struct run *whole = go(first);
   first.end = SAVED_AT;
   first.to = &parts;
   struct run *before = go(first);
-  struct run then = {.kind = kind, .exchange = exchange, .size = 4, .first = SAVED_AT, .end = END};
+  struct run then = {
+      .method = method, .exchange = exchange, .size = 4, .first = SAVED_AT, .end = END};
   then.start = before->last;
   struct run *anew = go(then);
   double control = jump(anew, whole);
@@ -165,8 +151,8 @@ static void check_kind(enum checkpoint_kind kind, onebit_adam_exchange_t exchang
   free_parts(&parts);
 }
 
-Test(checkpoint_loss, adam) { check_kind(CHECKPOINT_ADAM, ONEBIT_ADAM_EXCHANGE_MOMENTUM); }
-Test(checkpoint_loss, adam_steps) { check_kind(CHECKPOINT_ADAM, ONEBIT_ADAM_EXCHANGE_STEP); }
-Test(checkpoint_loss, lamb) { check_kind(CHECKPOINT_LAMB, 0); }
-Test(checkpoint_loss, zero_one_adam) { check_kind(CHECKPOINT_ZERO_ONE, 0); }
-Test(checkpoint_loss, momentum) { check_kind(CHECKPOINT_MOMENTUM, 0); }
+Test(checkpoint_loss, adam) { check_loss(&ob_method_adam, ONEBIT_ADAM_EXCHANGE_MOMENTUM); }
+Test(checkpoint_loss, adam_steps) { check_loss(&ob_method_adam, ONEBIT_ADAM_EXCHANGE_STEP); }
+Test(checkpoint_loss, lamb) { check_loss(&ob_method_lamb, 0); }
+Test(checkpoint_loss, zero_one_adam) { check_loss(&ob_method_zero_one_adam, 0); }
+Test(checkpoint_loss, momentum) { check_loss(&ob_method_momentum, 0); }

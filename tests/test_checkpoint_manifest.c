@@ -18,7 +18,7 @@ TestSuite(checkpoint_manifest, .timeout = 300);
 static struct directories directories;
 
 static const struct checkpoint_case two = {
-    .name = "two ranks", .kind = CHECKPOINT_ADAM, .size = 2, .steps = 8, .freeze_step = 3};
+    .name = "two ranks", .method = &ob_method_adam, .size = 2, .steps = 8, .freeze_step = 3};
 
 struct files_run {
   const struct checkpoint_case *what;

@@ -18,9 +18,9 @@ TestSuite(checkpoint_memory, .timeout = 300);
 enum { RANKS = 2 };
 
 static const struct checkpoint_case cases[] = {
-    {.name = "adam", .kind = CHECKPOINT_ADAM, .size = RANKS, .steps = 5, .freeze_step = 3},
+    {.name = "adam", .method = &ob_method_adam, .size = RANKS, .steps = 5, .freeze_step = 3},
     {.name = "lamb, deepspeed",
-     .kind = CHECKPOINT_LAMB,
+     .method = &ob_method_lamb,
      .size = RANKS,
      .steps = 5,
      .freeze_step = 3,

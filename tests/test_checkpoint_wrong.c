@@ -53,13 +53,13 @@ static void check_mistake(struct mistake_run *run, const struct checkpoint_case 
   free_parts(&run->parts);
 }
 
-static const struct checkpoint_case two = {"two ranks", .kind = CHECKPOINT_ADAM, .size = 2,
+static const struct checkpoint_case two = {"two ranks", .method = &ob_method_adam, .size = 2,
                                            .steps = 8, .freeze_step = 3};
 
 Test(checkpoint_wrong, words_for_another_optimizer) {
   struct checkpoint_case other = two;
   struct mistake_run run = saved_mistake(&two, 5, "saved by adam, loaded by momentum");
-  other.kind = CHECKPOINT_MOMENTUM;
+  other.method = &ob_method_momentum;
   other.freeze_step = 0;
   check_mistake(&run, &other);
   run = saved_mistake(&two, 5, "profile");
@@ -79,7 +79,7 @@ Test(checkpoint_wrong, words_for_another_optimizer) {
   other.shards = ONEBIT_SHARDS_STEP;
   check_mistake(&run, &other);
   struct checkpoint_case momentum = two;
-  momentum.kind = CHECKPOINT_MOMENTUM;
+  momentum.method = &ob_method_momentum;
   momentum.freeze_step = 0;
   run = saved_mistake(&momentum, 2, "saved without a warm-up, loaded with one");
   other = momentum;

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "tests/oracle.h"
 #include "tests/support.h"
+#include "tests/support_optimizers.h"
 
 TestSuite(skips, .timeout = 300);
 
@@ -17,58 +18,31 @@ enum { EACH = 700, TENSORS = 3, COUNT = EACH * TENSORS, STEPS = 10 };
 
 /* --- The optimizers: each changes its stage within STEPS steps */
 
-/* `own`: the options of its kind. */
-typedef onebit_status_t maker(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                              const onebit_optimizer_options_t *common, const void *own,
-                              onebit_optimizer_t *optimizer);
-
-#define MAKER(kind)                                                                                \
-  static onebit_status_t make_##kind(onebit_comm_t comm, const onebit_tensor_t *tensors,           \
-                                     const onebit_optimizer_options_t *common, const void *own,    \
-                                     onebit_optimizer_t *optimizer) {                              \
-    onebit_##kind##_options_t options = *(const onebit_##kind##_options_t *)own;                   \
-    options.common = *common;                                                                      \
-    return onebit_##kind##_create(comm, tensors, TENSORS, &options, optimizer);                    \
-  }
-MAKER(adam)
-MAKER(lamb)
-MAKER(momentum)
-MAKER(zero_one_adam)
-MAKER(efficient_adam)
-MAKER(lion)
-#undef MAKER
-
-#define OPTIONS(kind, ...)                                                                         \
-  make_##kind, &(const onebit_##kind##_options_t) {                                                \
-    .size = sizeof(onebit_##kind##_options_t), __VA_ARGS__                                         \
-  }
-
 /* Not all of them know everything. */
 static const struct {
   const char *name;
   bool deepspeed, types; /* the profile; parameters that are not float32 */
-  maker *make;
-  const void *own;
+  const struct ob_method *method;
+  const void *options;
 } optimizers[] = {
-    {"adam", true, true, OPTIONS(adam, .freeze_step = 5)},
+    {"adam", true, true, ANY(adam, .freeze_step = 5)},
     {"adam that sends steps", true, true,
-     OPTIONS(adam, .freeze_step = 5, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)},
+     ANY(adam, .freeze_step = 5, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)},
     /* The freeze is found from the variance: a skipped step is no step of it. */
-    {"adam that freezes by itself", true, true,
-     OPTIONS(adam, .beta2 = 0.75, .freeze_threshold = 0.1)},
-    {"adam in shards", false, false, OPTIONS(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_STEP)},
+    {"adam that freezes by itself", true, true, ANY(adam, .beta2 = 0.75, .freeze_threshold = 0.1)},
+    {"adam in shards", false, false, ANY(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_STEP)},
     {"adam in shards that send parameters", false, true,
-     OPTIONS(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_PARAMETERS)},
-    {"lamb", true, true, OPTIONS(lamb, .freeze_step = 5)},
-    {"momentum", false, true, OPTIONS(momentum, .warmup_steps = 5)},
-    {"momentum without warm-up", false, true, OPTIONS(momentum, .warmup_steps = 0)},
+     ANY(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_PARAMETERS)},
+    {"lamb", true, true, ANY(lamb, .freeze_step = 5)},
+    {"momentum", false, true, ANY(momentum, .warmup_steps = 5)},
+    {"momentum without warm-up", false, true, ANY(momentum, .warmup_steps = 0)},
     /* Dense, dense, bits, dense, bits; then it meets, is silent, meets, is silent twice or more. */
     {"0/1 adam", true, true,
-     OPTIONS(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
-             .local_step_scaler = 2, .local_step_clipper = 4)},
-    {"efficient adam", false, true, OPTIONS(efficient_adam, .beta2 = 0.99)},
-    {"efficient adam with trust ratios", false, true, OPTIONS(efficient_adam, .trust_ratio = 1)},
-    {"lion", false, true, OPTIONS(lion, .beta2 = 0.9)},
+     ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
+         .local_step_scaler = 2, .local_step_clipper = 4)},
+    {"efficient adam", false, true, ANY(efficient_adam, .beta2 = 0.99)},
+    {"efficient adam with trust ratios", false, true, ANY(efficient_adam, .trust_ratio = 1)},
+    {"lion", false, true, ANY(lion, .beta2 = 0.9)},
 };
 enum { OPTIMIZERS = sizeof optimizers / sizeof optimizers[0] };
 
@@ -101,9 +75,10 @@ static struct run make_run(onebit_comm_t comm, const struct skip *skip) {
                                    0,
                                    (int)(skip->uncompressed >> t & 1)};
   fill_input(run.parameters, parameters, COUNT, 99, 0);
-  CHECK_STATUS(optimizers[skip->optimizer].make(comm, tensors, &skip->common,
-                                                optimizers[skip->optimizer].own, &run.optimizer),
-               ONEBIT_OK);
+  struct any_options options =
+      any_options_of(optimizers[skip->optimizer].method, optimizers[skip->optimizer].options);
+  *any_common(&options) = skip->common;
+  CHECK_STATUS(any_create(&options, comm, tensors, TENSORS, &run.optimizer), ONEBIT_OK);
   return run;
 }
 

@@ -227,7 +227,7 @@ static void check_lamb(const struct subject *subject, onebit_optimizer_t optimiz
   CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
   for (size_t t = 0; t < TENSORS && info.steps > 0; t++) {
     onebit_tensor_statistics_t one = tensor_of(optimizer, t);
-    if (subject->kind != LAMB)
+    if (!subject->method->lamb)
       CHECK(one.coefficient == 0 && one.factor == 0, "coefficients without LAMB");
     else
       CHECK(one.coefficient > 0 && one.coefficient <= 10 && one.factor >= 0.5 && one.factor <= 4 &&
@@ -266,7 +266,7 @@ static void account(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizer;
   fill_input(parameters, subject->dtype, TOTAL, 90, 0);
   subject_list(parameters, subject->dtype, gradients, tensors);
-  check_case("optimizer %d, profile %d, dtype %d, clipping %g, shards %d", (int)subject->kind,
+  check_case("%s, profile %d, dtype %d, clipping %g, shards %d", subject->method->name,
              (int)subject->profile, (int)subject->dtype, subject->clip_norm, (int)subject->shards);
   if (CHECK_STATUS(subject_create(subject, comm, tensors, &optimizer), ONEBIT_OK)) {
     uint64_t before = onebit_comm_bytes_sent(comm);
@@ -288,7 +288,7 @@ static void account(onebit_comm_t comm, void *context) {
 Test(statistics, account_for_shards) {
   for (int shards = ONEBIT_SHARDS_STEP; shards <= ONEBIT_SHARDS_PARAMETERS; shards++)
     for (int size = 1; size <= 4; size++) {
-      struct subject subject = {.kind = ADAM, .shards = (onebit_shards_t)shards};
+      struct subject subject = {.method = &ob_method_adam, .shards = (onebit_shards_t)shards};
       on_ranks(size, account, &subject);
       subject.clip_norm = 10;
       on_ranks(size, account, &subject);
@@ -296,15 +296,15 @@ Test(statistics, account_for_shards) {
 }
 
 Test(statistics, account_for_every_optimizer) {
-  for (int kind = ADAM; kind < KINDS; kind++)
+  for (const struct ob_method *const *method = ob_methods; *method; method++)
     for (int size = 1; size <= 3; size++) {
-      struct subject subject = {.kind = (enum kind)kind};
+      struct subject subject = {.method = *method};
       on_ranks(size, account, &subject);
       subject.dtype = ONEBIT_BFLOAT16;
       subject.clip_norm = 10;
       on_ranks(size, account, &subject);
-      subject = (struct subject){.kind = (enum kind)kind, .profile = ONEBIT_PROFILE_DEEPSPEED};
-      if (kind < MOMENTUM)
+      subject = (struct subject){.method = *method, .profile = ONEBIT_PROFILE_DEEPSPEED};
+      if (!(*method)->not_deepspeeds)
         on_ranks(size, account, &subject);
     }
 }

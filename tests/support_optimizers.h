@@ -1,0 +1,36 @@
+/*
+ * Any optimizer: a row of the table of methods, and its options as memory, which are set by the
+ * names that the row has them under. So a table of tests has a line for an optimizer, and no code.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H
+#define ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H
+
+#include "onebit/onebit.h"
+#include "optimizers/method.h"
+
+/* For a table: an optimizer and its options, as ANY(lion, .beta2 = 0.9). */
+#define ANY(kind, ...)                                                                             \
+  &ob_method_##kind, &(const onebit_##kind##_options_t) {                                          \
+    .size = sizeof(onebit_##kind##_options_t), __VA_ARGS__                                         \
+  }
+
+struct any_options {
+  const struct ob_method *method;
+  _Alignas(double) unsigned char memory[512];
+};
+
+/* The options of a method: those given, or NULL for the defaults. */
+struct any_options any_options_of(const struct ob_method *method, const void *given);
+
+/* Sets an option, unless the method has none of that name. */
+void any_set(struct any_options *options, const char *name, double value);
+void any_count(struct any_options *options, const char *name, size_t value);
+
+/* What all optimizers have. */
+onebit_optimizer_options_t *any_common(struct any_options *options);
+
+onebit_status_t any_create(const struct any_options *options, onebit_comm_t comm,
+                           const onebit_tensor_t *tensors, size_t count,
+                           onebit_optimizer_t *optimizer);
+
+#endif
