@@ -78,11 +78,11 @@ static void set_kept(struct ob_section *section, const struct ob_kept *kept,
 }
 
 /* Of what is compressed. Where steps come back in bits, it is the server that sends them whose
- * residual that is; Lion's servers have the momentum in that place. */
+ * residual that is; servers that keep no residual have the momentum in that place. */
 static void set_compressed(struct ob_section *section, enum ob_stage stage) {
   const struct ob_unit *unit = section->unit;
   const struct ob_kept *worker = &unit->bits->worker, *server = &unit->bits->server;
-  bool served = server->serving.rule == OB_SERVE_LION;
+  bool served = server->serving.rule != OB_SERVE_MEAN;
   if (section->what == OB_SAVED_WORKER) {
     set_kept(section, worker, OB_CONTENT_RESIDUAL);
     ob_plan_compressed(unit->bits, &section->first, &section->end);

@@ -45,6 +45,11 @@ onebit_optimizer_options_t *any_common(struct any_options *options) {
   return (onebit_optimizer_options_t *)(void *)(options->memory + options->method->common_at);
 }
 
+const onebit_optimizer_options_t *any_case_common(const struct any_case *what) {
+  const void *common = (const char *)what->options + what->method->common_at;
+  return common;
+}
+
 onebit_status_t any_create(const struct any_options *options, onebit_comm_t comm,
                            const onebit_tensor_t *tensors, size_t count,
                            onebit_optimizer_t *optimizer) {

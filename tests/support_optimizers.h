@@ -8,7 +8,12 @@
 #include "onebit/onebit.h"
 #include "optimizers/method.h"
 
-/* For a table: an optimizer and its options, as ANY(lion, .beta2 = 0.9). */
+/* In a table: an optimizer and its options, as {ANY(lion, .beta2 = 0.9)}. */
+struct any_case {
+  const struct ob_method *method;
+  const void *options;
+};
+
 #define ANY(kind, ...)                                                                             \
   &ob_method_##kind, &(const onebit_##kind##_options_t) {                                          \
     .size = sizeof(onebit_##kind##_options_t), __VA_ARGS__                                         \
@@ -19,15 +24,15 @@ struct any_options {
   _Alignas(double) unsigned char memory[512];
 };
 
-/* The options of a method: those given, or NULL for the defaults. */
+/* The options of a method: those given, or NULL for the defaults; of all optimizers among them. */
 struct any_options any_options_of(const struct ob_method *method, const void *given);
 
 /* Sets an option, unless the method has none of that name. */
 void any_set(struct any_options *options, const char *name, double value);
 void any_count(struct any_options *options, const char *name, size_t value);
 
-/* What all optimizers have. */
 onebit_optimizer_options_t *any_common(struct any_options *options);
+const onebit_optimizer_options_t *any_case_common(const struct any_case *what);
 
 onebit_status_t any_create(const struct any_options *options, onebit_comm_t comm,
                            const onebit_tensor_t *tensors, size_t count,

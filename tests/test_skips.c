@@ -22,27 +22,35 @@ enum { EACH = 700, TENSORS = 3, COUNT = EACH * TENSORS, STEPS = 10 };
 static const struct {
   const char *name;
   bool deepspeed, types; /* the profile; parameters that are not float32 */
-  const struct ob_method *method;
-  const void *options;
+  struct any_case made;
 } optimizers[] = {
-    {"adam", true, true, ANY(adam, .freeze_step = 5)},
-    {"adam that sends steps", true, true,
-     ANY(adam, .freeze_step = 5, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)},
+    {"adam", true, true, {ANY(adam, .freeze_step = 5)}},
+    {"adam that sends steps",
+     true,
+     true,
+     {ANY(adam, .freeze_step = 5, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)}},
     /* The freeze is found from the variance: a skipped step is no step of it. */
-    {"adam that freezes by itself", true, true, ANY(adam, .beta2 = 0.75, .freeze_threshold = 0.1)},
-    {"adam in shards", false, false, ANY(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_STEP)},
-    {"adam in shards that send parameters", false, true,
-     ANY(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_PARAMETERS)},
-    {"lamb", true, true, ANY(lamb, .freeze_step = 5)},
-    {"momentum", false, true, ANY(momentum, .warmup_steps = 5)},
-    {"momentum without warm-up", false, true, ANY(momentum, .warmup_steps = 0)},
+    {"adam that freezes by itself",
+     true,
+     true,
+     {ANY(adam, .beta2 = 0.75, .freeze_threshold = 0.1)}},
+    {"adam in shards", false, false, {ANY(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_STEP)}},
+    {"adam in shards that send parameters",
+     false,
+     true,
+     {ANY(adam, .freeze_step = 5, .shards = ONEBIT_SHARDS_PARAMETERS)}},
+    {"lamb", true, true, {ANY(lamb, .freeze_step = 5)}},
+    {"momentum", false, true, {ANY(momentum, .warmup_steps = 5)}},
+    {"momentum without warm-up", false, true, {ANY(momentum, .warmup_steps = 0)}},
     /* Dense, dense, bits, dense, bits; then it meets, is silent, meets, is silent twice or more. */
-    {"0/1 adam", true, true,
-     ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
-         .local_step_scaler = 2, .local_step_clipper = 4)},
-    {"efficient adam", false, true, ANY(efficient_adam, .beta2 = 0.99)},
-    {"efficient adam with trust ratios", false, true, ANY(efficient_adam, .trust_ratio = 1)},
-    {"lion", false, true, ANY(lion, .beta2 = 0.9)},
+    {"0/1 adam",
+     true,
+     true,
+     {ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
+          .local_step_scaler = 2, .local_step_clipper = 4)}},
+    {"efficient adam", false, true, {ANY(efficient_adam, .beta2 = 0.99)}},
+    {"efficient adam with trust ratios", false, true, {ANY(efficient_adam, .trust_ratio = 1)}},
+    {"lion", false, true, {ANY(lion, .beta2 = 0.9)}},
 };
 enum { OPTIMIZERS = sizeof optimizers / sizeof optimizers[0] };
 
@@ -75,8 +83,8 @@ static struct run make_run(onebit_comm_t comm, const struct skip *skip) {
                                    0,
                                    (int)(skip->uncompressed >> t & 1)};
   fill_input(run.parameters, parameters, COUNT, 99, 0);
-  struct any_options options =
-      any_options_of(optimizers[skip->optimizer].method, optimizers[skip->optimizer].options);
+  const struct any_case *made = &optimizers[skip->optimizer].made;
+  struct any_options options = any_options_of(made->method, made->options);
   *any_common(&options) = skip->common;
   CHECK_STATUS(any_create(&options, comm, tensors, TENSORS, &run.optimizer), ONEBIT_OK);
   return run;

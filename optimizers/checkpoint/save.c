@@ -82,7 +82,7 @@ static uint64_t clip(uint64_t value, uint64_t low, uint64_t high) {
 }
 
 /* With the blocks whose elements this rank saves: what it has, but of parameters its shard, and of
- * Lion's momentum what it serves, also where it has all of it. */
+ * momentum that servers keep what it serves, also where it has all of it. */
 static struct ob_section saved_section(const struct ob_saving *saving, const struct ob_unit *unit,
                                        enum ob_saved what) {
   struct ob_section section = ob_section_of(unit, (enum ob_stage)saving->header.stage, what);

@@ -3,7 +3,7 @@
 # and CUDA_LIBS.
 
 GPU_TESTS_PROGRAM := $(BUILD)/tests/gpu/gpu_tests
-GPU_TESTS_OBJECTS := $(call objects,tests/gpu/*.c)
+GPU_TESTS_OBJECTS := $(call objects,tests/gpu/*.c) $(BUILD)/tests/support_optimizers.o
 GPU_TESTS_MODEL   := $(call objects,examples/transformer*.c) $(call objects_cu,examples/*.cu)
 
 .PHONY: gpu-tests

@@ -12,9 +12,7 @@
 #endif
 
 static const struct training_case plain = {
-    .name = "errors",
-    .options = {.size = sizeof(onebit_adam_options_t), .freeze_step = 2},
-    .form = ONE_STREAM};
+    .name = "errors", .optimizer = {ANY(adam, .freeze_step = 2)}, .form = ONE_STREAM};
 
 /* What a rank does, with a communicator of either transport. The last rank is the one at fault. */
 typedef void scenario(onebit_comm_t comm, int rank, int size);
@@ -166,7 +164,7 @@ static void wrong_steps(onebit_comm_t comm, int rank, int size) {
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {
     struct training_case what = plain;
     struct learner learner;
-    what.options.common.bucket_size = bucket;
+    what.optimizer = (struct any_case){ANY(adam, .freeze_step = 2, .common.bucket_size = bucket)};
     if (!learner_open(&learner, &what, comm, rank, size, true))
       return;
     for (int attempt = 0; attempt < 6; attempt++) {
@@ -233,7 +231,7 @@ static void optimizers_must_be_right(void) {
 
 /* One of all ranks' allocations fails, be it of the host, of the device or pinned. */
 static bool create_without_memory(onebit_comm_t comm, int rank, int size, const float *arrays) {
-  onebit_adam_options_t options = plain.options;
+  onebit_adam_options_t options = *(const onebit_adam_options_t *)plain.optimizer.options;
   onebit_tensor_t tensors[2] = {{.count = 640}, {.count = 33}};
   onebit_optimizer_t optimizer;
   for (int k = 0; k < 2; k++) {

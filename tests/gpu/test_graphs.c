@@ -35,29 +35,26 @@ static const struct training_case cases[] = {
     ADAM("deepspeed", ONE_STREAM, 1u << 9, .common.profile = ONEBIT_PROFILE_DEEPSPEED,
          .freeze_step = WARMUP + 1),
     {.name = "lamb",
-     .lamb = {.size = sizeof(onebit_lamb_options_t), .freeze_step = WARMUP},
+     .optimizer = {ANY(lamb, .freeze_step = WARMUP)},
      .poison = 1u << 2 | 1u << 9}, /* the first compressed step is skipped, too */
     {.name = "lamb, buckets",
-     .lamb = {.size = sizeof(onebit_lamb_options_t), FROZEN, .common.bucket_size = 40},
+     .optimizer = {ANY(lamb, FROZEN, .common.bucket_size = 40)},
      .poison = 1u << 5 | 1u << 6},
     {.name = "lamb, deepspeed",
-     .lamb = {.size = sizeof(onebit_lamb_options_t),
-              .freeze_step = WARMUP + 1,
-              .common.profile = ONEBIT_PROFILE_DEEPSPEED}},
+     .optimizer = {ANY(lamb, .freeze_step = WARMUP + 1,
+                       .common.profile = ONEBIT_PROFILE_DEEPSPEED)}},
     {.name = "efficient",
-     .efficient = {.size = sizeof(onebit_efficient_adam_options_t), .common.bucket_size = 40},
+     .optimizer = {ANY(efficient_adam, .common.bucket_size = 40)},
      .poison = 1u << 2 | 1u << 9},
     {.name = "efficient, trust ratios",
-     .efficient = {.size = sizeof(onebit_efficient_adam_options_t), .trust_ratio = 1},
+     .optimizer = {ANY(efficient_adam, .trust_ratio = 1)},
      .poison = 1u << 2 | 1u << 9},
     {.name = "lion",
-     .lion = {.size = sizeof(onebit_lion_options_t), .common.bucket_size = 40},
+     .optimizer = {ANY(lion, .common.bucket_size = 40)},
      .poison = 1u << 2 | 1u << 9},
-    {.name = "momentum",
-     .momentum = {.size = sizeof(onebit_momentum_options_t), .warmup_steps = WARMUP},
-     .poison = 1u << 9},
+    {.name = "momentum", .optimizer = {ANY(momentum, .warmup_steps = WARMUP)}, .poison = 1u << 9},
     {.name = "a tensor uncompressed",
-     .options = {.size = sizeof(onebit_adam_options_t), FROZEN},
+     .optimizer = {ANY(adam, FROZEN)},
      .traits = PLAIN_TENSOR,
      .poison = 1u << 9},
 };
@@ -120,7 +117,7 @@ static void check_refusal(struct learner *learner) {
 
 /* These have no warm-up: any of their steps can be captured. */
 static void warm_up(struct learner *learner) {
-  const bool refused = !learner->what->efficient.size && !learner->what->lion.size;
+  const bool refused = !learner->what->optimizer.method->initial.no_warmup;
   for (int attempt = 0; attempt < WARMUP; attempt++) {
     if (refused)
       check_refusal(learner);
@@ -262,10 +259,8 @@ static void the_factor_is_of_the_replay(void) {
 /* --- Steps that no graph can have */
 
 static const struct training_case refused[] = {
-    {.name = "0/1 Adam",
-     .zero_one = {.size = sizeof(onebit_zero_one_adam_options_t), .variance_freeze_step = WARMUP}},
-    {.name = "clipping",
-     .momentum = {.size = sizeof(onebit_momentum_options_t), .common.clip_norm = 1}},
+    {.name = "0/1 Adam", .optimizer = {ANY(zero_one_adam, .variance_freeze_step = WARMUP)}},
+    {.name = "clipping", .optimizer = {ANY(momentum, .common.clip_norm = 1)}},
 };
 static const char *const words[] = {"zero_one_adam sends depends", "clip_norm is 1"};
 
@@ -367,11 +362,12 @@ static void count_alone(const struct gpu_rank *self, void *context) {
 /* For one bucket: count, begin; compress, seal; open, reduce, seal; open, decide, apply, conclude,
  * commit and the results that stay. Every bucket has its own, and they are joined. One rank has no
  * messages to open. */
+static const struct training_case single =
+    ADAM("one bucket", ONE_STREAM, 0, FROZEN, .common.bucket_size = 0);
+static const struct training_case four =
+    ADAM("four buckets", ONE_STREAM, 0, FROZEN, .common.bucket_size = 40);
+
 static void costs_are_known(void) {
-  static const struct training_case single =
-      ADAM("one bucket", ONE_STREAM, 0, FROZEN, .common.bucket_size = 0);
-  static const struct training_case four =
-      ADAM("four buckets", ONE_STREAM, 0, FROZEN, .common.bucket_size = 40);
   for (int size = 0; size <= 3; size++) { /* 0: one rank, without NCCL */
     const long each = size < 2 ? 11 : 13;
     struct costs one = {.what = &single, .kernels = each};

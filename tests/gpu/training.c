@@ -17,12 +17,7 @@ int training_attempts(const struct training_case *what) {
 }
 
 const onebit_optimizer_options_t *training_options(const struct training_case *what) {
-  return what->lamb.size        ? &what->lamb.common
-         : what->zero_one.size  ? &what->zero_one.common
-         : what->momentum.size  ? &what->momentum.common
-         : what->efficient.size ? &what->efficient.common
-         : what->lion.size      ? &what->lion.common
-                                : &what->options.common;
+  return any_case_common(&what->optimizer);
 }
 
 /* --- Comparing */

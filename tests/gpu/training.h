@@ -6,6 +6,7 @@
 
 #include "onebit/cuda.h"
 #include "tests/gpu/harness.h"
+#include "tests/support_optimizers.h"
 
 #define TRAINING_TENSORS  6
 #define TRAINING_ELEMENTS 7090
@@ -32,17 +33,11 @@ enum {
   WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale, where there is one */
 };
 
-/* An optimizer's options, the size of which is not 0. */
 struct training_case {
   const char *name;
-  onebit_adam_options_t options;
+  struct any_case optimizer;
   enum training_form form;
   uint32_t poison; /* a bit an attempt: a gradient of the last rank is not a number */
-  onebit_lamb_options_t lamb;
-  onebit_zero_one_adam_options_t zero_one;
-  onebit_momentum_options_t momentum;
-  onebit_efficient_adam_options_t efficient;
-  onebit_lion_options_t lion;
   unsigned traits;
   int attempts;
 };
@@ -50,8 +45,8 @@ struct training_case {
 /* One of 1-bit Adam. */
 #define ADAM(is_named, in_form, is_poisoned, ...)                                                  \
   {                                                                                                \
-    .name = (is_named), .options = {.size = sizeof(onebit_adam_options_t), __VA_ARGS__},           \
-    .form = (in_form), .poison = (is_poisoned)                                                     \
+    .name = (is_named), .optimizer = {ANY(adam, __VA_ARGS__)}, .form = (in_form),                  \
+    .poison = (is_poisoned)                                                                        \
   }
 
 /* What the host's optimizers came to after each attempt. */

@@ -119,27 +119,12 @@ static void draw_parameters(struct learner *learner, uint32_t salt) {
 /* --- The optimizer */
 
 static onebit_status_t create(struct learner *learner) {
-  struct training_case what = *learner->what;
-  onebit_optimizer_options_t common = *training_options(learner->what);
-  const onebit_tensor_t *list = learner->tensors;
-  onebit_optimizer_t *optimizer = &learner->optimizer;
-  common.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
-  common.threads = 1;
-  what.options.common = what.lamb.common = what.zero_one.common = what.momentum.common =
-      what.efficient.common = what.lion.common = common;
-  if (what.lamb.size)
-    return onebit_lamb_create(learner->comm, list, TRAINING_TENSORS, &what.lamb, optimizer);
-  if (what.zero_one.size)
-    return onebit_zero_one_adam_create(learner->comm, list, TRAINING_TENSORS, &what.zero_one,
-                                       optimizer);
-  if (what.momentum.size)
-    return onebit_momentum_create(learner->comm, list, TRAINING_TENSORS, &what.momentum, optimizer);
-  if (what.efficient.size)
-    return onebit_efficient_adam_create(learner->comm, list, TRAINING_TENSORS, &what.efficient,
-                                        optimizer);
-  if (what.lion.size)
-    return onebit_lion_create(learner->comm, list, TRAINING_TENSORS, &what.lion, optimizer);
-  return onebit_adam_create(learner->comm, list, TRAINING_TENSORS, &what.options, optimizer);
+  const struct any_case *what = &learner->what->optimizer;
+  struct any_options options = any_options_of(what->method, what->options);
+  any_common(&options)->device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  any_common(&options)->threads = 1;
+  return any_create(&options, learner->comm, learner->tensors, TRAINING_TENSORS,
+                    &learner->optimizer);
 }
 
 bool learner_open(struct learner *learner, const struct training_case *what, onebit_comm_t comm,
