@@ -86,6 +86,14 @@ struct ob_stretch {
   size_t count[OB_SPACES], unit, piece;
 };
 
+/* Elements of a section. */
+struct ob_range {
+  enum ob_saved what;
+  enum ob_space space;
+  uint64_t first;
+  size_t count;
+};
+
 struct ob_map {
   struct ob_stretch *all, *sorted; /* in the order of units and pieces; of elements */
   size_t *of_unit, count;          /* where a unit's begin in `all` */
@@ -183,10 +191,9 @@ void ob_parts_close(struct ob_parts *parts);
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
-/* `count` <= OB_CHUNK elements; values NULL: only checks that they are there, and sound. Only that
+/* At most OB_CHUNK elements; values NULL: only checks that they are there, and sound. Only that
  * can fail. */
-onebit_status_t ob_parts_fetch(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
-                               uint64_t first, size_t count, float *values);
+onebit_status_t ob_parts_fetch(struct ob_parts *parts, const struct ob_range *range, float *values);
 
 /* --- Loading */
 
@@ -198,12 +205,11 @@ struct ob_loading {
   struct ob_parts parts;
   struct ob_part *own; /* the part that has this rank's numbers */
   bool dry;
-  enum ob_stage stage;  /* of the optimizer, once it is loaded */
-  size_t unit;          /* that is being restored */
-  float *values, *more; /* scratch: OB_CHUNK */
-  /* Of the unit with the most: a scale a block, or a shard; a message. */
-  float *scales;
-  unsigned char *message;
+  enum ob_stage stage;     /* of the optimizer, once it is loaded */
+  size_t unit;             /* that is being restored */
+  struct ob_reader reader; /* whose message is scratch, too */
+  float *values, *more;    /* scratch: OB_CHUNK */
+  float *scales;           /* of the unit with the most: one a block, or a shard */
 };
 
 /* Elements of the unit that is being restored; what is not known of padding is 0. */

@@ -1,6 +1,4 @@
 /* Parts to an optimizer. */
-#include <inttypes.h>
-
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -9,20 +7,18 @@
 
 static onebit_status_t allocate(struct ob_loading *loading) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
-  size_t scales = 0, stride = 0;
+  size_t scales = 0;
   for (size_t u = 0; u < optimizer->unit_count; u++) {
     const struct onebit_plan *plan = optimizer->units[u].bits;
     size_t wanted = plan->work.one_scale ? plan->geometry.segments : plan->geometry.layout.blocks;
     scales = wanted > scales ? wanted : scales;
-    stride = plan->geometry.stride > stride ? plan->geometry.stride : stride;
   }
-  loading->values = ob_allocate(OB_CHUNK, sizeof(float));
-  loading->more = ob_allocate(OB_CHUNK, sizeof(float));
+  loading->values = ob_allocate(2 * OB_CHUNK, sizeof(float));
   loading->scales = ob_allocate(scales, sizeof(float));
-  loading->message = ob_allocate(1, stride);
-  if (!loading->values || !loading->more || !loading->scales || !loading->message)
+  if (!loading->values || !loading->scales)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an optimizer");
-  return ONEBIT_OK;
+  loading->more = loading->values + OB_CHUNK;
+  return ob_reader_create(&loading->reader, optimizer);
 }
 
 /* All that can be looked at without changing anything. */
@@ -67,10 +63,9 @@ onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t
   status = load(&loading, look(&loading, status, memory, bytes, count));
   ob_parts_close(&loading.parts);
   ob_map_destroy(&loading.map);
+  ob_reader_destroy(&loading.reader);
   ob_release(loading.values);
-  ob_release(loading.more);
   ob_release(loading.scales);
-  ob_release(loading.message);
   return status;
 }
 

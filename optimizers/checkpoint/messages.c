@@ -109,17 +109,17 @@ static onebit_status_t write_signs(void *context, const struct ob_run *run) {
 static onebit_status_t write_message(struct ob_loading *loading, const struct onebit_plan *plan,
                                      size_t share, size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-  struct ob_view view = ob_message_view(loading->message, &shape);
+  struct ob_view view = ob_message_view(loading->reader.message, &shape);
   struct signs signs = {loading, view.words, ob_layout_word(&plan->geometry.layout, shape.first)};
-  memset(loading->message, 0, ob_message_bytes(&shape));
+  memset(loading->reader.message, 0, ob_message_bytes(&shape));
   if (shape.one_scale)
     view.header->scale = loading->scales[share];
   else
     memcpy(view.scales, loading->scales + shape.first, shape.blocks * sizeof(float));
   OB_TRY(ob_each_run(&plan->geometry.layout, shape.first, shape.first + shape.blocks, write_signs,
                      &signs));
-  return plan->executor->messages->copy(ob_plan_result(plan, false, share, chunk), loading->message,
-                                        ob_message_bytes(&shape));
+  return plan->executor->messages->copy(ob_plan_result(plan, false, share, chunk),
+                                        loading->reader.message, ob_message_bytes(&shape));
 }
 
 /* A rank writes those that it would have received: where ranks of a host share memory, each its

@@ -197,53 +197,51 @@ static onebit_status_t missing(enum ob_saved what, uint64_t element) {
                   element, ob_saved_rows[what].name);
 }
 
-/* Adds what one part has of the elements to the sums, and counts it. */
-static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part, enum ob_saved what,
-                                enum ob_space space, uint64_t first, size_t count, bool dry,
-                                size_t *found) {
+/* Adds what one part has of the elements to the sums, and counts it; how many there were. */
+static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
+                                const struct ob_range *range, bool dry, size_t *found) {
+  const uint64_t end = range->first + range->count;
   float values[1024];
-  for (size_t i = 0, some; i < count; i += some) {
-    const struct ob_part_section *section = ob_part_from(part, what, space, first + i);
-    if (!section || section->first >= first + count)
+  for (uint64_t at = range->first, some; at < end; at += some) {
+    const struct ob_part_section *section = ob_part_from(part, range->what, range->space, at);
+    if (!section || section->first >= end)
       break;
-    if (section->first > first + i)
-      i = (size_t)(section->first - first);
-    uint64_t left = section->first + section->count - (first + i);
-    some = count - i < 1024 ? count - i : 1024;
-    some = left < some ? (size_t)left : some;
+    at = section->first > at ? section->first : at;
+    some = section->first + section->count < end ? section->first + section->count : end;
+    some = some - at < 1024 ? some - at : 1024;
     if (dry)
       OB_TRY(ob_part_verify(part, section));
     else
-      ob_part_copy(part, section, first + i, some, values);
-    for (size_t j = 0; j < some; j++) {
-      parts->sums[i + j] += dry ? 0 : (double)values[j];
-      parts->counts[i + j]++;
+      ob_part_copy(part, section, at, (size_t)some, values);
+    for (size_t j = 0, i = (size_t)(at - range->first); j < some; j++, i++) {
+      parts->sums[i] += dry ? 0 : (double)values[j];
+      parts->counts[i]++;
     }
-    *found += some;
+    *found += (size_t)some;
   }
   return ONEBIT_OK;
 }
 
 /* The mean over those who have it, which of what one part alone has, or all alike, is that. */
-static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
-                                  uint64_t first, size_t count, float *values) {
-  const struct ob_saved_row *row = &ob_saved_rows[what];
+static onebit_status_t fetch_mean(struct ob_parts *parts, const struct ob_range *range,
+                                  float *values) {
+  const struct ob_saved_row *row = &ob_saved_rows[range->what];
   bool apart = row->own_apart && parts->list[0].header.apart;
   bool alike = !apart && !row->own && !row->may_lack;
   uint32_t wanted = apart ? (uint32_t)parts->count : !row->may_lack;
   int start = alike ? parts->latest : 0; /* most often the part with the element before */
   size_t found = 0;
-  memset(parts->counts, 0, count * sizeof *parts->counts);
-  for (size_t i = 0; i < count; i++)
+  memset(parts->counts, 0, range->count * sizeof *parts->counts);
+  for (size_t i = 0; i < range->count; i++)
     parts->sums[i] = -0.0; /* which leaves what is added as it is, also another -0 */
-  for (int k = 0; k < parts->count && !(alike && found == count); k++) {
+  for (int k = 0; k < parts->count && !(alike && found == range->count); k++) {
     int number = (start + k) % parts->count;
-    OB_TRY(add_part(parts, &parts->list[number], what, space, first, count, !values, &found));
+    OB_TRY(add_part(parts, &parts->list[number], range, !values, &found));
     parts->latest = alike ? number : parts->latest;
   }
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < range->count; i++) {
     if (parts->counts[i] < wanted)
-      return missing(what, first + i);
+      return missing(range->what, range->first + i);
     if (values)
       values[i] = parts->counts[i] ? (float)(parts->sums[i] / parts->counts[i]) : 0;
   }
@@ -252,31 +250,31 @@ static onebit_status_t fetch_mean(struct ob_parts *parts, enum ob_saved what, en
 
 /* This rank's own, and the mean where it had none: in a hierarchical schedule with other blocks or
  * buckets, which all ranks of a place have alike. */
-static onebit_status_t fetch_own(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
-                                 uint64_t first, size_t count, float *values) {
+static onebit_status_t fetch_own(struct ob_parts *parts, const struct ob_range *range,
+                                 float *values) {
   struct ob_part *part = &parts->list[parts->own];
-  for (size_t some; count; count -= some, first += some) {
-    const struct ob_part_section *section = ob_part_from(part, what, space, first);
-    bool here = section && section->first <= first;
-    uint64_t left = here      ? section->first + section->count - first
-                    : section ? section->first - first
-                              : count;
-    some = left < count ? (size_t)left : count;
+  struct ob_range rest = *range, some = *range;
+  for (; rest.count; rest.count -= some.count, rest.first += some.count) {
+    const struct ob_part_section *section = ob_part_from(part, rest.what, rest.space, rest.first);
+    bool here = section && section->first <= rest.first;
+    uint64_t end = !section ? UINT64_MAX : here ? section->first + section->count : section->first;
+    some.first = rest.first;
+    some.count = end - rest.first < rest.count ? (size_t)(end - rest.first) : rest.count;
     if (!here)
-      OB_TRY(fetch_mean(parts, what, space, first, some, values));
+      OB_TRY(fetch_mean(parts, &some, values));
     else if (!values)
       OB_TRY(ob_part_verify(part, section));
     else
-      ob_part_copy(part, section, first, some, values);
-    values = values ? values + some : NULL;
+      ob_part_copy(part, section, some.first, some.count, values);
+    values = values ? values + some.count : NULL;
   }
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_parts_fetch(struct ob_parts *parts, enum ob_saved what, enum ob_space space,
-                               uint64_t first, size_t count, float *values) {
-  const struct ob_saved_row *row = &ob_saved_rows[what];
+onebit_status_t ob_parts_fetch(struct ob_parts *parts, const struct ob_range *range,
+                               float *values) {
+  const struct ob_saved_row *row = &ob_saved_rows[range->what];
   bool own = row->own || (row->own_apart && parts->list[0].header.apart);
-  return own && parts->own >= 0 ? fetch_own(parts, what, space, first, count, values)
-                                : fetch_mean(parts, what, space, first, count, values);
+  return own && parts->own >= 0 ? fetch_own(parts, range, values)
+                                : fetch_mean(parts, range, values);
 }

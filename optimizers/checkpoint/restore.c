@@ -9,17 +9,18 @@ onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what,
                                  const struct ob_run *run, float *values) {
   const struct ob_stretch *at = &loading->map.all[loading->map.of_unit[loading->unit] + run->piece];
   struct ob_parts *parts = &loading->parts;
-  size_t real = run->offset < at->count[OB_ELEMENTS] ? at->count[OB_ELEMENTS] - run->offset : 0;
-  size_t some = real < run->count ? real : run->count, rest = run->count - some;
-  uint64_t element = at->first[OB_ELEMENTS] + run->offset;
-  uint64_t padding = at->first[OB_PADDING] + (run->offset + some - at->count[OB_ELEMENTS]);
+  size_t real = at->count[OB_ELEMENTS], left = run->offset < real ? real - run->offset : 0;
+  struct ob_range range = {what, OB_ELEMENTS, at->first[OB_ELEMENTS] + run->offset,
+                           left < run->count ? left : run->count};
+  size_t some = range.count, rest = run->count - some;
   if (some)
-    OB_TRY(ob_parts_fetch(parts, what, OB_ELEMENTS, element, some, loading->dry ? NULL : values));
+    OB_TRY(ob_parts_fetch(parts, &range, loading->dry ? NULL : values));
   if (!rest)
     return ONEBIT_OK;
+  range = (struct ob_range){what, OB_PADDING, at->first[OB_PADDING] + (run->offset + some - real),
+                            rest};
   if (parts->same_padding)
-    return ob_parts_fetch(parts, what, OB_PADDING, padding, rest,
-                          loading->dry ? NULL : values + some);
+    return ob_parts_fetch(parts, &range, loading->dry ? NULL : values + some);
   memset(values + some, 0, rest * sizeof *values);
   return ONEBIT_OK;
 }

@@ -48,28 +48,20 @@ uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer) {
 
 /* --- Which sections there are ------------------------------------------------------------------*/
 
-/* The list as it grows; the first time only its length. */
-struct listing {
-  const struct ob_saving *saving;
-  struct ob_part_section *sections, last;
-  uint64_t count;
-};
-
 /* Elements that follow those before are in one section with them. */
-static void add(struct listing *listing, int what, int space, uint64_t first, uint64_t end) {
-  struct ob_part_section *last = &listing->last;
+static void add(struct ob_saving *saving, int what, int space, uint64_t first, uint64_t end) {
+  struct ob_part_section *next = saving->sections + saving->header.sections;
+  struct ob_part_section *last = next - (saving->header.sections > 0);
   if (first >= end)
     return;
-  if (listing->count && last->what == (uint32_t)what && last->space == (uint32_t)space &&
+  if (last < next && last->what == (uint32_t)what && last->space == (uint32_t)space &&
       last->first + last->count == first) {
     last->count += end - first;
-  } else {
-    *last = (struct ob_part_section){
-        .what = (uint32_t)what, .space = (uint32_t)space, .first = first, .count = end - first};
-    listing->count++;
+    return;
   }
-  if (listing->sections)
-    listing->sections[listing->count - 1] = *last;
+  *next = (struct ob_part_section){
+      .what = (uint32_t)what, .space = (uint32_t)space, .first = first, .count = end - first};
+  saving->header.sections++;
 }
 
 /* total * part / parts, without overflow. */
@@ -98,22 +90,21 @@ static struct ob_section saved_section(const struct ob_saving *saving, const str
 }
 
 /* Of a stretch the elements low .. high - 1 at most. */
-static void add_stretch(struct listing *listing, enum ob_saved what, enum ob_space space,
+static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
                         const struct ob_stretch *stretch, uint64_t low, uint64_t high) {
-  const struct ob_unit *unit = &listing->saving->optimizer->units[stretch->unit];
+  const struct ob_unit *unit = &saving->optimizer->units[stretch->unit];
   const struct ob_layout *layout = &unit->bits->geometry.layout;
-  struct ob_section section = saved_section(listing->saving, unit, what);
+  struct ob_section section = saved_section(saving, unit, what);
   uint64_t before = space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
   uint64_t after = before + stretch->count[space], number = stretch->first[space];
   uint64_t first = clip(ob_offset_in(layout, stretch->piece, section.first), before, after);
   uint64_t end = clip(ob_offset_in(layout, stretch->piece, section.end), before, after);
-  add(listing, (int)what, (int)space, clip(number + first - before, low, high),
+  add(saving, (int)what, (int)space, clip(number + first - before, low, high),
       clip(number + end - before, low, high));
 }
 
 /* All that this rank has; but of what all ranks have alike its part. */
-static void add_elements(struct listing *listing, enum ob_saved what, enum ob_space space) {
-  const struct ob_saving *saving = listing->saving;
+static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_space space) {
   const struct ob_method *method = saving->optimizer->method;
   const struct ob_saved_row *row = &ob_saved_rows[what];
   bool served = what == OB_SAVED_MOMENTUM && method->serve_rule != OB_SERVE_MEAN;
@@ -124,22 +115,26 @@ static void add_elements(struct listing *listing, enum ob_saved what, enum ob_sp
     high = fraction(total, saving->header.rank + 1, saving->header.ranks);
   }
   for (size_t k = 0; k < saving->map.count; k++)
-    add_stretch(listing, what, space, &ob_map_list(&saving->map, space)[k], low, high);
+    add_stretch(saving, what, space, &ob_map_list(&saving->map, space)[k], low, high);
 }
 
-static void list_sections(struct listing *listing) {
-  const struct ob_part_header *header = &listing->saving->header;
-  listing->count = 0;
-  add(listing, OB_SAVED_NORMS, OB_ELEMENTS, 0, header->window);
-  add(listing, OB_SAVED_NUMBERS, OB_ELEMENTS, 0, header->numbers);
+static onebit_status_t list_sections(struct ob_saving *saving) {
+  const struct ob_part_header *header = &saving->header;
+  size_t most = OB_SAVED_END * OB_SPACES * (saving->map.count + 1);
+  saving->sections = ob_allocate(most, sizeof *saving->sections);
+  if (!saving->sections)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu sections", most);
+  add(saving, OB_SAVED_NORMS, OB_ELEMENTS, 0, header->window);
+  add(saving, OB_SAVED_NUMBERS, OB_ELEMENTS, 0, header->numbers);
   for (int k = OB_SAVED_PARAMETERS; k < OB_SAVED_END; k++) {
     enum ob_saved what = (enum ob_saved)k;
-    if (!ob_has_section(listing->saving->optimizer, (enum ob_stage)header->stage, what))
+    if (!ob_has_section(saving->optimizer, (enum ob_stage)header->stage, what))
       continue;
-    add_elements(listing, what, OB_ELEMENTS);
+    add_elements(saving, what, OB_ELEMENTS);
     if (what != OB_SAVED_PARAMETERS)
-      add_elements(listing, what, OB_PADDING);
+      add_elements(saving, what, OB_PADDING);
   }
+  return ONEBIT_OK;
 }
 
 /* --- The front ---------------------------------------------------------------------------------*/
@@ -199,15 +194,7 @@ onebit_status_t ob_saving_create(struct ob_saving *saving, onebit_optimizer_t op
   *saving = (struct ob_saving){.optimizer = optimizer};
   OB_TRY(ob_map_create(&saving->map, optimizer));
   describe(saving);
-  struct listing listing = {.saving = saving};
-  list_sections(&listing);
-  saving->header.sections = listing.count;
-  saving->sections = ob_allocate((size_t)listing.count, sizeof *saving->sections);
-  if (!saving->sections)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %" PRIu64 " sections",
-                    listing.count);
-  listing.sections = saving->sections;
-  list_sections(&listing);
+  OB_TRY(list_sections(saving));
   lay_out(saving);
   return ONEBIT_OK;
 }
