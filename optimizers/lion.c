@@ -27,7 +27,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
 #define OPTIONS onebit_lion_options_t
 static const struct ob_option options_of[] = {
     OB_FRACTION(beta1, beta1, 0.9),
-    OB_FRACTION(beta2, lion_beta2, 0.99),
+    OB_FRACTION(beta2, served_beta, 0.99),
     OB_FRACTION(beta3, beta2, 0.999),
     OB_POSITIVE(epsilon, epsilon, 1e-8),
 };

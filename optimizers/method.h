@@ -44,7 +44,7 @@ struct ob_moments {
   size_t warmup_steps; /* momentum SGD's; freeze_step follows from it */
   double gain;         /* Efficient-Adam: of normalised gradients */
   int trust_ratio;
-  double lion_beta2; /* Lion: of the momentum; beta2 is that of the ranks' second moments */
+  double served_beta; /* of momentum that servers keep, where beta2 is of the ranks' moments */
   struct ob_lamb_limits limits;
   /* 0/1 Adam's, as in its options. */
   size_t variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
@@ -103,9 +103,12 @@ struct ob_method {
   bool (*apart)(const struct onebit_optimizer *optimizer);
 };
 
-/* The rows, in a list that ends with NULL. */
-extern const struct ob_method ob_method_efficient_adam, ob_method_adam, ob_method_lamb,
-    ob_method_zero_one_adam, ob_method_momentum, ob_method_lion;
+/* The rows: their names, and a list that ends with NULL. */
+#define OB_METHODS(row)                                                                            \
+  row(efficient_adam) row(adam) row(lamb) row(zero_one_adam) row(momentum) row(lion)
+#define OB_METHOD_DECLARED(name) extern const struct ob_method ob_method_##name;
+OB_METHODS(OB_METHOD_DECLARED)
+#undef OB_METHOD_DECLARED
 extern const struct ob_method *const ob_methods[];
 
 /* What a create call has found out before anything is made. */

@@ -11,13 +11,8 @@
 #include "base/hash.h"
 #include "base/memory.h"
 
-const struct ob_method *const ob_methods[] = {&ob_method_efficient_adam,
-                                              &ob_method_adam,
-                                              &ob_method_lamb,
-                                              &ob_method_zero_one_adam,
-                                              &ob_method_momentum,
-                                              &ob_method_lion,
-                                              NULL};
+#define LISTED(name) &ob_method_##name,
+const struct ob_method *const ob_methods[] = {OB_METHODS(LISTED) NULL};
 
 /* --- Options -----------------------------------------------------------------------------------*/
 

@@ -8,8 +8,8 @@ struct ob_lion_factors ob_lion_factors_of(const struct onebit_optimizer *optimiz
   const struct ob_moments *moments = &optimizer->moments;
   return (struct ob_lion_factors){.beta1 = (float)moments->beta1,
                                   .one_minus_beta1 = (float)(1 - moments->beta1),
-                                  .beta2 = (float)moments->lion_beta2,
-                                  .one_minus_beta2 = (float)(1 - moments->lion_beta2)};
+                                  .beta2 = (float)moments->served_beta,
+                                  .one_minus_beta2 = (float)(1 - moments->served_beta)};
 }
 
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step) {
