@@ -51,8 +51,8 @@ onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum) {
 /* The variance's norm after the latest step, with its bias correction. */
 static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double *norm) {
   double root = (double)ob_factors_of(optimizer, optimizer->steps).adam.variance_factor;
-  if (optimizer->method->sharded)
-    *norm = ob_shards_variance(optimizer);
+  if (optimizer->method->variance)
+    *norm = optimizer->method->variance(optimizer);
   else
     OB_TRY(ob_freeze_sum(optimizer, norm));
   *norm *= root * root;

@@ -35,7 +35,8 @@ static void add_unit(const struct onebit_optimizer *optimizer, const struct ob_u
 }
 
 static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
-  const struct onebit_plan *sums = optimizer->method->sharded ? ob_shards_sums(optimizer) : NULL;
+  const struct onebit_plan *sums =
+      optimizer->method->sums ? optimizer->method->sums(optimizer) : NULL;
   info->warmup_bytes = wire_of(optimizer->squares) + wire_of(sums);
   info->compressed_bytes = wire_of(optimizer->squares);
   info->memory_bytes += memory_of(optimizer->squares) + memory_of(sums);

@@ -74,6 +74,14 @@ struct ob_method {
   unsigned dense_arrays;         /* likewise of an uncompressed unit, besides */
   /* What it needs besides the units, once they are made: collective. NULL: nothing. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
+  /* The plans of a unit, from the shapes of the usual two: collective. NULL: these. */
+  onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                           const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
+                           size_t count);
+  /* What a step of the warm-up exchanges besides the units' plans, or NULL; and from that the sum
+   * of the variances of all ranks. NULL: nothing, and each rank has them all. */
+  onebit_plan_t (*sums)(const struct onebit_optimizer *optimizer);
+  double (*variance)(const struct onebit_optimizer *optimizer);
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. NULL:
    * update has done it. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);

@@ -305,15 +305,4 @@ onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
 /* Makes it the recipe's method, or fails: it is not possible with all options. */
 onebit_status_t ob_shards_choose(struct ob_recipe *recipe);
 
-/* The plans of a unit, beginning with those of an unsharded one: collective. */
-onebit_status_t ob_shards_plans(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                                const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
-                                size_t count);
-
-/* The sum of the variances of all ranks, which the latest step has exchanged. */
-double ob_shards_variance(const struct onebit_optimizer *optimizer);
-
-/* What a step of the warm-up exchanges besides the units' plans, or NULL. */
-onebit_plan_t ob_shards_sums(const struct onebit_optimizer *optimizer);
-
 #endif

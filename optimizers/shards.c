@@ -90,12 +90,12 @@ static void destroy(struct onebit_optimizer *optimizer) {
   ob_release(own->parts);
 }
 
-onebit_plan_t ob_shards_sums(const struct onebit_optimizer *optimizer) {
+static onebit_plan_t sums(const struct onebit_optimizer *optimizer) {
   const struct own *own = optimizer->own;
   return own->sums;
 }
 
-double ob_shards_variance(const struct onebit_optimizer *optimizer) {
+static double variance(const struct onebit_optimizer *optimizer) {
   const struct own *own = optimizer->own;
   return own->variance;
 }
@@ -114,9 +114,9 @@ static struct ob_plan_shape shape_back(const struct ob_plan_shape *in, onebit_dt
   return back;
 }
 
-onebit_status_t ob_shards_plans(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                                const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
-                                size_t count) {
+static onebit_status_t plans(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+                             const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
+                             size_t count) {
   struct ob_plan_shape in = *bits, dense_in = *dense;
   in.of_shares = dense_in.of_shares = true;
   in.momentum = in.served = false;
@@ -280,6 +280,9 @@ static const struct ob_method method = {.name = "adam",
                                         .arrays = OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) |
                                                   OB_MASK(OB_SCRATCH),
                                         .create = create,
+                                        .plans = plans,
+                                        .sums = sums,
+                                        .variance = variance,
                                         .exchange = ob_freeze_exchange,
                                         .call = call,
                                         .update = update,

@@ -236,8 +236,8 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_unit
   dense.options.wire = ONEBIT_WIRE_DENSE;
   dense.options.profile = ONEBIT_PROFILE_DEFAULT;
   bits.output_dtype = dense.output_dtype = ONEBIT_FLOAT32; /* momentum, mean gradient */
-  if (method->sharded) {
-    OB_TRY(ob_shards_plans(optimizer, unit, &bits, &dense, count));
+  if (method->plans) {
+    OB_TRY(method->plans(optimizer, unit, &bits, &dense, count));
   } else {
     OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &unit->bits));
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &unit->dense));

@@ -86,15 +86,11 @@ static void end(const struct mpi_run *run, int rank) {
 }
 
 Test(mpi_checkpoint, goes_on_exactly) {
-  static const struct ob_method *const kinds[] = {&ob_method_adam, &ob_method_lamb,
-                                                  &ob_method_zero_one_adam, &ob_method_momentum};
   int rank = mpi_begin();
   struct mpi_run run = begin(rank);
-  for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
-    struct checkpoint_case what = {.name = "over MPI",
-                                   .method = kinds[k],
-                                   .steps = STEPS,
-                                   .freeze_step = kinds[k] == &ob_method_momentum ? 0 : 3};
+  for (const struct ob_method *const *method = ob_methods; *method; method++) {
+    struct checkpoint_case what = {
+        .name = (*method)->name, .method = *method, .steps = STEPS, .freeze_step = 3};
     MPI_Comm_size(MPI_COMM_WORLD, &what.size);
     run.what = &what;
     on_mpi_ranks(MPI_COMM_WORLD, go_on, &run);
