@@ -4,6 +4,9 @@
 
 #include <time.h>
 
+#include "base/clock.h"
+#include "tools/median.h"
+
 void tool_cluster_find(struct tool_cluster *cluster) {
   MPI_Comm_dup(MPI_COMM_WORLD, &cluster->all);
   MPI_Comm_rank(cluster->all, &cluster->rank);
@@ -36,4 +39,26 @@ void tool_wait_asleep(MPI_Comm comm) {
   for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
        MPI_Test(&request, &done, MPI_STATUS_IGNORE))
     nanosleep(&moment, NULL);
+}
+
+enum { MAX_SAMPLES = 512 };
+
+double tool_go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
+                     double *median) {
+  double samples[MAX_SAMPLES], start = ob_seconds(), last = start;
+  int go = 1, count = 0;
+  while (go) {
+    if (first) {
+      go = last - start < seconds;
+      MPI_Send(&go, 1, MPI_INT, next, 0, comm);
+    }
+    MPI_Recv(&go, 1, MPI_INT, before, 0, comm, MPI_STATUS_IGNORE);
+    if (!first)
+      MPI_Send(&go, 1, MPI_INT, next, 0, comm);
+    double now = ob_seconds();
+    samples[count++ % MAX_SAMPLES] = 1e6 * (now - last);
+    last = now;
+  }
+  *median = tool_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
+  return 1e6 * (last - start) / count;
 }

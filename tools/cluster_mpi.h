@@ -18,4 +18,10 @@ void tool_cluster_free(struct tool_cluster *cluster);
 /* Waits for the other ranks without using a processor, as MPI_Barrier may. */
 void tool_wait_asleep(MPI_Comm comm);
 
+/* A small message goes round for so many seconds, and every rank waits for it in MPI: to the next
+ * rank, and in from the one before. The mean time of a round, in microseconds, on the first rank;
+ * and the median. */
+double tool_go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
+                     double *median);
+
 #endif

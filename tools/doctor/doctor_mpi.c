@@ -95,7 +95,6 @@ enum {
   BYTES = 256 << 10, /* of a piece */
   WINDOW = 4,        /* pieces in flight: more than a gigabit link's delay holds */
   MAX_PIECES = 4096, /* 1 GiB, which is a tenth of a second at 100 Gbit/s */
-  MAX_SAMPLES = 512
 };
 
 /* One stream of messages; the seconds that so many pieces take. */
@@ -135,29 +134,6 @@ static int pieces_for(MPI_Comm comm, int peer, bool sends, double seconds) {
 
 static double rate_of(int pieces, double seconds) { return 8e-9 * pieces * BYTES / seconds; }
 
-/* A small message goes round for so many seconds, and every rank waits for it in MPI: to the next
- * rank, and in from the one before. The mean time of a round, in microseconds, on the first rank;
- * and the median. */
-static double go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
-                       double *median) {
-  double samples[MAX_SAMPLES], start = ob_seconds(), last = start;
-  int go = 1, count = 0;
-  while (go) {
-    if (first) {
-      go = last - start < seconds;
-      MPI_Send(&go, 1, MPI_INT, next, TAG, comm);
-    }
-    MPI_Recv(&go, 1, MPI_INT, before, TAG, comm, MPI_STATUS_IGNORE);
-    if (!first)
-      MPI_Send(&go, 1, MPI_INT, next, TAG, comm);
-    double now = ob_seconds();
-    samples[count++ % MAX_SAMPLES] = 1e6 * (now - last);
-    last = now;
-  }
-  *median = tool_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
-  return 1e6 * (last - start) / count;
-}
-
 /* --- How ranks wait ----------------------------------------------------------------------------*/
 
 /* Long against a scheduler's time slice (some milliseconds), so that the mean sees whole ones. */
@@ -171,8 +147,8 @@ static double mean_hop(MPI_Comm ring) {
   MPI_Comm_rank(ring, &rank);
   MPI_Comm_size(ring, &size);
   return size < 2 ? 0
-                  : go_round(ring, (rank + 1) % size, (rank + size - 1) % size, rank == 0,
-                             WAITING_SECONDS, &median) /
+                  : tool_go_round(ring, (rank + 1) % size, (rank + size - 1) % size, rank == 0,
+                                  WAITING_SECONDS, &median) /
                         size;
 }
 
@@ -196,7 +172,7 @@ static void measure_waiting(void) {
   if (facts.host_count < 2)
     return;
   if (leads() && team.host < 2)
-    two = go_round(team.leaders, peer, peer, team.host == 0, WAITING_SECONDS, &median);
+    two = tool_go_round(team.leaders, peer, peer, team.host == 0, WAITING_SECONDS, &median);
   tool_wait_asleep(team.all);
   if (leads())
     ring = mean_hop(team.leaders);
@@ -247,7 +223,7 @@ static void meet(int peer) {
   bool first = team.host < peer;
   int at = team.host * facts.host_count + peer;
   double median;
-  go_round(team.leaders, peer, peer, first, LATENCY_SECONDS, &median);
+  tool_go_round(team.leaders, peer, peer, first, LATENCY_SECONDS, &median);
   if (first)
     keep_sooner(&facts.round_trip[at], median);
   for (int turn = 0; turn < 2; turn++) {

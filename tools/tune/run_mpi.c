@@ -12,7 +12,6 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "compression/codec.h"
-#include "tools/median.h"
 
 double tune_largest(double value) {
   MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -181,29 +180,12 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
 #define SMALL_WINDOWS 4
 #define ROUNDS        15
 
+#define LATENCY_SECONDS 0.02
+
 struct flow {
   MPI_Comm comm;
   int rank, size;
 };
-
-/* Seconds one way, between the first two ranks: the median of the rounds. */
-static double ping_pong(const struct flow *flow, int trips) {
-  double times[ROUNDS] = {0};
-  char byte = 0;
-  int peer = 1 - flow->rank;
-  for (int round = 0; round < ROUNDS; round++) {
-    double start = ob_seconds();
-    for (int i = 0; i < trips; i++) {
-      if (flow->rank == 0)
-        MPI_Send(&byte, 1, MPI_CHAR, peer, TAG, flow->comm);
-      MPI_Recv(&byte, 1, MPI_CHAR, peer, TAG, flow->comm, MPI_STATUS_IGNORE);
-      if (flow->rank == 1)
-        MPI_Send(&byte, 1, MPI_CHAR, peer, TAG, flow->comm);
-    }
-    times[round] = (ob_seconds() - start) / (2 * trips);
-  }
-  return tool_median(times, ROUNDS);
-}
 
 /* All send to the next rank and receive from the one before; one way: rank 0 sends to rank 1. */
 static void stream_window(const struct flow *flow, int bytes, bool one_way) {
@@ -246,12 +228,15 @@ static double bandwidth(const struct flow *flow, bool one_way, bool quick) {
 /* The ranks of one communicator, of which every pair is alike. */
 static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bool quick) {
   struct flow flow = {.comm = comm};
+  double median;
   MPI_Comm_rank(comm, &flow.rank);
   MPI_Comm_size(comm, &flow.size);
   if (flow.size < 2)
     return;
-  if (flow.rank < 2)
-    link->latency = ping_pong(&flow, quick ? 10 : 40);
+  if (flow.rank < 2) {
+    tool_go_round(comm, 1 - flow.rank, 1 - flow.rank, flow.rank == 0, LATENCY_SECONDS, &median);
+    link->latency = 1e-6 * median / 2;
+  }
   tool_wait_asleep(comm);
   /* Each was sent, and another received, on a core that may be shared. */
   link->message = stream(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
