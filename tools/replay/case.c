@@ -48,16 +48,11 @@ __attribute__((format(printf, 4, 5))) static bool refuse(const struct replay_cas
 static bool open_file(const struct replay_case *recorded, const char *name, int *file,
                       size_t *bytes, char error[REPLAY_ERROR]) {
   struct stat facts = {0};
-  size_t room = strlen(recorded->directory) + strlen(name) + 2;
-  char *path = malloc(room);
-  if (!path)
-    return refuse(recorded, error, name, "no memory for its path");
-  snprintf(path, room, "%s/%s", recorded->directory, name);
+  char path[4096]; /* Linux has no longer ones; a name that is cut is not found */
+  snprintf(path, sizeof path, "%s/%s", recorded->directory, name);
   *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
-  int reason = *file < 0 || fstat(*file, &facts) != 0 ? errno : 0;
-  free(path);
-  if (reason)
-    return refuse(recorded, error, name, "%s", strerror(reason));
+  if (*file < 0 || fstat(*file, &facts) != 0)
+    return refuse(recorded, error, name, "%s", strerror(errno));
   if (!S_ISREG(facts.st_mode))
     return refuse(recorded, error, name, "not a regular file");
   *bytes = (size_t)facts.st_size;
@@ -219,49 +214,12 @@ static bool cut_lines(struct opening *opening) {
 
 /* --- Values ------------------------------------------------------------------------------------*/
 
-enum value_kind { INTEGER, REALS, DIGITS, SHAPES };
-enum {
-  OF_ALLREDUCE = 1,
-  OF_ADAM = 2,
-  OF_LAMB = 4,
-  OF_ZERO_ONE = 8,
-  OF_OPTIMIZER = 14,
-  OF_ALL = 15
-};
-
-#define AT(field) offsetof(struct replay_case, field)
-
-/* high: of integers; of reals, how many. */
-static const struct key {
+/* A line that a case must have. high: of integers; of reals, how many. */
+struct key {
   const char *name;
-  enum value_kind kind;
+  bool (*set)(struct opening *opening, const struct key *key, const char *text, void *field);
   unsigned kinds; /* of cases */
   size_t at, low, high;
-} keys[] = {
-    {"world", INTEGER, OF_ALL, AT(world), 1, MAX_RANKS},
-    {"steps", INTEGER, OF_ALL, AT(steps), 1, MAX_STEPS},
-    {"count", INTEGER, OF_ALLREDUCE, AT(count), 1, MAX_COUNT},
-    {"padded", INTEGER, OF_ALLREDUCE, AT(padded), 1, MAX_COUNT},
-    {"shapes", SHAPES, OF_OPTIMIZER, AT(tensor_counts), 0, 0},
-    {"total", INTEGER, OF_OPTIMIZER, AT(count), 1, MAX_COUNT},
-    {"lr", REALS, OF_OPTIMIZER, AT(learning_rate), 0, 1},
-    {"betas", REALS, OF_OPTIMIZER, AT(betas), 0, 2},
-    {"eps", REALS, OF_OPTIMIZER, AT(epsilon), 0, 1},
-    {"weight_decay", REALS, OF_OPTIMIZER, AT(weight_decay), 0, 1},
-    {"freeze_step", INTEGER, OF_ADAM | OF_LAMB, AT(freeze_step), 0, MAX_COUNT},
-    {"max_coeff", REALS, OF_LAMB, AT(max_coefficient), 0, 1},
-    {"min_coeff", REALS, OF_LAMB, AT(min_coefficient), 0, 1},
-    {"coeff_beta", REALS, OF_LAMB, AT(coefficient_beta), 0, 1},
-    {"factor_max", REALS, OF_LAMB, AT(max_factor), 0, 1},
-    {"factor_min", REALS, OF_LAMB, AT(min_factor), 0, 1},
-    {"factor_threshold", REALS, OF_LAMB, AT(factor_change), 0, 1},
-    {"var_freeze_step", INTEGER, OF_ZERO_ONE, AT(freeze_step), 0, MAX_COUNT},
-    /* To DeepSpeed a scaler of 0 means "never". No case was recorded with it. */
-    {"var_update_scaler", INTEGER, OF_ZERO_ONE, AT(variance_update_scaler), 1, MAX_COUNT},
-    {"local_step_scaler", INTEGER, OF_ZERO_ONE, AT(local_step_scaler), 1, MAX_COUNT},
-    {"local_step_clipper", INTEGER, OF_ZERO_ONE, AT(local_step_clipper), 1, MAX_COUNT},
-    {"params_ranks", INTEGER, OF_OPTIMIZER, AT(params_ranks), 1, MAX_RANKS},
-    {"dense_allreduce_before_step", DIGITS, OF_OPTIMIZER, AT(dense_steps), 0, 0},
 };
 
 /* An integer that begins at *at, which moves behind it. */
@@ -278,8 +236,9 @@ static bool read_integer(const char **at, size_t *value) {
 
 static bool ends(const char *at) { return !*at || isspace((unsigned char)*at); }
 
-static bool set_integer(struct opening *opening, const struct key *key, const char *text) {
-  size_t *value = (size_t *)(void *)((char *)opening->recorded + key->at);
+static bool set_integer(struct opening *opening, const struct key *key, const char *text,
+                        void *field) {
+  size_t *value = field;
   const char *at = text;
   if (read_integer(&at, value) && !*at && *value >= key->low && *value <= key->high)
     return true;
@@ -288,8 +247,9 @@ static bool set_integer(struct opening *opening, const struct key *key, const ch
 }
 
 /* Finite numbers with blanks between. */
-static bool set_reals(struct opening *opening, const struct key *key, const char *text) {
-  double *values = (double *)(void *)((char *)opening->recorded + key->at);
+static bool set_reals(struct opening *opening, const struct key *key, const char *text,
+                      void *field) {
+  double *values = field;
   const char *at = text;
   bool good = true;
   for (size_t i = 0; good && i < key->high; i++) {
@@ -318,33 +278,64 @@ static bool read_shape(const char **at, size_t *elements) {
 }
 
 /* Shapes with blanks between, such as "513 37x3 1". */
-static bool set_shapes(struct opening *opening, const char *at) {
-  struct replay_case *recorded = opening->recorded;
+static bool set_shapes(struct opening *opening, const struct key *key, const char *at,
+                       void *field) {
+  struct replay_case *recorded = field;
   recorded->tensor_counts = calloc(strlen(at) / 2 + 1, sizeof(size_t)); /* a shape and its blank */
   if (!recorded->tensor_counts)
-    return REFUSE(opening, "no memory for shapes");
+    return REFUSE(opening, "no memory for %s", key->name);
   for (size_t *count = &recorded->tensors; *at; ++*count) {
     const char *shape = at;
     if (!read_shape(&at, &recorded->tensor_counts[*count]))
-      return REFUSE(opening, "shapes: shape %zu, \"%.*s\", is not numbers with x between",
+      return REFUSE(opening, "%s: shape %zu, \"%.*s\", is not numbers with x between", key->name,
                     *count + 1, (int)strcspn(shape, " \t"), shape);
     at += strspn(at, " \t");
   }
   return true;
 }
 
+static bool set_text(struct opening *opening, const struct key *key, const char *text,
+                     void *field) {
+  (void)opening, (void)key;
+  *(const char **)field = text;
+  return true;
+}
+
+enum { ALLREDUCE = 1, ADAM = 2, LAMB = 4, ZERO_ONE = 8, OPTIMIZER = 14, ALL = 15 };
+
+#define AT(field) offsetof(struct replay_case, field)
+
+static const struct key keys[] = {
+    {"world", set_integer, ALL, AT(world), 1, MAX_RANKS},
+    {"steps", set_integer, ALL, AT(steps), 1, MAX_STEPS},
+    {"count", set_integer, ALLREDUCE, AT(count), 1, MAX_COUNT},
+    {"padded", set_integer, ALLREDUCE, AT(padded), 1, MAX_COUNT},
+    {"shapes", set_shapes, OPTIMIZER, 0, 0, 0},
+    {"total", set_integer, OPTIMIZER, AT(count), 1, MAX_COUNT},
+    {"lr", set_reals, OPTIMIZER, AT(learning_rate), 0, 1},
+    {"betas", set_reals, OPTIMIZER, AT(betas), 0, 2},
+    {"eps", set_reals, OPTIMIZER, AT(epsilon), 0, 1},
+    {"weight_decay", set_reals, OPTIMIZER, AT(weight_decay), 0, 1},
+    {"freeze_step", set_integer, ADAM | LAMB, AT(freeze_step), 0, MAX_COUNT},
+    {"max_coeff", set_reals, LAMB, AT(max_coefficient), 0, 1},
+    {"min_coeff", set_reals, LAMB, AT(min_coefficient), 0, 1},
+    {"coeff_beta", set_reals, LAMB, AT(coefficient_beta), 0, 1},
+    {"factor_max", set_reals, LAMB, AT(max_factor), 0, 1},
+    {"factor_min", set_reals, LAMB, AT(min_factor), 0, 1},
+    {"factor_threshold", set_reals, LAMB, AT(factor_change), 0, 1},
+    {"var_freeze_step", set_integer, ZERO_ONE, AT(freeze_step), 0, MAX_COUNT},
+    /* To DeepSpeed a scaler of 0 means "never". No case was recorded with it. */
+    {"var_update_scaler", set_integer, ZERO_ONE, AT(variance_update_scaler), 1, MAX_COUNT},
+    {"local_step_scaler", set_integer, ZERO_ONE, AT(local_step_scaler), 1, MAX_COUNT},
+    {"local_step_clipper", set_integer, ZERO_ONE, AT(local_step_clipper), 1, MAX_COUNT},
+    {"params_ranks", set_integer, OPTIMIZER, AT(params_ranks), 1, MAX_RANKS},
+    {"dense_allreduce_before_step", set_text, OPTIMIZER, AT(dense_steps), 0, 0},
+};
+
 static bool read_value(struct opening *opening, const struct key *key) {
   const struct line *line = find(opening, key->name);
-  if (!line)
-    return REFUSE(opening, "there is no line \"%s = ...\"", key->name);
-  if (key->kind == INTEGER)
-    return set_integer(opening, key, line->value);
-  if (key->kind == REALS)
-    return set_reals(opening, key, line->value);
-  if (key->kind == SHAPES)
-    return set_shapes(opening, line->value);
-  opening->recorded->dense_steps = line->value;
-  return true;
+  return line ? key->set(opening, key, line->value, (char *)opening->recorded + key->at)
+              : REFUSE(opening, "there is no line \"%s = ...\"", key->name);
 }
 
 static bool read_kind(struct opening *opening) {
