@@ -29,7 +29,7 @@
 /* --- Knobs: what the library makes of them -----------------------------------------------------*/
 
 /* Fills in the value that counts; a negative status when the library refuses the knob's. */
-static onebit_status_t resolve(enum ob_knob knob, char *value, size_t room) {
+static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) {
   const char *text = ob_knob_text(knob);
   const struct ob_codec *codec;
   struct ob_plan_shape shape;
@@ -37,24 +37,24 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t room) {
   onebit_status_t status = ONEBIT_OK;
   bool thread;
   int on;
-  snprintf(value, room, "%s", text ? text : knob == OB_KNOB_REPORT ? "1" : "-");
+  snprintf(value, capacity, "%s", text ? text : knob == OB_KNOB_REPORT ? "1" : "-");
   switch (knob) {
   case OB_KNOB_CODEC:
     if ((status = ob_codec_choose(&codec)) == ONEBIT_OK)
-      snprintf(value, room, "%s", codec->name);
+      snprintf(value, capacity, "%s", codec->name);
     break;
   case OB_KNOB_THREADS:
     if ((status = ob_plan_resolve(NULL, &shape)) == ONEBIT_OK)
-      snprintf(value, room, "%d", shape.options.threads);
+      snprintf(value, capacity, "%d", shape.options.threads);
     break;
   case OB_KNOB_EXPLAIN:
   case OB_KNOB_REQUIRE:
     if ((status = ob_knob_number(knob, 0, 1, 0, &on)) == ONEBIT_OK)
-      snprintf(value, room, "%d", on);
+      snprintf(value, capacity, "%d", on);
     break;
   case OB_KNOB_PROGRESS:
     if ((status = ob_progress_wanted(&thread)) == ONEBIT_OK)
-      snprintf(value, room, "%s", thread ? "thread" : "calls");
+      snprintf(value, capacity, "%s", thread ? "thread" : "calls");
     break;
   case OB_KNOB_RULES:
     status = ob_rules_load(text, &rules);

@@ -57,8 +57,8 @@ bool tool_read_quantity(const char *text, enum tool_option_kind kind, double *va
   return false;
 }
 
-size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values, size_t room) {
-  for (size_t count = 0; count < room; text++) {
+size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values, size_t capacity) {
+  for (size_t count = 0; count < capacity; text++) {
     text = tool_read_integer(text, false, &values[count]);
     if (!text || (*text && *text != ',') || values[count] < low || values[count] > high)
       return 0;
@@ -136,7 +136,7 @@ static bool set_field(const struct tool_option *option, const char *text, void *
 }
 
 /* "expected an integer from 1 to 64" */
-static void expect(const struct tool_option *option, char *text, size_t room) {
+static void expect(const struct tool_option *option, char *text, size_t capacity) {
   static const struct {
     const char *what, *unit;
     double factor; /* of the range in that unit */
@@ -148,22 +148,22 @@ static void expect(const struct tool_option *option, char *text, size_t room) {
       [TOOL_RATE] = {"a rate such as 300mbit or 1gbit", "mbit", 8e-6},
       [TOOL_SECONDS] = {"a time such as 0.250, 250ms or 50us", "s", 1},
   };
-  size_t at = (size_t)snprintf(text, room, "expected ");
+  size_t at = (size_t)snprintf(text, capacity, "expected ");
   if (option->kind == TOOL_CHOICE) {
-    for (const char *const *name = option->names; *name && at < room; name++)
-      at += (size_t)snprintf(text + at, room - at, "%s%s", *name,
+    for (const char *const *name = option->names; *name && at < capacity; name++)
+      at += (size_t)snprintf(text + at, capacity - at, "%s%s", *name,
                              !name[1]   ? ""
                              : !name[2] ? " or "
                                         : ", ");
     return;
   }
   double factor = kinds[option->kind].factor, low = factor * option->low;
-  at += (size_t)snprintf(text + at, room - at, "%s", kinds[option->kind].what);
+  at += (size_t)snprintf(text + at, capacity - at, "%s", kinds[option->kind].what);
   if (option->high > 0)
-    snprintf(text + at, room - at, " from %.12g to %.12g%s", low, factor * option->high,
+    snprintf(text + at, capacity - at, " from %.12g to %.12g%s", low, factor * option->high,
              kinds[option->kind].unit);
   else if (option->low > 0)
-    snprintf(text + at, room - at, " of at least %.12g%s", low, kinds[option->kind].unit);
+    snprintf(text + at, capacity - at, " of at least %.12g%s", low, kinds[option->kind].unit);
 }
 
 /* --- Reading -----------------------------------------------------------------------------------*/
@@ -178,7 +178,7 @@ static bool has(const struct tool *tool, const struct tool_option *option) {
   return option->kind != TOOL_HEADING && (!option->groups || option->groups & tool->group);
 }
 
-/* getopt's tables. They need no more room than the rows of any program here take. */
+/* getopt's tables. They are no longer than the rows of any program here take. */
 enum { ROWS = 48 };
 
 static void make_tables(const struct tool *tool, struct option longs[ROWS],
@@ -211,8 +211,8 @@ static const struct tool_option *option_of(const struct tool *tool, int got) {
 }
 
 /* A value into its field; what is wrong with it goes into `error`. */
-static bool take(const struct tool_option *option, bool is_long, const char *value, void *values,
-                 char error[TOOL_ERROR]) {
+static bool set_option(const struct tool_option *option, bool is_long, const char *value,
+                       void *values, char error[TOOL_ERROR]) {
   char expected[TOOL_ERROR / 2];
   const char *wrong = NULL;
   if (option->kind == TOOL_CALL)
@@ -259,7 +259,7 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
   int got, operands = 1;
   make_tables(tool, longs, letters);
   error[0] = '\0';
-  opterr = optind = 0; /* silent, and from the beginning, whoever used getopt before */
+  opterr = optind = 0; /* prints nothing, and starts at the beginning, whoever used getopt before */
   for (;;) {
     int place = -1, from = optind > 0 ? optind : 1;
     got = getopt_long(*argc, argv, letters, longs, &place);
@@ -276,7 +276,7 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
       return refuse(argv[from], got, optopt, error);
     else if (place >= 0 && abbreviated(argv[from], &longs[place]))
       return refuse(argv[from], '?', 0, error);
-    else if (!take(option_of(tool, got), place >= 0, optarg, values, error))
+    else if (!set_option(option_of(tool, got), place >= 0, optarg, values, error))
       return TOOL_WRONG;
   }
   for (; optind < *argc; optind++) /* behind -- */

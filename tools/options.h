@@ -37,7 +37,7 @@ struct tool_option {
   size_t at;                /* offset of the field in the program's struct of values */
   const char *argument;     /* what --help calls the value */
   const char *help;         /* lines of at most 76 columns */
-  double low, high;         /* of numbers; high 0: as much as the field has room for */
+  double low, high;         /* of numbers; high 0: what the field can hold */
   const char *const *names; /* of a choice, with a NULL at the end */
   tool_read *read;
   unsigned groups; /* the subcommands that have it, as bits; 0: all */
@@ -81,8 +81,8 @@ const char *tool_read_integer(const char *text, bool suffix, size_t *value);
 /* A number with its unit, as the kinds TOOL_REAL, TOOL_RATE and TOOL_SECONDS have it. */
 bool tool_read_quantity(const char *text, enum tool_option_kind kind, double *value);
 
-/* N,N,...: at most `room` integers in a range; how many, 0: the text is not that. */
-size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values, size_t room);
+/* N,N,...: at most `capacity` integers in a range; how many, 0: the text is not that. */
+size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values, size_t capacity);
 
 /* The place of a word of `length` bytes among names that end with NULL, -1: it is not there. */
 int tool_find(const char *word, size_t length, const char *const *names);

@@ -94,7 +94,7 @@ int doctor_cpu_count(const uint64_t *cpus);
 /* Of all CPUs that a rank of the host may use. */
 int doctor_host_cpus(const struct doctor_facts *facts, int host);
 
-/* "10.77.0.1", "10.77.0.0/24"; text has room for DOCTOR_ADDRESS bytes. */
+/* "10.77.0.1", "10.77.0.0/24"; text has DOCTOR_ADDRESS bytes. */
 enum { DOCTOR_ADDRESS = 20 };
 const char *doctor_address(uint32_t address, char *text);
 const char *doctor_network(const struct doctor_subnet *subnet, char *text);

@@ -29,13 +29,13 @@ static void keep_sooner(double *time, double another) {
     *time = another;
 }
 
-static void *room_for(size_t count, size_t bytes) {
-  void *room = calloc(count, bytes);
-  if (!room) {
+static void *allocate(size_t count, size_t bytes) {
+  void *memory = calloc(count, bytes);
+  if (!memory) {
     fprintf(stderr, "onebit-tune: doctor: out of memory\n");
     MPI_Abort(MPI_COMM_WORLD, FINDINGS);
   }
-  return room;
+  return memory;
 }
 
 /* --- Who is where ------------------------------------------------------------------------------*/
@@ -44,7 +44,7 @@ static void *room_for(size_t count, size_t bytes) {
 static int library_yields(void) {
   int provided, index, count, result = -1;
   MPI_T_cvar_handle handle;
-  _Bool value[16]; /* the variable is one; room against surprises */
+  _Bool value[16]; /* the variable is one; more, against surprises */
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
     return -1;
   if (MPI_T_cvar_get_index("mpi_yield_when_idle", &index) == MPI_SUCCESS &&
@@ -73,10 +73,10 @@ static void gather(void) {
   struct doctor_host host;
   int hosts = facts.host_count = team.hosts;
   facts.rank_count = team.size;
-  facts.ranks = room_for((size_t)team.size, sizeof *facts.ranks);
-  facts.hosts = room_for((size_t)hosts, sizeof *facts.hosts);
-  facts.bandwidth = room_for((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
-  facts.round_trip = room_for((size_t)hosts * (size_t)hosts, sizeof *facts.round_trip);
+  facts.ranks = allocate((size_t)team.size, sizeof *facts.ranks);
+  facts.hosts = allocate((size_t)hosts, sizeof *facts.hosts);
+  facts.bandwidth = allocate((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
+  facts.round_trip = allocate((size_t)hosts * (size_t)hosts, sizeof *facts.round_trip);
   name_library();
   doctor_read_cpus(rank.cpus);
   MPI_Allgather(&rank, sizeof rank, MPI_BYTE, facts.ranks, sizeof rank, MPI_BYTE, team.all);
@@ -158,7 +158,7 @@ static void measure_local_hops(void) {
   tool_wait_asleep(team.all);
   if (!leads())
     return;
-  double *every = room_for((size_t)facts.host_count, sizeof *every);
+  double *every = allocate((size_t)facts.host_count, sizeof *every);
   MPI_Allgather(&hop, 1, MPI_DOUBLE, every, 1, MPI_DOUBLE, team.leaders);
   for (int h = 0; h < facts.host_count; h++)
     keep_sooner(&facts.hosts[h].local_hop, every[h]);
@@ -219,7 +219,7 @@ static void measure_carrier(void) {
 /* At 0.35 s a round five seconds; every host of a larger cluster meets about as many others. */
 enum { MAX_ROUNDS = 16 };
 
-static void meet(int peer) {
+static void measure_pair(int peer) {
   bool first = team.host < peer;
   int at = team.host * facts.host_count + peer;
   double median;
@@ -242,14 +242,15 @@ static void gather_rows(double *matrix) {
              team.leaders);
 }
 
-/* In round r hosts meet whose numbers add up to r: any two once. Times are measured at one end. */
+/* In round r those hosts are a pair whose numbers add up to r, modulo hosts: any two are one once.
+ * Times are measured at one end. */
 static void measure_pairs(void) {
   int hosts = facts.host_count;
   if (leads() && hosts >= 2) {
     for (int round = 0; round < hosts && round < MAX_ROUNDS; round++) {
       int peer = (round - team.host + hosts) % hosts;
       if (peer != team.host)
-        meet(peer);
+        measure_pair(peer);
       tool_wait_asleep(team.leaders);
     }
     gather_rows(facts.bandwidth);

@@ -8,9 +8,9 @@
 
 /* --- Findings ----------------------------------------------------------------------------------*/
 
-static void append(char *text, size_t room, const char *format, va_list arguments) {
+static void append(char *text, size_t capacity, const char *format, va_list arguments) {
   size_t used = strlen(text);
-  vsnprintf(text + used, room - used, format, arguments);
+  vsnprintf(text + used, capacity - used, format, arguments);
 }
 
 __attribute__((format(printf, 2, 3))) static void see(struct doctor_finding *finding,
@@ -27,9 +27,9 @@ __attribute__((format(printf, 5, 6))) static struct doctor_finding *add(
     struct doctor_diagnosis *diagnosis, enum doctor_kind kind, int host, const char *why,
     const char *format, ...) {
   static struct doctor_finding beyond; /* written to, never read */
-  bool room = diagnosis->count < DOCTOR_MAX_FINDINGS;
-  struct doctor_finding *finding = room ? &diagnosis->findings[diagnosis->count++] : &beyond;
-  diagnosis->more += !room;
+  bool fits = diagnosis->count < DOCTOR_MAX_FINDINGS;
+  struct doctor_finding *finding = fits ? &diagnosis->findings[diagnosis->count++] : &beyond;
+  diagnosis->more += !fits;
   *finding = (struct doctor_finding){.kind = kind, .host = host};
   snprintf(finding->why, sizeof finding->why, "%s", why);
   va_list arguments;

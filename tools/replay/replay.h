@@ -22,7 +22,7 @@
 
 #include "onebit/plan.h"
 
-enum { REPLAY_ERROR = 512 }; /* room for an error message */
+enum { REPLAY_ERROR = 512 }; /* bytes of an error message */
 
 enum replay_kind { REPLAY_ALLREDUCE, REPLAY_ADAM, REPLAY_LAMB, REPLAY_ZERO_ONE_ADAM, REPLAY_KINDS };
 

@@ -70,14 +70,14 @@ static double objective(const struct ob_costs *costs, const struct ob_costs *sta
 /* One knob, a step up or down, if that is better. */
 static bool turn(struct ob_costs *costs, const struct ob_costs *start,
                  const struct tune_points *points, int k, double factor, double *best) {
-  double *value = knob_of(costs, k), kept = *value;
-  *value = fmax(knobs[k].smallest, fmin(kept * factor, knobs[k].largest));
+  double *value = knob_of(costs, k), before = *value;
+  *value = fmax(knobs[k].smallest, fmin(before * factor, knobs[k].largest));
   double now = objective(costs, start, points);
   if (now < *best) {
     *best = now;
     return true;
   }
-  *value = kept;
+  *value = before;
   return false;
 }
 

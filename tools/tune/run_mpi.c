@@ -45,7 +45,7 @@ enum { COMPRESS, REDUCE_2, REDUCE_8, STORE, COPY, PASSES };
 
 struct arrays {
   const struct ob_codec *codec;
-  float *input, *kept, *next;
+  float *input, *residual, *next;
   uint32_t *messages; /* of the streams, one behind the other */
 };
 
@@ -63,7 +63,7 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
                                                       .stream = true,
                                                       .decay = 1,
                                                       .scaling = 1,
-                                                      .kept = arrays->kept + at,
+                                                      .kept = arrays->residual + at,
                                                       .kept_scale = 0.1f,
                                                       .kept_out = arrays->next + at,
                                                       .bits = first});
@@ -76,7 +76,7 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
                                                   .bits = bits,
                                                   .scales = scales,
                                                   .stream = true,
-                                                  .kept = arrays->kept + at,
+                                                  .kept = arrays->residual + at,
                                                   .kept_scale = 0.1f,
                                                   .kept_out = arrays->next + at,
                                                   .out = first});
@@ -139,13 +139,13 @@ static void set_codec_costs(struct tune_run *run, const double *alone, const dou
 static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
   struct arrays arrays = {.codec = codec,
                           .input = ob_allocate(ELEMENTS, sizeof(float)),
-                          .kept = ob_allocate(ELEMENTS, sizeof(float)),
+                          .residual = ob_allocate(ELEMENTS, sizeof(float)),
                           .next = ob_allocate(ELEMENTS, sizeof(float)),
                           .messages = ob_allocate(STREAMS * ELEMENTS / 32, sizeof(uint32_t))};
   double alone[PASSES], host[PASSES];
   int beside_first = run->team.rank == 0;
   bool quick = run->options->quick;
-  bool well = tune_all_well(arrays.input && arrays.kept && arrays.next && arrays.messages);
+  bool well = tune_all_well(arrays.input && arrays.residual && arrays.next && arrays.messages);
   MPI_Allreduce(MPI_IN_PLACE, &beside_first, 1, MPI_INT, MPI_MAX, run->team.local);
   if (well) {
     tune_fill(arrays.input, ELEMENTS, 1);
@@ -158,7 +158,7 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
   } else if (run->team.rank == 0)
     tune_complain("no memory for arrays of %zu elements on every rank", ELEMENTS);
   ob_release(arrays.input);
-  ob_release(arrays.kept);
+  ob_release(arrays.residual);
   ob_release(arrays.next);
   ob_release(arrays.messages);
   return well;
