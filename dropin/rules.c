@@ -10,8 +10,9 @@
 
 static size_t size_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
 
-uint64_t ob_rules_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
-                        int comm_size) {
+/* What `bytes` in a rule means: what a rank gives to such a call. */
+static uint64_t bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
+                         int comm_size) {
   uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;
   return ranks * size_of(dtype) * count;
 }
@@ -30,7 +31,7 @@ static bool fits(const struct ob_rule *rule, onebit_operation_t operation, onebi
 bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
                        onebit_dtype_t dtype, size_t count, int comm_size) {
   const uint64_t values[OB_RULE_KEYS] = {[OB_RULE_BYTES] =
-                                             ob_rules_bytes(operation, dtype, count, comm_size),
+                                             bytes_of(operation, dtype, count, comm_size),
                                          [OB_RULE_COUNT] = count,
                                          [OB_RULE_COMM_SIZE] = (uint64_t)comm_size};
   for (size_t i = 0; i < rules->rules; i++)

@@ -50,10 +50,6 @@ struct ob_rules {
   unsigned warmup;  /* steps */
 };
 
-/* Bytes that a rank gives to such a call: what `bytes` in a rule means. */
-uint64_t ob_rules_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
-                        int comm_size);
-
 /* Reads rules.
  *   name     what error messages call the text, a file's name
  *   text     `length` bytes, any

@@ -23,10 +23,8 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map 
 # no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so would bring all
 # three there, and its calls of NCCL would end in the wrappers: here they are renamed to functions
 # that look NCCL up.
-NCCL_WRAPPED := $(addprefix nccl,CommInitRank CommInitRankConfig CommInitRankScalable CommInitAll \
-  CommSplit CommFinalize CommDestroy CommAbort CommGetAsyncError CommCount CommCuDevice \
-  CommUserRank GetVersion GroupStart GroupEnd Send Recv AllReduce ReduceScatter AllGather \
-  GetErrorString GetLastError)
+NCCL_WRAPPED := $(addprefix nccl,GetErrorString GetLastError \
+  $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/next.h))
 EMULATED_LIBS := $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))
 RUNTIME_LIBS := $(if $(is_emulated),$(EMULATED_LIBS),-L$(CUDA_HOME)/lib64 -lcudart_static)
 $(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY))

@@ -165,10 +165,6 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
 
 /* ---- The call as it is ---- */
 
-size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size) {
-  return call->count * (call->operation == ONEBIT_ALLGATHER ? (size_t)size : 1);
-}
-
 /* A mean is a sum that is divided; MPI does not know how to add types of our own. */
 static MPI_Op dense_op(const struct ob_mpi_call *call) {
   bool adds = call->op == MPI_SUM || is_average(call->op);

@@ -37,9 +37,6 @@ int ob_mpi_call_dense(const struct ob_mpi_call *call);
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request);
 int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 
-/* Elements that a rank gets: count, of an allgather those of `size` ranks. */
-size_t ob_mpi_call_received(const struct ob_mpi_call *call, int size);
-
 /* The library's handles, made on first use and freed by MPI_Finalize; MPI_DATATYPE_NULL and
  * MPI_OP_NULL when MPI does not make them. Before MPI is initialised, and after its end: the same.
  * Thread-safe. */

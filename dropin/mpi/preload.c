@@ -71,7 +71,8 @@ static void agree_on_required(void) {
   ob_preload.required = most;
 }
 
-void ob_preload_start(void) {
+/* Collective over MPI_COMM_WORLD, once, from MPI_Init. */
+static void settle(void) {
   static char message[MESSAGE_BYTES];
   int rank, size;
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -95,7 +96,8 @@ void ob_preload_start(void) {
     ob_preload_open();
 }
 
-void ob_preload_end(void) {
+/* Collective over MPI_COMM_WORLD, from MPI_Finalize. */
+static void end(void) {
   int rank = 0;
   ob_preload_close();
   ob_flights_finish();
@@ -129,7 +131,7 @@ static bool started;
 static void start_unless_foreign(void) {
   started = !ob_preload_is_foreign();
   if (started)
-    ob_preload_start();
+    settle();
   else
     fprintf(stderr, "onebit %s: nothing is compressed: the program runs with another MPI library\n",
             onebit_version());
@@ -151,6 +153,6 @@ OB_PRELOAD_VISIBLE int MPI_Init_thread(int *argc, char ***argv, int required, in
 
 OB_PRELOAD_VISIBLE int MPI_Finalize(void) {
   if (started)
-    ob_preload_end();
+    end();
   return PMPI_Finalize();
 }

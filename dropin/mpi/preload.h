@@ -28,11 +28,6 @@ bool ob_preload_is_foreign(void);
 #define OB_DENSE_INIT     PMPIX_Allreduce_init
 #endif
 
-/* Settles all of it. Collective over MPI_COMM_WORLD, once, from MPI_Init. */
-void ob_preload_start(void);
-/* The report. Collective over MPI_COMM_WORLD, from MPI_Finalize. */
-void ob_preload_end(void);
-
 /* The line at the start, by rank 0; and the report. Says whether any rank has compressed anything.
  * Collective over MPI_COMM_WORLD. */
 void ob_preload_report_start(int rank, int size);
@@ -46,9 +41,6 @@ struct ob_preload_decision {
   struct ob_record *record; /* NULL: only counted by its reason */
 };
 void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
-
-/* A blocking call that is not small. An MPI error code. */
-int ob_preload_call(const struct ob_mpi_call *call);
 
 /* After a compressed call of float32 has ended: of the record's 1st, 2nd, 4th, 8th ... one it takes
  * the norm of the plan's residual relative to that of the mean which the call has given, in the

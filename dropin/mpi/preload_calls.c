@@ -66,7 +66,8 @@ static void note(const struct ob_mpi_call *call, const struct ob_preload_decisio
   ob_residual_sample(decision->record, call, ob_exchange_plan(decision->exchange));
 }
 
-int ob_preload_call(const struct ob_mpi_call *call) {
+/* A blocking call that is not small. An MPI error code. */
+static int make_call(const struct ob_mpi_call *call) {
   struct ob_preload_decision decision;
   ob_preload_decide(call, &decision);
   double start = ob_seconds();
@@ -95,7 +96,7 @@ OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int cou
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};
-  return ob_preload_call(&call);
+  return make_call(&call);
 }
 
 OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int count,
@@ -104,7 +105,7 @@ OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvb
     return PMPI_Reduce_scatter_block(sendbuf, recvbuf, count, datatype, op, comm);
   const struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm,     sendbuf, recvbuf,
                                    (size_t)count,         datatype, op};
-  return ob_preload_call(&call);
+  return make_call(&call);
 }
 
 /* Where one side's count or type differs from the other's, which MPI allows, it is not ours. In
@@ -118,5 +119,5 @@ OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Dat
     return PMPI_Allgather(sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLGATHER,  comm,     sendbuf,    recvbuf,
                                    (size_t)recvcount, recvtype, MPI_OP_NULL};
-  return ob_preload_call(&call);
+  return make_call(&call);
 }
