@@ -44,7 +44,7 @@ typedef struct onebit_counters {
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
 onebit_status_t onebit_counters_get(onebit_counters_t *counters);
 
-/* Why calls were passed on, in words: "no rule asks for it" for example. Local.
+/* Why calls were passed on, as text: "no rule asks for it" for example. Local.
  *   reason   a place of onebit_counters_t.passed
  * NULL where the place is not used, and where it stands for no reason. Owned by the library.
  * Thread-safe. */
