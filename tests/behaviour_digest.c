@@ -6,7 +6,6 @@
  * two commits: it uses the public headers only.
  */
 #define _DEFAULT_SOURCE
-#include <dirent.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -17,6 +16,7 @@
 #include <unistd.h>
 
 #include "onebit/onebit.h"
+#include "tests/behaviour_data.h"
 #include "tests/behaviour_wire.h"
 
 enum { MAX_RANKS = 4, STEPS = 14, TENSORS = 4 };
@@ -36,7 +36,7 @@ struct rank {
   struct group *group;
   onebit_comm_t comm;
   int number;
-  uint64_t results[3], checkpoint, loaded, state; /* digests */
+  uint64_t results[3], checkpoint, loaded, state, norms; /* digests */
   uint64_t sent;
   pthread_t thread;
 };
@@ -51,37 +51,6 @@ struct behaviour {
   onebit_plan_options_t plan;
   bool in_parts, poisoned, mixed; /* ready tensor by tensor; infinities; an uncompressed tensor */
 };
-
-/* Repeats in no size that the library knows; some elements and blocks are zero. */
-static float input(size_t i, int rank, int step) {
-  const size_t k = i + (size_t)rank * 7919 + (size_t)step * 104729;
-  if (k % 53 == 0 || k / 2503 % 11 == 10)
-    return k % 2 ? -0.0f : 0.0f;
-  const float coarse = (float)(k * 31 % 1009) - 504.0f, fine = (float)(k * 17 % 97) - 48.0f;
-  return (coarse / 504.7f + fine / 9973.0f) * ldexpf(1.0f, (int)(k / 701 % 9) - 6);
-}
-
-/* Numbers of 16 bits are made by cutting float32: as bfloat16 exactly, as float16 some number. */
-static void store(void *buffer, size_t i, onebit_dtype_t dtype, float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  const uint32_t exponent = (bits >> 23 & 255) > 112 ? (bits >> 23 & 255) - 112 : 0;
-  const uint32_t half = (bits >> 16 & 0x8000) | (exponent > 31 ? 31 : exponent) << 10 |
-                        (exponent > 0 && exponent < 31 ? bits >> 13 & 0x3ff : 0);
-  if (dtype == ONEBIT_FLOAT32)
-    ((float *)buffer)[i] = value;
-  else
-    ((uint16_t *)buffer)[i] = (uint16_t)(dtype == ONEBIT_BFLOAT16 ? bits >> 16 : half);
-}
-
-static size_t bytes_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
-
-static void *memory(size_t bytes) {
-  void *made = calloc(1, bytes + 64);
-  if (!made)
-    abort();
-  return made;
-}
 
 /* --- Optimizers */
 
@@ -199,7 +168,7 @@ static void add_state(struct rank *rank, const struct model *model) {
   const double norms[] = {info.variance_ratio, info.momentum_norm, info.residual_norm,
                           info.loss_scale, info.gradient_norm};
   rank->state = digest(rank->state, numbers, sizeof numbers);
-  rank->state = digest(rank->state, norms, sizeof norms);
+  rank->norms = digest(DIGEST, norms, sizeof norms);
 }
 
 static uint64_t parameters_digest(const struct rank *rank, const struct model *model) {
@@ -319,43 +288,22 @@ static void *rank_main(void *argument) {
   return NULL;
 }
 
-/* Files of the directory, whatever their order; they are removed. */
-static uint64_t digest_files(const char *directory) {
-  uint64_t sum = 0;
-  DIR *list = opendir(directory);
-  for (const struct dirent *entry; list && (entry = readdir(list)) != NULL;) {
-    char path[400];
-    static char text[1 << 20];
-    snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
-    FILE *file = entry->d_name[0] == '.' ? NULL : fopen(path, "rb");
-    if (!file)
-      continue;
-    sum += digest(digest(DIGEST, entry->d_name, strlen(entry->d_name)), text,
-                  fread(text, 1, sizeof text, file));
-    fclose(file);
-    remove(path);
-  }
-  if (list)
-    closedir(list);
-  rmdir(directory);
-  return sum;
-}
-
 static void print_line(const struct group *group, const struct rank *ranks, const char *transport,
                        uint64_t messages) {
-  uint64_t all[6] = {0}, sent = 0;
+  uint64_t all[7] = {0}, sent = 0;
   for (int r = 0; r < group->size; r++) {
     const uint64_t own[] = {ranks[r].results[0], ranks[r].results[1], ranks[r].results[2],
-                            ranks[r].checkpoint, ranks[r].loaded,     ranks[r].state};
-    for (int k = 0; k < 6; k++)
+                            ranks[r].checkpoint, ranks[r].loaded,     ranks[r].state,
+                            ranks[r].norms};
+    for (int k = 0; k < 7; k++)
       all[k] = digest(all[k], &own[k], sizeof own[k]);
     sent += ranks[r].sent;
   }
   printf("%s, %d ranks on %d hosts, %s: results %016" PRIx64 " %016" PRIx64 " %016" PRIx64
-         ", state %016" PRIx64 ", saved %016" PRIx64 ", loaded %016" PRIx64 ", files %016" PRIx64
-         ", messages %016" PRIx64 ", %" PRIu64 " bytes\n",
+         ", state %016" PRIx64 ", norms %016" PRIx64 ", saved %016" PRIx64 ", loaded %016" PRIx64
+         ", files %016" PRIx64 ", messages %016" PRIx64 ", %" PRIu64 " bytes\n",
          group->what->name, group->size, group->hosts, transport, all[0], all[1], all[2], all[5],
-         all[3], all[4], digest_files(group->directory), messages, sent);
+         all[6], all[3], all[4], digest_files(group->directory), messages, sent);
 }
 
 static void run_on(const struct behaviour *what, int size, int hosts, bool on_wire) {

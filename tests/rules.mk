@@ -19,7 +19,7 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(DIGEST): $(BUILD)/tests/codec_cases.o
-$(BEHAVIOUR): $(BUILD)/tests/behaviour_wire.o
+$(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o $(BUILD)/tests/behaviour_wire.o
 $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(LIBS)
