@@ -167,9 +167,11 @@ onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer);
 
-/* The method's own numbers: how many; where number i is, and what it may be. */
-uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer);
-void *ob_checkpoint_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is);
+/* Norms of the freeze, or the method's own numbers: how many; where number i is, or NULL, and what
+ * it may be. */
+uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer, enum ob_saved what);
+void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved what, uint64_t i,
+                           struct ob_numbers *is);
 
 /* --- The parts of all ranks (parts.c) */
 

@@ -150,7 +150,7 @@ static onebit_status_t check_stage(const struct ob_part *part,
 static onebit_status_t check_numbers(const struct ob_part *part,
                                      struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
-  uint64_t numbers = ob_checkpoint_numbers(optimizer);
+  uint64_t numbers = ob_checkpoint_numbers(optimizer, OB_SAVED_NUMBERS);
   if (header->numbers != numbers)
     return ob_part_error(part, "%" PRIu64 " numbers of %s's own, it has %" PRIu64, header->numbers,
                          optimizer->method->name, numbers);

@@ -200,37 +200,24 @@ static onebit_status_t check_number(const struct ob_loading *loading, const stru
                        is->most);
 }
 
-static onebit_status_t restore_numbers(struct ob_loading *loading) {
-  uint64_t count = ob_checkpoint_numbers(loading->optimizer), bits;
+/* A ring of norms of another length is of no use: then they are collected anew. */
+static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved what) {
+  uint64_t count = ob_checkpoint_numbers(loading->optimizer, what), bits = 0;
+  bool own = what == OB_SAVED_NUMBERS;
+  bool fits = own || (is_wanted(loading, what) && loading->own->header.window == count);
   const struct ob_part_section *section = NULL;
   struct ob_numbers is;
-  if (count)
-    OB_TRY(find(loading, OB_SAVED_NUMBERS, count, &section));
+  if (count && fits)
+    OB_TRY(find(loading, what, count, &section));
   for (uint64_t i = 0; i < count; i++) {
-    void *number = ob_checkpoint_number(loading->optimizer, i, &is);
-    ob_part_copy(loading->own, section, i, 1, &bits);
-    if (loading->dry)
+    void *number = ob_checkpoint_number(loading->optimizer, what, i, &is);
+    if (fits)
+      ob_part_copy(loading->own, section, i, 1, &bits);
+    if (loading->dry && own)
       OB_TRY(check_number(loading, &is, bits));
-    else
+    if (!loading->dry)
       memcpy(number, &bits, sizeof bits);
   }
-  return ONEBIT_OK;
-}
-
-/* A ring of another length is of no use: then the norms are collected anew. */
-static onebit_status_t restore_norms(struct ob_loading *loading) {
-  struct onebit_optimizer *optimizer = loading->optimizer;
-  const struct ob_part_section *section;
-  size_t window = optimizer->window;
-  bool fits = is_wanted(loading, OB_SAVED_NORMS) && loading->own->header.window == window;
-  if (fits)
-    OB_TRY(find(loading, OB_SAVED_NORMS, window, &section));
-  if (loading->dry || !window)
-    return ONEBIT_OK;
-  if (fits)
-    ob_part_copy(loading->own, section, 0, window, optimizer->norms);
-  else
-    memset(optimizer->norms, 0, window * sizeof *optimizer->norms);
   return ONEBIT_OK;
 }
 
@@ -278,8 +265,8 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts.list[loading->parts.own >= 0 ? loading->parts.own : 0];
   loading->stage = stage_of(loading);
-  OB_TRY(restore_norms(loading));
-  OB_TRY(restore_numbers(loading));
+  OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
+  OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));
   for (loading->unit = 0; loading->unit < optimizer->unit_count; loading->unit++)
     OB_TRY(restore_unit(loading));
   if (loading->dry)

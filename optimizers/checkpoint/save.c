@@ -27,9 +27,13 @@ size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
   return 0;
 }
 
-void *ob_checkpoint_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is) {
-  struct ob_numbers list[OB_NUMBERS_AT_MOST];
-  size_t lists = optimizer->method->numbers ? optimizer->method->numbers(optimizer, list) : 0;
+void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved what, uint64_t i,
+                           struct ob_numbers *is) {
+  struct ob_numbers list[OB_NUMBERS_AT_MOST] = {
+      {.at = optimizer->norms, .count = optimizer->window}};
+  size_t lists = 1;
+  if (what == OB_SAVED_NUMBERS)
+    lists = optimizer->method->numbers ? optimizer->method->numbers(optimizer, list) : 0;
   for (size_t k = 0; k < lists; i -= list[k++].count)
     if (i < list[k].count) {
       *is = list[k];
@@ -38,10 +42,10 @@ void *ob_checkpoint_number(struct onebit_optimizer *optimizer, uint64_t i, struc
   return NULL;
 }
 
-uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer) {
+uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer, enum ob_saved what) {
   struct ob_numbers is;
   uint64_t count = 0;
-  while (ob_checkpoint_number(optimizer, count, &is))
+  while (ob_checkpoint_number(optimizer, what, count, &is))
     count += is.count;
   return count;
 }
@@ -163,7 +167,7 @@ static void describe(struct ob_saving *saving) {
       .frozen_at = optimizer->frozen_at,
       .variance_ratio = optimizer->variance_ratio,
       .window = norms ? optimizer->window : 0,
-      .numbers = ob_checkpoint_numbers(optimizer),
+      .numbers = ob_checkpoint_numbers(optimizer, OB_SAVED_NUMBERS),
       .rank = (uint32_t)optimizer->comm->rank,
       .host = across ? (uint32_t)hosts->host : 0,
       .place = across ? (uint32_t)hosts->place : 0,
@@ -237,10 +241,10 @@ static onebit_status_t read_section(struct writing *writing, const struct ob_par
   struct onebit_optimizer *optimizer = writing->saving->optimizer;
   float *values = (float *)(void *)writing->room;
   struct ob_numbers is;
-  if (section->what == OB_SAVED_NORMS)
-    memcpy(writing->room, optimizer->norms + first, count * sizeof(double));
-  for (size_t i = 0; section->what == OB_SAVED_NUMBERS && i < count; i++)
-    memcpy(&writing->room[i], ob_checkpoint_number(optimizer, first + i, &is), sizeof(uint64_t));
+  for (size_t i = 0; section->what <= OB_SAVED_NUMBERS && i < count; i++)
+    memcpy(&writing->room[i],
+           ob_checkpoint_number(optimizer, (enum ob_saved)section->what, first + i, &is),
+           sizeof(uint64_t));
   if (section->what <= OB_SAVED_NUMBERS)
     return ONEBIT_OK;
   if (count % 2)
