@@ -203,19 +203,25 @@ int train_options_check(const train_options_t *options, char words[OPTION_WORDS]
 
 /* --- What the options mean ---------------------------------------------------------------------*/
 
-const char *train_form_name(int method, form_t form) {
-  static const char *const names[METHODS][FORMS] = {
-      [EFFICIENT_ADAM] = {"Efficient-Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
-      [ADAM] = {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
-      [EFFICIENT_LAMB] = {"Efficient-Adam with trust ratios", "dense LAMB",
-                          "dense LAMB over MPI_Allreduce"},
-      [LAMB] = {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce"},
-      [ZERO_ONE_ADAM] = {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce"},
-      [MOMENTUM] = {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce"},
-      [LION] = {"1-bit Lion", "dense Lion", "dense Lion over MPI_Allreduce"},
-  };
-  return names[method][form];
-}
+static const struct {
+  const char *name, *forms[FORMS]; /* the name is that of --optimizer */
+} methods[METHODS] = {
+    [EFFICIENT_ADAM] = {"efficient-adam",
+                        {"Efficient-Adam", "dense Adam", "dense Adam over MPI_Allreduce"}},
+    [ADAM] = {"adam", {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce"}},
+    [EFFICIENT_LAMB] = {"efficient-lamb",
+                        {"Efficient-Adam with trust ratios", "dense LAMB",
+                         "dense LAMB over MPI_Allreduce"}},
+    [LAMB] = {"lamb", {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce"}},
+    [ZERO_ONE_ADAM] = {"zero-one-adam",
+                       {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce"}},
+    [MOMENTUM] = {"momentum", {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce"}},
+    [LION] = {"lion", {"1-bit Lion", "dense Lion", "dense Lion over MPI_Allreduce"}},
+};
+
+const char *train_method_name(int method) { return methods[method].name; }
+
+const char *train_form_name(int method, form_t form) { return methods[method].forms[form]; }
 
 size_t train_last_step(const train_options_t *options) {
   const size_t stop_at = options->stop_at;

@@ -86,6 +86,7 @@ form_t train_options_form(const train_options_t *options);
 
 /* "1-bit Adam", "dense Adam over MPI_Allreduce". */
 const char *train_form_name(int method, form_t form);
+const char *train_method_name(int method); /* as --optimizer has it */
 
 /* Steps when the training ends: --steps, or --stop-at. */
 size_t train_last_step(const train_options_t *options);

@@ -135,14 +135,12 @@ static void print_sum(const training_t *training) {
 }
 
 static void print_json(const training_t *training) {
-  static const char *const methods[] = {
-      "efficient-adam", "adam", "efficient-lamb", "lamb", "zero-one-adam", "momentum", "lion"};
   static const char *const forms[] = {"compressed", "dense", "dense-mpi"};
   const train_options_t *options = training->options;
   const onebit_optimizer_info_t *info = &training->info;
   printf("{\"training\":\"%s\",\"name\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\"",
          training->task->kind->name, train_form_name(options->method, training->form),
-         methods[options->method], forms[training->form]);
+         train_method_name(options->method), forms[training->form]);
   printf(",\"seed\":%zu,\"ranks\":%zu", options->seed, training->team->size);
   printf(",\"parameters\":%zu,\"steps\":%zu,\"resumed_at\":%zu", training->parameters,
          options->steps, training->first);
