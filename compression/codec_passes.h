@@ -136,37 +136,13 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind) {
   run->sums[OB_LARGEST] = 1 / least;
 }
 
-#define PASS(kind)                                                                                 \
-  case kind:                                                                                       \
-    pass_run(run, kind);                                                                           \
+#define PASS(name)                                                                                 \
+  case OB_PASS_##name:                                                                             \
+    pass_run(run, OB_PASS_##name);                                                                 \
     break;
 static void pass(struct ob_pass_run *run) {
   switch (run->kind) {
-    PASS(OB_PASS_SQUARES)
-    PASS(OB_PASS_POWER)
-    PASS(OB_PASS_ADAM)
-    PASS(OB_PASS_FREEZE)
-    PASS(OB_PASS_FREEZE_STEP)
-    PASS(OB_PASS_FROZEN)
-    PASS(OB_PASS_APPLY)
-    PASS(OB_PASS_APPLY_STEP)
-    PASS(OB_PASS_SGD)
-    PASS(OB_PASS_SGD_FREEZE)
-    PASS(OB_PASS_LAMB)
-    PASS(OB_PASS_LAMB_MOVE)
-    PASS(OB_PASS_LAMB_FREEZE)
-    PASS(OB_PASS_LAMB_FRESH)
-    PASS(OB_PASS_LAMB_FROZEN)
-    PASS(OB_PASS_ZERO_ONE)
-    PASS(OB_PASS_ZERO_ONE_FREEZE)
-    PASS(OB_PASS_ZERO_ONE_LOCAL)
-    PASS(OB_PASS_ZERO_ONE_MEET)
-    PASS(OB_PASS_ZERO_ONE_MET)
-    PASS(OB_PASS_SHARE)
-    PASS(OB_PASS_SHARE_MOVE)
-    PASS(OB_PASS_STEP)
-    PASS(OB_PASS_STEP_NORMS)
-    PASS(OB_PASS_LION)
+    OB_PASS_KINDS(PASS)
   case OB_PASSES:
     break;
   }

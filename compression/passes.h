@@ -34,34 +34,39 @@ enum ob_slot {
 
 #define OB_MASK(slot) (1u << (slot))
 
-enum ob_pass_kind {
-  OB_PASS_SQUARES,         /* sum of the squares of this rank's gradients */
-  OB_PASS_POWER,           /* sum of the squares of the momentum */
-  OB_PASS_ADAM,            /* a whole step on mean gradients; sum of the variances */
-  OB_PASS_FREEZE,          /* momentum becomes a kept value, variance a reciprocal */
-  OB_PASS_FREEZE_STEP,     /* likewise, where w = m / (sqrt(v) + eps) is exchanged */
-  OB_PASS_FROZEN,          /* a step with frozen variance and no message */
-  OB_PASS_APPLY,           /* the message is the momentum */
-  OB_PASS_APPLY_STEP,      /* the message is the step */
-  OB_PASS_SGD,             /* a whole step of SGD with momentum on mean gradients */
-  OB_PASS_SGD_FREEZE,      /* momentum becomes a kept value */
-  OB_PASS_LAMB,            /* the moments, and the update to scratch; v, |p|^2, |u|^2 */
-  OB_PASS_LAMB_MOVE,       /* parameters by the update in scratch */
-  OB_PASS_LAMB_FREEZE,     /* as FREEZE, and the fresh variance begins */
-  OB_PASS_LAMB_FRESH,      /* the fresh variance; |q|^2, |u|^2, largest ratio */
-  OB_PASS_LAMB_FROZEN,     /* likewise without a message, and the update to scratch */
-  OB_PASS_ZERO_ONE,        /* the message is the gradient */
-  OB_PASS_ZERO_ONE_FREEZE, /* variance becomes a denominator, parameters the anchor */
-  OB_PASS_ZERO_ONE_LOCAL,  /* a step of this rank alone */
-  OB_PASS_ZERO_ONE_MEET,   /* likewise; only what is to be exchanged is stored, in scratch */
-  OB_PASS_ZERO_ONE_MET,    /* the message is the mean of that */
-  OB_PASS_SHARE,           /* sharded: momentum from the mean gradient, the step to scratch */
-  OB_PASS_SHARE_MOVE,      /* sharded: a whole step with frozen variance on mean gradients */
-  OB_PASS_STEP,            /* the message is the step as it is */
-  OB_PASS_STEP_NORMS,      /* likewise, and it is not made yet: |p|^2, |u|^2 */
-  OB_PASS_LION,            /* a whole step of Lion on mean gradients */
-  OB_PASSES
-};
+/* The kinds of passes; whoever has a function of each makes it from this list. */
+/* clang-format off */
+#define OB_PASS_KINDS(row) \
+  row(SQUARES)         /* sum of the squares of this rank's gradients */ \
+  row(POWER)           /* sum of the squares of the momentum */ \
+  row(ADAM)            /* a whole step on mean gradients; sum of the variances */ \
+  row(FREEZE)          /* momentum becomes a kept value, variance a reciprocal */ \
+  row(FREEZE_STEP)     /* likewise, where w = m / (sqrt(v) + eps) is exchanged */ \
+  row(FROZEN)          /* a step with frozen variance and no message */ \
+  row(APPLY)           /* the message is the momentum */ \
+  row(APPLY_STEP)      /* the message is the step */ \
+  row(SGD)             /* a whole step of SGD with momentum on mean gradients */ \
+  row(SGD_FREEZE)      /* momentum becomes a kept value */ \
+  row(LAMB)            /* the moments, and the update to scratch; v, |p|^2, |u|^2 */ \
+  row(LAMB_MOVE)       /* parameters by the update in scratch */ \
+  row(LAMB_FREEZE)     /* as FREEZE, and the fresh variance begins */ \
+  row(LAMB_FRESH)      /* the fresh variance; |q|^2, |u|^2, largest ratio */ \
+  row(LAMB_FROZEN)     /* likewise without a message, and the update to scratch */ \
+  row(ZERO_ONE)        /* the message is the gradient */ \
+  row(ZERO_ONE_FREEZE) /* variance becomes a denominator, parameters the anchor */ \
+  row(ZERO_ONE_LOCAL)  /* a step of this rank alone */ \
+  row(ZERO_ONE_MEET)   /* likewise; only what is to be exchanged is stored, in scratch */ \
+  row(ZERO_ONE_MET)    /* the message is the mean of that */ \
+  row(SHARE)           /* sharded: momentum from the mean gradient, the step to scratch */ \
+  row(SHARE_MOVE)      /* sharded: a whole step with frozen variance on mean gradients */ \
+  row(STEP)            /* the message is the step as it is */ \
+  row(STEP_NORMS)      /* likewise, and it is not made yet: |p|^2, |u|^2 */ \
+  row(LION)            /* a whole step of Lion on mean gradients */
+/* clang-format on */
+
+#define OB_PASS_KIND(name) OB_PASS_##name,
+enum ob_pass_kind { OB_PASS_KINDS(OB_PASS_KIND) OB_PASSES };
+#undef OB_PASS_KIND
 
 /* Sums that a pass may have, a block at a time: lanes as numerics.h defines, but the last one is
  * the largest value. Of the steps of a warm-up the first one is that of the variances, which the
