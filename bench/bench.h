@@ -1,10 +1,11 @@
 /*
- * onebit-bench: the speed of the collectives, the codecs and the optimizer's local work.
+ * onebit-bench: the speed of the collectives, the codecs and the optimizers' local work.
  *
  * The harness is written once: options (bench_options.c), ranks that are MPI processes
- * (bench_mpi.c) or threads (bench_team.c), timed rounds and their statistics (bench_measure.c). A
- * benchmark is a row of bench_table that says what to time. A benchmark reports, it does not
- * assert: only -c, which looks at results and not at times, can make it fail.
+ * (bench_mpi.c), threads or processes (bench_team.c), the loop that times entries by turns
+ * (bench_measure.c) in memory of the host or of a device, and rows as text, JSON or CSV
+ * (bench_print.c). A benchmark is a row of bench_table that says what to time. It reports, it does
+ * not assert: only -c, which looks at results and not at times, can make it fail.
  */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
@@ -14,10 +15,26 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/json.h"
+#include "base/memory.h"
 #include "onebit/onebit.h"
+#include "tools/options.h"
 
 /* Exit statuses: all well; a check or a call failed; the command line is wrong. */
 enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
+
+#define BENCH_TRY(call)                                                                            \
+  do {                                                                                             \
+    int bench_try_status = (call);                                                                 \
+    if (bench_try_status != BENCH_OK)                                                              \
+      return bench_try_status;                                                                     \
+  } while (0)
+
+struct bench_benchmark;
+struct bench_device;
+struct bench_entry;
+struct bench_team;
+struct bench_table;
 
 /* --- Options. Sizes are bytes of the elements as float32, whatever the dtype. */
 
@@ -27,9 +44,6 @@ enum { BENCH_OK = 0, BENCH_FAILED = 1, BENCH_USAGE = 2 };
 #define BENCH_VARIANTS   12           /* names in one --compare */
 #define BENCH_ALGORITHMS 16           /* numbers in one --mpi-algorithms */
 
-/* The size on a device where -m does not say: several times what a GPU's caches have. */
-#define BENCH_CUDA_BYTES ((size_t)256 << 20)
-
 /* What is asked of a plan. */
 struct bench_variant {
   onebit_schedule_t schedule;
@@ -38,30 +52,41 @@ struct bench_variant {
 
 struct bench_options {
   size_t smallest, largest;
+  bool sized; /* -m was given */
   size_t iterations, warmups, checked_warmups;
   size_t tests; /* in the computation beside a nonblocking collective */
-  bool full, tails, check, no_dense, json, timeline;
+  bool full, tails, check, no_dense, json, csv, timeline;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
   onebit_dtype_t dtype;
+  onebit_device_t device; /* where the buffers are */
   int threads;
   int ranks;         /* threads of this process; 0: MPI */
+  bool nccl;         /* the ranks talk over NCCL */
+  int nccl_ranks;    /* processes, to be started; 0: the ranks are there */
   const char *link;  /* NULL: do not look; the interface whose bytes are counted */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
-  bool sized;                   /* -m was given */
-  onebit_device_t device;       /* where the buffers are */
-  bool nccl;                    /* the ranks talk over NCCL */
-  int nccl_ranks;               /* processes, to be started; 0: the ranks are there */
   struct bench_variant variant; /* where there is nothing to compare */
-  struct bench_variant compare[BENCH_VARIANTS]; /* compare_count of them */
+  struct bench_variant compare[BENCH_VARIANTS];
   size_t compare_count;
   bool all_algorithms; /* of the MPI library's; none: only its own choice */
-  int algorithms[BENCH_ALGORITHMS];
-  size_t algorithm_count;
+  size_t algorithms[BENCH_ALGORITHMS], algorithm_count;
 };
 
-struct bench_team;
+/* Reads argv[2..], with a message in `error` when they make no sense. */
+enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
+                                    struct bench_options *options, char error[TOOL_ERROR]);
+/* Says, if `speak`, what is to be said instead of running. The exit status. */
+int bench_options_answer(const struct bench_benchmark *benchmark, enum tool_asked asked,
+                         const char *error, bool speak);
+
+extern const char *const bench_dtypes[],
+    *const bench_scales[],
+        *const bench_schedules[],
+            *const bench_wires[]; /* by the enumerations, with a NULL at the end */
+
+/* --- The table of benchmarks */
 
 /* Which benchmarks an option belongs to, as bits. */
 enum {
@@ -69,15 +94,21 @@ enum {
   BENCH_CODEC = 2,
   BENCH_ADAM = 4,
   BENCH_NONBLOCKING = 8,
-  BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING,
-  BENCH_ALL = 15
+  BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING
 };
 
-struct bench_benchmark;
+/* What one run has. */
+struct bench_job {
+  const struct bench_benchmark *benchmark;
+  const struct bench_options *options;
+  struct bench_team *team;     /* NULL: a kind without ranks */
+  struct bench_device *device; /* NULL: buffers are the host's */
+  struct bench_table *table;
+  bool first, last; /* of the sizes */
+};
 
-/* Returns an exit status, the same on all ranks. team is NULL for the kinds that have no ranks. */
-typedef int bench_run(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                      struct bench_team *team);
+/* An exit status, the same on all ranks. */
+typedef int bench_run(struct bench_job *job);
 
 struct bench_benchmark {
   const char *name, *summary;
@@ -89,14 +120,15 @@ struct bench_benchmark {
 
 extern const struct bench_benchmark bench_table[];
 const struct bench_benchmark *bench_find(const char *name); /* NULL: there is none */
-bench_run bench_run_on;                                     /* on the options' device */
+/* With the options' memory and format. */
+int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_options *options,
+                 struct bench_team *team);
+bench_run bench_run_collective, bench_run_nonblocking, bench_run_buckets, bench_run_codec,
+    bench_run_adam, bench_run_optimizers, bench_cuda_collective;
 
-/* Reads argv[2..]. False with words in `error` when they make no sense; *help when help is asked
- * for. */
-bool bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
-                         struct bench_options *options, bool *help, char error[256]);
-void bench_print_help(const struct bench_benchmark *benchmark);
-void bench_print_notes(const struct bench_benchmark *benchmark); /* behind the options */
+/* Each of the options' sizes; the worst status. */
+typedef int bench_size(struct bench_job *job, size_t bytes, void *context);
+int bench_each_size(struct bench_job *job, bench_size *measure, void *context);
 
 /* --- Ranks */
 
@@ -110,18 +142,16 @@ struct bench_team_kind {
   void (*barrier)(struct bench_team *team);
   /* values[i] = the maximum, or the sum, over the ranks of values[i]. */
   void (*combine)(struct bench_team *team, double *values, size_t count, bool sum);
-  /* The rest is of the dense collectives of this kind, on float32; NULL: there are none to compare
-   * with. */
-  /* Collective: fills in the team's algorithms, of this operation. An exit status. */
+  /* The dense collectives of this kind, on float32; NULL: there are none to compare with. choose is
+   * collective, and fills in the team's algorithms, by which `dense` goes; an exit status. */
   int (*choose)(struct bench_team *team, const struct bench_options *options,
                 onebit_operation_t operation);
-  /* With the team's algorithm of that index. */
   void (*dense)(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
                 const float *send, float *receive, size_t count);
-  /* Nonblocking, one at a time; finish_dense says whether it is finished, or waits until it is. */
+  /* Nonblocking, one at a time; finish_dense looks whether it is finished, or waits until it is. */
   void (*start_dense)(struct bench_team *team, onebit_operation_t operation, const float *send,
                       float *receive, size_t count);
-  bool (*finish_dense)(struct bench_team *team, bool wait);
+  void (*finish_dense)(struct bench_team *team, bool wait);
 };
 
 struct bench_team {
@@ -133,24 +163,19 @@ struct bench_team {
   size_t algorithm_count; /* 0 where there is no dense collective */
 };
 
-typedef int bench_body(struct bench_team *team, const void *context);
-
 /* True on all ranks if `well` is true on all of them. */
 bool bench_team_agree(struct bench_team *team, bool well);
 
-/* Runs the body on `ranks` threads with a loopback communicator; returns the largest exit status.
- */
+/* Runs the body on threads with a loopback communicator, or on processes with one of one rank,
+ * before which nothing of CUDA may have been called. The largest exit status. */
+typedef int bench_body(struct bench_team *team, const void *context);
 int bench_team_run_threads(int ranks, bench_body *body, const void *context);
-
-/* The same on processes that this one starts and waits for. Their communicators are their own, with
- * one rank. Nothing of CUDA may have been called before. */
 int bench_team_run_processes(int ranks, bench_body *body, const void *context);
 
 #ifdef ONEBIT_HAVE_MPI
-/* Before MPI_Init: lets algorithms be chosen, in libraries that want to be told so. */
-void bench_mpi_allow_algorithms(void);
 /* MPI_Init, and the number of ranks that mpirun gave; then the body on these; then MPI_Finalize. */
-void bench_mpi_begin(int *argc, char ***argv, int *rank, int *size);
+void bench_mpi_begin(int *argc, char ***argv, const struct bench_options *options, int *rank,
+                     int *size);
 int bench_mpi_run(bench_body *body, const void *context);
 void bench_mpi_end(void);
 const char *bench_mpi_library(void);
@@ -158,15 +183,12 @@ const char *bench_mpi_library(void);
 
 /* --- Measuring */
 
-double bench_now(void); /* seconds */
-
 struct bench_statistics {
   double minimum, median, mean, percentile90, percentile99, maximum;
 };
 
 /* Sorts the samples. */
 struct bench_statistics bench_statistics(double *samples, size_t count);
-
 /* Of a[i] / b[i], which belong to the same round. `scratch` has room for count numbers. */
 struct bench_statistics bench_ratio(const double *a, const double *b, size_t count,
                                     double *scratch);
@@ -174,24 +196,109 @@ struct bench_statistics bench_ratio(const double *a, const double *b, size_t cou
 /* Fills with numbers like those of a gradient: normal, in regions of different magnitude, never all
  * the same and never zeros. Other seeds give other numbers. */
 void bench_fill(float *values, size_t count, uint64_t seed);
-
 /* Keeps one core busy with `units` pieces of arithmetic, each about a microsecond long. */
 void bench_compute(size_t units);
+/* Bytes that the interface of this host has sent since it was made, with all headers, by the
+ * kernel's counters; not a number when there is no such interface. */
+double bench_link_sent(const char *interface);
 
-/* Prints "onebit-bench: " and the words to stderr. */
+/* The table of memories: whose buffers, and whose clock. start and stop surround what is timed; a
+ * device's events say when it was over, the host's clock when the calls returned. */
+struct bench_space {
+  const struct ob_memory *memory;
+  int (*start)(struct bench_device *device, double *seconds);
+  int (*stop)(struct bench_device *device, double *seconds); /* since start, which gave a mark */
+};
+
+extern const struct bench_space bench_space_host, bench_space_cuda;
+
+/* bench_fill's numbers, in a dtype, to that memory. An exit status. */
+int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
+                     uint64_t seed);
+
+/* What a call puts on a stream. */
+struct bench_counts {
+  bool known;
+  size_t kernels, copies, synchronisations;
+};
+
+/* Something to be timed. */
+typedef int bench_timed(const struct bench_entry *entry); /* an exit status */
+struct bench_entry {
+  char name[48];
+  bench_timed *run; /* NULL: it was refused */
+  void *context;
+  const struct bench_pass *pass; /* a sweep over memory, or NULL */
+  size_t streams;                /* whose messages it takes; 0: it takes none */
+  double bytes;                  /* that it must move */
+  bool waits;                    /* `run` waits for the result: the host's clock times it */
+  struct bench_counts counts;
+  void *graph; /* of a device: what is replayed; `release` gives it back */
+  void (*release)(struct bench_entry *entry);
+  double *times; /* one a round, seconds; of several ranks, the slowest one's */
+  struct bench_statistics time;
+  double wire_bytes, link_bytes; /* of one call: the most that a rank, a host's interface sent */
+};
+
+#define BENCH_ENTRIES (BENCH_STREAMS * 3 + 20)
+
+/* Rounds, each of which takes all entries in turn. */
+struct bench_rounds {
+  struct bench_entry entries[BENCH_ENTRIES];
+  size_t count, rounds, warmups;
+  size_t repeats;                  /* in one time */
+  struct bench_team *team;         /* NULL: no ranks. They begin each time together */
+  const struct bench_space *space; /* NULL: the host's */
+  struct bench_device *device;
+  const char *link; /* whose bytes are counted, or NULL */
+  double *memory, *scratch;
+};
+
+struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *name,
+                                       bench_timed *run, void *context); /* a new one */
+/* Takes the times of what was added, and their statistics. Collective; an exit status. */
+int bench_rounds_take(struct bench_rounds *rounds);
+void bench_rounds_destroy(struct bench_rounds *rounds);
+
+/* Prints "onebit-bench: " and the message to stderr; of the others, returns the exit status. */
 void bench_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* Prints what failed and the library's words; the exit status that goes with it. */
+int bench_no_memory(const char *what, size_t count);
+/* Nothing with ONEBIT_OK; else what failed, and the library's message. */
 int bench_status(onebit_status_t status, const char *what);
 
-/* A field of a JSON object, behind others. NULL, and what is no finite number, is null. */
-void bench_json_text(FILE *stream, const char *name, const char *text);
-void bench_json_number(FILE *stream, const char *name, double number);
-void bench_json_whole(FILE *stream, const char *name, size_t number);
+/* --- Rows. A function says the fields of a row one by one; the table makes of them a line of text,
+ * a JSON object or a line of CSV, and above the first one the heads of the columns. */
 
-const char *bench_dtype_name(onebit_dtype_t dtype);
-const char *bench_scale_name(onebit_scale_t scale);
-const char *bench_schedule_name(onebit_schedule_t schedule);
-const char *bench_wire_name(onebit_wire_t wire);
+struct bench_table {
+  const char *benchmark, *device; /* device: NULL, or its name */
+  bool emulated;
+  enum { BENCH_TEXT, BENCH_JSON, BENCH_CSV } format;
+  bool heads; /* are what is printed now */
+  bool headed;
+  size_t fields; /* of this line so far */
+  struct ob_json json;
+};
+
+typedef void bench_fields(struct bench_table *table, const void *row);
+void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row);
+/* A line of text that begins with "# ", for people only; the next row has its heads above it. */
+void bench_note(struct bench_table *table, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* A field. `key` is its name in JSON and CSV, `head` in text: NULL where it is not in these. Text
+ * is as wide as `width`, or its negative, to the left. What is no finite number is null, or a -.
+ * digits < 0: so many significant ones. */
+void bench_text(struct bench_table *table, const char *key, const char *head, int width,
+                const char *text);
+void bench_number(struct bench_table *table, const char *key, const char *head, int width,
+                  int digits, double number);
+/* Seconds: microseconds, in text what the head says. */
+void bench_time(struct bench_table *table, const char *key, const char *head, int width, int digits,
+                double seconds);
+void bench_bool(struct bench_table *table, const char *key, const bool *value); /* NULL: null */
+void bench_counts_fields(struct bench_table *table, const struct bench_counts *counts, bool text);
+
+/* Options of a 1-bit Adam that freezes after its first step. */
+onebit_adam_options_t bench_adam_options(const struct bench_options *options);
 
 #endif

@@ -6,201 +6,135 @@
  * (onebit_optimizer_begin), for several bucket sizes. The optimizer is in its compressed stage.
  * Overlap is OSU's: the part of the exchange that the sum of both does not show.
  */
-#include "bench/bench_buckets.h"
+#include <math.h>
 
-#include <stdio.h>
-
-#include "base/memory.h"
+#include "bench/bench_overlap.h"
 
 enum { TENSORS = 16, ROUNDS = 15, MOST_ROUNDS = 1000 };
-enum { PURE, COMPUTE, APART, PARTS, TIMES }; /* what is timed */
-
-struct buckets {
-  struct bench_team *team;
-  const struct bench_options *options;
-  size_t count, bucket_size, rounds; /* count: elements of a tensor */
-  size_t work;                       /* of the backward pass, for one tensor */
-  float sum;                         /* of its results, so that it is not left out */
-  float *parameters, *gradients;
-  onebit_optimizer_t optimizer;
-  onebit_status_t status;
-  double *times[TIMES];
-};
 
 static const float learning_rate = 1e-4f;
 
-/* Arithmetic in registers: it takes a core, and leaves the memory to the exchange. */
-static float compute(size_t work) {
-  float x[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-  for (size_t i = 0; i < work; i++)
-    for (int k = 0; k < 8; k++)
-      x[k] = x[k] * 0.999f + 0.5f;
-  return x[0] + x[7];
+struct buckets {
+  struct bench_job *job;
+  size_t count, bucket_size; /* count: elements of a tensor */
+  size_t units;              /* of the backward pass; 0: it was not measured yet */
+  float *parameters, *gradients;
+  onebit_optimizer_t optimizer;
+};
+
+static onebit_status_t start(void *context) {
+  return onebit_optimizer_begin(((struct buckets *)context)->optimizer, learning_rate);
 }
 
-static void note(struct buckets *buckets, onebit_status_t status) {
-  if (buckets->status == ONEBIT_OK)
-    buckets->status = status;
+static onebit_status_t look(void *context, size_t which) {
+  return onebit_optimizer_ready(((struct buckets *)context)->optimizer, TENSORS - 1 - which);
 }
 
-static void run(struct buckets *buckets, int what) {
-  if (what == PARTS)
-    note(buckets, onebit_optimizer_begin(buckets->optimizer, learning_rate));
-  for (size_t t = TENSORS; t-- > 0 && what != PURE;) {
-    buckets->sum += compute(buckets->work);
-    if (what == PARTS)
-      note(buckets, onebit_optimizer_ready(buckets->optimizer, t));
-  }
-  if (what != COMPUTE)
-    note(buckets, onebit_optimizer_step(buckets->optimizer, learning_rate));
+static onebit_status_t finish(void *context) {
+  return onebit_optimizer_step(((struct buckets *)context)->optimizer, learning_rate);
 }
 
-/* Seconds that the slowest rank takes. */
-static double timed(struct buckets *buckets, int what) {
-  buckets->team->kind->barrier(buckets->team);
-  double start = bench_now();
-  run(buckets, what);
-  double seconds = bench_now() - start;
-  buckets->team->kind->combine(buckets->team, &seconds, 1, false);
-  return seconds;
-}
+struct row {
+  const struct buckets *buckets;
+  const struct bench_entry *times;
+};
 
-static double median(struct buckets *buckets, int what) {
-  return bench_statistics(buckets->times[what], buckets->rounds).median;
-}
-
-/* Makes the backward pass as long as the exchange: all ranks come to the same work. */
-static void calibrate(struct buckets *buckets) {
-  for (size_t r = 0; r < buckets->rounds; r++)
-    buckets->times[PURE][r] = timed(buckets, PURE);
-  double wanted = median(buckets, PURE);
-  buckets->work = 1000;
-  for (int k = 0; k < 20; k++) {
-    double seconds = timed(buckets, COMPUTE);
-    if (seconds > wanted / 2) {
-      buckets->work = (size_t)((double)buckets->work * wanted / seconds) + 1;
-      return;
-    }
-    buckets->work *= 2;
-  }
-}
-
-/* The four by turns, so that a slow moment of the machine is none of one alone. */
-static void measure(struct buckets *buckets) {
-  for (size_t r = 0; r < buckets->rounds; r++)
-    for (int what = 0; what < TIMES; what++)
-      buckets->times[what][r] = timed(buckets, what);
-}
-
-static double overlap(double overall, double computing, double pure) {
-  double hidden = 100 * (1 - (overall - computing) / pure);
-  return hidden < 0 ? 0 : hidden > 100 ? 100 : hidden;
-}
-
-static void print_row(struct buckets *buckets) {
-  double pure = median(buckets, PURE), computing = median(buckets, COMPUTE);
-  double apart = median(buckets, APART), parts = median(buckets, PARTS);
-  printf("%-12zu%14.3f%14.3f%14.3f%16.3f%12.1f\n", buckets->bucket_size, 1e3 * apart, 1e3 * parts,
-         1e3 * computing, 1e3 * pure, overlap(parts, computing, pure));
-  fflush(stdout);
+static void fields(struct bench_table *table, const void *context) {
+  const struct row *row = context;
+  double pure = row->times[BENCH_PURE].time.median, compute = row->times[BENCH_COMPUTE].time.median,
+         overall = row->times[BENCH_OVERALL].time.median;
+  bench_number(table, "bucket", "Bucket", -12, 0, (double)row->buckets->bucket_size);
+  bench_number(table, "parameters", NULL, 0, 0, (double)(TENSORS * row->buckets->count));
+  bench_number(table, "ranks", NULL, 0, 0, row->buckets->job->team->size);
+  bench_time(table, "apart_us", "Apart(ms)", 14, 3, row->times[BENCH_APART].time.median);
+  bench_time(table, "overall_us", "Overall(ms)", 14, 3, overall);
+  bench_time(table, "compute_us", "Compute(ms)", 14, 3, compute);
+  bench_time(table, "pure_us", "Pure Comm.(ms)", 16, 3, pure);
+  bench_number(table, "overlap", "Overlap(%)", 12, 1,
+               fmin(100, bench_overlap_percent(overall, compute, pure)));
 }
 
 static onebit_status_t create(struct buckets *buckets) {
   onebit_tensor_t tensors[TENSORS];
-  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
-  adam.freeze_step = 1;
-  adam.common.scale = buckets->options->scale;
-  adam.common.block_size = buckets->options->block_size;
-  adam.common.chunk_size = buckets->options->chunk_size;
-  adam.common.threads = buckets->options->threads;
+  onebit_adam_options_t adam = bench_adam_options(buckets->job->options);
   adam.common.bucket_size = buckets->bucket_size;
   for (size_t t = 0; t < TENSORS; t++)
     tensors[t] = (onebit_tensor_t){.parameter = buckets->parameters + t * buckets->count,
                                    .gradient = buckets->gradients + t * buckets->count,
                                    .count = buckets->count};
   onebit_status_t status =
-      onebit_adam_create(buckets->team->comm, tensors, TENSORS, &adam, &buckets->optimizer);
+      onebit_adam_create(buckets->job->team->comm, tensors, TENSORS, &adam, &buckets->optimizer);
   for (int step = 0; step < 3 && status == ONEBIT_OK; step++)
     status = onebit_optimizer_step(buckets->optimizer, learning_rate);
   return status;
 }
 
-static int run_bucket_size(struct buckets *buckets) {
-  int status = bench_status(create(buckets), "onebit_adam_create");
-  if (status == BENCH_OK) {
-    if (buckets->work == 0)
-      calibrate(buckets);
-    measure(buckets);
-    status = bench_status(buckets->status, "onebit_optimizer_step");
-  }
-  if (status == BENCH_OK && buckets->team->rank == 0)
-    print_row(buckets);
+/* All bucket sizes have the same backward pass. */
+static int measure(struct buckets *buckets, struct bench_rounds *rounds) {
+  struct bench_side side = {.context = buckets,
+                            .start = start,
+                            .look = look,
+                            .finish = finish,
+                            .slices = TENSORS,
+                            .looks = TENSORS,
+                            .units = buckets->units};
+  BENCH_TRY(bench_status(create(buckets), "onebit_adam_create"));
+  bench_side_add(rounds, &side, true);
+  if (buckets->units == 0)
+    BENCH_TRY(bench_sides_calibrate(rounds, &side, 1, 0, 1));
+  buckets->units = side.units;
+  BENCH_TRY(bench_rounds_take(rounds));
+  return bench_status(side.status, "onebit_optimizer_step");
+}
+
+static int run_bucket_size(struct buckets *buckets, size_t rounds_asked) {
+  struct bench_rounds rounds = {.rounds = rounds_asked, .repeats = 1, .team = buckets->job->team};
+  struct row row = {buckets, rounds.entries};
+  int status = measure(buckets, &rounds);
+  if (status == BENCH_OK && buckets->job->team->rank == 0)
+    bench_print_row(buckets->job->table, fields, &row);
   onebit_optimizer_destroy(buckets->optimizer);
   buckets->optimizer = NULL;
+  bench_rounds_destroy(&rounds);
   return status;
 }
 
-static bool allocate(struct buckets *buckets) {
-  size_t count = TENSORS * buckets->count;
-  bool well = true;
-  buckets->parameters = ob_allocate(count, sizeof(float));
-  buckets->gradients = ob_allocate(count, sizeof(float));
-  for (int what = 0; what < TIMES; what++) {
-    buckets->times[what] = ob_allocate(buckets->rounds, sizeof(double));
-    well = well && buckets->times[what];
+static void note(struct bench_job *job, size_t count, size_t rounds) {
+  if (job->team->rank != 0)
+    return;
+  if (job->first) {
+    bench_note(job->table, "onebit-bench %s, version %s: %d ranks", job->benchmark->name,
+               onebit_version(), job->team->size);
+    bench_note(job->table, "Apart: backward pass, then a step. Overall: the step in parts");
+    job->first = false;
   }
-  if (!bench_team_agree(buckets->team, well && buckets->parameters && buckets->gradients))
-    return false;
-  bench_fill(buckets->gradients, count, (uint64_t)buckets->team->rank + 1);
-  return true;
-}
-
-static void release(struct buckets *buckets) {
-  ob_release(buckets->parameters);
-  ob_release(buckets->gradients);
-  for (int what = 0; what < TIMES; what++)
-    ob_release(buckets->times[what]);
-}
-
-static void print_head(const struct buckets *buckets) {
-  printf("# %zu parameters in %d tensors, %zu rounds\n", TENSORS * buckets->count, (int)TENSORS,
-         buckets->rounds);
-  printf("%-12s%14s%14s%14s%16s%12s\n", "# Bucket", "Apart(ms)", "Overall(ms)", "Compute(ms)",
-         "Pure Comm.(ms)", "Overlap(%)");
+  bench_note(job->table, "%zu parameters in %d tensors, %zu rounds", TENSORS * count, (int)TENSORS,
+             rounds);
 }
 
 /* One bucket of everything, then halves of it down to a tensor a bucket. */
-static int run_size(struct bench_team *team, const struct bench_options *options, size_t bytes) {
-  size_t asked = options->iterations == BENCH_BY_SIZE ? ROUNDS : options->iterations;
-  struct buckets buckets = {.team = team,
-                            .options = options,
-                            .count = bytes / sizeof(float) / TENSORS,
-                            .rounds = asked < MOST_ROUNDS ? asked : MOST_ROUNDS};
+static int run_size(struct bench_job *job, size_t bytes, void *context) {
+  size_t asked = job->options->iterations, count = bytes / sizeof(float) / TENSORS;
+  size_t rounds = asked == BENCH_BY_SIZE ? ROUNDS : asked < MOST_ROUNDS ? asked : MOST_ROUNDS;
+  struct buckets buckets = {.job = job,
+                            .count = count,
+                            .parameters = ob_allocate(TENSORS * count, sizeof(float)),
+                            .gradients = ob_allocate(TENSORS * count, sizeof(float))};
   int status = BENCH_OK;
-  if (!allocate(&buckets)) {
-    bench_complain("no memory for %zu parameters", TENSORS * buckets.count);
-    status = BENCH_FAILED;
+  (void)context;
+  if (!bench_team_agree(job->team, buckets.parameters && buckets.gradients))
+    status = bench_no_memory("parameters", TENSORS * count);
+  else {
+    bench_fill(buckets.gradients, TENSORS * count, (uint64_t)job->team->rank + 1);
+    note(job, count, rounds);
   }
-  if (status == BENCH_OK && team->rank == 0)
-    print_head(&buckets);
   for (size_t parts = 1; parts <= TENSORS && status == BENCH_OK; parts *= 2) {
-    buckets.bucket_size = parts == 1 ? 0 : TENSORS / parts * buckets.count;
-    status = run_bucket_size(&buckets);
+    buckets.bucket_size = parts == 1 ? 0 : TENSORS / parts * count;
+    status = run_bucket_size(&buckets, rounds);
   }
-  release(&buckets);
+  ob_release(buckets.parameters);
+  ob_release(buckets.gradients);
   return status;
 }
 
-int bench_run_buckets(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                      struct bench_team *team) {
-  int status = BENCH_OK;
-  if (team->rank == 0) {
-    printf("# onebit-bench %s, version %s: %d ranks\n", benchmark->name, onebit_version(),
-           team->size);
-    printf("# Apart: backward pass, then a step. Overall: the step in parts\n");
-  }
-  for (size_t bytes = options->smallest; status == BENCH_OK && bytes <= options->largest;
-       bytes *= 2)
-    status = run_size(team, options, bytes);
-  return status;
-}
+int bench_run_buckets(struct bench_job *job) { return bench_each_size(job, run_size, NULL); }

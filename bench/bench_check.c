@@ -11,57 +11,41 @@
  * of the right-hand side, in double, to what is summed over the ranks, some elements at a time.
  */
 #include <math.h>
-#include <stdlib.h>
 
-#include "base/memory.h"
+#include "base/hash.h"
 #include "bench/bench_collective.h"
 #include "compression/numerics.h"
 
 #define PART ((size_t)1 << 16) /* elements at a time */
 
-/* The residuals before and after the call. */
-struct errors {
+/* Residuals before and after the call, and where the parts of this rank lie in the result of all:
+ * what it sent, what it received. */
+struct terms {
   onebit_plan_info_t info;
   float *worker[2], *server[2];
-};
-
-static bool create_errors(const struct bench_case *test, struct errors *errors) {
-  errors->info.size = sizeof errors->info;
-  onebit_plan_get_info(test->plan, &errors->info);
-  bool well = true;
-  for (int k = 0; k < 2; k++) {
-    errors->worker[k] = ob_allocate(errors->info.worker_residual_count, sizeof(float));
-    errors->server[k] = ob_allocate(errors->info.server_residual_count, sizeof(float));
-    well = well && errors->worker[k] && errors->server[k];
-  }
-  return well;
-}
-
-static void destroy_errors(struct errors *errors) {
-  for (int k = 0; k < 2; k++) {
-    ob_release(errors->worker[k]);
-    ob_release(errors->server[k]);
-  }
-}
-
-/* Where the parts of this rank lie in the result of all: what it sent, what it received. */
-struct place {
   size_t total, sent_first, received_first;
-  double weight, kept_weight; /* of an input in the result, and of a residual */
+  double weight, residual_weight; /* of an input in the result, and of a residual */
 };
 
-static struct place place_of(const struct bench_case *test, const struct errors *errors) {
+static bool create_terms(const struct bench_case *test, struct terms *terms) {
   size_t rank = (size_t)test->team->rank, ranks = (size_t)test->team->size;
   const struct bench_collective *collective = test->collective;
-  bool parts = collective->gathers || collective->scatters;
-  bool hosts = errors->info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
-  return (struct place){
-      .total = test->count * (parts ? ranks : 1),
+  onebit_plan_info_t info = bench_plan_info(test->plan);
+  bool hosts = info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL, well = true;
+  *terms = (struct terms){
+      .info = info,
+      .total = test->count * (collective->gathers || collective->scatters ? ranks : 1),
       .sent_first = collective->gathers ? rank * test->count : 0,
       .received_first = collective->scatters ? rank * test->count : 0,
       .weight = collective->gathers ? 1 : 1.0 / (double)ranks,
-      .kept_weight = collective->gathers ? 1 : 1.0 / (hosts ? errors->info.hosts : (double)ranks),
+      .residual_weight = collective->gathers ? 1 : 1.0 / (hosts ? info.hosts : (double)ranks),
   };
+  for (int k = 0; k < 2; k++) {
+    terms->worker[k] = ob_allocate(info.worker_residual_count, sizeof(float));
+    terms->server[k] = ob_allocate(info.server_residual_count, sizeof(float));
+    well = well && terms->worker[k] && terms->server[k];
+  }
+  return well;
 }
 
 /* Adds `weight` times what was left out, and the size of the terms: rounding is relative to it. */
@@ -71,25 +55,23 @@ static void add_change(double weight, float before, float after, double *value, 
 }
 
 /* This rank's terms for elements first .. first + count - 1 of the result of all. */
-static void add_terms(const struct bench_case *test, const struct errors *errors,
-                      const struct place *place, size_t first, size_t count, double *values,
-                      double *sizes) {
+static void add_terms(const struct bench_case *test, const struct terms *terms, size_t first,
+                      size_t count, double *values, double *sizes) {
+  const onebit_plan_info_t *info = &terms->info;
   for (size_t i = 0; i < count; i++) {
-    size_t sent = first + i - place->sent_first;
-    size_t served = first + i - errors->info.server_residual_start;
-    size_t kept = sent - errors->info.worker_residual_start; /* beyond the count, when before it */
+    size_t sent = first + i - terms->sent_first; /* beyond the count, when before it; so are all */
+    size_t served = first + i - info->server_residual_start;
+    size_t kept = sent - info->worker_residual_start;
     values[i] = sizes[i] = 0;
-    if (first + i >= place->sent_first && sent < test->send_count) {
-      double x = (double)ob_load(test->send, sent, test->options->dtype);
-      values[i] = place->weight * x;
-      sizes[i] = fabs(place->weight * x);
-      if (kept < errors->info.worker_residual_count) /* a dense wire keeps none */
-        add_change(place->kept_weight, errors->worker[0][kept], errors->worker[1][kept], &values[i],
-                   &sizes[i]);
+    if (first + i >= terms->sent_first && sent < test->send_count) {
+      values[i] = terms->weight * (double)ob_load(test->send, sent, test->options->dtype);
+      sizes[i] = fabs(values[i]);
+      if (kept < info->worker_residual_count) /* a dense wire has none */
+        add_change(terms->residual_weight, terms->worker[0][kept], terms->worker[1][kept],
+                   &values[i], &sizes[i]);
     }
-    if (first + i >= errors->info.server_residual_start &&
-        served < errors->info.server_residual_count)
-      add_change(1, errors->server[0][served], errors->server[1][served], &values[i], &sizes[i]);
+    if (served < info->server_residual_count)
+      add_change(1, terms->server[0][served], terms->server[1][served], &values[i], &sizes[i]);
   }
 }
 
@@ -103,29 +85,21 @@ static double tolerance(const struct bench_case *test, double size, double resul
   return (test->team->size + 8) * 0x1p-24 * size + half[dtype] * fabs(result) + least[dtype];
 }
 
-/* Compares what this rank has of these elements. */
-static bool compare(const struct bench_case *test, const struct place *place, size_t first,
-                    size_t count, const double *values, const double *sizes) {
+/* `scratch` has room for two parts. Compares what this rank has of each. */
+static bool invariant_holds(struct bench_case *test, const struct terms *terms, double *scratch) {
+  double *values = scratch, *sizes = scratch + PART;
   bool right = true;
-  for (size_t i = 0; i < count; i++) {
-    size_t received = first + i - place->received_first;
-    if (first + i < place->received_first || received >= test->receive_count)
-      continue;
-    double y = (double)ob_load(test->receive, received, test->options->dtype);
-    right = right && fabs(y - values[i]) <= tolerance(test, sizes[i], values[i]);
-  }
-  return right;
-}
-
-/* `scratch` has room for two parts. */
-static bool invariant_holds(struct bench_case *test, const struct errors *errors, double *scratch) {
-  struct place place = place_of(test, errors);
-  bool right = true;
-  for (size_t first = 0; first < place.total; first += PART) {
-    size_t count = place.total - first < PART ? place.total - first : PART;
-    add_terms(test, errors, &place, first, count, scratch, scratch + PART);
+  for (size_t first = 0; first < terms->total; first += PART) {
+    size_t count = terms->total - first < PART ? terms->total - first : PART;
+    add_terms(test, terms, first, count, values, sizes);
     test->team->kind->combine(test->team, scratch, 2 * PART, true);
-    right = compare(test, &place, first, count, scratch, scratch + PART) && right;
+    for (size_t i = 0; i < count; i++) {
+      size_t received = first + i - terms->received_first;
+      if (received >= test->receive_count)
+        continue;
+      double y = (double)ob_load(test->receive, received, test->options->dtype);
+      right = right && fabs(y - values[i]) <= tolerance(test, sizes[i], values[i]);
+    }
   }
   return right;
 }
@@ -133,24 +107,20 @@ static bool invariant_holds(struct bench_case *test, const struct errors *errors
 /* FNV-1a of this rank's result, as two halves that are exact in double: the ranks agree when
  * neither h nor -h has a maximum that is someone else's. */
 static bool equal_on_all(struct bench_case *test) {
-  const unsigned char *bytes = test->receive;
-  size_t count = test->receive_count * ob_dtype_size(test->options->dtype);
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < count; i++)
-    hash = (hash ^ bytes[i]) * 0x100000001b3u;
+  size_t bytes = test->receive_count * ob_dtype_size(test->options->dtype);
+  uint64_t hash = ob_hash(OB_HASH_START, test->receive, bytes);
   double high = (double)(hash >> 32), low = (double)(hash & 0xffffffffu);
   double values[] = {high, -high, low, -low};
   test->team->kind->combine(test->team, values, 4, false);
   return values[0] == -values[1] && values[2] == -values[3];
 }
 
-static int check(struct bench_case *test, struct errors *errors, double *scratch, bool *right) {
-  onebit_plan_export_residual(test->plan, errors->worker[0], errors->server[0]);
-  onebit_status_t status = test->collective->call(test->send, test->receive, test->plan);
-  if (status != ONEBIT_OK)
-    return bench_status(status, test->collective->name);
-  onebit_plan_export_residual(test->plan, errors->worker[1], errors->server[1]);
-  bool mine = invariant_holds(test, errors, scratch);
+static int check(struct bench_case *test, struct terms *terms, double *scratch, bool *right) {
+  onebit_plan_export_residual(test->plan, terms->worker[0], terms->server[0]);
+  BENCH_TRY(bench_status(test->collective->call(test->send, test->receive, test->plan),
+                         test->collective->name));
+  onebit_plan_export_residual(test->plan, terms->worker[1], terms->server[1]);
+  bool mine = invariant_holds(test, terms, scratch);
   if (!test->collective->scatters)
     mine = equal_on_all(test) && mine;
   *right = bench_team_agree(test->team, mine);
@@ -158,15 +128,81 @@ static int check(struct bench_case *test, struct errors *errors, double *scratch
 }
 
 int bench_case_check(struct bench_case *test, bool *right) {
-  struct errors errors = {.worker = {NULL}};
+  struct terms terms;
   double *scratch = ob_allocate(2 * PART, sizeof(double));
-  bool well = create_errors(test, &errors) && scratch;
-  int status = BENCH_FAILED;
-  if (bench_team_agree(test->team, well))
-    status = check(test, &errors, scratch, right);
-  else if (test->team->rank == 0)
-    bench_complain("-c: no memory for the residuals on every rank");
+  bool well = create_terms(test, &terms) && scratch;
+  int status = bench_team_agree(test->team, well) ? check(test, &terms, scratch, right)
+                                                  : bench_no_memory("parts of residuals", 4);
   ob_release(scratch);
-  destroy_errors(&errors);
+  for (int k = 0; k < 2; k++) {
+    ob_release(terms.worker[k]);
+    ob_release(terms.server[k]);
+  }
+  return status;
+}
+
+/* --- The relative error of one call's result. Every rank's numbers can be made again anywhere
+ * (bench_fill), so rank 0 knows the exact result without a collective. */
+
+/* The first numbers that a rank sends, as they are in the send buffer's dtype. */
+static void fill_as_sent(const struct bench_case *test, int rank, float *values) {
+  onebit_dtype_t dtype = test->options->dtype;
+  bench_fill(values, test->count, (uint64_t)rank + 1);
+  for (size_t i = 0; dtype != ONEBIT_FLOAT32 && i < test->count; i++) {
+    uint32_t stored;
+    ob_store(&stored, 0, dtype, values[i]);
+    values[i] = ob_load(&stored, 0, dtype);
+  }
+}
+
+/* Rank 0's share of a reduction begins with the first element, and so does all of an allreduce. */
+static double relative_error(const struct bench_case *test, float *values, double *exact) {
+  bool gathers = test->collective->gathers;
+  double error = 0, square = 0;
+  for (int rank = 0; rank < test->team->size; rank++) {
+    fill_as_sent(test, rank, values);
+    for (size_t i = 0; i < test->count; i++)
+      exact[i] = gathers ? (double)values[i] : exact[i] + (double)values[i] / test->team->size;
+    size_t first = gathers ? (size_t)rank * test->count : 0;
+    for (size_t i = 0; (gathers || rank == test->team->size - 1) && i < test->count; i++) {
+      double y = (double)ob_load(test->receive, first + i, test->options->dtype);
+      error += (y - exact[i]) * (y - exact[i]);
+      square += exact[i] * exact[i];
+    }
+  }
+  return sqrt(error / square);
+}
+
+int bench_case_error(struct bench_case *test, double *error) {
+  *error = NAN;
+  onebit_status_t status = onebit_plan_reset_residual(test->plan);
+  if (status == ONEBIT_OK)
+    status = test->collective->call(test->send, test->receive, test->plan);
+  if (status != ONEBIT_OK || test->team->rank != 0)
+    return bench_status(status, test->collective->name);
+  float *values = ob_allocate(test->count, sizeof *values);
+  double *exact = ob_allocate(test->count, sizeof *exact); /* zeros */
+  if (values && exact)
+    *error = relative_error(test, values, exact);
+  ob_release(values);
+  ob_release(exact);
+  return BENCH_OK;
+}
+
+int bench_case_judge(struct bench_case *test, bool *right) {
+  const struct bench_options *options = test->options;
+  int status = BENCH_OK;
+  *right = true;
+  for (size_t k = 0; k < test->plan_count && status == BENCH_OK; k++) {
+    struct bench_way *way = &test->ways[k];
+    test->plan = way->plan ? way->plan : test->plan;
+    if (!way->plan)
+      continue;
+    if (options->full || options->check)
+      status = bench_case_error(test, &way->error);
+    if (status == BENCH_OK && options->check)
+      status = bench_case_check(test, &way->right);
+    *right = *right && way->right;
+  }
   return status;
 }

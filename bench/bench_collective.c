@@ -1,209 +1,327 @@
-/* The collectives beside MPI: every way of a case timed by turns, and the rows that come of it. */
+/* The collectives beside MPI: a case of each size, whose ways are timed by turns. */
+#include "bench/bench_collective.h"
+
 #include <limits.h>
 #include <math.h>
 #include <string.h>
 
-#include "base/memory.h"
-#include "bench/bench_collective.h"
-#include "bench/bench_link.h"
+#include "compression/numerics.h"
 
-/* The host's counter, when nothing of the call before is on its way any more, and nothing of this
- * one yet. */
-static double begin_link(const struct bench_case *test) {
-  if (!test->options->link)
-    return 0;
-  test->team->kind->barrier(test->team);
-  return bench_link_sent(test->options->link);
+const struct bench_collective bench_collectives[] = {
+    [ONEBIT_ALLREDUCE] = {"allreduce", "MPI_Allreduce", ONEBIT_ALLREDUCE, onebit_allreduce, false,
+                          false, "iallreduce", "MPI_Iallreduce", onebit_iallreduce},
+    [ONEBIT_ALLGATHER] = {"allgather", "MPI_Allgather", ONEBIT_ALLGATHER, onebit_allgather, true,
+                          false, "iallgather", "MPI_Iallgather", onebit_iallgather},
+    [ONEBIT_REDUCE_SCATTER] = {"reduce-scatter", "MPI_Reduce_scatter_block", ONEBIT_REDUCE_SCATTER,
+                               onebit_reduce_scatter, false, true, "ireduce-scatter",
+                               "MPI_Ireduce_scatter_block", onebit_ireduce_scatter},
+};
+
+/* --- Ways of the host */
+
+onebit_plan_info_t bench_plan_info(onebit_plan_t plan) {
+  onebit_plan_info_t info = {.size = sizeof info};
+  onebit_plan_get_info(plan, &info);
+  return info;
 }
 
-/* All ranks have their results, so all messages have left; their acknowledgements soon will have.
- * */
-static void count_link(const struct bench_case *test, struct bench_way *way, double before) {
-  if (!test->options->link)
-    return;
-  test->team->kind->barrier(test->team);
-  way->link_bytes += bench_link_sent(test->options->link) - before;
+onebit_plan_options_t bench_case_options(const struct bench_case *test,
+                                         struct bench_variant variant, onebit_device_t device) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.operation = test->collective->operation;
+  options.dtype = test->options->dtype;
+  options.scale = test->options->scale;
+  options.block_size = test->options->block_size;
+  options.chunk_size = test->options->chunk_size;
+  options.threads = test->options->threads;
+  options.schedule = variant.schedule;
+  options.wire = variant.wire;
+  options.device = device;
+  return options;
 }
 
-/* Of one call. A way that was refused costs nothing and says so. */
-static int time_way(struct bench_case *test, struct bench_way *way, double *time) {
-  struct bench_team *team = test->team;
-  onebit_status_t status = ONEBIT_OK;
-  if (!way->plan && !way->algorithm)
-    return BENCH_OK;
-  uint64_t before = onebit_comm_bytes_sent(team->comm);
-  double link = begin_link(test);
-  team->kind->barrier(team);
-  double start = bench_now();
-  if (way->algorithm)
-    team->kind->dense(team, (size_t)(way->algorithm - team->algorithms),
-                      test->collective->operation, test->dense_send, test->dense_receive,
-                      test->count);
-  else
-    status = test->collective->call(test->send, test->receive, way->plan);
-  *time = bench_now() - start;
-  count_link(test, way, link);
-  way->sent += onebit_comm_bytes_sent(team->comm) - before;
-  return bench_status(status, test->collective->name);
+struct bench_way *bench_case_add(struct bench_case *test, const char *name, bench_timed *run) {
+  struct bench_way *way = &test->ways[test->rounds.count];
+  *way = (struct bench_way){.test = test, .error = NAN, .right = true};
+  bench_rounds_entry(&test->rounds, name, run, way);
+  return way;
 }
 
-/* Another order each iteration, the same on all ranks: what a call finds (a network's buffers full
- * or empty, memory in the cache) must not always be what one and the same other way left. */
-static void shuffle(size_t *order, size_t count, uint64_t *state) {
-  for (size_t k = count; k > 1; k--) {
-    *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
-    size_t other = (size_t)(*state >> 33) % k, kept = order[k - 1];
-    order[k - 1] = order[other];
-    order[other] = kept;
-  }
+static int run_plan(const struct bench_entry *entry) {
+  const struct bench_way *way = entry->context;
+  const struct bench_case *test = way->test;
+  return bench_status(test->collective->call(test->send, test->receive, way->plan),
+                      test->collective->name);
 }
 
-static void sum_up(struct bench_case *test, struct bench_way *way, size_t iterations, size_t all) {
-  test->team->kind->combine(test->team, way->times, iterations, false);
-  way->time = bench_statistics(way->times, iterations);
-  way->wire_bytes = (double)way->sent / (double)all;
-  way->link_bytes /= (double)all;
-  test->team->kind->combine(test->team, &way->wire_bytes, 1, false);
-  test->team->kind->combine(test->team, &way->link_bytes, 1, false);
-}
-
-/* A call that fails does so on all ranks, so all of them leave here together. */
-static int time_all(struct bench_case *test, size_t iterations) {
-  size_t warmups = bench_case_warmups(test), all = warmups + iterations;
-  size_t order[sizeof test->ways / sizeof test->ways[0]];
-  uint64_t state = 1;
-  for (size_t k = 0; k < test->way_count; k++)
-    order[k] = k;
-  for (size_t i = 0; i < all; i++) {
-    shuffle(order, test->way_count, &state);
-    for (size_t k = 0; k < test->way_count; k++) {
-      struct bench_way *way = &test->ways[order[k]];
-      int status = time_way(test, way, &way->times[i < warmups ? 0 : i - warmups]);
-      if (status != BENCH_OK)
-        return status;
-    }
-  }
-  for (size_t k = 0; k < test->way_count; k++)
-    sum_up(test, &test->ways[k], iterations, all);
+static int run_dense(const struct bench_entry *entry) {
+  const struct bench_way *way = entry->context;
+  struct bench_team *team = way->test->team;
+  team->kind->dense(team, (size_t)(way->algorithm - team->algorithms),
+                    way->test->collective->operation, way->test->dense_send,
+                    way->test->dense_receive, way->test->count);
   return BENCH_OK;
 }
 
+/* Among several ways, one that the library refuses is a result. */
+static int add_plan(struct bench_case *test, struct bench_variant variant) {
+  char name[48];
+  snprintf(name, sizeof name, "%s%s", bench_schedules[variant.schedule],
+           variant.wire == ONEBIT_WIRE_DENSE ? ":dense" : "");
+  struct bench_way *way = bench_case_add(test, name, run_plan);
+  onebit_plan_options_t options = bench_case_options(test, variant, ONEBIT_DEVICE_HOST);
+  onebit_status_t status = onebit_plan_create(test->comm, test->count, &options, &way->plan);
+  bool refused = status == ONEBIT_ERROR_ARGUMENT || status == ONEBIT_ERROR_UNSUPPORTED;
+  way->variant = variant;
+  test->plan_count++;
+  if (refused && test->options->compare_count) {
+    test->rounds.entries[test->plan_count - 1].run = NULL;
+    snprintf(way->refusal, sizeof way->refusal, "%s", onebit_last_error());
+    return BENCH_OK;
+  }
+  if (!test->plan)
+    test->plan = way->plan;
+  if (status == ONEBIT_OK || test->team->rank == 0)
+    return bench_status(status, "onebit_plan_create");
+  return status == ONEBIT_ERROR_ARGUMENT ? BENCH_USAGE : BENCH_FAILED;
+}
+
+static int add_ways(struct bench_case *test) {
+  const struct bench_options *options = test->options;
+  char name[48];
+  if (!options->compare_count)
+    BENCH_TRY(add_plan(test, options->variant));
+  for (size_t k = 0; k < options->compare_count; k++)
+    BENCH_TRY(add_plan(test, options->compare[k]));
+  if (!test->plan) {
+    if (test->team->rank == 0)
+      bench_complain("--compare: none of them can be planned: %s", test->ways[0].refusal);
+    return BENCH_USAGE;
+  }
+  for (size_t k = 0; k < test->team->algorithm_count; k++) {
+    snprintf(name, sizeof name, "MPI %s", test->team->algorithms[k].name);
+    bench_case_add(test, name, run_dense)->algorithm = &test->team->algorithms[k];
+  }
+  return BENCH_OK;
+}
+
+/* --- A case */
+
+static bool allocate(struct bench_case *test) {
+  const struct ob_memory *memory = test->space->memory;
+  size_t size = ob_dtype_size(test->options->dtype);
+  bool dense = test->device || test->team->algorithm_count;
+  test->dense_send = memory->allocate(test->send_count, sizeof(float));
+  test->send = size == sizeof(float) ? test->dense_send : memory->allocate(test->send_count, size);
+  test->receive = memory->allocate(test->receive_count, size);
+  if (dense)
+    test->dense_receive = memory->allocate(test->receive_count, sizeof(float));
+  if (test->device)
+    test->half_send = memory->allocate(test->send_count, 2);
+  return test->dense_send && test->send && test->receive && (!dense || test->dense_receive) &&
+         (!test->device || test->half_send);
+}
+
+static int fill(struct bench_case *test) {
+  uint64_t seed = (uint64_t)test->team->rank + 1;
+  BENCH_TRY(
+      bench_space_fill(test->space, test->dense_send, test->send_count, ONEBIT_FLOAT32, seed));
+  if (test->send != test->dense_send)
+    BENCH_TRY(
+        bench_space_fill(test->space, test->send, test->send_count, test->options->dtype, seed));
+  return test->half_send ? bench_space_fill(test->space, test->half_send, test->send_count,
+                                            ONEBIT_BFLOAT16, seed)
+                         : BENCH_OK;
+}
+
+/* Of a case that has all that does not depend on the size. */
+static int set_up(struct bench_case *test, size_t bytes) {
+  const struct bench_collective *collective = test->collective;
+  size_t ranks = (size_t)test->team->size, elements = bytes / sizeof(float);
+  size_t share = elements / ranks ? elements / ranks : 1;
+  test->bytes = bytes;
+  test->count = collective->scatters ? share : elements;
+  test->send_count = test->count * (collective->scatters ? ranks : 1);
+  test->receive_count = test->count * (collective->gathers ? ranks : 1);
+  int status = BENCH_OK;
+  if (!bench_team_agree(test->team, allocate(test))) {
+    if (test->team->rank == 0)
+      bench_complain("no memory for buffers of %zu bytes on every rank", bytes);
+    status = BENCH_FAILED;
+  }
+  if (status == BENCH_OK && !bench_team_agree(test->team, fill(test) == BENCH_OK))
+    status = BENCH_FAILED;
+  if (status == BENCH_OK)
+    status = test->calls->add(test);
+  if (status != BENCH_OK)
+    bench_case_destroy(test);
+  return status;
+}
+
+void bench_case_destroy(struct bench_case *test) {
+  const struct ob_memory *memory = test->space->memory;
+  bench_rounds_destroy(&test->rounds);
+  for (size_t k = 0; k < test->rounds.count; k++)
+    if (k == 0 || test->ways[k].plan != test->ways[k - 1].plan)
+      onebit_plan_destroy(test->ways[k].plan);
+  if (test->send != test->dense_send)
+    memory->release(test->send);
+  memory->release(test->dense_send);
+  memory->release(test->dense_receive);
+  memory->release(test->receive);
+  memory->release(test->half_send);
+}
+
+/* Few enough iterations that a gigabit network is done with all sizes in minutes; on a device as
+ * many as for other kernels. */
+size_t bench_case_iterations(const struct bench_case *test) {
+  if (test->options->iterations != BENCH_BY_SIZE)
+    return test->options->iterations;
+  return test->device ? 21 : test->bytes <= 64 << 10 ? 200 : test->bytes <= 4 << 20 ? 40 : 11;
+}
+
+size_t bench_case_warmups(const struct bench_case *test) {
+  const struct bench_options *options = test->options;
+  if (options->check && options->checked_warmups != BENCH_BY_SIZE)
+    return options->checked_warmups;
+  if (options->warmups != BENCH_BY_SIZE)
+    return options->warmups;
+  return test->device ? 3 : test->bytes <= 64 << 10 ? 20 : test->bytes <= 4 << 20 ? 5 : 2;
+}
+
+/* --- Times and rows */
+
 /* The quickest of ways first .. end - 1 that ran, leaving out automatic ones; NULL: none. */
-static const struct bench_way *quickest(const struct bench_case *test, size_t first, size_t end) {
-  const struct bench_way *best = NULL;
-  for (const struct bench_way *way = test->ways + first; way < test->ways + end; way++)
-    if ((way->algorithm || (way->plan && way->variant.schedule != ONEBIT_SCHEDULE_AUTOMATIC)) &&
-        (!best || way->time.median < best->time.median))
-      best = way;
+static const struct bench_entry *quickest(const struct bench_case *test, size_t first, size_t end) {
+  const struct bench_entry *best = NULL;
+  for (size_t k = first; k < end; k++) {
+    const struct bench_entry *entry = &test->rounds.entries[k];
+    bool counts = test->ways[k].algorithm ||
+                  (entry->run && test->ways[k].variant.schedule != ONEBIT_SCHEDULE_AUTOMATIC);
+    if (counts && (!best || entry->time.median < best->time.median))
+      best = entry;
+  }
   return best;
 }
 
-/* A row for each plan. In a table that compares, one for each of MPI's algorithms too. */
-static void report(const struct bench_case *test, size_t iterations) {
+/* Of a device: the first of NCCL's, or the library's own. */
+static const struct bench_entry *dense_on_device(const struct bench_case *test) {
+  size_t dense = test->plan_count + (test->ways[test->plan_count].plan && test->nccl);
+  return dense < test->rounds.count ? &test->rounds.entries[dense] : NULL;
+}
+
+/* A row for each plan, or call. In a table that compares, one for each of MPI's algorithms too. */
+static void report(struct bench_table *table, const struct bench_case *test) {
+  const struct bench_rounds *rounds = &test->rounds;
   bool compare = test->options->compare_count > 0;
-  size_t rows = compare && !test->options->json ? test->way_count : test->plan_count;
-  const struct bench_way *best = compare ? quickest(test, 0, test->plan_count) : NULL;
+  bool all = test->device || (compare && table->format == BENCH_TEXT);
+  const struct bench_entry *best = compare ? quickest(test, 0, test->plan_count) : NULL;
   struct bench_row row = {.test = test,
-                          .dense = quickest(test, test->plan_count, test->way_count),
-                          .iterations = iterations};
-  for (size_t k = 0; k < rows; k++) {
+                          .dense = test->device ? dense_on_device(test)
+                                                : quickest(test, test->plan_count, rounds->count)};
+  if (row.dense && !test->device)
+    row.dense_name = test->ways[row.dense - rounds->entries].algorithm->name;
+  for (size_t k = 0; k < (all ? rounds->count : test->plan_count); k++) {
     row.way = &test->ways[k];
-    row.of_best = best ? row.way->time.median / best->time.median : NAN;
-    bench_report_row(&row);
+    row.time = &rounds->entries[k];
+    row.own = k < test->plan_count;
+    row.of_best = best ? row.time->time.median / best->time.median : NAN;
+    bench_collective_row(table, &row);
   }
 }
 
-static int measure_ways(struct bench_case *test, size_t iterations, bool first) {
+int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   bool right = true;
-  int status = time_all(test, iterations);
-  if (status == BENCH_OK)
-    status = bench_case_judge(test, &right);
-  if (status == BENCH_OK && test->team->rank == 0) {
-    if (first && !test->options->json)
-      bench_print_head(test, false);
-    report(test, iterations);
+  test->rounds.rounds = bench_case_iterations(test);
+  test->rounds.warmups = bench_case_warmups(test);
+  BENCH_TRY(bench_rounds_take(&test->rounds));
+  if (test->calls->settle)
+    BENCH_TRY(test->calls->settle(test));
+  BENCH_TRY(test->calls->judge(test, &right));
+  if (job->team->rank == 0) {
+    if (job->first)
+      test->calls->note(job, test);
+    report(job->table, test);
+    if (job->last && test->calls->close)
+      test->calls->close(job, test);
   }
-  if (status == BENCH_OK && test->options->timeline)
-    status = bench_timeline(test);
-  return status == BENCH_OK && !right ? BENCH_FAILED : status;
+  if (test->options->timeline)
+    BENCH_TRY(bench_timeline(test));
+  return right ? BENCH_OK : BENCH_FAILED;
 }
 
-static int measure(struct bench_case *test, bool first) {
-  size_t iterations = bench_case_iterations(test);
-  double *times = ob_allocate(test->way_count * iterations, sizeof *times);
-  int status = BENCH_FAILED;
-  for (size_t k = 0; times && k < test->way_count; k++) {
-    test->ways[k].times = times + k * iterations;
-    memset(test->ways[k].times, 0, iterations * sizeof *times);
-  }
-  if (bench_team_agree(test->team, times != NULL))
-    status = measure_ways(test, iterations, first);
-  else
-    bench_complain("no memory for %zu times", test->way_count * iterations);
-  ob_release(times);
-  return status;
+/* --- All sizes */
+
+static const struct bench_calls blocking = {add_ways,         bench_measure_ways,    NULL,
+                                            bench_case_judge, bench_collective_note, NULL},
+                                nonblocking = {.add = add_ways, .measure = bench_measure_sides};
+
+static struct bench_case begin(struct bench_team *team, const struct bench_options *options,
+                               const struct bench_collective *collective) {
+  return (struct bench_case){.team = team,
+                             .options = options,
+                             .collective = collective,
+                             .calls = &blocking,
+                             .space = &bench_space_host,
+                             .comm = team->comm,
+                             .rounds = {.repeats = 1, .team = team, .link = options->link}};
 }
 
-const struct bench_collective *bench_find_collective(const char *name) {
+int bench_case_create(struct bench_team *team, const struct bench_options *options,
+                      const struct bench_collective *collective, size_t bytes,
+                      struct bench_case *test) {
+  *test = begin(team, options, collective);
+  return set_up(test, bytes);
+}
+
+struct bench_case bench_case_begin(struct bench_job *job) {
   const struct bench_collective *row = bench_collectives;
-  while (strcmp(row->name, name) != 0 && strcmp(row->nonblocking_name, name) != 0)
+  while (strcmp(row->name, job->benchmark->name) != 0 &&
+         strcmp(row->nonblocking_name, job->benchmark->name) != 0)
     row++;
-  return row;
+  return begin(job->team, job->options, row);
 }
 
 /* MPI's counts are an int, and so are the places in an allgather's receive buffer. */
-static bool dense_fits(const struct bench_options *options, const struct bench_collective *which,
-                       const struct bench_team *team) {
-  size_t most = (size_t)INT_MAX / (which->gathers ? (size_t)team->size : 1);
-  if (!team->algorithm_count || options->largest / sizeof(float) <= most)
+static bool dense_fits(const struct bench_case *like) {
+  const struct bench_team *team = like->team;
+  size_t most = (size_t)INT_MAX / (like->collective->gathers ? (size_t)team->size : 1);
+  if (!team->algorithm_count || like->options->largest / sizeof(float) <= most)
     return true;
   if (team->rank == 0)
     bench_complain("-m %zu: %s counts at most %zu elements; --no-dense goes without it",
-                   options->largest, which->dense_name, most);
+                   like->options->largest, like->collective->dense_name, most);
   return false;
 }
 
-/* A send buffer for all ranks has an element for each: sizes below that are left to the last. */
-static bool too_small(const struct bench_options *options, const struct bench_collective *which,
-                      const struct bench_team *team, size_t bytes) {
-  return which->scatters && bytes / sizeof(float) < (size_t)team->size &&
-         bytes <= options->largest / 2;
-}
-
-static int run_size(struct bench_team *team, const struct bench_options *options,
-                    const struct bench_collective *collective, size_t bytes, bench_measure *run,
-                    bool first) {
-  struct bench_case test;
-  int status = bench_case_create(team, options, collective, bytes, &test);
-  if (status != BENCH_OK)
-    return status;
-  status = run(&test, first);
-  bench_case_destroy(&test);
+/* A send buffer for all ranks has an element for each: sizes below that are left to the last. To
+ * give memory of a device back waits for it, and other ranks may share it: they must not have begun
+ * the next size, in which they wait for this rank. */
+int bench_collective_size(struct bench_job *job, size_t bytes, void *like) {
+  struct bench_case test = *(const struct bench_case *)like;
+  if (test.collective->scatters && bytes / sizeof(float) < (size_t)test.team->size && !job->last)
+    return BENCH_OK;
+  int status = set_up(&test, bytes);
+  if (status == BENCH_OK) {
+    status = test.calls->measure(job, &test);
+    job->first = false;
+    bench_case_destroy(&test);
+  }
+  if (job->device)
+    job->team->kind->barrier(job->team);
   return status;
 }
 
-int bench_run_sizes(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                    struct bench_team *team, bench_measure *run) {
-  const struct bench_collective *collective = bench_find_collective(benchmark->name);
-  int worst = BENCH_OK;
-  bool first = true;
-  if (team->kind->choose && !options->no_dense)
-    worst = team->kind->choose(team, options, collective->operation);
-  if (worst != BENCH_OK || !dense_fits(options, collective, team))
+static int run_on_host(struct bench_job *job, const struct bench_calls *calls) {
+  struct bench_case like = bench_case_begin(job);
+  struct bench_team *team = job->team;
+  like.calls = calls;
+  if (team->kind->choose && !job->options->no_dense &&
+      team->kind->choose(team, job->options, like.collective->operation) != BENCH_OK)
     return BENCH_USAGE;
-  for (size_t bytes = options->smallest; bytes <= options->largest; bytes *= 2) {
-    if (too_small(options, collective, team, bytes))
-      continue;
-    int status = run_size(team, options, collective, bytes, run, first);
-    first = false;
-    worst = status > worst ? status : worst;
-    if (status == BENCH_USAGE)
-      break;
-  }
-  return worst;
+  return dense_fits(&like) ? bench_each_size(job, bench_collective_size, &like) : BENCH_USAGE;
 }
 
-int bench_run_collective(const struct bench_benchmark *benchmark,
-                         const struct bench_options *options, struct bench_team *team) {
-  return bench_run_sizes(benchmark, options, team, measure);
-}
+int bench_run_collective(struct bench_job *job) { return run_on_host(job, &blocking); }
+
+int bench_run_nonblocking(struct bench_job *job) { return run_on_host(job, &nonblocking); }

@@ -7,9 +7,8 @@
 #else
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
-#define INSIDE __attribute__((always_inline)) static inline
 
-INSIDE void adam(struct bench_fused *fused) {
+BENCH_INSIDE void adam(struct bench_fused *fused) {
   const struct ob_adam_factors f = *fused->factors;
   const float rate = fused->learning_rate, decay = fused->weight_decay;
   const float *g = fused->gradient;
@@ -23,7 +22,7 @@ INSIDE void adam(struct bench_fused *fused) {
   }
 }
 
-INSIDE void momentum(struct bench_fused *fused) {
+BENCH_INSIDE void momentum(struct bench_fused *fused) {
   const float beta = fused->factors->beta1;
   const float rate = fused->learning_rate, decay = fused->weight_decay;
   const float *g = fused->gradient;
@@ -35,7 +34,7 @@ INSIDE void momentum(struct bench_fused *fused) {
   }
 }
 
-INSIDE void lion(struct bench_fused *fused) {
+BENCH_INSIDE void lion(struct bench_fused *fused) {
   const struct ob_lion_factors f = *fused->lion;
   const float rate = fused->learning_rate, decay = fused->weight_decay;
   const float *g = fused->gradient;
@@ -52,8 +51,8 @@ INSIDE void lion(struct bench_fused *fused) {
 /* Sums go by lanes, so that they can be vectors too. */
 #define LANES 64
 
-INSIDE void lamb_lanes(struct bench_fused *fused, size_t first, size_t lanes, float *of_parameters,
-                       float *of_updates) {
+BENCH_INSIDE void lamb_lanes(struct bench_fused *fused, size_t first, size_t lanes,
+                             float *of_parameters, float *of_updates) {
   const struct ob_adam_factors f = *fused->factors;
   const float decay = fused->weight_decay;
   const float *g = fused->gradient + first;
@@ -69,7 +68,7 @@ INSIDE void lamb_lanes(struct bench_fused *fused, size_t first, size_t lanes, fl
   }
 }
 
-INSIDE void lamb(struct bench_fused *fused) {
+BENCH_INSIDE void lamb(struct bench_fused *fused) {
   float of_parameters[LANES] = {0}, of_updates[LANES] = {0};
   size_t i = 0;
   for (; i + LANES <= fused->count; i += LANES)
@@ -82,7 +81,7 @@ INSIDE void lamb(struct bench_fused *fused) {
   }
 }
 
-INSIDE void lamb_move(struct bench_fused *fused) {
+BENCH_INSIDE void lamb_move(struct bench_fused *fused) {
   double ratio = fused->norms[1] > 0 ? sqrt(fused->norms[0] / fused->norms[1]) : 1;
   const float rate = (float)((double)fused->learning_rate * (ratio < 10 ? ratio : 10));
   const float *u = fused->update;
@@ -92,30 +91,9 @@ INSIDE void lamb_move(struct bench_fused *fused) {
     p[i] -= rate * u[i];
 }
 
-/* One function for each width of vectors, and one that chooses. */
-#if defined(__x86_64__)
-#define FOR_EACH_WIDTH(name)                                                                       \
-  __attribute__((target("avx512f"))) static void name##_avx512(struct bench_fused *fused) {        \
-    name(fused);                                                                                   \
-  }                                                                                                \
-  __attribute__((target("avx2"))) static void name##_avx2(struct bench_fused *fused) {             \
-    name(fused);                                                                                   \
-  }                                                                                                \
-  void bench_fused_##name(struct bench_fused *fused) {                                             \
-    if (__builtin_cpu_supports("avx512f"))                                                         \
-      name##_avx512(fused);                                                                        \
-    else if (__builtin_cpu_supports("avx2"))                                                       \
-      name##_avx2(fused);                                                                          \
-    else                                                                                           \
-      name(fused);                                                                                 \
-  }
-#else
-#define FOR_EACH_WIDTH(name)                                                                       \
-  void bench_fused_##name(struct bench_fused *fused) { name(fused); }
-#endif
-
-FOR_EACH_WIDTH(adam)
-FOR_EACH_WIDTH(momentum)
-FOR_EACH_WIDTH(lion)
-FOR_EACH_WIDTH(lamb)
-FOR_EACH_WIDTH(lamb_move)
+#define FUSED(name) BENCH_WIDTHS(fused_##name, name, (struct bench_fused * fused), (fused))
+FUSED(adam)
+FUSED(momentum)
+FUSED(lion)
+FUSED(lamb)
+FUSED(lamb_move)

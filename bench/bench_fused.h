@@ -10,6 +10,26 @@
 
 #include "compression/numerics.h"
 
+/* bench_NAME: the function INSIDE, which is always inlined, once for each width of vectors, and one
+ * that chooses. */
+#define BENCH_INSIDE __attribute__((always_inline)) static inline
+#if defined(__x86_64__)
+#define BENCH_WIDTHS(name, inside, parameters, arguments)                                          \
+  __attribute__((target("avx512f"))) static void name##_avx512 parameters { inside arguments; }    \
+  __attribute__((target("avx2"))) static void name##_avx2 parameters { inside arguments; }         \
+  void bench_##name parameters {                                                                   \
+    if (__builtin_cpu_supports("avx512f"))                                                         \
+      name##_avx512 arguments;                                                                     \
+    else if (__builtin_cpu_supports("avx2"))                                                       \
+      name##_avx2 arguments;                                                                       \
+    else                                                                                           \
+      inside arguments;                                                                            \
+  }
+#else
+#define BENCH_WIDTHS(name, inside, parameters, arguments)                                          \
+  void bench_##name parameters { inside arguments; }
+#endif
+
 struct bench_fused {
   const struct ob_adam_factors *factors;
   const struct ob_lion_factors *lion;

@@ -1,18 +1,14 @@
-/* Clock, statistics, data and words of the benchmarks. */
+/* Statistics, numbers, and the loop in which entries take turns. */
 #define _DEFAULT_SOURCE
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+#include <string.h>
 
+#include "base/clock.h"
 #include "bench/bench.h"
-
-double bench_now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
+#include "compression/numerics.h"
 
 static int compare(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
@@ -100,11 +96,160 @@ int bench_status(onebit_status_t status, const char *what) {
   return status == ONEBIT_ERROR_ARGUMENT ? BENCH_USAGE : BENCH_FAILED;
 }
 
-const char *bench_dtype_name(onebit_dtype_t dtype) {
-  static const char *const names[] = {"float32", "bfloat16", "float16"};
-  return names[dtype];
+int bench_no_memory(const char *what, size_t count) {
+  bench_complain("no memory for %zu %s", count, what);
+  return BENCH_FAILED;
 }
 
-const char *bench_scale_name(onebit_scale_t scale) {
-  return scale == ONEBIT_SCALE_RMS ? "rms" : "mean-absolute";
+double bench_link_sent(const char *interface) {
+  char path[128];
+  double bytes = NAN;
+  snprintf(path, sizeof path, "/sys/class/net/%.60s/statistics/tx_bytes", interface);
+  FILE *file = strchr(interface, '/') ? NULL : fopen(path, "r");
+  if (file && fscanf(file, "%lf", &bytes) != 1)
+    bytes = NAN;
+  if (file)
+    fclose(file);
+  return bytes;
+}
+
+bool bench_team_agree(struct bench_team *team, bool well) {
+  double worst = well ? 0 : 1;
+  team->kind->combine(team, &worst, 1, false);
+  return worst == 0;
+}
+
+/* --- Memory and clock of the host */
+
+static int start_clock(struct bench_device *device, double *seconds) {
+  (void)device;
+  *seconds = ob_seconds();
+  return BENCH_OK;
+}
+
+static int stop_clock(struct bench_device *device, double *seconds) {
+  (void)device;
+  *seconds = ob_seconds() - *seconds;
+  return BENCH_OK;
+}
+
+const struct bench_space bench_space_host = {&ob_memory_host, start_clock, stop_clock};
+
+int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
+                     uint64_t seed) {
+  float *values = ob_allocate(count, sizeof *values);
+  if (!values)
+    return bench_no_memory("numbers", count);
+  bench_fill(values, count, seed);
+  /* In place: what has become shorter lies before what is still to be read. */
+  for (size_t i = 0; dtype != ONEBIT_FLOAT32 && i < count; i++)
+    ob_store(values, i, dtype, values[i]);
+  onebit_status_t status = space->memory->copy(to, values, count * ob_dtype_size(dtype));
+  ob_release(values);
+  return bench_status(status, "copying numbers");
+}
+
+/* --- Rounds */
+
+struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *name,
+                                       bench_timed *run, void *context) {
+  struct bench_entry *entry = &rounds->entries[rounds->count++];
+  *entry = (struct bench_entry){.run = run, .context = context};
+  snprintf(entry->name, sizeof entry->name, "%s", name);
+  return entry;
+}
+
+/* Bytes that this host's interface has sent, when nothing of the call before is on its way any
+ * more, and nothing of this one yet; and when all ranks have their results, so that all messages
+ * have left: their acknowledgements soon will have. */
+static double count_link(const struct bench_rounds *rounds) {
+  if (!rounds->link)
+    return 0;
+  rounds->team->kind->barrier(rounds->team);
+  return bench_link_sent(rounds->link);
+}
+
+static int time_entry(const struct bench_rounds *rounds, struct bench_entry *entry,
+                      double *seconds) {
+  struct bench_team *team = rounds->team;
+  const struct bench_space *space =
+      rounds->space && !entry->waits ? rounds->space : &bench_space_host;
+  uint64_t sent = team ? onebit_comm_bytes_sent(team->comm) : 0;
+  double link = count_link(rounds);
+  if (team)
+    team->kind->barrier(team);
+  BENCH_TRY(space->start(rounds->device, seconds));
+  for (size_t k = 0; k < rounds->repeats; k++)
+    BENCH_TRY(entry->run(entry));
+  BENCH_TRY(space->stop(rounds->device, seconds));
+  *seconds /= (double)rounds->repeats;
+  entry->link_bytes += count_link(rounds) - link;
+  entry->wire_bytes += team ? (double)(onebit_comm_bytes_sent(team->comm) - sent) : 0;
+  return BENCH_OK;
+}
+
+/* Another order each round, the same on all ranks: what an entry finds (a network's buffers full or
+ * empty, memory in the cache) must not always be what one and the same other has left. */
+static void shuffle(size_t *order, size_t count, uint64_t *state) {
+  for (size_t k = count; k > 1; k--) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
+    size_t other = (size_t)(*state >> 33) % k, kept = order[k - 1];
+    order[k - 1] = order[other];
+    order[other] = kept;
+  }
+}
+
+/* A call that fails does so on all ranks, so all of them leave here together. */
+static int take_times(struct bench_rounds *rounds) {
+  size_t order[BENCH_ENTRIES];
+  uint64_t state = 1;
+  for (size_t k = 0; k < rounds->count; k++)
+    order[k] = k;
+  for (size_t r = 0; r < rounds->warmups + rounds->rounds; r++) {
+    shuffle(order, rounds->count, &state);
+    for (size_t k = 0; k < rounds->count; k++) {
+      struct bench_entry *entry = &rounds->entries[order[k]];
+      if (entry->run)
+        BENCH_TRY(time_entry(rounds, entry,
+                             &entry->times[r < rounds->warmups ? 0 : r - rounds->warmups]));
+    }
+  }
+  return BENCH_OK;
+}
+
+static void sum_up(const struct bench_rounds *rounds, struct bench_entry *entry) {
+  double *bytes[] = {&entry->wire_bytes, &entry->link_bytes};
+  for (int k = 0; k < 2; k++) {
+    *bytes[k] /= (double)((rounds->warmups + rounds->rounds) * rounds->repeats);
+    if (rounds->team)
+      rounds->team->kind->combine(rounds->team, bytes[k], 1, false);
+  }
+  if (rounds->team)
+    rounds->team->kind->combine(rounds->team, entry->times, rounds->rounds, false);
+  memcpy(rounds->scratch, entry->times, rounds->rounds * sizeof *entry->times);
+  entry->time = bench_statistics(rounds->scratch, rounds->rounds);
+}
+
+int bench_rounds_take(struct bench_rounds *rounds) {
+  size_t room = rounds->rounds;
+  ob_release(rounds->memory);
+  rounds->memory = ob_allocate((rounds->count + 1) * room, sizeof(double));
+  if (rounds->team ? !bench_team_agree(rounds->team, rounds->memory) : !rounds->memory)
+    return bench_no_memory("times", rounds->count * room);
+  rounds->scratch = rounds->memory + rounds->count * room;
+  for (size_t k = 0; k < rounds->count; k++) {
+    rounds->entries[k].times = rounds->memory + k * room;
+    rounds->entries[k].wire_bytes = rounds->entries[k].link_bytes = 0;
+  }
+  BENCH_TRY(take_times(rounds));
+  for (size_t k = 0; k < rounds->count; k++)
+    sum_up(rounds, &rounds->entries[k]);
+  return BENCH_OK;
+}
+
+void bench_rounds_destroy(struct bench_rounds *rounds) {
+  for (size_t k = 0; k < rounds->count; k++)
+    if (rounds->entries[k].release)
+      rounds->entries[k].release(&rounds->entries[k]);
+  ob_release(rounds->memory);
 }

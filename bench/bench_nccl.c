@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/bench_collective.h"
 #include "bench/bench_cuda.h"
 #include "onebit/nccl.h"
 
@@ -17,11 +16,11 @@ static int failed(ncclResult_t result, const char *what) {
  * where ranks outnumber a machine's GPUs, each is a host of its own; and where there is no other
  * machine they talk over its own sockets, as between hosts on an Ethernet. What the user has set
  * stays. */
-static void be_a_host(const struct bench_exchange *exchange) {
+static void be_a_host(const struct bench_case *like) {
   char host[32];
-  snprintf(host, sizeof host, "rank%d", exchange->team->rank);
+  snprintf(host, sizeof host, "rank%d", like->team->rank);
   setenv("NCCL_HOSTID", host, 0);
-  if (exchange->seat.ranks < exchange->team->size)
+  if (like->device->ranks < like->team->size)
     return;
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   setenv("NCCL_IB_DISABLE", "1", 0);
@@ -38,27 +37,26 @@ static void share_id(struct bench_team *team, ncclUniqueId *id) {
     id->internal[k] = (char)(unsigned char)bytes[k];
 }
 
-static int join(struct bench_exchange *exchange, ncclUniqueId id, onebit_comm_t *comm) {
-  BENCH_TRY_CUDA(cudaSetDevice(exchange->device->number));
-  ncclResult_t result =
-      ncclCommInitRank(&exchange->nccl, exchange->team->size, id, exchange->team->rank);
+static int join(struct bench_case *like, ncclUniqueId id, onebit_comm_t *comm) {
+  BENCH_TRY_CUDA(cudaSetDevice(like->device->number));
+  ncclResult_t result = ncclCommInitRank(&like->nccl, like->team->size, id, like->team->rank);
   if (result != ncclSuccess)
     return failed(result, "ncclCommInitRank");
-  return bench_status(onebit_comm_create_nccl(exchange->nccl, comm), "onebit_comm_create_nccl");
+  return bench_status(onebit_comm_create_nccl(like->nccl, comm), "onebit_comm_create_nccl");
 }
 
-int bench_nccl_create(struct bench_exchange *exchange, onebit_comm_t *comm) {
-  struct bench_team *team = exchange->team;
+int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm) {
+  struct bench_team *team = like->team;
   ncclUniqueId id = {{0}};
   int devices = 0;
   BENCH_TRY_CUDA(cudaGetDeviceCount(&devices));
-  if (exchange->seat.ranks > devices && !BENCH_EMULATED)
-    be_a_host(exchange);
+  if (like->device->ranks > devices && !BENCH_EMULATED)
+    be_a_host(like);
   ncclResult_t result = team->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
   if (!bench_team_agree(team, result == ncclSuccess))
     return result == ncclSuccess ? BENCH_FAILED : failed(result, "ncclGetUniqueId");
   share_id(team, &id);
-  int status = join(exchange, id, comm);
+  int status = join(like, id, comm);
   return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
 }
 
@@ -70,41 +68,35 @@ void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm) {
 
 /* --- NCCL's own */
 
-static ncclResult_t call(const struct bench_exchange *exchange, const void *send,
-                         ncclDataType_t type, cudaStream_t stream) {
-  size_t count = exchange->count;
-  void *receive = exchange->dense_receive;
-  switch (exchange->collective->operation) {
+/* Of float32, or where the way says so of bfloat16. */
+static int run(const struct bench_entry *entry) {
+  const struct bench_way *way = entry->context;
+  const struct bench_case *test = way->test;
+  ncclDataType_t type = way->half ? ncclBfloat16 : ncclFloat32;
+  const void *send = way->half ? test->half_send : test->dense_send;
+  void *receive = test->dense_receive;
+  cudaStream_t stream = test->device->stream;
+  ncclResult_t result = ncclInvalidArgument;
+  switch (test->collective->operation) {
   case ONEBIT_ALLREDUCE:
-    return ncclAllReduce(send, receive, count, type, ncclSum, exchange->nccl, stream);
+    result = ncclAllReduce(send, receive, test->count, type, ncclSum, test->nccl, stream);
+    break;
   case ONEBIT_ALLGATHER:
-    return ncclAllGather(send, receive, count, type, exchange->nccl, stream);
+    result = ncclAllGather(send, receive, test->count, type, test->nccl, stream);
+    break;
   case ONEBIT_REDUCE_SCATTER:
-    return ncclReduceScatter(send, receive, count, type, ncclSum, exchange->nccl, stream);
+    result = ncclReduceScatter(send, receive, test->count, type, ncclSum, test->nccl, stream);
+    break;
   }
-  return ncclInvalidArgument;
+  return result == ncclSuccess ? BENCH_OK : failed(result, entry->name);
 }
 
-static int run_float(const struct bench_put *put, cudaStream_t stream) {
-  const struct bench_exchange *exchange = put->context;
-  ncclResult_t result = call(exchange, exchange->dense_send, ncclFloat32, stream);
-  return result == ncclSuccess ? BENCH_OK : failed(result, put->name);
-}
-
-static int run_half(const struct bench_put *put, cudaStream_t stream) {
-  const struct bench_exchange *exchange = put->context;
-  ncclResult_t result = call(exchange, exchange->half_send, ncclBfloat16, stream);
-  return result == ncclSuccess ? BENCH_OK : failed(result, put->name);
-}
-
-struct bench_put *bench_nccl_add(struct bench_turns *turns, struct bench_exchange *exchange) {
+void bench_nccl_add(struct bench_case *test) {
   static const char *const names[] = {"ncclAllReduce", "ncclAllGather", "ncclReduceScatter"};
-  const char *name = names[exchange->collective->operation];
-  struct bench_put *dense = bench_turns_add(turns, "%s float32", name);
-  dense->run = run_float;
-  dense->context = exchange;
-  struct bench_put *half = bench_turns_add(turns, "%s bfloat16", name);
-  half->run = run_half;
-  half->context = exchange;
-  return dense;
+  char name[48];
+  for (int half = 0; half < 2; half++) {
+    snprintf(name, sizeof name, "%s %s", names[test->collective->operation],
+             half ? "bfloat16" : "float32");
+    bench_case_add(test, name, run)->half = half;
+  }
 }

@@ -7,94 +7,56 @@
  * amount of work and not a time, so a core that it shares with the communication makes it longer.
  * And time spent in test calls is communication.
  */
-#include <math.h>
+#include "bench/bench_overlap.h"
 
-#include "base/memory.h"
+#include <math.h>
+#include <string.h>
+
 #include "bench/bench_collective.h"
 
-/* The library's collective or MPI's, by the same calls. */
-struct side {
-  struct bench_case *test;
-  bool dense;
-  onebit_request_t request;
-  onebit_status_t status; /* the first that went wrong */
-  struct bench_overlap *overlap;
-};
+/* --- Sides: what is timed. A call that fails does so on all ranks, and the next on the same plan
+ * fails at once. */
 
-static void keep(struct side *side, onebit_status_t status) {
+static void note(struct bench_side *side, onebit_status_t status) {
   if (status < 0 && side->status == ONEBIT_OK)
     side->status = status;
 }
 
-static void start(struct side *side) {
-  struct bench_case *test = side->test;
-  if (side->dense)
-    test->team->kind->start_dense(test->team, test->collective->operation, test->dense_send,
-                                  test->dense_receive, test->count);
-  else
-    keep(side, test->collective->start(test->send, test->receive, test->plan, &side->request));
+static int run_pure(const struct bench_entry *entry) {
+  struct bench_side *side = entry->context;
+  note(side, side->start(side->context));
+  note(side, side->finish(side->context));
+  return BENCH_OK;
 }
 
-static void look(struct side *side) {
-  if (side->dense)
-    side->test->team->kind->finish_dense(side->test->team, false);
-  else
-    keep(side, onebit_test(&side->request));
+static int run_compute(const struct bench_entry *entry) {
+  bench_compute(((struct bench_side *)entry->context)->units);
+  return BENCH_OK;
 }
 
-static void finish(struct side *side) {
-  if (side->dense)
-    side->test->team->kind->finish_dense(side->test->team, true);
-  else
-    keep(side, onebit_wait(&side->request));
+static int run_apart(const struct bench_entry *entry) {
+  run_compute(entry);
+  return run_pure(entry);
 }
 
-static double now_together(struct bench_team *team) {
-  team->kind->barrier(team);
-  return bench_now();
-}
-
-static double time_pure(struct side *side) {
-  double begin = now_together(side->test->team);
-  start(side);
-  finish(side);
-  return bench_now() - begin;
-}
-
-static double time_compute(struct side *side) {
-  double begin = now_together(side->test->team);
-  bench_compute(side->overlap->units);
-  return bench_now() - begin;
-}
-
-static double time_overall(struct side *side) {
-  const struct bench_overlap *overlap = side->overlap;
-  size_t slices = overlap->tests + 1;
-  double begin = now_together(side->test->team);
-  start(side);
-  for (size_t k = 0; k < slices; k++) {
-    bench_compute(overlap->units * (k + 1) / slices - overlap->units * k / slices);
-    if (k + 1 < slices)
-      look(side);
+static int run_overall(const struct bench_entry *entry) {
+  struct bench_side *side = entry->context;
+  note(side, side->start(side->context));
+  for (size_t k = 0; k < side->slices; k++) {
+    bench_compute(side->units * (k + 1) / side->slices - side->units * k / side->slices);
+    if (k < side->looks)
+      note(side, side->look(side->context, k));
   }
-  finish(side);
-  return bench_now() - begin;
+  note(side, side->finish(side->context));
+  return BENCH_OK;
 }
 
-/* Seconds that a unit takes while all ranks compute, as they will: the mean over the ranks. */
-static double time_unit(struct bench_team *team) {
-  size_t units = 64;
-  double time = 0;
-  do {
-    units *= 2;
-    team->kind->barrier(team);
-    double begin = bench_now();
-    bench_compute(units);
-    time = bench_now() - begin;
-    team->kind->combine(team, &time, 1, true);
-    time /= team->size;
-  } while (time < 4e-3);
-  return time / (double)units;
+void bench_side_add(struct bench_rounds *rounds, struct bench_side *side, bool apart) {
+  bench_rounds_entry(rounds, "pure", run_pure, side);
+  bench_rounds_entry(rounds, "compute", run_compute, side);
+  bench_rounds_entry(rounds, "overall", run_overall, side);
+  if (apart)
+    bench_rounds_entry(rounds, "apart", run_apart, side);
 }
 
 double bench_overlap_percent(double overall, double compute, double pure) {
@@ -102,121 +64,127 @@ double bench_overlap_percent(double overall, double compute, double pure) {
   return percent > 0 ? percent : 0;
 }
 
-static void sum_up(struct side *side, size_t rounds) {
-  struct bench_team *team = side->test->team;
-  struct bench_overlap *overlap = side->overlap;
-  double *const times[] = {overlap->pure_times, overlap->compute_times, overlap->overall_times};
-  struct bench_statistics *const sums[] = {&overlap->pure, &overlap->compute, &overlap->overall};
-  for (int k = 0; k < 3; k++) {
-    team->kind->combine(team, times[k], rounds, false);
-    *sums[k] = bench_statistics(times[k], rounds);
-  }
-  overlap->percent =
-      bench_overlap_percent(overlap->overall.median, overlap->compute.median, overlap->pure.median);
-}
-
-static void time_rounds(struct side *sides, size_t count, size_t rounds) {
-  for (size_t i = 0; i < rounds; i++)
-    for (size_t k = 0; k < count; k++) {
-      struct side *side = &sides[k];
-      side->overlap->pure_times[i] = time_pure(side);
-      side->overlap->compute_times[i] = time_compute(side);
-      side->overlap->overall_times[i] = time_overall(side);
-    }
-}
-
-/* The first guess: as many units as fit in a call, all calls following each other. */
-static void guess_length(struct side *side, double unit) {
-  struct bench_case *test = side->test;
-  struct bench_overlap *overlap = side->overlap;
-  double time = 0;
-  for (size_t i = 0; i <= bench_case_warmups(test); i++)
-    time = time_pure(side);
-  test->team->kind->combine(test->team, &time, 1, false);
-  overlap->units = (size_t)(time / unit) + 1;
-}
-
-/* Then twice the length that the communication has in rounds such as will be timed: what a call
- * takes depends on what went before it, and a unit takes longer where ranks share cores. */
-static void calibrate(struct side *sides, size_t count, size_t rounds) {
-  const struct bench_case *test = sides->test;
-  double unit = time_unit(test->team);
+/* From a guess on, three times the length that the communication has in rounds such as will be
+ * timed: what a call takes depends on what went before it, and a unit takes longer where ranks
+ * share cores. */
+int bench_sides_calibrate(struct bench_rounds *rounds, struct bench_side *sides, size_t count,
+                          size_t stride, size_t warmups) {
+  size_t wanted = rounds->rounds;
+  rounds->rounds = wanted < 5 ? wanted : 5;
   for (size_t k = 0; k < count; k++)
-    guess_length(&sides[k], unit);
-  for (int pass = 0; pass < 2; pass++) {
-    time_rounds(sides, count, rounds);
+    sides[k].units = 100;
+  for (int turn = 0; turn < 3; turn++) {
+    rounds->warmups = turn == 0 ? warmups : 0;
+    BENCH_TRY(bench_rounds_take(rounds));
     for (size_t k = 0; k < count; k++) {
-      struct bench_overlap *overlap = sides[k].overlap;
-      sum_up(&sides[k], rounds);
-      double change = overlap->pure.median / overlap->compute.median;
-      overlap->units = (size_t)((double)overlap->units * change) + 1;
-      overlap->tests = test->options->tests;
-      if (overlap->tests == BENCH_BY_TIME)
-        overlap->tests = (size_t)ceil(overlap->pure.median / 200e-6);
+      const struct bench_entry *times = &rounds->entries[k * stride];
+      double change = times[BENCH_PURE].time.median / times[BENCH_COMPUTE].time.median;
+      sides[k].units = (size_t)((double)sides[k].units * change) + 1;
     }
   }
+  rounds->warmups = 0;
+  rounds->rounds = wanted;
+  return BENCH_OK;
 }
 
-/* A failing call fails on all ranks, and the next on the same plan fails at once. */
-static int run_sides(struct bench_case *test, struct side *sides, size_t count, size_t rounds) {
-  calibrate(sides, count, rounds < 5 ? rounds : 5);
-  uint64_t before = onebit_comm_bytes_sent(test->team->comm);
-  time_rounds(sides, count, rounds);
-  test->ways[0].wire_bytes =
-      (double)(onebit_comm_bytes_sent(test->team->comm) - before) / (double)(2 * rounds);
-  test->team->kind->combine(test->team, &test->ways[0].wire_bytes, 1, false);
+/* --- The library's collective or MPI's, by the same calls. */
+
+struct call {
+  struct bench_case *test;
+  onebit_request_t request;
+};
+
+static onebit_status_t start(void *context) {
+  struct call *call = context;
+  struct bench_case *test = call->test;
+  return test->collective->start(test->send, test->receive, test->plan, &call->request);
+}
+
+static onebit_status_t look(void *context, size_t which) {
+  (void)which;
+  return onebit_test(&((struct call *)context)->request);
+}
+
+static onebit_status_t finish(void *context) {
+  return onebit_wait(&((struct call *)context)->request);
+}
+
+static onebit_status_t start_dense(void *context) {
+  struct bench_case *test = ((struct call *)context)->test;
+  test->team->kind->start_dense(test->team, test->collective->operation, test->dense_send,
+                                test->dense_receive, test->count);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t look_dense(void *context, size_t which) {
+  struct bench_team *team = ((struct call *)context)->test->team;
+  (void)which;
+  team->kind->finish_dense(team, false);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t finish_dense(void *context) {
+  struct bench_team *team = ((struct call *)context)->test->team;
+  team->kind->finish_dense(team, true);
+  return ONEBIT_OK;
+}
+
+enum { STRIDE = 3 };
+
+/* As the options say, or one for each 200 us of the computation. */
+static void set_tests(const struct bench_rounds *rounds, const struct bench_options *options,
+                      struct bench_side *sides, size_t count) {
+  for (size_t k = 0; k < count; k++) {
+    double pure = rounds->entries[k * STRIDE].time.median;
+    sides[k].looks = options->tests == BENCH_BY_TIME ? (size_t)ceil(pure / 200e-6) : options->tests;
+    sides[k].slices = sides[k].looks + 1;
+  }
+}
+
+static int time_sides(struct bench_case *test, struct bench_rounds *rounds,
+                      struct bench_side *sides, size_t count) {
   for (size_t k = 0; k < count; k++)
-    sum_up(&sides[k], rounds);
+    bench_side_add(rounds, &sides[k], false);
+  BENCH_TRY(bench_sides_calibrate(rounds, sides, count, STRIDE, bench_case_warmups(test)));
+  set_tests(rounds, test->options, sides, count);
+  BENCH_TRY(bench_rounds_take(rounds));
   return bench_status(sides[0].status, test->collective->nonblocking_name);
 }
 
-static void report(struct bench_case *test, const struct side *sides, size_t count, size_t rounds,
-                   bool first) {
-  struct bench_row row = {.test = test,
-                          .way = &test->ways[0],
-                          .dense = count > 1 ? &test->ways[1] : NULL,
-                          .iterations = rounds,
-                          .of_best = NAN,
-                          .overlap = sides[0].overlap,
-                          .dense_overlap = count > 1 ? sides[1].overlap : NULL};
-  for (size_t k = 0; k < count; k++)
-    test->ways[k].time = sides[k].overlap->pure;
-  if (first && !test->options->json)
-    bench_print_head(test, true);
-  bench_report_row(&row);
-}
-
-static int measure_sides(struct bench_case *test, double *times, size_t rounds, bool first) {
-  struct bench_overlap overlaps[2];
-  struct side sides[2];
+int bench_measure_sides(struct bench_job *job, struct bench_case *test) {
+  struct call call = {.test = test};
+  struct bench_side sides[] = {
+      {.context = &call, .start = start, .look = look, .finish = finish, .slices = 1},
+      {.context = &call,
+       .start = start_dense,
+       .look = look_dense,
+       .finish = finish_dense,
+       .slices = 1}};
   size_t count = test->dense_receive ? 2 : 1;
+  struct bench_rounds rounds = {
+      .rounds = bench_case_iterations(test), .repeats = 1, .team = test->team};
   bool right = true;
-  for (size_t k = 0; k < count; k++) {
-    double *own = times + 3 * k * rounds;
-    overlaps[k] = (struct bench_overlap){own, own + rounds, own + 2 * rounds, .units = 0};
-    sides[k] = (struct side){.test = test, .dense = k > 0, .overlap = &overlaps[k]};
-  }
-  int status = run_sides(test, sides, count, rounds);
+  int status = time_sides(test, &rounds, sides, count);
+  test->rounds.rounds = rounds.rounds;
+  memcpy(rounds.entries[0].name, test->rounds.entries[0].name, sizeof rounds.entries[0].name);
   if (status == BENCH_OK)
     status = bench_case_judge(test, &right);
-  if (status == BENCH_OK && test->team->rank == 0)
-    report(test, sides, count, rounds, first);
+  if (status == BENCH_OK && job->team->rank == 0) {
+    const struct bench_entry *dense = count > 1 ? &rounds.entries[STRIDE] : NULL;
+    struct bench_row row = {.test = test,
+                            .way = &test->ways[0],
+                            .time = rounds.entries,
+                            .dense = dense,
+                            .dense_name = dense ? test->ways[1].algorithm->name : NULL,
+                            .of_best = NAN,
+                            .own = true,
+                            .overlap = rounds.entries,
+                            .dense_overlap = dense,
+                            .tests = sides[0].looks};
+    if (job->first)
+      bench_collective_note(job, test);
+    bench_collective_row(job->table, &row);
+  }
+  bench_rounds_destroy(&rounds);
   return status == BENCH_OK && !right ? BENCH_FAILED : status;
-}
-
-static int measure(struct bench_case *test, bool first) {
-  size_t rounds = bench_case_iterations(test);
-  double *times = ob_allocate(6 * rounds, sizeof *times);
-  int status = BENCH_FAILED;
-  if (bench_team_agree(test->team, times != NULL))
-    status = measure_sides(test, times, rounds, first);
-  else
-    bench_complain("no memory for %zu times", 6 * rounds);
-  ob_release(times);
-  return status;
-}
-
-int bench_run_nonblocking(const struct bench_benchmark *benchmark,
-                          const struct bench_options *options, struct bench_team *team) {
-  return bench_run_sizes(benchmark, options, team, measure);
 }

@@ -1,23 +1,15 @@
 /* The passes, what they work on, and their rounds. */
+#include "bench/bench_passes.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/memory.h"
-#include "bench/bench_passes.h"
 #include "compression/codec.h"
 #include "onebit/optimizer.h"
 
-/* Adam's, and a learning rate that moves parameters little however long the benchmark runs. */
-const struct ob_adam_factors bench_factors = {.beta1 = 0.9f,
-                                              .beta2 = 0.999f,
-                                              .one_minus_beta1 = 0.1f,
-                                              .one_minus_beta2 = 0.001f,
-                                              .momentum_factor = 1,
-                                              .variance_factor = 1,
-                                              .epsilon = 1e-8f};
+const struct ob_adam_factors bench_factors = {0.9f, 0.999f, 0.1f, 0.001f, 1, 1, 1e-8f};
 const struct ob_lion_factors bench_lion_factors = {0.9f, 0.1f, 0.99f, 0.01f};
-#define LEARNING_RATE 1e-6f
 
 /* --- The passes. A plan of one rank has one share, cut in chunks: a message each. */
 
@@ -31,297 +23,342 @@ static unsigned char *stream_of(const struct bench_passes *passes, size_t stream
   return passes->messages + stream * passes->plan->geometry.chunks * passes->plan->geometry.stride;
 }
 
-static void compress_source(struct bench_passes *passes, const struct ob_source *source,
-                            struct ob_kept *kept, bool stream) {
-  passes->work.stream = stream;
+static void compress(struct bench_passes *passes, const struct ob_source *source,
+                     struct ob_kept *kept) {
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view last = view_of(passes, passes->messages, chunk);
     struct ob_view out = view_of(passes, passes->plan->geometry.outgoing, chunk);
-    ob_compress_blocks(&passes->work, source, kept, &shape, &last, &out, passes->sums);
+    ob_compress_blocks(&passes->work, source, kept, &shape, &last, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
-    ob_finish(&passes->work, kept, passes->sums);
+    ob_finish(&passes->work, kept, passes->sums[0]);
   ob_kept_commit(kept);
 }
 
-void bench_pass_compress(struct bench_passes *passes, const struct ob_source *source) {
-  compress_source(passes, source, &passes->plan->worker, passes->plan->work.stream);
-}
-
-static void compress(struct bench_passes *passes, struct ob_kept *kept, bool momentum,
-                     bool stream) {
+/* What is read and then written is in the cache: in place there is nothing to gain by streaming. */
+int bench_run_compress(const struct bench_entry *entry) {
+  struct bench_passes *passes = entry->context;
+  const struct bench_pass *pass = entry->pass;
+  const struct ob_adam_factors *f = &bench_factors;
+  struct ob_kept *kept = pass->in_place ? &passes->in_place : &passes->plan->worker;
   const void *input = passes->input;
-  const struct ob_source source = {.inputs = &input,
-                                   .factor = 1,
-                                   .momentum = momentum,
-                                   .decay = bench_factors.beta1,
-                                   .weight = momentum ? bench_factors.one_minus_beta1 : 1};
-  compress_source(passes, &source, kept, stream);
+  struct ob_source source = {
+      .inputs = &input,
+      .factor = 1,
+      .momentum = pass->momentum,
+      .decay = f->beta1,
+      .weight = pass->momentum || pass->moments ? f->one_minus_beta1 : 1,
+      .reciprocals = pass->reciprocals ? passes->arrays[BENCH_RECIPROCALS] : NULL,
+      .moment_rule = pass->moments ? OB_MOMENTS_SECOND : 0,
+      .moment = {f->beta2, f->one_minus_beta2, f->epsilon, .now = 0.0625f, .before = 0.1875f}};
+  for (int copy = 0; copy < 2; copy++)
+    kept->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
+  passes->work.stream = !pass->in_place && passes->plan->work.stream != pass->otherwise;
+  compress(passes, &source, kept);
+  kept->moments[0] = kept->moments[1] = NULL;
+  return BENCH_OK;
 }
 
-static void run_compress(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  compress(passes, &passes->plan->worker, false, passes->plan->work.stream);
-}
-
-static void run_compress_momentum(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  compress(passes, &passes->plan->worker, true, passes->plan->work.stream);
-}
-
-/* What is read and then written is in the cache: there is nothing to gain by streaming. */
-static void run_compress_in_place(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  compress(passes, &passes->in_place, false, false);
-}
-
-static void run_compress_streaming(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  compress(passes, &passes->plan->worker, false, true);
-}
-
-static void run_compress_cached(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  compress(passes, &passes->plan->worker, false, false);
-}
-
-static void run_reduce(struct bench_passes *passes, size_t streams) {
+int bench_run_reduce(const struct bench_entry *entry) {
+  struct bench_passes *passes = entry->context;
+  struct ob_kept *server = &passes->plan->server;
   struct ob_view in[1024]; /* as many as --streams allows */
   passes->work.stream = passes->plan->work.stream;
-  passes->work.streams = streams;
+  passes->work.streams = entry->streams;
+  server->serving = (struct ob_serving){entry->pass->serve_rule, bench_lion_factors};
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view out = view_of(passes, passes->plan->geometry.results[0], chunk);
-    for (size_t s = 0; s < streams; s++)
+    for (size_t s = 0; s < entry->streams; s++)
       in[s] = view_of(passes, stream_of(passes, s), chunk);
-    ob_reduce_blocks(&passes->work, in, &passes->plan->server, &shape, &out, passes->sums);
+    ob_reduce_blocks(&passes->work, in, server, &shape, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
-    ob_finish(&passes->work, &passes->plan->server, passes->sums);
-  ob_kept_commit(&passes->plan->server);
+    ob_finish(&passes->work, server, passes->sums[0]);
+  ob_kept_commit(server);
+  server->serving = (struct ob_serving){0};
+  return BENCH_OK;
 }
 
-static void run_reduce_lion(struct bench_passes *passes, size_t streams) {
-  struct ob_serving *serving = &passes->plan->server.serving;
-  *serving = (struct ob_serving){OB_SERVE_LION, bench_lion_factors};
-  run_reduce(passes, streams);
-  *serving = (struct ob_serving){0};
-}
-
-static void run_store(struct bench_passes *passes, size_t streams) {
-  void *output = passes->output;
-  (void)streams;
+static int run_store(const struct bench_entry *entry) {
+  struct bench_passes *passes = entry->context;
+  void *output = passes->arrays[BENCH_OUTPUT];
   passes->work.stream = passes->plan->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view in = view_of(passes, passes->messages, chunk);
     ob_store_blocks(&passes->work, &in, &shape, &output);
   }
+  return BENCH_OK;
 }
 
-struct ob_pass_sink bench_sink(const struct bench_passes *passes, enum ob_pass_kind kind,
-                               float **parameters) {
-  return (struct ob_pass_sink){
+/* The arrays that passes know by their slots. What is read as a variance is a reciprocal, or a
+ * denominator, where the stage has those; any positive numbers will do. */
+static struct ob_pass_sink sink_of(struct bench_passes *passes, const struct bench_pass *pass,
+                                   enum ob_pass_kind kind, const void *const *gradients) {
+  float **arrays = passes->arrays;
+  struct ob_pass_sink sink = {
       .kind = kind,
-      .parameters = parameters,
+      .parameters = &arrays[BENCH_PARAMETERS],
+      .gradients = gradients,
       .learning_rates = &passes->learning_rate,
       .weight_decays = &passes->weight_decay,
-      .factors = {.adam = bench_factors, .gradient_factor = 1, .bound = ONEBIT_STEP_BOUND}};
+      .factors = {.adam = bench_factors,
+                  .lion = bench_lion_factors,
+                  .gradient_factor = 1,
+                  .rate_sum = 1,
+                  .scaling = 1,
+                  .bound = ONEBIT_STEP_BOUND},
+      .arrays = {[OB_MOMENTUM] = arrays[BENCH_MOMENTUM],
+                 [OB_VARIANCE] = arrays[pass->frozen ? BENCH_RECIPROCALS : BENCH_VARIANCE],
+                 [OB_FRESH] = arrays[BENCH_FRESH],
+                 [OB_ANCHOR] = arrays[BENCH_ANCHOR],
+                 [OB_SCRATCH] = arrays[pass->scratch]}};
+  for (int k = 0; k < OB_SUMS; k++)
+    sink.sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? passes->sums[k] : NULL;
+  return sink;
 }
 
-void bench_pass_on_arrays(struct bench_passes *passes, const struct ob_pass_sink *sink) {
-  ob_pass_blocks(&passes->work, NULL, NULL, NULL, sink);
+int bench_run_pass(const struct bench_entry *entry) {
+  struct bench_passes *passes = entry->context;
+  const void *gradient = passes->input;
+  for (int k = 0; k == 0 || (k < 2 && entry->pass->kinds[k]); k++) {
+    struct ob_pass_sink sink = sink_of(passes, entry->pass, entry->pass->kinds[k], &gradient);
+    ob_pass_blocks(&passes->work, NULL, NULL, NULL, &sink);
+  }
+  return BENCH_OK;
 }
 
 /* The message before, where it is wanted, is another one. */
-void bench_pass_on_messages(struct bench_passes *passes, const struct ob_pass_sink *sink) {
-  bool wants_last = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST);
+int bench_run_apply(const struct bench_entry *entry) {
+  struct bench_passes *passes = entry->context;
+  enum ob_pass_kind kind = entry->pass->kinds[0];
+  struct ob_pass_sink sink = sink_of(passes, entry->pass, kind, NULL);
+  bool wants_last = ob_pass_reads(kind) & OB_MASK(OB_LAST);
   passes->work.stream = passes->plan->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view in = view_of(passes, passes->messages, chunk), last = {0};
     if (wants_last)
       last = view_of(passes, stream_of(passes, 1), chunk);
-    ob_pass_blocks(&passes->work, &in, wants_last ? &last : NULL, &shape, sink);
+    ob_pass_blocks(&passes->work, &in, wants_last ? &last : NULL, &shape, &sink);
   }
+  return BENCH_OK;
 }
 
-static void run_apply(struct bench_passes *passes, size_t streams) {
-  float *parameters = passes->parameters;
-  struct ob_pass_sink sink = bench_sink(passes, OB_PASS_APPLY, &parameters);
-  (void)streams;
-  sink.arrays[OB_VARIANCE] = passes->reciprocals;
-  bench_pass_on_messages(passes, &sink);
-}
+/* Loops over arrays; copies. */
+#define LOOP(name, call)                                                                           \
+  static int name(const struct bench_entry *entry) {                                               \
+    struct bench_passes *passes = entry->context;                                                  \
+    float *const *arrays = passes->arrays;                                                         \
+    call;                                                                                          \
+    return BENCH_OK;                                                                               \
+  }
 
-/* The dense step, on blocks, as the library's warm-up does it. */
-static void run_adam(struct bench_passes *passes, size_t streams) {
-  float *parameters = passes->parameters;
-  struct ob_pass_sink sink = bench_sink(passes, OB_PASS_ADAM, &parameters);
-  (void)streams;
-  sink.arrays[OB_SCRATCH] = passes->gradient;
-  sink.arrays[OB_MOMENTUM] = passes->momentum;
-  sink.arrays[OB_VARIANCE] = passes->variance;
-  sink.sums[0] = passes->sums;
-  bench_pass_on_arrays(passes, &sink);
-}
-
-static void run_triad(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  bench_triad_loop(passes->output, passes->gradient, 0.5f, passes->count);
-}
-
-static void run_triad_apart(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  bench_triad_apart_loop(passes->output, passes->parameters, passes->gradient, 0.5f, passes->count);
-}
-
-static void run_memcpy(struct bench_passes *passes, size_t streams) {
-  (void)streams;
-  memcpy(passes->output, passes->gradient, passes->count * sizeof(float));
-}
+LOOP(run_triad, bench_triad_loop(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], 0.5f, passes->count))
+LOOP(run_triad_apart, bench_triad_apart_loop(arrays[BENCH_OUTPUT], arrays[BENCH_PARAMETERS],
+                                             arrays[BENCH_GRADIENT], 0.5f, passes->count))
+LOOP(run_memcpy,
+     memcpy(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], passes->count * sizeof(float)))
 
 /* What must move: memory that is read counts once and so does memory that is written. What a
  * processor reads only because a cached store will write there does not count: it is a cost of the
- * pass, not its work. */
+ * pass, not its work. Nor do scales, 8 bytes a block. */
+/* clang-format off */
 const struct bench_pass
     /* b and a in, a out */
     bench_triad = {"triad", run_triad, .floats = 3},
     bench_triad_apart = {"triad, third array", run_triad_apart, .floats = 3},
     bench_memcpy = {"memcpy", run_memcpy, .floats = 2},
-    /* input and kept value in; kept value and bit out */
-    bench_compress = {"compress", run_compress, .inputs = 1, .floats = 2, .bits = 1},
+    /* input and residual in; residual and bit out */
+    bench_compress = {"compress", bench_run_compress, .inputs = 1, .floats = 2, .bits = 1},
+    bench_compress_in_place = {"compress in place", bench_run_compress, .inputs = 1, .floats = 2,
+                               .bits = 1, .in_place = true},
+    bench_compress_other = {"compress, other stores", bench_run_compress, .inputs = 1, .floats = 2,
+                            .bits = 1, .otherwise = true},
     /* the momentum's bit in, besides */
-    bench_compress_momentum = {"compress momentum", run_compress_momentum, .inputs = 1, .floats = 2,
-                               .bits = 2},
-    /* as `compress` */
-    bench_compress_in_place = {"compress in place", run_compress_in_place, .inputs = 1, .floats = 2,
-                               .bits = 1},
-    bench_compress_streaming = {"compress, streaming", run_compress_streaming, .inputs = 1,
-                                .floats = 2, .bits = 1},
-    bench_compress_cached = {"compress, cached", run_compress_cached, .inputs = 1, .floats = 2,
-                             .bits = 1},
-    /* a bit of each stream and the kept value in; kept value and bit out */
-    bench_reduce = {"reduce", run_reduce, .floats = 2, .bits = 1, .streams = true},
-    bench_reduce_lion = {"reduce lion", run_reduce_lion, .floats = 2, .bits = 1, .streams = true},
+    bench_compress_momentum = {"compress momentum", bench_run_compress, .inputs = 1, .floats = 2,
+                               .bits = 2, .momentum = true},
+    /* a bit of each stream and the residual in; residual and bit out */
+    bench_reduce = {"reduce", bench_run_reduce, .floats = 2, .bits = 1, .each = {.bits = 1},
+                    .streams = true},
     /* a bit in, a value of the dtype out */
     bench_store = {"store", run_store, .inputs = 1, .bits = 1},
-    /* a bit, the reciprocal and the parameter in; the parameter out */
-    bench_apply = {"adam apply", run_apply, .floats = 3, .bits = 1},
-    /* gradient, momentum, variance and parameter in; the last three out */
-    bench_adam = {"dense adam", run_adam, .floats = 7};
+    bench_apply = {"adam apply", bench_run_apply, .kinds = {OB_PASS_APPLY}, .frozen = true},
+    /* The dense step, on blocks, as the library's warm-up does it. */
+    bench_adam = {"dense adam", bench_run_pass, .kinds = {OB_PASS_ADAM}};
+/* clang-format on */
 
-double bench_pass_bytes(const struct bench_passes *passes, const struct bench_entry *entry) {
-  const struct bench_pass *pass = entry->pass;
-  double bits = pass->bits + (pass->streams ? (double)entry->streams : 0);
-  double element =
-      pass->inputs * (double)ob_dtype_size(passes->work.dtype) + pass->floats * 4 + bits / 8;
-  return element * (double)passes->count;
+/* Parameters that no rank keeps apart have no movement array. */
+static double bytes_of_kind(const struct bench_passes *passes, enum ob_pass_kind kind) {
+  double bytes = 0;
+  const unsigned accesses[] = {ob_pass_reads(kind), ob_pass_writes(kind)};
+  for (int k = 0; k < 2; k++)
+    for (int slot = 0; slot < OB_SLOTS; slot++)
+      if (accesses[k] & OB_MASK(slot))
+        bytes += slot == OB_MOVED                        ? 0
+                 : slot == OB_GRADIENT                   ? (double)ob_dtype_size(passes->work.dtype)
+                 : slot == OB_MESSAGE || slot == OB_LAST ? 1.0 / 8
+                                                         : 4;
+  return bytes;
+}
+
+double bench_pass_bytes(const struct bench_passes *passes, const struct bench_pass *pass,
+                        size_t streams) {
+  double each = (double)streams, block = (double)passes->plan->geometry.layout.block;
+  double bytes = pass->inputs * (double)ob_dtype_size(passes->work.dtype) +
+                 4 * (pass->floats + each * pass->each.floats) +
+                 (pass->bits + each * pass->each.bits) / 8 +
+                 4 * (pass->scales + each * pass->each.scales) / block;
+  if (bytes == 0)
+    bytes = bytes_of_kind(passes, pass->kinds[0]);
+  if (pass->kinds[1])
+    bytes += bytes_of_kind(passes, pass->kinds[1]);
+  return bytes * (double)passes->count;
 }
 
 /* --- What they work on */
 
-static void fill_message(struct bench_passes *passes, size_t stream, size_t chunk) {
-  struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-  struct ob_view view = view_of(passes, stream_of(passes, stream), chunk);
-  uint64_t state = stream * passes->plan->geometry.chunks + chunk + 1;
+static uint32_t random_word(uint64_t *state) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's, TAOCP 3.3.4 */
+  return (uint32_t)(*state >> 32);
+}
+
+void bench_fill_message(unsigned char *message, const struct ob_message_shape *shape,
+                        uint64_t seed) {
+  struct ob_view view = ob_message_view(message, shape);
   view.header->scale = 0.01f;
-  for (size_t k = 0; !shape.one_scale && k < shape.blocks; k++)
+  if (shape->dense)
+    bench_fill(view.values, shape->words * OB_LANES, seed);
+  for (size_t k = 0; !shape->dense && !shape->one_scale && k < shape->blocks; k++)
     view.scales[k] = 0.01f / (float)(1 + k % 7);
-  for (size_t k = 0; k < shape.words; k++) {
-    state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's, TAOCP 3.3.4 */
-    view.words[k] = (uint32_t)(state >> 32);
+  for (size_t k = 0; !shape->dense && k < shape->words; k++)
+    view.words[k] = random_word(&seed);
+}
+
+/* Parameters, gradients, and what fits to these as a variance and its reciprocal; momentum and
+ * output begin as zeros. */
+static int fill_array(const struct bench_passes *passes, int array, float *values) {
+  bool parameters = array == BENCH_PARAMETERS || array == BENCH_ANCHOR;
+  if (array == BENCH_MOMENTUM || array == BENCH_OUTPUT)
+    return BENCH_OK;
+  bench_fill(values, passes->count, parameters ? 2 : 1);
+  for (size_t i = 0; !parameters && array != BENCH_GRADIENT && i < passes->count; i++) {
+    float variance = values[i] * values[i];
+    values[i] =
+        array == BENCH_RECIPROCALS ? 1 / ob_adam_denominator(variance, &bench_factors) : variance;
   }
+  return bench_status(
+      passes->space->memory->copy(passes->arrays[array], values, passes->count * sizeof *values),
+      "filling arrays");
 }
 
-static void fill(struct bench_passes *passes, size_t streams) {
-  bench_fill(passes->gradient, passes->count, 1);
-  bench_fill(passes->parameters, passes->count, 2);
-  for (size_t i = 0; i < passes->count; i++) {
-    passes->variance[i] = passes->gradient[i] * passes->gradient[i];
-    passes->reciprocals[i] = 1 / ob_adam_denominator(passes->variance[i], &bench_factors);
-    if (passes->input != passes->gradient)
-      ob_store(passes->input, i, passes->work.dtype, passes->gradient[i]);
+int bench_passes_allocate(struct bench_passes *passes, int first, int end) {
+  float *values = ob_allocate(passes->count, sizeof *values);
+  int status = values ? BENCH_OK : bench_no_memory("numbers", passes->count);
+  for (int k = first; status == BENCH_OK && k < end; k++) {
+    passes->arrays[k] = passes->space->memory->allocate(passes->count, sizeof(float));
+    status = passes->arrays[k] ? fill_array(passes, k, values)
+                               : bench_no_memory("elements of an array", passes->count);
   }
-  for (size_t s = 0; s < streams; s++)
-    for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++)
-      fill_message(passes, s, chunk);
-}
-
-static float *floats(const struct bench_passes *passes) {
-  return ob_allocate(passes->count, sizeof(float));
-}
-
-static bool allocate(struct bench_passes *passes, size_t streams) {
-  size_t size = ob_dtype_size(passes->work.dtype);
-  passes->gradient = floats(passes);
-  passes->output = floats(passes);
-  passes->parameters = floats(passes);
-  passes->reciprocals = floats(passes);
-  passes->momentum = floats(passes);
-  passes->variance = floats(passes);
-  passes->input = size == sizeof(float) ? passes->gradient : ob_allocate(passes->count, size);
-  passes->sums = ob_allocate(passes->plan->geometry.layout.blocks, sizeof(double));
-  passes->messages =
-      ob_allocate(streams * passes->plan->geometry.chunks, passes->plan->geometry.stride);
-  return passes->gradient && passes->output && passes->parameters && passes->reciprocals &&
-         passes->momentum && passes->variance && passes->input && passes->sums && passes->messages;
-}
-
-static onebit_status_t create_plan(const struct bench_options *options,
-                                   struct bench_passes *passes) {
-  onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
-  plan.dtype = options->dtype;
-  plan.scale = options->scale;
-  plan.block_size = options->block_size;
-  plan.chunk_size = options->chunk_size;
-  plan.threads = options->threads;
-  onebit_status_t status = onebit_comm_create_self(&passes->comm);
-  if (status == ONEBIT_OK)
-    status = onebit_plan_create(passes->comm, passes->count, &plan, &passes->plan);
+  ob_release(values);
   return status;
+}
+
+onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dtype_t dtype,
+                                  onebit_wire_t wire, const struct bench_passes *passes,
+                                  onebit_plan_t *plan) {
+  onebit_plan_options_t wanted = ONEBIT_PLAN_OPTIONS_INIT;
+  wanted.device = options->device;
+  wanted.dtype = dtype;
+  wanted.wire = wire;
+  wanted.scale = options->scale;
+  wanted.block_size = options->block_size;
+  wanted.chunk_size = options->chunk_size;
+  wanted.threads = options->threads;
+  return onebit_plan_create(passes->comm, passes->count, &wanted, plan);
+}
+
+static int fill_messages(struct bench_passes *passes) {
+  const struct onebit_plan *plan = passes->plan;
+  passes->messages = ob_allocate(passes->streams * plan->geometry.chunks, plan->geometry.stride);
+  if (!passes->messages)
+    return bench_no_memory("messages", passes->streams * plan->geometry.chunks);
+  for (size_t s = 0; s < passes->streams; s++)
+    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
+      struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
+      bench_fill_message(stream_of(passes, s) + chunk * plan->geometry.stride, &shape,
+                         s * plan->geometry.chunks + chunk + 1);
+    }
+  return BENCH_OK;
+}
+
+static int create_arrays(struct bench_passes *passes) {
+  onebit_dtype_t dtype = passes->work.dtype;
+  size_t blocks = passes->plan->geometry.layout.blocks;
+  BENCH_TRY(bench_passes_allocate(passes, 0, BENCH_FRESH));
+  passes->sums[0] = ob_allocate(blocks, sizeof(double));
+  passes->input = dtype == ONEBIT_FLOAT32 ? passes->arrays[BENCH_GRADIENT]
+                                          : ob_allocate(passes->count, ob_dtype_size(dtype));
+  if (!passes->input || !passes->sums[0])
+    return bench_no_memory("elements of an array", passes->count);
+  if (dtype != ONEBIT_FLOAT32)
+    BENCH_TRY(bench_space_fill(passes->space, passes->input, passes->count, dtype, 1));
+  return fill_messages(passes);
 }
 
 int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,
                         struct bench_passes *passes) {
-  *passes = (struct bench_passes){.count = count, .learning_rate = LEARNING_RATE};
-  onebit_status_t status = create_plan(options, passes);
-  if (status != ONEBIT_OK)
-    return bench_status(status, "onebit_plan_create");
+  *passes = (struct bench_passes){.space = &bench_space_host,
+                                  .count = count,
+                                  .streams = streams,
+                                  .learning_rate = BENCH_LEARNING_RATE};
+  onebit_status_t status = onebit_comm_create_self(&passes->comm);
+  if (status == ONEBIT_OK)
+    status = bench_passes_plan(options, options->dtype, ONEBIT_WIRE_BITS, passes, &passes->plan);
+  BENCH_TRY(bench_status(status, "onebit_plan_create"));
   passes->work = passes->plan->work;
-  status = ob_work_create(&passes->work, streams, streams);
-  if (status != ONEBIT_OK || !allocate(passes, streams)) {
-    bench_complain("no memory for the arrays of %zu elements", count);
-    return BENCH_FAILED;
-  }
+  BENCH_TRY(bench_status(ob_work_create(&passes->work, streams, streams), "the codec's memory"));
   passes->in_place = passes->plan->worker;
   passes->in_place.values[1] = passes->in_place.values[0];
   passes->in_place.scales[1] = passes->in_place.scales[0];
-  fill(passes, streams);
-  return BENCH_OK;
+  return create_arrays(passes);
 }
 
+int bench_passes_extend(struct bench_passes *passes) {
+  size_t blocks = passes->plan->geometry.layout.blocks;
+  BENCH_TRY(bench_passes_allocate(passes, BENCH_FRESH, BENCH_ARRAYS));
+  for (int k = 1; k < OB_SUMS; k++)
+    if (!(passes->sums[k] = ob_allocate(blocks, sizeof(double))))
+      return bench_no_memory("sums", blocks);
+  for (int copy = 0; copy < 2; copy++) {
+    passes->moments[copy] = ob_allocate(passes->count, sizeof(uint16_t));
+    for (size_t i = 0; passes->moments[copy] && i < passes->count; i++)
+      passes->moments[copy][i] = ob_to_bfloat16(passes->arrays[BENCH_VARIANCE][i]);
+  }
+  return passes->moments[0] && passes->moments[1] ? BENCH_OK
+                                                  : bench_no_memory("moments", passes->count);
+}
+
+/* Of either memory. The optimizer goes before what it works on. */
 void bench_passes_destroy(struct bench_passes *passes) {
-  float *arrays[] = {passes->output, passes->parameters, passes->reciprocals, passes->momentum,
-                     passes->variance};
-  ob_work_destroy(&passes->work);
-  for (size_t k = 0; k < sizeof arrays / sizeof arrays[0]; k++)
-    ob_release(arrays[k]);
-  if (passes->input != passes->gradient)
-    ob_release(passes->input);
-  ob_release(passes->gradient);
-  ob_release(passes->sums);
-  ob_release(passes->messages);
+  void (*release)(void *) = passes->space->memory->release;
+  onebit_optimizer_destroy(passes->optimizer);
+  if (!passes->kernels)
+    ob_work_destroy(&passes->work);
+  if (passes->input != passes->arrays[BENCH_GRADIENT])
+    release(passes->input);
+  for (int k = 0; k < BENCH_ARRAYS; k++)
+    release(passes->arrays[k]);
+  for (int k = 0; k < OB_SUMS; k++)
+    release(passes->sums[k]);
+  release(passes->moments[0]);
+  release(passes->moments[1]);
+  release(passes->stepped);
+  release(passes->messages);
   onebit_plan_destroy(passes->plan);
   onebit_comm_destroy(passes->comm);
-}
-
-size_t bench_most_streams(const struct bench_options *options) {
-  size_t most = 1;
-  for (size_t k = 0; k < options->stream_count; k++)
-    most = options->streams[k] > most ? options->streams[k] : most;
-  return most;
 }
 
 /* --- Rounds */
@@ -334,49 +371,26 @@ size_t bench_most_streams(const struct bench_options *options) {
 #define ELEMENTS_A_TIME ((size_t)4 << 20)
 
 void bench_rounds_add(struct bench_rounds *rounds, const struct bench_pass *pass, size_t streams) {
-  rounds->entries[rounds->count++] = (struct bench_entry){pass, streams, NULL};
-}
-
-static double time_entry(const struct bench_rounds *rounds, const struct bench_entry *entry,
-                         struct bench_passes *passes) {
-  double start = bench_now();
-  for (size_t k = 0; k < rounds->repeats; k++)
-    entry->pass->run(passes, entry->streams);
-  return (bench_now() - start) / (double)rounds->repeats;
+  struct bench_entry *entry = bench_rounds_entry(rounds, pass->name, pass->run, NULL);
+  entry->pass = pass;
+  entry->streams = streams;
 }
 
 int bench_rounds_run(struct bench_rounds *rounds, const struct bench_options *options,
                      struct bench_passes *passes) {
-  bool asked = options->iterations != BENCH_BY_SIZE, warmed = options->warmups != BENCH_BY_SIZE;
-  rounds->rounds = asked ? options->iterations : ROUNDS;
-  rounds->warmups = warmed ? options->warmups : WARMUPS;
-  rounds->repeats = passes->count < ELEMENTS_A_TIME ? ELEMENTS_A_TIME / passes->count : 1;
-  double *memory = ob_allocate((rounds->count + 1) * rounds->rounds, sizeof(double));
-  if (!memory) {
-    bench_complain("no memory for the times of %zu rounds", rounds->rounds);
-    return BENCH_FAILED;
+  rounds->rounds = options->iterations == BENCH_BY_SIZE ? ROUNDS : options->iterations;
+  rounds->warmups = options->warmups == BENCH_BY_SIZE ? WARMUPS : options->warmups;
+  if (!rounds->repeats)
+    rounds->repeats = passes->count < ELEMENTS_A_TIME ? ELEMENTS_A_TIME / passes->count : 1;
+  for (size_t k = 0; k < rounds->count; k++) {
+    struct bench_entry *entry = &rounds->entries[k];
+    if (!entry->context)
+      entry->context = passes;
+    if (entry->pass)
+      entry->bytes = bench_pass_bytes(passes, entry->pass, entry->streams);
+    if (entry->pass && entry->pass->otherwise)
+      snprintf(entry->name, sizeof entry->name, "compress, %s",
+               passes->plan->work.stream ? "cached" : "streaming");
   }
-  rounds->scratch = memory;
-  for (size_t e = 0; e < rounds->count; e++)
-    rounds->entries[e].times = memory + (e + 1) * rounds->rounds;
-  for (size_t r = 0; r < rounds->warmups + rounds->rounds; r++)
-    for (size_t e = 0; e < rounds->count; e++)
-      rounds->entries[e].times[r < rounds->warmups ? 0 : r - rounds->warmups] =
-          time_entry(rounds, &rounds->entries[e], passes);
-  return bench_status(passes->status, "onebit_optimizer_step");
-}
-
-void bench_rounds_destroy(struct bench_rounds *rounds) { ob_release(rounds->scratch); }
-
-void bench_print_plan(const struct bench_options *options, const struct bench_passes *passes,
-                      const struct bench_rounds *rounds) {
-  char block[32] = "the buffer";
-  if (!passes->work.one_scale)
-    snprintf(block, sizeof block, "%zu elements", passes->plan->geometry.layout.block);
-  printf("# codec %s, %zu elements of %s (%zu bytes as float32), one %s scale for %s, %s stores, "
-         "%d thread%s, %zu rounds\n",
-         passes->work.codec->name, passes->count, bench_dtype_name(passes->work.dtype),
-         passes->count * sizeof(float), bench_scale_name(options->scale), block,
-         passes->plan->work.stream ? "streaming" : "cached", passes->work.threads,
-         passes->work.threads == 1 ? "" : "s", rounds->rounds);
+  return bench_rounds_take(rounds);
 }

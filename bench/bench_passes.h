@@ -1,100 +1,109 @@
 /*
- * The library's passes over memory, each timed alone: on the blocks, the messages and the choices
+ * The library's sweeps over memory, each timed alone: on the blocks, the messages and the choices
  * of a plan of one rank, through the same functions that its steps call, and a triad loop and
- * memcpy beside them.
+ * memcpy beside them. On a device they are kernels (bench_kernels_cuda.c).
  */
 #ifndef BENCH_PASSES_H
 #define BENCH_PASSES_H
 
 #include "bench/bench.h"
+#include "bench/bench_fused.h"
 #include "collectives/plan.h"
+
+/* Arrays of float32: those of kernels, of all passes, and of the optimizers' besides. */
+enum bench_array {
+  BENCH_GRADIENT,
+  BENCH_PARAMETERS,
+  BENCH_OUTPUT,
+  BENCH_VARIANCE,
+  BENCH_RECIPROCALS,
+  BENCH_MOMENTUM,
+  BENCH_FRESH,
+  BENCH_ANCHOR,
+  BENCH_ARRAYS
+};
 
 /* What the passes work on: all arrays that any of them needs, so that they can take turns. */
 struct bench_passes {
-  size_t count; /* elements */
+  const struct bench_space *space;
+  size_t count, streams; /* elements; the most streams in any pass */
   onebit_comm_t comm;
   onebit_plan_t plan;
   struct ob_work work;     /* the plan's, with room for more streams */
   struct ob_kept in_place; /* the plan's worker, with one copy of the values */
-  float *gradient, *output;
-  void *input;             /* the gradient in the plan's dtype; may be `gradient` */
+  float *arrays[BENCH_ARRAYS];
+  void *input;             /* the gradient in the plan's dtype; may be the array */
   unsigned char *messages; /* one of random bits a stream; the first is also the momentum */
-  float *parameters, *reciprocals, *momentum, *variance;
   float learning_rate, weight_decay; /* of the one piece */
-  double *sums;                      /* one a block */
-  /* The optimizers benchmark's. */
-  const struct bench_optimizer_arrays *optimizer_arrays;
-  onebit_optimizer_t optimizer; /* the adam benchmark's */
-  onebit_status_t status;       /* of its latest step */
+  double *sums[OB_SUMS];             /* one a block */
+  uint16_t *moments[2];              /* the optimizers' */
+  float *stepped;                    /* parameters of `optimizer`, the adam benchmark's */
+  onebit_optimizer_t optimizer;
+  struct bench_kernels *kernels; /* what a device has besides, or NULL */
 };
 
-/* A pass, and what it must move for an element: inputs of the plan's dtype, float32 values, bits.
- * Scales (8 bytes a block, twice) are left out. */
+/* A pass: which function, and what it reads and writes of an element: inputs of the plan's dtype,
+ * float32 values, bits, and of a block scales; `each` is for each stream besides. Where nothing is
+ * said, compression/passes.h says it of `kinds`. */
 struct bench_pass {
   const char *name;
-  void (*run)(struct bench_passes *passes, size_t streams);
-  double inputs, floats, bits;
-  bool streams; /* a bit for each stream, besides */
+  bench_timed *run; /* its context is a struct bench_passes */
+  double inputs, floats, bits, scales;
+  struct {
+    double floats, bits, scales;
+  } each;
+  bool streams;  /* it takes other ranks' messages */
+  bool captured; /* it is a whole step, on a device in a graph too */
+  /* Of bench_run_pass and _apply; plain loops: how the variance is kept, and what is scratch. */
+  enum ob_pass_kind kinds[2]; /* the second one OB_PASS_SQUARES: there is one */
+  bool frozen;
+  enum bench_array scratch;
+  void (*fused[2])(struct bench_fused *fused);
+  /* Of bench_run_compress and _reduce. */
+  bool momentum, reciprocals, moments, in_place;
+  bool otherwise; /* stores that are streaming where the plan's are cached, and the reverse */
+  enum ob_serve_rule serve_rule;
 };
 
 extern const struct bench_pass bench_triad, bench_triad_apart, bench_memcpy, bench_compress,
-    bench_compress_momentum, bench_compress_in_place, bench_compress_streaming,
-    bench_compress_cached, bench_reduce, bench_reduce_lion, bench_store, bench_apply, bench_adam;
-
-/* A pass to be timed, with its times: a number for each round, seconds for one pass. */
-struct bench_entry {
-  const struct bench_pass *pass;
-  size_t streams;
-  double *times;
-};
-
-#define BENCH_ENTRIES (BENCH_STREAMS + 12)
-
-/* The rounds of a size: each takes all entries in turn. */
-struct bench_rounds {
-  struct bench_entry entries[BENCH_ENTRIES];
-  size_t count, rounds, warmups;
-  size_t repeats; /* passes in one time, so that small sizes stay in the caches */
-  double *scratch;
-};
+    bench_compress_momentum, bench_compress_in_place, bench_compress_other, bench_reduce,
+    bench_store, bench_apply, bench_adam, bench_step;
 
 /* An exit status; `passes` is safe to destroy in any case. streams: the most in any pass. */
 int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,
                         struct bench_passes *passes);
+int bench_passes_extend(struct bench_passes *passes); /* with what only optimizers need */
 void bench_passes_destroy(struct bench_passes *passes);
 
+/* Parts of it: arrays from `first` up to `end`, with numbers in them; a plan; random bits, or
+ * values, where a message of that shape is to be. */
+int bench_passes_allocate(struct bench_passes *passes, int first, int end);
+onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dtype_t dtype,
+                                  onebit_wire_t wire, const struct bench_passes *passes,
+                                  onebit_plan_t *plan);
+void bench_fill_message(unsigned char *message, const struct ob_message_shape *shape,
+                        uint64_t seed);
+
 void bench_rounds_add(struct bench_rounds *rounds, const struct bench_pass *pass, size_t streams);
-/* Allocates the times of what was added, and takes them. An exit status. */
+/* bench_rounds_take, on these arrays: as often as the options say, or 15 times after 2. */
 int bench_rounds_run(struct bench_rounds *rounds, const struct bench_options *options,
                      struct bench_passes *passes);
-void bench_rounds_destroy(struct bench_rounds *rounds);
+double bench_pass_bytes(const struct bench_passes *passes, const struct bench_pass *pass,
+                        size_t streams);
 
-/* Prints what `codec` and `adam` say of their plan. */
-void bench_print_plan(const struct bench_options *options, const struct bench_passes *passes,
-                      const struct bench_rounds *rounds);
-
-double bench_pass_bytes(const struct bench_passes *passes, const struct bench_entry *entry);
-size_t bench_most_streams(const struct bench_options *options);
-
-/* For passes that are defined elsewhere: compressing what a source gives; a pass of an optimizer on
- * all of its arrays, or on a message, whose last one is another stream's: for these there must be
- * two. `parameters`: a list of one. */
-void bench_pass_compress(struct bench_passes *passes, const struct ob_source *source);
-struct ob_pass_sink bench_sink(const struct bench_passes *passes, enum ob_pass_kind kind,
-                               float **parameters);
-void bench_pass_on_arrays(struct bench_passes *passes, const struct ob_pass_sink *sink);
-void bench_pass_on_messages(struct bench_passes *passes, const struct ob_pass_sink *sink);
+/* For passes that are defined elsewhere: over arrays, one or two; over a message. */
+int bench_run_pass(const struct bench_entry *entry);
+int bench_run_apply(const struct bench_entry *entry);
+int bench_run_compress(const struct bench_entry *entry);
+int bench_run_reduce(const struct bench_entry *entry);
 extern const struct ob_adam_factors bench_factors;
 extern const struct ob_lion_factors bench_lion_factors;
+#define BENCH_LEARNING_RATE 1e-6f /* moves parameters little however long the benchmark runs */
 
-/* The baselines: a[i] = b[i] + s * a[i], with the widest vectors of this processor. */
+/* The baselines: to[i] = b[i] + s * a[i], in place with the widest vectors of this processor, and
+ * in an array of its own. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count);
 const char *bench_triad_width(void);
-
-int bench_run_codec(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                    struct bench_team *team);
-int bench_run_adam(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                   struct bench_team *team);
 
 #endif

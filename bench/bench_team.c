@@ -1,61 +1,84 @@
-/* Ranks that are threads of this process, and what both kinds of ranks need. */
-#define _DEFAULT_SOURCE
+/* Ranks that are threads of this process, or processes that it starts. What they share is memory
+ * with room for a part of every rank's numbers. */
+#define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "bench/bench.h"
 
-bool bench_team_agree(struct bench_team *team, bool well) {
-  double worst = well ? 0 : 1;
-  team->kind->combine(team, &worst, 1, false);
-  return worst == 0;
-}
+#define PART ((size_t)4096) /* numbers that are combined at a time */
 
-/* What the threads share. */
-struct hall {
-  pthread_barrier_t barrier;
-  double **values; /* one a rank: its array in `combine` */
-};
-
+/* One of these a rank, the first of which is rank 0's; all are shared. */
 struct member {
+  pthread_barrier_t barrier; /* rank 0's */
+  double values[PART];
   struct bench_team team;
   bench_body *body;
   const void *context;
-  pthread_t thread;
+  union {
+    pthread_t thread;
+    pid_t process;
+  } id;
   int status;
 };
 
-static void threads_barrier(struct bench_team *team) {
-  pthread_barrier_wait(&((struct hall *)team->state)->barrier);
+static void barrier(struct bench_team *team) {
+  pthread_barrier_wait(&((struct member *)team->state)->barrier);
 }
 
-static double combined(const struct hall *hall, int ranks, size_t i, bool sum) {
-  double result = hall->values[0][i];
-  for (int rank = 1; rank < ranks; rank++) {
-    double value = hall->values[rank][i];
-    result = sum ? result + value : value > result ? value : result;
+static void combine(struct bench_team *team, double *values, size_t count, bool sum) {
+  struct member *members = team->state;
+  for (size_t first = 0; first < count; first += PART) {
+    size_t part = count - first < PART ? count - first : PART;
+    memcpy(members[team->rank].values, values + first, part * sizeof *values);
+    barrier(team);
+    for (size_t i = 0; i < part; i++) {
+      double result = members[0].values[i];
+      for (int rank = 1; rank < team->size; rank++) {
+        double value = members[rank].values[i];
+        result = sum ? result + value : value > result ? value : result;
+      }
+      values[first + i] = result;
+    }
+    barrier(team);
   }
-  return result;
 }
 
-/* Each thread does a part of the numbers, in everybody's array. */
-static void threads_combine(struct bench_team *team, double *values, size_t count, bool sum) {
-  struct hall *hall = team->state;
-  size_t rank = (size_t)team->rank, ranks = (size_t)team->size;
-  hall->values[rank] = values;
-  threads_barrier(team);
-  for (size_t i = count * rank / ranks; i < count * (rank + 1) / ranks; i++) {
-    double result = combined(hall, team->size, i, sum);
-    for (size_t k = 0; k < ranks; k++)
-      hall->values[k][i] = result;
+static const struct bench_team_kind kind = {.barrier = barrier, .combine = combine};
+
+/* Memory for all ranks, which `run` makes threads or processes of. */
+static int run_members(int ranks, bench_body *body, const void *context,
+                       int (*run)(struct member *members, int ranks)) {
+  pthread_barrierattr_t shared;
+  size_t bytes = (size_t)ranks * sizeof(struct member);
+  struct member *members =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (members == MAP_FAILED)
+    return bench_no_memory("ranks", (size_t)ranks);
+  pthread_barrierattr_init(&shared);
+  pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+  pthread_barrier_init(&members->barrier, &shared, (unsigned)ranks);
+  for (int rank = 0; rank < ranks; rank++) {
+    members[rank].team =
+        (struct bench_team){.kind = &kind, .rank = rank, .size = ranks, .state = members};
+    members[rank].body = body;
+    members[rank].context = context;
   }
-  threads_barrier(team);
+  int status = run(members, ranks);
+  munmap(members, bytes);
+  return status;
 }
 
-static const struct bench_team_kind threads_kind = {.barrier = threads_barrier,
-                                                    .combine = threads_combine};
+/* --- Threads */
 
-static void *run_member(void *argument) {
+static void *run_thread(void *argument) {
   struct member *member = argument;
   member->status = member->body(&member->team, member->context);
   return NULL;
@@ -63,50 +86,95 @@ static void *run_member(void *argument) {
 
 /* Rank 0 is the calling thread. The others all start or the program ends: a team that is not
  * complete would wait for ever. */
-static int run_members(struct member *members, int ranks) {
-  for (int rank = 1; rank < ranks; rank++)
-    if (pthread_create(&members[rank].thread, NULL, run_member, &members[rank]) != 0) {
+static int run_threads(struct member *members, int ranks) {
+  onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
+  int worst =
+      comms ? bench_status(onebit_comm_create_loopback(ranks, comms), "onebit_comm_create_loopback")
+            : bench_no_memory("ranks", (size_t)ranks);
+  for (int rank = ranks - 1; worst == BENCH_OK && rank >= 0; rank--) {
+    members[rank].team.comm = comms[rank];
+    if (rank == 0)
+      run_thread(&members[0]);
+    else if (pthread_create(&members[rank].id.thread, NULL, run_thread, &members[rank]) != 0) {
       bench_complain("--ranks %d: no thread for rank %d", ranks, rank);
       exit(BENCH_FAILED);
     }
-  run_member(&members[0]);
-  int worst = members[0].status;
-  for (int rank = 1; rank < ranks; rank++) {
-    pthread_join(members[rank].thread, NULL);
+  }
+  bool ran = worst == BENCH_OK;
+  for (int rank = 0; ran && rank < ranks; rank++) {
+    if (rank > 0)
+      pthread_join(members[rank].id.thread, NULL);
     worst = members[rank].status > worst ? members[rank].status : worst;
+  }
+  for (int rank = 0; comms && rank < ranks; rank++)
+    onebit_comm_destroy(comms[rank]);
+  free(comms);
+  return worst;
+}
+
+int bench_team_run_threads(int ranks, bench_body *body, const void *context) {
+  return run_members(ranks, body, context, run_threads);
+}
+
+/* --- Processes */
+
+/* In the process of a rank, which must not outlive the one that waits for it. */
+static int run_process(struct member *member) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  int status = bench_status(onebit_comm_create_self(&member->team.comm), "onebit_comm_create_self");
+  if (status == BENCH_OK)
+    status = member->body(&member->team, member->context);
+  onebit_comm_destroy(member->team.comm);
+  fflush(NULL);
+  return status;
+}
+
+/* When one has failed, the others get some seconds to notice and to say why: it may have been alone
+ * with it, and they wait for it. */
+#define GRACE_MS 5000
+
+static int await(struct member *members, int ranks) {
+  int worst = BENCH_OK, status, left = GRACE_MS;
+  for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) >= 0;) {
+    if (ended == 0) {
+      nanosleep(&(struct timespec){0, 1000000}, NULL);
+      left -= worst != BENCH_OK;
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+      if (members[rank].id.process == ended)
+        members[rank].id.process = 0;
+      if (left == 0 && members[rank].id.process > 0)
+        kill(members[rank].id.process, SIGKILL);
+    }
+    if (ended == 0)
+      continue;
+    if (WIFSIGNALED(status) && left > 0)
+      bench_complain("a rank was ended: %s", strsignal(WTERMSIG(status)));
+    int exited = WIFEXITED(status) ? WEXITSTATUS(status) : BENCH_FAILED;
+    worst = exited > worst ? exited : worst;
   }
   return worst;
 }
 
-static int run_in_hall(struct hall *hall, onebit_comm_t *comms, struct member *members, int ranks,
-                       bench_body *body, const void *context) {
-  if (!hall->values || !comms || !members ||
-      pthread_barrier_init(&hall->barrier, NULL, (unsigned)ranks) != 0) {
-    bench_complain("no memory for %d ranks", ranks);
-    return BENCH_FAILED;
+/* Those that were started wait in vain for one that was not. */
+static int run_processes(struct member *members, int ranks) {
+  fflush(NULL);
+  for (int rank = 0; rank < ranks; rank++) {
+    pid_t process = fork();
+    if (process == 0)
+      _exit(run_process(&members[rank]));
+    members[rank].id.process = process;
+    if (process < 0) {
+      bench_complain("--nccl-ranks %d: no process for rank %d", ranks, rank);
+      while (rank-- > 0)
+        kill(members[rank].id.process, SIGKILL);
+      await(members, 0);
+      return BENCH_FAILED;
+    }
   }
-  int status =
-      bench_status(onebit_comm_create_loopback(ranks, comms), "onebit_comm_create_loopback");
-  for (int rank = 0; status == BENCH_OK && rank < ranks; rank++)
-    members[rank] =
-        (struct member){.team = {&threads_kind, rank, ranks, comms[rank], hall, NULL, 0},
-                        .body = body,
-                        .context = context};
-  if (status == BENCH_OK)
-    status = run_members(members, ranks);
-  for (int rank = 0; rank < ranks; rank++)
-    onebit_comm_destroy(comms[rank]);
-  pthread_barrier_destroy(&hall->barrier);
-  return status;
+  return await(members, ranks);
 }
 
-int bench_team_run_threads(int ranks, bench_body *body, const void *context) {
-  struct hall hall = {.values = calloc((size_t)ranks, sizeof(double *))};
-  onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
-  struct member *members = calloc((size_t)ranks, sizeof(struct member));
-  int status = run_in_hall(&hall, comms, members, ranks, body, context);
-  free(members);
-  free(comms);
-  free(hall.values);
-  return status;
+int bench_team_run_processes(int ranks, bench_body *body, const void *context) {
+  return run_members(ranks, body, context, run_processes);
 }

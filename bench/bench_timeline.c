@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "bench/bench_collective.h"
 #include "collectives/trace.h"
 
@@ -57,9 +56,7 @@ static void print_ranks(struct bench_team *team, const struct sums *mine) {
 }
 
 int bench_timeline(struct bench_case *test) {
-  onebit_plan_info_t info = {.size = sizeof info};
-  onebit_plan_get_info(test->plan, &info);
-  size_t room = 16 * info.chunks + 16; /* at most so many steps a chunk */
+  size_t room = 16 * bench_plan_info(test->plan).chunks + 16; /* at most so many steps a chunk */
   struct ob_moment *moments = ob_allocate(room, sizeof *moments);
   if (!bench_team_agree(test->team, moments != NULL)) {
     ob_release(moments);

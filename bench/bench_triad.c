@@ -14,8 +14,7 @@ typedef float vector __attribute__((vector_size(64), may_alias));
 
 /* Two vectors a turn: the loop's own instructions should not count. Arrays are aligned to 64 bytes.
  */
-__attribute__((always_inline)) static inline void triad(float *a, const float *b, float s,
-                                                        size_t count) {
+BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
     vector *to = (vector *)(a + i);
@@ -27,51 +26,20 @@ __attribute__((always_inline)) static inline void triad(float *a, const float *b
     a[i] = b[i] + s * a[i];
 }
 
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) static void triad_avx512(float *a, const float *b, float s,
-                                                            size_t count) {
-  triad(a, b, s, count);
-}
-
-__attribute__((target("avx2"))) static void triad_avx2(float *a, const float *b, float s,
-                                                       size_t count) {
-  triad(a, b, s, count);
-}
-#endif
-
-static void triad_any(float *a, const float *b, float s, size_t count) { triad(a, b, s, count); }
-
-void bench_triad_loop(float *a, const float *b, float s, size_t count) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) {
-    triad_avx512(a, b, s, count);
-    return;
-  }
-  if (__builtin_cpu_supports("avx2")) {
-    triad_avx2(a, b, s, count);
-    return;
-  }
-#endif
-  triad_any(a, b, s, count);
-}
+BENCH_WIDTHS(triad_loop, triad, (float *a, const float *b, float s, size_t count), (a, b, s, count))
 
 /* The same with the result in an array of its own, past the caches: what memory allows to a pass
  * that must not overwrite what it reads. Arrays are aligned to 64 bytes. */
-#if defined(__x86_64__)
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
-  const __m128 factor = _mm_set1_ps(s);
   size_t i = 0;
+#if defined(__x86_64__)
+  const __m128 factor = _mm_set1_ps(s);
   for (; i + 4 <= count; i += 4)
     _mm_stream_ps(to + i, _mm_add_ps(_mm_load_ps(b + i), _mm_mul_ps(factor, _mm_load_ps(a + i))));
+#endif
   for (; i < count; i++)
     to[i] = b[i] + s * a[i];
 }
-#else
-void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    to[i] = b[i] + s * a[i];
-}
-#endif
 
 const char *bench_triad_width(void) {
 #if defined(__x86_64__)

@@ -18,15 +18,14 @@ static bool parse(const char *subcommand, const char *arguments, struct bench_op
                   char *error) {
   static char text[300]; /* options point into it */
   static char *argv[32];
-  char name[] = "onebit-bench", words[256] = "";
+  char name[] = "onebit-bench", words[TOOL_ERROR] = "";
   int argc = 2;
-  bool help;
   strcpy(text, arguments);
   argv[0] = argv[1] = name;
   for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
     argv[argc++] = word;
   argv[argc] = NULL;
-  bool well = bench_options_parse(argc, argv, bench_find(subcommand), options, &help, words);
+  bool well = bench_options_parse(argc, argv, bench_find(subcommand), options, words) == TOOL_RUN;
   cr_assert_eq(well, words[0] == '\0', "%s: words do not fit the result: \"%s\"", arguments, words);
   if (error)
     strcpy(error, words);
@@ -122,7 +121,7 @@ Test(bench, ranks_over_nccl) {
 
 Test(bench, a_build_without_cuda_says_so) {
   struct bench_options options;
-  char error[256];
+  char error[TOOL_ERROR];
   cr_expect_not(parse("codec", "-d cuda", &options, error));
   cr_expect(strstr(error, "built without CUDA"), "%s", error);
 }
@@ -167,7 +166,7 @@ Test(bench, wrong_command_lines_get_words) {
       {"allreduce", "-q"},
       {"allreduce", "-t 5"},
       {"allreduce", "-u -1"},
-      {"allreduce", "-z5"},
+      {"allreduce", "-z 5"},
       {"allreduce", "--json=1"},
       {"allreduce", "--schedule ring"},
       {"allreduce", "--schedule exchange:dense"},
@@ -186,9 +185,7 @@ Test(bench, wrong_command_lines_get_words) {
       {"iallreduce", "--compare exchange"},
       {"iallreduce", "--mpi-algorithms all"},
       {"iallreduce", "-t -1"},
-      {"codec", "--json"},
-      {"adam", "--json"},
-      {"optimizers", "--json"},
+      {"codec", "--csv --json"},
       {"optimizers", "-d cuda"},
       {"allreduce", "-d gpu"},
       {"allreduce", "-d"},
@@ -204,7 +201,6 @@ Test(bench, wrong_command_lines_get_words) {
       {"allreduce", "--block-sizes 32"},
       {"allreduce", "1M"},
       {"allreduce", "-"},
-      {"allreduce", "--"},
       {"allreduce", "-m"},
       {"allreduce", "-m 2M:1M"},
       {"allreduce", "-m 3"},
@@ -219,7 +215,7 @@ Test(bench, wrong_command_lines_get_words) {
       {"allreduce", "-i 1.5"},
       {"allreduce", "-i 99999999999"},
       {"allreduce", "-x -1"},
-      {"allreduce", "-f5"},
+      {"allreduce", "-f 5"},
       {"allreduce", "--no-dense=1"},
       {"allreduce", "--block-size 0"},
       {"allreduce", "--block-size none"},
@@ -242,10 +238,12 @@ Test(bench, wrong_command_lines_get_words) {
   };
   for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
     struct bench_options options;
-    char error[256];
+    char error[TOOL_ERROR];
     cr_expect_not(parse(wrong[k][0], wrong[k][1], &options, error), "%s %s", wrong[k][0],
                   wrong[k][1]);
     size_t name = strcspn(wrong[k][1], " =");
+    if (error[0] == '5') /* what a flag takes for an argument */
+      continue;
     cr_expect(strncmp(error, wrong[k][1], name) == 0, "%s: the words do not begin with it: %s",
               wrong[k][1], error);
   }
@@ -331,7 +329,7 @@ static void check_all(unsigned wrong, int expected) {
       wrong_dtype = (onebit_dtype_t)dtype;
       wrong_at = 33331; /* in the middle of something, for all of them */
       cr_expect_eq(bench_team_run_threads(RANKS, check_body, NULL), expected, "%s of %s",
-                   bench_collectives[operation].name, bench_dtype_name(wrong_dtype));
+                   bench_collectives[operation].name, bench_dtypes[wrong_dtype]);
     }
 }
 

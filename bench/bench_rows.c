@@ -1,0 +1,216 @@
+/* Rows of the collectives: OSU's columns first, then ours. */
+#include <math.h>
+
+#include "bench/bench_collective.h"
+#include "bench/bench_overlap.h"
+
+double bench_algbw(const struct bench_case *test, double seconds) {
+  size_t larger = test->send_count > test->receive_count ? test->send_count : test->receive_count;
+  return 1e-9 * (double)(larger * sizeof(float)) / seconds;
+}
+
+double bench_busbw(const struct bench_case *test, double seconds) {
+  double ranks = test->team->size;
+  double rounds = test->collective->operation == ONEBIT_ALLREDUCE ? 2 : 1;
+  return bench_algbw(test, seconds) * rounds * (ranks - 1) / ranks;
+}
+
+/* --- Above them */
+
+static const char *setting(size_t number, char text[32]) {
+  if (number == ONEBIT_BLOCK_BUFFER)
+    return "the buffer";
+  snprintf(text, 32, "%zu elements", number);
+  return number ? text : "";
+}
+
+void bench_collective_note(struct bench_job *job, const struct bench_case *test) {
+  char text[32];
+  onebit_plan_info_t info = bench_plan_info(test->plan);
+  struct bench_table *table = job->table;
+  bench_note(table, "onebit-bench %s, version %s", job->benchmark->name, onebit_version());
+  bench_note(table, "%d ranks over %s, codec %s, %s, one %s scale for %s", test->team->size,
+             info.transport, info.codec, bench_dtypes[test->options->dtype],
+             bench_scales[test->options->scale], setting(info.block_size, text));
+#ifdef ONEBIT_HAVE_MPI
+  if (test->dense_receive)
+    bench_note(table, "Dense: %s of float32 by %s, %s",
+               job->benchmark->kind & BENCH_NONBLOCKING ? test->collective->nonblocking_dense_name
+                                                        : test->collective->dense_name,
+               bench_mpi_library(),
+               test->team->algorithm_count > 1 ? "the best of its algorithms"
+                                               : "its own choice of algorithm");
+#endif
+  bench_note(table, "Size: bytes of a rank's %s as float32. Latency: of the slowest rank%s",
+             test->collective->gathers ? "part" : "send buffer",
+             test->dense_receive ? ". Speed-up: of medians" : "");
+}
+
+/* --- Fields */
+
+/* A head, where there is such a column. */
+static const char *head(bool wanted, const char *text) { return wanted ? text : NULL; }
+
+static bool compares(const struct bench_row *row) { return row->test->options->compare_count > 0; }
+
+/* What was run: as asked for, and as the plan decided. */
+static void put_setting(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_case *test = row->test;
+  onebit_plan_info_t info = bench_plan_info(row->way->plan);
+  bool known = row->own;
+  bench_number(table, "bytes", "Size", -12, 0, (double)(test->send_count * sizeof(float)));
+  bench_number(table, "ranks", NULL, 0, 0, test->team->size);
+  bench_number(table, "hosts", NULL, 0, 0, known ? (double)info.hosts : NAN);
+  bench_number(table, "ranks_per_host", NULL, 0, 0, known ? (double)info.ranks_per_host : NAN);
+  if (test->device)
+    bench_text(table, "row", "Row", -24, row->time->name);
+  else
+    bench_text(table, "requested", head(compares(row), "Schedule"), -22, row->time->name);
+  bench_text(table, "schedule", NULL, 0, known ? bench_schedules[info.schedule] : NULL);
+  bench_text(table, "wire", NULL, 0, known ? bench_wires[info.wire] : NULL);
+  bench_text(table, "dtype", NULL, 0, known ? bench_dtypes[test->options->dtype] : NULL);
+  bench_text(table, "codec", NULL, 0, known ? info.codec : NULL);
+  bench_number(table, "chunk", NULL, 0, 0, info.chunk_size ? (double)info.chunk_size : NAN);
+  bench_number(table, "chunks", NULL, 0, 0, known ? (double)info.chunks : NAN);
+  bench_text(table, "transport", NULL, 0, bench_plan_info(test->plan).transport);
+}
+
+static void put_overlap(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_entry *own = row->overlap;
+  bool full = row->test->options->full;
+  double pure = own[BENCH_PURE].time.median, compute = own[BENCH_COMPUTE].time.median,
+         overall = own[BENCH_OVERALL].time.median;
+  bench_time(table, "overall_us", "Overall(us)", 16, 2, overall);
+  bench_time(table, "compute_us", "Compute(us)", 16, 2, compute);
+  bench_time(table, "pure_us", "Pure Comm.(us)", 16, 2, pure);
+  bench_number(table, "overlap", "Overlap(%)", 12, 2,
+               bench_overlap_percent(overall, compute, pure));
+  bench_time(table, NULL, head(full, "Min(us)"), 12, 2, own[BENCH_OVERALL].time.minimum);
+  bench_time(table, NULL, head(full, "Max(us)"), 12, 2, own[BENCH_OVERALL].time.maximum);
+  bench_number(table, "tests", head(full, "Tests"), 12, 0, (double)row->tests);
+}
+
+/* Of a nonblocking row these are of the communication alone, but for the tails in text. */
+static void put_times(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_case *test = row->test;
+  const struct bench_statistics *time = &row->time->time;
+  const struct bench_statistics *tails = row->overlap ? &row->overlap[BENCH_OVERALL].time : time;
+  bool blocking = !row->overlap, device = test->device != NULL;
+  bool full = blocking && test->options->full && !device, tailed = test->options->tails && !device;
+  bench_time(table, "average_us", head(blocking && !device, "Avg Latency(us)"), 16, 2, time->mean);
+  bench_time(table, "median_us", head(blocking, "Median(us)"), 12, 2, time->median);
+  bench_time(table, "minimum_us", head(full || device, "Min(us)"), 12, 2, time->minimum);
+  bench_time(table, "p90_us", head(full, "P90(us)"), 12, 2, time->percentile90);
+  bench_time(table, "p99_us", NULL, 0, 0, time->percentile99);
+  bench_time(table, "maximum_us", head(full || device, "Max(us)"), 12, 2, time->maximum);
+  bench_number(table, device ? "rounds" : "iterations",
+               head(test->options->full && !device, "Iterations"), 12, 0,
+               (double)test->rounds.rounds);
+  if (device)
+    bench_number(table, "launches", NULL, 0, 0, (double)test->rounds.repeats);
+  bench_time(table, NULL, head(tailed, "P50(us)"), 12, 2, tails->median);
+  bench_time(table, NULL, head(tailed, "P90(us)"), 12, 2, tails->percentile90);
+  bench_time(table, NULL, head(tailed, "P99(us)"), 12, 2, tails->percentile99);
+}
+
+static void put_traffic(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_case *test = row->test;
+  const struct bench_options *options = test->options;
+  double seconds = row->time->time.median;
+  double wire =
+      test->device ? (double)bench_plan_info(row->way->plan).wire_bytes : row->time->wire_bytes;
+  bench_number(table, "wire_bytes", "Wire(B/rank)", 14, 0, row->own ? wire : NAN);
+  if (!test->device)
+    bench_number(table, "link_bytes", head(options->link, "Link(B/host)"), 14, 0,
+                 options->link ? row->time->link_bytes : NAN);
+  bench_number(table, "algbw", "algbw(GB/s)", 13, 3, bench_algbw(test, seconds));
+  bench_number(table, "busbw", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
+  if (!test->device)
+    bench_number(table, "relative_error", head(options->full || options->check, "Rel. error"), 12,
+                 -3, row->way->error);
+}
+
+/* In a comparison MPI has a line of its own. */
+static void put_dense(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_case *test = row->test;
+  const struct bench_statistics none = {.median = NAN, .minimum = NAN, .mean = NAN, .maximum = NAN};
+  const struct bench_statistics *time = row->dense ? &row->dense->time : &none;
+  bool shown = row->dense && !row->overlap && !compares(row), full = shown && test->options->full;
+  bench_time(table, "dense_median_us", head(shown, "Dense median"), 16, 2, time->median);
+  bench_time(table, NULL, head(full, "Dense avg"), 12, 2, time->mean);
+  bench_time(table, "dense_minimum_us", head(full, "Dense min"), 12, 2, time->minimum);
+  bench_time(table, "dense_maximum_us", head(full, "Dense max"), 12, 2, time->maximum);
+  bench_text(table, "dense_algorithm",
+             head(shown && test->team->algorithm_count > 1, "MPI algorithm"), -20, row->dense_name);
+  bench_number(table, "speedup", head(row->dense && !row->overlap, "Speed-up"), 10, 2,
+               time->median / row->time->time.median);
+}
+
+static void put_dense_overlap(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_entry *dense = row->dense_overlap;
+  double times[] = {NAN, NAN, NAN};
+  for (int k = 0; dense && k <= BENCH_OVERALL; k++)
+    times[k] = dense[k].time.median;
+  bench_time(table, "dense_overall_us", head(dense, "Dense overall"), 16, 2, times[BENCH_OVERALL]);
+  bench_time(table, "dense_compute_us", head(dense, "Dense compute"), 16, 2, times[BENCH_COMPUTE]);
+  bench_time(table, NULL, head(dense, "Dense pure"), 16, 2, times[BENCH_PURE]);
+  bench_number(
+      table, "dense_overlap", head(dense, "Dense overlap"), 14, 2,
+      dense ? bench_overlap_percent(times[BENCH_OVERALL], times[BENCH_COMPUTE], times[BENCH_PURE])
+            : NAN);
+}
+
+static void put_device(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_rounds *rounds = &row->test->rounds;
+  double speedup = NAN;
+  if (row->dense)
+    speedup =
+        bench_ratio(row->dense->times, row->time->times, rounds->rounds, rounds->scratch).median;
+  bench_number(table, "speedup", "Speed-up", 10, 2, speedup);
+  bench_counts_fields(table, &row->time->counts, true);
+}
+
+static void fields(struct bench_table *table, const void *context) {
+  const struct bench_row *row = context;
+  const struct bench_options *options = row->test->options;
+  const char *validation = !row->own ? NULL : row->way->right ? "Pass" : "Fail";
+  put_setting(table, row);
+  if (row->overlap)
+    put_overlap(table, row);
+  put_times(table, row);
+  put_traffic(table, row);
+  if (row->test->device)
+    put_device(table, row);
+  else
+    put_dense(table, row);
+  if (row->overlap)
+    put_dense_overlap(table, row);
+  if (options->check) {
+    bench_text(table, NULL, "Validation", 12, validation);
+    bench_bool(table, "right", row->own ? &row->way->right : NULL);
+  }
+  if (compares(row))
+    bench_number(table, "of_best", "Of best", 10, 3, row->of_best);
+}
+
+/* What the library refused is no measured row. */
+static void refused_fields(struct bench_table *table, const void *context) {
+  const struct bench_row *row = context;
+  if (table->heads) {
+    fields(table, context);
+    return;
+  }
+  bench_number(table, NULL, "", -12, 0, (double)(row->test->send_count * sizeof(float)));
+  bench_text(table, NULL, "", -22, row->time->name);
+  bench_text(table, NULL, "", 16, "-");
+  bench_text(table, NULL, "", -1, row->way->refusal);
+}
+
+void bench_collective_row(struct bench_table *table, const struct bench_row *row) {
+  if (row->time->run)
+    bench_print_row(table, fields, row);
+  else if (table->format == BENCH_TEXT)
+    bench_print_row(table, refused_fields, row);
+  else
+    bench_complain("%s: %s", row->time->name, row->way->refusal);
+}
