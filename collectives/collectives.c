@@ -27,7 +27,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
-  if (ob_host_shares(plan))
+  if (plan->host.shared.base)
     ob_host_begin(plan);
   onebit_status_t begun = plan->executor->begin ? plan->executor->begin(plan) : ONEBIT_OK;
   if (begun != ONEBIT_OK)
@@ -66,7 +66,7 @@ static bool to_be_applied(const struct onebit_plan *plan) {
 }
 
 static void end_call(onebit_plan_t plan) {
-  if (ob_host_shares(plan))
+  if (plan->host.shared.base)
     ob_host_end(plan);
   if (plan->executor->end)
     plan->executor->end(plan);
@@ -97,7 +97,7 @@ static onebit_status_t end_outcome(onebit_plan_t plan) {
 }
 
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
-  if (!walk(plan, wait) || !ob_executor_settled(plan, wait))
+  if (!walk(plan, wait) || !ob_steps_settled(plan, wait))
     return ONEBIT_IN_PROGRESS;
   return leave(plan);
 }
@@ -110,7 +110,7 @@ onebit_status_t ob_plan_put(onebit_plan_t plan) {
 }
 
 onebit_status_t ob_plan_settle(onebit_plan_t plan) {
-  ob_executor_settled(plan, true);
+  ob_steps_settled(plan, true);
   return end_outcome(plan);
 }
 

@@ -97,23 +97,6 @@ int ob_comm_tag(onebit_comm_t comm) {
   return 1 + (int)(comm->agreements % (uint32_t)comm->largest_tag);
 }
 
-void ob_batch_count(const struct ob_batch *batch) {
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < batch->sends; i++)
-    bytes += batch->send[i].bytes;
-  atomic_fetch_add_explicit(&batch->comm->bytes_sent, bytes, memory_order_relaxed);
-}
-
-onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag) {
-  ob_batch_count(batch);
-  return batch->comm->transport->begin(batch, tag);
-}
-
-onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream) {
-  ob_batch_count(batch);
-  return batch->comm->transport->put(batch, stream);
-}
-
 int onebit_comm_rank(onebit_comm_t comm) { return comm->rank; }
 
 int onebit_comm_size(onebit_comm_t comm) { return comm->size; }

@@ -43,9 +43,6 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
 /* A tag for what the latest agreement was about: the same on all ranks, another after each one. */
 int ob_comm_tag(onebit_comm_t comm);
 
-/* Counts the bytes of a batch that is about to begin as sent. */
-void ob_batch_count(const struct ob_batch *batch);
-
 /* Begins a batch and counts its bytes. */
 onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag);
 

@@ -30,10 +30,6 @@ onebit_status_t ob_executor_choose(struct onebit_plan *plan) {
   return plan->executor->open ? plan->executor->open(plan) : ONEBIT_OK;
 }
 
-bool ob_executor_settled(struct onebit_plan *plan, bool wait) {
-  return !plan->executor->settled || plan->executor->settled(plan, wait);
-}
-
 onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const char *name,
                                        const void *buffer) {
   (void)plan;

@@ -73,7 +73,4 @@ const struct ob_executor *ob_executor_for(onebit_comm_t comm, onebit_device_t de
  * ONEBIT_ERROR_UNSUPPORTED: this build or this machine has none. */
 onebit_status_t ob_executor_choose(struct onebit_plan *plan);
 
-/* Whether the call that ended is settled. */
-bool ob_executor_settled(struct onebit_plan *plan, bool wait);
-
 #endif

@@ -6,7 +6,7 @@
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk) {
   int copy = next ? !plan->result_now : plan->result_now;
-  if (ob_host_shares(plan))
+  if (plan->host.shared.base)
     return ob_host_result(plan, copy, source, chunk);
   return ob_result_at(&plan->geometry, copy, source, chunk);
 }
@@ -54,8 +54,25 @@ void ob_stamp(struct onebit_plan *plan, unsigned char *memory, const struct ob_m
       ob_header_make(shape, &call, (uint16_t)ob_steps_flags(plan), scale);
 }
 
+static void count_bytes(const struct ob_batch *batch) {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < batch->sends; i++)
+    bytes += batch->send[i].bytes;
+  atomic_fetch_add_explicit(&batch->comm->bytes_sent, bytes, memory_order_relaxed);
+}
+
+onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag) {
+  count_bytes(batch);
+  return batch->comm->transport->begin(batch, tag);
+}
+
+onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream) {
+  count_bytes(batch);
+  return batch->comm->transport->put(batch, stream);
+}
+
 void ob_begin_batch(struct onebit_plan *plan, struct ob_batch *batch) {
-  ob_batch_count(batch);
+  count_bytes(batch);
   if (plan->comm->transport->begin(batch, plan->tag) != ONEBIT_OK)
     ob_steps_give_up(plan);
 }

@@ -84,7 +84,7 @@ static onebit_status_t allocate_messages(struct onebit_plan *plan) {
   size_t results = plan->sizes.results;
   OB_TRY(allocate_members(plan, plan->sizes.outgoing, &geometry->outgoing));
   OB_TRY(allocate_members(plan, plan->sizes.incoming, &geometry->incoming));
-  if (ob_host_shares(plan))
+  if (plan->host.shared.base)
     return ONEBIT_OK; /* results are there */
   OB_TRY(allocate_members(plan, results, &geometry->results[0]));
   OB_TRY(allocate_members(plan, plan->momentum ? results : 0, &geometry->results[1]));
@@ -209,7 +209,7 @@ static void release_messages(struct onebit_plan *plan) {
   unsigned char **results = plan->geometry.results;
   if (!executor)
     return;
-  if (!ob_host_shares(plan)) {
+  if (!plan->host.shared.base) {
     if (results[1] != results[0])
       executor->messages->release(results[1]);
     executor->messages->release(results[0]);
@@ -301,7 +301,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
     }
   }
   status = agree_on_plan(comm, status, shape, count, plan);
-  if (status == ONEBIT_OK && ob_host_shares(plan))
+  if (status == ONEBIT_OK && plan->host.shared.base)
     status = attach_host(plan);
   if (status != ONEBIT_OK) {
     release(plan);

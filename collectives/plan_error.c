@@ -10,7 +10,7 @@ static onebit_status_t check_idle(onebit_plan_t plan) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  ob_executor_settled(plan, true);
+  ob_steps_settled(plan, true);
   return ONEBIT_OK;
 }
 

@@ -17,8 +17,8 @@ bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
   bool moved = false;
   while (plan->step < plan->stop) {
     const struct ob_step *step = &plan->steps[plan->step++];
-    if (!(ob_trace_wanted(plan) ? ob_trace_step(plan, step, wait)
-                                : step->run(plan, step->chunk, wait))) {
+    if (!(plan->trace.room || plan->clocked ? ob_trace_step(plan, step, wait)
+                                            : step->run(plan, step->chunk, wait))) {
       plan->step--;
       break;
     }
@@ -27,6 +27,10 @@ bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
   if (executor->leave)
     executor->leave(before);
   return moved;
+}
+
+bool ob_steps_settled(struct onebit_plan *plan, bool wait) {
+  return !plan->executor->settled || plan->executor->settled(plan, wait);
 }
 
 /* --- What this rank knows ----------------------------------------------------------------------*/
@@ -46,7 +50,7 @@ void ob_steps_give_up(struct onebit_plan *plan) {
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->broken = true;
   plan->step = plan->stop;
-  if (ob_host_shares(plan))
+  if (plan->host.shared.base)
     ob_host_give_up(plan);
 }
 

@@ -69,6 +69,9 @@ void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk
  * holds the plan's claim (engine.h). True if a step was run to its end. */
 bool ob_steps_walk(struct onebit_plan *plan, bool wait);
 
+/* After the last step: whether the call is over and its status known (the executor's `settled`). */
+bool ob_steps_settled(struct onebit_plan *plan, bool wait);
+
 /* Steps of a host that walks, for the tables of executors; and one that does nothing. */
 ob_step_run ob_steps_check_early, ob_steps_apply_early, ob_steps_apply_late, ob_steps_decide,
     ob_steps_nothing;

@@ -87,8 +87,6 @@ static void count(struct onebit_plan *plan, const struct ob_step *step, double s
     plan->spent.apply += seconds;
 }
 
-bool ob_trace_wanted(const struct onebit_plan *plan) { return plan->trace.room || plan->clocked; }
-
 bool ob_trace_step(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
   double before = ob_seconds();
   begin(&plan->trace, step, before);

@@ -30,8 +30,7 @@ void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t room);
 /* Steps noted of the latest call. */
 size_t ob_plan_traced(onebit_plan_t plan);
 
-/* Whether the plan is traced, or counts what it spends; then a step is run by ob_trace_step. */
-bool ob_trace_wanted(const struct onebit_plan *plan);
+/* Runs a step of a plan that is traced, or that counts what it spends. */
 bool ob_trace_step(struct onebit_plan *plan, const struct ob_step *step, bool wait);
 
 #endif

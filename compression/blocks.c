@@ -386,3 +386,15 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
       .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
   run_step(&step, pass_body);
 }
+
+/* --- After a call */
+
+void ob_kept_commit(struct ob_kept *kept) { kept->now = !kept->now; }
+
+bool ob_kept_large(const struct ob_kept *kept) {
+  size_t scales = kept->one_scale ? 1 : kept->blocks;
+  for (size_t b = 0; b < scales; b++)
+    if (kept->scales[kept->now][b] >= OB_LARGE_SCALE)
+      return true;
+  return false;
+}

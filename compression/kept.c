@@ -39,8 +39,6 @@ void ob_kept_destroy(struct ob_kept *kept) {
   *kept = (struct ob_kept){0};
 }
 
-void ob_kept_commit(struct ob_kept *kept) { kept->now = !kept->now; }
-
 static size_t value_bytes(const struct ob_kept *kept) {
   return kept->words * OB_LANES * sizeof(float);
 }
@@ -56,14 +54,6 @@ onebit_status_t ob_kept_reset(struct ob_kept *kept) {
 
 onebit_status_t ob_kept_forget(struct ob_kept *kept) {
   return kept->serving.rule == OB_SERVE_MEAN ? ob_kept_reset(kept) : ONEBIT_OK;
-}
-
-bool ob_kept_large(const struct ob_kept *kept) {
-  size_t scales = kept->one_scale ? 1 : kept->blocks;
-  for (size_t b = 0; b < scales; b++)
-    if (kept->scales[kept->now][b] >= OB_LARGE_SCALE)
-      return true;
-  return false;
 }
 
 size_t ob_kept_bytes(const struct ob_kept *kept) {

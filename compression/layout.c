@@ -31,13 +31,6 @@ void ob_layout_destroy(struct ob_layout *layout) {
   layout->piece = NULL;
 }
 
-size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
-  if (block >= layout->blocks)
-    return layout->words;
-  size_t piece = 0;
-  return ob_layout_block(layout, block, &piece).word;
-}
-
 size_t ob_layout_element(const struct ob_layout *layout, size_t block) {
   if (block >= layout->blocks)
     return layout->elements;

@@ -78,7 +78,12 @@ OB_INLINE struct ob_block ob_layout_block(const struct ob_layout *layout, size_t
 }
 
 /* The first word of a block; block == blocks gives the number of words. */
-size_t ob_layout_word(const struct ob_layout *layout, size_t block);
+OB_INLINE size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
+  if (block >= layout->blocks)
+    return layout->words;
+  size_t piece = 0;
+  return ob_layout_block(layout, block, &piece).word;
+}
 
 /* How many elements lie before a block. */
 size_t ob_layout_element(const struct ob_layout *layout, size_t block);

@@ -67,8 +67,6 @@ onebit_status_t ob_host_create(struct onebit_plan *plan) {
   return plan->executor->shares_memory ? create_shared(plan) : ONEBIT_OK;
 }
 
-bool ob_host_shares(const struct onebit_plan *plan) { return plan->host.shared.base; }
-
 onebit_status_t ob_host_attach(struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   for (int k = 0; k < hosts->each; k++) {

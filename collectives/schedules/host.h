@@ -22,6 +22,8 @@ struct onebit_plan;
 
 struct ob_host {
   size_t ranks, place; /* of this host; 0 ranks: the plan is not hierarchical */
+  /* Without a base they share no memory: the plan's executor runs the steps inside the host, and
+   * nothing below is for it. */
   struct ob_shared shared;
   size_t slots, segment_bytes; /* of the window: chunks, and bytes of a segment in one of them */
   size_t inputs_at, results_at[2]; /* where they begin in a block */
@@ -34,10 +36,6 @@ struct ob_host {
 /* Sets ranks and place, once the plan's messages are measured; and where the ranks share memory
  * makes this rank's block. */
 onebit_status_t ob_host_create(struct onebit_plan *plan);
-
-/* Whether they share memory. Else the plan's executor runs the steps inside the host, and nothing
- * below is for it. */
-bool ob_host_shares(const struct onebit_plan *plan);
 
 /* Attaches the others' blocks: after an agreement in which each told the name of its own. */
 onebit_status_t ob_host_attach(struct onebit_plan *plan);

@@ -128,7 +128,7 @@ onebit_status_t ob_restore_messages(struct ob_loading *loading) {
   const struct onebit_plan *plan = unit_of(loading)->bits;
   struct measure measure = {.loading = loading, .scale = SIZE_MAX};
   size_t scales = plan->work.one_scale ? plan->geometry.segments : plan->geometry.layout.blocks;
-  bool shared = ob_host_shares(plan);
+  bool shared = plan->host.shared.base != NULL;
   size_t first = shared ? plan->geometry.first_segment : 0;
   size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
   memset(loading->scales, 0, scales * sizeof *loading->scales);

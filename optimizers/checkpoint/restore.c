@@ -144,7 +144,7 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
 }
 
 static onebit_status_t clear_messages(const struct onebit_plan *plan) {
-  bool shared = ob_host_shares(plan);
+  bool shared = plan->host.shared.base != NULL;
   size_t first = shared ? plan->geometry.first_segment : 0;
   size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
   for (size_t share = first; share < end; share++)
