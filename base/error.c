@@ -1,23 +1,23 @@
-/* Statuses, their names and their words. */
+/* Statuses, their names and their messages. */
 #include "base/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-static _Thread_local char words[512];
+static _Thread_local char message[512];
 
 onebit_status_t ob_error(onebit_status_t status, const char *format, ...) {
-  char fresh[sizeof words]; /* the old words may be among the arguments */
+  char fresh[sizeof message]; /* the old message may be among the arguments */
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(fresh, sizeof fresh, format, arguments);
   va_end(arguments);
-  memcpy(words, fresh, sizeof words);
+  memcpy(message, fresh, sizeof message);
   return status;
 }
 
-const char *onebit_last_error(void) { return words; }
+const char *onebit_last_error(void) { return message; }
 
 const char *onebit_status_string(onebit_status_t status) {
   static const struct {

@@ -61,13 +61,13 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
   for (size_t i = 0; i < count; i++) {
     size_t sent = first + i - terms->sent_first; /* beyond the count, when before it; so are all */
     size_t served = first + i - info->server_residual_start;
-    size_t kept = sent - info->worker_residual_start;
+    size_t residual = sent - info->worker_residual_start;
     values[i] = sizes[i] = 0;
     if (first + i >= terms->sent_first && sent < test->send_count) {
       values[i] = terms->weight * (double)ob_load(test->send, sent, test->options->dtype);
       sizes[i] = fabs(values[i]);
-      if (kept < info->worker_residual_count) /* a dense wire has none */
-        add_change(terms->residual_weight, terms->worker[0][kept], terms->worker[1][kept],
+      if (residual < info->worker_residual_count) /* a dense wire has none */
+        add_change(terms->residual_weight, terms->worker[0][residual], terms->worker[1][residual],
                    &values[i], &sizes[i]);
     }
     if (served < info->server_residual_count)

@@ -38,7 +38,7 @@ int bench_device_open(struct bench_team *team, struct bench_device *device) {
     return open_device(device, 0);
   bool own = team->comm->size != team->size;
   device->ranks = own ? team->size : team->comm->hosts.here;
-  int status = open_device(device, own ? team->rank : team->comm->hosts.place);
+  int status = open_device(device, own ? team->rank : team->comm->hosts.local_rank);
   return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
 }
 

@@ -195,14 +195,14 @@ static onebit_status_t fill_messages(const struct onebit_plan *plan, unsigned ch
   return status;
 }
 
-static onebit_status_t fill_residual(const struct ob_cuda_kept *kept,
+static onebit_status_t fill_residual(const struct ob_cuda_residual *residual,
                                      const struct bench_passes *passes, bool one_scale) {
   onebit_status_t status = ONEBIT_OK;
-  size_t scales = one_scale ? 1 : kept->blocks;
+  size_t scales = one_scale ? 1 : residual->blocks;
   for (int k = 0; k < 2 && status == ONEBIT_OK; k++) {
-    status = ob_memory_cuda.copy(kept->values[k], passes->input, passes->count * sizeof(float));
+    status = ob_memory_cuda.copy(residual->values[k], passes->input, passes->count * sizeof(float));
     if (status == ONEBIT_OK)
-      status = ob_memory_cuda.copy(kept->scales[k], passes->arrays[BENCH_RECIPROCALS],
+      status = ob_memory_cuda.copy(residual->scales[k], passes->arrays[BENCH_RECIPROCALS],
                                    scales * sizeof(float));
   }
   return status;

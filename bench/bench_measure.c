@@ -193,9 +193,9 @@ static int time_entry(const struct bench_rounds *rounds, struct bench_entry *ent
 static void shuffle(size_t *order, size_t count, uint64_t *state) {
   for (size_t k = count; k > 1; k--) {
     *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
-    size_t other = (size_t)(*state >> 33) % k, kept = order[k - 1];
+    size_t other = (size_t)(*state >> 33) % k, residual = order[k - 1];
     order[k - 1] = order[other];
-    order[other] = kept;
+    order[other] = residual;
   }
 }
 

@@ -24,16 +24,16 @@ static unsigned char *stream_of(const struct bench_passes *passes, size_t stream
 }
 
 static void compress(struct bench_passes *passes, const struct ob_source *source,
-                     struct ob_kept *kept) {
+                     struct ob_residual *residual) {
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view last = view_of(passes, passes->messages, chunk);
     struct ob_view out = view_of(passes, passes->plan->geometry.outgoing, chunk);
-    ob_compress_blocks(&passes->work, source, kept, &shape, &last, &out, passes->sums[0]);
+    ob_compress_blocks(&passes->work, source, residual, &shape, &last, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
-    ob_finish(&passes->work, kept, passes->sums[0]);
-  ob_kept_commit(kept);
+    ob_finish(&passes->work, residual, passes->sums[0]);
+  ob_residual_commit(residual);
 }
 
 /* What is read and then written is in the cache: in place there is nothing to gain by streaming. */
@@ -41,7 +41,7 @@ int bench_run_compress(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const struct bench_pass *pass = entry->pass;
   const struct ob_adam_factors *f = &bench_factors;
-  struct ob_kept *kept = pass->in_place ? &passes->in_place : &passes->plan->worker;
+  struct ob_residual *residual = pass->in_place ? &passes->in_place : &passes->plan->worker;
   const void *input = passes->input;
   struct ob_source source = {
       .inputs = &input,
@@ -53,16 +53,16 @@ int bench_run_compress(const struct bench_entry *entry) {
       .moment_rule = pass->moments ? OB_MOMENTS_SECOND : 0,
       .moment = {f->beta2, f->one_minus_beta2, f->epsilon, .now = 0.0625f, .before = 0.1875f}};
   for (int copy = 0; copy < 2; copy++)
-    kept->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
+    residual->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
   passes->work.stream = !pass->in_place && passes->plan->work.stream != pass->otherwise;
-  compress(passes, &source, kept);
-  kept->moments[0] = kept->moments[1] = NULL;
+  compress(passes, &source, residual);
+  residual->moments[0] = residual->moments[1] = NULL;
   return BENCH_OK;
 }
 
 int bench_run_reduce(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
-  struct ob_kept *server = &passes->plan->server;
+  struct ob_residual *server = &passes->plan->server;
   struct ob_view in[1024]; /* as many as --streams allows */
   passes->work.stream = passes->plan->work.stream;
   passes->work.streams = entry->streams;
@@ -76,7 +76,7 @@ int bench_run_reduce(const struct bench_entry *entry) {
   }
   if (passes->work.one_scale)
     ob_finish(&passes->work, server, passes->sums[0]);
-  ob_kept_commit(server);
+  ob_residual_commit(server);
   server->serving = (struct ob_serving){0};
   return BENCH_OK;
 }

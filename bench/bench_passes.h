@@ -29,8 +29,8 @@ struct bench_passes {
   size_t count, streams; /* elements; the most streams in any pass */
   onebit_comm_t comm;
   onebit_plan_t plan;
-  struct ob_work work;     /* the plan's, with room for more streams */
-  struct ob_kept in_place; /* the plan's worker, with one copy of the values */
+  struct ob_work work;         /* the plan's, with room for more streams */
+  struct ob_residual in_place; /* the plan's worker, with one copy of the values */
   float *arrays[BENCH_ARRAYS];
   void *input;             /* the gradient in the plan's dtype; may be the array */
   unsigned char *messages; /* one of random bits a stream; the first is also the momentum */

@@ -82,7 +82,7 @@ static const struct bench_pass
     zero_one = {"zero-one apply", bench_run_apply, .kinds = {OB_PASS_ZERO_ONE}, .frozen = true},
     squares = {"zero-one look", bench_run_pass, .kinds = {OB_PASS_SQUARES}, .frozen = true},
     local = {"zero-one local", bench_run_pass, .kinds = {OB_PASS_ZERO_ONE_LOCAL}, .frozen = true},
-    to_meet = {"zero-one meet", bench_run_pass, .kinds = {OB_PASS_ZERO_ONE_MEET}, .frozen = true,
+    to_meet = {"zero-one meet", bench_run_pass, .kinds = {OB_PASS_ZERO_ONE_STORE}, .frozen = true,
                .scratch = BENCH_OUTPUT},
     met = {"zero-one met", bench_run_apply, .kinds = {OB_PASS_ZERO_ONE_MET}, .frozen = true};
 

@@ -29,9 +29,9 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
     ob_steps_fail(plan, status);
   if (plan->host.shared.base)
     ob_host_begin(plan);
-  onebit_status_t begun = plan->executor->begin ? plan->executor->begin(plan) : ONEBIT_OK;
-  if (begun != ONEBIT_OK)
-    ob_steps_fail(plan, begun);
+  onebit_status_t started = plan->executor->begin ? plan->executor->begin(plan) : ONEBIT_OK;
+  if (started != ONEBIT_OK)
+    ob_steps_fail(plan, started);
   plan->in_flight = true;
   ob_engine_add(plan->comm->engine, plan);
   return ONEBIT_OK;

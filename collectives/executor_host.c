@@ -59,17 +59,17 @@ static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait
     if (plan->status != ONEBIT_OK || !ob_is_dense(plan))
       compress_message(plan, memory, segment, chunk, &source);
   }
-  ob_host_taken(plan, chunk);
+  ob_host_used(plan, chunk);
   return true;
 }
 
 /* Where a message of this rank's segment is in the call's share. */
-static float *share_at(const struct onebit_plan *plan, const struct ob_message_shape *shape) {
+static float *shard_at(const struct onebit_plan *plan, const struct ob_message_shape *shape) {
   const struct ob_layout *layout = &plan->geometry.layout;
   size_t first, end;
-  ob_plan_share(plan, &first, &end);
+  ob_plan_segment(plan, &first, &end);
   size_t words = ob_layout_word(layout, shape->first) - ob_layout_word(layout, first);
-  return plan->call.share + words * OB_LANES;
+  return plan->call.shard + words * OB_LANES;
 }
 
 /* Dense values are copied as they are, finite or not. */
@@ -85,7 +85,7 @@ static bool compress_segment(struct onebit_plan *plan, size_t chunk, bool wait) 
     return true;
   }
   if (!ob_is_dense(plan))
-    source.values = share_at(plan, &shape);
+    source.values = shard_at(plan, &shape);
   compress_message(plan, memory, segment, chunk, &source);
   return true;
 }
@@ -202,17 +202,17 @@ static bool apply_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
 static bool apply_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
   float factor = plan->call.source.factor;
-  bool to_share = plan->call.share;
-  struct ob_view out = {.values = to_share ? share_at(plan, &shape) : NULL};
+  bool to_shard = plan->call.shard;
+  struct ob_view out = {.values = to_shard ? shard_at(plan, &shape) : NULL};
   (void)wait;
   if (plan->status != ONEBIT_OK)
     return true;
   view_workers(plan, chunk, &shape);
-  if (ob_is_dense(plan) && to_share)
+  if (ob_is_dense(plan) && to_shard)
     ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, factor, &shape, &out);
   else if (ob_is_dense(plan))
     ob_average_blocks(&plan->work, plan->views, factor, &shape, plan->call.outputs);
-  else if (to_share)
+  else if (to_shard)
     ob_sum_values(&plan->work, plan->views, &shape, &out);
   else
     ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
@@ -223,12 +223,12 @@ static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (ob_is_dense(plan))
     return true;
-  ob_kept_commit(&plan->worker);
-  ob_kept_commit(&plan->server);
-  plan->server_large = ob_kept_large(&plan->server);
+  ob_residual_commit(&plan->worker);
+  ob_residual_commit(&plan->server);
+  plan->server_large = ob_residual_large(&plan->server);
   if (plan->options.no_error_feedback) {
-    ob_kept_forget(&plan->worker); /* which cannot fail in memory of the host */
-    ob_kept_forget(&plan->server);
+    ob_residual_forget(&plan->worker); /* which cannot fail in memory of the host */
+    ob_residual_forget(&plan->server);
   }
   plan->result_now = !plan->result_now;
   return true;

@@ -22,19 +22,19 @@ struct tally {
 };
 
 static void count(struct ob_hosts *hosts, const struct tally *tallies, int size) {
-  hosts->fewest = hosts->most = tallies[0].ranks;
+  hosts->fewest = hosts->max = tallies[0].ranks;
   for (int r = 0; r < size; r++) {
     int ranks = tallies[r].ranks;
     if (ranks == 0)
       continue;
     hosts->fewest = ranks < hosts->fewest ? ranks : hosts->fewest;
-    hosts->most = ranks > hosts->most ? ranks : hosts->most;
+    hosts->max = ranks > hosts->max ? ranks : hosts->max;
   }
-  hosts->each = hosts->fewest == hosts->most ? hosts->most : 0;
+  hosts->each = hosts->fewest == hosts->max ? hosts->max : 0;
 }
 
 /* The places of all ranks, where every host has `each`. */
-static void place_ranks(struct ob_hosts *hosts, const int *host_of, struct tally *tallies,
+static void order_ranks(struct ob_hosts *hosts, const int *host_of, struct tally *tallies,
                         int size) {
   for (int r = 0; r < size; r++)
     tallies[r].ranks = 0;
@@ -58,14 +58,14 @@ onebit_status_t ob_hosts_create(struct ob_hosts *hosts, const int *host_of, int 
       tally->number = hosts->count++;
     if (r == rank) {
       hosts->host = tally->number;
-      hosts->place = tally->ranks;
+      hosts->local_rank = tally->ranks;
     }
     tally->ranks++;
   }
   hosts->here = tallies[first_on(host_of, rank)].ranks;
   count(hosts, tallies, size);
   if (hosts->each)
-    place_ranks(hosts, host_of, tallies, size);
+    order_ranks(hosts, host_of, tallies, size);
   ob_release(tallies);
   return ONEBIT_OK;
 }

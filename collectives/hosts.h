@@ -12,11 +12,11 @@
 struct ob_hosts {
   int count; /* hosts */
   int each;  /* ranks on every host, or 0: not the same on all */
-  int fewest, most;
-  int host;   /* this rank's */
-  int place;  /* this rank's number among those of its host */
-  int here;   /* ranks on this host */
-  int *ranks; /* with `each`: the rank at place p of host h is ranks[h * each + p] */
+  int fewest, max;
+  int host;       /* this rank's */
+  int local_rank; /* this rank's number among those of its host */
+  int here;       /* ranks on this host */
+  int *ranks;     /* with `each`: local rank p of host h is ranks[h * each + p] */
 };
 
 /* `host_of[r]` is any number that the ranks of a host have in common and no other rank has; NULL:

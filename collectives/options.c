@@ -11,7 +11,7 @@
  * their precision. */
 #define RUN 2048
 
-#define MOST_THREADS 1024
+#define MAX_THREADS 1024
 
 static onebit_status_t check_enum(const char *name, int value, int last) {
   if (value < 0 || value > last)
@@ -39,9 +39,9 @@ static onebit_status_t check_sizes(const onebit_plan_options_t *options) {
   if (chunk % OB_LANES)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu, not a multiple of %d", chunk,
                     OB_LANES);
-  if (options->threads < 0 || options->threads > MOST_THREADS)
+  if (options->threads < 0 || options->threads > MAX_THREADS)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "threads is %d, not 0 to %d", options->threads,
-                    MOST_THREADS);
+                    MAX_THREADS);
   return ONEBIT_OK;
 }
 
@@ -83,7 +83,7 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
   if (shape->options.profile == ONEBIT_PROFILE_DEEPSPEED)
     OB_TRY(check_deepspeed(&shape->options));
   if (shape->options.threads == 0)
-    OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MOST_THREADS, 1, &shape->options.threads));
+    OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MAX_THREADS, 1, &shape->options.threads));
   resolve_block(shape);
   shape->output_dtype = shape->options.dtype;
   shape->options.no_error_feedback = !!shape->options.no_error_feedback;

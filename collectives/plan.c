@@ -11,7 +11,7 @@
 #include "collectives/agree.h"
 #include "collectives/messages.h"
 
-/* From this many bytes of buffer on, kept values and results are written past the caches: they
+/* From this many bytes of buffer on, residuals and results are written past the caches: they
  * would only push out what is read. Measured with onebit-bench codec; no bit depends on it. */
 #define STREAM_BYTES ((size_t)16 << 20)
 
@@ -29,7 +29,7 @@ static void *allocate(struct onebit_plan *plan, size_t count, size_t size) {
   return allocate_from(plan, &ob_memory_host, count, size);
 }
 
-void ob_plan_share(const struct onebit_plan *plan, size_t *first, size_t *end) {
+void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end) {
   const struct ob_geometry *geometry = &plan->geometry;
   size_t segment = geometry->first_segment + geometry->member;
   *first = geometry->bounds[segment * geometry->chunks];
@@ -41,7 +41,8 @@ void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *e
   *end = plan->sizes.compressed_end;
 }
 
-static onebit_status_t allocate_kept(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+static onebit_status_t allocate_residual(struct onebit_plan *plan,
+                                         const struct ob_plan_shape *shape) {
   const struct ob_work *work = &plan->work;
   size_t first, end;
   ob_plan_compressed(plan, &first, &end);
@@ -51,18 +52,19 @@ static onebit_status_t allocate_kept(struct onebit_plan *plan, const struct ob_p
   }
   const struct ob_memory *memory = plan->executor->residuals;
   const struct ob_layout *layout = &plan->geometry.layout;
-  OB_TRY(ob_kept_create(&plan->worker, layout, first, end, work->one_scale, plan->moments, memory));
+  OB_TRY(ob_residual_create(&plan->worker, layout, first, end, work->one_scale, plan->moments,
+                            memory));
   first = end = 0;
   if (plan->sizes.reduces)
-    ob_plan_share(plan, &first, &end);
-  OB_TRY(ob_kept_create(&plan->server, layout, first, end, work->one_scale, false, memory));
+    ob_plan_segment(plan, &first, &end);
+  OB_TRY(ob_residual_create(&plan->server, layout, first, end, work->one_scale, false, memory));
   plan->server.serving = shape->serving;
   if (plan->options.profile == ONEBIT_PROFILE_DEFAULT) {
     plan->server.result_dtype = work->output_dtype;
     if (plan->options.operation == ONEBIT_ALLGATHER)
       plan->worker.result_dtype = work->output_dtype;
   }
-  plan->memory_bytes += ob_kept_bytes(&plan->worker) + ob_kept_bytes(&plan->server);
+  plan->memory_bytes += ob_residual_bytes(&plan->worker) + ob_residual_bytes(&plan->server);
   if (!work->one_scale)
     return ONEBIT_OK;
   plan->worker_sums = allocate_from(plan, memory, plan->worker.blocks, sizeof(double));
@@ -138,7 +140,7 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
                                       const struct ob_plan_shape *shape) {
   bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
   if (plan->executor == &ob_executor_host || plan->options.operation == ONEBIT_ALLREDUCE ||
-      !(dense || shape->of_shares))
+      !(dense || shape->of_segments))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                   "device is ONEBIT_DEVICE_CUDA, operation is %d%s: that is for memory of the host",
@@ -151,12 +153,12 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
   bool across = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   geometry->members = (size_t)(across ? hosts->count : plan->comm->size);
   geometry->member = (size_t)(across ? hosts->host : plan->comm->rank);
-  geometry->first_segment = across ? (size_t)hosts->place * geometry->members : 0;
+  geometry->first_segment = across ? (size_t)hosts->local_rank * geometry->members : 0;
   plan->member_ranks = allocate(plan, geometry->members, sizeof *plan->member_ranks);
   if (!plan->member_ranks)
     return out_of_memory(plan);
   for (int k = 0; k < (int)geometry->members; k++)
-    plan->member_ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->place] : k;
+    plan->member_ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->local_rank] : k;
   return ONEBIT_OK;
 }
 
@@ -166,7 +168,7 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
   struct ob_geometry *geometry = &plan->geometry;
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
   geometry->whole =
-      gathers ? !shape->of_shares : plan->choice.schedule == ONEBIT_SCHEDULE_ALLGATHER;
+      gathers ? !shape->of_segments : plan->choice.schedule == ONEBIT_SCHEDULE_ALLGATHER;
   geometry->one_scale = shape->one_scale;
   geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
   geometry->half = geometry->dense && plan->options.dtype != ONEBIT_FLOAT32 &&
@@ -191,7 +193,7 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
     OB_TRY(ob_host_create(plan));
   OB_TRY(ob_schedule_steps(plan));
   if (plan->options.wire == ONEBIT_WIRE_BITS)
-    OB_TRY(allocate_kept(plan, shape));
+    OB_TRY(allocate_residual(plan, shape));
   OB_TRY(allocate_messages(plan));
   OB_TRY(allocate_batches(plan));
   OB_TRY(allocate_lists(plan));
@@ -226,8 +228,8 @@ static void release(struct onebit_plan *plan) {
     return;
   if (plan->executor && plan->executor->destroy)
     plan->executor->destroy(plan);
-  ob_kept_destroy(&plan->worker);
-  ob_kept_destroy(&plan->server);
+  ob_residual_destroy(&plan->worker);
+  ob_residual_destroy(&plan->server);
   ob_work_destroy(&plan->work);
   ob_layout_destroy(&plan->geometry.layout);
   destroy_batches(plan, plan->exchange);
@@ -319,9 +321,9 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
 static size_t common_multiple(size_t a, size_t b) {
   size_t x = a, y = b;
   while (y) {
-    size_t rest = x % y;
+    size_t remainder = x % y;
     x = y;
-    y = rest;
+    y = remainder;
   }
   return a / x * b;
 }
@@ -336,22 +338,22 @@ size_t ob_plan_padded(size_t ranks, size_t count) {
 void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t *counts,
                  size_t *valid) {
   bool deepspeed = shape->options.profile == ONEBIT_PROFILE_DEEPSPEED;
-  shape->share_a_piece = deepspeed || shape->options.operation == ONEBIT_REDUCE_SCATTER;
-  shape->pieces = shape->share_a_piece ? ranks : 1;
+  shape->segment_a_piece = deepspeed || shape->options.operation == ONEBIT_REDUCE_SCATTER;
+  shape->pieces = shape->segment_a_piece ? ranks : 1;
   shape->counts = counts;
   shape->valid = valid;
-  size_t share = deepspeed ? ob_plan_padded(ranks, count) / ranks : count;
+  size_t part = deepspeed ? ob_plan_padded(ranks, count) / ranks : count;
   for (size_t k = 0; k < shape->pieces; k++) {
-    size_t before = deepspeed ? k * share : 0;
+    size_t before = deepspeed ? k * part : 0;
     size_t left = before < count ? count - before : 0;
-    counts[k] = share;
-    valid[k] = left < share ? left : share;
+    counts[k] = part;
+    valid[k] = left < part ? left : part;
   }
 }
 
 static onebit_status_t check_count(const struct ob_plan_shape *shape, size_t ranks, size_t count) {
   size_t buffers = shape->options.operation == ONEBIT_ALLREDUCE ? 1 : ranks;
-  /* 16 bytes an element leave room for kept values and messages in a size_t. */
+  /* 16 bytes an element leave room for residuals and messages in a size_t. */
   if (count > SIZE_MAX / 16 / buffers - ranks * 8 * ranks)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "count is %zu: buffers of %zu times that cannot be "
@@ -398,8 +400,8 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
   *info = (onebit_plan_info_t){
       .size = sizeof *info,
       .worker_residual_start = ob_layout_element(&plan->geometry.layout, plan->worker.first),
-      .worker_residual_count = ob_kept_elements(&plan->worker, &plan->geometry.layout),
-      .server_residual_count = ob_kept_elements(&plan->server, &plan->geometry.layout),
+      .worker_residual_count = ob_residual_elements(&plan->worker, &plan->geometry.layout),
+      .server_residual_count = ob_residual_elements(&plan->server, &plan->geometry.layout),
       .server_residual_start = ob_layout_element(&plan->geometry.layout, plan->server.first),
       .block_size = plan->options.block_size,
       .chunks = plan->geometry.chunks,

@@ -23,19 +23,19 @@ struct ob_plan_shape {
   onebit_dtype_t output_dtype; /* that of the options, unless the caller sets another */
   size_t block;                /* elements a block; with one_scale, elements a run of the sum */
   bool one_scale;
-  bool share_a_piece; /* rank k serves piece k; else shares are cut by size */
-  /* NULL, or one a rank and another: rank k serves the pieces from share_pieces[k] up to the next
+  bool segment_a_piece; /* rank k serves piece k; else shares are cut by size */
+  /* NULL, or one a rank and another: rank k serves the pieces from segment_pieces[k] up to the next
    * rank's. */
-  const size_t *share_pieces;
-  bool momentum; /* the source will want the last result */
-  bool moments;  /* moments of this rank's own gradients are kept (struct ob_source) */
-  bool served;   /* a pass takes the result, as servers send it in bits */
+  const size_t *segment_pieces;
+  bool momentum;     /* the source will want the last result */
+  bool moments;      /* moments of this rank's own gradients are kept (struct ob_source) */
+  bool from_servers; /* a pass takes the result, as servers send it in bits */
   struct ob_serving serving;
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
   /* Reduce-scatter and allgather: of the shares of one list of pieces, cut by size as an allreduce
    * cuts them. Dense, an allgather then moves its values as they are, finite or not. */
-  bool of_shares;
+  bool of_segments;
   size_t pieces;
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
 };
@@ -45,10 +45,10 @@ struct ob_call {
   struct ob_source source;
   void *const *outputs;
   const struct ob_pass_sink *sink;
-  /* Of shares: float32, the share that this rank serves as its words lie, from its first one on. A
+  /* Of segments: float32, the one that this rank reduces as its words lie, from its first one on. A
    * reduce-scatter's result, in place of outputs; an allgather of bits takes it in place of
    * inputs. */
-  float *share;
+  float *shard;
   /* The bits of a float32 argument that must be the same on all ranks, and its name. */
   uint32_t agreed;
   const char *agreed_name;
@@ -66,7 +66,7 @@ struct ob_call {
 
 struct ob_trace {
   struct ob_moment *moments;
-  size_t room, count;
+  size_t capacity, count;
   bool open; /* moments[count] has begun */
 };
 
@@ -98,7 +98,7 @@ struct onebit_plan {
 
   /* Residuals of what this rank sends, and of the segment that it reduces; sums of their runs when
    * there is one scale. */
-  struct ob_kept worker, server;
+  struct ob_residual worker, server;
   bool server_large; /* a scale of it, or a value that was imported, is from OB_LARGE_SCALE on */
   double *worker_sums, *server_sums;
 
@@ -194,7 +194,7 @@ unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t 
 
 /* The blocks first .. end - 1 that this rank compresses; those of the segment that it reduces. */
 void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
-void ob_plan_share(const struct onebit_plan *plan, size_t *first, size_t *end);
+void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end);
 
 /* How many results there are. */
 size_t ob_plan_sources(const struct onebit_plan *plan);

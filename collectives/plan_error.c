@@ -28,9 +28,9 @@ onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, f
   if (keeps_nothing(plan))
     return ONEBIT_OK;
   if (worker)
-    OB_TRY(ob_kept_export(&plan->worker, &plan->geometry.layout, worker));
+    OB_TRY(ob_residual_export(&plan->worker, &plan->geometry.layout, worker));
   if (server)
-    OB_TRY(ob_kept_export(&plan->server, &plan->geometry.layout, server));
+    OB_TRY(ob_residual_export(&plan->server, &plan->geometry.layout, server));
   return ONEBIT_OK;
 }
 
@@ -54,13 +54,16 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
-  OB_TRY(check_finite("worker", worker, ob_kept_elements(&plan->worker, &plan->geometry.layout)));
-  OB_TRY(check_finite("server", server, ob_kept_elements(&plan->server, &plan->geometry.layout)));
+  OB_TRY(
+      check_finite("worker", worker, ob_residual_elements(&plan->worker, &plan->geometry.layout)));
+  OB_TRY(
+      check_finite("server", server, ob_residual_elements(&plan->server, &plan->geometry.layout)));
   if (worker)
-    OB_TRY(ob_kept_import(&plan->worker, &plan->geometry.layout, worker));
+    OB_TRY(ob_residual_import(&plan->worker, &plan->geometry.layout, worker));
   if (server) {
-    OB_TRY(ob_kept_import(&plan->server, &plan->geometry.layout, server));
-    plan->server_large = any_large(server, ob_kept_elements(&plan->server, &plan->geometry.layout));
+    OB_TRY(ob_residual_import(&plan->server, &plan->geometry.layout, server));
+    plan->server_large =
+        any_large(server, ob_residual_elements(&plan->server, &plan->geometry.layout));
   }
   return tell_executor(plan);
 }
@@ -69,8 +72,8 @@ onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
-  OB_TRY(ob_kept_reset(&plan->worker));
-  OB_TRY(ob_kept_reset(&plan->server));
+  OB_TRY(ob_residual_reset(&plan->worker));
+  OB_TRY(ob_residual_reset(&plan->server));
   plan->server_large = false;
   return tell_executor(plan);
 }

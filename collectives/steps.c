@@ -17,8 +17,8 @@ bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
   bool moved = false;
   while (plan->step < plan->stop) {
     const struct ob_step *step = &plan->steps[plan->step++];
-    if (!(plan->trace.room || plan->clocked ? ob_trace_step(plan, step, wait)
-                                            : step->run(plan, step->chunk, wait))) {
+    if (!(plan->trace.capacity || plan->clocked ? ob_trace_step(plan, step, wait)
+                                                : step->run(plan, step->chunk, wait))) {
       plan->step--;
       break;
     }

@@ -56,14 +56,14 @@ static const struct about abouts[OB_STEP_KINDS] = {
 
 const char *ob_step_name(unsigned kind) { return kind < OB_STEP_KINDS ? abouts[kind].name : NULL; }
 
-void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t room) {
-  plan->trace = (struct ob_trace){.moments = moments, .room = moments ? room : 0};
+void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity) {
+  plan->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
 }
 
 size_t ob_plan_traced(onebit_plan_t plan) { return plan->trace.count; }
 
 static void begin(struct ob_trace *trace, const struct ob_step *step, double now) {
-  if (trace->count == trace->room || trace->open)
+  if (trace->count == trace->capacity || trace->open)
     return;
   trace->open = true;
   trace->moments[trace->count] = (struct ob_moment){

@@ -25,7 +25,7 @@ const char *ob_step_name(unsigned kind);
 /* From its next call on the plan notes its steps in moments[0 .. room - 1], each call from the
  * start of the array; `moments` NULL: no more. The array must outlive the plan, or the next
  * ob_plan_trace. */
-void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t room);
+void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity);
 
 /* Steps noted of the latest call. */
 size_t ob_plan_traced(onebit_plan_t plan);

@@ -33,12 +33,12 @@ size_t ob_work_wide(const struct ob_work *work) {
   return (threads > sums ? threads : sums) * work->layout->block;
 }
 
-onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams) {
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams) {
   size_t slots = streams * (size_t)work->threads;
   work->streams = streams;
   work->words = ob_allocate(slots, sizeof *work->words);
   work->scales = ob_allocate(slots, sizeof *work->scales);
-  work->values = ob_allocate(most_streams, sizeof *work->values);
+  work->values = ob_allocate(max_streams, sizeof *work->values);
   work->wide = ob_allocate(ob_work_wide(work), sizeof *work->wide);
   if (!work->words || !work->scales || !work->values || !work->wide)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
@@ -59,7 +59,7 @@ struct step {
   size_t first_word; /* of the message */
   const struct ob_view *in, *last;
   struct ob_view *out;
-  struct ob_kept *kept;
+  struct ob_residual *residual;
   double *sums;
   const struct ob_source *source;
   const struct ob_pass_sink *sink;
@@ -101,46 +101,47 @@ static void note_scale(struct ob_work *work, float scale) {
     atomic_store_explicit(&work->large, true, memory_order_relaxed);
 }
 
-/* The sum of a block's magnitudes becomes its scale, in the message and with the kept values, or
+/* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
  * waits for ob_finish. A scale that is not finite never leaves: the flag does. */
 static void settle(struct step *step, size_t block, size_t count, float sum) {
   struct ob_work *work = step->work;
-  struct ob_kept *kept = step->kept;
+  struct ob_residual *residual = step->residual;
   if (work->one_scale) {
-    step->sums[block - kept->first] = (double)sum;
+    step->sums[block - residual->first] = (double)sum;
     return;
   }
-  const onebit_scale_t rule = ob_serve_measure(kept->serving.rule, work->rule);
-  float scale = ob_round(ob_scale((double)sum, count, rule), kept->result_dtype);
+  const onebit_scale_t rule = ob_serve_measure(residual->serving.rule, work->rule);
+  float scale = ob_round(ob_scale((double)sum, count, rule), residual->result_dtype);
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
   }
   note_scale(work, scale);
-  kept->scales[!kept->now][block - kept->first] = scale;
-  step->out->scales[block - step->shape->first] = ob_serve_scale(kept->serving.rule, scale);
+  residual->scales[!residual->now][block - residual->first] = scale;
+  step->out->scales[block - step->shape->first] = ob_serve_scale(residual->serving.rule, scale);
 }
 
 /* Where the block's values are among the kept ones. */
-static size_t kept_at(const struct ob_kept *kept, const struct ob_block *block) {
-  return (block->word - kept->first_word) * OB_LANES;
+static size_t residual_at(const struct ob_residual *residual, const struct ob_block *block) {
+  return (block->word - residual->first_word) * OB_LANES;
 }
 
-static float *kept_values(const struct ob_kept *kept, int copy, const struct ob_block *block) {
-  return kept->values[copy] + kept_at(kept, block);
+static float *residual_values(const struct ob_residual *residual, int copy,
+                              const struct ob_block *block) {
+  return residual->values[copy] + residual_at(residual, block);
 }
 
-static float kept_scale(const struct ob_kept *kept, size_t block) {
-  return kept->scales[kept->now][kept->one_scale ? 0 : block - kept->first];
+static float residual_scale(const struct ob_residual *residual, size_t block) {
+  return residual->scales[residual->now][residual->one_scale ? 0 : block - residual->first];
 }
 
 /* The moments of the block: what the run reads, and what it writes. */
 static void point_to_moments(const struct step *step, const struct ob_block *block,
                              struct ob_compress_run *run) {
-  const struct ob_kept *kept = step->kept;
-  const size_t at = kept_at(kept, block);
-  run->moments = kept->moments[kept->now] + at;
-  run->moments_out = kept->moments[!kept->now] + at;
+  const struct ob_residual *residual = step->residual;
+  const size_t at = residual_at(residual, block);
+  run->moments = residual->moments[residual->now] + at;
+  run->moments_out = residual->moments[!residual->now] + at;
   run->factor = step->source->values ? 1 : step->source->factor;
   run->moment = step->source->moment;
 }
@@ -170,13 +171,13 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .decay = scaling == 0 ? 1 : source->decay,
         .weight = scaling == 0 ? 0 : weight,
         .scaling = scaling == 0 ? 1 : scaling,
-        .momentum_is_kept = source->momentum_is_kept,
+        .momentum_in_residual = source->momentum_in_residual,
         .reciprocals =
-            source->reciprocals ? source->reciprocals + kept_at(step->kept, &block) : NULL,
+            source->reciprocals ? source->reciprocals + residual_at(step->residual, &block) : NULL,
         .moment_rule = source->moment_rule,
-        .kept = kept_values(step->kept, step->kept->now, &block),
-        .kept_scale = kept_scale(step->kept, b),
-        .kept_out = kept_values(step->kept, !step->kept->now, &block),
+        .residual = residual_values(step->residual, step->residual->now, &block),
+        .residual_scale = residual_scale(step->residual, b),
+        .residual_out = residual_values(step->residual, !step->residual->now, &block),
         .bits = step->out->words + word,
     };
     if (run.moment_rule)
@@ -185,13 +186,13 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
   }
 }
 
-void ob_compress_blocks(struct ob_work *work, const struct ob_source *source, struct ob_kept *kept,
-                        const struct ob_message_shape *shape, const struct ob_view *last,
-                        struct ob_view *out, double *sums) {
+void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
+                        struct ob_residual *residual, const struct ob_message_shape *shape,
+                        const struct ob_view *last, struct ob_view *out, double *sums) {
   struct step step = {.work = work,
                       .shape = shape,
                       .source = source,
-                      .kept = kept,
+                      .residual = residual,
                       .last = last,
                       .out = out,
                       .sums = sums};
@@ -202,10 +203,10 @@ void ob_compress_blocks(struct ob_work *work, const struct ob_source *source, st
  * scales. */
 static void gather_streams(const struct step *step, size_t b, size_t word, const uint32_t **words,
                            float *scales) {
-  const float share = (float)(1.0 / (double)step->work->streams);
+  const float weight = (float)(1.0 / (double)step->work->streams);
   for (size_t s = 0; s < step->work->streams; s++) {
     words[s] = step->in[s].words + word;
-    scales[s] = scale_of(step, &step->in[s], b) * share;
+    scales[s] = scale_of(step, &step->in[s], b) * weight;
   }
 }
 
@@ -224,39 +225,39 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
         .streams = work->streams,
         .bits = words,
         .scales = scales,
-        .serving = step->kept->serving,
+        .serving = step->residual->serving,
         .rule = work->rule,
         .stream = work->stream,
-        .kept = kept_values(step->kept, step->kept->now, &block),
-        .kept_scale = kept_scale(step->kept, b),
-        .kept_out = kept_values(step->kept, !step->kept->now, &block),
+        .residual = residual_values(step->residual, step->residual->now, &block),
+        .residual_scale = residual_scale(step->residual, b),
+        .residual_out = residual_values(step->residual, !step->residual->now, &block),
         .out = step->out->words + word,
     };
     settle(step, b, block.count, work->codec->reduce(&run));
   }
 }
 
-void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_kept *kept,
+void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums) {
   struct step step = {
-      .work = work, .shape = shape, .in = in, .kept = kept, .out = out, .sums = sums};
+      .work = work, .shape = shape, .in = in, .residual = residual, .out = out, .sums = sums};
   run_step(&step, reduce_body);
 }
 
-float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums) {
+float ob_finish(struct ob_work *work, struct ob_residual *residual, const double *sums) {
   double sum = 0;
-  for (size_t b = 0; b < kept->blocks; b++)
+  for (size_t b = 0; b < residual->blocks; b++)
     sum += sums[b];
-  const onebit_scale_t rule = ob_serve_measure(kept->serving.rule, work->rule);
-  size_t count = ob_kept_elements(kept, work->layout);
-  float scale = count ? ob_round(ob_buffer_scale(sum, count, rule), kept->result_dtype) : 0;
+  const onebit_scale_t rule = ob_serve_measure(residual->serving.rule, work->rule);
+  size_t count = ob_residual_elements(residual, work->layout);
+  float scale = count ? ob_round(ob_buffer_scale(sum, count, rule), residual->result_dtype) : 0;
   if (!ob_is_finite(scale)) {
     atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
     scale = 0;
   }
   note_scale(work, scale);
-  kept->scales[!kept->now][0] = scale;
-  return ob_serve_scale(kept->serving.rule, scale);
+  residual->scales[!residual->now][0] = scale;
+  return ob_serve_scale(residual->serving.rule, scale);
 }
 
 static void sum_body(void *context, size_t first, size_t end, int thread) {
@@ -389,12 +390,12 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
 
 /* --- After a call */
 
-void ob_kept_commit(struct ob_kept *kept) { kept->now = !kept->now; }
+void ob_residual_commit(struct ob_residual *residual) { residual->now = !residual->now; }
 
-bool ob_kept_large(const struct ob_kept *kept) {
-  size_t scales = kept->one_scale ? 1 : kept->blocks;
+bool ob_residual_large(const struct ob_residual *residual) {
+  size_t scales = residual->one_scale ? 1 : residual->blocks;
   for (size_t b = 0; b < scales; b++)
-    if (kept->scales[kept->now][b] >= OB_LARGE_SCALE)
+    if (residual->scales[residual->now][b] >= OB_LARGE_SCALE)
       return true;
   return false;
 }

@@ -2,11 +2,11 @@
  * Compressing, reducing and decoding the blocks of one message: the loop over blocks, their scales,
  * and the threads. One function a step of a collective; each is one pass over memory.
  *
- * The kept value and its lazy error. Where the literature keeps the error e = c - s * sign(c) of
+ * The residual and its lazy error. Where the literature keeps the error e = c - s * sign(c) of
  * the compensated value c, we keep c and the scale s it was sent with, and compute e when the next
  * call needs it: the same operations with the same rounding, one pass over memory instead of two.
  * There are two copies, the current and the next: a call reads the one and writes the other, and
- * only ob_kept_commit, once all ranks are known to be well, makes the next the current. So a
+ * only ob_residual_commit, once all ranks are known to be well, makes the next the current. So a
  * skipped or failed call leaves the error as it was, to the bit. Where an optimizer has moments of
  * this rank's own gradients, they change in compress too, and lie beside: two copies likewise.
  */
@@ -21,8 +21,8 @@
 #include "compression/layout.h"
 #include "compression/message.h"
 
-/* Kept values of the blocks first .. first + blocks - 1 of a layout. */
-struct ob_kept {
+/* Residuals of the blocks first .. first + blocks - 1 of a layout. */
+struct ob_residual {
   size_t first, first_word, blocks, words;
   bool one_scale;
   /* Of the results that the messages are, where they are stored as they come: scales are rounded to
@@ -38,31 +38,32 @@ struct ob_kept {
   struct ob_serving serving;
 };
 
-onebit_status_t ob_kept_create(struct ob_kept *kept, const struct ob_layout *layout, size_t first,
-                               size_t end, bool one_scale, bool moments,
-                               const struct ob_memory *memory);
-void ob_kept_destroy(struct ob_kept *kept);
-void ob_kept_commit(struct ob_kept *kept);
+onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
+                                   size_t first, size_t end, bool one_scale, bool moments,
+                                   const struct ob_memory *memory);
+void ob_residual_destroy(struct ob_residual *residual);
+void ob_residual_commit(struct ob_residual *residual);
 /* The moments stay. Errors: those of the memory, which the host's has not. */
-onebit_status_t ob_kept_reset(struct ob_kept *kept);
+onebit_status_t ob_residual_reset(struct ob_residual *residual);
 /* Where errors are not fed back: resets what is an error. */
-onebit_status_t ob_kept_forget(struct ob_kept *kept);
+onebit_status_t ob_residual_forget(struct ob_residual *residual);
 /* Whether a scale is OB_LARGE_SCALE or larger. In memory of the host. */
-bool ob_kept_large(const struct ob_kept *kept);
-size_t ob_kept_bytes(const struct ob_kept *kept);
+bool ob_residual_large(const struct ob_residual *residual);
+size_t ob_residual_bytes(const struct ob_residual *residual);
 
 /* The current copy where the host can read it: itself, or arrays of their own, which end_view gives
  * back, also after a failure. Errors: ONEBIT_ERROR_MEMORY and those of the memory. */
-onebit_status_t ob_kept_view(const struct ob_kept *kept, float **values, float **scales);
-void ob_kept_end_view(const struct ob_kept *kept, float *values, float *scales);
+onebit_status_t ob_residual_view(const struct ob_residual *residual, float **values,
+                                 float **scales);
+void ob_residual_end_view(const struct ob_residual *residual, float *values, float *scales);
 
 /* The residual as plain floats, in the order of the elements; and back. `import` takes finite
  * values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the host's. */
-size_t ob_kept_elements(const struct ob_kept *kept, const struct ob_layout *layout);
-onebit_status_t ob_kept_export(const struct ob_kept *kept, const struct ob_layout *layout,
-                               float *error);
-onebit_status_t ob_kept_import(struct ob_kept *kept, const struct ob_layout *layout,
-                               const float *error);
+size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_layout *layout);
+onebit_status_t ob_residual_export(const struct ob_residual *residual,
+                                   const struct ob_layout *layout, float *error);
+onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob_layout *layout,
+                                   const float *error);
 
 /* How the blocks of a plan are worked on. */
 struct ob_work {
@@ -79,7 +80,7 @@ struct ob_work {
   size_t streams;         /* messages that are reduced or summed */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
-  const float **values;   /* scratch of ob_mean_blocks: most_streams */
+  const float **values;   /* scratch of ob_mean_blocks: max_streams */
   float *wide;            /* scratch of dense messages: blocks of float32, ob_work_wide in all */
   /* Set by any step that meets such a value or scale; the caller clears them. */
   atomic_bool not_finite, large;
@@ -89,13 +90,13 @@ struct ob_work {
 size_t ob_work_wide(const struct ob_work *work);
 
 /* The layout must outlive the work. */
-onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t most_streams);
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams);
 void ob_work_destroy(struct ob_work *work);
 
 /* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
  * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
- * added. `momentum_is_kept`: the momentum has not been exchanged yet, the residuals' array has it,
- * times decay.
+ * added. `momentum_in_residual`: the momentum has not been exchanged yet, the residuals' array has
+ * it, times decay.
  *
  * `factor` is what an element of the inputs counts as, before it is added to anyone else's: it is
  * loaded times factor into dense messages and into what the ranks of a host add up, and where no
@@ -104,34 +105,34 @@ void ob_work_destroy(struct ob_work *work);
 struct ob_source {
   const void *const *inputs;
   float factor;
-  bool momentum, momentum_is_kept;
+  bool momentum, momentum_in_residual;
   float decay, weight;
   /* NULL, or one a piece: by what its momentum is multiplied while it travels. 0: no tensor's, but
    * padding whose momentum stays as it is: its decay is 1. */
   const float *scalings;
-  const float *reciprocals; /* NULL, or one an element, likewise; they lie as the kept values do */
+  const float *reciprocals; /* NULL, or one an element, likewise; they lie as the residuals do */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
   bool float32;             /* inputs are, whatever else the plan's dtype is about */
-  /* With moments, and kept values that have them: how they change, and its factors. */
+  /* With moments, and residuals that have them: how they change, and its factors. */
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came
  * back from the last exchange, the momentum, where the source wants it. `sums` (one a block of the
- * kept values) takes the sums of magnitudes when there is one scale. */
-void ob_compress_blocks(struct ob_work *work, const struct ob_source *source, struct ob_kept *kept,
-                        const struct ob_message_shape *shape, const struct ob_view *last,
-                        struct ob_view *out, double *sums);
+ * residuals) takes the sums of magnitudes when there is one scale. */
+void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
+                        struct ob_residual *residual, const struct ob_message_shape *shape,
+                        const struct ob_view *last, struct ob_view *out, double *sums);
 
-/* Sums the messages in[0 .. streams - 1], which all have this shape, with the kept values into
+/* Sums the messages in[0 .. streams - 1], which all have this shape, with the residuals into
  * `out`. */
-void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_kept *kept,
+void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums);
 
-/* The one scale, from the sums of all blocks of the kept values, for the kept values; the caller
+/* The one scale, from the sums of all blocks of the residuals, for the residuals; the caller
  * puts the returned scale into the messages. */
-float ob_finish(struct ob_work *work, struct ob_kept *kept, const double *sums);
+float ob_finish(struct ob_work *work, struct ob_residual *residual, const double *sums);
 
 /* outputs[piece] = the mean of the messages, at once; or, as float32, the values of `out`. */
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
@@ -165,7 +166,7 @@ struct ob_pass_sink {
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
   /* Where the arrays are a device's: what it has that here is by piece. */
-  const struct ob_unit_device *device;
+  const struct ob_bucket_device *device;
 };
 
 /* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take

@@ -3,7 +3,7 @@
  * same bits.
  *
  * A row's functions work on one run: up to a block of consecutive elements that share a scale,
- * starting at a whole word of the kept values and of the sign bits. What is a run, which scale it
+ * starting at a whole word of the residuals and of the sign bits. What is a run, which scale it
  * has and who works on it is decided above (blocks.h). Bits past the run's last element in its last
  * word are written as zero, and ignored when read.
  */
@@ -38,13 +38,13 @@ struct ob_compress_run {
   float factor;
   struct ob_moment_factors moment;
   onebit_scale_t rule;
-  bool stream; /* the kept values are larger than the caches: write them past the caches */
+  bool stream; /* the residuals are larger than the caches: write them past the caches */
   const uint32_t *momentum_bits; /* NULL: RAW */
   float momentum_scale, decay, scaling;
-  bool momentum_is_kept;
-  const float *kept;
-  float kept_scale;
-  float *kept_out; /* whole words: lanes past count are set to zero */
+  bool momentum_in_residual;
+  const float *residual;
+  float residual_scale;
+  float *residual_out; /* whole words: lanes past count are set to zero */
   uint32_t *bits;
 };
 
@@ -58,9 +58,9 @@ struct ob_reduce_run {
   struct ob_serving serving;
   onebit_scale_t rule;
   bool stream; /* as above */
-  const float *kept;
-  float kept_scale;
-  float *kept_out;
+  const float *residual;
+  float residual_scale;
+  float *residual_out;
   uint32_t *out;
 };
 

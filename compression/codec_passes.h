@@ -130,10 +130,10 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind) {
   }
   for (int k = 0; k < OB_LARGEST; k++)
     run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? ob_sum_lanes(sums[k]) : 0;
-  float least = sums[OB_LARGEST][0];
+  float min = sums[OB_LARGEST][0];
   for (int lane = 1; lane < OB_LANES; lane++)
-    least = sums[OB_LARGEST][lane] < least ? sums[OB_LARGEST][lane] : least;
-  run->sums[OB_LARGEST] = 1 / least;
+    min = sums[OB_LARGEST][lane] < min ? sums[OB_LARGEST][lane] : min;
+  run->sums[OB_LARGEST] = 1 / min;
 }
 
 #define PASS(name)                                                                                 \

@@ -16,15 +16,15 @@ FIXED void group_sum(V total[GROUP], size_t word, size_t streams, const uint32_t
 
 FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule) {
   V lanes[GROUP], total[GROUP], error[GROUP];
-  const V scale = v_set(run->kept_scale);
+  const V scale = v_set(run->residual_scale);
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
-    group_error(error, run->kept + i, scale);
+    group_error(error, run->residual + i, scale);
     group_compensate(total, error);
     if (run->count - i < OB_LANES)
       group_cut(total, run->count - i);
-    run->out[i / OB_LANES] = group_keep(total, run->kept_out + i, run->stream, rule, lanes);
+    run->out[i / OB_LANES] = group_keep(total, run->residual_out + i, run->stream, rule, lanes);
   }
   return group_total(lanes);
 }
@@ -39,15 +39,15 @@ FIXED uint32_t group_lion(const V mean[GROUP], const struct ob_reduce_run *run, 
   V direction[GROUP], zero[GROUP];
   for (int k = 0; k < GROUP; k++) {
     const size_t at = first + (size_t)(k * VL);
-    const V before = v_load(run->kept + at),
+    const V before = v_load(run->residual + at),
             after = v_add(v_mul(beta2, before), v_mul(rest2, mean[k]));
     direction[k] = v_add(v_mul(beta1, before), v_mul(rest1, mean[k]));
     zero[k] = v_if_zero(direction[k], v_set(-1), v_set(1));
     lanes[k] = v_add(lanes[k], v_abs(direction[k]));
     if (run->stream)
-      v_stream(run->kept_out + at, after);
+      v_stream(run->residual_out + at, after);
     else
-      v_store(run->kept_out + at, after);
+      v_store(run->residual_out + at, after);
   }
   const uint32_t zeros = group_signs(zero);
   return (group_signs(direction) & ~zeros) | (zeros & OB_LION_ZEROS);

@@ -98,9 +98,9 @@ FIXED float group_total(const V group[GROUP]) {
 }
 
 /* The error kept from the last call; group += that */
-FIXED void group_error(V error[GROUP], const float *kept, V scale) {
+FIXED void group_error(V error[GROUP], const float *residual, V scale) {
   for (int k = 0; k < GROUP; k++) {
-    V c = v_load(kept + k * VL);
+    V c = v_load(residual + k * VL);
     error[k] = v_sub(c, v_with_sign(scale, c));
   }
 }
@@ -110,14 +110,14 @@ FIXED void group_compensate(V group[GROUP], const V error[GROUP]) {
     group[k] = v_add(error[k], group[k]);
 }
 
-/* Writes the new kept values and returns their signs; adds their magnitudes to the lanes. */
-FIXED uint32_t group_keep(const V group[GROUP], float *kept, bool stream, onebit_scale_t rule,
+/* Writes the new residuals and returns their signs; adds their magnitudes to the lanes. */
+FIXED uint32_t group_keep(const V group[GROUP], float *residual, bool stream, onebit_scale_t rule,
                           V lanes[GROUP]) {
   for (int k = 0; k < GROUP; k++) {
     if (stream)
-      v_stream(kept + k * VL, group[k]);
+      v_stream(residual + k * VL, group[k]);
     else
-      v_store(kept + k * VL, group[k]);
+      v_store(residual + k * VL, group[k]);
     V size = rule == ONEBIT_SCALE_RMS ? v_mul(group[k], group[k]) : v_abs(group[k]);
     lanes[k] = v_add(lanes[k], size);
   }
@@ -134,7 +134,7 @@ FIXED V v_reciprocal_root(V value) {
 FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
                          const V error[GROUP]) {
   const struct ob_moment_factors f = ob_moment_factors_for(run->moment, run->momentum_scale);
-  const V least = v_set(f.epsilon * f.epsilon);
+  const V min = v_set(f.epsilon * f.epsilon);
   for (int k = 0; k < GROUP; k++) {
     const size_t at = first + (size_t)(k * VL);
     const V gradient = v_mul(v_set(run->factor), group[k]),
@@ -142,7 +142,7 @@ FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size
             square = v_mul(v_mul(v_set(f.one_minus_beta2), gradient), gradient),
             now = v_add(v_mul(v_set(f.beta2), before), square),
             mean = v_add(v_mul(v_set(f.now), now), v_mul(v_set(f.before), before));
-    group[k] = v_mul(gradient, v_reciprocal_root(v_add(mean, least)));
+    group[k] = v_mul(gradient, v_reciprocal_root(v_add(mean, min)));
     v_store_moment(run->moments_out + at, now, error[k], run->stream);
   }
 }
@@ -175,15 +175,15 @@ FIXED void group_momentum(V group[GROUP], uint32_t signs, V decayed, V scaling) 
 FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype,
                          onebit_scale_t rule, bool momentum, bool moments) {
   V lanes[GROUP], group[GROUP], error[GROUP];
-  const V scale = v_set(run->kept_scale), weight = v_set(run->weight),
+  const V scale = v_set(run->residual_scale), weight = v_set(run->weight),
           scaling = v_set(run->scaling),
           decayed = v_set(run->decay * (run->momentum_scale / run->scaling));
-  const bool kept_first = momentum && run->momentum_is_kept;
+  const bool residual_first = momentum && run->momentum_in_residual;
   const size_t given = smaller(run->count, run->valid);
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     const bool whole = i + OB_LANES <= given;
-    group_error(error, run->kept + i, scale);
+    group_error(error, run->residual + i, scale);
     if (!run->input)
       group_set(group, 0);
     else if (whole)
@@ -193,17 +193,17 @@ FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype
     if (moments)
       group_moments(group, run, i, error);
     group_weigh(group, weight, run->reciprocals, i, given);
-    if (kept_first)
+    if (residual_first)
       group_compensate(group, error);
     if (momentum)
       group_momentum(group, run->momentum_bits[i / OB_LANES], decayed, scaling);
     if (momentum && !whole) /* padding has no momentum */
       group_cut(group, given > i ? given - i : 0);
-    if (!kept_first)
+    if (!residual_first)
       group_compensate(group, error);
     if (!whole && run->count - i < OB_LANES)
       group_cut(group, run->count - i);
-    run->bits[i / OB_LANES] = group_keep(group, run->kept_out + i, run->stream, rule, lanes);
+    run->bits[i / OB_LANES] = group_keep(group, run->residual_out + i, run->stream, rule, lanes);
   }
   return group_total(lanes);
 }
@@ -238,10 +238,10 @@ static float compress(const struct ob_compress_run *run) {
 /* Whether a sum can be beyond the largest float16. None is larger than that of the scales, which is
  * rounded as often. */
 FIXED bool exceeds_float16(const struct ob_sum_run *run) {
-  float most = 0;
+  float max = 0;
   for (size_t s = 0; s < run->streams; s++)
-    most += run->scales[s];
-  return most > OB_FLOAT16_MAX;
+    max += run->scales[s];
+  return max > OB_FLOAT16_MAX;
 }
 
 FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype) {

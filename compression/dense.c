@@ -24,11 +24,11 @@ static void run_step(struct step *step,
 }
 
 /* Where the block begins in the message, in elements; how many there are in its words. */
-static size_t place_of(const struct step *step, const struct ob_block *block) {
+static size_t position_of(const struct step *step, const struct ob_block *block) {
   return (block->word - step->first_word) * OB_LANES;
 }
 
-static size_t room_of(const struct ob_block *block) {
+static size_t capacity_of(const struct ob_block *block) {
   return (block->count + OB_LANES - 1) / OB_LANES * OB_LANES;
 }
 
@@ -47,7 +47,7 @@ static void *output_of(const struct step *step, const struct ob_block *block) {
   return (char *)step->outputs[block->piece] + block->offset * size;
 }
 
-static void spoil(struct ob_work *work) {
+static void mark_not_finite(struct ob_work *work) {
   atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
@@ -58,20 +58,20 @@ static bool load_block(const struct step *step, const struct ob_block *block, fl
   const struct ob_work *work = step->work;
   const void *input = input_of(step, block);
   const float *loaded = values;
-  size_t valid = input ? block->valid : 0, room = room_of(block);
+  size_t valid = input ? block->valid : 0, capacity = capacity_of(block);
   bool finite = work->codec->load(input, input_dtype(step), step->source->factor, valid, values);
-  memset(values + valid, 0, (room - valid) * sizeof *values);
-  return work->bounded ? work->codec->mean(&loaded, 1, 1, room, values) : finite;
+  memset(values + valid, 0, (capacity - valid) * sizeof *values);
+  return work->bounded ? work->codec->mean(&loaded, 1, 1, capacity, values) : finite;
 }
 
 /* The block as it is, in messages of its type. */
 static void copy_block(const struct step *step, const struct ob_block *block) {
   const void *input = input_of(step, block);
   size_t size = ob_dtype_size(step->work->dtype), valid = input ? block->valid * size : 0;
-  char *to = (char *)step->out->values + place_of(step, block) * size;
+  char *to = (char *)step->out->values + position_of(step, block) * size;
   if (valid)
     memcpy(to, input, valid);
-  memset(to + valid, 0, room_of(block) * size - valid);
+  memset(to + valid, 0, capacity_of(block) * size - valid);
 }
 
 static void load_body(void *context, size_t first, size_t end, int thread) {
@@ -82,9 +82,9 @@ static void load_body(void *context, size_t first, size_t end, int thread) {
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     float *values = half ? work->wide + (size_t)thread * work->layout->block
-                         : step->out->values + place_of(step, &block);
+                         : step->out->values + position_of(step, &block);
     if (!load_block(step, &block, values))
-      spoil(work);
+      mark_not_finite(work);
     if (half)
       copy_block(step, &block);
   }
@@ -116,11 +116,12 @@ void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
 /* Points the scratch at the block in each message, or at what it says as float32. */
 static void gather_values(const struct step *step, const struct ob_block *block, size_t streams) {
   struct ob_work *work = step->work;
-  size_t at = place_of(step, block);
+  size_t at = position_of(step, block);
   for (size_t s = 0; s < streams; s++) {
     float *wide = work->wide + s * work->layout->block;
     if (step->shape->half)
-      work->codec->load(step->in[s].halves + at, work->dtype, step->factor, room_of(block), wide);
+      work->codec->load(step->in[s].halves + at, work->dtype, step->factor, capacity_of(block),
+                        wide);
     work->values[s] = step->shape->half ? wide : step->in[s].values + at;
   }
 }
@@ -129,10 +130,10 @@ static void gather_values(const struct step *step, const struct ob_block *block,
 static void mean_of_block(const struct step *step, const struct ob_block *block, size_t streams,
                           float *out) {
   struct ob_work *work = step->work;
-  const float share = (float)(1.0 / (double)streams);
+  const float weight = (float)(1.0 / (double)streams);
   gather_values(step, block, streams);
-  if (!work->codec->mean(work->values, streams, share, room_of(block), out) && !work->bounded)
-    spoil(work);
+  if (!work->codec->mean(work->values, streams, weight, capacity_of(block), out) && !work->bounded)
+    mark_not_finite(work);
 }
 
 void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
@@ -142,7 +143,7 @@ void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t strea
   step.first_word = ob_layout_word(work->layout, shape->first);
   for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    mean_of_block(&step, &block, streams, out->values + place_of(&step, &block));
+    mean_of_block(&step, &block, streams, out->values + position_of(&step, &block));
   }
 }
 
@@ -166,7 +167,7 @@ static void convert_body(void *context, size_t first, size_t end, int thread) {
   (void)thread;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    size_t at = place_of(step, &block);
+    size_t at = position_of(step, &block);
     if (step->shape->half)
       memcpy(output_of(step, &block), step->in->halves + at, block.valid * sizeof(uint16_t));
     else

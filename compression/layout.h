@@ -2,7 +2,7 @@
  * How elements are laid out in blocks and words.
  *
  * A layout is a list of pieces (tensors, or a server's share of a padded buffer), each cut into
- * blocks from its start; a block never spans two pieces. In the kept values and in messages each
+ * blocks from its start; a block never spans two pieces. In the residuals and in messages each
  * block occupies whole words of 32 elements, so element i of a block lies at 32 * word + i. Only
  * the last block of a piece can be short.
  */

@@ -51,8 +51,8 @@ OB_INLINE float ob_decode(uint32_t sign, float scale) {
 
 /* The residual, from the compensated value c and the scale it was sent with: e = c - s * sign(c).
  * Never -0. */
-OB_INLINE float ob_kept_error(float kept, float scale) {
-  return kept - ob_float_of(ob_bits_of(scale) | (ob_bits_of(kept) & OB_SIGN_BIT));
+OB_INLINE float ob_residual_of(float residual, float scale) {
+  return residual - ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));
 }
 
 /* What an element adds to its lane. */
@@ -323,8 +323,8 @@ OB_INLINE float ob_serve_scale(enum ob_serve_rule rule, float scale) {
 }
 
 /* What the server keeps of an element: of Lion its momentum, else its residual. */
-OB_INLINE float ob_kept_content(enum ob_serve_rule rule, float kept, float scale) {
-  return rule == OB_SERVE_LION ? kept : ob_kept_error(kept, scale);
+OB_INLINE float ob_residual_content(enum ob_serve_rule rule, float residual, float scale) {
+  return rule == OB_SERVE_LION ? residual : ob_residual_of(residual, scale);
 }
 
 /* What is left of the variance once it is frozen: 1 / denominator. With `keep_zero` an element

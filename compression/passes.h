@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* What an element has. The first ones are arrays of the optimizer, which lie as kept values do. */
+/* What an element has. The first ones are arrays of the optimizer, which lie as residuals do. */
 enum ob_slot {
   OB_MOMENTUM,
   /* Once frozen, what is left of it: a reciprocal or a denominator. */
@@ -40,13 +40,13 @@ enum ob_slot {
   row(SQUARES)         /* sum of the squares of this rank's gradients */ \
   row(POWER)           /* sum of the squares of the momentum */ \
   row(ADAM)            /* a whole step on mean gradients; sum of the variances */ \
-  row(FREEZE)          /* momentum becomes a kept value, variance a reciprocal */ \
+  row(FREEZE)          /* momentum becomes a residual, variance a reciprocal */ \
   row(FREEZE_STEP)     /* likewise, where w = m / (sqrt(v) + eps) is exchanged */ \
   row(FROZEN)          /* a step with frozen variance and no message */ \
   row(APPLY)           /* the message is the momentum */ \
   row(APPLY_STEP)      /* the message is the step */ \
   row(SGD)             /* a whole step of SGD with momentum on mean gradients */ \
-  row(SGD_FREEZE)      /* momentum becomes a kept value */ \
+  row(SGD_FREEZE)      /* momentum becomes a residual */ \
   row(LAMB)            /* the moments, and the update to scratch; v, |p|^2, |u|^2 */ \
   row(LAMB_MOVE)       /* parameters by the update in scratch */ \
   row(LAMB_FREEZE)     /* as FREEZE, and the fresh variance begins */ \
@@ -55,10 +55,10 @@ enum ob_slot {
   row(ZERO_ONE)        /* the message is the gradient */ \
   row(ZERO_ONE_FREEZE) /* variance becomes a denominator, parameters the anchor */ \
   row(ZERO_ONE_LOCAL)  /* a step of this rank alone */ \
-  row(ZERO_ONE_MEET)   /* likewise; only what is to be exchanged is stored, in scratch */ \
+  row(ZERO_ONE_STORE)   /* likewise; only what is to be exchanged is stored, in scratch */ \
   row(ZERO_ONE_MET)    /* the message is the mean of that */ \
-  row(SHARE)           /* sharded: momentum from the mean gradient, the step to scratch */ \
-  row(SHARE_MOVE)      /* sharded: a whole step with frozen variance on mean gradients */ \
+  row(SHARD)           /* sharded: momentum from the mean gradient, the step to scratch */ \
+  row(SHARD_MOVE)      /* sharded: a whole step with frozen variance on mean gradients */ \
   row(STEP)            /* the message is the step as it is */ \
   row(STEP_NORMS)      /* likewise, and it is not made yet: |p|^2, |u|^2 */ \
   row(LION)            /* a whole step of Lion on mean gradients */
@@ -123,7 +123,7 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
   case OB_PASS_ADAM:
   case OB_PASS_FROZEN:
   case OB_PASS_LAMB:
-  case OB_PASS_SHARE_MOVE:
+  case OB_PASS_SHARD_MOVE:
     return s | m | v | p;
   case OB_PASS_FREEZE:
   case OB_PASS_FREEZE_STEP:
@@ -150,11 +150,11 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
     return v | p;
   case OB_PASS_ZERO_ONE_LOCAL:
     return g | m | v | p | d;
-  case OB_PASS_ZERO_ONE_MEET:
+  case OB_PASS_ZERO_ONE_STORE:
     return g | m | v | p | d | a;
   case OB_PASS_ZERO_ONE_MET:
     return c | v | a;
-  case OB_PASS_SHARE:
+  case OB_PASS_SHARD:
     return s | m | v;
   case OB_PASS_STEP:
   case OB_PASS_STEP_NORMS:
@@ -175,7 +175,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_SGD:
   case OB_PASS_LION:
   case OB_PASS_ZERO_ONE:
-  case OB_PASS_SHARE_MOVE:
+  case OB_PASS_SHARD_MOVE:
     return m | p;
   case OB_PASS_FREEZE:
   case OB_PASS_FREEZE_STEP:
@@ -199,11 +199,11 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
     return v | a | d;
   case OB_PASS_ZERO_ONE_LOCAL:
     return m | p | d;
-  case OB_PASS_ZERO_ONE_MEET:
+  case OB_PASS_ZERO_ONE_STORE:
     return s;
   case OB_PASS_ZERO_ONE_MET:
     return m | p | a | d;
-  case OB_PASS_SHARE:
+  case OB_PASS_SHARD:
     return m | s;
   default:
     return 0;
@@ -394,7 +394,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *d = *d + move;
     break;
   }
-  case OB_PASS_ZERO_ONE_MEET: {
+  case OB_PASS_ZERO_ONE_STORE: {
     const float move = ob_zero_one_move(&e, f);
     const float moved = f->adds_up ? *d + move : *p + move - *a + f->anchor_decay * *a;
     *s = ob_zero_one_sent(moved, *v, own);
@@ -406,11 +406,11 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *a = *p;
     *d = 0;
     break;
-  case OB_PASS_SHARE:
+  case OB_PASS_SHARD:
     *m = ob_adam_momentum(*m, g, adam);
     *s = ob_bounded(*m * adam->momentum_factor * *v, 1);
     break;
-  case OB_PASS_SHARE_MOVE:
+  case OB_PASS_SHARD_MOVE:
     *m = ob_adam_momentum(*m, g, adam);
     *p = ob_adam_parameter(*p, ob_bounded(*m * adam->momentum_factor * *v, 1), rate, decay);
     break;

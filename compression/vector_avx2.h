@@ -50,8 +50,8 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
 
 /* Of a NaN and a number these two take their second operand. */
 static inline V v_bound_float16(V value) {
-  const V most = _mm256_set1_ps(OB_FLOAT16_MAX), least = _mm256_set1_ps(-OB_FLOAT16_MAX);
-  return _mm256_min_ps(most, _mm256_max_ps(least, value));
+  const V max = _mm256_set1_ps(OB_FLOAT16_MAX), min = _mm256_set1_ps(-OB_FLOAT16_MAX);
+  return _mm256_min_ps(max, _mm256_max_ps(min, value));
 }
 
 static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream) {

@@ -49,8 +49,8 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
 
 /* Of a NaN and a number these two take their second operand. */
 static inline V v_bound_float16(V value) {
-  const V most = _mm512_set1_ps(OB_FLOAT16_MAX), least = _mm512_set1_ps(-OB_FLOAT16_MAX);
-  return _mm512_min_ps(most, _mm512_max_ps(least, value));
+  const V max = _mm512_set1_ps(OB_FLOAT16_MAX), min = _mm512_set1_ps(-OB_FLOAT16_MAX);
+  return _mm512_min_ps(max, _mm512_max_ps(min, value));
 }
 
 static inline void v_store_float16(uint16_t *to, V value) {

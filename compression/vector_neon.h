@@ -48,8 +48,8 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
 
 /* Of a NaN and a number these two make NaN. */
 static inline V v_bound_float16(V value) {
-  const V most = vdupq_n_f32(OB_FLOAT16_MAX);
-  return vminq_f32(most, vmaxq_f32(vnegq_f32(most), value));
+  const V max = vdupq_n_f32(OB_FLOAT16_MAX);
+  return vminq_f32(max, vmaxq_f32(vnegq_f32(max), value));
 }
 
 static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream) {
@@ -65,8 +65,8 @@ static inline void v_store_float16(uint16_t *to, V value) {
 /* Each lane's sign moves to the lane's place in the word; the places are apart, so adding them up
  * joins them. */
 static inline uint32_t group_signs(const V group[8]) {
-  static const int32_t place[4] = {0, 1, 2, 3};
-  const int32x4_t first = vld1q_s32(place);
+  static const int32_t lane[4] = {0, 1, 2, 3};
+  const int32x4_t first = vld1q_s32(lane);
   uint32x4_t all = vdupq_n_u32(0);
   for (int k = 0; k < 8; k++) {
     uint32x4_t sign = vshrq_n_u32(vreinterpretq_u32_f32(group[k]), 31);

@@ -1,5 +1,5 @@
 /*
- * Compressing: inputs and kept values to sign bits, scales and new kept values.
+ * Compressing: inputs and residuals to sign bits, scales and new residuals.
  *
  * Bytes an element, float32 input: 4 input + 4 kept read, 4 kept written, 1/8 signs written, and at
  * 2048 elements a block 2 scales written and 1 read, 12/2048: 12.13. With momentum its signs are
@@ -8,7 +8,7 @@
  * card's copy bandwidth over these: at 4.2 TB/s, 346e9
  * elements a second.
  */
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 /* What becomes of a gradient before it is weighed: nothing; it is multiplied by reciprocals; or
  * something else is made of it and of its moment. */
@@ -24,8 +24,8 @@ struct moments {
 /* Four moments are 8 bytes, and lie as the residuals do. */
 template <enum ob_moment_rule rule>
 static __device__ inline void apply_moments(const struct moments &moments, unsigned first,
-                                            unsigned end, const float (&kept)[4], float kept_scale,
-                                            float (&value)[4]) {
+                                            unsigned end, const float (&residual)[4],
+                                            float residual_scale, float (&value)[4]) {
   if (first >= end)
     return;
   uint32_t before[2], after[2] = {};
@@ -34,13 +34,13 @@ static __device__ inline void apply_moments(const struct moments &moments, unsig
   for (unsigned j = 0; j < 4; j++) {
     uint16_t moment = (uint16_t)(before[j / 2] >> 16 * (j % 2));
     value[j] = ob_moment_input(rule, moments.factor * value[j], &moment,
-                               ob_kept_error(kept[j], kept_scale), &moments.factors);
+                               ob_residual_of(residual[j], residual_scale), &moments.factors);
     after[j / 2] |= (uint32_t)moment << 16 * (j % 2);
   }
   store_raw((char *)(moments.next + first), after);
 }
 
-/* The elements from `first` on, to the kept values and to the tile in shared memory, as
+/* The elements from `first` on, to the residuals and to the tile in shared memory, as
  * group_weigh, group_momentum and group_compensate have it. `whole`: none is padding, and the
  * input is there and aligned. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment, bool whole>
@@ -48,10 +48,10 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
                                             const struct moments &moments, unsigned first,
                                             unsigned given, bool aligned, float4 *tile) {
   const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid, end = whole_words(count);
-  float kept[fours_a_tile][4], value[fours_a_tile][4], own[4];
+  float residual[fours_a_tile][4], value[fours_a_tile][4], own[4];
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
-    load_some<ONEBIT_FLOAT32, whole>(run.kept, first + four_at(k), end, true, kept[k]);
+    load_some<ONEBIT_FLOAT32, whole>(run.residual, first + four_at(k), end, true, residual[k]);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
     load_some<dtype, whole>(run.input, first + four_at(k), given, aligned, value[k]);
@@ -63,26 +63,26 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
     if (treatment == RECIPROCALS)
       load_some<ONEBIT_FLOAT32, whole>(run.reciprocals, first + four_at(k), end, true, own);
     if (treatment == SECOND_MOMENTS)
-      apply_moments<OB_MOMENTS_SECOND>(moments, first + four_at(k), end, kept[k], run.kept_scale,
-                                       value[k]);
+      apply_moments<OB_MOMENTS_SECOND>(moments, first + four_at(k), end, residual[k],
+                                       run.residual_scale, value[k]);
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
       const unsigned i = first + four_at(k) + j;
       float input = run.weight * value[k][j];
       if (treatment == RECIPROCALS)
         input = input * own[j];
-      const float error = ob_kept_error(kept[k][j], run.kept_scale);
-      if (momentum && run.momentum_is_kept)
+      const float error = ob_residual_of(residual[k][j], run.residual_scale);
+      if (momentum && run.momentum_in_residual)
         input = error + input;
       if (momentum)
         input = run.scaling * (ob_decode(four >> j & 1, decayed) + input);
       if (!whole && i >= valid) /* padding has no momentum */
         input = 0;
-      value[k][j] = momentum && run.momentum_is_kept ? input : error + input;
+      value[k][j] = momentum && run.momentum_in_residual ? input : error + input;
       if (!whole && i >= count)
         value[k][j] = 0;
     }
-    store_some<ONEBIT_FLOAT32, whole>(run.kept_out, first + four_at(k), end, true, value[k]);
+    store_some<ONEBIT_FLOAT32, whole>(run.residual_out, first + four_at(k), end, true, value[k]);
     tile[four_at(k) / 4] = make_float4(value[k][0], value[k][1], value[k][2], value[k][3]);
   }
 }
@@ -106,10 +106,11 @@ static __device__ inline float compress(const struct ob_compress_run &run,
 
 /* The result of the last exchange that is about the same blocks, as momentum. */
 static __device__ inline void add_momentum(const struct ob_cuda_plan &plan, uint32_t now,
-                                           const struct place &place, struct ob_compress_run *run) {
-  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
-  run->momentum_bits = last.words + place.word;
-  run->momentum_scale = scale_of(last, place);
+                                           const struct location &location,
+                                           struct ob_compress_run *run) {
+  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), location);
+  run->momentum_bits = last.words + location.word;
+  run->momentum_scale = scale_of(last, location);
 }
 
 static __device__ inline void weigh(const struct ob_cuda_plan &plan,
@@ -119,8 +120,8 @@ static __device__ inline void weigh(const struct ob_cuda_plan &plan,
   run->decay = scaling == 0 ? 1 : source.decay;
   run->weight = scaling == 0 ? 0 : source.weight;
   run->scaling = scaling == 0 ? 1 : scaling;
-  run->momentum_is_kept =
-      source.momentum_is_kept && !(source.only_at_first && plan.state->outcome.calls > 0);
+  run->momentum_in_residual =
+      source.momentum_in_residual && !(source.only_at_first && plan.state->outcome.calls > 0);
 }
 
 static __device__ inline struct moments moments_of(const struct ob_cuda_plan &plan, uint32_t now,
@@ -149,33 +150,34 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment)
     compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const __grid_constant__ struct ob_cuda_source source) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
-  struct place place;
-  if (!find_place(plan, segment_of(plan, blockIdx.y), &place))
+  struct location location;
+  if (!find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
   const uint32_t now = plan.state->now;
-  const struct ob_view out = view_of(sent_to(plan, now, blockIdx.y), place);
+  const struct ob_view out = view_of(sent_to(plan, now, blockIdx.y), location);
   struct ob_compress_run run = {};
-  run.count = place.block.count;
-  run.valid = place.block.valid;
-  run.input = source.values ? source.values + blockIdx.y * source.step + place.word * OB_LANES
-                            : (const void *)piece_of(source.inputs, 0, place.block, size_of<dtype>);
+  run.count = location.block.count;
+  run.valid = location.block.valid;
+  run.input = source.values
+                  ? source.values + blockIdx.y * source.step + location.word * OB_LANES
+                  : (const void *)piece_of(source.inputs, 0, location.block, size_of<dtype>);
   run.rule = plan.rule;
-  run.kept = values_of(plan.worker, now, place.block);
-  run.kept_scale = kept_scale(plan.worker, now, place);
-  run.kept_out = values_of(plan.worker, !now, place.block);
-  run.bits = out.words + place.word;
-  weigh(plan, source, place.block, &run);
+  run.residual = values_of(plan.worker, now, location.block);
+  run.residual_scale = residual_scale(plan.worker, now, location);
+  run.residual_out = values_of(plan.worker, !now, location.block);
+  run.bits = out.words + location.word;
+  weigh(plan, source, location.block, &run);
   struct moments moments = {};
   if (treatment == RECIPROCALS)
-    run.reciprocals = values_of(plan.worker, source.reciprocals, place.block);
+    run.reciprocals = values_of(plan.worker, source.reciprocals, location.block);
   if (momentum)
-    add_momentum(plan, now, place, &run);
+    add_momentum(plan, now, location, &run);
   if (treatment == SECOND_MOMENTS)
-    moments = moments_of(plan, now, source, place.block, run.momentum_scale);
+    moments = moments_of(plan, now, source, location.block, run.momentum_scale);
   const float sum =
       compress<dtype, momentum, treatment>(run, moments, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)
-    settle(plan, now, false, place, out, sum);
+    settle(plan, now, false, location, out, sum);
 }
 
 using compress_function = void(struct ob_cuda_plan, struct ob_cuda_source);
@@ -190,7 +192,7 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
                                                      compress_kernel<dtype, true, SECOND_MOMENTS>};
   return launch(source.moment_rule ? with_moments[source.momentum]
                                    : kernels[source.momentum][source.reciprocals != NULL],
-                plan.most_blocks, plan.geometry.whole ? 1 : plan.geometry.members, stream, plan,
+                plan.max_blocks, plan.geometry.whole ? 1 : plan.geometry.members, stream, plan,
                 source);
 }
 

@@ -42,16 +42,17 @@ template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     load_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                 const __grid_constant__ struct ob_cuda_source source) {
-  struct place place;
-  if (!find_place(plan, segment_of(plan, blockIdx.y), &place))
+  struct location location;
+  if (!find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
-  const struct ob_view out = view_of(sent_to(plan, plan.state->now, blockIdx.y), place);
-  const void *input = piece_of(source.inputs, 0, place.block, size_of<dtype>);
+  const struct ob_view out = view_of(sent_to(plan, plan.state->now, blockIdx.y), location);
+  const void *input = piece_of(source.inputs, 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(input, 2 * size_of<dtype>);
-  float *values = out.values + place.word * OB_LANES;
+  float *values = out.values + location.word * OB_LANES;
   bool finite = true;
-  for (unsigned first = 0; first < place.block.count; first += tile_elements)
-    finite = load_tile<dtype>(input, source.factor, place.block, aligned, first, values) && finite;
+  for (unsigned first = 0; first < location.block.count; first += tile_elements)
+    finite =
+        load_tile<dtype>(input, source.factor, location.block, aligned, first, values) && finite;
   if (!finite)
     note(plan.state, OB_FLAG_NOT_FINITE);
 }
@@ -59,7 +60,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream) {
   const onebit_dtype_t dtype = source.float32 ? ONEBIT_FLOAT32 : plan.dtype;
-  return launch(KERNEL_OF(dtype, load_kernel), plan.most_blocks,
+  return launch(KERNEL_OF(dtype, load_kernel), plan.max_blocks,
                 plan.geometry.whole ? 1 : plan.geometry.members, stream, of_chunk(plan, chunk),
                 source);
 }
@@ -67,19 +68,19 @@ cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source,
 /* --- Mean */
 
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
-    mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
+    mean_kernel(const __grid_constant__ struct ob_cuda_plan plan, float weight) {
   const uint32_t now = plan.state->now; /* no load has to wait for it */
-  struct place place;
-  if (!find_place(plan, segment_of(plan, plan.geometry.member), &place))
+  struct location location;
+  if (!find_location(plan, segment_of(plan, plan.geometry.member), &location))
     return;
   unsigned char *message = plan.geometry.whole
                                ? plan.geometry.outgoing
                                : result_of(plan, next_of(plan, now), plan.geometry.member);
-  take_mean(plan, senders_of(plan, now), place, share, view_of(message, place).values);
+  write_mean(plan, senders_of(plan, now), location, weight, view_of(message, location).values);
 }
 
 cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
-  return launch(mean_kernel, plan.most_blocks, 1, stream, of_chunk(plan, chunk),
+  return launch(mean_kernel, plan.max_blocks, 1, stream, of_chunk(plan, chunk),
                 (float)(1.0 / (double)plan.geometry.members));
 }
 
@@ -96,15 +97,15 @@ template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     convert_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                    const __grid_constant__ struct ob_cuda_pieces outputs, bool mean_of_all) {
-  struct place place;
-  if (plan.state->stop || !find_place(plan, segment_of(plan, blockIdx.y), &place))
+  struct location location;
+  if (plan.state->stop || !find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
   unsigned char *message = mean_of_all
                                ? plan.geometry.outgoing
                                : result_of(plan, next_of(plan, plan.state->now), blockIdx.y);
-  const float *values = view_of(message, place).values + place.word * OB_LANES;
-  const unsigned valid = (unsigned)place.block.valid;
-  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, place.block, size_of<dtype>);
+  const float *values = view_of(message, location).values + location.word * OB_LANES;
+  const unsigned valid = (unsigned)location.block.valid;
+  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 2 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float pair[pairs_a_tile][2];
@@ -121,7 +122,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 
 cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                             cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.output_dtype, convert_kernel), plan.most_blocks,
+  return launch(KERNEL_OF(plan.output_dtype, convert_kernel), plan.max_blocks,
                 is_mean_of_all(plan) ? 1 : plan.geometry.members, stream, of_chunk(plan, chunk),
                 outputs, is_mean_of_all(plan));
 }

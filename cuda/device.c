@@ -33,42 +33,42 @@ static void *copied(struct onebit_plan *plan, const void *values, size_t count, 
   return NULL;
 }
 
-static struct ob_cuda_kept kept_of(const struct ob_kept *kept, const struct ob_layout *layout,
-                                   double *sums) {
-  return (struct ob_cuda_kept){.first = kept->first,
-                               .first_word = kept->first_word,
-                               .blocks = kept->blocks,
-                               .elements = ob_kept_elements(kept, layout),
-                               .values = {kept->values[0], kept->values[1]},
-                               .scales = {kept->scales[0], kept->scales[1]},
-                               .result_dtype = kept->result_dtype,
-                               .moments = {kept->moments[0], kept->moments[1]},
-                               .serving = kept->serving,
-                               .sums = sums};
+static struct ob_cuda_residual residual_of(const struct ob_residual *residual,
+                                           const struct ob_layout *layout, double *sums) {
+  return (struct ob_cuda_residual){.first = residual->first,
+                                   .first_word = residual->first_word,
+                                   .blocks = residual->blocks,
+                                   .elements = ob_residual_elements(residual, layout),
+                                   .values = {residual->values[0], residual->values[1]},
+                                   .scales = {residual->scales[0], residual->scales[1]},
+                                   .result_dtype = residual->result_dtype,
+                                   .moments = {residual->moments[0], residual->moments[1]},
+                                   .serving = residual->serving,
+                                   .sums = sums};
 }
 
-static size_t most_blocks(const struct ob_geometry *geometry) {
+static size_t max_blocks(const struct ob_geometry *geometry) {
   const size_t *bounds = geometry->bounds;
-  size_t most = 0;
+  size_t max = 0;
   for (size_t i = 0; i < geometry->segments * geometry->chunks; i++)
-    if (bounds[i + 1] - bounds[i] > most)
-      most = bounds[i + 1] - bounds[i];
-  return most;
+    if (bounds[i + 1] - bounds[i] > max)
+      max = bounds[i + 1] - bounds[i];
+  return max;
 }
 
 static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
   const struct ob_layout *layout = &plan->geometry.layout;
   struct ob_cuda_plan kernel = {
       .geometry = plan->geometry,
-      .most_blocks = most_blocks(&plan->geometry),
+      .max_blocks = max_blocks(&plan->geometry),
       .gathered = plan->options.operation == ONEBIT_ALLGATHER,
       .rule = plan->work.rule,
       .dtype = plan->work.dtype,
       .output_dtype = plan->work.output_dtype,
-      .worker = kept_of(&plan->worker, layout, plan->worker_sums),
-      .server = kept_of(&plan->server, layout, plan->server_sums),
-      .witness = plan->geometry.first_segment,
-      .witness_step = 1,
+      .worker = residual_of(&plan->worker, layout, plan->worker_sums),
+      .server = residual_of(&plan->server, layout, plan->server_sums),
+      .origin = plan->geometry.first_segment,
+      .origin_step = 1,
   };
   struct ob_geometry *geometry = &kernel.geometry;
   geometry->bounds = plan->device->bounds;
@@ -163,7 +163,7 @@ bool ob_cuda_is_capturing(cudaStream_t stream) {
 }
 
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream) {
-  cudaError_t error = cudaEventRecord(plan->device->begun, stream);
+  cudaError_t error = cudaEventRecord(plan->device->started, stream);
   if (error == cudaErrorInvalidResourceHandle)
     return cudaGetLastError(),
            ob_error(ONEBIT_ERROR_ARGUMENT, "stream is %p, not a stream of CUDA device %d",
@@ -184,7 +184,7 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   size_t step = plan->geometry.layout.piece[0].count * ob_dtype_size(plan->options.dtype);
   struct ob_cuda_source source = {.factor = call->source.factor,
                                   .momentum = call->source.momentum,
-                                  .momentum_is_kept = call->source.momentum_is_kept,
+                                  .momentum_in_residual = call->source.momentum_in_residual,
                                   .only_at_first = call->only_at_first,
                                   .decay = call->source.decay,
                                   .weight = call->source.weight,

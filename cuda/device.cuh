@@ -246,7 +246,7 @@ template <typename T> static __device__ inline T largest_lane(T lane) {
 }
 
 /* The least, likewise. */
-static __device__ inline float least_lane(float lane) {
+static __device__ inline float min_lane(float lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
     const float other = __shfl_xor_sync(all_lanes, lane, (int)width);
     lane = other < lane ? other : lane;

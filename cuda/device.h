@@ -34,7 +34,7 @@ struct ob_device {
   struct ob_piece *pieces;
   size_t *bounds;
   struct ob_device_host host; /* of a hierarchical plan */
-  cudaEvent_t begun;          /* what was on the caller's stream before a call */
+  cudaEvent_t started;        /* what was on the caller's stream before a call */
   struct ob_staging staging;  /* staged.c */
   /* stream.c */
   cudaStream_t own;           /* for calls without one */

@@ -5,7 +5,7 @@
  * A header is 40 bytes a message, so one warp does all of them: lane l has the member that is
  * l + 1 places further, and l + 33, ... What came first counts, and that is the lowest lane.
  */
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 /* The plan's pointers begin at this chunk's (of_chunk). */
 static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &plan, size_t member) {
@@ -28,14 +28,14 @@ static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed
   return (uint16_t)flags;
 }
 
-static __device__ int32_t witness_of(const struct ob_cuda_plan &plan, size_t member) {
-  return (int32_t)(plan.witness + member * plan.witness_step);
+static __device__ int32_t origin_of(const struct ob_cuda_plan &plan, size_t member) {
+  return (int32_t)(plan.origin + member * plan.origin_step);
 }
 
 /* Who met a value that is not finite: the first, as steps.c has it. For one lane. */
 static __device__ void note_own(const struct ob_cuda_plan &plan) {
   if (plan.state->flags & OB_FLAG_NOT_FINITE && plan.state->not_finite < 0)
-    plan.state->not_finite = witness_of(plan, plan.geometry.member);
+    plan.state->not_finite = origin_of(plan, plan.geometry.member);
 }
 
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
@@ -75,12 +75,12 @@ static __device__ int first_lane(bool says) {
   return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
 }
 
-/* The members from `places` on, one a lane. All lanes take part. */
+/* The members from `distance` on, one a lane. All lanes take part. */
 static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp,
-                            size_t places) {
+                            size_t distance) {
   struct ob_cuda_state *state = plan.state;
-  const bool there = places + lane_number() < plan.geometry.members;
-  const size_t member = ob_neighbour(&plan.geometry, places + lane_number());
+  const bool there = distance + lane_number() < plan.geometry.members;
+  const size_t member = ob_neighbour(&plan.geometry, distance + lane_number());
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
   struct ob_header header = {};
   onebit_status_t status = ONEBIT_OK;
@@ -98,13 +98,13 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
   const int failed = first_lane(heard && header.flags & OB_FLAG_ERROR);
   const int not_finite = first_lane(heard && header.flags & OB_FLAG_NOT_FINITE);
   if (lane == bad && atomicCAS(&state->status, (int)ONEBIT_OK, (int)status) == ONEBIT_OK) {
-    state->witness = witness_of(plan, member);
+    state->origin = origin_of(plan, member);
     state->agreed = header.agreed;
   }
   if (lane == failed && state->failed < 0)
-    state->failed = witness_of(plan, member);
+    state->failed = origin_of(plan, member);
   if (lane == not_finite && state->not_finite < 0)
-    state->not_finite = witness_of(plan, member);
+    state->not_finite = origin_of(plan, member);
 }
 
 /* By one warp: the call fails unless the scales of a member's message are sound. */
@@ -121,7 +121,7 @@ static __device__ void check_scales(const struct ob_cuda_plan &plan,
     bad |= !ob_scale_is_sound(scales[i]);
   if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
       atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK)
-    plan.state->witness = witness_of(plan, member);
+    plan.state->origin = origin_of(plan, member);
 }
 
 /* The first warp reads the headers; number w the scales of the member w places further. */
@@ -133,8 +133,8 @@ static __global__ void open_messages(const struct ob_cuda_plan plan,
   if (warp > 0)
     check_scales(plan, stamp, ob_neighbour(&plan.geometry, warp));
   else
-    for (size_t places = 1; places < plan.geometry.members; places += OB_LANES)
-      hear(plan, stamp, places);
+    for (size_t distance = 1; distance < plan.geometry.members; distance += OB_LANES)
+      hear(plan, stamp, distance);
 }
 
 static __device__ bool is_worse(int32_t status, int32_t than) {
@@ -150,7 +150,7 @@ static __global__ void decide(const struct ob_cuda_plan plan, const struct ob_cu
   const onebit_status_t status =
       ob_call_verdict((onebit_status_t)state->status, state->failed, state->not_finite);
   if (state->status == ONEBIT_OK && status != ONEBIT_OK)
-    state->witness = status == ONEBIT_SKIPPED ? state->not_finite : state->failed;
+    state->origin = status == ONEBIT_SKIPPED ? state->not_finite : state->failed;
   state->status = status;
   state->stop = stamp.failed || state->status != ONEBIT_OK;
 }
@@ -166,7 +166,7 @@ static __global__ void conclude(const struct ob_cuda_plan plan, const struct ob_
   if (stamp.failed || !is_worse(state->status, outcome->status))
     return;
   outcome->status = state->status;
-  outcome->witness = state->witness;
+  outcome->origin = state->origin;
   outcome->agreed = state->agreed;
 }
 
@@ -181,7 +181,7 @@ static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
   for (size_t i = 0; first && i < count; i++) {
     states[i]->stop = 1;
     states[i]->status = first->status;
-    states[i]->witness = first->witness;
+    states[i]->origin = first->origin;
     states[i]->agreed = first->agreed;
   }
 }

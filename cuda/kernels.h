@@ -26,7 +26,7 @@ extern "C" {
 
 /* How calls ended that no host looked after. */
 struct ob_cuda_outcome {
-  int32_t status, witness; /* of the first that did not end well, errors before skips */
+  int32_t status, origin; /* of the first that did not end well, errors before skips */
   uint32_t agreed;
   uint32_t calls, skipped; /* that ended well; that were skipped */
 };
@@ -34,26 +34,26 @@ struct ob_cuda_outcome {
 /* What changes from call to call, in memory of the device: a call that is put on a stream knows
  * nothing else of the calls before it. */
 struct ob_cuda_state {
-  uint32_t now;          /* which copy of kept values and results is the current one */
-  uint32_t flags;        /* what this call's kernels met: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
-  uint32_t server_flags; /* OB_FLAG_LARGE, where a scale of the server's new kept values is */
-  uint32_t kept_flags;   /* likewise of its current ones: what a call's flags begin with */
-  uint32_t stop;         /* the call does not end well: nothing is applied */
+  uint32_t now;            /* which copy of residuals and results is the current one */
+  uint32_t flags;          /* what this call's kernels met: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
+  uint32_t server_flags;   /* OB_FLAG_LARGE, where a scale of the server's new residuals is */
+  uint32_t residual_flags; /* likewise of its current ones: what a call's flags begin with */
+  uint32_t stop;           /* the call does not end well: nothing is applied */
   float worker_scale, server_scale; /* of this call, where there is one scale */
   /* What follows is for calls that no host looks after (headers.cu). */
   uint32_t sequence;
   int32_t status;                         /* onebit_status_t: why the call does not end well */
-  int32_t witness;                        /* who the status is about: ob_cuda_plan's witness */
+  int32_t origin;                         /* who the status is about: ob_cuda_plan's origin */
   int32_t failed, not_finite;             /* the first that said so, or -1 */
-  uint32_t agreed;                        /* the witness's number, where that is the matter */
+  uint32_t agreed;                        /* the origin's number, where that is the matter */
   float momentum_factor, variance_factor; /* of this step */
   struct ob_moment_factors moment;        /* likewise, what of them depends on the step */
   uint64_t before;                        /* steps that were made besides the outcome's calls */
   struct ob_cuda_outcome outcome;
 };
 
-/* As struct ob_kept, whose blocks they are: two copies, the current one being state->now. */
-struct ob_cuda_kept {
+/* As struct ob_residual, whose blocks they are: two copies, the current one being state->now. */
+struct ob_cuda_residual {
   size_t first, first_word, blocks, elements;
   float *values[2];
   float *scales[2];     /* one a block, or one in all */
@@ -66,16 +66,16 @@ struct ob_cuda_kept {
 /* A plan, as struct onebit_plan has it; what its geometry points to is memory of the device. */
 struct ob_cuda_plan {
   struct ob_geometry geometry;
-  size_t most_blocks; /* in a message */
+  size_t max_blocks; /* in a message */
   /* The results in flight always come to results[1]; ob_cuda_commit copies them to results[0],
    * where those of the last call are. Else it is the state that says which is which. */
   bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
-  /* Member m is told of as witness + m * witness_step, which the host makes a rank of. */
-  size_t witness, witness_step;
+  /* Member m is told of as origin + m * origin_step, which the host makes a rank of. */
+  size_t origin, origin_step;
   onebit_scale_t rule;
   onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
-  struct ob_cuda_kept worker, server;
+  struct ob_cuda_residual worker, server;
   struct ob_cuda_state *state;
 };
 
@@ -93,7 +93,7 @@ struct ob_cuda_source {
   const float *values;
   size_t step; /* elements */
   float factor;
-  bool momentum, momentum_is_kept;
+  bool momentum, momentum_in_residual;
   bool only_at_first; /* it is so until a call of the plan has ended well, by its state */
   float decay, weight;
   const float *scalings;    /* NULL, or one a piece */
@@ -133,10 +133,10 @@ cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source sou
                              cudaStream_t stream);
 
 /* The members' messages about this rank's share (its own from outgoing, the others from incoming)
- * and the kept values, to this rank's result. */
+ * and the residuals, to this rank's result. */
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
 
-/* The one scale, from the sums: into the kept values and state->worker_scale or server_scale. */
+/* The one scale, from the sums: into the residuals and state->worker_scale or server_scale. */
 cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t stream);
 
 /* The results of the call in flight to the outputs. What applies results, ob_cuda_convert and the
@@ -182,7 +182,7 @@ cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, size_t members, float *v
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream);
 
-/* Of one unit of 1-bit LAMB, as struct ob_lamb has it. */
+/* Of one bucket of 1-bit LAMB, as struct ob_lamb has it. */
 struct ob_cuda_tensor {
   size_t number, first_block, end_block, first_piece, end_piece;
 };
@@ -197,7 +197,7 @@ struct ob_cuda_lamb {
   const double *sums[OB_SUMS];
 };
 
-/* From the sums of the unit's latest pass to its tensors' numbers and learning rates; unless
+/* From the sums of the bucket's latest pass to its tensors' numbers and learning rates; unless
  * state->stop, where there is a state. Not OB_LAMB_SCALE. */
 cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,
                                enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
@@ -240,7 +240,7 @@ cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double be
 /* A call begins: what is of the call is set back. */
 cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 
-/* The new kept values become the current ones, unless state->stop. */
+/* The new residuals become the current ones, unless state->stop. */
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream);
 
 /* Between calls: the current ones become zero. */

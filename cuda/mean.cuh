@@ -2,7 +2,7 @@
 #ifndef OB_CUDA_MEAN_CUH
 #define OB_CUDA_MEAN_CUH
 
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 constexpr unsigned words_at_once = 4, members_at_once = 4;
 
@@ -17,11 +17,11 @@ static __device__ inline void load_words(const float *values, unsigned word, uns
 
 /* The sum of the members' values. */
 static __device__ inline void sum_words(const struct ob_cuda_plan &plan,
-                                        const struct senders &senders, const struct place &place,
-                                        unsigned word, unsigned words,
-                                        float (&total)[words_at_once]) {
+                                        const struct senders &senders,
+                                        const struct location &location, unsigned word,
+                                        unsigned words, float (&total)[words_at_once]) {
   const unsigned members = (unsigned)plan.geometry.members;
-  const size_t at = place.word * OB_LANES + lane_number();
+  const size_t at = location.word * OB_LANES + lane_number();
   OB_UNROLL
   for (unsigned w = 0; w < words_at_once; w++)
     total[w] = -0.0f; /* what leaves the first term as it is, be it -0 */
@@ -30,7 +30,7 @@ static __device__ inline void sum_words(const struct ob_cuda_plan &plan,
     OB_UNROLL
     for (unsigned s = 0; s < members_at_once; s++) {
       unsigned char *message = sent_by(plan, senders, min(member + s, members - 1));
-      load_words(view_of(message, place).values + at, word, words, term[s]);
+      load_words(view_of(message, location).values + at, word, words, term[s]);
     }
     OB_UNROLL
     for (unsigned i = 0; i < members_at_once * words_at_once; i++)
@@ -41,18 +41,19 @@ static __device__ inline void sum_words(const struct ob_cuda_plan &plan,
 
 /* The block's mean to `values`, where those of its message begin. Its sum of squares says whether
  * its values are finite, and the squares that an optimizer makes of them. */
-static __device__ inline void take_mean(const struct ob_cuda_plan &plan,
-                                        const struct senders &senders, const struct place &place,
-                                        float share, float *values) {
-  float *out = values + place.word * OB_LANES + lane_number();
-  const unsigned words = whole_words((unsigned)place.block.count) / OB_LANES;
+static __device__ inline void write_mean(const struct ob_cuda_plan &plan,
+                                         const struct senders &senders,
+                                         const struct location &location, float weight,
+                                         float *values) {
+  float *out = values + location.word * OB_LANES + lane_number();
+  const unsigned words = whole_words((unsigned)location.block.count) / OB_LANES;
   float lane = 0;
   for (unsigned word = 0; word < words; word += words_at_once) {
     float mean[words_at_once];
-    sum_words(plan, senders, place, word, words, mean);
+    sum_words(plan, senders, location, word, words, mean);
     OB_UNROLL
     for (unsigned w = 0; w < words_at_once && word + w < words; w++) {
-      mean[w] *= share;
+      mean[w] *= weight;
       lane += mean[w] * mean[w];
       __stcs(&out[(word + w) * OB_LANES], mean[w]);
     }

@@ -1,14 +1,14 @@
-/* Optimizers on a device: what a unit has there, and how its steps are known of. */
+/* Optimizers on a device: what a bucket has there, and how its steps are known of. */
 #include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "cuda/unit.h"
+#include "cuda/bucket.h"
 #include "onebit/cuda.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-static onebit_status_t out_of_memory(const struct ob_unit_device *device) {
+static onebit_status_t out_of_memory(const struct ob_bucket_device *device) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an optimizer",
                   device->number);
 }
@@ -24,42 +24,42 @@ static void *copied(struct onebit_optimizer *optimizer, const void *values, size
   return NULL;
 }
 
-static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  struct ob_unit_device *device = unit->device;
-  size_t pieces = unit->bits->geometry.layout.pieces;
-  device->parameters = copied(optimizer, unit->parameters, pieces, sizeof *device->parameters);
-  device->copies = copied(optimizer, unit->copies, pieces, sizeof *device->copies);
-  device->gradients = copied(optimizer, unit->gradients, pieces, sizeof *device->gradients);
-  device->means = copied(optimizer, unit->means, pieces, sizeof *device->means);
-  device->factors = copied(optimizer, unit->factors, pieces, sizeof(float));
-  device->weight_decays = copied(optimizer, unit->weight_decays, pieces, sizeof(float));
-  device->scalings = copied(optimizer, unit->scalings, pieces, sizeof(float));
-  device->scalings_there = ob_optimizer_take(optimizer, pieces, sizeof(float));
+static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  struct ob_bucket_device *device = bucket->device;
+  size_t pieces = bucket->bits->geometry.layout.pieces;
+  device->parameters = copied(optimizer, bucket->parameters, pieces, sizeof *device->parameters);
+  device->copies = copied(optimizer, bucket->copies, pieces, sizeof *device->copies);
+  device->gradients = copied(optimizer, bucket->gradients, pieces, sizeof *device->gradients);
+  device->means = copied(optimizer, bucket->means, pieces, sizeof *device->means);
+  device->factors = copied(optimizer, bucket->factors, pieces, sizeof(float));
+  device->weight_decays = copied(optimizer, bucket->weight_decays, pieces, sizeof(float));
+  device->scalings = copied(optimizer, bucket->scalings, pieces, sizeof(float));
+  device->scalings_there = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
   if (!device->parameters || !device->copies || !device->gradients || !device->means ||
       !device->factors || !device->weight_decays || !device->scalings || !device->scalings_there)
     return out_of_memory(device);
-  memcpy(device->scalings_there, unit->scalings, pieces * sizeof(float));
+  memcpy(device->scalings_there, bucket->scalings, pieces * sizeof(float));
   return ONEBIT_OK;
 }
 
-static onebit_status_t allocate_sums(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  size_t blocks = unit->bits->geometry.layout.blocks;
-  unit->device->which_sums = -1;
-  unit->device->sums = ob_memory_pinned.allocate(blocks, sizeof(double));
+static onebit_status_t allocate_sums(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  size_t blocks = bucket->bits->geometry.layout.blocks;
+  bucket->device->which_sums = -1;
+  bucket->device->sums = ob_memory_pinned.allocate(blocks, sizeof(double));
   optimizer->own_bytes += blocks * sizeof(double);
-  return unit->device->sums ? ONEBIT_OK : out_of_memory(unit->device);
+  return bucket->device->sums ? ONEBIT_OK : out_of_memory(bucket->device);
 }
 
-/* The unit's tensors, as kernels are told of them; how many there are. Pieces of a tensor follow
+/* The bucket's tensors, as kernels are told of them; how many there are. Pieces of a tensor follow
  * each other. */
-static size_t list_tensors(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+static size_t list_tensors(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                            struct ob_cuda_tensor *list) {
-  size_t count = 0, pieces = unit->bits->geometry.layout.pieces;
+  size_t count = 0, pieces = bucket->bits->geometry.layout.pieces;
   for (size_t k = 0; k < pieces; k++) {
-    size_t t = unit->tensor_of[k];
+    size_t t = bucket->tensor_of[k];
     if (t == optimizer->tensor_count)
       continue;
-    if (k == 0 || unit->tensor_of[k - 1] != t)
+    if (k == 0 || bucket->tensor_of[k - 1] != t)
       list[count++] = (struct ob_cuda_tensor){.number = t,
                                               .first_block = optimizer->tensors[t].first_block,
                                               .end_block = optimizer->tensors[t].end_block,
@@ -69,54 +69,56 @@ static size_t list_tensors(const struct onebit_optimizer *optimizer, const struc
   return count;
 }
 
-static onebit_status_t copy_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t copy_lamb(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  const struct ob_cuda_tensor *list, size_t count) {
   const struct ob_lamb *own = optimizer->own;
-  const struct ob_cuda_lamb *first = &optimizer->units[0].device->lamb;
-  struct ob_cuda_lamb *lamb = &unit->device->lamb;
-  size_t pieces = unit->bits->geometry.layout.pieces;
+  const struct ob_cuda_lamb *first = &optimizer->buckets[0].device->lamb;
+  struct ob_cuda_lamb *lamb = &bucket->device->lamb;
+  size_t pieces = bucket->bits->geometry.layout.pieces;
   bool makes = lamb == first;
   *lamb = (struct ob_cuda_lamb){.limits = own->limits,
                                 .count = count,
                                 .coefficients = first->coefficients,
                                 .factors = first->factors,
-                                .rate_factors = unit->device->factors};
+                                .rate_factors = bucket->device->factors};
   lamb->tensors = copied(optimizer, list, count, sizeof *list);
-  lamb->learning_rates = copied(optimizer, unit->learning_rates, pieces, sizeof(float));
+  lamb->learning_rates = copied(optimizer, bucket->learning_rates, pieces, sizeof(float));
   if (makes) {
     lamb->coefficients = copied(optimizer, own->coefficients, own->count, sizeof(double));
     lamb->factors = copied(optimizer, own->factors, own->count, sizeof(double));
   }
   for (int k = 0; k < OB_SUMS; k++)
-    lamb->sums[k] = unit->sums[k];
+    lamb->sums[k] = bucket->sums[k];
   return lamb->tensors && lamb->learning_rates && lamb->coefficients && lamb->factors
              ? ONEBIT_OK
-             : out_of_memory(unit->device);
+             : out_of_memory(bucket->device);
 }
 
-static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   if (!optimizer->method->lamb)
     return ONEBIT_OK;
-  struct ob_cuda_tensor *list = ob_allocate(unit->bits->geometry.layout.pieces, sizeof *list);
+  struct ob_cuda_tensor *list = ob_allocate(bucket->bits->geometry.layout.pieces, sizeof *list);
   if (!list)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
-  onebit_status_t status = copy_lamb(optimizer, unit, list, list_tensors(optimizer, unit, list));
+  onebit_status_t status =
+      copy_lamb(optimizer, bucket, list, list_tensors(optimizer, bucket, list));
   ob_release(list);
   return status;
 }
 
-/* With the last unit all states are there. */
-static onebit_status_t list_states(struct onebit_optimizer *optimizer, const struct ob_unit *last) {
-  struct ob_unit_device *first = optimizer->units[0].device;
-  size_t count = optimizer->unit_count;
-  if (!optimizer->deferred || last != &optimizer->units[count - 1])
+/* With the last bucket all states are there. */
+static onebit_status_t list_states(struct onebit_optimizer *optimizer,
+                                   const struct ob_bucket *last) {
+  struct ob_bucket_device *first = optimizer->buckets[0].device;
+  size_t count = optimizer->bucket_count;
+  if (!optimizer->deferred || last != &optimizer->buckets[count - 1])
     return ONEBIT_OK;
   struct ob_cuda_state **states = ob_allocate(3 * count, sizeof *states);
   for (size_t u = 0, plain = 0; states && u < count; u++) {
-    const struct ob_unit *unit = &optimizer->units[u];
-    states[u] = unit->dense->device->kernel.state;
-    states[count + u] = unit->uncompressed ? states[u] : unit->bits->device->kernel.state;
-    if (unit->uncompressed)
+    const struct ob_bucket *bucket = &optimizer->buckets[u];
+    states[u] = bucket->dense->device->kernel.state;
+    states[count + u] = bucket->uncompressed ? states[u] : bucket->bits->device->kernel.state;
+    if (bucket->uncompressed)
       states[2 * count + plain++] = states[u];
   }
   if (states)
@@ -125,41 +127,41 @@ static onebit_status_t list_states(struct onebit_optimizer *optimizer, const str
   return first->states ? ONEBIT_OK : out_of_memory(first);
 }
 
-static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  OB_TRY(copy_pieces(optimizer, unit));
-  OB_TRY(allocate_sums(optimizer, unit));
-  OB_TRY(create_lamb(optimizer, unit));
-  OB_TRY(list_states(optimizer, unit));
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&unit->device->own, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&unit->device->last, cudaEventDisableTiming));
+static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  OB_TRY(copy_pieces(optimizer, bucket));
+  OB_TRY(allocate_sums(optimizer, bucket));
+  OB_TRY(create_lamb(optimizer, bucket));
+  OB_TRY(list_states(optimizer, bucket));
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&bucket->device->own, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&bucket->device->last, cudaEventDisableTiming));
   return ONEBIT_OK;
 }
 
-static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  unit->device = ob_allocate(1, sizeof *unit->device);
-  if (!unit->device)
+static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  bucket->device = ob_allocate(1, sizeof *bucket->device);
+  if (!bucket->device)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
-  unit->device->optimizer = optimizer;
-  unit->device->number = unit->bits->device->number;
-  int before = ob_cuda_enter(unit->device->number);
-  onebit_status_t status = create_here(optimizer, unit);
+  bucket->device->optimizer = optimizer;
+  bucket->device->number = bucket->bits->device->number;
+  int before = ob_cuda_enter(bucket->device->number);
+  onebit_status_t status = create_here(optimizer, bucket);
   ob_cuda_leave(before);
   return status;
 }
 
-static void destroy_lamb(struct ob_unit_device *device) {
+static void destroy_lamb(struct ob_bucket_device *device) {
   struct ob_cuda_lamb *lamb = &device->lamb;
   ob_memory_cuda.release((void *)(uintptr_t)lamb->tensors);
   ob_memory_cuda.release(lamb->learning_rates);
-  if (device != device->optimizer->units[0].device)
+  if (device != device->optimizer->buckets[0].device)
     return;
   ob_memory_cuda.release(lamb->coefficients);
   ob_memory_cuda.release(lamb->factors);
 }
 
 /* Steps may still be on a stream that use what is given back: cudaFree waits for them. */
-static void destroy(struct ob_unit *unit) {
-  struct ob_unit_device *device = unit->device;
+static void destroy(struct ob_bucket *bucket) {
+  struct ob_bucket_device *device = bucket->device;
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
@@ -179,7 +181,7 @@ static void destroy(struct ob_unit *unit) {
   destroy_lamb(device);
   ob_release(device->scalings_there);
   ob_release(device);
-  unit->device = NULL;
+  bucket->device = NULL;
   ob_cuda_leave(before);
 }
 
@@ -189,11 +191,11 @@ static onebit_status_t check(const char *name, const void *array) {
   return ob_cuda_check(number, name, array);
 }
 
-static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                size_t piece) {
-  struct ob_unit_device *device = unit->device;
+  struct ob_bucket_device *device = bucket->device;
   int before = ob_cuda_enter(device->number);
-  onebit_status_t status = ob_memory_cuda.copy(&device->gradients[piece], &unit->gradients[piece],
+  onebit_status_t status = ob_memory_cuda.copy(&device->gradients[piece], &bucket->gradients[piece],
                                                sizeof *device->gradients);
   (void)optimizer;
   ob_cuda_leave(before);
@@ -204,9 +206,9 @@ static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_uni
 
 static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, bool to_host) {
   const struct ob_lamb *own = optimizer->own;
-  if (!optimizer->method->lamb || !optimizer->unit_count)
+  if (!optimizer->method->lamb || !optimizer->bucket_count)
     return ONEBIT_OK;
-  const struct ob_cuda_lamb *lamb = &optimizer->units[0].device->lamb;
+  const struct ob_cuda_lamb *lamb = &optimizer->buckets[0].device->lamb;
   double *const here[] = {own->coefficients, own->factors};
   double *const there[] = {lamb->coefficients, lamb->factors};
   for (int k = 0; k < 2; k++)
@@ -216,40 +218,40 @@ static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, boo
 }
 
 static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
-  if (optimizer->unit_count)
-    OB_TRY_CUDA(cudaEventSynchronize(optimizer->units[0].device->last));
+  if (optimizer->bucket_count)
+    OB_TRY_CUDA(cudaEventSynchronize(optimizer->buckets[0].device->last));
   return copy_lamb_numbers(optimizer, true);
 }
 
-/* Steps are those that any unit's exchanges ended well in: best of one that has exchanges in every
- * step, since nothing can stop a step that has none. */
+/* Steps are those that any bucket's exchanges ended well in: best of one that has exchanges in
+ * every step, since nothing can stop a step that has none. */
 static void count(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
-  const struct ob_unit *unit = &optimizer->units[0];
-  for (size_t u = 1; u < optimizer->unit_count && !unit->uncompressed; u++)
-    if (optimizer->units[u].uncompressed)
-      unit = &optimizer->units[u];
-  const struct ob_cuda_outcome *dense = &unit->dense->device->seen->outcome;
-  const struct ob_cuda_outcome *bits = &unit->bits->device->seen->outcome;
+  const struct ob_bucket *bucket = &optimizer->buckets[0];
+  for (size_t u = 1; u < optimizer->bucket_count && !bucket->uncompressed; u++)
+    if (optimizer->buckets[u].uncompressed)
+      bucket = &optimizer->buckets[u];
+  const struct ob_cuda_outcome *dense = &bucket->dense->device->seen->outcome;
+  const struct ob_cuda_outcome *bits = &bucket->bits->device->seen->outcome;
   *steps = (uint64_t)dense->calls + bits->calls;
   *skipped = (uint64_t)dense->skipped + bits->skipped;
-  if (!unit->uncompressed)
+  if (!bucket->uncompressed)
     *steps += optimizer->exchanges[OB_EXCHANGE_NONE];
 }
 
 static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct ob_unit *unit = &optimizer->units[u];
-    unit->device->calls[OB_DENSE] = unit->dense->device->seen->outcome.calls;
-    unit->device->calls[OB_BITS] = unit->bits->device->seen->outcome.calls;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct ob_bucket *bucket = &optimizer->buckets[u];
+    bucket->device->calls[OB_DENSE] = bucket->dense->device->seen->outcome.calls;
+    bucket->device->calls[OB_BITS] = bucket->bits->device->seen->outcome.calls;
   }
   count(optimizer, steps, skipped);
-  *steps += optimizer->units[0].device->steps_before;
-  *skipped += optimizer->units[0].device->skipped_before;
+  *steps += optimizer->buckets[0].device->steps_before;
+  *skipped += optimizer->buckets[0].device->skipped_before;
 }
 
 /* --- A checkpoint was loaded -------------------------------------------------------------------*/
 
-/* The kernels go by one number for both copies, of kept values and of results. Where messages are
+/* The kernels go by one number for both copies, of residuals and of results. Where messages are
  * staged the device has results of its own. */
 static onebit_status_t restore_results(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
@@ -270,7 +272,7 @@ static onebit_status_t restore_plan(struct onebit_plan *plan, uint64_t calls) {
   struct ob_cuda_state state;
   OB_TRY(ob_memory_cuda.copy(&state, device->kernel.state, sizeof state));
   state.now = (uint32_t)plan->worker.now;
-  state.kept_flags = plan->server_large ? OB_FLAG_LARGE : 0;
+  state.residual_flags = plan->server_large ? OB_FLAG_LARGE : 0;
   state.outcome.calls = (uint32_t)calls;
   OB_TRY(ob_memory_cuda.copy(device->kernel.state, &state, sizeof state));
   if (device->seen)
@@ -281,13 +283,13 @@ static onebit_status_t restore_plan(struct onebit_plan *plan, uint64_t calls) {
 static onebit_status_t restored(struct onebit_optimizer *optimizer) {
   uint64_t steps, skipped;
   bool frozen = ob_optimizer_is_frozen(optimizer);
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    OB_TRY(restore_plan(optimizer->units[u].bits,
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    OB_TRY(restore_plan(optimizer->buckets[u].bits,
                         frozen ? optimizer->steps - optimizer->frozen_at : 0));
   OB_TRY(copy_lamb_numbers(optimizer, false));
   if (!optimizer->deferred)
     return ONEBIT_OK;
-  struct ob_unit_device *first = optimizer->units[0].device;
+  struct ob_bucket_device *first = optimizer->buckets[0].device;
   first->steps_before = first->skipped_before = 0;
   counts(optimizer, &steps, &skipped);
   first->steps_before = optimizer->steps - steps;
@@ -295,19 +297,19 @@ static onebit_status_t restored(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-const struct ob_optimizer_place ob_optimizer_place_cuda = {.check = check,
-                                                           .create = create,
-                                                           .destroy = destroy,
-                                                           .prepare = ob_cuda_step_prepare,
-                                                           .join = ob_cuda_step_join,
-                                                           .pass = ob_cuda_step_pass,
-                                                           .sum = ob_cuda_step_sum,
-                                                           .lamb = ob_cuda_step_lamb,
-                                                           .repoint = repoint,
-                                                           .counts = counts,
-                                                           .finish = ob_cuda_step_finish,
-                                                           .wait = wait_for_passes,
-                                                           .restored = restored};
+const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = check,
+                                                                 .create = create,
+                                                                 .destroy = destroy,
+                                                                 .prepare = ob_cuda_step_prepare,
+                                                                 .join = ob_cuda_step_join,
+                                                                 .pass = ob_cuda_step_pass,
+                                                                 .sum = ob_cuda_step_sum,
+                                                                 .lamb = ob_cuda_step_lamb,
+                                                                 .repoint = repoint,
+                                                                 .counts = counts,
+                                                                 .finish = ob_cuda_step_finish,
+                                                                 .wait = wait_for_passes,
+                                                                 .restored = restored};
 
 /* --- The public calls --------------------------------------------------------------------------*/
 
@@ -349,5 +351,5 @@ onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
   if (!optimizer)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
   OB_TRY(ob_optimizer_catch_up(optimizer));
-  return ob_optimizer_take_outcome(optimizer);
+  return ob_optimizer_end_outcome(optimizer);
 }

@@ -1,24 +1,24 @@
 /*
  * A step of an optimizer on a device: what its kernels are told, and its passes on the step's
- * stream. A step without a stream has one of each unit's own, and the host waits for them.
+ * stream. A step without a stream has one of each bucket's own, and the host waits for them.
  */
 #include <string.h>
 
 #include "base/error.h"
-#include "cuda/unit.h"
+#include "cuda/bucket.h"
 
 static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
-                              const struct ob_unit *unit) {
-  return optimizer->step.on_stream ? optimizer->step.stream : unit->device->own;
+                              const struct ob_bucket *bucket) {
+  return optimizer->step.on_stream ? optimizer->step.stream : bucket->device->own;
 }
 
-/* The plan that the unit sends its gradients with in this step; NULL: none. */
+/* The plan that the bucket sends its gradients with in this step; NULL: none. */
 static struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
-                                   const struct ob_unit *unit) {
-  enum ob_exchange exchange = ob_unit_exchange(optimizer, unit);
+                                   const struct ob_bucket *bucket) {
+  enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
   return exchange == OB_EXCHANGE_NONE   ? NULL
-         : exchange == OB_EXCHANGE_BITS ? unit->bits
-                                        : unit->dense;
+         : exchange == OB_EXCHANGE_BITS ? bucket->bits
+                                        : bucket->dense;
 }
 
 /* --- Before ------------------------------------------------------------------------------------*/
@@ -28,7 +28,7 @@ static struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
  * What is captured has no place in time yet. */
 static onebit_status_t follow(const struct onebit_optimizer *optimizer,
                               const struct onebit_plan *plan) {
-  cudaEvent_t last = optimizer->units[0].device->last;
+  cudaEvent_t last = optimizer->buckets[0].device->last;
   cudaStream_t stream = optimizer->step.stream;
   if (!optimizer->step.on_stream) {
     OB_TRY_CUDA(cudaEventSynchronize(last));
@@ -43,7 +43,7 @@ static onebit_status_t follow(const struct onebit_optimizer *optimizer,
 
 /* A few numbers, while nothing is under way that reads them; a capture of the caller's stream is
  * none of their business. */
-static onebit_status_t send(const struct ob_unit_device *device, void *to, const void *from,
+static onebit_status_t send(const struct ob_bucket_device *device, void *to, const void *from,
                             size_t bytes) {
   enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
@@ -55,13 +55,13 @@ static onebit_status_t send(const struct ob_unit_device *device, void *to, const
 }
 
 /* They change at the freeze, and with a checkpoint: nothing is under way then. */
-static onebit_status_t send_scalings(struct ob_unit *unit) {
-  struct ob_unit_device *device = unit->device;
-  size_t bytes = unit->bits->geometry.layout.pieces * sizeof(float);
-  if (memcmp(device->scalings_there, unit->scalings, bytes) == 0)
+static onebit_status_t send_scalings(struct ob_bucket *bucket) {
+  struct ob_bucket_device *device = bucket->device;
+  size_t bytes = bucket->bits->geometry.layout.pieces * sizeof(float);
+  if (memcmp(device->scalings_there, bucket->scalings, bytes) == 0)
     return ONEBIT_OK;
-  memcpy(device->scalings_there, unit->scalings, bytes);
-  return send(device, device->scalings, unit->scalings, bytes);
+  memcpy(device->scalings_there, bucket->scalings, bytes);
+  return send(device, device->scalings, bucket->scalings, bytes);
 }
 
 /* Whether the device counts the steps, for the bias corrections: where the host does not know how
@@ -73,10 +73,10 @@ static bool is_counted(const struct onebit_optimizer *optimizer) {
 
 /* Those that the host knows of, and the plan's calls since then. The sum of what the host adds and
  * of the calls that it knows of stays the same while the plan is the one that steps use. */
-static onebit_status_t send_before(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                                   const struct onebit_plan *plan) {
-  struct ob_unit_device *device = unit->device;
-  int which = plan == unit->bits ? OB_BITS : OB_DENSE;
+static onebit_status_t send_before(const struct onebit_optimizer *optimizer,
+                                   struct ob_bucket *bucket, const struct onebit_plan *plan) {
+  struct ob_bucket_device *device = bucket->device;
+  int which = plan == bucket->bits ? OB_BITS : OB_DENSE;
   uint64_t before = optimizer->steps - optimizer->unknown - device->calls[which];
   if (!is_counted(optimizer) || before == device->before[which])
     return ONEBIT_OK;
@@ -84,38 +84,38 @@ static onebit_status_t send_before(const struct onebit_optimizer *optimizer, str
   return send(device, &plan->device->kernel.state->before, &before, sizeof before);
 }
 
-static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   const struct onebit_plan *plan) {
   const struct ob_moments *moments = &optimizer->moments;
-  unit->device->counted = is_counted(optimizer);
-  if (!unit->device->counted)
+  bucket->device->counted = is_counted(optimizer);
+  if (!bucket->device->counted)
     return ONEBIT_OK;
-  OB_TRY(send_before(optimizer, unit, plan));
+  OB_TRY(send_before(optimizer, bucket, plan));
   OB_TRY_CUDA(ob_cuda_adam_count(plan->device->kernel, moments->beta1, moments->beta2,
-                                 stream_of(optimizer, unit)));
+                                 stream_of(optimizer, bucket)));
   return ONEBIT_OK;
 }
 
 /* The plan has a stream of its own, where the step has none. */
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  const struct onebit_plan *plan = plan_of(optimizer, unit);
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  const struct onebit_plan *plan = plan_of(optimizer, bucket);
   OB_TRY(follow(optimizer, plan));
   if (!optimizer->step.on_stream)
-    OB_TRY_CUDA(cudaStreamSynchronize(unit->device->own));
-  OB_TRY(send_scalings(unit));
-  return count_step(optimizer, unit, plan);
+    OB_TRY_CUDA(cudaStreamSynchronize(bucket->device->own));
+  OB_TRY(send_scalings(bucket));
+  return count_step(optimizer, bucket, plan);
 }
 
-onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                      struct ob_call *call) {
-  struct ob_unit_device *device = unit->device;
-  bool gradients = call->source.inputs == unit->gradients;
+  struct ob_bucket_device *device = bucket->device;
+  bool gradients = call->source.inputs == bucket->gradients;
   call->device_inputs = gradients ? device->gradients : device->means;
   call->device_outputs = call->outputs ? device->means : NULL;
   if (call->source.scalings)
     call->source.scalings = device->scalings;
   int before = ob_cuda_enter(device->number);
-  onebit_status_t status = prepare(optimizer, unit);
+  onebit_status_t status = prepare(optimizer, bucket);
   ob_cuda_leave(before);
   call->counted = device->counted;
   call->only_at_first = optimizer->deferred;
@@ -126,16 +126,16 @@ onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct 
 
 static size_t count_uncompressed(const struct onebit_optimizer *optimizer) {
   size_t count = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    count += optimizer->units[u].uncompressed;
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    count += optimizer->buckets[u].uncompressed;
   return count;
 }
 
-/* Nothing is applied in any unit unless all that send something are well: where the host does not
+/* Nothing is applied in any bucket unless all that send something are well: where the host does not
  * know, the device sees to that. */
 onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
-  struct ob_unit *first = optimizer->units;
-  size_t count = optimizer->unit_count, from = 0;
+  struct ob_bucket *first = optimizer->buckets;
+  size_t count = optimizer->bucket_count, from = 0;
   if (!optimizer->deferred)
     return ONEBIT_OK;
   if (optimizer->step.exchange == OB_EXCHANGE_BITS)
@@ -151,7 +151,7 @@ onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
 
 /* Of a sink, what is by piece is the device's. */
 struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
-  const struct ob_unit_device *device = sink->device;
+  const struct ob_bucket_device *device = sink->device;
   struct ob_cuda_pass pass = {
       .kind = sink->kind,
       .first_word = sink->first_word,
@@ -183,61 +183,61 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
  * been stopped, and so must what follows them: all of them together, so that any will do. What is
  * done once the host knows has nothing to fear. */
 static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
-                                      const struct ob_unit *unit) {
-  const struct onebit_plan *plan = plan_of(optimizer, unit);
+                                      const struct ob_bucket *bucket) {
+  const struct onebit_plan *plan = plan_of(optimizer, bucket);
   if (!optimizer->deferred || !optimizer->step.on_stream)
     return NULL;
-  for (size_t u = 0; !plan && u < optimizer->unit_count; u++)
-    plan = plan_of(optimizer, &optimizer->units[u]);
+  for (size_t u = 0; !plan && u < optimizer->bucket_count; u++)
+    plan = plan_of(optimizer, &optimizer->buckets[u]);
   return plan ? plan->device->kernel.state : NULL;
 }
 
 /* What comes before the exchange has to follow the steps before by itself. It changes nothing but
  * scratch, which need not be stopped. */
-static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                               const struct ob_pass_sink *sink) {
-  struct ob_cuda_plan plan = unit->bits->device->kernel;
+  struct ob_cuda_plan plan = bucket->bits->device->kernel;
   struct ob_cuda_pass pass = ob_device_pass(sink);
   bool changes = ob_pass_writes(sink->kind) & ~OB_MASK(OB_SCRATCH);
   if (optimizer->step.started == 0)
-    OB_TRY(follow(optimizer, unit->dense));
+    OB_TRY(follow(optimizer, bucket->dense));
   if (sink->kind == OB_PASS_LAMB_FREEZE)
-    OB_TRY(send_scalings(unit));
-  plan.state = changes ? state_of(optimizer, unit) : NULL;
+    OB_TRY(send_scalings(bucket));
+  plan.state = changes ? state_of(optimizer, bucket) : NULL;
   pass.counted &= plan.state != NULL;
-  unit->device->which_sums = -1;
-  OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, stream_of(optimizer, unit)));
+  bucket->device->which_sums = -1;
+  OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, stream_of(optimizer, bucket)));
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   const struct ob_pass_sink *sink) {
-  int before = ob_cuda_enter(unit->device->number);
-  onebit_status_t status = launch(optimizer, unit, sink);
+  int before = ob_cuda_enter(bucket->device->number);
+  onebit_status_t status = launch(optimizer, bucket, sink);
   ob_cuda_leave(before);
   return status;
 }
 
 /* All blocks' at once: who wants one tensor's will want the others'. */
-static onebit_status_t fetch_sums(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                                  int which) {
-  struct ob_unit_device *device = unit->device;
-  cudaStream_t stream = stream_of(optimizer, unit);
+static onebit_status_t read_sums(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                 int which) {
+  struct ob_bucket_device *device = bucket->device;
+  cudaStream_t stream = stream_of(optimizer, bucket);
   if (device->which_sums == which)
     return ONEBIT_OK;
-  OB_TRY_CUDA(cudaMemcpyAsync(device->sums, unit->sums[which],
-                              unit->bits->geometry.layout.blocks * sizeof(double),
+  OB_TRY_CUDA(cudaMemcpyAsync(device->sums, bucket->sums[which],
+                              bucket->bits->geometry.layout.blocks * sizeof(double),
                               cudaMemcpyDeviceToHost, stream));
   OB_TRY_CUDA(cudaStreamSynchronize(stream));
   device->which_sums = which;
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  int which, size_t first, size_t end, double *sum) {
-  const double *sums = unit->device->sums;
-  int before = ob_cuda_enter(unit->device->number);
-  onebit_status_t status = fetch_sums(optimizer, unit, which);
+  const double *sums = bucket->device->sums;
+  int before = ob_cuda_enter(bucket->device->number);
+  onebit_status_t status = read_sums(optimizer, bucket, which);
   ob_cuda_leave(before);
   *sum = 0;
   for (size_t b = first; status == ONEBIT_OK && b < end; b++)
@@ -247,21 +247,21 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_u
 
 /* Where messages are staged, a pass that takes them is on a stream of the plan's. */
 static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
-                                          const struct ob_unit *unit) {
-  bool staged = !optimizer->deferred && plan_of(optimizer, unit) == unit->bits;
-  return staged ? unit->bits->device->staging.compute : stream_of(optimizer, unit);
+                                          const struct ob_bucket *bucket) {
+  bool staged = !optimizer->deferred && plan_of(optimizer, bucket) == bucket->bits;
+  return staged ? bucket->bits->device->staging.compute : stream_of(optimizer, bucket);
 }
 
 /* Scalings are made once, when the host knows. */
-onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   enum ob_lamb_stage stage) {
   if (stage == OB_LAMB_SCALE)
-    return ob_lamb_on_host(optimizer, unit, stage);
-  struct ob_unit_device *device = unit->device;
+    return ob_lamb_on_host(optimizer, bucket, stage);
+  struct ob_bucket_device *device = bucket->device;
   int before = ob_cuda_enter(device->number);
   cudaError_t error =
-      ob_cuda_lamb_rates(state_of(optimizer, unit), device->lamb, stage,
-                         optimizer->step.learning_rate, stream_of_latest_pass(optimizer, unit));
+      ob_cuda_lamb_rates(state_of(optimizer, bucket), device->lamb, stage,
+                         optimizer->step.learning_rate, stream_of_latest_pass(optimizer, bucket));
   ob_cuda_leave(before);
   device->rated = true;
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
@@ -269,16 +269,16 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
 
 /* --- The end -----------------------------------------------------------------------------------*/
 
-/* Of one unit, where there is no stream of the caller's: a step is over, or the host has learnt how
- * those on streams ended, and sends what the next stage wants of it while it waits anyway. */
-static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  bool bits = ob_optimizer_is_frozen(optimizer) && !unit->uncompressed;
-  unit->bits->executor->settled(unit->bits, true); /* a held call was applied after it ended */
-  OB_TRY_CUDA(cudaStreamSynchronize(unit->device->own));
-  return send_before(optimizer, unit, bits ? unit->bits : unit->dense);
+/* Of one bucket, where there is no stream of the caller's: a step is over, or the host has learnt
+ * how those on streams ended, and sends what the next stage wants of it while it waits anyway. */
+static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  bool bits = ob_optimizer_is_frozen(optimizer) && !bucket->uncompressed;
+  bucket->bits->executor->settled(bucket->bits, true); /* a held call was applied after it ended */
+  OB_TRY_CUDA(cudaStreamSynchronize(bucket->device->own));
+  return send_before(optimizer, bucket, bits ? bucket->bits : bucket->dense);
 }
 
-static onebit_status_t record_end(struct ob_unit *first, cudaStream_t stream) {
+static onebit_status_t record_end(struct ob_bucket *first, cudaStream_t stream) {
   if (!ob_cuda_is_capturing(stream))
     OB_TRY_CUDA(cudaEventRecord(first->device->last, stream));
   return ONEBIT_OK;
@@ -286,8 +286,8 @@ static onebit_status_t record_end(struct ob_unit *first, cudaStream_t stream) {
 
 onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer) {
   onebit_status_t status = ONEBIT_OK;
-  struct ob_unit *first = optimizer->units;
-  for (size_t u = 0; status == ONEBIT_OK && u < optimizer->unit_count; u++) {
+  struct ob_bucket *first = optimizer->buckets;
+  for (size_t u = 0; status == ONEBIT_OK && u < optimizer->bucket_count; u++) {
     int before = ob_cuda_enter(first[u].device->number);
     if (!optimizer->step.on_stream)
       status = settle(optimizer, &first[u]);

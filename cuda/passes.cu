@@ -26,13 +26,13 @@
  */
 #include <utility>
 
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 /* Fewer of many arrays, for which there are not the registers. */
 template <enum ob_pass_kind kind>
 constexpr unsigned words_at_once =
-    kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_LAMB_FROZEN || kind == OB_PASS_ZERO_ONE_MEET ? 4
-                                                                                               : 8;
+    kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_LAMB_FROZEN || kind == OB_PASS_ZERO_ONE_STORE ? 4
+                                                                                                : 8;
 
 /* What a warp has of a block: where its elements begin. There need not be OB_MOVED, which reads as
  * zeros then. */
@@ -97,18 +97,18 @@ static __device__ inline void set_factors(const struct ob_cuda_plan &plan,
 template <enum ob_pass_kind kind>
 static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
                                                 const struct ob_cuda_pass &pass,
-                                                const struct place &place, struct run *run) {
+                                                const struct location &location, struct run *run) {
   const uint32_t now = plan.state->now;
-  const struct ob_view in = view_of(result_of(plan, next_of(plan, now), blockIdx.y), place);
-  run->message = in.words + place.word;
-  run->message_scale = ob_pass_scale(kind, scale_of(in, place), &run->factors);
+  const struct ob_view in = view_of(result_of(plan, next_of(plan, now), blockIdx.y), location);
+  run->message = in.words + location.word;
+  run->message_scale = ob_pass_scale(kind, scale_of(in, location), &run->factors);
   if (!(ob_pass_reads(kind) & OB_MASK(OB_LAST)))
     return;
   if (pass.last_values && !(pass.only_at_first && plan.state->outcome.calls > 0))
     return;
-  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), place);
-  run->last = last.words + place.word;
-  run->last_scale = scale_of(last, place) / run->factors.scaling * pass.last_decay;
+  const struct ob_view last = view_of(result_of(plan, last_of(plan, now), blockIdx.y), location);
+  run->last = last.words + location.word;
+  run->last_scale = scale_of(last, location) / run->factors.scaling * pass.last_decay;
 }
 
 /* --- Elements */
@@ -227,7 +227,7 @@ static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t
   for (int k = 0; k < OB_SUMS; k++) {
     if (!(ob_pass_sums(kind) & OB_MASK(k)) || !pass.sums[k])
       continue;
-    const float sum = k == OB_LARGEST ? 1 / least_lane(sums[k]) : sum_lanes(sums[k]);
+    const float sum = k == OB_LARGEST ? 1 / min_lane(sums[k]) : sum_lanes(sums[k]);
     if (lane_number() == 0)
       pass.sums[k][block] = (double)sum;
   }
@@ -238,14 +238,14 @@ static __device__ inline void store_sums(const struct ob_cuda_pass &pass, size_t
 /* Finds the block of a message; or of the layout, where the pass takes none. False: there is no
  * such block. */
 template <enum ob_pass_kind kind>
-static __device__ inline bool find(const struct ob_cuda_plan &plan, struct place *place) {
+static __device__ inline bool find(const struct ob_cuda_plan &plan, struct location *location) {
   if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
-    return find_place(plan, segment_of(plan, blockIdx.y), place);
+    return find_location(plan, segment_of(plan, blockIdx.y), location);
   size_t piece = 0;
-  place->number = warp_number();
-  if (place->number >= plan.geometry.layout.blocks)
+  location->number = warp_number();
+  if (location->number >= plan.geometry.layout.blocks)
     return false;
-  place->block = ob_layout_block(&plan.geometry.layout, place->number, &piece);
+  location->block = ob_layout_block(&plan.geometry.layout, location->number, &piece);
   return true;
 }
 
@@ -254,23 +254,23 @@ template <enum ob_pass_kind kind>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     pass_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                 const __grid_constant__ struct ob_cuda_pass pass) {
-  struct place place;
-  if ((plan.state && plan.state->stop) || !find<kind>(plan, &place))
+  struct location location;
+  if ((plan.state && plan.state->stop) || !find<kind>(plan, &location))
     return;
   struct run run = {};
   float sums[OB_SUMS];
   OB_UNROLL
   for (int k = 0; k < OB_SUMS; k++)
     sums[k] = ob_sum_start(k);
-  point_to_arrays<kind>(pass, place.block, &run);
-  set_factors(plan, pass, place.block.piece, &run.factors);
+  point_to_arrays<kind>(pass, location.block, &run);
+  set_factors(plan, pass, location.block.piece, &run.factors);
   if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
-    point_to_messages<kind>(plan, pass, place, &run);
+    point_to_messages<kind>(plan, pass, location, &run);
   const bool padding = (ob_pass_reads(kind) | ob_pass_writes(kind)) & OB_MASK(OB_PARAMETER) &&
                        !run.arrays[OB_PARAMETER];
-  run.count = padding ? 0 : (unsigned)place.block.valid;
+  run.count = padding ? 0 : (unsigned)location.block.valid;
   pass_elements<kind>(run, sums);
-  store_sums<kind>(pass, place.number, sums);
+  store_sums<kind>(pass, location.number, sums);
 }
 
 using pass_function = void(struct ob_cuda_plan, struct ob_cuda_pass);
@@ -287,7 +287,7 @@ static pass_function *kernel_of(enum ob_pass_kind kind) {
 
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream) {
-  return launch(kernel_of(pass.kind), plan.most_blocks, plan.geometry.members, stream,
+  return launch(kernel_of(pass.kind), plan.max_blocks, plan.geometry.members, stream,
                 of_chunk(plan, chunk), pass);
 }
 

@@ -1,5 +1,5 @@
 /*
- * The members' messages, added up in the members' order: with kept values to a new message, or to
+ * The members' messages, added up in the members' order: with residuals to a new message, or to
  * the outputs.
  *
  * Bytes an element of the share, N members, 2048 elements a block. Reduce: 4 kept read, 4 kept
@@ -12,7 +12,7 @@
  * for 8 members; so up to 8 the memory is the ceiling, and from there on the instructions are. A
  * share is then so small a part of the elements that compressing takes most of the time anyway.
  */
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 /* Members whose words are loaded before the first is used. */
 constexpr unsigned members_at_once = 4;
@@ -25,12 +25,13 @@ struct parts {
 };
 
 static __device__ inline struct parts parts_of(const struct ob_cuda_plan &plan, uint32_t now,
-                                               const struct place &place) {
+                                               const struct location &location) {
   struct parts parts = {senders_of(plan, now), 0};
   unsigned char *own = sent_by(plan, parts.words, (unsigned)plan.geometry.member);
-  const struct ob_view view = view_of(own, place);
-  const float *scale = place.shape.one_scale ? &view.header->scale : &view.scales[place.index];
-  const uint32_t *words = view.words + place.word + four_at(0) / OB_LANES;
+  const struct ob_view view = view_of(own, location);
+  const float *scale =
+      location.shape.one_scale ? &view.header->scale : &view.scales[location.index];
+  const uint32_t *words = view.words + location.word + four_at(0) / OB_LANES;
   const size_t offset = (size_t)((const unsigned char *)words - own);
   parts.words.own += offset;
   parts.words.before += offset;
@@ -69,7 +70,7 @@ static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], 
  * again, which costs less than to ask. */
 template <bool whole>
 static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, const struct parts &parts,
-                                       unsigned first, unsigned count, float share,
+                                       unsigned first, unsigned count, float weight,
                                        float (&total)[fours_a_tile][4]) {
   const unsigned members = (unsigned)plan.geometry.members;
   OB_UNROLL
@@ -85,7 +86,7 @@ static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, const st
     OB_UNROLL
     for (unsigned s = 0; s < members_at_once; s++)
       if (member + s < members)
-        add_member(signs[s], scale[s] * share, total);
+        add_member(signs[s], scale[s] * weight, total);
   }
 }
 
@@ -101,15 +102,15 @@ static __device__ inline void cut_tile(float (&value)[fours_a_tile][4], unsigned
 /* What the server keeps of an element, in place of what it kept, and in place of the mean what the
  * sign that it sends is of. */
 template <enum ob_serve_rule rule>
-static __device__ inline void serve(const struct ob_reduce_run &run, unsigned element, float *kept,
-                                    float *value) {
-  const float before = *kept, mean = *value;
+static __device__ inline void serve(const struct ob_reduce_run &run, unsigned element,
+                                    float *residual, float *value) {
+  const float before = *residual, mean = *value;
   if (rule == OB_SERVE_LION) {
     const struct ob_lion_factors &lion = run.serving.lion;
-    *kept = ob_lion_momentum(before, mean, &lion);
+    *residual = ob_lion_momentum(before, mean, &lion);
     *value = ob_lion_signed(ob_lion_direction(before, mean, &lion), element);
   } else {
-    *kept = *value = ob_kept_error(before, run.kept_scale) + mean;
+    *residual = *value = ob_residual_of(before, run.residual_scale) + mean;
   }
 }
 
@@ -118,29 +119,30 @@ static __device__ inline void serve(const struct ob_reduce_run &run, unsigned el
 template <enum ob_serve_rule rule>
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
                                           const struct ob_cuda_plan &plan,
-                                          const struct parts &parts, unsigned first, float share,
+                                          const struct parts &parts, unsigned first, float weight,
                                           float4 *tile) {
   const unsigned count = (unsigned)run.count, end = whole_words(count);
-  float kept[fours_a_tile][4] = {}, total[fours_a_tile][4];
+  float residual[fours_a_tile][4] = {}, total[fours_a_tile][4];
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
     if (first + four_at(k) < end)
-      load_some<ONEBIT_FLOAT32, true>(run.kept, first + four_at(k), end, true, kept[k]);
+      load_some<ONEBIT_FLOAT32, true>(run.residual, first + four_at(k), end, true, residual[k]);
   if (first + tile_elements <= count)
-    sum_tile<true>(plan, parts, first, count, share, total);
+    sum_tile<true>(plan, parts, first, count, weight, total);
   else
-    sum_tile<false>(plan, parts, first, count, share, total);
+    sum_tile<false>(plan, parts, first, count, weight, total);
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
-    serve<rule>(run, i, &kept[i / 4][i % 4], &total[i / 4][i % 4]);
+    serve<rule>(run, i, &residual[i / 4][i % 4], &total[i / 4][i % 4]);
   if (first + tile_elements > count) {
-    cut_tile(kept, first, count);
+    cut_tile(residual, first, count);
     cut_tile(total, first, count);
   }
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     if (first + four_at(k) < end)
-      store_some<ONEBIT_FLOAT32, true>(run.kept_out, first + four_at(k), end, true, kept[k]);
+      store_some<ONEBIT_FLOAT32, true>(run.residual_out, first + four_at(k), end, true,
+                                       residual[k]);
     tile[four_at(k) / 4] = make_float4(total[k][0], total[k][1], total[k][2], total[k][3]);
   }
 }
@@ -149,11 +151,11 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
 template <enum ob_serve_rule rule>
 static __device__ inline float reduce(const struct ob_reduce_run &run,
                                       const struct ob_cuda_plan &plan, const struct parts &parts,
-                                      float share, float4 *tile) {
+                                      float weight, float4 *tile) {
   const unsigned count = (unsigned)run.count;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    reduce_tile<rule>(run, plan, parts, first, share, tile);
+    reduce_tile<rule>(run, plan, parts, first, weight, tile);
     store_signs(run.out, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
@@ -166,46 +168,46 @@ constexpr unsigned blocks_with(enum ob_serve_rule rule) {
 
 template <enum ob_serve_rule rule>
 static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
-    reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float share) {
+    reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float weight) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
   const uint32_t now = plan.state->now; /* no load has to wait for it */
-  struct place place;
-  if (!find_place(plan, segment_of(plan, plan.geometry.member), &place))
+  struct location location;
+  if (!find_location(plan, segment_of(plan, plan.geometry.member), &location))
     return;
   const struct ob_view out =
-      view_of(result_of(plan, next_of(plan, now), plan.geometry.member), place);
+      view_of(result_of(plan, next_of(plan, now), plan.geometry.member), location);
   struct ob_reduce_run run = {};
-  run.count = place.block.count;
+  run.count = location.block.count;
   run.serving = plan.server.serving;
   run.rule = ob_serve_measure(rule, plan.rule);
-  run.kept = values_of(plan.server, now, place.block);
-  run.kept_scale = kept_scale(plan.server, now, place);
-  run.kept_out = values_of(plan.server, !now, place.block);
-  run.out = out.words + place.word;
+  run.residual = values_of(plan.server, now, location.block);
+  run.residual_scale = residual_scale(plan.server, now, location);
+  run.residual_out = values_of(plan.server, !now, location.block);
+  run.out = out.words + location.word;
   const float sum =
-      reduce<rule>(run, plan, parts_of(plan, now, place), share, tiles[threadIdx.x / OB_LANES]);
+      reduce<rule>(run, plan, parts_of(plan, now, location), weight, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0) /* not `now`: to keep it would be one register too many */
-    settle(plan, plan.state->now, true, place, out, sum);
+    settle(plan, plan.state->now, true, location, out, sum);
 }
 
 /* What is past `valid` has no place in the caller's buffer. */
 template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_kernel(const __grid_constant__ struct ob_cuda_plan plan,
-               const __grid_constant__ struct ob_cuda_pieces outputs, float share) {
-  struct place place;
-  if (plan.state->stop || !find_place(plan, segment_of(plan, plan.geometry.member), &place))
+               const __grid_constant__ struct ob_cuda_pieces outputs, float weight) {
+  struct location location;
+  if (plan.state->stop || !find_location(plan, segment_of(plan, plan.geometry.member), &location))
     return;
-  const struct parts parts = parts_of(plan, plan.state->now, place);
-  const unsigned valid = (unsigned)place.block.valid;
-  void *output = piece_of(outputs, 0, place.block, size_of<dtype>);
+  const struct parts parts = parts_of(plan, plan.state->now, location);
+  const unsigned valid = (unsigned)location.block.valid;
+  void *output = piece_of(outputs, 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float total[fours_a_tile][4];
     if (first + tile_elements <= valid)
-      sum_tile<true>(plan, parts, first, valid, share, total);
+      sum_tile<true>(plan, parts, first, valid, weight, total);
     else
-      sum_tile<false>(plan, parts, first, valid, share, total);
+      sum_tile<false>(plan, parts, first, valid, weight, total);
     OB_UNROLL
     for (unsigned k = 0; k < fours_a_tile; k++) {
       bound_some<dtype>(total[k]);
@@ -215,18 +217,18 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 }
 
 /* A member's share of the mean, which goes into its scale. */
-static float share_of_mean(const struct ob_cuda_plan &plan) {
+static float weight_of_mean(const struct ob_cuda_plan &plan) {
   return (float)(1.0 / (double)plan.geometry.members);
 }
 
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
   const bool lion = plan.server.serving.rule == OB_SERVE_LION;
-  return launch(lion ? reduce_kernel<OB_SERVE_LION> : reduce_kernel<OB_SERVE_MEAN>,
-                plan.most_blocks, 1, stream, of_chunk(plan, chunk), share_of_mean(plan));
+  return launch(lion ? reduce_kernel<OB_SERVE_LION> : reduce_kernel<OB_SERVE_MEAN>, plan.max_blocks,
+                1, stream, of_chunk(plan, chunk), weight_of_mean(plan));
 }
 
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.output_dtype, sum_kernel), plan.most_blocks, 1, stream,
-                of_chunk(plan, chunk), outputs, share_of_mean(plan));
+  return launch(KERNEL_OF(plan.output_dtype, sum_kernel), plan.max_blocks, 1, stream,
+                of_chunk(plan, chunk), outputs, weight_of_mean(plan));
 }

@@ -4,7 +4,7 @@
  * Bytes an element: its size read and written, or nothing where the call ended well and the factor
  * is 1.
  */
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 /* A warp a tile. A quiet not-a-number is one in each of the types; a product that is too large for
  * float16 is infinity, as the sum would be that it stands for. */

@@ -46,7 +46,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
                     "stream is capturing a graph, and over %s the host takes part in a call",
                     plan->comm->transport->name);
   OB_TRY(ob_device_check_stream(plan, stream));
-  OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, plan->device->begun, 0));
+  OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, plan->device->started, 0));
   return ONEBIT_OK;
 }
 
@@ -289,7 +289,7 @@ static bool apply_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-static onebit_status_t commit_kept(struct onebit_plan *plan) {
+static onebit_status_t commit_residual(struct onebit_plan *plan) {
   bool forget = plan->options.no_error_feedback;
   OB_TRY_CUDA(ob_cuda_commit(plan->device->kernel, forget, plan->device->staging.compute));
   return ONEBIT_OK;
@@ -309,10 +309,10 @@ static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
   if (ob_is_dense(plan))
     return true;
   if (plan->status == ONEBIT_OK)
-    fail(plan, commit_kept(plan));
+    fail(plan, commit_residual(plan));
   if (plan->status == ONEBIT_OK) {
-    ob_kept_commit(&plan->worker);
-    ob_kept_commit(&plan->server);
+    ob_residual_commit(&plan->worker);
+    ob_residual_commit(&plan->server);
     plan->server_large = server_is_large(plan);
   }
   plan->result_now = !plan->result_now;

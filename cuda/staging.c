@@ -32,7 +32,7 @@ static onebit_status_t create_ready(struct onebit_plan *plan) {
 onebit_status_t ob_staging_create(struct onebit_plan *plan) {
   OB_TRY(ob_device_create(plan, true));
   OB_TRY(create_streams(&plan->device->staging));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->begun, cudaEventDisableTiming));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->started, cudaEventDisableTiming));
   return create_ready(plan);
 }
 
@@ -55,7 +55,7 @@ void ob_staging_destroy(struct onebit_plan *plan) {
   destroy_stream(staging->compute);
   for (size_t i = 0; staging->ready && i <= plan->geometry.slots; i++)
     destroy_event(staging->ready[i]);
-  destroy_event(plan->device->begun);
+  destroy_event(plan->device->started);
   destroy_event(staging->computed);
   destroy_event(staging->copied_in);
   ob_release(staging->ready);

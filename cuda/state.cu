@@ -4,14 +4,14 @@
  * Finishing adds 8 bytes a block, one addition after the other: about 10 cycles each, 0.3 ms for
  * 100 M elements in runs of 2048. It is that long because the sum is defined so.
  */
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 /* --- Begin */
 
 static __global__ void __launch_bounds__(OB_LANES) begin_kernel(struct ob_cuda_state *state) {
   if (lane_number() != 0)
     return;
-  state->flags = state->kept_flags;
+  state->flags = state->residual_flags;
   state->server_flags = 0;
   state->stop = 0;
   state->worker_scale = state->server_scale = 0;
@@ -28,14 +28,14 @@ cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream) {
 
 static __global__ void __launch_bounds__(OB_LANES)
     finish_kernel(const __grid_constant__ struct ob_cuda_plan plan, bool server) {
-  const struct ob_cuda_kept &kept = server ? plan.server : plan.worker;
-  const double sum = sum_in_order(kept.sums, kept.blocks);
+  const struct ob_cuda_residual &residual = server ? plan.server : plan.worker;
+  const double sum = sum_in_order(residual.sums, residual.blocks);
   if (lane_number() != 0)
     return;
-  const enum ob_serve_rule rule = kept.serving.rule;
-  const float exact = ob_buffer_scale(sum, kept.elements, ob_serve_measure(rule, plan.rule));
-  const float scale = checked_scale(plan.state, ob_round(exact, kept.result_dtype), server);
-  kept.scales[!plan.state->now][0] = scale;
+  const enum ob_serve_rule rule = residual.serving.rule;
+  const float exact = ob_buffer_scale(sum, residual.elements, ob_serve_measure(rule, plan.rule));
+  const float scale = checked_scale(plan.state, ob_round(exact, residual.result_dtype), server);
+  residual.scales[!plan.state->now][0] = scale;
   (server ? plan.state->server_scale : plan.state->worker_scale) = ob_serve_scale(rule, scale);
 }
 
@@ -52,28 +52,28 @@ static __global__ void __launch_bounds__(OB_LANES) commit_kernel(struct ob_cuda_
   if (lane_number() != 0 || state->stop)
     return;
   state->now = !state->now;
-  state->kept_flags = state->server_flags;
+  state->residual_flags = state->server_flags;
 }
 
-/* As ob_kept_reset, a warp a block. */
+/* As ob_residual_reset, a warp a block. */
 static __global__ void __launch_bounds__(threads_a_block)
     forget_kernel(const __grid_constant__ struct ob_cuda_plan plan, bool server,
                   bool even_if_stopped) {
-  const struct ob_cuda_kept &kept = server ? plan.server : plan.worker;
-  if ((plan.state->stop && !even_if_stopped) || warp_number() >= kept.blocks)
+  const struct ob_cuda_residual &residual = server ? plan.server : plan.worker;
+  if ((plan.state->stop && !even_if_stopped) || warp_number() >= residual.blocks)
     return;
   size_t piece = 0;
   const struct ob_block block =
-      ob_layout_block(&plan.geometry.layout, kept.first + warp_number(), &piece);
-  float *values = values_of(kept, plan.state->now, block);
+      ob_layout_block(&plan.geometry.layout, residual.first + warp_number(), &piece);
+  float *values = values_of(residual, plan.state->now, block);
   const unsigned end = whole_words((unsigned)block.count);
   for (unsigned i = lane_number(); i < end; i += OB_LANES)
     __stcs(&values[i], 0.0f);
   if (lane_number() == 0)
-    kept.scales[plan.state->now][plan.geometry.one_scale ? 0 : warp_number()] = 0;
+    residual.scales[plan.state->now][plan.geometry.one_scale ? 0 : warp_number()] = 0;
 }
 
-/* Between calls all, as ob_kept_reset; after a call what is an error, as ob_kept_forget. */
+/* Between calls all, as ob_residual_reset; after a call what is an error, as ob_residual_forget. */
 static cudaError_t forget_both(const struct ob_cuda_plan &plan, bool even_if_stopped,
                                cudaStream_t stream) {
   const bool server = even_if_stopped || plan.server.serving.rule == OB_SERVE_MEAN;
@@ -112,7 +112,7 @@ cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t s
 static __global__ void __launch_bounds__(OB_LANES)
     forget_flags_kernel(struct ob_cuda_state *state) {
   if (lane_number() == 0)
-    state->kept_flags = 0;
+    state->residual_flags = 0;
 }
 
 cudaError_t ob_cuda_forget(struct ob_cuda_plan plan, cudaStream_t stream) {

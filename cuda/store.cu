@@ -5,7 +5,7 @@
  * 4.13 or 2.13. The ceiling is the card's copy bandwidth over these; what is mostly writing, as
  * this is, may reach somewhat more or less than a copy does.
  */
-#include "cuda/place.cuh"
+#include "cuda/location.cuh"
 
 /* The scale as raw words that want signs only: as the conversions leave a sign alone, one of them
  * serves all elements. */
@@ -36,16 +36,16 @@ template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
     store_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                  const __grid_constant__ struct ob_cuda_pieces outputs) {
-  struct place place;
-  if (plan.state->stop || !find_place(plan, segment_of(plan, blockIdx.y), &place))
+  struct location location;
+  if (plan.state->stop || !find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
   const struct ob_view in =
-      view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), place);
-  const uint32_t *words = in.words + place.word;
-  const float scale = ob_bound(scale_of(in, place), dtype);
+      view_of(result_of(plan, next_of(plan, plan.state->now), blockIdx.y), location);
+  const uint32_t *words = in.words + location.word;
+  const float scale = ob_bound(scale_of(in, location), dtype);
   const uint32_t word = unsigned_word<dtype>(scale);
-  const unsigned valid = (unsigned)place.block.valid;
-  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, place.block, size_of<dtype>);
+  const unsigned valid = (unsigned)location.block.valid;
+  void *output = piece_of(outputs, plan.gathered ? blockIdx.y : 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     const uint32_t signs = load_signs(words, first, valid);
@@ -64,6 +64,6 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.output_dtype, store_kernel), plan.most_blocks, plan.geometry.members,
+  return launch(KERNEL_OF(plan.output_dtype, store_kernel), plan.max_blocks, plan.geometry.members,
                 stream, of_chunk(plan, chunk), outputs);
 }

@@ -25,7 +25,7 @@ static onebit_status_t create(struct onebit_plan *plan) {
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
   OB_TRY(ob_stream_host_create(plan));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&device->begun, cudaEventDisableTiming));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&device->started, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->reached, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->last, cudaEventDisableTiming));
   device->seen = ob_memory_pinned.allocate(1, sizeof *device->seen);
@@ -52,8 +52,8 @@ static void destroy(struct onebit_plan *plan) {
     cudaEventDestroy(device->last);
   if (device->reached)
     cudaEventDestroy(device->reached);
-  if (device->begun)
-    cudaEventDestroy(device->begun);
+  if (device->started)
+    cudaEventDestroy(device->started);
   if (device->own)
     cudaStreamDestroy(device->own);
   ob_memory_pinned.release(device->seen);
@@ -101,9 +101,9 @@ static onebit_status_t begin_call(struct onebit_plan *plan) {
   if (!plan->call.on_stream)
     settled(plan, true);
   onebit_status_t status = follow(plan);
-  onebit_status_t begun = begin_state(plan);
+  onebit_status_t started = begin_state(plan);
   if (status == ONEBIT_OK)
-    status = begun;
+    status = started;
   if (status == ONEBIT_OK && plan->comm->transport->health)
     status = plan->comm->transport->health(plan->comm);
   return status;
@@ -323,7 +323,7 @@ static void tell(struct onebit_plan *plan, onebit_status_t status) {
 
 static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
   onebit_status_t status = (onebit_status_t)outcome->status;
-  int rank = ob_stream_witness(plan, outcome->witness);
+  int rank = ob_stream_origin(plan, outcome->origin);
   const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
   if (status == ONEBIT_SKIPPED)
     ob_error(status, "skipped: a value on rank %d is not finite", rank);
@@ -392,7 +392,7 @@ static bool settled(struct onebit_plan *plan, bool wait) {
 static onebit_status_t imported(struct onebit_plan *plan) {
   struct ob_cuda_state *state = plan->device->kernel.state;
   uint32_t flags = plan->server_large ? OB_FLAG_LARGE : 0;
-  return ob_memory_cuda.copy(&state->kept_flags, &flags, sizeof flags);
+  return ob_memory_cuda.copy(&state->residual_flags, &flags, sizeof flags);
 }
 
 /* In a graph the event is not recorded: what is replayed is the caller's to wait for, and shows in

@@ -28,7 +28,7 @@ ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, 
 cudaError_t ob_stream_host_compress(const struct onebit_plan *plan, size_t chunk,
                                     cudaStream_t stream);
 
-/* The rank that a state's witness stands for. */
-int ob_stream_witness(const struct onebit_plan *plan, int32_t witness);
+/* The rank that a state's origin stands for. */
+int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
 
 #endif

@@ -46,11 +46,11 @@ static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
 static struct ob_cuda_plan describe_host(const struct onebit_plan *plan) {
   struct ob_cuda_plan host = plan->device->host.window;
   host.geometry.members = plan->host.ranks;
-  host.geometry.member = plan->host.place;
-  host.geometry.first_segment = plan->geometry.first_segment - plan->host.place;
+  host.geometry.member = plan->host.local_rank;
+  host.geometry.first_segment = plan->geometry.first_segment - plan->host.local_rank;
   host.geometry.peer_stride *= plan->geometry.members;
-  host.witness = plan->geometry.member;
-  host.witness_step = plan->geometry.members;
+  host.origin = plan->geometry.member;
+  host.origin_step = plan->geometry.members;
   return host;
 }
 
@@ -59,7 +59,7 @@ static struct ob_cuda_plan describe_results(const struct onebit_plan *plan) {
   results.geometry.members = plan->geometry.segments;
   results.geometry.first_segment = 0;
   results.geometry.member = ob_own_segment(plan);
-  results.witness = 0;
+  results.origin = 0;
   for (int copy = 0; copy < 2; copy++)
     results.geometry.results[copy] = plan->geometry.results[copy];
   return results;
@@ -95,16 +95,16 @@ void ob_stream_host_destroy(struct onebit_plan *plan) {
 /* --- Messages ----------------------------------------------------------------------------------*/
 
 /* The rank of this host at a place. */
-static int rank_at(const struct onebit_plan *plan, size_t place) {
+static int rank_at(const struct onebit_plan *plan, size_t location) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
-  return hosts->ranks[(size_t)(hosts->host * hosts->each) + place];
+  return hosts->ranks[(size_t)(hosts->host * hosts->each) + location];
 }
 
-int ob_stream_witness(const struct onebit_plan *plan, int32_t witness) {
+int ob_stream_origin(const struct onebit_plan *plan, int32_t origin) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   if (!plan->host.ranks)
-    return plan->member_ranks[witness];
-  return hosts->ranks[witness % hosts->count * hosts->each + witness / hosts->count];
+    return plan->member_ranks[origin];
+  return hosts->ranks[origin % hosts->count * hosts->each + origin / hosts->count];
 }
 
 static size_t message_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk,
@@ -123,10 +123,11 @@ static unsigned char *window_at(const struct onebit_plan *plan, unsigned char *b
 
 /* To the rank at `place`: what it is to send on. From it: what this rank is. */
 static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
-                       size_t place, size_t member) {
+                       size_t location, size_t member) {
   struct ob_device_host *host = &plan->device->host;
-  size_t out = place * plan->geometry.members + member, in = plan->geometry.first_segment + member;
-  int rank = rank_at(plan, place);
+  size_t out = location * plan->geometry.members + member,
+         in = plan->geometry.first_segment + member;
+  int rank = rank_at(plan, location);
   batch->send[batch->sends++] = (struct ob_endpoint){window_at(plan, host->outgoing, out, chunk),
                                                      message_bytes(plan, out, chunk, true), rank};
   batch->receive[batch->receives++] = (struct ob_endpoint){
@@ -135,9 +136,10 @@ static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, s
 
 /* To the rank at `place`: what this rank has collected. From it: what that has. */
 static void add_results(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
-                        size_t place, size_t member) {
-  size_t out = plan->geometry.first_segment + member, in = place * plan->geometry.members + member;
-  int rank = rank_at(plan, place);
+                        size_t location, size_t member) {
+  size_t out = plan->geometry.first_segment + member,
+         in = location * plan->geometry.members + member;
+  int rank = rank_at(plan, location);
   batch->send[batch->sends++] = (struct ob_endpoint){ob_plan_result(plan, true, out, chunk),
                                                      message_bytes(plan, out, chunk, false), rank};
   batch->receive[batch->receives++] = (struct ob_endpoint){
@@ -148,12 +150,12 @@ static void add_results(const struct onebit_plan *plan, struct ob_batch *batch, 
  */
 static onebit_status_t put(struct onebit_plan *plan, size_t chunk,
                            void (*add)(const struct onebit_plan *plan, struct ob_batch *batch,
-                                       size_t chunk, size_t place, size_t member)) {
+                                       size_t chunk, size_t location, size_t member)) {
   struct ob_batch *batch = plan->device->host.batch;
   batch->sends = batch->receives = 0;
   for (size_t step = 1; step < plan->host.ranks; step++)
     for (size_t member = 0; member < plan->geometry.members; member++)
-      add(plan, batch, chunk, (plan->host.place + step) % plan->host.ranks, member);
+      add(plan, batch, chunk, (plan->host.local_rank + step) % plan->host.ranks, member);
   return ob_comm_put(batch, plan->device->stream);
 }
 

@@ -34,7 +34,7 @@ struct nccl_state {
 struct nccl_batch {
   struct ob_batch batch;
   unsigned char *memory;
-  size_t room;
+  size_t capacity;
   struct ob_endpoint *there;
 };
 
@@ -137,16 +137,16 @@ static size_t bytes_of(const struct ob_endpoint *endpoints, size_t count) {
 
 /* Kept from the first agreement on: a rank that lacked memory in a later one could not say so, and
  * the others would wait. */
-static onebit_status_t make_room(struct nccl_batch *own, size_t bytes) {
+static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
   if (!own->there)
     own->there = ob_allocate(2 * own->batch.capacity, sizeof *own->there);
   if (!own->there)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message");
-  if (bytes <= own->room)
+  if (bytes <= own->capacity)
     return ONEBIT_OK;
   ob_memory_cuda.release(own->memory);
   own->memory = ob_memory_cuda.allocate(1, bytes);
-  own->room = own->memory ? bytes : 0;
+  own->capacity = own->memory ? bytes : 0;
   return own->memory ? ONEBIT_OK
                      : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message on the device");
 }
@@ -165,7 +165,7 @@ static onebit_status_t stage(struct nccl_batch *own, const struct ob_endpoint *e
 }
 
 /* The endpoints of what lies on the device instead. */
-static void place(struct ob_endpoint *endpoints, size_t count, unsigned char **at) {
+static void location(struct ob_endpoint *endpoints, size_t count, unsigned char **at) {
   for (size_t i = 0; i < count; i++) {
     endpoints[i].data = *at;
     *at += endpoints[i].bytes;
@@ -177,7 +177,7 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   struct nccl_state *state = state_of(batch->comm);
   size_t sent = bytes_of(batch->send, batch->sends);
   unsigned char *at;
-  OB_TRY(make_room(own, sent + bytes_of(batch->receive, batch->receives)));
+  OB_TRY(allocate_groups(own, sent + bytes_of(batch->receive, batch->receives)));
   at = own->memory;
   OB_TRY(stage(own, batch->send, batch->sends, &at, true));
   struct ob_batch there = *batch;
@@ -186,8 +186,8 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   memcpy(there.send, batch->send, batch->sends * sizeof *there.send);
   memcpy(there.receive, batch->receive, batch->receives * sizeof *there.receive);
   at = own->memory;
-  place(there.send, there.sends, &at);
-  place(there.receive, there.receives, &at);
+  location(there.send, there.sends, &at);
+  location(there.receive, there.receives, &at);
   OB_TRY(put(&there, state->stream));
   at = own->memory + sent;
   return stage(own, batch->receive, batch->receives, &at, false);

@@ -8,24 +8,25 @@ static bool sends_step(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
 }
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
-  ob_momentum_call(optimizer, unit, sends_step(optimizer) ? OB_PASS_APPLY_STEP : OB_PASS_APPLY,
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
+  ob_momentum_call(optimizer, bucket, sends_step(optimizer) ? OB_PASS_APPLY_STEP : OB_PASS_APPLY,
                    call);
-  unit->sink.factors.bound = ob_step_bound(optimizer);
+  bucket->sink.factors.bound = ob_step_bound(optimizer);
   if (sends_step(optimizer))
-    call->source.reciprocals = unit->arrays[OB_VARIANCE];
+    call->source.reciprocals = bucket->arrays[OB_VARIANCE];
 }
 
 /* One rank alone, where it does not compress, goes on with a frozen variance. */
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
-  OB_TRY(ob_units_apply(optimizer));
+  OB_TRY(ob_buckets_apply(optimizer));
   if (optimizer->step.exchange == OB_EXCHANGE_DENSE)
-    OB_TRY(ob_units_pass(optimizer, optimizer->frozen_at ? OB_PASS_FROZEN : OB_PASS_ADAM,
-                         optimizer->steps + 1));
+    OB_TRY(ob_buckets_pass(optimizer, optimizer->frozen_at ? OB_PASS_FROZEN : OB_PASS_ADAM,
+                           optimizer->steps + 1));
   return ONEBIT_OK;
 }
 
@@ -35,7 +36,7 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   if (!due)
     return ONEBIT_OK;
   bool step = sends_step(optimizer) && ob_optimizer_compresses(optimizer);
-  OB_TRY(ob_units_pass(optimizer, step ? OB_PASS_FREEZE_STEP : OB_PASS_FREEZE, optimizer->steps));
+  OB_TRY(ob_buckets_pass(optimizer, step ? OB_PASS_FREEZE_STEP : OB_PASS_FREEZE, optimizer->steps));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }

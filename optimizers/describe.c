@@ -15,11 +15,11 @@ struct line {
 static void put(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static void put(struct line *line, const char *format, ...) {
-  bool room = line->length < line->size;
+  bool capacity = line->length < line->size;
   va_list arguments;
   va_start(arguments, format);
-  int length = vsnprintf(room ? line->buffer + line->length : NULL,
-                         room ? line->size - line->length : 0, format, arguments);
+  int length = vsnprintf(capacity ? line->buffer + line->length : NULL,
+                         capacity ? line->size - line->length : 0, format, arguments);
   va_end(arguments);
   line->length += length > 0 ? (size_t)length : 0;
 }
@@ -74,12 +74,12 @@ static void put_json(struct line *line, const onebit_optimizer_statistics_t *sta
 /* --- Text */
 
 static void put_bytes(struct line *line, uint64_t bytes, const char *what) {
-  static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-  size_t unit = 0;
+  static const char *const buckets[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  size_t bucket = 0;
   double number = (double)bytes;
-  for (; number >= 1000 && unit + 1 < sizeof units / sizeof units[0]; unit++)
+  for (; number >= 1000 && bucket + 1 < sizeof buckets / sizeof buckets[0]; bucket++)
     number /= 1000;
-  put(line, "%.*f %s %s", unit ? 1 : 0, number, units[unit], what);
+  put(line, "%.*f %s %s", bucket ? 1 : 0, number, buckets[bucket], what);
 }
 
 static void put_stage(struct line *line, const onebit_optimizer_info_t *info) {

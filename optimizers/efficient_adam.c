@@ -5,41 +5,43 @@
 #include "base/error.h"
 #include "optimizers/lamb.h"
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
   const struct ob_moments *moments = &optimizer->moments;
-  ob_momentum_call(optimizer, unit, OB_PASS_STEP, call);
-  const struct ob_adam_factors *adam = &unit->sink.factors.adam;
+  ob_momentum_call(optimizer, bucket, OB_PASS_STEP, call);
+  const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
   call->source.weight *= (float)moments->gain;
   call->source.moment_rule = OB_MOMENTS_SECOND;
   call->source.moment = (struct ob_moment_factors){
       .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
-  ob_moment_correct(&call->source.moment, moments->beta2, (double)unit->bits->geometry.members,
+  ob_moment_correct(&call->source.moment, moments->beta2, (double)bucket->bits->geometry.members,
                     optimizer->steps + 1);
 }
 
 /* --- With trust ratios */
 
 /* A tensor's ratio is of all its elements: nothing is applied before all are here. */
-static void hold(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *into) {
-  call(optimizer, unit, into);
+static void hold(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *into) {
+  call(optimizer, bucket, into);
   into->hold = true;
 }
 
-static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
-      ob_unit_sink(optimizer, unit, OB_PASS_STEP_NORMS, optimizer->steps + 1);
-  ob_plan_visit(unit->bits, &sink);
-  return optimizer->place->lamb(optimizer, unit, OB_LAMB_WARM);
+      ob_bucket_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
+  ob_plan_visit(bucket->bits, &sink);
+  return optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM);
 }
 
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
   if (optimizer->step.exchange == OB_EXCHANGE_BITS)
-    OB_TRY(ob_units_each(optimizer, set_rates));
-  return ob_units_apply(optimizer);
+    OB_TRY(ob_buckets_each(optimizer, set_rates));
+  return ob_buckets_apply(optimizer);
 }
 
 static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
@@ -89,7 +91,7 @@ const struct ob_method ob_method_efficient_adam = {
     .dense = dense,
     .exchange = ob_freeze_exchange,
     .call = call,
-    .update = ob_units_apply};
+    .update = ob_buckets_apply};
 
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,

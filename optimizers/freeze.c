@@ -22,7 +22,7 @@ onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
   if (!is_automatic(optimizer))
     return ONEBIT_OK;
   optimizer->window = freeze_window(optimizer->moments.beta2);
-  optimizer->norms = ob_optimizer_take(optimizer, optimizer->window, sizeof(double));
+  optimizer->norms = ob_optimizer_allocate(optimizer, optimizer->window, sizeof(double));
   if (!optimizer->norms)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu norms", optimizer->window);
   return ONEBIT_OK;
@@ -37,13 +37,13 @@ size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer) {
 }
 
 onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum) {
-  double of_unit;
+  double of_bucket;
   *sum = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_unit *unit = &optimizer->units[u];
-    size_t first = unit->first_block, end = first + unit->blocks;
-    OB_TRY(optimizer->place->sum(optimizer, unit, 0, first, end, &of_unit));
-    *sum += of_unit;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    size_t first = bucket->first_block, end = first + bucket->blocks;
+    OB_TRY(optimizer->executor->sum(optimizer, bucket, 0, first, end, &of_bucket));
+    *sum += of_bucket;
   }
   return ONEBIT_OK;
 }
@@ -76,15 +76,15 @@ static onebit_status_t settled(struct onebit_optimizer *optimizer, bool *yes) {
 
 /* The sum of the squares of the momentum. */
 static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double *power) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    OB_TRY(ob_unit_pass(optimizer, &optimizer->units[u], OB_PASS_POWER, optimizer->steps));
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    OB_TRY(ob_bucket_pass(optimizer, &optimizer->buckets[u], OB_PASS_POWER, optimizer->steps));
   return ob_freeze_sum(optimizer, power);
 }
 
 static size_t elements_of(const struct onebit_optimizer *optimizer) {
   size_t elements = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    elements += optimizer->units[u].bits->geometry.layout.elements;
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    elements += optimizer->buckets[u].bits->geometry.layout.elements;
   return elements;
 }
 

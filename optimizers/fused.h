@@ -15,13 +15,13 @@ struct ob_fused {
   /* By piece: elements, those of them that are no padding, which tensor it is of (tensor_count: of
    * none), and how far into it the piece begins. */
   size_t *counts, *real, *tensor, *offset;
-  size_t *share_pieces; /* as in struct ob_plan_shape */
+  size_t *segment_pieces; /* as in struct ob_plan_shape */
 };
 
 struct onebit_optimizer;
 
-/* The tensors of this unit. ONEBIT_ERROR_MEMORY; the cut is then safe to release. */
-onebit_status_t ob_fused_cut(const struct onebit_optimizer *optimizer, size_t unit,
+/* The tensors of this bucket. ONEBIT_ERROR_MEMORY; the cut is then safe to release. */
+onebit_status_t ob_fused_cut(const struct onebit_optimizer *optimizer, size_t bucket,
                              struct ob_fused *cut);
 void ob_fused_release(struct ob_fused *cut);
 

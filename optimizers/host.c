@@ -1,16 +1,16 @@
 /* The optimizers' passes in memory of the processor. */
 #include "optimizers/optimizer.h"
 
-static onebit_status_t pass_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t pass_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                     const struct ob_pass_sink *sink) {
   (void)optimizer;
-  ob_pass_blocks(&unit->bits->work, NULL, NULL, NULL, sink);
+  ob_pass_blocks(&bucket->bits->work, NULL, NULL, NULL, sink);
   return ONEBIT_OK;
 }
 
-static onebit_status_t sum_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t sum_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                    int which, size_t first, size_t end, double *sum) {
-  const double *sums = unit->sums[which];
+  const double *sums = bucket->sums[which];
   (void)optimizer;
   *sum = 0;
   for (size_t b = first; b < end; b++)
@@ -22,22 +22,22 @@ static onebit_status_t check_on_host(const char *name, const void *array) {
   return ob_executor_check_host(NULL, name, array);
 }
 
-static onebit_status_t no_unit(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  (void)optimizer, (void)unit;
+static onebit_status_t no_bucket(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  (void)optimizer, (void)bucket;
   return ONEBIT_OK;
 }
 
-static void nothing(struct ob_unit *unit) { (void)unit; }
+static void nothing(struct ob_bucket *bucket) { (void)bucket; }
 
-static onebit_status_t no_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t no_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                struct ob_call *call) {
-  (void)optimizer, (void)unit, (void)call;
+  (void)optimizer, (void)bucket, (void)call;
   return ONEBIT_OK;
 }
 
-static onebit_status_t no_piece(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t no_piece(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 size_t piece) {
-  (void)optimizer, (void)unit, (void)piece;
+  (void)optimizer, (void)bucket, (void)piece;
   return ONEBIT_OK;
 }
 
@@ -46,14 +46,14 @@ static onebit_status_t not_needed(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-const struct ob_optimizer_place ob_optimizer_place_host = {.check = check_on_host,
-                                                           .create = no_unit,
-                                                           .destroy = nothing,
-                                                           .prepare = no_call,
-                                                           .join = not_needed,
-                                                           .pass = pass_on_host,
-                                                           .sum = sum_on_host,
-                                                           .lamb = ob_lamb_on_host,
-                                                           .repoint = no_piece,
-                                                           .finish = not_needed,
-                                                           .wait = not_needed};
+const struct ob_optimizer_executor ob_optimizer_executor_host = {.check = check_on_host,
+                                                                 .create = no_bucket,
+                                                                 .destroy = nothing,
+                                                                 .prepare = no_call,
+                                                                 .join = not_needed,
+                                                                 .pass = pass_on_host,
+                                                                 .sum = sum_on_host,
+                                                                 .lamb = ob_lamb_on_host,
+                                                                 .repoint = no_piece,
+                                                                 .finish = not_needed,
+                                                                 .wait = not_needed};

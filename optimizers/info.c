@@ -7,11 +7,12 @@
 static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
                                  onebit_optimizer_info_t *info) {
   double momentum = 0, error = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct ob_unit *unit = &optimizer->units[u];
-    OB_TRY(
-        ob_add_squares(optimizer, unit, OB_NORM_MOMENTUM, ob_span_of_unit(unit, false), &momentum));
-    OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_RESIDUAL, ob_span_of_unit(unit, true), &error));
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct ob_bucket *bucket = &optimizer->buckets[u];
+    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_MOMENTUM, ob_span_of_bucket(bucket, false),
+                          &momentum));
+    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_RESIDUAL, ob_span_of_bucket(bucket, true),
+                          &error));
   }
   info->momentum_norm = sqrt(momentum);
   info->residual_norm = sqrt(error);
@@ -22,16 +23,17 @@ static uint64_t wire_of(const struct onebit_plan *plan) { return plan ? plan->wi
 
 static uint64_t memory_of(const struct onebit_plan *plan) { return plan ? plan->memory_bytes : 0; }
 
-/* What a unit's steps send, and its plans take. */
-static void add_unit(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                     onebit_optimizer_info_t *info) {
-  const struct onebit_plan *back = unit->steps_back ? unit->steps_back : unit->parameters_back;
-  bool compressed = ob_optimizer_compresses(optimizer) && !unit->uncompressed;
-  uint64_t dense = wire_of(unit->dense) + wire_of(unit->parameters_back);
+/* What a bucket's steps send, and its plans take. */
+static void add_bucket(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
+                       onebit_optimizer_info_t *info) {
+  const struct onebit_plan *back =
+      bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
+  bool compressed = ob_optimizer_compresses(optimizer) && !bucket->uncompressed;
+  uint64_t dense = wire_of(bucket->dense) + wire_of(bucket->parameters_back);
   info->warmup_bytes += dense;
-  info->compressed_bytes += compressed ? wire_of(unit->bits) + wire_of(back) : dense;
-  info->memory_bytes += memory_of(unit->bits) + memory_of(unit->dense) +
-                        memory_of(unit->steps_back) + memory_of(unit->parameters_back);
+  info->compressed_bytes += compressed ? wire_of(bucket->bits) + wire_of(back) : dense;
+  info->memory_bytes += memory_of(bucket->bits) + memory_of(bucket->dense) +
+                        memory_of(bucket->steps_back) + memory_of(bucket->parameters_back);
 }
 
 static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
@@ -40,8 +42,8 @@ static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer
   info->warmup_bytes = wire_of(optimizer->squares) + wire_of(sums);
   info->compressed_bytes = wire_of(optimizer->squares);
   info->memory_bytes += memory_of(optimizer->squares) + memory_of(sums);
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    add_unit(optimizer, &optimizer->units[u], info);
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    add_bucket(optimizer, &optimizer->buckets[u], info);
 }
 
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,

@@ -3,8 +3,8 @@
  *
  * What a step moves, in bytes a parameter, besides the messages. Warm-up: 28 of LAMB (mean
  * gradient, moments and parameters are read, moments and the update written) and 12 of LAMB_MOVE,
- * which has to wait for the tensor's norms. Compressed: 12 of what goes out (kept value, gradient,
- * kept value), 16 of LAMB_FRESH (reciprocal and parameters are read, the fresh variance read and
+ * which has to wait for the tensor's norms. Compressed: 12 of what goes out (residual, gradient,
+ * residual), 16 of LAMB_FRESH (reciprocal and parameters are read, the fresh variance read and
  * written), and, as the factor is of all elements of the tensor, 12 of APPLY in a pass of its own.
  * The two messages that LAMB_FRESH compares are a quarter of a byte.
  */
@@ -20,163 +20,166 @@
 
 /* --- The numbers of tensors, on the host */
 
-/* Which tensor begins with the unit's piece k, and where the next one does; false after the
+/* Which tensor begins with the bucket's piece k, and where the next one does; false after the
  * last. */
-static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
+static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                         size_t *k, size_t *tensor) {
-  size_t pieces = unit->bits->geometry.layout.pieces;
-  *tensor = *k < pieces ? unit->tensor_of[*k] : optimizer->tensor_count;
-  while (*k < pieces && unit->tensor_of[*k] == *tensor)
+  size_t pieces = bucket->bits->geometry.layout.pieces;
+  *tensor = *k < pieces ? bucket->tensor_of[*k] : optimizer->tensor_count;
+  while (*k < pieces && bucket->tensor_of[*k] == *tensor)
     ++*k;
   return *tensor < optimizer->tensor_count;
 }
 
-static onebit_status_t sum_of(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t sum_of(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                               size_t tensor, int which, double *sum) {
   const struct ob_tensor *of = &optimizer->tensors[tensor];
-  return optimizer->place->sum(optimizer, unit, which, of->first_block, of->end_block, sum);
+  return optimizer->executor->sum(optimizer, bucket, which, of->first_block, of->end_block, sum);
 }
 
-static onebit_status_t warm(struct onebit_optimizer *optimizer, struct ob_unit *unit, size_t tensor,
-                            double *ratio) {
+static onebit_status_t warm(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                            size_t tensor, double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double parameters, updates;
-  OB_TRY(sum_of(optimizer, unit, tensor, 1, &parameters));
-  OB_TRY(sum_of(optimizer, unit, tensor, 2, &updates));
+  OB_TRY(sum_of(optimizer, bucket, tensor, 1, &parameters));
+  OB_TRY(sum_of(optimizer, bucket, tensor, 2, &updates));
   *ratio = ob_lamb_warm(&lamb->coefficients[tensor], parameters, updates, &lamb->limits);
   return ONEBIT_OK;
 }
 
-static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                size_t tensor, double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double plain, updates, largest, *factor = &lamb->factors[tensor];
-  OB_TRY(sum_of(optimizer, unit, tensor, 1, &plain));
-  OB_TRY(sum_of(optimizer, unit, tensor, 2, &updates));
-  OB_TRY(sum_of(optimizer, unit, tensor, OB_LARGEST, &largest));
+  OB_TRY(sum_of(optimizer, bucket, tensor, 1, &plain));
+  OB_TRY(sum_of(optimizer, bucket, tensor, 2, &updates));
+  OB_TRY(sum_of(optimizer, bucket, tensor, OB_LARGEST, &largest));
   *factor = ob_lamb_correct(*factor, plain, updates, largest, &lamb->limits);
   *ratio = lamb->coefficients[tensor] * *factor;
   return ONEBIT_OK;
 }
 
-static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  enum ob_lamb_stage stage) {
   size_t tensor;
-  for (size_t k = 0, first = 0; next_tensor(optimizer, unit, &k, &tensor); first = k) {
+  for (size_t k = 0, first = 0; next_tensor(optimizer, bucket, &k, &tensor); first = k) {
     double ratio = 1;
-    OB_TRY(stage == OB_LAMB_WARM ? warm(optimizer, unit, tensor, &ratio)
-                                 : correct(optimizer, unit, tensor, &ratio));
+    OB_TRY(stage == OB_LAMB_WARM ? warm(optimizer, bucket, tensor, &ratio)
+                                 : correct(optimizer, bucket, tensor, &ratio));
     for (size_t i = first; i < k; i++)
-      unit->learning_rates[i] =
-          ob_lamb_rate(optimizer->step.learning_rate, unit->factors[i], ratio);
+      bucket->learning_rates[i] =
+          ob_lamb_rate(optimizer->step.learning_rate, bucket->factors[i], ratio);
   }
   return ONEBIT_OK;
 }
 
-static onebit_status_t level_of(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t level_of(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 size_t tensor, double *level) {
   double squares;
-  OB_TRY(sum_of(optimizer, unit, tensor, 0, &squares));
+  OB_TRY(sum_of(optimizer, bucket, tensor, 0, &squares));
   *level = ob_lamb_level(squares, optimizer->tensors[tensor].count);
   return ONEBIT_OK;
 }
 
 /* The mean is that of the tensors that have momentum. */
-static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_lamb *lamb = optimizer->own;
   double level, total = 0;
   size_t count = 0, tensor;
-  for (size_t k = 0; next_tensor(optimizer, unit, &k, &tensor);) {
-    OB_TRY(level_of(optimizer, unit, tensor, &level));
+  for (size_t k = 0; next_tensor(optimizer, bucket, &k, &tensor);) {
+    OB_TRY(level_of(optimizer, bucket, tensor, &level));
     total += level;
     count += level > 0;
   }
-  for (size_t k = 0; next_tensor(optimizer, unit, &k, &tensor);) {
-    OB_TRY(level_of(optimizer, unit, tensor, &level));
+  for (size_t k = 0; next_tensor(optimizer, bucket, &k, &tensor);) {
+    OB_TRY(level_of(optimizer, bucket, tensor, &level));
     lamb->scalings[tensor] = (double)ob_lamb_scaling(total / (double)count, level);
   }
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 enum ob_lamb_stage stage) {
-  return stage == OB_LAMB_SCALE ? set_scalings(optimizer, unit) : set_rates(optimizer, unit, stage);
+  return stage == OB_LAMB_SCALE ? set_scalings(optimizer, bucket)
+                                : set_rates(optimizer, bucket, stage);
 }
 
 /* Padding keeps its 0. */
-static void take_scalings(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static void load_scalings(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   const struct ob_lamb *lamb = optimizer->own;
-  for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++)
-    if (unit->tensor_of[k] < optimizer->tensor_count)
-      unit->scalings[k] = (float)lamb->scalings[unit->tensor_of[k]];
+  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
+    if (bucket->tensor_of[k] < optimizer->tensor_count)
+      bucket->scalings[k] = (float)lamb->scalings[bucket->tensor_of[k]];
 }
 
 /* --- Steps */
 
-static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                             enum ob_pass_kind kind) {
-  return ob_unit_pass(optimizer, unit, kind, optimizer->steps + 1);
+  return ob_bucket_pass(optimizer, bucket, kind, optimizer->steps + 1);
 }
 
-onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  OB_TRY(pass(optimizer, unit, OB_PASS_LAMB));
-  OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_WARM));
-  return pass(optimizer, unit, OB_PASS_LAMB_MOVE);
+onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  OB_TRY(pass(optimizer, bucket, OB_PASS_LAMB));
+  OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM));
+  return pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
 /* One rank alone, where it does not compress, goes on with a frozen variance. */
-static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  OB_TRY(pass(optimizer, unit, OB_PASS_LAMB_FROZEN));
-  OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_CORRECT));
-  return pass(optimizer, unit, OB_PASS_LAMB_MOVE);
+static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  OB_TRY(pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));
+  OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_CORRECT));
+  return pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
-/* In the first compressed step. A deferred place finds out for itself whether this is the first. */
-static bool momentum_is_kept(const struct onebit_optimizer *optimizer) {
+/* In the first compressed step. A deferred executor finds out for itself whether this is the first.
+ * */
+static bool momentum_in_residual(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred || optimizer->steps == optimizer->frozen_at;
 }
 
 /* The factor is of all elements of a tensor: nothing is applied before all are here. Scalings may
  * have come from a checkpoint. */
-static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
-  take_scalings(optimizer, unit);
-  ob_momentum_call(optimizer, unit, OB_PASS_APPLY, call);
-  call->source.momentum_is_kept = momentum_is_kept(optimizer);
-  unit->sink.factors.bound = ob_step_bound(optimizer);
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
+  load_scalings(optimizer, bucket);
+  ob_momentum_call(optimizer, bucket, OB_PASS_APPLY, call);
+  call->source.momentum_in_residual = momentum_in_residual(optimizer);
+  bucket->sink.factors.bound = ob_step_bound(optimizer);
   call->hold = true;
 }
 
 /* Compares the momentum that has come with the one before, which in the first compressed step is no
- * message yet: the freeze left it, times beta1, in the kept values, and the exchange has only
+ * message yet: the freeze left it, times beta1, in the residuals, and the exchange has only
  * written their other copy. */
-static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
-      ob_unit_sink(optimizer, unit, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
+      ob_bucket_sink(optimizer, bucket, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
   sink.factors.bound = ob_step_bound(optimizer);
-  if (momentum_is_kept(optimizer))
-    sink.last_values = unit->arrays[OB_MOMENTUM];
-  ob_plan_visit(unit->bits, &sink);
-  return optimizer->place->lamb(optimizer, unit, OB_LAMB_CORRECT);
+  if (momentum_in_residual(optimizer))
+    sink.last_values = bucket->arrays[OB_MOMENTUM];
+  ob_plan_visit(bucket->bits, &sink);
+  return optimizer->executor->lamb(optimizer, bucket, OB_LAMB_CORRECT);
 }
 
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
   bool sent_bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
   if (sent_bits)
-    OB_TRY(ob_units_each(optimizer, compare));
-  OB_TRY(ob_units_apply(optimizer));
+    OB_TRY(ob_buckets_each(optimizer, compare));
+  OB_TRY(ob_buckets_apply(optimizer));
   if (!sent_bits)
-    OB_TRY(ob_units_each(optimizer, optimizer->frozen_at ? frozen : ob_lamb_dense));
+    OB_TRY(ob_buckets_each(optimizer, optimizer->frozen_at ? frozen : ob_lamb_dense));
   return ONEBIT_OK;
 }
 
 /* Scalings are for tensors that share one scale. */
-static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  if (unit->bits->work.one_scale && ob_optimizer_compresses(optimizer)) {
-    OB_TRY(ob_unit_pass(optimizer, unit, OB_PASS_POWER, optimizer->steps));
-    OB_TRY(optimizer->place->lamb(optimizer, unit, OB_LAMB_SCALE));
-    take_scalings(optimizer, unit);
+static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  if (bucket->bits->work.one_scale && ob_optimizer_compresses(optimizer)) {
+    OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
+    OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_SCALE));
+    load_scalings(optimizer, bucket);
   }
-  return ob_unit_pass(optimizer, unit, OB_PASS_LAMB_FREEZE, optimizer->steps);
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_FREEZE, optimizer->steps);
 }
 
 static onebit_status_t advance(struct onebit_optimizer *optimizer) {
@@ -184,29 +187,28 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_freeze_is_due(optimizer, &due));
   if (!due)
     return ONEBIT_OK;
-  OB_TRY(ob_units_each(optimizer, freeze));
+  OB_TRY(ob_buckets_each(optimizer, freeze));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }
 
-size_t ob_lamb_numbers(struct onebit_optimizer *optimizer,
-                       struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
   struct ob_lamb *lamb = optimizer->own;
   const struct ob_lamb_limits *limits = &lamb->limits;
   list[0] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->coefficients,
                                 .count = lamb->count,
-                                .most = limits->max_coefficient};
+                                .max = limits->max_coefficient};
   list[1] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->factors,
                                 .count = lamb->count,
-                                .least = fmin(limits->min_factor, 1),
-                                .most = fmax(limits->max_factor, 1)};
+                                .min = fmin(limits->min_factor, 1),
+                                .max = fmax(limits->max_factor, 1)};
   list[2] = (struct ob_numbers){.kind = OB_NUMBERS_REAL,
                                 .at = lamb->scalings,
                                 .count = lamb->count,
-                                .least = (double)FLT_TRUE_MIN,
-                                .most = (double)FLT_MAX};
+                                .min = (double)FLT_TRUE_MIN,
+                                .max = (double)FLT_MAX};
   return 3;
 }
 

@@ -8,7 +8,7 @@
 #include "optimizers/optimizer.h"
 
 /* A step of dense LAMB on mean gradients. */
-onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_unit *unit);
+onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
 
 /* Makes recipe->own, with the recipe's limits. */
 onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors);
@@ -16,7 +16,6 @@ onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors);
 /* Of a method. */
 onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t tensor,
                              onebit_tensor_statistics_t *statistics);
-size_t ob_lamb_numbers(struct onebit_optimizer *optimizer,
-                       struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
 
 #endif

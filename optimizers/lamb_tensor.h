@@ -25,8 +25,8 @@ struct ob_lamb_limits {
   double min_factor, max_factor, factor_change;
 };
 
-/* What 1-bit LAMB knows of the tensors, by their number. A deferred place keeps its own copy of the
- * arrays, which it copies here whenever the host waits for it. */
+/* What 1-bit LAMB knows of the tensors, by their number. A deferred executor keeps its own copy of
+ * the arrays, which it copies here whenever the host waits for it. */
 struct ob_lamb {
   struct ob_lamb_limits limits;
   size_t count;
@@ -36,8 +36,8 @@ struct ob_lamb {
 };
 
 /* A value that is not a number becomes the least. */
-OB_INLINE double ob_lamb_clamp(double value, double least, double most) {
-  return !(value > least) ? least : value > most ? most : value;
+OB_INLINE double ob_lamb_clamp(double value, double min, double max) {
+  return !(value > min) ? min : value > max ? max : value;
 }
 
 /* The ratio r of a warm-up step, from |p|^2 and |u|^2; the coefficient follows it. */
@@ -58,10 +58,10 @@ OB_INLINE double ob_lamb_warm(double *coefficient, double parameters, double upd
 OB_INLINE double ob_lamb_correct(double last, double plain, double updates, double largest,
                                  const struct ob_lamb_limits *limits) {
   const double change = limits->factor_change;
-  double share = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
-  share = share < 1 ? share : 1;
+  double segment = updates > 0 ? sqrt(plain) / sqrt(updates) : 1;
+  segment = segment < 1 ? segment : 1;
   double factor =
-      ob_lamb_clamp(largest * share + (1 - share), limits->min_factor, limits->max_factor);
+      ob_lamb_clamp(largest * segment + (1 - segment), limits->min_factor, limits->max_factor);
   return ob_lamb_clamp(factor, last * (1 - change), last * (1 + change));
 }
 

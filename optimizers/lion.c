@@ -5,21 +5,22 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return ob_unit_pass(optimizer, unit, OB_PASS_LION, optimizer->steps + 1);
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_LION, optimizer->steps + 1);
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
-  unit->sink = ob_unit_sink(optimizer, unit, OB_PASS_STEP, optimizer->steps + 1);
-  const struct ob_adam_factors *adam = &unit->sink.factors.adam;
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
+  bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_STEP, optimizer->steps + 1);
+  const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
   call->source.weight = 1;
   call->source.moment_rule = OB_MOMENTS_SECOND;
   call->source.moment = (struct ob_moment_factors){
       .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
   ob_moment_correct(&call->source.moment, optimizer->moments.beta2,
-                    (double)unit->bits->geometry.members, optimizer->steps + 1);
-  call->sink = &unit->sink;
-  call->hold = optimizer->unit_count > 1;
+                    (double)bucket->bits->geometry.members, optimizer->steps + 1);
+  call->sink = &bucket->sink;
+  call->hold = optimizer->bucket_count > 1;
 }
 
 /* --- Its row: the beta of the second moments is what others call beta2 -------------------------*/
@@ -27,7 +28,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
 #define OPTIONS onebit_lion_options_t
 static const struct ob_option options_of[] = {
     OB_FRACTION(beta1, beta1, 0.9),
-    OB_FRACTION(beta2, served_beta, 0.99),
+    OB_FRACTION(beta2, server_beta, 0.99),
     OB_FRACTION(beta3, beta2, 0.999),
     OB_POSITIVE(epsilon, epsilon, 1e-8),
 };
@@ -42,7 +43,7 @@ const struct ob_method ob_method_lion = {
     .dense = dense,
     .exchange = ob_freeze_exchange,
     .call = call,
-    .update = ob_units_apply};
+    .update = ob_buckets_apply};
 
 onebit_status_t onebit_lion_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lion_options_t *options,

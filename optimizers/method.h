@@ -13,7 +13,7 @@
 
 struct onebit_optimizer;
 struct ob_recipe;
-struct ob_unit;
+struct ob_bucket;
 
 /* What a step sends of the gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
@@ -26,10 +26,10 @@ struct ob_numbers {
   enum ob_numbers_kind kind;
   void *at;
   size_t count;
-  double least, most;
+  double min, max;
 };
 
-enum { OB_NUMBERS_AT_MOST = 16 };
+enum { OB_MAX_NUMBERS = 16 };
 
 /* What an optimizer goes by: its options with every default filled in, what its method sets. */
 struct ob_moments {
@@ -44,7 +44,7 @@ struct ob_moments {
   size_t warmup_steps; /* momentum SGD's; freeze_step follows from it */
   double gain;         /* Efficient-Adam: of normalised gradients */
   int trust_ratio;
-  double served_beta; /* of momentum that servers keep, where beta2 is of the ranks' moments */
+  double server_beta; /* of momentum that servers keep, where beta2 is of the ranks' moments */
   struct ob_lamb_limits limits;
   /* 0/1 Adam's, as in its options. */
   size_t variance_freeze_step, variance_update_scaler, local_step_scaler, local_step_clipper;
@@ -70,29 +70,29 @@ struct ob_method {
   bool sharded;                  /* a bucket has only the state of this rank's shard (shards.c) */
   bool moments;                  /* buckets' plans keep moments of this rank's own gradients */
   enum ob_serve_rule serve_rule; /* what servers make of what they receive */
-  unsigned arrays;               /* slots that are arrays of a unit's own, as OB_MASKs */
-  unsigned dense_arrays;         /* likewise of an uncompressed unit, besides */
-  /* What it needs besides the units, once they are made: collective. NULL: nothing. */
+  unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
+  unsigned dense_arrays;         /* likewise of an uncompressed bucket, besides */
+  /* What it needs besides the buckets, once they are made: collective. NULL: nothing. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
-  /* The plans of a unit, from the shapes of the usual two: collective. NULL: these. */
-  onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+  /* The plans of a bucket, from the shapes of the usual two: collective. NULL: these. */
+  onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                            const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
                            size_t count);
-  /* What a step of the warm-up exchanges besides the units' plans, or NULL; and from that the sum
+  /* What a step of the warm-up exchanges besides the buckets' plans, or NULL; and from that the sum
    * of the variances of all ranks. NULL: nothing, and each rank has them all. */
   onebit_plan_t (*sums)(const struct onebit_optimizer *optimizer);
   double (*variance)(const struct onebit_optimizer *optimizer);
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. NULL:
    * update has done it. */
-  onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
+  onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   /* What the next step sends. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
   /* That depends on how the steps before ended, in all stages. */
   bool scheduled;
-  /* A unit is about to send bits: what it sends comes to its place. NULL: it is there. */
-  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
+  /* A bucket is about to send bits: what it sends comes to its place. NULL: it is there. */
+  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   /* Source, sink and hold of a call that sends bits. */
-  void (*call)(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call);
+  void (*call)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
    * is all there is to do. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
@@ -102,9 +102,9 @@ struct ob_method {
   /* What it has to tell of a tensor besides norms: adds that. NULL: nothing. */
   onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
                           onebit_tensor_statistics_t *statistics);
-  /* For checkpoints. What it keeps besides the units' arrays: fills in the list, and says how long
-   * it is. NULL: nothing. */
-  size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_NUMBERS_AT_MOST]);
+  /* For checkpoints. What it keeps besides the buckets' arrays: fills in the list, and says how
+   * long it is. NULL: nothing. */
+  size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
   /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
   double *(*scalings)(struct onebit_optimizer *optimizer);
   /* Whether parameters and momentum differ between ranks now. NULL: never. */

@@ -5,19 +5,20 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return ob_unit_pass(optimizer, unit, OB_PASS_SGD, optimizer->steps + 1);
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_SGD, optimizer->steps + 1);
 }
 
 /* The message is the step: there is no variance. */
-static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
-  ob_momentum_call(optimizer, unit, OB_PASS_APPLY_STEP, call);
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
+  ob_momentum_call(optimizer, bucket, OB_PASS_APPLY_STEP, call);
 }
 
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
-  OB_TRY(ob_units_apply(optimizer));
+  OB_TRY(ob_buckets_apply(optimizer));
   if (optimizer->step.exchange == OB_EXCHANGE_DENSE)
-    OB_TRY(ob_units_pass(optimizer, OB_PASS_SGD, optimizer->steps + 1));
+    OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD, optimizer->steps + 1));
   return ONEBIT_OK;
 }
 
@@ -26,7 +27,7 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_freeze_is_due(optimizer, &due));
   if (!due)
     return ONEBIT_OK;
-  OB_TRY(ob_units_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps));
+  OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }

@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding) {
-  return (struct ob_span){0, unit->bits->geometry.layout.blocks, padding};
+struct ob_span ob_span_of_bucket(const struct ob_bucket *bucket, bool padding) {
+  return (struct ob_span){0, bucket->bits->geometry.layout.blocks, padding};
 }
 
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
@@ -15,7 +15,7 @@ struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_
   return (struct ob_span){of->first_block, of->end_block, false};
 }
 
-/* A look at sections of one unit. */
+/* A look at sections of one bucket. */
 struct look {
   const struct onebit_optimizer *optimizer;
   struct ob_section section, variance;
@@ -30,9 +30,9 @@ struct look {
 /* Of a run's elements those that count. A piece of no tensor is padding; so may be the end of
  * others. */
 static struct ob_run counted(const struct look *look, const struct ob_run *run) {
-  const struct ob_unit *unit = look->section.unit;
-  bool none = unit->tensor_of[run->piece] == look->optimizer->tensor_count;
-  size_t valid = none ? 0 : unit->bits->geometry.layout.piece[run->piece].valid;
+  const struct ob_bucket *bucket = look->section.bucket;
+  bool none = bucket->tensor_of[run->piece] == look->optimizer->tensor_count;
+  size_t valid = none ? 0 : bucket->bits->geometry.layout.piece[run->piece].valid;
   size_t left = run->offset < valid ? valid - run->offset : 0;
   bool all = look->span.padding || left > run->count;
   return (struct ob_run){run->piece, run->offset, all ? run->count : left};
@@ -40,9 +40,9 @@ static struct ob_run counted(const struct look *look, const struct ob_run *run) 
 
 /* What a momentum of the piece is multiplied with while it travels. Padding has none. */
 static float scaling_of(const struct look *look, const struct ob_run *run) {
-  const struct ob_unit *unit = look->section.unit;
+  const struct ob_bucket *bucket = look->section.bucket;
   bool travels = look->section.content >= OB_CONTENT_RESIDUAL;
-  return travels && unit->scalings[run->piece] != 0 ? unit->scalings[run->piece] : 1;
+  return travels && bucket->scalings[run->piece] != 0 ? bucket->scalings[run->piece] : 1;
 }
 
 static onebit_status_t add_squares(void *context, const struct ob_run *all) {
@@ -89,7 +89,7 @@ static onebit_status_t look_at(struct look *look, ob_run_body *body) {
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a look at the state");
   if (status == ONEBIT_OK) {
     look->more = look->values + OB_CHUNK;
-    status = ob_each_run(&look->section.unit->bits->geometry.layout, first, end, body, look);
+    status = ob_each_run(&look->section.bucket->bits->geometry.layout, first, end, body, look);
   }
   ob_reader_destroy(&look->reader);
   ob_release(look->values);
@@ -98,8 +98,9 @@ static onebit_status_t look_at(struct look *look, ob_run_body *body) {
 
 /* As a compensated value the momentum is stored times beta1 from the freeze on. Where nobody but
  * the servers knows the mean, the signal is what this rank has sent. */
-onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                               enum ob_norm norm, struct ob_span span, double *squares) {
+onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer,
+                               const struct ob_bucket *bucket, enum ob_norm norm,
+                               struct ob_span span, double *squares) {
   static const enum ob_saved sections[] = {OB_SAVED_PARAMETERS, OB_SAVED_MOMENTUM, OB_SAVED_WORKER,
                                            OB_SAVED_WORKER};
   const struct ob_method *method = optimizer->method;
@@ -107,14 +108,14 @@ onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer, const s
   if (norm >= OB_NORM_RESIDUAL && method->momentum && stage != OB_STAGE_SENT)
     return ONEBIT_OK; /* what will be the residual is the momentum */
   struct look look = {.optimizer = optimizer,
-                      .section = ob_section_of(unit, stage, sections[norm]),
+                      .section = ob_section_of(bucket, stage, sections[norm]),
                       .span = span,
                       .divisor = 1};
   if (norm == OB_NORM_SIGNAL)
     look.section.content = method->sharded || method->serve_rule != OB_SERVE_MEAN
                                ? OB_CONTENT_SENT
                                : OB_CONTENT_MESSAGES;
-  if (norm == OB_NORM_MOMENTUM && method->momentum && !unit->uncompressed &&
+  if (norm == OB_NORM_MOMENTUM && method->momentum && !bucket->uncompressed &&
       stage == OB_STAGE_FROZEN)
     look.divisor = (double)(float)optimizer->moments.beta1;
   OB_TRY(look_at(&look, add_squares));
@@ -123,15 +124,16 @@ onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer, const s
 }
 
 onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
-                                 const struct ob_unit *unit, struct ob_span span, size_t *beyond) {
+                                 const struct ob_bucket *bucket, struct ob_span span,
+                                 size_t *beyond) {
   enum ob_stage stage = ob_stage_of(optimizer);
   *beyond = 0;
-  if (stage != OB_STAGE_SENT || unit->uncompressed || !unit->arrays[OB_VARIANCE] ||
+  if (stage != OB_STAGE_SENT || bucket->uncompressed || !bucket->arrays[OB_VARIANCE] ||
       isinf(ob_step_bound(optimizer)))
     return ONEBIT_OK;
   struct look look = {.optimizer = optimizer,
-                      .section = ob_section_of(unit, stage, OB_SAVED_MOMENTUM),
-                      .variance = ob_section_of(unit, stage, OB_SAVED_VARIANCE),
+                      .section = ob_section_of(bucket, stage, OB_SAVED_MOMENTUM),
+                      .variance = ob_section_of(bucket, stage, OB_SAVED_VARIANCE),
                       .span = span};
   OB_TRY(look_at(&look, add_beyond));
   *beyond = look.beyond;

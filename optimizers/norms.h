@@ -1,5 +1,5 @@
 /*
- * Norms of what an optimizer keeps, of a part of a unit: as squares, which add up. They read the
+ * Norms of what an optimizer keeps, of a part of a bucket: as squares, which add up. They read the
  * state once, where it is on a device a part at a time.
  */
 #ifndef OB_OPTIMIZERS_NORMS_H
@@ -7,14 +7,14 @@
 
 #include "optimizers/sections.h"
 
-/* Blocks first .. end - 1 of a unit's layout, with the padding in them or without. */
+/* Blocks first .. end - 1 of a bucket's layout, with the padding in them or without. */
 struct ob_span {
   size_t first, end;
   bool padding;
 };
 
-/* Of a unit: all of it, or what is in tensors. */
-struct ob_span ob_span_of_unit(const struct ob_unit *unit, bool padding);
+/* Of a bucket: all of it, or what is in tensors. */
+struct ob_span ob_span_of_bucket(const struct ob_bucket *bucket, bool padding);
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor);
 
 enum ob_norm {
@@ -25,13 +25,15 @@ enum ob_norm {
                          rank has a residual of; nothing before the first one */
 };
 
-/* Adds the sum of squares. Errors: ONEBIT_ERROR_MEMORY and those of the unit's memory. */
-onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer, const struct ob_unit *unit,
-                               enum ob_norm norm, struct ob_span span, double *squares);
+/* Adds the sum of squares. Errors: ONEBIT_ERROR_MEMORY and those of the bucket's memory. */
+onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer,
+                               const struct ob_bucket *bucket, enum ob_norm norm,
+                               struct ob_span span, double *squares);
 
 /* Elements whose latest step was beyond ONEBIT_STEP_BOUND, and so was made as long as that: of
  * 1-bit Adam and LAMB on bits, and 0 else. */
 onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
-                                 const struct ob_unit *unit, struct ob_span span, size_t *beyond);
+                                 const struct ob_bucket *bucket, struct ob_span span,
+                                 size_t *beyond);
 
 #endif

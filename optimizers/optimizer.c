@@ -46,11 +46,11 @@ static const struct ob_option common[] = {
 enum { COMMON = sizeof common / sizeof common[0] };
 
 static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *options) {
-  double first = options->initial_loss_scale, least = options->min_loss_scale;
-  if (first != 0 && !(first >= 1 && first >= least && first <= OB_MOST_LOSS_SCALE))
+  double first = options->initial_loss_scale, min = options->min_loss_scale;
+  if (first != 0 && !(first >= 1 && first >= min && first <= OB_MAX_LOSS_SCALE))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "initial_loss_scale is %g, not from 1 and from min_loss_scale, %g, to 2^64",
-                    first, least);
+                    first, min);
   return ONEBIT_OK;
 }
 
@@ -89,7 +89,7 @@ static onebit_status_t read_options(struct ob_recipe *recipe, const void *option
   return method->resolve ? method->resolve(recipe, ntensors) : ONEBIT_OK;
 }
 
-/* The plan options of a unit, checked as plans check them. */
+/* The plan options of a bucket, checked as plans check them. */
 static onebit_status_t resolve_plan(const onebit_optimizer_options_t *options,
                                     struct ob_plan_shape *shape) {
   onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
@@ -112,7 +112,7 @@ static onebit_status_t check_number(const char *name, size_t tensor, float value
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_array(const struct ob_optimizer_place *place, const char *name,
+static onebit_status_t check_array(const struct ob_optimizer_executor *executor, const char *name,
                                    size_t tensor, const void *array, onebit_dtype_t dtype) {
   char full[64];
   if (!array)
@@ -121,7 +121,7 @@ static onebit_status_t check_array(const struct ob_optimizer_place *place, const
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is %p, not aligned to %s", tensor, name,
                     array, dtype == ONEBIT_FLOAT32 ? "float" : "2 bytes");
   snprintf(full, sizeof full, "tensors[%zu].%s", tensor, name);
-  return place->check(full, array);
+  return executor->check(full, array);
 }
 
 struct extent {
@@ -178,10 +178,10 @@ static onebit_status_t check_tensors(const struct onebit_optimizer *optimizer,
                       tensors[k].count);
     total += tensors[k].count;
     if (tensors[k].count) {
-      OB_TRY(check_array(optimizer->place, "parameter", k, tensors[k].parameter,
+      OB_TRY(check_array(optimizer->executor, "parameter", k, tensors[k].parameter,
                          options->parameter_dtype));
       if (tensors[k].gradient)
-        OB_TRY(check_array(optimizer->place, "gradient", k, tensors[k].gradient,
+        OB_TRY(check_array(optimizer->executor, "gradient", k, tensors[k].gradient,
                            options->gradient_dtype));
     }
     OB_TRY(check_number("weight_decay", k, tensors[k].weight_decay));
@@ -190,7 +190,7 @@ static onebit_status_t check_tensors(const struct onebit_optimizer *optimizer,
   return check_apart(options, tensors, count);
 }
 
-void *ob_optimizer_take(onebit_optimizer_t optimizer, size_t count, size_t size) {
+void *ob_optimizer_allocate(onebit_optimizer_t optimizer, size_t count, size_t size) {
   optimizer->own_bytes += count * size;
   return ob_allocate(count, size);
 }
@@ -240,12 +240,12 @@ static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_co
   return ob_agree(comm, status, terms, count);
 }
 
-static onebit_status_t choose_place(onebit_optimizer_t optimizer) {
-  optimizer->place = &ob_optimizer_place_host;
+static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
+  optimizer->executor = &ob_optimizer_executor_host;
   if (optimizer->options.device == ONEBIT_DEVICE_HOST)
     return ONEBIT_OK;
 #ifdef ONEBIT_HAVE_CUDA
-  optimizer->place = &ob_optimizer_place_cuda;
+  optimizer->executor = &ob_optimizer_executor_cuda;
   optimizer->deferred = ob_executor_for(optimizer->comm, ONEBIT_DEVICE_CUDA)->deferred;
   return ONEBIT_OK;
 #else
@@ -262,11 +262,11 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
   OB_TRY(recipe->status);
   OB_TRY(resolve(&recipe->common, &optimizer->options));
   OB_TRY(resolve_plan(&optimizer->options, shape));
-  OB_TRY(choose_place(optimizer));
+  OB_TRY(choose_executor(optimizer));
   OB_TRY(check_tensors(optimizer, tensors, ntensors));
   OB_TRY(ob_freeze_create(optimizer));
-  OB_TRY(ob_units_group(optimizer, tensors, ntensors));
-  optimizer->deferred &= optimizer->unit_count > 0; /* else no device counts steps */
+  OB_TRY(ob_buckets_group(optimizer, tensors, ntensors));
+  optimizer->deferred &= optimizer->bucket_count > 0; /* else no device counts steps */
   optimizer->loss_scale = ob_given_or(optimizer->options.initial_loss_scale, 1);
   *counts = ob_allocate(ntensors > 2 * ranks ? ntensors : 2 * ranks, sizeof **counts);
   if (!*counts)
@@ -312,7 +312,7 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
     status = prepare(optimizer, recipe, tensors, ntensors, &shape, &counts);
   status = agree(optimizer, comm, recipe, status, tensors, ntensors);
   if (status == ONEBIT_OK)
-    status = ob_units_create(optimizer, tensors, &shape, counts);
+    status = ob_buckets_create(optimizer, tensors, &shape, counts);
   if (status == ONEBIT_OK)
     status = ob_weigh_create(optimizer);
   if (status == ONEBIT_OK && recipe->method->create)
@@ -330,7 +330,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   if (!optimizer)
     return;
   ob_optimizer_abandon(optimizer);
-  ob_units_destroy(optimizer);
+  ob_buckets_destroy(optimizer);
   ob_weigh_destroy(optimizer);
   if (optimizer->method->destroy)
     optimizer->method->destroy(optimizer);
@@ -349,8 +349,8 @@ onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     optimizer->tensor_count);
   if (gradient)
-    OB_TRY(check_array(optimizer->place, "gradient", tensor, gradient,
+    OB_TRY(check_array(optimizer->executor, "gradient", tensor, gradient,
                        optimizer->options.gradient_dtype));
   OB_TRY(ob_optimizer_catch_up(optimizer));
-  return ob_units_set_gradient(optimizer, tensor, gradient);
+  return ob_buckets_set_gradient(optimizer, tensor, gradient);
 }

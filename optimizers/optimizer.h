@@ -1,14 +1,14 @@
 /*
  * An optimizer: its state, shared by the files that create it and step it.
  *
- * What is compressed together is a unit: a bucket of consecutive tensors, or in profile deepspeed
- * what DeepSpeed compresses together. A unit's arrays lie as its plan's kept values do
+ * What is compressed together is a bucket: consecutive tensors, or in profile deepspeed what
+ * DeepSpeed compresses together. A bucket's arrays lie as its plan's residuals do
  * (compression/layout.h). Those of 1-bit Adam, LAMB and momentum SGD change their meaning at the
  * freeze:
  *
  *                    warm-up              compressed
- *   kept values now  momentum m           compensated momentum c
- *   kept values next mean gradient        the other copy of c
+ *   residuals now  momentum m           compensated momentum c
+ *   residuals next mean gradient        the other copy of c
  *   variance         v                    1 / (sqrt(v^) + epsilon)
  *   momentum         -                    the last message: signs and scales
  *
@@ -25,13 +25,13 @@
 #include "onebit/statistics.h"
 #include "optimizers/method.h"
 
-struct ob_unit {
+struct ob_bucket {
   onebit_plan_t bits, dense;
   /* Sharded: these two are reduce-scatters, and allgathers bring back what the servers of the
    * shares have made of the gradients, steps in bits (or NULL) and parameters. Else NULL. */
   onebit_plan_t steps_back, parameters_back;
-  struct ob_unit_device *device; /* the place's own, where it is a device */
-  bool uncompressed;             /* exchanged dense in every step */
+  struct ob_bucket_device *device; /* the executor's own, where it is a device */
+  bool uncompressed;               /* exchanged dense in every step */
   /* The part of the layout that arrays and master values are of: all of it, or sharded the share
    * that this rank serves. They begin with its first word. */
   size_t first_block, blocks, first_word, words;
@@ -59,16 +59,16 @@ struct ob_unit {
 };
 
 struct ob_tensor {
-  size_t unit, count;
+  size_t bucket, count;
   uint64_t first;                /* elements of the tensors before it */
-  size_t first_block, end_block; /* of its unit's layout */
+  size_t first_block, end_block; /* of its bucket's layout */
   bool ready;                    /* in this step */
 };
 
 /* The status that counts among several, and its words. */
 struct ob_outcome {
   onebit_status_t status;
-  char words[256];
+  char error[256];
 };
 
 /* A step being made. */
@@ -78,7 +78,7 @@ struct ob_step_state {
   enum ob_exchange exchange;
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
-  size_t started; /* units */
+  size_t started; /* buckets */
   /* Seconds: in onebit_optimizer_ready, and where the method brings what it sends to its place. */
   double ready, prepare;
   bool on_stream;
@@ -94,29 +94,29 @@ struct ob_times {
 };
 
 /* The table of places: where the arrays are, and who makes the local passes. */
-struct ob_optimizer_place {
+struct ob_optimizer_executor {
   onebit_status_t (*check)(const char *name, const void *array);
-  /* Of one unit, once all else of it is made. */
-  onebit_status_t (*create)(struct onebit_optimizer *optimizer, struct ob_unit *unit);
-  void (*destroy)(struct ob_unit *unit);
-  /* The call is about to start: what the place has to add to it. */
-  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+  /* Of one bucket, once all else of it is made. */
+  onebit_status_t (*create)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
+  void (*destroy)(struct ob_bucket *bucket);
+  /* The call is about to start: what the executor has to add to it. */
+  onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              struct ob_call *call);
-  /* All units' exchanges are through, or on the stream: before anything is applied. */
+  /* All buckets' exchanges are through, or on the stream: before anything is applied. */
   onebit_status_t (*join)(struct onebit_optimizer *optimizer);
-  /* A pass over the unit's arrays. */
-  onebit_status_t (*pass)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+  /* A pass over the bucket's arrays. */
+  onebit_status_t (*pass)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           const struct ob_pass_sink *sink);
   /* Of the latest pass: sum number `which` of the blocks first .. end - 1, in their order. */
-  onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_unit *unit, int which,
+  onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, int which,
                          size_t first, size_t end, double *sum);
   /* 1-bit LAMB (optimizer->own is a struct ob_lamb): from the sums of the latest pass to the
-   * numbers of the unit's tensors, and to the learning rates of what follows. A deferred place does
-   * it behind that pass. */
-  onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+   * numbers of the bucket's tensors, and to the learning rates of what follows. A deferred executor
+   * does it behind that pass. */
+  onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           enum ob_lamb_stage stage);
-  /* The gradient of a piece is somewhere else now: unit->gradients has it. */
-  onebit_status_t (*repoint)(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+  /* The gradient of a piece is somewhere else now: bucket->gradients has it. */
+  onebit_status_t (*repoint)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              size_t piece);
   /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
@@ -129,19 +129,19 @@ struct ob_optimizer_place {
   onebit_status_t (*restored)(struct onebit_optimizer *optimizer);
 };
 
-extern const struct ob_optimizer_place ob_optimizer_place_host;
+extern const struct ob_optimizer_executor ob_optimizer_executor_host;
 
 /* The host's (lamb.c). */
-onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 enum ob_lamb_stage stage);
 
 #ifdef ONEBIT_HAVE_CUDA
-extern const struct ob_optimizer_place ob_optimizer_place_cuda;
+extern const struct ob_optimizer_executor ob_optimizer_executor_cuda;
 #endif
 
 struct onebit_optimizer {
   onebit_comm_t comm;
-  const struct ob_optimizer_place *place;
+  const struct ob_optimizer_executor *executor;
   const struct ob_method *method;
   void *own; /* the method's */
   /* The host learns how a step ended only when it asks (ob_optimizer_catch_up). */
@@ -150,9 +150,9 @@ struct onebit_optimizer {
   struct ob_outcome outcome; /* of steps on streams */
   struct ob_moments moments;
   onebit_optimizer_options_t options; /* defaults filled in */
-  struct ob_unit *units;              /* in the order of their tensors */
+  struct ob_bucket *buckets;          /* in the order of their tensors */
   struct ob_tensor *tensors;
-  size_t unit_count, tensor_count;
+  size_t bucket_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
   uint64_t sent[2];      /* bytes, likewise: of calls that this host made */
@@ -167,8 +167,8 @@ struct onebit_optimizer {
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
-  /* Deferred: skipped because of the norm, before the units' exchanges, whose place counts what
-   * they skip. */
+  /* Deferred: skipped because of the norm, before the buckets' exchanges, whose executor counts
+   * what they skip. */
   uint64_t skipped_by_norm;
   uint64_t own_bytes;
 };
@@ -182,17 +182,18 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
                                     size_t ntensors, onebit_optimizer_t *optimizer);
 
 /* Memory that counts as the optimizer's. NULL when there is none. */
-void *ob_optimizer_take(struct onebit_optimizer *optimizer, size_t count, size_t size);
+void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, size_t count, size_t size);
 
-/* Units (units.c): groups the tensors, which makes room for them; makes each unit and its plans,
- * which is collective; gives them back. */
-onebit_status_t ob_units_group(struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
-                               size_t count);
-onebit_status_t ob_units_create(struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
-                                struct ob_plan_shape *shape, size_t *counts);
-void ob_units_destroy(struct onebit_optimizer *optimizer);
-onebit_status_t ob_units_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
-                                      const void *gradient);
+/* Buckets (buckets.c): groups the tensors, which makes room for them; makes each bucket and its
+ * plans, which is collective; gives them back. */
+onebit_status_t ob_buckets_group(struct onebit_optimizer *optimizer, const onebit_tensor_t *tensors,
+                                 size_t count);
+onebit_status_t ob_buckets_create(struct onebit_optimizer *optimizer,
+                                  const onebit_tensor_t *tensors, struct ob_plan_shape *shape,
+                                  size_t *counts);
+void ob_buckets_destroy(struct onebit_optimizer *optimizer);
+onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
+                                        const void *gradient);
 
 /* --- A step (step.c) */
 
@@ -202,9 +203,9 @@ bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer);
 /* What the step being made returns in the end, unless something more serious happens to it. */
 onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status);
 
-/* What the unit sends in the step being made. */
-enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
-                                  const struct ob_unit *unit);
+/* What the bucket sends in the step being made. */
+enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer *optimizer,
+                                    const struct ob_bucket *bucket);
 
 /* Adds a status to what came of the step being made; what that is so far, with its words. */
 onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status);
@@ -221,7 +222,7 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
  * kept, as is what ob_optimizer_note is given, until ob_optimizer_take_outcome. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer);
 onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t status);
-onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer);
+onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);
 
 /* Ends an open step as one that has failed, and tells the other ranks. */
 void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
@@ -231,13 +232,13 @@ void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
  * step.gradient_factor. */
 onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
 
-/* What clipping needs, once the units are made: collective. */
+/* What clipping needs, once the buckets are made: collective. */
 onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);
 void ob_weigh_destroy(struct onebit_optimizer *optimizer);
 
 /* Beyond this no loss scale helps: gradients of float16 are infinite long before, and those of
  * float32 and bfloat16 have exponents enough without one. */
-#define OB_MOST_LOSS_SCALE 0x1p64
+#define OB_MAX_LOSS_SCALE 0x1p64
 
 /* After a step, made or skipped: the loss scale follows. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped);
@@ -253,25 +254,26 @@ struct ob_lion_factors ob_lion_factors_of(const struct onebit_optimizer *optimiz
 /* The bound of the steps on bits whose variance is not their own (ONEBIT_STEP_BOUND). */
 float ob_step_bound(const struct onebit_optimizer *optimizer);
 
-/* A pass of that step on the unit: all that any pass needs. Steps are not bounded. */
-struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
-                                 const struct ob_unit *unit, enum ob_pass_kind kind, uint64_t step);
+/* A pass of that step on the bucket: all that any pass needs. Steps are not bounded. */
+struct ob_pass_sink ob_bucket_sink(const struct onebit_optimizer *optimizer,
+                                   const struct ob_bucket *bucket, enum ob_pass_kind kind,
+                                   uint64_t step);
 
-/* One pass over one unit; over all units that are compressed. */
-onebit_status_t ob_unit_pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                             enum ob_pass_kind kind, uint64_t step);
-onebit_status_t ob_units_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
-                              uint64_t step);
+/* One pass over one bucket; over all buckets that are compressed. */
+onebit_status_t ob_bucket_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                               enum ob_pass_kind kind, uint64_t step);
+onebit_status_t ob_buckets_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
+                                uint64_t step);
 /* Whatever is to be done for each of the latter. */
-onebit_status_t ob_units_each(struct onebit_optimizer *optimizer,
-                              onebit_status_t (*of)(struct onebit_optimizer *optimizer,
-                                                    struct ob_unit *unit));
+onebit_status_t ob_buckets_each(struct onebit_optimizer *optimizer,
+                                onebit_status_t (*of)(struct onebit_optimizer *optimizer,
+                                                      struct ob_bucket *bucket));
 
 /* Applies the exchanges that were held. */
-onebit_status_t ob_units_apply(struct onebit_optimizer *optimizer);
+onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer);
 
 /* The usual call: momentum goes out, and the pass `kind` takes what comes back. */
-void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       enum ob_pass_kind kind, struct ob_call *call);
 
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */

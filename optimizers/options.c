@@ -51,7 +51,7 @@ static onebit_status_t read_int(const struct ob_option *row, const char *from, c
   if (row->kind == OB_OPTION_FLAG)
     value = value != 0;
   memcpy(to + row->to, &value, sizeof value);
-  if (row->most && (value < 0 || value > row->most))
+  if (row->max && (value < 0 || value > row->max))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, which is no %s", row->name, value, row->type);
   return ONEBIT_OK;
 }

@@ -25,23 +25,23 @@ struct ob_option {
   enum ob_option_kind kind;
   size_t from, to; /* bytes: in the caller's struct, in struct ob_moments; the types are the same */
   double fallback;
-  int most;
+  int max;
   const char *type; /* of a choice */
 };
 
 /* Rows of the struct OPTIONS, which the file that has them defines: its field, and where that goes
  * in struct ob_moments. */
 /* clang-format off */
-#define OB_PLACES(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
+#define OB_DEVICES(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
 #define OB_DOUBLE(kind, field, to, fallback) \
-  {#field, #field " (as bits)", kind, OB_PLACES(field, to), fallback, 0, NULL}
+  {#field, #field " (as bits)", kind, OB_DEVICES(field, to), fallback, 0, NULL}
 #define OB_REAL(field, to, fallback)     OB_DOUBLE(OB_OPTION_REAL, field, to, fallback)
 #define OB_FRACTION(field, to, fallback) OB_DOUBLE(OB_OPTION_FRACTION, field, to, fallback)
 #define OB_POSITIVE(field, to, fallback) OB_DOUBLE(OB_OPTION_POSITIVE, field, to, fallback)
-#define OB_COUNT(field) {#field, #field, OB_OPTION_COUNT, OB_PLACES(field, field), 0, 0, NULL}
-#define OB_FLAG(field)  {#field, #field, OB_OPTION_FLAG, OB_PLACES(field, field), 0, 0, NULL}
-#define OB_CHOICE(field, most, type) \
-  {#field, #field, OB_OPTION_CHOICE, OB_PLACES(field, field), 0, most, type}
+#define OB_COUNT(field) {#field, #field, OB_OPTION_COUNT, OB_DEVICES(field, field), 0, 0, NULL}
+#define OB_FLAG(field)  {#field, #field, OB_OPTION_FLAG, OB_DEVICES(field, field), 0, 0, NULL}
+#define OB_CHOICE(field, max, type) \
+  {#field, #field, OB_OPTION_CHOICE, OB_DEVICES(field, field), 0, max, type}
 
 /* Those that several have. */
 #define OB_ADAM_OPTIONS \

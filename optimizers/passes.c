@@ -1,4 +1,4 @@
-/* Passes over units: what the methods are made of. */
+/* Passes over buckets: what the methods are made of. */
 #include <math.h>
 
 #include "base/error.h"
@@ -8,8 +8,8 @@ struct ob_lion_factors ob_lion_factors_of(const struct onebit_optimizer *optimiz
   const struct ob_moments *moments = &optimizer->moments;
   return (struct ob_lion_factors){.beta1 = (float)moments->beta1,
                                   .one_minus_beta1 = (float)(1 - moments->beta1),
-                                  .beta2 = (float)moments->served_beta,
-                                  .one_minus_beta2 = (float)(1 - moments->served_beta)};
+                                  .beta2 = (float)moments->server_beta,
+                                  .one_minus_beta2 = (float)(1 - moments->server_beta)};
 }
 
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step) {
@@ -38,76 +38,76 @@ float ob_step_bound(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED ? INFINITY : ONEBIT_STEP_BOUND;
 }
 
-struct ob_pass_sink ob_unit_sink(const struct onebit_optimizer *optimizer,
-                                 const struct ob_unit *unit, enum ob_pass_kind kind,
-                                 uint64_t step) {
+struct ob_pass_sink ob_bucket_sink(const struct onebit_optimizer *optimizer,
+                                   const struct ob_bucket *bucket, enum ob_pass_kind kind,
+                                   uint64_t step) {
   const unsigned uses = ob_pass_reads(kind) | ob_pass_writes(kind);
   struct ob_pass_sink sink = {.kind = kind,
-                              .first_word = unit->first_word,
-                              .parameters = unit->parameters,
-                              .copies = unit->masters ? unit->copies : NULL,
-                              .gradients = unit->gradients,
+                              .first_word = bucket->first_word,
+                              .parameters = bucket->parameters,
+                              .copies = bucket->masters ? bucket->copies : NULL,
+                              .gradients = bucket->gradients,
                               .copy_dtype = optimizer->options.parameter_dtype,
                               .gradient_dtype = optimizer->options.gradient_dtype,
-                              .learning_rates = unit->learning_rates,
-                              .weight_decays = unit->weight_decays,
-                              .scalings = unit->scalings,
+                              .learning_rates = bucket->learning_rates,
+                              .weight_decays = bucket->weight_decays,
+                              .scalings = bucket->scalings,
                               .last_decay = (float)optimizer->moments.beta1,
                               .factors = ob_factors_of(optimizer, step),
-                              .device = unit->device};
+                              .device = bucket->device};
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    sink.arrays[slot] = uses & OB_MASK(slot) ? unit->arrays[slot] : NULL;
+    sink.arrays[slot] = uses & OB_MASK(slot) ? bucket->arrays[slot] : NULL;
   if (optimizer->method->sharded && uses & OB_MASK(OB_PARAMETER))
-    sink.masters = unit->masters;
+    sink.masters = bucket->masters;
   for (int k = 0; k < OB_SUMS; k++)
-    sink.sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? unit->sums[k] : NULL;
+    sink.sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? bucket->sums[k] : NULL;
   return sink;
 }
 
-onebit_status_t ob_unit_pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
-                             enum ob_pass_kind kind, uint64_t step) {
-  struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, kind, step);
-  return optimizer->place->pass(optimizer, unit, &sink);
+onebit_status_t ob_bucket_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                               enum ob_pass_kind kind, uint64_t step) {
+  struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, step);
+  return optimizer->executor->pass(optimizer, bucket, &sink);
 }
 
-onebit_status_t ob_units_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
-                              uint64_t step) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (!optimizer->units[u].uncompressed)
-      OB_TRY(ob_unit_pass(optimizer, &optimizer->units[u], kind, step));
+onebit_status_t ob_buckets_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
+                                uint64_t step) {
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (!optimizer->buckets[u].uncompressed)
+      OB_TRY(ob_bucket_pass(optimizer, &optimizer->buckets[u], kind, step));
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_units_each(struct onebit_optimizer *optimizer,
-                              onebit_status_t (*of)(struct onebit_optimizer *optimizer,
-                                                    struct ob_unit *unit)) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (!optimizer->units[u].uncompressed)
-      OB_TRY(of(optimizer, &optimizer->units[u]));
+onebit_status_t ob_buckets_each(struct onebit_optimizer *optimizer,
+                                onebit_status_t (*of)(struct onebit_optimizer *optimizer,
+                                                      struct ob_bucket *bucket)) {
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (!optimizer->buckets[u].uncompressed)
+      OB_TRY(of(optimizer, &optimizer->buckets[u]));
   return ONEBIT_OK;
 }
 
-/* Of one unit they were not held, where the host knows how they ended. */
-onebit_status_t ob_units_apply(struct onebit_optimizer *optimizer) {
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_unit *unit = &optimizer->units[u];
-    enum ob_exchange exchange = ob_unit_exchange(optimizer, unit);
-    onebit_plan_t plan = exchange == OB_EXCHANGE_BITS ? unit->bits : unit->dense;
+/* Of one bucket they were not held, where the host knows how they ended. */
+onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer) {
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
+    onebit_plan_t plan = exchange == OB_EXCHANGE_BITS ? bucket->bits : bucket->dense;
     if (exchange != OB_EXCHANGE_NONE && plan->call.hold)
       ob_plan_apply(plan);
   }
   return ONEBIT_OK;
 }
 
-/* When there are several units nothing is applied until all are known to be well. */
-void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+/* When there are several buckets nothing is applied until all are known to be well. */
+void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       enum ob_pass_kind kind, struct ob_call *call) {
-  unit->sink = ob_unit_sink(optimizer, unit, kind, optimizer->steps + 1);
-  const struct ob_pass_factors *factors = &unit->sink.factors;
+  bucket->sink = ob_bucket_sink(optimizer, bucket, kind, optimizer->steps + 1);
+  const struct ob_pass_factors *factors = &bucket->sink.factors;
   call->source.momentum = true;
   call->source.decay = factors->adam.beta1;
   call->source.weight = factors->adam.one_minus_beta1;
-  call->source.scalings = unit->scalings;
-  call->sink = &unit->sink;
-  call->hold = optimizer->unit_count > 1;
+  call->source.scalings = bucket->scalings;
+  call->sink = &bucket->sink;
+  call->hold = optimizer->bucket_count > 1;
 }

@@ -65,58 +65,59 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
   }
 }
 
-/* --- Where a unit has it -----------------------------------------------------------------------*/
+/* --- Where a bucket has it
+ * -----------------------------------------------------------------------*/
 
-static void set_kept(struct ob_section *section, const struct ob_kept *kept,
-                     enum ob_content content) {
+static void set_residual(struct ob_section *section, const struct ob_residual *residual,
+                         enum ob_content content) {
   section->content = content;
-  section->kept = kept;
-  section->values = kept->values[kept->now];
-  section->first = kept->first;
-  section->end = kept->first + kept->blocks;
-  section->first_word = kept->first_word;
+  section->residual = residual;
+  section->values = residual->values[residual->now];
+  section->first = residual->first;
+  section->end = residual->first + residual->blocks;
+  section->first_word = residual->first_word;
 }
 
 /* Of what is compressed. Where steps come back in bits, it is the server that sends them whose
  * residual that is; servers that keep no residual have the momentum in that place. */
 static void set_compressed(struct ob_section *section, enum ob_stage stage) {
-  const struct ob_unit *unit = section->unit;
-  const struct ob_kept *worker = &unit->bits->worker, *server = &unit->bits->server;
-  bool served = server->serving.rule != OB_SERVE_MEAN;
+  const struct ob_bucket *bucket = section->bucket;
+  const struct ob_residual *worker = &bucket->bits->worker, *server = &bucket->bits->server;
+  bool from_servers = server->serving.rule != OB_SERVE_MEAN;
   if (section->what == OB_SAVED_WORKER) {
-    set_kept(section, worker, OB_CONTENT_RESIDUAL);
-    ob_plan_compressed(unit->bits, &section->first, &section->end);
+    set_residual(section, worker, OB_CONTENT_RESIDUAL);
+    ob_plan_compressed(bucket->bits, &section->first, &section->end);
   } else if (section->what == OB_SAVED_MOMENTS) {
-    set_kept(section, worker, OB_CONTENT_BFLOATS);
+    set_residual(section, worker, OB_CONTENT_BFLOATS);
     section->values = worker->moments[worker->now];
-    ob_plan_compressed(unit->bits, &section->first, &section->end);
+    ob_plan_compressed(bucket->bits, &section->first, &section->end);
   } else if (section->what == OB_SAVED_SERVER) {
-    server = unit->steps_back ? &unit->steps_back->worker : server;
-    set_kept(section, server, OB_CONTENT_RESIDUAL);
+    server = bucket->steps_back ? &bucket->steps_back->worker : server;
+    set_residual(section, server, OB_CONTENT_RESIDUAL);
     if (server->serving.rule != OB_SERVE_MEAN)
       section->end = section->first;
-  } else if (section->what == OB_SAVED_MOMENTUM && served) {
-    set_kept(section, server, OB_CONTENT_FLOATS);
+  } else if (section->what == OB_SAVED_MOMENTUM && from_servers) {
+    set_residual(section, server, OB_CONTENT_FLOATS);
   } else if (section->what == OB_SAVED_MOMENTUM && stage == OB_STAGE_SENT) {
     section->content = OB_CONTENT_MESSAGES;
   }
 }
 
-struct ob_section ob_section_of(const struct ob_unit *unit, enum ob_stage stage,
+struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage stage,
                                 enum ob_saved what) {
   struct ob_section section = {.what = what,
-                               .unit = unit,
-                               .first = unit->first_block,
-                               .end = unit->first_block + unit->blocks,
-                               .first_word = unit->first_word};
+                               .bucket = bucket,
+                               .first = bucket->first_block,
+                               .end = bucket->first_block + bucket->blocks,
+                               .first_word = bucket->first_word};
   bool parameters = what == OB_SAVED_PARAMETERS;
-  section.values = parameters ? unit->masters : unit->arrays[slot_of(what)];
-  if (parameters && !unit->masters) { /* the caller's, who has all of them */
+  section.values = parameters ? bucket->masters : bucket->arrays[slot_of(what)];
+  if (parameters && !bucket->masters) { /* the caller's, who has all of them */
     section.content = OB_CONTENT_PIECES;
     section.first = 0;
-    section.end = unit->bits->geometry.layout.blocks;
+    section.end = bucket->bits->geometry.layout.blocks;
   }
-  if (!unit->uncompressed)
+  if (!bucket->uncompressed)
     set_compressed(&section, stage);
   else if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER || !(parameters || section.values))
     section.end = section.first;
@@ -164,9 +165,9 @@ size_t ob_interval_of(const size_t *bounds, size_t stride, size_t count, size_t 
 onebit_status_t ob_reader_create(struct ob_reader *reader,
                                  const struct onebit_optimizer *optimizer) {
   size_t stride = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (optimizer->units[u].bits->geometry.stride > stride)
-      stride = optimizer->units[u].bits->geometry.stride;
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (optimizer->buckets[u].bits->geometry.stride > stride)
+      stride = optimizer->buckets[u].bits->geometry.stride;
   *reader = (struct ob_reader){.scales = ob_allocate(OB_CHUNK / OB_LANES + 2, sizeof(float)),
                                .message = ob_allocate(1, stride)};
   if (!reader->scales || !reader->message)
@@ -181,10 +182,10 @@ void ob_reader_destroy(struct ob_reader *reader) {
 
 /* Where the run's first element is stored. */
 static void *address_of(const struct ob_section *section, const struct ob_run *run) {
-  const struct ob_unit *unit = section->unit;
+  const struct ob_bucket *bucket = section->bucket;
   if (section->content == OB_CONTENT_PIECES)
-    return unit->parameters[run->piece] + run->offset;
-  size_t word = unit->bits->geometry.layout.piece[run->piece].first_word - section->first_word;
+    return bucket->parameters[run->piece] + run->offset;
+  size_t word = bucket->bits->geometry.layout.piece[run->piece].first_word - section->first_word;
   size_t size = section->content == OB_CONTENT_BFLOATS ? sizeof(uint16_t) : sizeof(float);
   return (char *)section->values + (word * OB_LANES + run->offset) * size;
 }
@@ -192,29 +193,31 @@ static void *address_of(const struct ob_section *section, const struct ob_run *r
 /* In the upper half of the room first: from there they spread to where they belong. */
 static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *from, size_t count,
                                     float *values) {
-  uint16_t *room = (uint16_t *)(void *)values + count;
-  OB_TRY(memory->copy(room, from, count * sizeof *room));
+  uint16_t *capacity = (uint16_t *)(void *)values + count;
+  OB_TRY(memory->copy(capacity, from, count * sizeof *capacity));
   for (size_t i = 0; i < count; i++)
-    values[i] = ob_from_bfloat16(room[i]);
+    values[i] = ob_from_bfloat16(capacity[i]);
   return ONEBIT_OK;
 }
 
 /* Compensated values, and the scales of their blocks. */
-static onebit_status_t read_kept(struct ob_reader *reader, const struct ob_section *section,
-                                 const struct ob_run *run, float *values) {
-  const struct ob_kept *kept = section->kept;
-  const struct ob_layout *layout = &section->unit->bits->geometry.layout;
+static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_section *section,
+                                     const struct ob_run *run, float *values) {
+  const struct ob_residual *residual = section->residual;
+  const struct ob_layout *layout = &section->bucket->bits->geometry.layout;
   size_t first = run->offset / layout->block;
-  size_t count = kept->one_scale ? 1 : (run->offset + run->count - 1) / layout->block + 1 - first;
-  const float *scales = kept->scales[kept->now];
-  if (!kept->one_scale)
-    scales += layout->piece[run->piece].first_block + first - kept->first;
-  OB_TRY(kept->memory->copy(values, address_of(section, run), run->count * sizeof *values));
-  OB_TRY(kept->memory->copy(reader->scales, scales, count * sizeof *scales));
+  size_t count =
+      residual->one_scale ? 1 : (run->offset + run->count - 1) / layout->block + 1 - first;
+  const float *scales = residual->scales[residual->now];
+  if (!residual->one_scale)
+    scales += layout->piece[run->piece].first_block + first - residual->first;
+  OB_TRY(residual->memory->copy(values, address_of(section, run), run->count * sizeof *values));
+  OB_TRY(residual->memory->copy(reader->scales, scales, count * sizeof *scales));
   for (size_t i = 0; i < run->count; i++) {
-    float scale = reader->scales[kept->one_scale ? 0 : (run->offset + i) / layout->block - first];
+    float scale =
+        reader->scales[residual->one_scale ? 0 : (run->offset + i) / layout->block - first];
     values[i] = section->content == OB_CONTENT_RESIDUAL
-                    ? ob_kept_error(values[i], scale)
+                    ? ob_residual_of(values[i], scale)
                     : ob_decode(ob_bits_of(values[i]) >> 31, scale);
   }
   return ONEBIT_OK;
@@ -268,14 +271,14 @@ static onebit_status_t read_messages(struct ob_reader *reader, const struct oneb
 
 onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_section *section,
                                 const struct ob_run *run, float *values) {
-  const struct onebit_plan *plan = section->unit->bits;
+  const struct onebit_plan *plan = section->bucket->bits;
   const struct ob_memory *memory = plan->executor->residuals;
   switch (section->content) {
   case OB_CONTENT_BFLOATS:
     return read_bfloats(memory, address_of(section, run), run->count, values);
   case OB_CONTENT_RESIDUAL:
   case OB_CONTENT_SENT:
-    return read_kept(reader, section, run, values);
+    return read_residual(reader, section, run, values);
   case OB_CONTENT_MESSAGES:
     return read_messages(reader, plan, run, values);
   default:
@@ -286,7 +289,7 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
 /* Means over ranks are rounded to what moments are kept in. */
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
                                  const float *values, float *scratch) {
-  const struct ob_memory *memory = section->unit->bits->executor->residuals;
+  const struct ob_memory *memory = section->bucket->bits->executor->residuals;
   if (section->content != OB_CONTENT_BFLOATS)
     return memory->copy(address_of(section, run), values, run->count * sizeof *values);
   for (size_t i = 0; i < run->count; i++)

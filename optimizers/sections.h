@@ -1,6 +1,6 @@
 /*
  * The named sections of an optimizer's state. There is one list of them, and one function that says
- * where a unit has its part of a section: saving, loading, norms and statistics read the same.
+ * where a bucket has its part of a section: saving, loading, norms and statistics read the same.
  */
 #ifndef OB_OPTIMIZERS_SECTIONS_H
 #define OB_OPTIMIZERS_SECTIONS_H
@@ -50,26 +50,26 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
 /* In what form numbers are stored. */
 enum ob_content {
   OB_CONTENT_FLOATS,
-  OB_CONTENT_PIECES,   /* floats, those of a piece where the unit's parameters are */
+  OB_CONTENT_PIECES,   /* floats, those of a piece where the bucket's parameters are */
   OB_CONTENT_BFLOATS,  /* bfloat16 */
   OB_CONTENT_RESIDUAL, /* compensated values: what their scales leave out of them */
   OB_CONTENT_SENT,     /* the same, and what was sent of them: signs times scales */
   OB_CONTENT_MESSAGES  /* the latest messages that have come: signs times scales */
 };
 
-/* A unit's part of a section, on this rank: blocks first .. end - 1 of the unit's layout. */
+/* A bucket's part of a section, on this rank: blocks first .. end - 1 of the bucket's layout. */
 struct ob_section {
   enum ob_saved what;
   enum ob_content content;
-  const struct ob_unit *unit;
+  const struct ob_bucket *bucket;
   size_t first, end;
-  /* Not of messages and pieces: the array, in memory of the unit's place; its first word. */
+  /* Not of messages and pieces: the array, in memory of the bucket's executor; its first word. */
   void *values;
   size_t first_word;
-  const struct ob_kept *kept; /* with the scales */
+  const struct ob_residual *residual; /* with the scales */
 };
 
-struct ob_section ob_section_of(const struct ob_unit *unit, enum ob_stage stage,
+struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage stage,
                                 enum ob_saved what);
 
 /* --- Elements of a section */

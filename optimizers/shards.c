@@ -39,10 +39,10 @@ struct own {
 
 static void split(double value, float parts[PARTS]) {
   int exponent;
-  double rest = frexp(value, &exponent);
+  double remainder = frexp(value, &exponent);
   for (int k = 0; k < PARTS - 1; k++) {
-    parts[k] = (float)rest;
-    rest -= (double)parts[k];
+    parts[k] = (float)remainder;
+    remainder -= (double)parts[k];
   }
   parts[PARTS - 1] = (float)exponent;
 }
@@ -69,10 +69,10 @@ static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct ow
 
 static onebit_status_t create(struct onebit_optimizer *optimizer) {
   size_t ranks = (size_t)optimizer->comm->size;
-  struct own *own = ob_optimizer_take(optimizer, 1, sizeof *own);
+  struct own *own = ob_optimizer_allocate(optimizer, 1, sizeof *own);
   optimizer->own = own;
   if (own)
-    own->parts = ob_optimizer_take(optimizer, ranks * PARTS, sizeof *own->parts);
+    own->parts = ob_optimizer_allocate(optimizer, ranks * PARTS, sizeof *own->parts);
   onebit_status_t status = own && own->parts
                                ? ONEBIT_OK
                                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu sums", ranks);
@@ -102,8 +102,8 @@ static double variance(const struct onebit_optimizer *optimizer) {
 
 /* --- Plans */
 
-static bool sends_steps(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
-  return optimizer->moments.shards == ONEBIT_SHARDS_STEP && !unit->uncompressed;
+static bool sends_steps(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
+  return optimizer->moments.shards == ONEBIT_SHARDS_STEP && !bucket->uncompressed;
 }
 
 /* What servers send back: float32 steps that are compressed, parameters in their own type. */
@@ -114,45 +114,46 @@ static struct ob_plan_shape shape_back(const struct ob_plan_shape *in, onebit_dt
   return back;
 }
 
-static onebit_status_t plans(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t plans(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
                              size_t count) {
   struct ob_plan_shape in = *bits, dense_in = *dense;
-  in.of_shares = dense_in.of_shares = true;
-  in.momentum = in.served = false;
+  in.of_segments = dense_in.of_segments = true;
+  in.momentum = in.from_servers = false;
   in.options.operation = dense_in.options.operation = ONEBIT_REDUCE_SCATTER;
   struct ob_plan_shape steps = shape_back(&in, ONEBIT_FLOAT32);
   struct ob_plan_shape parameters = shape_back(&dense_in, optimizer->options.parameter_dtype);
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &in, count, &unit->bits));
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense_in, count, &unit->dense));
-  if (sends_steps(optimizer, unit))
-    OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &steps, count, &unit->steps_back));
-  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &unit->parameters_back));
-  unit->parameters_back->clocked = true;
-  if (unit->steps_back)
-    unit->steps_back->clocked = true;
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &in, count, &bucket->bits));
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense_in, count, &bucket->dense));
+  if (sends_steps(optimizer, bucket))
+    OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &steps, count, &bucket->steps_back));
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &bucket->parameters_back));
+  bucket->parameters_back->clocked = true;
+  if (bucket->steps_back)
+    bucket->steps_back->clocked = true;
   return ONEBIT_OK;
 }
 
 /* --- A step */
 
 /* Gradients, with the error of what was sent of them. */
-static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
-  (void)unit;
-  call->hold = optimizer->unit_count > 1;
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
+  (void)bucket;
+  call->hold = optimizer->bucket_count > 1;
 }
 
-static void pass_share(struct ob_unit *unit, const struct ob_pass_sink *sink) {
-  const struct ob_message_shape share = {.first = unit->first_block, .blocks = unit->blocks};
-  ob_pass_blocks(&unit->bits->work, NULL, NULL, &share, sink);
+static void pass_shard(struct ob_bucket *bucket, const struct ob_pass_sink *sink) {
+  const struct ob_message_shape segment = {.first = bucket->first_block, .blocks = bucket->blocks};
+  ob_pass_blocks(&bucket->bits->work, NULL, NULL, &segment, sink);
 }
 
-static void pass(const struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static void pass(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                  enum ob_pass_kind kind) {
-  struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, kind, optimizer->steps + 1);
+  struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, optimizer->steps + 1);
   struct own *own = optimizer->own;
   double began = ob_seconds();
-  pass_share(unit, &sink);
+  pass_shard(bucket, &sink);
   own->passed += ob_seconds() - began;
 }
 
@@ -167,29 +168,30 @@ static bool start(struct onebit_optimizer *optimizer, onebit_plan_t plan, struct
 }
 
 /* What travels is m^ / (sqrt(v^) + eps), with nothing left to multiply it with. */
-static void send_steps(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  pass(optimizer, unit, OB_PASS_SHARE);
-  unit->sink = ob_unit_sink(optimizer, unit, OB_PASS_APPLY_STEP, optimizer->steps + 1);
-  unit->sink.factors.adam.momentum_factor = 1;
-  struct ob_call call = {
-      .source = {.factor = 1, .weight = 1}, .sink = &unit->sink, .share = unit->arrays[OB_SCRATCH]};
-  unit->started = start(optimizer, unit->steps_back, &call);
+static void send_steps(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  pass(optimizer, bucket, OB_PASS_SHARD);
+  bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_APPLY_STEP, optimizer->steps + 1);
+  bucket->sink.factors.adam.momentum_factor = 1;
+  struct ob_call call = {.source = {.factor = 1, .weight = 1},
+                         .sink = &bucket->sink,
+                         .shard = bucket->arrays[OB_SCRATCH]};
+  bucket->started = start(optimizer, bucket->steps_back, &call);
 }
 
 /* From where they lie, and to where they lie. */
-static void send_parameters(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
-  pass(optimizer, unit, bits ? OB_PASS_SHARE_MOVE : OB_PASS_ADAM);
+static void send_parameters(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
+  pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
   struct ob_call call = {
-      .source = {.inputs = (const void *const *)unit->copies, .factor = 1, .weight = 1},
-      .outputs = unit->copies};
-  unit->started = start(optimizer, unit->parameters_back, &call);
+      .source = {.inputs = (const void *const *)bucket->copies, .factor = 1, .weight = 1},
+      .outputs = bucket->copies};
+  bucket->started = start(optimizer, bucket->parameters_back, &call);
 }
 
 static onebit_plan_t plan_back(const struct onebit_optimizer *optimizer,
-                               const struct ob_unit *unit) {
-  bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
-  return bits && unit->steps_back ? unit->steps_back : unit->parameters_back;
+                               const struct ob_bucket *bucket) {
+  bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
+  return bits && bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
 }
 
 /* While the freeze is looked for. */
@@ -211,7 +213,7 @@ static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_
 }
 
 /* In the order of the ranks, so that all come to the same one. */
-static void take_sums(struct onebit_optimizer *optimizer) {
+static void gather_sums(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
   wait_for(optimizer, own->sums);
   own->variance = 0;
@@ -224,8 +226,8 @@ static void take_sums(struct onebit_optimizer *optimizer) {
 static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   const struct own *own = optimizer->own;
   struct ob_spent spent = {0};
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_spent *of = &plan_back(optimizer, &optimizer->units[u])->spent;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_spent *of = &plan_back(optimizer, &optimizer->buckets[u])->spent;
     spent.compress += of->compress;
     spent.apply += of->apply;
     *of = (struct ob_spent){0};
@@ -239,37 +241,37 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
 
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
-  OB_TRY(ob_units_apply(optimizer));
+  OB_TRY(ob_buckets_apply(optimizer));
   double began = ob_seconds();
   own->passed = 0;
-  for (size_t u = optimizer->unit_count; u-- > 0;) {
-    struct ob_unit *unit = &optimizer->units[u];
-    if (plan_back(optimizer, unit) == unit->steps_back)
-      send_steps(optimizer, unit);
+  for (size_t u = optimizer->bucket_count; u-- > 0;) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    if (plan_back(optimizer, bucket) == bucket->steps_back)
+      send_steps(optimizer, bucket);
     else
-      send_parameters(optimizer, unit);
+      send_parameters(optimizer, bucket);
   }
   if (send_sum(optimizer))
-    take_sums(optimizer);
-  for (size_t u = optimizer->unit_count; u-- > 0;)
-    if (optimizer->units[u].started)
-      wait_for(optimizer, plan_back(optimizer, &optimizer->units[u]));
+    gather_sums(optimizer);
+  for (size_t u = optimizer->bucket_count; u-- > 0;)
+    if (optimizer->buckets[u].started)
+      wait_for(optimizer, plan_back(optimizer, &optimizer->buckets[u]));
   count_times(optimizer, ob_seconds() - began);
   return ob_step_outcome(optimizer);
 }
 
-/* The variance becomes a reciprocal; the momentum stays what it is: it is no kept value here. */
+/* The variance becomes a reciprocal; the momentum stays what it is: it is no residual here. */
 static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   bool due;
   OB_TRY(ob_freeze_is_due(optimizer, &due));
   if (!due)
     return ONEBIT_OK;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_unit *unit = &optimizer->units[u];
-    struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, OB_PASS_FREEZE, optimizer->steps);
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, OB_PASS_FREEZE, optimizer->steps);
     sink.factors.adam.beta1 = 1;
-    if (!unit->uncompressed)
-      pass_share(unit, &sink);
+    if (!bucket->uncompressed)
+      pass_shard(bucket, &sink);
   }
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;

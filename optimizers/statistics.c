@@ -28,10 +28,12 @@ static double ratio_of(double error, double signal) { return error > 0 ? sqrt(er
 
 static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, double *ratio) {
   double error = 0, signal = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct ob_unit *unit = &optimizer->units[u];
-    OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_RESIDUAL, ob_span_of_unit(unit, false), &error));
-    OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_SIGNAL, ob_span_of_unit(unit, false), &signal));
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct ob_bucket *bucket = &optimizer->buckets[u];
+    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_RESIDUAL, ob_span_of_bucket(bucket, false),
+                          &error));
+    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_SIGNAL, ob_span_of_bucket(bucket, false),
+                          &signal));
   }
   *ratio = ratio_of(error, signal);
   return ONEBIT_OK;
@@ -59,11 +61,11 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
 
 static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, size_t tensor,
                                     double *error, double *ratio) {
-  const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  const struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
   struct ob_span span = ob_span_of_tensor(optimizer, tensor);
   double squares = 0, signal = 0;
-  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_RESIDUAL, span, &squares));
-  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_SIGNAL, span, &signal));
+  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_RESIDUAL, span, &squares));
+  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_SIGNAL, span, &signal));
   *error = sqrt(squares);
   *ratio = ratio_of(squares, signal);
   return ONEBIT_OK;
@@ -77,14 +79,14 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     optimizer->tensor_count);
   OB_TRY(ob_optimizer_catch_up(optimizer));
-  const struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  const struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
   onebit_tensor_statistics_t told = {.size = sizeof told,
                                      .count = optimizer->tensors[tensor].count,
-                                     .uncompressed = unit->uncompressed};
+                                     .uncompressed = bucket->uncompressed};
   double parameters = 0, momentum = 0;
   struct ob_span span = ob_span_of_tensor(optimizer, tensor);
-  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_PARAMETERS, span, &parameters));
-  OB_TRY(ob_add_squares(optimizer, unit, OB_NORM_MOMENTUM, span, &momentum));
+  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_PARAMETERS, span, &parameters));
+  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_MOMENTUM, span, &momentum));
   OB_TRY(tensor_ratio(optimizer, tensor, &told.residual_norm, &told.residual_ratio));
   told.parameter_norm = sqrt(parameters);
   told.momentum_norm = sqrt(momentum);
@@ -115,7 +117,7 @@ static onebit_status_t examine(const struct onebit_optimizer *optimizer, struct 
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     OB_TRY(tensor_ratio(optimizer, t, &norm, &ratio));
     consider(error, t, ratio);
-    OB_TRY(ob_count_bounded(optimizer, &optimizer->units[tensor->unit],
+    OB_TRY(ob_count_bounded(optimizer, &optimizer->buckets[tensor->bucket],
                             ob_span_of_tensor(optimizer, t), &beyond));
     consider(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
   }

@@ -1,9 +1,9 @@
 /*
  * A step: its exchanges, in one go or in parts.
  *
- * Every unit is exchanged exactly once a step, so ranks that go about it differently still meet. A
- * mistake of this rank must reach the others with some unit's messages: therefore the last unit is
- * never started before onebit_optimizer_step, which knows all that can be wrong.
+ * Every bucket is exchanged exactly once a step, so ranks in other orders still match.
+ * A mistake of this rank must reach the others with some bucket's messages: therefore the last
+ * bucket is never started before onebit_optimizer_step, which knows all that can be wrong.
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,14 +12,14 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-/* The status from now on, with the latest error's words. An error counts more than a skip, and what
- * came first more than what followed: with the same statuses of the units, all ranks come to the
+/* The status from now on, with the latest error message. An error counts more than a skip, and what
+ * came first more than what followed: with the same statuses of the buckets, all ranks come to the
  * same one. */
 static onebit_status_t add(struct ob_outcome *outcome, onebit_status_t status) {
   bool worse = outcome->status == ONEBIT_OK || outcome->status == ONEBIT_SKIPPED;
   if (status != ONEBIT_OK && worse && status != outcome->status) {
     outcome->status = status;
-    snprintf(outcome->words, sizeof outcome->words, "%s", onebit_last_error());
+    snprintf(outcome->error, sizeof outcome->error, "%s", onebit_last_error());
   }
   return status;
 }
@@ -33,7 +33,7 @@ onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t 
 }
 
 static onebit_status_t tell(const struct ob_outcome *outcome) {
-  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->words);
+  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
 }
 
 onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status) {
@@ -44,7 +44,7 @@ onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer) {
   return tell(&optimizer->step.outcome);
 }
 
-onebit_status_t ob_optimizer_take_outcome(onebit_optimizer_t optimizer) {
+onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
   onebit_status_t status = tell(&optimizer->outcome);
   optimizer->outcome.status = ONEBIT_OK;
   return status;
@@ -58,56 +58,58 @@ bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
 
-enum ob_exchange ob_unit_exchange(const struct onebit_optimizer *optimizer,
-                                  const struct ob_unit *unit) {
-  return unit->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
+enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer *optimizer,
+                                    const struct ob_bucket *bucket) {
+  return bucket->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
 }
 
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
   if (optimizer->step.exchange != OB_EXCHANGE_NONE)
     return false;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (optimizer->units[u].uncompressed)
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (optimizer->buckets[u].uncompressed)
       return false;
   return true;
 }
 
-static struct ob_call dense_call(const struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return (struct ob_call){
-      .source = {.inputs = unit->gradients, .factor = optimizer->step.gradient_factor, .weight = 1},
-      .outputs = unit->means,
-      .share = optimizer->method->sharded ? unit->arrays[OB_SCRATCH] : NULL,
-      .agreed = ob_bits_of(optimizer->step.learning_rate),
-      .agreed_name = "learning_rate",
-      .on_stream = optimizer->step.on_stream,
-      .stream = optimizer->step.stream,
-      .hold = optimizer->unit_count > 1 && optimizer->deferred};
+static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
+                                 struct ob_bucket *bucket) {
+  return (struct ob_call){.source = {.inputs = bucket->gradients,
+                                     .factor = optimizer->step.gradient_factor,
+                                     .weight = 1},
+                          .outputs = bucket->means,
+                          .shard = optimizer->method->sharded ? bucket->arrays[OB_SCRATCH] : NULL,
+                          .agreed = ob_bits_of(optimizer->step.learning_rate),
+                          .agreed_name = "learning_rate",
+                          .on_stream = optimizer->step.on_stream,
+                          .stream = optimizer->step.stream,
+                          .hold = optimizer->bucket_count > 1 && optimizer->deferred};
 }
 
-static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  struct ob_call call = dense_call(optimizer, unit);
+static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  struct ob_call call = dense_call(optimizer, bucket);
   call.outputs = NULL;
-  optimizer->method->call(optimizer, unit, &call);
+  optimizer->method->call(optimizer, bucket, &call);
   return call;
 }
 
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   double began = ob_seconds();
-  onebit_status_t status = optimizer->method->prepare(optimizer, unit);
+  onebit_status_t status = optimizer->method->prepare(optimizer, bucket);
   optimizer->step.prepare += ob_seconds() - began;
   return status;
 }
 
-static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
+static void start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_step_state *step = &optimizer->step;
-  bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
+  bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   if (bits && optimizer->method->prepare)
-    note(step, prepare(optimizer, unit));
-  struct ob_call call = bits ? bits_call(optimizer, unit) : dense_call(optimizer, unit);
-  note(step, optimizer->place->prepare(optimizer, unit, &call));
+    note(step, prepare(optimizer, bucket));
+  struct ob_call call = bits ? bits_call(optimizer, bucket) : dense_call(optimizer, bucket);
+  note(step, optimizer->executor->prepare(optimizer, bucket, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
-  onebit_status_t status = ob_plan_start(bits ? unit->bits : unit->dense, so_far, &call);
-  unit->started = status == ONEBIT_OK;
+  onebit_status_t status = ob_plan_start(bits ? bucket->bits : bucket->dense, so_far, &call);
+  bucket->started = status == ONEBIT_OK;
   note(step, status);
   step->started++;
 }
@@ -117,8 +119,8 @@ static void start(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
  * thread of its own, and then that is less than nothing. */
 static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   struct ob_spent spent = {0};
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct onebit_plan *plans[] = {optimizer->units[u].bits, optimizer->units[u].dense};
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct onebit_plan *plans[] = {optimizer->buckets[u].bits, optimizer->buckets[u].dense};
     for (size_t k = 0; k < 2; k++) {
       spent.compress += plans[k]->spent.compress;
       spent.apply += plans[k]->spent.apply;
@@ -131,20 +133,20 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   optimizer->times.network += network > 0 ? network : 0;
 }
 
-/* Starts the units that have not been started, the last one first, and waits for all. */
+/* Starts the buckets that have not been started, the last one first, and waits for all. */
 static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
   struct ob_step_state *step = &optimizer->step;
   double began = ob_seconds();
-  for (size_t u = optimizer->unit_count; u-- > 0;) {
-    struct ob_unit *unit = &optimizer->units[u];
-    if (!unit->started && ob_unit_exchange(optimizer, unit) != OB_EXCHANGE_NONE)
-      start(optimizer, unit);
+  for (size_t u = optimizer->bucket_count; u-- > 0;) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    if (!bucket->started && ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE)
+      start(optimizer, bucket);
   }
-  for (size_t u = optimizer->unit_count; u-- > 0;) {
-    struct ob_unit *unit = &optimizer->units[u];
-    bool bits = ob_unit_exchange(optimizer, unit) == OB_EXCHANGE_BITS;
-    onebit_plan_t plan = bits ? unit->bits : unit->dense;
-    if (!unit->started)
+  for (size_t u = optimizer->bucket_count; u-- > 0;) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
+    onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
+    if (!bucket->started)
       continue;
     note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
     optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
@@ -155,10 +157,10 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
 }
 
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_unit *unit = &optimizer->units[u];
-    for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++)
-      unit->learning_rates[k] = learning_rate * unit->factors[k];
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
+      bucket->learning_rates[k] = learning_rate * bucket->factors[k];
   }
 }
 
@@ -169,11 +171,11 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
   set_learning_rates(optimizer, learning_rate);
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_unit *unit = &optimizer->units[u];
-    unit->waiting = unit->filled;
-    unit->started = false;
-    unit->bits->spent = unit->dense->spent = (struct ob_spent){0};
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    bucket->waiting = bucket->filled;
+    bucket->started = false;
+    bucket->bits->spent = bucket->dense->spent = (struct ob_spent){0};
   }
 }
 
@@ -220,8 +222,10 @@ static onebit_status_t check_tensor(const struct onebit_optimizer *optimizer, si
 }
 
 /* Clipping wants all gradients before the first can leave. */
-static bool may_start_early(const struct onebit_optimizer *optimizer, const struct ob_unit *unit) {
-  return optimizer->options.clip_norm == 0 && ob_unit_exchange(optimizer, unit) != OB_EXCHANGE_NONE;
+static bool may_start_early(const struct onebit_optimizer *optimizer,
+                            const struct ob_bucket *bucket) {
+  return optimizer->options.clip_norm == 0 &&
+         ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
 }
 
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
@@ -233,11 +237,11 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
                     tensor);
   OB_TRY(note(&optimizer->step, check_tensor(optimizer, tensor)));
   double began = ob_seconds();
-  struct ob_unit *unit = &optimizer->units[optimizer->tensors[tensor].unit];
+  struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
   optimizer->tensors[tensor].ready = true;
-  if (optimizer->tensors[tensor].count && --unit->waiting == 0 &&
-      optimizer->step.started + 1 < optimizer->unit_count && may_start_early(optimizer, unit))
-    start(optimizer, unit);
+  if (optimizer->tensors[tensor].count && --bucket->waiting == 0 &&
+      optimizer->step.started + 1 < optimizer->bucket_count && may_start_early(optimizer, bucket))
+    start(optimizer, bucket);
   ob_engine_advance(optimizer->comm->engine);
   double seconds = ob_seconds() - began;
   optimizer->step.ready += seconds;
@@ -247,12 +251,12 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
 
 /* The rate of an open step travels with its messages already. */
 static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer, float rate) {
-  float begun = optimizer->step.learning_rate;
-  if (ob_bits_of(rate) == ob_bits_of(begun))
+  float started = optimizer->step.learning_rate;
+  if (ob_bits_of(rate) == ob_bits_of(started))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "learning_rate is %.9g, but onebit_optimizer_begin was given %.9g", (double)rate,
-                  (double)begun);
+                  (double)started);
 }
 
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
@@ -279,7 +283,7 @@ static bool stayed_alone(const struct onebit_optimizer *optimizer) {
 static onebit_status_t learn(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
   uint64_t alone = stayed_alone(optimizer);
-  optimizer->place->counts(optimizer, &optimizer->steps, &optimizer->skipped);
+  optimizer->executor->counts(optimizer, &optimizer->steps, &optimizer->skipped);
   optimizer->skipped += optimizer->skipped_by_norm;
   uint64_t made = optimizer->steps - known;
   if (made < optimizer->unknown)
@@ -290,20 +294,20 @@ static onebit_status_t learn(onebit_optimizer_t optimizer) {
   if (optimizer->steps == known)
     return ONEBIT_OK;
   OB_TRY(advance(optimizer));
-  return optimizer->place->finish(optimizer);
+  return optimizer->executor->finish(optimizer);
 }
 
 /* A replayed graph makes steps that no call told of. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    onebit_plan_t plans[] = {optimizer->units[u].dense, optimizer->units[u].bits};
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    onebit_plan_t plans[] = {optimizer->buckets[u].dense, optimizer->buckets[u].bits};
     for (size_t k = 0; k < 2; k++) {
       onebit_status_t status = ob_optimizer_note(optimizer, ob_plan_settle(plans[k]));
       if (plans[k]->broken)
         return status;
     }
   }
-  OB_TRY(ob_optimizer_note(optimizer, optimizer->place->wait(optimizer)));
+  OB_TRY(ob_optimizer_note(optimizer, optimizer->executor->wait(optimizer)));
   return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
 }
 
@@ -317,16 +321,16 @@ static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t sta
 }
 
 static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (optimizer->units[u].uncompressed && optimizer->method->dense)
-      OB_TRY(optimizer->method->dense(optimizer, &optimizer->units[u]));
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (optimizer->buckets[u].uncompressed && optimizer->method->dense)
+      OB_TRY(optimizer->method->dense(optimizer, &optimizer->buckets[u]));
   return ONEBIT_OK;
 }
 
 /* What follows the exchange of a step, in the stage that it is in. A step that is made may still
  * have something to tell: of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
-  OB_TRY(optimizer->place->join(optimizer));
+  OB_TRY(optimizer->executor->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
   OB_TRY(update_dense(optimizer));
   optimizer->exchanges[optimizer->step.exchange]++;
@@ -338,7 +342,7 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
     ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
     OB_TRY(advance(optimizer));
   }
-  OB_TRY(optimizer->place->finish(optimizer));
+  OB_TRY(optimizer->executor->finish(optimizer));
   return tell(&optimizer->step.outcome);
 }
 
@@ -384,7 +388,7 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
   onebit_status_t status = ob_optimizer_catch_up(optimizer);
   optimizer->times.all += ob_seconds() - began;
   if (status == ONEBIT_OK)
-    status = ob_optimizer_take_outcome(optimizer);
+    status = ob_optimizer_end_outcome(optimizer);
   optimizer->outcome = before;
   return status;
 }

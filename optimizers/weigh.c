@@ -78,13 +78,14 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer, onebit_statu
 /* Added up by tensor, so that no bit of it depends on what is exchanged together. */
 static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *sum) {
   *sum = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    OB_TRY(ob_unit_pass(optimizer, &optimizer->units[u], OB_PASS_SQUARES, optimizer->steps + 1));
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    OB_TRY(
+        ob_bucket_pass(optimizer, &optimizer->buckets[u], OB_PASS_SQUARES, optimizer->steps + 1));
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     double part;
-    OB_TRY(optimizer->place->sum(optimizer, &optimizer->units[tensor->unit], 0, tensor->first_block,
-                                 tensor->end_block, &part));
+    OB_TRY(optimizer->executor->sum(optimizer, &optimizer->buckets[tensor->bucket], 0,
+                                    tensor->first_block, tensor->end_block, &part));
     *sum += part;
   }
   return ONEBIT_OK;
@@ -133,7 +134,7 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
   if (optimizer->good_steps < options->loss_scale_interval)
     return;
   optimizer->good_steps = 0;
-  if (optimizer->loss_scale * 2 <= OB_MOST_LOSS_SCALE)
+  if (optimizer->loss_scale * 2 <= OB_MAX_LOSS_SCALE)
     optimizer->loss_scale *= 2;
 }
 

@@ -5,10 +5,10 @@
  * all is float32:
  *
  *   dense     36   gradient 4, mean 4; mean 4, momentum 8, variance 8, parameter 8
- *   bits      32   gradient 4, kept value 8; momentum 8, variance 4, parameter 8
+ *   bits      32   gradient 4, residual 8; momentum 8, variance 4, parameter 8
  *   silent    28   a look at the gradient, 4; gradient 4, momentum 8, variance 4, parameter 8
  *   meeting   56   gradient, momentum, variance, parameter, anchor and movement 4 each; movement 4,
- *                  kept value 8; variance 4, anchor 8, momentum 4, parameter 4
+ *                  residual 8; variance 4, anchor 8, momentum 4, parameter 4
  *
  * In profile deepspeed what was moved is one array more: 8 in a silent step and in a meeting.
  */
@@ -74,9 +74,9 @@ static float corrected_rate_sum(const struct onebit_optimizer *optimizer) {
 /* The variance was not brought up to date in every step: its bias goes by the number of those in
  * which it was, this one among them if it is such. */
 static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
-                                   const struct ob_unit *unit, enum ob_pass_kind kind,
+                                   const struct ob_bucket *bucket, enum ob_pass_kind kind,
                                    uint64_t step) {
-  struct ob_pass_sink sink = ob_unit_sink(optimizer, unit, kind, step);
+  struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, step);
   struct ob_pass_factors *factors = &sink.factors;
   uint64_t updates = own_of(optimizer)->updates + (kind == OB_PASS_ADAM);
   if (!optimizer->moments.no_bias_correction)
@@ -85,28 +85,28 @@ static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
   factors->rate_sum = corrected_rate_sum(optimizer);
   factors->anchor_decay = is_deepspeed(optimizer) ? 0 : rate_sum(optimizer);
   factors->adds_up = is_deepspeed(optimizer);
-  sink.rate_factors = unit->factors;
+  sink.rate_factors = bucket->factors;
   return sink;
 }
 
-static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                             enum ob_pass_kind kind, uint64_t step) {
-  struct ob_pass_sink sink = sink_of(optimizer, unit, kind, step);
-  return optimizer->place->pass(optimizer, unit, &sink);
+  struct ob_pass_sink sink = sink_of(optimizer, bucket, kind, step);
+  return optimizer->executor->pass(optimizer, bucket, &sink);
 }
 
-/* Over all units that are compressed. */
+/* Over all buckets that are compressed. */
 static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
                                 uint64_t step) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (!optimizer->units[u].uncompressed)
-      OB_TRY(pass(optimizer, &optimizer->units[u], kind, step));
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (!optimizer->buckets[u].uncompressed)
+      OB_TRY(pass(optimizer, &optimizer->buckets[u], kind, step));
   return ONEBIT_OK;
 }
 
 /* Of tensors that stay uncompressed: Adam in every step. */
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return ob_unit_pass(optimizer, unit, OB_PASS_ADAM, optimizer->steps + 1);
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
 }
 
 static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
@@ -116,20 +116,21 @@ static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
 
 /* When the ranks meet: what this one would have come to goes out, and neither its parameters nor
  * its momentum change before all is known to be well. */
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit) {
-  return is_local(optimizer) ? pass(optimizer, unit, OB_PASS_ZERO_ONE_MEET, optimizer->steps + 1)
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  return is_local(optimizer) ? pass(optimizer, bucket, OB_PASS_ZERO_ONE_STORE, optimizer->steps + 1)
                              : ONEBIT_OK;
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struct ob_call *call) {
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
   bool meeting = is_local(optimizer);
-  unit->sink = sink_of(optimizer, unit, meeting ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
-                       optimizer->steps + 1);
-  call->sink = &unit->sink;
-  call->hold = optimizer->unit_count > 1;
+  bucket->sink = sink_of(optimizer, bucket, meeting ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
+                         optimizer->steps + 1);
+  call->sink = &bucket->sink;
+  call->hold = optimizer->bucket_count > 1;
   if (!meeting)
     return;
-  call->source.inputs = (const void *const *)unit->means; /* OB_SCRATCH, where MEET leaves them */
+  call->source.inputs = (const void *const *)bucket->means; /* OB_SCRATCH, where MEET leaves them */
   call->source.float32 = true;
   call->source.factor = 1;
   call->agreed = ob_bits_of(rate_sum(optimizer));
@@ -138,18 +139,18 @@ static void call(struct onebit_optimizer *optimizer, struct ob_unit *unit, struc
 
 /* Whether this rank's gradients are finite. Where they are clipped their norm is known already. */
 static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
-  double sum = 0, of_unit;
+  double sum = 0, of_bucket;
   *finite = isfinite(optimizer->gradient_norm);
   if (optimizer->options.clip_norm > 0)
     return ONEBIT_OK;
   OB_TRY(pass_all(optimizer, OB_PASS_SQUARES, optimizer->steps + 1));
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_unit *unit = &optimizer->units[u];
-    if (unit->uncompressed)
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    if (bucket->uncompressed)
       continue;
-    OB_TRY(
-        optimizer->place->sum(optimizer, unit, 0, 0, unit->bits->geometry.layout.blocks, &of_unit));
-    sum += of_unit;
+    OB_TRY(optimizer->executor->sum(optimizer, bucket, 0, 0, bucket->bits->geometry.layout.blocks,
+                                    &of_bucket));
+    sum += of_bucket;
   }
   *finite = isfinite(sum);
   return ONEBIT_OK;
@@ -173,7 +174,7 @@ static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
 }
 
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
-  OB_TRY(ob_units_apply(optimizer));
+  OB_TRY(ob_buckets_apply(optimizer));
   switch (optimizer->step.exchange) {
   case OB_EXCHANGE_DENSE:
     return pass_all(optimizer, OB_PASS_ADAM, optimizer->steps + 1);
@@ -188,9 +189,9 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
 /* What the residuals are of is another thing from now on. */
 static onebit_status_t freeze(struct onebit_optimizer *optimizer) {
   OB_TRY(pass_all(optimizer, OB_PASS_ZERO_ONE_FREEZE, optimizer->steps));
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (!optimizer->units[u].uncompressed)
-      OB_TRY(onebit_plan_reset_residual(optimizer->units[u].bits));
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (!optimizer->buckets[u].uncompressed)
+      OB_TRY(onebit_plan_reset_residual(optimizer->buckets[u].bits));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }
@@ -214,8 +215,7 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   return optimizer->steps >= own->schedule.variance_freeze_step ? freeze(optimizer) : ONEBIT_OK;
 }
 
-static size_t numbers(struct onebit_optimizer *optimizer,
-                      struct ob_numbers list[OB_NUMBERS_AT_MOST]) {
+static size_t numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
   struct zero_one *own = own_of(optimizer);
   list[0] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->updates, 1, 0, 0x1p63};
   list[1] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->apart, 1, 0, 1};
@@ -240,7 +240,7 @@ static const struct ob_option options_of[] = {
 
 static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
 
-/* Means and movements have an array of their own: which of the kept values' copies is free changes
+/* Means and movements have an array of their own: which of the residuals' copies is free changes
  * with every exchange. */
 #define ARRAYS                                                                                     \
   (OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) | OB_MASK(OB_ANCHOR) | OB_MASK(OB_SCRATCH))

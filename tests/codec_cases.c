@@ -59,7 +59,7 @@ static struct guarded_array input_create(const struct codec_case *c, uint32_t sa
 
 static size_t words_of(size_t count) { return (count + OB_LANES - 1) / OB_LANES; }
 
-/* Float32 arrays in whole words, as kept values lie; finite whatever the case's values. */
+/* Float32 arrays in whole words, as residuals lie; finite whatever the case's values. */
 static struct guarded_array words_create(size_t count, uint32_t salt) {
   struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(float));
   for (size_t i = 0; i < count; i++)
@@ -98,8 +98,8 @@ static void keep(struct result *result, const void *data, size_t size) {
 
 /* The payload of a NaN is not defined, so a sum that is one is kept as "not finite". */
 static void keep_sum(struct result *result, float sum) {
-  float kept = ob_is_finite(sum) ? sum : INFINITY;
-  keep(result, &kept, sizeof kept);
+  float residual = ob_is_finite(sum) ? sum : INFINITY;
+  keep(result, &residual, sizeof residual);
 }
 
 static void keep_array(struct result *result, struct guarded_array *array, size_t size) {
@@ -116,11 +116,11 @@ static void keep_numbers(struct result *result, struct guarded_array *array, siz
   keep_array(result, array, count * sizeof *numbers);
 }
 
-/* With values that are not finite the new kept values are discarded by the library, and only the
+/* With values that are not finite the new residuals are discarded by the library, and only the
  * sum tells. */
 static void run_compress(const struct codec_case *c, const struct ob_codec *codec, bool momentum,
                          onebit_scale_t rule, bool stream, struct result *result) {
-  struct guarded_array input = input_create(c, 1), kept = words_create(c->count, 2),
+  struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
                        out = words_create(c->count, 3), bits = bits_create(c->count, 4),
                        last = bits_create(c->count, 5);
   struct ob_compress_run run = {
@@ -134,12 +134,12 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
       .momentum_scale = 0.37f,
       .decay = 0.9f,
       .scaling = momentum && !stream ? 1.7f : 1,
-      .momentum_is_kept = rule == ONEBIT_SCALE_RMS,
+      .momentum_in_residual = rule == ONEBIT_SCALE_RMS,
       .weight = momentum ? 0.1f : 1,
-      .reciprocals = momentum && stream ? kept.data : NULL,
-      .kept = kept.data,
-      .kept_scale = 0.21f,
-      .kept_out = out.data,
+      .reciprocals = momentum && stream ? residual.data : NULL,
+      .residual = residual.data,
+      .residual_scale = 0.21f,
+      .residual_out = out.data,
       .bits = bits.data,
   };
   keep_sum(result, codec->compress(&run));
@@ -147,14 +147,14 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
   keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
   keep_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
   array_destroy(&input);
-  array_destroy(&kept);
+  array_destroy(&residual);
   array_destroy(&last);
 }
 
 /* With padding only where nothing is streamed. */
 static void run_moments(const struct codec_case *c, const struct ob_codec *codec, bool stream,
                         bool momentum, struct result *result) {
-  struct guarded_array input = input_create(c, 1), kept = words_create(c->count, 2),
+  struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
                        out = words_create(c->count, 3), bits = bits_create(c->count, 4),
                        last = bits_create(c->count, 5), now = moments_create(c->count, 6),
                        next = moments_create(c->count, 7);
@@ -180,9 +180,9 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
                  .now = 0.11f,
                  .before = 0.33f,
                  .fresh = 0.44f},
-      .kept = kept.data,
-      .kept_scale = 0.21f,
-      .kept_out = out.data,
+      .residual = residual.data,
+      .residual_scale = 0.21f,
+      .residual_out = out.data,
       .bits = bits.data,
   };
   keep_sum(result, codec->compress(&run));
@@ -191,7 +191,7 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
   keep_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
   keep_array(result, &next, finite ? words_of(c->count) * OB_LANES * sizeof(uint16_t) : 0);
   array_destroy(&input);
-  array_destroy(&kept);
+  array_destroy(&residual);
   array_destroy(&last);
   array_destroy(&now);
 }
@@ -201,8 +201,8 @@ static const size_t streams[stream_count] = {1, 2, 7};
 /* Where the momentum and the sum of the streams are both zero the direction is. */
 static void run_lion(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                      struct result *result) {
-  struct guarded_array bits[7], kept = words_create(c->count, 2), out = words_create(c->count, 3),
-                                word = bits_create(c->count, 4);
+  struct guarded_array bits[7], residual = words_create(c->count, 2),
+                                out = words_create(c->count, 3), word = bits_create(c->count, 4);
   const uint32_t *pointers[7];
   float scales[7];
   for (size_t s = 0; s < count; s++) {
@@ -211,29 +211,30 @@ static void run_lion(const struct codec_case *c, const struct ob_codec *codec, s
     scales[s] = c->values == VALUES_OVERFLOW ? 1e30f : 0.1f;
   }
   for (size_t i = 0; i < c->count; i++)
-    ((float *)kept.data)[i] *= (float)(i % 3 != 1);
+    ((float *)residual.data)[i] *= (float)(i % 3 != 1);
   struct ob_reduce_run run = {.count = c->count,
                               .streams = count,
                               .bits = pointers,
                               .scales = scales,
                               .serving = {OB_SERVE_LION, {0.9f, 0.1f, 0.99f, 0.01f}},
                               .stream = c->values == VALUES_GRADIENTS,
-                              .kept = kept.data,
-                              .kept_scale = 0.3f,
-                              .kept_out = out.data,
+                              .residual = residual.data,
+                              .residual_scale = 0.3f,
+                              .residual_out = out.data,
                               .out = word.data};
   keep_sum(result, codec->reduce(&run));
   keep_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
   keep_array(result, &word, words_of(c->count) * sizeof(uint32_t));
-  array_destroy(&kept);
+  array_destroy(&residual);
   for (size_t s = 0; s < count; s++)
     array_destroy(&bits[s]);
 }
 
 static void run_streams(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                         bool sum, struct result *result) {
-  struct guarded_array bits[7], kept = words_create(c->count, 2), out = words_create(c->count, 3),
-                                word = bits_create(c->count, 4), plain = input_create(c, 6);
+  struct guarded_array bits[7], residual = words_create(c->count, 2),
+                                out = words_create(c->count, 3), word = bits_create(c->count, 4),
+                                plain = input_create(c, 6);
   const uint32_t *pointers[7];
   float scales[7];
   for (size_t s = 0; s < count; s++) {
@@ -248,9 +249,9 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
                                  .rule = c->values == VALUES_EDGES ? ONEBIT_SCALE_MEAN_ABSOLUTE
                                                                    : ONEBIT_SCALE_RMS,
                                  .stream = c->values == VALUES_GRADIENTS,
-                                 .kept = kept.data,
-                                 .kept_scale = 0.3f,
-                                 .kept_out = out.data,
+                                 .residual = residual.data,
+                                 .residual_scale = 0.3f,
+                                 .residual_out = out.data,
                                  .out = word.data};
   struct ob_sum_run total = {c->count, count, pointers, scales, plain.data, c->dtype};
   if (sum)
@@ -260,7 +261,7 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
   keep_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
   keep_array(result, &word, words_of(c->count) * sizeof(uint32_t));
   keep_array(result, &plain, c->count * ob_dtype_size(c->dtype));
-  array_destroy(&kept);
+  array_destroy(&residual);
   for (size_t s = 0; s < count; s++)
     array_destroy(&bits[s]);
 }

@@ -31,7 +31,7 @@ static bool take_in(struct oracle_zero_one *oracle, const float *const *values, 
   return finite;
 }
 
-static void take_mean(struct oracle_zero_one *oracle, size_t k) {
+static void write_mean(struct oracle_zero_one *oracle, size_t k) {
   for (size_t i = oracle->first[k]; i < oracle->first[k] + oracle->count[k]; i++) {
     float sum = oracle->means[i];
     for (size_t w = 1; w < (size_t)oracle->workers; w++)
@@ -65,7 +65,7 @@ static void exchange_bucket(struct oracle_zero_one *oracle,
 static void exchange(struct oracle_zero_one *oracle, bool bits) {
   for (size_t k = 0; k < oracle->tensors; k++)
     if (!bits || oracle->uncompressed[k])
-      take_mean(oracle, k);
+      write_mean(oracle, k);
   for (size_t k = 0; bits && k < oracle->bucket_count; k++)
     exchange_bucket(oracle, &oracle->buckets[k]);
 }

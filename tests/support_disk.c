@@ -22,7 +22,7 @@ enum event_kind { MADE, RENAMED, REMOVED };
 
 struct event {
   enum event_kind kind;
-  char path[PATH], to[PATH], kept[PATH]; /* kept: a link to what was there, or "" */
+  char path[PATH], to[PATH], residual[PATH]; /* kept: a link to what was there, or "" */
 };
 
 /* Files that are open, and whether bytes of them are not synced. */
@@ -60,16 +60,16 @@ static struct open_file *file_of(int number) {
 
 /* Keeps what the path names. */
 static void keep(struct event *event, const char *path) {
-  snprintf(event->kept, sizeof event->kept, "%s/%ld", disk.shadow, disk.links++);
-  if (link(path, event->kept) != 0)
-    event->kept[0] = 0;
+  snprintf(event->residual, sizeof event->residual, "%s/%ld", disk.shadow, disk.links++);
+  if (link(path, event->residual) != 0)
+    event->residual[0] = 0;
 }
 
 static struct event *add_event(enum event_kind kind, const char *path) {
   struct event *event = &disk.events[disk.event_count];
   disk.event_count += disk.event_count + 1 < EVENTS;
   event->kind = kind;
-  event->kept[0] = 0;
+  event->residual[0] = 0;
   set_path(event->path, path);
   return event;
 }
@@ -83,12 +83,12 @@ static void undo(const struct event *event) {
     if (disk.fault == DISK_CUT_LATE)
       break;
     rename(event->to, event->path);
-    if (event->kept[0])
-      (void)!link(event->kept, event->to);
+    if (event->residual[0])
+      (void)!link(event->residual, event->to);
     break;
   case REMOVED:
-    if (disk.fault == DISK_CUT && event->kept[0])
-      (void)!link(event->kept, event->path);
+    if (disk.fault == DISK_CUT && event->residual[0])
+      (void)!link(event->residual, event->path);
   }
 }
 

@@ -114,7 +114,7 @@ enum { RANKS = 4, EACH = 512, TENSORS = 4, ALL = EACH * TENSORS };
 
 struct contrast {
   onebit_adam_exchange_t exchange;
-  double kept; /* error, relative to what is exchanged */
+  double residual; /* error, relative to what is exchanged */
 };
 
 static void keep_contrast(onebit_comm_t comm, void *context) {
@@ -140,7 +140,7 @@ static void keep_contrast(onebit_comm_t comm, void *context) {
   }
   CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
   if (rank == 0)
-    contrast->kept = info.residual_norm / info.momentum_norm;
+    contrast->residual = info.residual_norm / info.momentum_norm;
   onebit_optimizer_destroy(optimizer);
 }
 
@@ -149,7 +149,7 @@ Test(adam_step, keeps_less_error_where_sizes_differ) {
   struct contrast momentum = {ONEBIT_ADAM_EXCHANGE_MOMENTUM, 0};
   on_ranks(RANKS, keep_contrast, &step);
   on_ranks(RANKS, keep_contrast, &momentum);
-  cr_log_info("residual: step %.3f, momentum %.3f", step.kept, momentum.kept);
-  cr_expect_lt(step.kept, 0.8 * momentum.kept, "the step keeps %g, the momentum %g", step.kept,
-               momentum.kept);
+  cr_log_info("residual: step %.3f, momentum %.3f", step.residual, momentum.residual);
+  cr_expect_lt(step.residual, 0.8 * momentum.residual, "the step keeps %g, the momentum %g",
+               step.residual, momentum.residual);
 }

@@ -14,7 +14,7 @@ TestSuite(check, .timeout = 60);
 
 /* Of the tensors that are compressed: all but number 1. */
 static onebit_plan_t compressed_plan(const struct alone *alone) {
-  return alone->optimizer->units[alone->optimizer->tensors[0].unit].bits;
+  return alone->optimizer->buckets[alone->optimizer->tensors[0].bucket].bits;
 }
 
 /* Gives tensor `tensor` a residual of so many times its momentum, and the others one as large as

@@ -55,9 +55,9 @@ Test(codec, compresses_as_defined) {
                                   .input = input,
                                   .weight = 1,
                                   .scaling = 1,
-                                  .kept = kept,
-                                  .kept_scale = 0.25f,
-                                  .kept_out = next,
+                                  .residual = kept,
+                                  .residual_scale = 0.25f,
+                                  .residual_out = next,
                                   .bits = bits};
     float sum = ob_codec_row(row)->compress(&run);
     memset(lanes, 0, sizeof lanes);

@@ -117,7 +117,7 @@ Test(cost, keeps_to_what_the_task_allows) {
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.schedule, ONEBIT_SCHEDULE_EXCHANGE, "it is not possible with a rank a host");
   task = (struct ob_cost_task){
-      .elements = 1 << 22, .wire = ONEBIT_WIRE_DENSE, .hosts = 3, .ranks = 7, .most_ranks = 4};
+      .elements = 1 << 22, .wire = ONEBIT_WIRE_DENSE, .hosts = 3, .ranks = 7, .max_ranks = 4};
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.wire, ONEBIT_WIRE_DENSE);
 }

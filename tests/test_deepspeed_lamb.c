@@ -69,17 +69,17 @@ static void fill_parameters(float *parameter) {
     parameter[FIRST + i] = (float)(i % 5 - 2) / 2.0f;
 }
 
-/* Where tensor t begins in the only unit. */
-static size_t piece_of(const struct ob_unit *unit, size_t t) {
+/* Where tensor t begins in the only bucket. */
+static size_t piece_of(const struct ob_bucket *bucket, size_t t) {
   size_t k = 0;
-  while (unit->tensor_of[k] != t)
+  while (bucket->tensor_of[k] != t)
     k++;
   return k;
 }
 
 static void check_moment(onebit_optimizer_t optimizer, int step, const float *parameter) {
   const struct ob_lamb *lamb = optimizer->own;
-  const struct ob_unit *unit = &optimizer->units[0];
+  const struct ob_bucket *bucket = &optimizer->buckets[0];
   for (size_t k = 0; k < sizeof moments / sizeof moments[0]; k++) {
     if (moments[k].step != step)
       continue;
@@ -89,7 +89,7 @@ static void check_moment(onebit_optimizer_t optimizer, int step, const float *pa
                  moments[k].second[i]);
     }
     for (size_t t = 0; t < 2; t++) {
-      double ratio = (double)(unit->learning_rates[piece_of(unit, t)] / RATE);
+      double ratio = (double)(bucket->learning_rates[piece_of(bucket, t)] / RATE);
       check_near("ratio", step, (int)t, ratio, moments[k].ratio[t]);
       check_near("factor", step, (int)t, lamb->factors[t], moments[k].factor[t]);
     }
@@ -97,13 +97,14 @@ static void check_moment(onebit_optimizer_t optimizer, int step, const float *pa
 }
 
 /* The momentum that came with the last message for the padding: all of it in the last share. */
-static double padding_of(const struct ob_unit *unit) {
-  struct ob_message_shape shape = ob_plan_message(unit->bits, 1, 0);
-  struct ob_view view = ob_message_view(ob_plan_result(unit->bits, false, 1, 0), &shape);
+static double padding_of(const struct ob_bucket *bucket) {
+  struct ob_message_shape shape = ob_plan_message(bucket->bits, 1, 0);
+  struct ob_view view = ob_message_view(ob_plan_result(bucket->bits, false, 1, 0), &shape);
   const struct ob_piece *last =
-      &unit->bits->geometry.layout.piece[unit->bits->geometry.layout.pieces - 1];
-  size_t word = last->first_word - ob_layout_word(&unit->bits->geometry.layout, shape.first);
-  CHECK(unit->tensor_of[unit->bits->geometry.layout.pieces - 1] == 2 && last->count == 32 - COUNT,
+      &bucket->bits->geometry.layout.piece[bucket->bits->geometry.layout.pieces - 1];
+  size_t word = last->first_word - ob_layout_word(&bucket->bits->geometry.layout, shape.first);
+  CHECK(bucket->tensor_of[bucket->bits->geometry.layout.pieces - 1] == 2 &&
+            last->count == 32 - COUNT,
         "the last piece is no padding");
   CHECK(view.words[word] == 0 || view.words[word] == (1u << last->count) - 1,
         "the padding's signs are %x", (unsigned)view.words[word]);
@@ -112,12 +113,12 @@ static double padding_of(const struct ob_unit *unit) {
 
 static void check_end(onebit_optimizer_t optimizer) {
   const struct ob_lamb *lamb = optimizer->own;
-  const struct ob_unit *unit = &optimizer->units[0];
+  const struct ob_bucket *bucket = &optimizer->buckets[0];
   for (size_t t = 0; t < 2; t++) {
     check_near("coefficient", STEPS, (int)t, lamb->coefficients[t], coefficient[t]);
-    check_near("scaling", STEPS, (int)t, (double)unit->scalings[piece_of(unit, t)], scaling[t]);
+    check_near("scaling", STEPS, (int)t, (double)bucket->scalings[piece_of(bucket, t)], scaling[t]);
   }
-  check_near("padding", STEPS, 0, padding_of(unit), last_padding);
+  check_near("padding", STEPS, 0, padding_of(bucket), last_padding);
 }
 
 static void ten_steps(onebit_comm_t comm, void *context) {

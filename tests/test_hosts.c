@@ -90,10 +90,10 @@ static const struct placement placements[] = {
 static void check_rank_of(const struct placement *wanted, const struct ob_hosts *hosts, int rank) {
   CHECK(hosts->count == wanted->count && hosts->each == wanted->each, "%d hosts with %d ranks",
         hosts->count, hosts->each);
-  CHECK(hosts->fewest == wanted->fewest && hosts->most == wanted->most, "%d to %d ranks",
-        hosts->fewest, hosts->most);
-  CHECK(hosts->host == wanted->host[rank] && hosts->place == wanted->place[rank],
-        "place %d of host %d", hosts->place, hosts->host);
+  CHECK(hosts->fewest == wanted->fewest && hosts->max == wanted->most, "%d to %d ranks",
+        hosts->fewest, hosts->max);
+  CHECK(hosts->host == wanted->host[rank] && hosts->local_rank == wanted->place[rank],
+        "local_rank %d of host %d", hosts->local_rank, hosts->host);
   CHECK(hosts->here == wanted->here[rank], "%d ranks here", hosts->here);
   for (int k = 0; wanted->each && k < RANKS; k++)
     CHECK(hosts->ranks[k] == wanted->ranks[k], "rank %d at %d", hosts->ranks[k], k);

@@ -103,7 +103,7 @@ static void add_points(const struct ob_costs *truth, struct tune_points *points)
                                           .hosts = 4,
                                           .ranks_per_host = 1,
                                           .ranks = 4,
-                                          .most_ranks = 1,
+                                          .max_ranks = 1,
                                           .chunk = 65536,
                                           .schedule = ONEBIT_SCHEDULE_EXCHANGE}};
       point.measured = tune_point_seconds(truth, &point);

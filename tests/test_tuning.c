@@ -233,7 +233,7 @@ Test(tuning, bounds_what_it_reads) {
 }
 
 Test(tuning, finds_the_file_of_the_environment) {
-  char path[OB_TUNING_PATH_ROOM];
+  char path[OB_TUNING_PATH_CAPACITY];
   struct ob_costs costs;
   setenv("ONEBIT_TUNING", "none", 1);
   cr_expect(!ob_tuning_path(path));

@@ -30,8 +30,8 @@ struct ob_link {
   double byte;      /* seconds of a core that a byte sent, or received, takes */
 };
 
-#define OB_COST_CODEC_ROOM  16
-#define OB_COST_SOURCE_ROOM 256
+#define OB_COST_CODEC_CAPACITY  16
+#define OB_COST_SOURCE_CAPACITY 256
 
 /* What may be chosen, in the order in which it is tried. */
 struct ob_cost_candidate {
@@ -50,8 +50,8 @@ struct ob_cost_curve {
   } point[OB_COST_POINTS];
 };
 
-#define OB_COST_FACTOR_LEAST 0.05
-#define OB_COST_FACTOR_MOST  20.0
+#define OB_COST_MIN_FACTOR 0.05
+#define OB_COST_MAX_FACTOR 20.0
 
 /* Of the hosts and ranks on each that were measured, and no others. */
 struct ob_cost_measured {
@@ -81,8 +81,8 @@ struct ob_costs {
   double hosts, ranks_per_host; /* what was measured; 0: nothing was */
   double residual; /* of the fit: root mean square of log(predicted/measured); 0: none */
   struct ob_cost_measured measured;
-  char codec[OB_COST_CODEC_ROOM];
-  char source[OB_COST_SOURCE_ROOM]; /* where they come from */
+  char codec[OB_COST_CODEC_CAPACITY];
+  char source[OB_COST_SOURCE_CAPACITY]; /* where they come from */
 };
 
 /* What is to be done, and what may be chosen. */
@@ -92,7 +92,7 @@ struct ob_cost_task {
   size_t block;    /* elements a scale; 0: the default; ONEBIT_BLOCK_BUFFER: no overlap */
   onebit_wire_t wire;
   int hosts, ranks_per_host;  /* ranks_per_host 0: not the same on all */
-  int ranks, most_ranks;      /* in all, and on the fullest host; 0: by the two above */
+  int ranks, max_ranks;       /* in all, and on the fullest host; 0: by the two above */
   int threads;                /* of each rank; 0 is 1 */
   onebit_schedule_t schedule; /* AUTOMATIC: any that is possible */
   bool dense_allowed;         /* wire is bits, but dense may be chosen where it is faster */

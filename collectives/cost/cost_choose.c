@@ -94,7 +94,7 @@ static bool tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
 }
 
 static void conclude(struct ob_cost_choice *choice, const struct ob_costs *costs) {
-  char line[OB_COST_SOURCE_ROOM + 128];
+  char line[OB_COST_SOURCE_CAPACITY + 128];
   snprintf(line, sizeof line, "chosen: %s, %s, messages of %zu elements (costs: %s)\n",
            ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire), choice->chunk,
            costs->source);

@@ -27,7 +27,7 @@ struct ob_cost_model ob_cost_model(const struct ob_costs *costs, const struct ob
   struct ob_cost_model model = {.costs = costs, .task = task, .hosts = larger(1, task->hosts)};
   int ranks = task->ranks > 0 ? task->ranks : task->hosts * task->ranks_per_host;
   model.ranks = larger(1, ranks);
-  model.on_host = task->most_ranks > 0 ? task->most_ranks : task->ranks_per_host;
+  model.on_host = task->max_ranks > 0 ? task->max_ranks : task->ranks_per_host;
   model.on_host = smaller(model.ranks, larger(1, model.on_host));
   model.away = model.hosts > 1 ? model.ranks - model.on_host : 0;
   double cores = cores_of(&model), rank_cores = cores / model.on_host;
@@ -126,9 +126,9 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 
 double ob_overlapped(const struct ob_costs *costs, const struct ob_call_parts *parts) {
   double first = (parts->wire + parts->cores) / parts->pieces;
-  double rest = larger(parts->wire, parts->cores) +
-                smaller(1, costs->unhidden) * smaller(parts->wire, parts->cores);
-  return first + (1 - 1 / parts->pieces) * rest + parts->after;
+  double remainder = larger(parts->wire, parts->cores) +
+                     smaller(1, costs->unhidden) * smaller(parts->wire, parts->cores);
+  return first + (1 - 1 / parts->pieces) * remainder + parts->after;
 }
 
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,

@@ -13,8 +13,8 @@
 #include "compression/codec.h"
 
 /* A line is a key and a host's name at most; a file has a line a host and some more. */
-#define LINE_ROOM     512
-#define LINES_AT_MOST 100000
+#define LINE_CAPACITY 512
+#define MAX_LINES     100000
 
 static const char heading[] = "onebit tuning ";
 
@@ -57,21 +57,21 @@ static double scaled(double digits, int exponent) {
 
 bool ob_tuning_number(const char *text, double *value) {
   double digits = 0;
-  int count = 0, places = 0, exponent = 0;
+  int count = 0, decimals = 0, exponent = 0;
   bool point = false;
   for (; (*text >= '0' && *text <= '9') || (*text == '.' && !point); text++) {
     point |= *text == '.';
     if (*text == '.')
       continue;
     digits = 10 * digits + (*text - '0');
-    places += point;
+    decimals += point;
     count++;
   }
   if (count == 0 || count > 40 || (*text && *text != 'e' && *text != 'E'))
     return false;
   if (*text && !exponent_of(text + 1, &exponent))
     return false;
-  *value = scaled(digits, exponent - places);
+  *value = scaled(digits, exponent - decimals);
   return *value >= 0;
 }
 
@@ -81,22 +81,22 @@ struct reader {
   const struct ob_tuning_here *here;
   struct ob_costs costs;
   struct ob_tuning_origin origin;
-  char codec[OB_TUNING_WORDS_ROOM];
+  char codec[OB_TUNING_TEXT_CAPACITY];
   bool seen[OB_TUNING_KEYS];
   size_t hosts, line;
   bool here_listed;
-  char wrong[OB_TUNING_WRONG_ROOM]; /* what is, or "" */
+  char wrong[OB_TUNING_WRONG_CAPACITY]; /* what is, or "" */
 };
 
 /* Reads a line without its end. False at the end of the file; a line that is too long, or holds a
  * zero byte, is wrong. */
-static bool next_line(struct reader *reader, FILE *file, char line[LINE_ROOM]) {
+static bool next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY]) {
   size_t length = 0;
   int c = getc(file);
   if (c == EOF)
     return false;
   for (; c != EOF && c != '\n'; c = getc(file)) {
-    if (c == '\0' || length == LINE_ROOM - 1) {
+    if (c == '\0' || length == LINE_CAPACITY - 1) {
       snprintf(reader->wrong, sizeof reader->wrong, "is too long, or no text");
       break;
     }
@@ -105,20 +105,20 @@ static bool next_line(struct reader *reader, FILE *file, char line[LINE_ROOM]) {
   while (length && strchr(" \t\r", line[length - 1]))
     length--;
   line[length] = '\0';
-  if (++reader->line > LINES_AT_MOST)
+  if (++reader->line > MAX_LINES)
     snprintf(reader->wrong, sizeof reader->wrong, "is one too many");
   return true;
 }
 
-static void take_text(struct reader *reader, char room[OB_TUNING_WORDS_ROOM], const char *key,
-                      const char *value) {
-  if (*room)
+static void read_text(struct reader *reader, char capacity[OB_TUNING_TEXT_CAPACITY],
+                      const char *key, const char *value) {
+  if (*capacity)
     snprintf(reader->wrong, sizeof reader->wrong, "gives %.40s again", key);
-  snprintf(room, OB_TUNING_WORDS_ROOM, "%.*s", OB_TUNING_WORDS_ROOM - 1, value);
+  snprintf(capacity, OB_TUNING_TEXT_CAPACITY, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, value);
 }
 
 /* A comment may follow a number; names and words may have a # in them. */
-static void take_number(struct reader *reader, size_t k, char *text) {
+static void read_number(struct reader *reader, size_t k, char *text) {
   const struct ob_tuning_key *key = &ob_tuning_keys[k];
   text[strcspn(text, " \t#")] = '\0';
   double value;
@@ -134,24 +134,24 @@ static void take_number(struct reader *reader, size_t k, char *text) {
   reader->seen[k] = true;
 }
 
-static void take_host(struct reader *reader, const char *name) {
+static void read_host(struct reader *reader, const char *name) {
   reader->hosts++;
   reader->here_listed |= reader->here->host && strcmp(name, reader->here->host) == 0;
 }
 
-static void take(struct reader *reader, const char *key, char *value) {
+static void read_key(struct reader *reader, const char *key, char *value) {
   if (strcmp(key, "host") == 0)
-    take_host(reader, value);
+    read_host(reader, value);
   else if (strcmp(key, "date") == 0)
-    take_text(reader, reader->origin.date, key, value);
+    read_text(reader, reader->origin.date, key, value);
   else if (strcmp(key, "mpi") == 0)
-    take_text(reader, reader->origin.mpi, key, value);
+    read_text(reader, reader->origin.mpi, key, value);
   else if (strcmp(key, "codec") == 0)
-    take_text(reader, reader->codec, key, value);
+    read_text(reader, reader->codec, key, value);
   else if (strcmp(key, "correction") == 0)
-    ob_tuning_take_correction(&reader->costs.measured, value, reader->wrong);
+    ob_tuning_read_correction(&reader->costs.measured, value, reader->wrong);
   else if (strcmp(key, "chunk") == 0)
-    ob_tuning_take_chunk(&reader->costs.measured, value, reader->wrong);
+    ob_tuning_read_chunk(&reader->costs.measured, value, reader->wrong);
   else {
     size_t k = 0;
     while (k < OB_TUNING_KEYS && strcmp(key, ob_tuning_keys[k].name) != 0)
@@ -159,11 +159,11 @@ static void take(struct reader *reader, const char *key, char *value) {
     if (k == OB_TUNING_KEYS)
       snprintf(reader->wrong, sizeof reader->wrong, "has an unknown key, '%.40s'", key);
     else
-      take_number(reader, k, value);
+      read_number(reader, k, value);
   }
 }
 
-static void take_line(struct reader *reader, char *line) {
+static void read_line(struct reader *reader, char *line) {
   line += strspn(line, " \t");
   char *value = line + strcspn(line, " \t");
   if (*line == '#' || !*line)
@@ -174,7 +174,7 @@ static void take_line(struct reader *reader, char *line) {
   if (!*value)
     snprintf(reader->wrong, sizeof reader->wrong, "has no value for '%.40s'", line);
   else
-    take(reader, line, value);
+    read_key(reader, line, value);
 }
 
 /* --- Files */
@@ -202,7 +202,7 @@ static void check_complete(struct reader *reader) {
 
 /* Everything of the file into the reader. */
 static enum ob_tuning_state read_all(struct reader *reader, FILE *file) {
-  char line[LINE_ROOM];
+  char line[LINE_CAPACITY];
   enum ob_tuning_state state = OB_TUNING_READ;
   while (state == OB_TUNING_READ && !*reader->wrong && next_line(reader, file, line)) {
     if (*reader->wrong)
@@ -210,7 +210,7 @@ static enum ob_tuning_state read_all(struct reader *reader, FILE *file) {
     if (reader->line == 1)
       state = check_heading(reader, line);
     else
-      take_line(reader, line);
+      read_line(reader, line);
   }
   if (state == OB_TUNING_READ)
     check_complete(reader);
@@ -230,7 +230,7 @@ static enum ob_tuning_state accept(struct reader *reader, const char *path,
     return refuse(costs, here, OB_TUNING_STALE, path, why);
   }
   *costs = reader->costs;
-  snprintf(costs->codec, sizeof costs->codec, "%.*s", OB_COST_CODEC_ROOM - 1, reader->codec);
+  snprintf(costs->codec, sizeof costs->codec, "%.*s", OB_COST_CODEC_CAPACITY - 1, reader->codec);
   snprintf(costs->source, sizeof costs->source, "%.120s of %.40s, %g hosts", path,
            *reader->origin.date ? reader->origin.date : "some day", costs->hosts);
   return OB_TUNING_READ;
@@ -271,25 +271,25 @@ enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_her
   return state;
 }
 
-bool ob_tuning_path(char path[OB_TUNING_PATH_ROOM]) {
+bool ob_tuning_path(char path[OB_TUNING_PATH_CAPACITY]) {
   const char *named = ob_knob_text(OB_KNOB_TUNING);
   const char *config = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
   int length;
   if (named && strcmp(named, "none") == 0)
     return false;
   if (named)
-    length = snprintf(path, OB_TUNING_PATH_ROOM, "%s", named);
+    length = snprintf(path, OB_TUNING_PATH_CAPACITY, "%s", named);
   else if (config && *config)
-    length = snprintf(path, OB_TUNING_PATH_ROOM, "%s/onebit/tuning", config);
+    length = snprintf(path, OB_TUNING_PATH_CAPACITY, "%s/onebit/tuning", config);
   else if (home && *home)
-    length = snprintf(path, OB_TUNING_PATH_ROOM, "%s/.config/onebit/tuning", home);
+    length = snprintf(path, OB_TUNING_PATH_CAPACITY, "%s/.config/onebit/tuning", home);
   else
     return false;
-  return length > 0 && length < OB_TUNING_PATH_ROOM;
+  return length > 0 && length < OB_TUNING_PATH_CAPACITY;
 }
 
 enum ob_tuning_state ob_tuning_find(struct ob_costs *costs) {
-  char path[OB_TUNING_PATH_ROOM], host[OB_TUNING_NAME_ROOM] = "";
+  char path[OB_TUNING_PATH_CAPACITY], host[OB_TUNING_NAME_CAPACITY] = "";
   const struct ob_codec *codec;
   struct ob_tuning_here here = {.host = host};
   gethostname(host, sizeof host - 1);

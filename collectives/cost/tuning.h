@@ -21,10 +21,10 @@
 
 #include "collectives/cost/cost.h"
 
-#define OB_TUNING_VERSION    1
-#define OB_TUNING_NAME_ROOM  256 /* of a host, as gethostname gives it */
-#define OB_TUNING_WORDS_ROOM 128
-#define OB_TUNING_PATH_ROOM  4096
+#define OB_TUNING_VERSION       1
+#define OB_TUNING_NAME_CAPACITY 256 /* of a host, as gethostname gives it */
+#define OB_TUNING_TEXT_CAPACITY 128
+#define OB_TUNING_PATH_CAPACITY 4096
 
 enum ob_tuning_state {
   OB_TUNING_READ,    /* the costs are the file's */
@@ -42,7 +42,7 @@ struct ob_tuning_here {
 
 /* What is in a file besides costs. */
 struct ob_tuning_origin {
-  char date[OB_TUNING_WORDS_ROOM], mpi[OB_TUNING_WORDS_ROOM];
+  char date[OB_TUNING_TEXT_CAPACITY], mpi[OB_TUNING_TEXT_CAPACITY];
   const char *const *hosts; /* to write: `host_count` names */
   size_t host_count;
 };
@@ -50,7 +50,7 @@ struct ob_tuning_origin {
 /* The path of the file that would be read, or written: ONEBIT_TUNING, else onebit/tuning in
  * $XDG_CONFIG_HOME or ~/.config. False when the environment names none (ONEBIT_TUNING=none, or no
  * home). */
-bool ob_tuning_path(char path[OB_TUNING_PATH_ROOM]);
+bool ob_tuning_path(char path[OB_TUNING_PATH_CAPACITY]);
 
 /* Fills in the costs, always: costs->source says where they come from, and what was wrong with the
  * file. `origin` may be NULL; its hosts are not filled in. */

@@ -6,10 +6,10 @@
 #include "collectives/cost/tuning.h"
 
 /* Buffers and messages from one element to more than any memory holds, and an int of elements. */
-#define BYTES_LEAST 4.0
-#define BYTES_MOST  1e15
-#define CHUNK_LEAST 32.0
-#define CHUNK_MOST  2147483647.0
+#define MIN_BYTES 4.0
+#define MAX_BYTES 1e15
+#define MIN_CHUNK 32.0
+#define MAX_CHUNK 2147483647.0
 
 /* --- Reading */
 
@@ -17,14 +17,14 @@ static const char *wire_word(onebit_wire_t wire) {
   return wire == ONEBIT_WIRE_DENSE ? "float32" : "bits";
 }
 
-/* Cuts exactly so many words from a text, at its spaces; a comment ends it. */
-static bool split(char *text, char *words[], size_t count) {
+/* Cuts exactly so many fields from a text, at its spaces; a comment ends it. */
+static bool split(char *text, char *field[], size_t count) {
   text[strcspn(text, "#")] = '\0';
   for (size_t k = 0; k < count; k++) {
     text += strspn(text, " \t");
-    words[k] = text;
+    field[k] = text;
     text += strcspn(text, " \t");
-    if (text == words[k])
+    if (text == field[k])
       return false;
     if (*text)
       *text++ = '\0';
@@ -32,23 +32,24 @@ static bool split(char *text, char *words[], size_t count) {
   return text[strspn(text, " \t")] == '\0';
 }
 
-static bool take_number(const char *name, const char *text, double low, double high, double *value,
-                        char wrong[OB_TUNING_WRONG_ROOM]) {
+static bool read_number(const char *name, const char *text, double low, double high, double *value,
+                        char wrong[OB_TUNING_WRONG_CAPACITY]) {
   if (!ob_tuning_number(text, value))
-    snprintf(wrong, OB_TUNING_WRONG_ROOM, "%s is '%.40s', not a number", name, text);
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "%s is '%.40s', not a number", name, text);
   else if (*value < low || *value > high)
-    snprintf(wrong, OB_TUNING_WRONG_ROOM, "%s is %.40s, not %g to %g", name, text, low, high);
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "%s is %.40s, not %g to %g", name, text, low, high);
   else
     return true;
   return false;
 }
 
 static void add(struct ob_cost_curve *curve, double bytes, double value,
-                char wrong[OB_TUNING_WRONG_ROOM]) {
+                char wrong[OB_TUNING_WRONG_CAPACITY]) {
   if (curve->count == OB_COST_POINTS)
-    snprintf(wrong, OB_TUNING_WRONG_ROOM, "is one too many: %d are read", OB_COST_POINTS);
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is one too many: %d are read", OB_COST_POINTS);
   else if (!ob_cost_add_point(curve, bytes, value))
-    snprintf(wrong, OB_TUNING_WRONG_ROOM, "is of %.0f bytes, no more than the one before", bytes);
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is of %.0f bytes, no more than the one before",
+             bytes);
 }
 
 /* OB_COST_CANDIDATES: none. */
@@ -61,32 +62,31 @@ static size_t candidate_of(const char *schedule, const char *wire) {
   return k;
 }
 
-void ob_tuning_take_correction(struct ob_cost_measured *measured, char *text,
-                               char wrong[OB_TUNING_WRONG_ROOM]) {
-  char *words[4];
+void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
+                               char wrong[OB_TUNING_WRONG_CAPACITY]) {
+  char *field[4];
   double bytes, factor;
-  if (!split(text, words, 4)) {
-    snprintf(wrong, OB_TUNING_WRONG_ROOM, "is not 'correction SCHEDULE WIRE BYTES FACTOR'");
+  if (!split(text, field, 4)) {
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is not 'correction SCHEDULE WIRE BYTES FACTOR'");
     return;
   }
-  size_t k = candidate_of(words[0], words[1]);
+  size_t k = candidate_of(field[0], field[1]);
   if (k == OB_COST_CANDIDATES)
-    snprintf(wrong, OB_TUNING_WRONG_ROOM, "corrects '%.40s %.40s', which does not exist", words[0],
-             words[1]);
-  else if (take_number("size", words[2], BYTES_LEAST, BYTES_MOST, &bytes, wrong) &&
-           take_number("factor", words[3], OB_COST_FACTOR_LEAST, OB_COST_FACTOR_MOST, &factor,
-                       wrong))
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "corrects '%.40s %.40s', which does not exist",
+             field[0], field[1]);
+  else if (read_number("size", field[2], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
+           read_number("factor", field[3], OB_COST_MIN_FACTOR, OB_COST_MAX_FACTOR, &factor, wrong))
     add(&measured->factor[k], bytes, factor, wrong);
 }
 
-void ob_tuning_take_chunk(struct ob_cost_measured *measured, char *text,
-                          char wrong[OB_TUNING_WRONG_ROOM]) {
-  char *words[2];
+void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,
+                          char wrong[OB_TUNING_WRONG_CAPACITY]) {
+  char *field[2];
   double bytes, elements;
-  if (!split(text, words, 2))
-    snprintf(wrong, OB_TUNING_WRONG_ROOM, "is not 'chunk BYTES ELEMENTS'");
-  else if (take_number("size", words[0], BYTES_LEAST, BYTES_MOST, &bytes, wrong) &&
-           take_number("chunk", words[1], CHUNK_LEAST, CHUNK_MOST, &elements, wrong))
+  if (!split(text, field, 2))
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is not 'chunk BYTES ELEMENTS'");
+  else if (read_number("size", field[0], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
+           read_number("chunk", field[1], MIN_CHUNK, MAX_CHUNK, &elements, wrong))
     add(&measured->chunk, bytes, elements, wrong);
 }
 

@@ -6,13 +6,13 @@
 
 #include "collectives/cost/cost.h"
 
-#define OB_TUNING_WRONG_ROOM 160
+#define OB_TUNING_WRONG_CAPACITY 160
 
 /* Take what follows the key, which they change; say in `wrong` what is. */
-void ob_tuning_take_correction(struct ob_cost_measured *measured, char *text,
-                               char wrong[OB_TUNING_WRONG_ROOM]);
-void ob_tuning_take_chunk(struct ob_cost_measured *measured, char *text,
-                          char wrong[OB_TUNING_WRONG_ROOM]);
+void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
+                               char wrong[OB_TUNING_WRONG_CAPACITY]);
+void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,
+                          char wrong[OB_TUNING_WRONG_CAPACITY]);
 
 void ob_tuning_write_points(FILE *file, const struct ob_cost_measured *measured);
 

@@ -20,7 +20,7 @@
 static onebit_status_t applicable(const struct onebit_plan *plan,
                                   const struct ob_plan_shape *shape) {
   (void)plan;
-  return shape->windowed || shape->served
+  return shape->windowed || shape->from_servers
              ? ob_error(ONEBIT_ERROR_ARGUMENT, "schedule is ONEBIT_SCHEDULE_ALLGATHER: an "
                                                "optimizer takes what servers send")
              : ONEBIT_OK;
@@ -51,13 +51,13 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
       .wire_bytes = ob_schedule_bytes_to_all(plan),
   };
   if (!plan->geometry.whole)
-    ob_plan_share(plan, &sizes->compressed_first, &sizes->compressed_end);
+    ob_plan_segment(plan, &sizes->compressed_first, &sizes->compressed_end);
 }
 
 static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t room) {
+                     size_t capacity) {
   return task->operation == ONEBIT_ALLREDUCE &&
-         ob_schedule_describe("allgather", wire, chunk, line, room);
+         ob_schedule_describe("allgather", wire, chunk, line, capacity);
 }
 
 static double bits_cost(const struct ob_cost_model *model, const struct ob_phase *phase,

@@ -40,13 +40,13 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
   const onebit_plan_options_t *options = &shape->options;
   return (struct ob_cost_task){
       .operation = options->operation,
-      .elements = elements_of(shape) / (shape->of_shares ? (size_t)plan->comm->size : 1),
+      .elements = elements_of(shape) / (shape->of_segments ? (size_t)plan->comm->size : 1),
       .block = options->block_size,
       .wire = options->wire,
       .hosts = hosts->count,
       .ranks_per_host = ob_hierarchical_can_add(plan) || hosts->each == 1 ? hosts->each : 0,
       .ranks = plan->comm->size,
-      .most_ranks = hosts->most,
+      .max_ranks = hosts->max,
       .schedule = options->schedule,
       .chunk = options->chunk_size,
   };
@@ -68,12 +68,12 @@ static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_sha
   bool free = (modelled || is_between_gpus(plan)) && !shape->one_scale &&
               shape->options.profile == ONEBIT_PROFILE_DEFAULT &&
               shape->options.operation == ONEBIT_ALLREDUCE;
-  bool served = shape->windowed || shape->served;
+  bool from_servers = shape->windowed || shape->from_servers;
   if (task->schedule)
     return;
   if (!free)
     task->schedule = ONEBIT_SCHEDULE_EXCHANGE;
-  else if (served)
+  else if (from_servers)
     task->schedule = hosts->count > 1 && task->ranks_per_host > 1 ? ONEBIT_SCHEDULE_HIERARCHICAL
                                                                   : ONEBIT_SCHEDULE_EXCHANGE;
   else if (modelled)

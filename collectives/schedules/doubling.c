@@ -119,8 +119,8 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
 }
 
 static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t room) {
-  return ob_schedule_allgather.describe(task, wire, chunk, line, room);
+                     size_t capacity) {
+  return ob_schedule_allgather.describe(task, wire, chunk, line, capacity);
 }
 
 /* The model's allgather has it, where there is one message. */

@@ -41,7 +41,7 @@ static onebit_status_t applicable(const struct onebit_plan *plan,
   if (!hosts->each)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "schedule is %s: the hosts have %d to %d ranks, and would all need as many",
-                    name, hosts->fewest, hosts->most);
+                    name, hosts->fewest, hosts->max);
   return ONEBIT_OK;
 }
 
@@ -101,12 +101,12 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
 }
 
 static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t room) {
+                     size_t capacity) {
   if (task->operation != ONEBIT_ALLREDUCE || wire == ONEBIT_WIRE_DENSE)
     return false;
   if (task->hosts > 1 && task->ranks_per_host > 1)
-    return ob_schedule_describe("hierarchical", wire, chunk, line, room);
-  snprintf(line, room, "hierarchical: %s",
+    return ob_schedule_describe("hierarchical", wire, chunk, line, capacity);
+  snprintf(line, capacity, "hierarchical: %s",
            task->hosts < 2             ? "not with one host"
            : task->ranks_per_host == 0 ? "hosts have different numbers of ranks"
                                        : "is exchange with one rank a host");

@@ -15,7 +15,7 @@
 
 /* Chunks that a rank has done with, each kind on a cache line of its own: loaded into its window,
  * taken from everyone's window, collected from the other hosts, applied. */
-enum counter { LOADED, TAKEN, COLLECTED, APPLIED, COUNTERS };
+enum counter { LOADED, USED, COLLECTED, APPLIED, COUNTERS };
 
 /* The beginning of a rank's block. Flags and the agreed number are those of the calls with an even
  * and an odd number: no rank is more than one call ahead of another. */
@@ -54,16 +54,17 @@ static onebit_status_t create_shared(struct onebit_plan *plan) {
   host->views = ob_allocate(host->ranks, sizeof *host->views);
   if (!host->mean || !host->views)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the sums of %zu ranks", host->ranks);
-  OB_TRY(ob_shared_create(&host->shared, bytes, hosts->each, hosts->place));
+  OB_TRY(ob_shared_create(&host->shared, bytes, hosts->each, hosts->local_rank));
   plan->memory_bytes += bytes + elements * sizeof(float);
   for (int copy = 0; copy < 2; copy++)
-    plan->geometry.results[copy] = host->shared.base[host->place] + host->results_at[copy];
+    plan->geometry.results[copy] = host->shared.base[host->local_rank] + host->results_at[copy];
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_host_create(struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
-  plan->host = (struct ob_host){.ranks = (size_t)hosts->each, .place = (size_t)hosts->place};
+  plan->host =
+      (struct ob_host){.ranks = (size_t)hosts->each, .local_rank = (size_t)hosts->local_rank};
   return plan->executor->shares_memory ? create_shared(plan) : ONEBIT_OK;
 }
 
@@ -85,7 +86,7 @@ void ob_host_destroy(struct ob_host *host) {
 /* --- Counters ----------------------------------------------------------------------------------*/
 
 static void set(struct ob_host *host, enum counter kind, uint64_t chunks) {
-  atomic_store_explicit(&page_of(host, host->place)->counters[kind].chunks, chunks,
+  atomic_store_explicit(&page_of(host, host->local_rank)->counters[kind].chunks, chunks,
                         memory_order_release);
 }
 
@@ -118,7 +119,7 @@ static bool all_have(struct onebit_plan *plan, enum counter kind, uint64_t chunk
 /* --- Flags -------------------------------------------------------------------------------------*/
 
 static void tell_flags(struct onebit_plan *plan) {
-  struct page *page = page_of(&plan->host, plan->host.place);
+  struct page *page = page_of(&plan->host, plan->host.local_rank);
   atomic_store_explicit(&page->flags[plan->host.parity], ob_steps_flags(plan),
                         memory_order_relaxed);
 }
@@ -131,7 +132,7 @@ static void hear_flags(struct onebit_plan *plan) {
     struct page *page = page_of(host, k);
     unsigned flags = atomic_load_explicit(&page->flags[host->parity], memory_order_relaxed);
     uint32_t agreed = atomic_load_explicit(&page->agreed[host->parity], memory_order_relaxed);
-    if (k != host->place)
+    if (k != host->local_rank)
       ob_steps_hear(plan, ranks[k], flags, agreed);
   }
 }
@@ -140,7 +141,7 @@ static void hear_flags(struct onebit_plan *plan) {
 
 void ob_host_begin(struct onebit_plan *plan) {
   struct ob_host *host = &plan->host;
-  struct page *page = page_of(host, host->place);
+  struct page *page = page_of(host, host->local_rank);
   host->base = plan->calls * plan->geometry.chunks;
   host->parity = plan->calls & 1;
   ob_host_end(plan); /* also of a call that was never applied: ob_plan_apply */
@@ -156,7 +157,7 @@ void ob_host_end(struct onebit_plan *plan) {
 }
 
 void ob_host_give_up(struct onebit_plan *plan) {
-  struct page *page = page_of(&plan->host, plan->host.place);
+  struct page *page = page_of(&plan->host, plan->host.local_rank);
   atomic_store_explicit(&page->gone, 1, memory_order_relaxed);
 }
 
@@ -171,12 +172,12 @@ bool ob_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   struct ob_host *host = &plan->host;
   uint64_t number = host->base + chunk + 1;
-  if (number > host->slots && !all_have(plan, TAKEN, number - host->slots))
+  if (number > host->slots && !all_have(plan, USED, number - host->slots))
     return false; /* what lies there is still wanted */
   for (size_t segment = 0; plan->status == ONEBIT_OK && segment < plan->geometry.segments;
        segment++) {
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
-    struct ob_view out = {.values = window(plan, host->place, segment, chunk)};
+    struct ob_view out = {.values = window(plan, host->local_rank, segment, chunk)};
     ob_load_blocks(&plan->work, &plan->call.source, &shape, &out);
   }
   tell_flags(plan);
@@ -200,8 +201,8 @@ void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
   ob_mean_blocks(&plan->work, host->views, host->ranks, 1, shape, out);
 }
 
-void ob_host_taken(struct onebit_plan *plan, size_t chunk) {
-  set(&plan->host, TAKEN, plan->host.base + chunk + 1);
+void ob_host_used(struct onebit_plan *plan, size_t chunk) {
+  set(&plan->host, USED, plan->host.base + chunk + 1);
 }
 
 bool ob_host_wait_free(struct onebit_plan *plan, size_t chunk, bool wait) {

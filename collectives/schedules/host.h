@@ -21,7 +21,7 @@
 struct onebit_plan;
 
 struct ob_host {
-  size_t ranks, place; /* of this host; 0 ranks: the plan is not hierarchical */
+  size_t ranks, local_rank; /* of this host; 0 ranks: the plan is not hierarchical */
   /* Without a base they share no memory: the plan's executor runs the steps inside the host, and
    * nothing below is for it. */
   struct ob_shared shared;
@@ -33,8 +33,8 @@ struct ob_host {
   unsigned parity;                 /* of the number of calls */
 };
 
-/* Sets ranks and place, once the plan's messages are measured; and where the ranks share memory
- * makes this rank's block. */
+/* Sets ranks and local_rank, once the plan's messages are measured; and where the ranks share
+ * memory makes this rank's block. */
 onebit_status_t ob_host_create(struct onebit_plan *plan);
 
 /* Attaches the others' blocks: after an agreement in which each told the name of its own. */
@@ -52,10 +52,10 @@ void ob_host_give_up(struct onebit_plan *plan);
 ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob_host_wait,
     ob_host_apply_early, ob_host_apply_late;
 
-/* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_taken. */
+/* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_used. */
 void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);
-void ob_host_taken(struct onebit_plan *plan, size_t chunk);
+void ob_host_used(struct onebit_plan *plan, size_t chunk);
 
 /* Where the result of a segment's server lies, perhaps in another rank's block. */
 unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,

@@ -29,9 +29,9 @@ static size_t fraction(size_t total, size_t part, size_t parts) {
 static size_t first_word(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                          size_t k) {
   const struct ob_layout *layout = &plan->geometry.layout;
-  if (shape->share_pieces)
-    return layout->piece[shape->share_pieces[k]].first_word;
-  if (shape->share_a_piece)
+  if (shape->segment_pieces)
+    return layout->piece[shape->segment_pieces[k]].first_word;
+  if (shape->segment_a_piece)
     return layout->piece[k].first_word;
   return fraction(layout->words, k, plan->geometry.segments);
 }
@@ -182,7 +182,8 @@ onebit_status_t ob_schedule_steps(struct onebit_plan *plan) {
 }
 
 bool ob_schedule_describe(const char *name, onebit_wire_t wire, size_t chunk, char *line,
-                          size_t room) {
-  snprintf(line, room, "%s, %s, messages of %zu elements", name, ob_cost_wire_name(wire), chunk);
+                          size_t capacity) {
+  snprintf(line, capacity, "%s, %s, messages of %zu elements", name, ob_cost_wire_name(wire),
+           chunk);
   return true;
 }

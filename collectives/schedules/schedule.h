@@ -43,7 +43,7 @@ struct ob_schedule {
   /* A line about what a task's messages would be, or why the model has no time for it: then false.
    * `line` may remain empty. */
   bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                   size_t room);
+                   size_t capacity);
 
   /* Seconds by the model, but for what a call takes whatever its size. */
   double (*cost)(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk);
@@ -80,7 +80,7 @@ uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
 
 /* describe() of a schedule that can do the task. */
 bool ob_schedule_describe(const char *name, onebit_wire_t wire, size_t chunk, char *line,
-                          size_t room);
+                          size_t capacity);
 
 /* --- Steps of doubling (doubling.c); `chunk` is the number of the round */
 

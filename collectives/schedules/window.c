@@ -74,8 +74,8 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
 }
 
 static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t room) {
-  return ob_schedule_exchange.describe(task, wire, chunk, line, room);
+                     size_t capacity) {
+  return ob_schedule_exchange.describe(task, wire, chunk, line, capacity);
 }
 
 /* Of the operations but allreduce, dense. */

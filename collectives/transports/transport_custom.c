@@ -15,8 +15,8 @@
 #include "collectives/progress.h"
 #include "onebit/custom.h"
 
-#define LEAST_LARGEST_TAG 32767 /* as in MPI */
-#define DEFAULT_TIMEOUT   1800.0
+#define MIN_LARGEST_TAG 32767 /* as in MPI */
+#define DEFAULT_TIMEOUT 1800.0
 /* The longest that one callback may wait: another thread's failure is seen as soon. */
 #define LONGEST_WAIT 0.1
 
@@ -28,7 +28,7 @@ struct custom {
 struct custom_batch {
   struct ob_batch base;
   void **operations; /* one a receive, then one a send; NULL: complete, or not begun */
-  double begun;      /* when, by ob_seconds */
+  double started;    /* when, by ob_seconds */
 };
 
 /* Requests on different communicators may depend on each other, as over MPI. */
@@ -50,15 +50,15 @@ static void give_up(struct custom *custom) {
     custom->call.abort(custom->call.context);
 }
 
-/* The end of a batch, and of the communicator. The words are taken before anything else is called.
- */
+/* The end of a batch, and of the communicator. The error message is read before anything else is
+ * called. */
 static onebit_status_t fail(struct custom_batch *batch, const char *what, int peer, int code) {
   struct custom *custom = batch->base.comm->state;
-  const char *words =
+  const char *message =
       custom->call.message ? custom->call.message(custom->call.context, code) : NULL;
   onebit_status_t status =
-      words ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: %s", what, peer, words)
-            : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: code %d", what, peer, code);
+      message ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: %s", what, peer, message)
+              : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: code %d", what, peer, code);
   give_up(custom);
   cancel_all(batch);
   return status;
@@ -124,7 +124,7 @@ static onebit_status_t check_failed(struct custom_batch *batch) {
 static onebit_status_t begin(struct ob_batch *base, int tag) {
   struct custom_batch *batch = (struct custom_batch *)base;
   OB_TRY(check_failed(batch));
-  batch->begun = ob_seconds();
+  batch->started = ob_seconds();
   for (size_t i = 0; i < base->receives; i++)
     OB_TRY(begin_receive(batch, i, tag));
   for (size_t i = 0; i < base->sends; i++)
@@ -133,7 +133,7 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
 }
 
 /* What arrived, into the endpoint. */
-static onebit_status_t take_size(struct custom_batch *batch, size_t number, size_t bytes) {
+static onebit_status_t read_size(struct custom_batch *batch, size_t number, size_t bytes) {
   if (number >= batch->base.receives)
     return ONEBIT_OK;
   struct ob_endpoint *in = &batch->base.receive[number];
@@ -159,7 +159,7 @@ static onebit_status_t test_one(struct custom_batch *batch, size_t number, doubl
                 receives ? base->receive[number].peer : base->send[number - base->receives].peer,
                 code);
   batch->operations[number] = NULL;
-  return take_size(batch, number, bytes);
+  return read_size(batch, number, bytes);
 }
 
 /* Asks about all that is open; then, with time to wait, waits for the first of them. */
@@ -182,7 +182,7 @@ static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
 
 static onebit_status_t check_time(struct custom_batch *batch, double *left) {
   const struct custom *custom = batch->base.comm->state;
-  *left = custom->call.timeout - (ob_seconds() - batch->begun);
+  *left = custom->call.timeout - (ob_seconds() - batch->started);
   if (*left > 0)
     return ONEBIT_OK;
   return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
@@ -267,7 +267,7 @@ static onebit_status_t check_usable(const onebit_transport_callbacks_t *call, in
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_rest(const onebit_transport_callbacks_t *call, bool wanted) {
+static onebit_status_t check_tail(const onebit_transport_callbacks_t *call, bool wanted) {
   if (!wanted)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   if (call->largest_tag < 0)
@@ -338,11 +338,12 @@ static onebit_status_t create_local(const onebit_transport_callbacks_t *call, in
     ob_release(custom);
     return status;
   }
-  (*comm)->largest_tag = call->largest_tag > 0 ? call->largest_tag : LEAST_LARGEST_TAG;
+  (*comm)->largest_tag = call->largest_tag > 0 ? call->largest_tag : MIN_LARGEST_TAG;
   return ONEBIT_OK;
 }
 
-static onebit_status_t meet_others(onebit_comm_t comm, onebit_status_t status, const char *host) {
+static onebit_status_t wait_for_others(onebit_comm_t comm, onebit_status_t status,
+                                       const char *host) {
   OB_TRY(agree(comm, status, host));
   OB_TRY(ob_agree(comm, find_hosts(comm), NULL, 0));
   status = find_costs(comm);
@@ -361,7 +362,7 @@ onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *ca
       callbacks->abort(callbacks->context);
     return status;
   }
-  status = meet_others(comm, check_rest(callbacks, result != NULL), callbacks->host);
+  status = wait_for_others(comm, check_tail(callbacks, result != NULL), callbacks->host);
   if (status == ONEBIT_OK) {
     *result = comm;
     return ONEBIT_OK;

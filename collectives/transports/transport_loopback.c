@@ -46,8 +46,8 @@ static void append(struct parcel **list, struct parcel *parcel) {
   *list = parcel;
 }
 
-/* Takes the first parcel with this sender and tag off the list. */
-static struct parcel *take(struct parcel **list, int from, int tag) {
+/* The first parcel with this sender and tag off the list. */
+static struct parcel *remove_first(struct parcel **list, int from, int tag) {
   for (; *list; list = &(*list)->next)
     if ((*list)->from == from && (*list)->tag == tag) {
       struct parcel *found = *list;
@@ -57,7 +57,7 @@ static struct parcel *take(struct parcel **list, int from, int tag) {
   return NULL;
 }
 
-static void meet(struct group *group, struct parcel *sent, struct parcel *wanted) {
+static void wait_for_all(struct group *group, struct parcel *sent, struct parcel *wanted) {
   size_t bytes = sent->endpoint->bytes;
   if (bytes > wanted->endpoint->bytes)
     wanted->batch->truncated = bytes;
@@ -71,18 +71,18 @@ static void meet(struct group *group, struct parcel *sent, struct parcel *wanted
 
 static void post_send(struct group *group, struct parcel *parcel) {
   struct mailbox *box = &group->mailbox[parcel->endpoint->peer];
-  struct parcel *wanted = take(&box->wanted, parcel->from, parcel->tag);
+  struct parcel *wanted = remove_first(&box->wanted, parcel->from, parcel->tag);
   if (wanted)
-    meet(group, parcel, wanted);
+    wait_for_all(group, parcel, wanted);
   else
     append(&box->sent, parcel);
 }
 
 static void post_receive(struct group *group, struct parcel *parcel, int rank) {
   struct mailbox *box = &group->mailbox[rank];
-  struct parcel *sent = take(&box->sent, parcel->from, parcel->tag);
+  struct parcel *sent = remove_first(&box->sent, parcel->from, parcel->tag);
   if (sent)
-    meet(group, sent, parcel);
+    wait_for_all(group, sent, parcel);
   else
     append(&box->wanted, parcel);
 }
@@ -190,7 +190,7 @@ static struct group *group_create(int size) {
 }
 
 /* Consecutive ranks share a host; the numbers of ranks differ by one at most. */
-static void spread_hosts(int *host_of, int size, int hosts) {
+static void assign_hosts(int *host_of, int size, int hosts) {
   for (int rank = 0; rank < size; rank++)
     host_of[rank] = (int)((int64_t)rank * hosts / size);
 }
@@ -222,7 +222,7 @@ onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_co
   int *host_of = ob_allocate((size_t)size, sizeof *host_of);
   onebit_status_t status = ONEBIT_OK;
   if (group && host_of) {
-    spread_hosts(host_of, size, hosts);
+    assign_hosts(host_of, size, hosts);
     status = create_members(group, host_of, size, comms);
   } else {
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);

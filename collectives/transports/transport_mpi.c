@@ -17,7 +17,7 @@ struct mpi_batch {
   struct ob_batch base;
   MPI_Request *requests; /* receives first, so that a status is found by its receive's number */
   MPI_Status *statuses;
-  int begun;
+  int started;
 };
 
 /* Requests on different communicators may depend on each other, so those of a process move
@@ -25,11 +25,11 @@ struct mpi_batch {
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
 static onebit_status_t mpi_error(const char *call, int code) {
-  char words[MPI_MAX_ERROR_STRING];
+  char text[MPI_MAX_ERROR_STRING];
   int length;
-  if (MPI_Error_string(code, words, &length) != MPI_SUCCESS)
-    words[0] = '\0';
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, words);
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS)
+    text[0] = '\0';
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, text);
 }
 
 #define MPI_CHECK(name, call)                                                                      \
@@ -69,18 +69,18 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
 static onebit_status_t begin(struct ob_batch *base, int tag) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   MPI_Comm mpi = mpi_of(base->comm);
-  batch->begun = 0;
+  batch->started = 0;
   for (size_t i = 0; i < base->receives; i++) {
     const struct ob_endpoint *in = &base->receive[i];
     MPI_TRY(MPI_Irecv, (in->data, (int)in->bytes, MPI_BYTE, in->peer, tag, mpi,
-                        &batch->requests[batch->begun]));
-    batch->begun++;
+                        &batch->requests[batch->started]));
+    batch->started++;
   }
   for (size_t i = 0; i < base->sends; i++) {
     const struct ob_endpoint *out = &base->send[i];
     MPI_TRY(MPI_Isend, (out->data, (int)out->bytes, MPI_BYTE, out->peer, tag, mpi,
-                        &batch->requests[batch->begun]));
-    batch->begun++;
+                        &batch->requests[batch->started]));
+    batch->started++;
   }
   return ONEBIT_OK;
 }
@@ -88,7 +88,7 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
 /* What MPI_Testall and MPI_Waitall return for a failed batch is "error in status": the status says
  * which. */
 static onebit_status_t batch_error(const struct mpi_batch *batch, const char *call, int code) {
-  for (int i = 0; code == MPI_ERR_IN_STATUS && i < batch->begun; i++) {
+  for (int i = 0; code == MPI_ERR_IN_STATUS && i < batch->started; i++) {
     int own = batch->statuses[i].MPI_ERROR;
     if (own != MPI_SUCCESS && own != MPI_ERR_PENDING)
       code = own;
@@ -96,7 +96,7 @@ static onebit_status_t batch_error(const struct mpi_batch *batch, const char *ca
   return mpi_error(call, code);
 }
 
-static onebit_status_t take_sizes(struct mpi_batch *batch) {
+static onebit_status_t read_sizes(struct mpi_batch *batch) {
   for (size_t i = 0; i < batch->base.receives; i++) {
     int bytes;
     MPI_TRY(MPI_Get_count, (&batch->statuses[i], MPI_BYTE, &bytes));
@@ -109,12 +109,12 @@ static onebit_status_t test(struct ob_batch *base, bool wait) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   int done = 1, code;
   if (wait)
-    code = MPI_Waitall(batch->begun, batch->requests, batch->statuses);
+    code = MPI_Waitall(batch->started, batch->requests, batch->statuses);
   else
-    code = MPI_Testall(batch->begun, batch->requests, &done, batch->statuses);
+    code = MPI_Testall(batch->started, batch->requests, &done, batch->statuses);
   if (code != MPI_SUCCESS)
     return batch_error(batch, wait ? "MPI_Waitall" : "MPI_Testall", code);
-  return done ? take_sizes(batch) : ONEBIT_IN_PROGRESS;
+  return done ? read_sizes(batch) : ONEBIT_IN_PROGRESS;
 }
 
 static bool threads(void) {

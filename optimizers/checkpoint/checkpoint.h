@@ -47,7 +47,7 @@ struct ob_part_header {
   double variance_ratio;
   uint64_t window, numbers; /* how many norms and numbers of the method's own */
   /* From here on this rank's. */
-  uint32_t rank, host, place, reserved;
+  uint32_t rank, host, local_rank, reserved;
   uint64_t skipped, good_steps;
   double loss_scale; /* 0 without loss scaling */
   double gradient_norm;
@@ -83,7 +83,7 @@ uint64_t ob_section_bytes(uint32_t what, uint64_t count);
 /* Of a piece: its elements of each space are together, those of tensors before the padding. */
 struct ob_stretch {
   uint64_t first[OB_SPACES];
-  size_t count[OB_SPACES], unit, piece;
+  size_t count[OB_SPACES], bucket, piece;
 };
 
 /* Elements of a section. */
@@ -95,8 +95,8 @@ struct ob_range {
 };
 
 struct ob_map {
-  struct ob_stretch *all, *sorted; /* in the order of units and pieces; of elements */
-  size_t *of_unit, count;          /* where a unit's begin in `all` */
+  struct ob_stretch *all, *sorted; /* in the order of buckets and pieces; of elements */
+  size_t *of_bucket, count;        /* where a bucket's begin in `all` */
   uint64_t total[OB_SPACES];
 };
 
@@ -195,7 +195,7 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
 
 /* At most OB_CHUNK elements; values NULL: only checks that they are there, and sound. Only that
  * can fail. */
-onebit_status_t ob_parts_fetch(struct ob_parts *parts, const struct ob_range *range, float *values);
+onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
 
 /* --- Loading */
 
@@ -208,15 +208,15 @@ struct ob_loading {
   struct ob_part *own; /* the part that has this rank's numbers */
   bool dry;
   enum ob_stage stage;     /* of the optimizer, once it is loaded */
-  size_t unit;             /* that is being restored */
+  size_t bucket;           /* that is being restored */
   struct ob_reader reader; /* whose message is scratch, too */
   float *values, *more;    /* scratch: OB_CHUNK */
-  float *scales;           /* of the unit with the most: one a block, or a shard */
+  float *scales;           /* of the bucket with the most: one a block, or a shard */
 };
 
-/* Elements of the unit that is being restored; what is not known of padding is 0. */
-onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what,
-                                 const struct ob_run *run, float *values);
+/* Elements of the bucket that is being restored; what is not known of padding is 0. */
+onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
+                                const struct ob_run *run, float *values);
 
 /* Everything (restore.c). */
 onebit_status_t ob_restore(struct ob_loading *loading);

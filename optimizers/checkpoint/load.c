@@ -8,8 +8,8 @@
 static onebit_status_t allocate(struct ob_loading *loading) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   size_t scales = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    const struct onebit_plan *plan = optimizer->units[u].bits;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct onebit_plan *plan = optimizer->buckets[u].bits;
     size_t wanted = plan->work.one_scale ? plan->geometry.segments : plan->geometry.layout.blocks;
     scales = wanted > scales ? wanted : scales;
   }
@@ -27,7 +27,7 @@ static onebit_status_t look(struct ob_loading *loading, onebit_status_t status,
   onebit_optimizer_t optimizer = loading->optimizer;
   OB_TRY(status);
   OB_TRY(ob_checkpoint_idle(optimizer));
-  if (optimizer->deferred && !optimizer->place->restored)
+  if (optimizer->deferred && !optimizer->executor->restored)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "optimizer is on a device that counts its steps: it cannot be told of others");
   OB_TRY(ob_map_create(&loading->map, optimizer));

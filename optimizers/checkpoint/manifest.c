@@ -27,26 +27,26 @@ int ob_part_named(const char *name, uint64_t *generation) {
 }
 
 char *ob_manifest_text(const struct ob_manifest *manifest) {
-  size_t room = ((size_t)manifest->ranks + 6) * LINE, used;
-  char *text = ob_allocate(1, room);
+  size_t capacity = ((size_t)manifest->ranks + 6) * LINE, used;
+  char *text = ob_allocate(1, capacity);
   if (!text)
     return NULL;
-  used = (size_t)snprintf(text, room,
+  used = (size_t)snprintf(text, capacity,
                           "onebit checkpoint 1\nkind %.15s\nsteps %" PRIu64 "\ngeneration %" PRIu64
                           "\nranks %d\n",
                           manifest->kind, manifest->steps, manifest->generation, manifest->ranks);
   for (int k = 0; k < manifest->ranks; k++)
-    used += (size_t)snprintf(text + used, room - used, "part %d %" PRIu64 " %016" PRIx64 "\n", k,
-                             manifest->parts[k].bytes, manifest->parts[k].checksum);
-  snprintf(text + used, room - used, "checksum %016" PRIx64 "\n",
+    used += (size_t)snprintf(text + used, capacity - used, "part %d %" PRIu64 " %016" PRIx64 "\n",
+                             k, manifest->parts[k].bytes, manifest->parts[k].checksum);
+  snprintf(text + used, capacity - used, "checksum %016" PRIx64 "\n",
            ob_hash(OB_HASH_START, text, used));
   return text;
 }
 
-/* The number that follows these words, which it moves behind; 0 where they are not there. */
-static uint64_t number_after(const char **text, const char *words, int base) {
-  size_t length = strlen(words);
-  if (strncmp(*text, words, length) != 0)
+/* The number that follows this text, which it moves behind; 0 where they are not there. */
+static uint64_t number_after(const char **text, const char *expected, int base) {
+  size_t length = strlen(expected);
+  if (strncmp(*text, expected, length) != 0)
     return 0;
   char *end;
   uint64_t number = strtoull(*text + length, &end, base);

@@ -1,4 +1,4 @@
-/* Where elements are: by their number among all tensors' elements, in units and pieces. */
+/* Where elements are: by their number among all tensors' elements, in buckets and pieces. */
 #include <stdlib.h>
 
 #include "base/error.h"
@@ -6,21 +6,21 @@
 #include "optimizers/checkpoint/checkpoint.h"
 
 /* Pieces of a tensor follow each other; one of no tensor is padding. */
-static void add_unit(struct ob_map *map, const struct onebit_optimizer *optimizer, size_t u) {
-  const struct ob_unit *unit = &optimizer->units[u];
+static void add_bucket(struct ob_map *map, const struct onebit_optimizer *optimizer, size_t u) {
+  const struct ob_bucket *bucket = &optimizer->buckets[u];
   size_t before = optimizer->tensor_count;
   uint64_t element = 0;
-  map->of_unit[u] = map->count;
-  for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++) {
-    const struct ob_piece *piece = &unit->bits->geometry.layout.piece[k];
-    size_t tensor = unit->tensor_of[k];
+  map->of_bucket[u] = map->count;
+  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++) {
+    const struct ob_piece *piece = &bucket->bits->geometry.layout.piece[k];
+    size_t tensor = bucket->tensor_of[k];
     size_t real = tensor < optimizer->tensor_count ? piece->valid : 0;
     if (tensor < optimizer->tensor_count && tensor != before)
       element = optimizer->tensors[tensor].first;
     before = tensor;
     map->all[map->count++] = (struct ob_stretch){.first = {element, map->total[OB_PADDING]},
                                                  .count = {real, piece->count - real},
-                                                 .unit = u,
+                                                 .bucket = u,
                                                  .piece = k};
     element += real;
     map->total[OB_ELEMENTS] += real;
@@ -38,15 +38,15 @@ static int by_element(const void *a, const void *b) {
 
 onebit_status_t ob_map_create(struct ob_map *map, const struct onebit_optimizer *optimizer) {
   size_t pieces = 0;
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    pieces += optimizer->units[u].bits->geometry.layout.pieces;
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    pieces += optimizer->buckets[u].bits->geometry.layout.pieces;
   *map = (struct ob_map){.all = ob_allocate(pieces, sizeof *map->all),
                          .sorted = ob_allocate(pieces, sizeof *map->sorted),
-                         .of_unit = ob_allocate(optimizer->unit_count, sizeof *map->of_unit)};
-  if (!map->all || !map->sorted || !map->of_unit)
+                         .of_bucket = ob_allocate(optimizer->bucket_count, sizeof *map->of_bucket)};
+  if (!map->all || !map->sorted || !map->of_bucket)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu pieces", pieces);
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    add_unit(map, optimizer, u);
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    add_bucket(map, optimizer, u);
   for (size_t k = 0; k < pieces; k++)
     map->sorted[k] = map->all[k];
   qsort(map->sorted, pieces, sizeof *map->sorted, by_element);
@@ -56,7 +56,7 @@ onebit_status_t ob_map_create(struct ob_map *map, const struct onebit_optimizer 
 void ob_map_destroy(struct ob_map *map) {
   ob_release(map->all);
   ob_release(map->sorted);
-  ob_release(map->of_unit);
+  ob_release(map->of_bucket);
 }
 
 const struct ob_stretch *ob_map_list(const struct ob_map *map, enum ob_space space) {

@@ -51,12 +51,12 @@ uint64_t ob_section_bytes(uint32_t what, uint64_t count) {
 }
 
 onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ...) {
-  char words[200];
+  char text[200];
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(words, sizeof words, format, arguments);
+  vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  return ob_error(ONEBIT_ERROR_CHECKPOINT, "part %d: %s", part->number, words);
+  return ob_error(ONEBIT_ERROR_CHECKPOINT, "part %d: %s", part->number, text);
 }
 
 /* How many there can be of what the section has. */
@@ -137,8 +137,8 @@ static onebit_status_t check_identity(const struct ob_part *part, size_t bytes) 
 
 static onebit_status_t check_front(const struct ob_part *part) {
   const struct ob_part_header *header = &part->header;
-  uint64_t most = header->bytes / 16;
-  if (header->tensors > most || header->sections > most ||
+  uint64_t max = header->bytes / 16;
+  if (header->tensors > max || header->sections > max ||
       header->front != sizeof *header + header->tensors * sizeof(struct ob_part_tensor) +
                            header->sections * sizeof(struct ob_part_section) ||
       header->front > header->bytes)

@@ -99,7 +99,7 @@ static onebit_status_t check_tensors(const struct ob_part *part,
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     struct ob_part_tensor row;
     memcpy(&row, part->tensors + t * sizeof row, sizeof row);
-    bool uncompressed = optimizer->units[tensor->unit].uncompressed;
+    bool uncompressed = optimizer->buckets[tensor->bucket].uncompressed;
     if (row.count != tensor->count)
       return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
                            tensor->count, row.count);
@@ -159,15 +159,15 @@ static onebit_status_t check_numbers(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-static bool same_places(const struct ob_parts *parts, const struct onebit_optimizer *optimizer) {
+static bool same_ranks(const struct ob_parts *parts, const struct onebit_optimizer *optimizer) {
   const struct ob_hosts *hosts = &optimizer->comm->hosts;
   const struct ob_part_header *first = &parts->list[0].header;
   if (parts->count != optimizer->comm->size || first->hosts != ob_checkpoint_hosts(optimizer))
     return false;
   for (int k = 0; first->hosts && k < parts->count; k++) {
     const struct ob_part_header *header = &parts->list[k].header;
-    if (header->host >= (uint32_t)hosts->count || header->place >= (uint32_t)hosts->each ||
-        hosts->ranks[header->host * (uint32_t)hosts->each + header->place] != k)
+    if (header->host >= (uint32_t)hosts->count || header->local_rank >= (uint32_t)hosts->each ||
+        hosts->ranks[header->host * (uint32_t)hosts->each + header->local_rank] != k)
       return false;
   }
   return true;
@@ -183,7 +183,7 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
     OB_TRY(check_stage(part, optimizer));
     OB_TRY(check_numbers(part, optimizer));
   }
-  if (same_places(parts, optimizer))
+  if (same_ranks(parts, optimizer))
     parts->own = optimizer->comm->rank;
   parts->same_padding = parts->count == optimizer->comm->size &&
                         parts->list[0].header.padding == map->total[OB_PADDING];
@@ -223,8 +223,8 @@ static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
 }
 
 /* The mean over those who have it, which of what one part alone has, or all alike, is that. */
-static onebit_status_t fetch_mean(struct ob_parts *parts, const struct ob_range *range,
-                                  float *values) {
+static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *range,
+                                 float *values) {
   const struct ob_saved_row *row = &ob_saved_rows[range->what];
   bool apart = row->own_apart && parts->list[0].header.apart;
   bool alike = !apart && !row->own && !row->may_lack;
@@ -249,19 +249,21 @@ static onebit_status_t fetch_mean(struct ob_parts *parts, const struct ob_range 
 }
 
 /* This rank's own, and the mean where it had none: in a hierarchical schedule with other blocks or
- * buckets, which all ranks of a place have alike. */
-static onebit_status_t fetch_own(struct ob_parts *parts, const struct ob_range *range,
-                                 float *values) {
+ * buckets, which all ranks of one local rank have alike. */
+static onebit_status_t read_own(struct ob_parts *parts, const struct ob_range *range,
+                                float *values) {
   struct ob_part *part = &parts->list[parts->own];
-  struct ob_range rest = *range, some = *range;
-  for (; rest.count; rest.count -= some.count, rest.first += some.count) {
-    const struct ob_part_section *section = ob_part_from(part, rest.what, rest.space, rest.first);
-    bool here = section && section->first <= rest.first;
+  struct ob_range remainder = *range, some = *range;
+  for (; remainder.count; remainder.count -= some.count, remainder.first += some.count) {
+    const struct ob_part_section *section =
+        ob_part_from(part, remainder.what, remainder.space, remainder.first);
+    bool here = section && section->first <= remainder.first;
     uint64_t end = !section ? UINT64_MAX : here ? section->first + section->count : section->first;
-    some.first = rest.first;
-    some.count = end - rest.first < rest.count ? (size_t)(end - rest.first) : rest.count;
+    some.first = remainder.first;
+    some.count =
+        end - remainder.first < remainder.count ? (size_t)(end - remainder.first) : remainder.count;
     if (!here)
-      OB_TRY(fetch_mean(parts, &some, values));
+      OB_TRY(read_mean(parts, &some, values));
     else if (!values)
       OB_TRY(ob_part_verify(part, section));
     else
@@ -271,10 +273,8 @@ static onebit_status_t fetch_own(struct ob_parts *parts, const struct ob_range *
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_parts_fetch(struct ob_parts *parts, const struct ob_range *range,
-                               float *values) {
+onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values) {
   const struct ob_saved_row *row = &ob_saved_rows[range->what];
   bool own = row->own || (row->own_apart && parts->list[0].header.apart);
-  return own && parts->own >= 0 ? fetch_own(parts, range, values)
-                                : fetch_mean(parts, range, values);
+  return own && parts->own >= 0 ? read_own(parts, range, values) : read_mean(parts, range, values);
 }

@@ -5,27 +5,29 @@
 #include "base/error.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-onebit_status_t ob_loading_fetch(struct ob_loading *loading, enum ob_saved what,
-                                 const struct ob_run *run, float *values) {
-  const struct ob_stretch *at = &loading->map.all[loading->map.of_unit[loading->unit] + run->piece];
+onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
+                                const struct ob_run *run, float *values) {
+  const struct ob_stretch *at =
+      &loading->map.all[loading->map.of_bucket[loading->bucket] + run->piece];
   struct ob_parts *parts = &loading->parts;
   size_t real = at->count[OB_ELEMENTS], left = run->offset < real ? real - run->offset : 0;
   struct ob_range range = {what, OB_ELEMENTS, at->first[OB_ELEMENTS] + run->offset,
                            left < run->count ? left : run->count};
-  size_t some = range.count, rest = run->count - some;
+  size_t some = range.count, remainder = run->count - some;
   if (some)
-    OB_TRY(ob_parts_fetch(parts, &range, loading->dry ? NULL : values));
-  if (!rest)
+    OB_TRY(ob_parts_read(parts, &range, loading->dry ? NULL : values));
+  if (!remainder)
     return ONEBIT_OK;
   range = (struct ob_range){what, OB_PADDING, at->first[OB_PADDING] + (run->offset + some - real),
-                            rest};
+                            remainder};
   if (parts->same_padding)
-    return ob_parts_fetch(parts, &range, loading->dry ? NULL : values + some);
-  memset(values + some, 0, rest * sizeof *values);
+    return ob_parts_read(parts, &range, loading->dry ? NULL : values + some);
+  memset(values + some, 0, remainder * sizeof *values);
   return ONEBIT_OK;
 }
 
-/* --- Sections of a unit ------------------------------------------------------------------------*/
+/* --- Sections of a bucket
+ * ------------------------------------------------------------------------*/
 
 /* A section that is being restored. */
 struct restoring {
@@ -35,18 +37,18 @@ struct restoring {
 };
 
 /* Whether nothing is sent of it, after the freeze: one rank alone that does not compress. */
-static bool is_alone(const struct ob_loading *loading, const struct ob_unit *unit) {
+static bool is_alone(const struct ob_loading *loading, const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
-  return optimizer->method->momentum && !unit->uncompressed && loading->stage == OB_STAGE_FROZEN &&
-         !ob_optimizer_compresses(optimizer);
+  return optimizer->method->momentum && !bucket->uncompressed &&
+         loading->stage == OB_STAGE_FROZEN && !ob_optimizer_compresses(optimizer);
 }
 
 /* Such momentum is times beta1, and once it was sent has all residuals of it, without the scaling
  * that it travelled with. */
-static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob_unit *unit,
+static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob_bucket *bucket,
                                      const struct ob_run *run) {
   const struct ob_method *method = loading->optimizer->method;
-  size_t tensor = unit->tensor_of[run->piece];
+  size_t tensor = bucket->tensor_of[run->piece];
   bool scaled = method->scalings && tensor < loading->optimizer->tensor_count;
   float scaling = scaled ? (float)method->scalings(loading->optimizer)[tensor] : 1;
   float beta1 = (float)loading->optimizer->moments.beta1, *values = loading->values;
@@ -55,7 +57,7 @@ static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob
   for (size_t i = 0; !loading->dry && i < run->count; i++)
     values[i] *= beta1;
   for (int what = OB_SAVED_WORKER; what <= OB_SAVED_SERVER; what++) {
-    OB_TRY(ob_loading_fetch(loading, (enum ob_saved)what, run, loading->more));
+    OB_TRY(ob_loading_read(loading, (enum ob_saved)what, run, loading->more));
     for (size_t i = 0; !loading->dry && i < run->count; i++)
       values[i] += loading->more[i];
   }
@@ -67,8 +69,8 @@ static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob
 /* The caller has all parameters, in its own type; of master values there are perhaps some. */
 static onebit_status_t write_parameters(struct ob_loading *loading, const struct ob_section *to,
                                         const struct ob_run *run) {
-  const struct ob_unit *unit = to->unit;
-  const struct ob_layout *layout = &unit->bits->geometry.layout;
+  const struct ob_bucket *bucket = to->bucket;
+  const struct ob_layout *layout = &bucket->bits->geometry.layout;
   onebit_dtype_t dtype = loading->optimizer->options.parameter_dtype;
   size_t size = ob_dtype_size(dtype), low = ob_offset_in(layout, run->piece, to->first);
   size_t high = ob_offset_in(layout, run->piece, to->end), end = run->offset + run->count;
@@ -81,8 +83,8 @@ static onebit_status_t write_parameters(struct ob_loading *loading, const struct
     OB_TRY(ob_section_write(to, &part, loading->values + (low - run->offset), loading->more));
   for (size_t i = 0; i < run->count; i++)
     ob_store(loading->more, i, dtype, ob_bound(loading->values[i], dtype));
-  return unit->bits->executor->residuals->copy(
-      (char *)unit->copies[run->piece] + run->offset * size, loading->more, run->count * size);
+  return bucket->bits->executor->residuals->copy(
+      (char *)bucket->copies[run->piece] + run->offset * size, loading->more, run->count * size);
 }
 
 static onebit_status_t restore_parameters(void *context, const struct ob_run *all) {
@@ -90,11 +92,11 @@ static onebit_status_t restore_parameters(void *context, const struct ob_run *al
   struct ob_loading *loading = restoring->loading;
   struct ob_run run = *all;
   size_t real =
-      loading->map.all[loading->map.of_unit[loading->unit] + run.piece].count[OB_ELEMENTS];
+      loading->map.all[loading->map.of_bucket[loading->bucket] + run.piece].count[OB_ELEMENTS];
   if (run.offset >= real)
     return ONEBIT_OK;
   run.count = run.count < real - run.offset ? run.count : real - run.offset;
-  OB_TRY(ob_loading_fetch(loading, OB_SAVED_PARAMETERS, &run, loading->values));
+  OB_TRY(ob_loading_read(loading, OB_SAVED_PARAMETERS, &run, loading->values));
   return loading->dry ? ONEBIT_OK : write_parameters(loading, &restoring->to, &run);
 }
 
@@ -107,9 +109,9 @@ static onebit_status_t restore_run(void *context, const struct ob_run *run) {
   if (residual && loading->optimizer->options.no_error_feedback)
     memset(loading->values, 0, run->count * sizeof *loading->values);
   else
-    OB_TRY(ob_loading_fetch(loading, to->what, run, loading->values));
-  if (to->what == OB_SAVED_MOMENTUM && is_alone(loading, to->unit))
-    OB_TRY(add_residuals(loading, to->unit, run));
+    OB_TRY(ob_loading_read(loading, to->what, run, loading->values));
+  if (to->what == OB_SAVED_MOMENTUM && is_alone(loading, to->bucket))
+    OB_TRY(add_residuals(loading, to->bucket, run));
   if (loading->dry)
     return ONEBIT_OK;
   if (to->what == OB_SAVED_WORKER && loading->stage == OB_STAGE_SENT)
@@ -128,9 +130,9 @@ static bool is_wanted(const struct ob_loading *loading, enum ob_saved what) {
 }
 
 static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved what) {
-  const struct ob_unit *unit = &loading->optimizer->units[loading->unit];
-  const struct ob_layout *layout = &unit->bits->geometry.layout;
-  struct restoring restoring = {loading, ob_section_of(unit, loading->stage, what), false};
+  const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
+  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  struct restoring restoring = {loading, ob_section_of(bucket, loading->stage, what), false};
   if (!is_wanted(loading, what))
     return ONEBIT_OK;
   if (what == OB_SAVED_PARAMETERS)
@@ -139,7 +141,7 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
     return ob_restore_messages(loading);
   OB_TRY(ob_each_run(layout, restoring.to.first, restoring.to.end, restore_run, &restoring));
   if (what == OB_SAVED_SERVER && !loading->dry)
-    unit->bits->server_large = restoring.large;
+    bucket->bits->server_large = restoring.large;
   return ONEBIT_OK;
 }
 
@@ -147,32 +149,32 @@ static onebit_status_t clear_messages(const struct onebit_plan *plan) {
   bool shared = plan->host.shared.base != NULL;
   size_t first = shared ? plan->geometry.first_segment : 0;
   size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
-  for (size_t share = first; share < end; share++)
+  for (size_t segment = first; segment < end; segment++)
     for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
-      struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
-      OB_TRY(plan->executor->messages->clear(ob_plan_result(plan, false, share, chunk),
+      struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+      OB_TRY(plan->executor->messages->clear(ob_plan_result(plan, false, segment, chunk),
                                              ob_message_bytes(&shape)));
     }
   return ONEBIT_OK;
 }
 
-/* As it was made: the first copy of the kept values is the current one, since it is the momentum
+/* As it was made: the first copy of the residuals is the current one, since it is the momentum
  * until bits are sent. */
 static onebit_status_t reset(struct onebit_plan *plan) {
   plan->worker.now = plan->server.now = 0;
   plan->server_large = false;
-  OB_TRY(ob_kept_reset(&plan->worker));
-  OB_TRY(ob_kept_reset(&plan->server));
+  OB_TRY(ob_residual_reset(&plan->worker));
+  OB_TRY(ob_residual_reset(&plan->server));
   return plan->momentum ? clear_messages(plan) : ONEBIT_OK;
 }
 
-static onebit_status_t restore_unit(struct ob_loading *loading) {
-  const struct ob_unit *unit = &loading->optimizer->units[loading->unit];
-  struct onebit_plan *plan = unit->bits;
+static onebit_status_t restore_bucket(struct ob_loading *loading) {
+  const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
+  struct onebit_plan *plan = bucket->bits;
   if (!loading->dry)
     OB_TRY(reset(plan));
-  if (!loading->dry && unit->steps_back)
-    OB_TRY(reset(unit->steps_back));
+  if (!loading->dry && bucket->steps_back)
+    OB_TRY(reset(bucket->steps_back));
   for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
     OB_TRY(restore_section(loading, (enum ob_saved)what));
   return loading->dry || !plan->executor->imported ? ONEBIT_OK : plan->executor->imported(plan);
@@ -194,10 +196,10 @@ static onebit_status_t check_number(const struct ob_loading *loading, const stru
   double value = (double)bits;
   if (is->kind != OB_NUMBERS_WHOLE)
     memcpy(&value, &bits, sizeof value);
-  if (value >= is->least && value <= is->most)
+  if (value >= is->min && value <= is->max)
     return ONEBIT_OK;
-  return ob_part_error(loading->own, "section 'numbers' has %g, not in %g .. %g", value, is->least,
-                       is->most);
+  return ob_part_error(loading->own, "section 'numbers' has %g, not in %g .. %g", value, is->min,
+                       is->max);
 }
 
 /* A ring of norms of another length is of no use: then they are collected anew. */
@@ -227,11 +229,11 @@ static void reset_scalings(struct onebit_optimizer *optimizer) {
   bool alone = !ob_optimizer_compresses(optimizer) && optimizer->method->scalings;
   for (size_t t = 0; alone && t < optimizer->tensor_count; t++)
     optimizer->method->scalings(optimizer)[t] = 1;
-  for (size_t u = 0; u < optimizer->unit_count; u++) {
-    struct ob_unit *unit = &optimizer->units[u];
-    for (size_t k = 0; k < unit->bits->geometry.layout.pieces; k++)
-      if (unit->tensor_of[k] < optimizer->tensor_count)
-        unit->scalings[k] = 1;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
+      if (bucket->tensor_of[k] < optimizer->tensor_count)
+        bucket->scalings[k] = 1;
   }
 }
 
@@ -267,11 +269,11 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   loading->stage = stage_of(loading);
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
   OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));
-  for (loading->unit = 0; loading->unit < optimizer->unit_count; loading->unit++)
-    OB_TRY(restore_unit(loading));
+  for (loading->bucket = 0; loading->bucket < optimizer->bucket_count; loading->bucket++)
+    OB_TRY(restore_bucket(loading));
   if (loading->dry)
     return ONEBIT_OK;
   reset_scalings(optimizer);
   restore_counts(loading);
-  return optimizer->place->restored ? optimizer->place->restored(optimizer) : ONEBIT_OK;
+  return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
 }

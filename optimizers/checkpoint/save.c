@@ -21,16 +21,15 @@ enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
 }
 
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
-  for (size_t u = 0; u < optimizer->unit_count; u++)
-    if (optimizer->units[u].bits->host.ranks)
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (optimizer->buckets[u].bits->host.ranks)
       return (size_t)optimizer->comm->hosts.count;
   return 0;
 }
 
 void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved what, uint64_t i,
                            struct ob_numbers *is) {
-  struct ob_numbers list[OB_NUMBERS_AT_MOST] = {
-      {.at = optimizer->norms, .count = optimizer->window}};
+  struct ob_numbers list[OB_MAX_NUMBERS] = {{.at = optimizer->norms, .count = optimizer->window}};
   size_t lists = 1;
   if (what == OB_SAVED_NUMBERS)
     lists = optimizer->method->numbers ? optimizer->method->numbers(optimizer, list) : 0;
@@ -79,16 +78,16 @@ static uint64_t clip(uint64_t value, uint64_t low, uint64_t high) {
 
 /* With the blocks whose elements this rank saves: what it has, but of parameters its shard, and of
  * momentum that servers keep what it serves, also where it has all of it. */
-static struct ob_section saved_section(const struct ob_saving *saving, const struct ob_unit *unit,
-                                       enum ob_saved what) {
-  struct ob_section section = ob_section_of(unit, (enum ob_stage)saving->header.stage, what);
+static struct ob_section saved_section(const struct ob_saving *saving,
+                                       const struct ob_bucket *bucket, enum ob_saved what) {
+  struct ob_section section = ob_section_of(bucket, (enum ob_stage)saving->header.stage, what);
   if (what == OB_SAVED_PARAMETERS) {
-    section.first = unit->first_block;
-    section.end = section.first + unit->blocks;
+    section.first = bucket->first_block;
+    section.end = section.first + bucket->blocks;
   }
   if (what == OB_SAVED_MOMENTUM && saving->optimizer->method->serve_rule != OB_SERVE_MEAN) {
-    section.first = unit->bits->server.first;
-    section.end = section.first + unit->bits->server.blocks;
+    section.first = bucket->bits->server.first;
+    section.end = section.first + bucket->bits->server.blocks;
   }
   return section;
 }
@@ -96,9 +95,9 @@ static struct ob_section saved_section(const struct ob_saving *saving, const str
 /* Of a stretch the elements low .. high - 1 at most. */
 static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
                         const struct ob_stretch *stretch, uint64_t low, uint64_t high) {
-  const struct ob_unit *unit = &saving->optimizer->units[stretch->unit];
-  const struct ob_layout *layout = &unit->bits->geometry.layout;
-  struct ob_section section = saved_section(saving, unit, what);
+  const struct ob_bucket *bucket = &saving->optimizer->buckets[stretch->bucket];
+  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  struct ob_section section = saved_section(saving, bucket, what);
   uint64_t before = space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
   uint64_t after = before + stretch->count[space], number = stretch->first[space];
   uint64_t first = clip(ob_offset_in(layout, stretch->piece, section.first), before, after);
@@ -111,10 +110,10 @@ static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_sp
 static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_space space) {
   const struct ob_method *method = saving->optimizer->method;
   const struct ob_saved_row *row = &ob_saved_rows[what];
-  bool served = what == OB_SAVED_MOMENTUM && method->serve_rule != OB_SERVE_MEAN;
+  bool from_servers = what == OB_SAVED_MOMENTUM && method->serve_rule != OB_SERVE_MEAN;
   bool own = row->own || row->may_lack || (row->own_apart && saving->header.apart);
   uint64_t total = saving->map.total[space], low = 0, high = total;
-  if (!own && !served && !method->sharded) {
+  if (!own && !from_servers && !method->sharded) {
     low = fraction(total, saving->header.rank, saving->header.ranks);
     high = fraction(total, saving->header.rank + 1, saving->header.ranks);
   }
@@ -124,10 +123,10 @@ static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_s
 
 static onebit_status_t list_sections(struct ob_saving *saving) {
   const struct ob_part_header *header = &saving->header;
-  size_t most = OB_SAVED_END * OB_SPACES * (saving->map.count + 1);
-  saving->sections = ob_allocate(most, sizeof *saving->sections);
+  size_t max = OB_SAVED_END * OB_SPACES * (saving->map.count + 1);
+  saving->sections = ob_allocate(max, sizeof *saving->sections);
   if (!saving->sections)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu sections", most);
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu sections", max);
   add(saving, OB_SAVED_NORMS, OB_ELEMENTS, 0, header->window);
   add(saving, OB_SAVED_NUMBERS, OB_ELEMENTS, 0, header->numbers);
   for (int k = OB_SAVED_PARAMETERS; k < OB_SAVED_END; k++) {
@@ -170,7 +169,7 @@ static void describe(struct ob_saving *saving) {
       .numbers = ob_checkpoint_numbers(optimizer, OB_SAVED_NUMBERS),
       .rank = (uint32_t)optimizer->comm->rank,
       .host = across ? (uint32_t)hosts->host : 0,
-      .place = across ? (uint32_t)hosts->place : 0,
+      .local_rank = across ? (uint32_t)hosts->local_rank : 0,
       .skipped = optimizer->skipped,
       .good_steps = optimizer->good_steps,
       .loss_scale = optimizer->options.initial_loss_scale != 0 ? optimizer->loss_scale : 0,
@@ -215,7 +214,7 @@ struct writing {
   struct ob_saving *saving;
   const struct ob_sink *sink;
   struct ob_reader reader;
-  uint64_t *room; /* OB_CHUNK: floats, doubles or whole numbers */
+  uint64_t *capacity; /* OB_CHUNK: floats, doubles or whole numbers */
 };
 
 static onebit_status_t read_elements(struct writing *writing, const struct ob_part_section *section,
@@ -229,8 +228,8 @@ static onebit_status_t read_elements(struct writing *writing, const struct ob_pa
     struct ob_run run = {stretch->piece, before, some};
     run.offset += space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
     struct ob_section from =
-        ob_section_of(&saving->optimizer->units[stretch->unit], (enum ob_stage)saving->header.stage,
-                      (enum ob_saved)section->what);
+        ob_section_of(&saving->optimizer->buckets[stretch->bucket],
+                      (enum ob_stage)saving->header.stage, (enum ob_saved)section->what);
     OB_TRY(ob_section_read(&writing->reader, &from, &run, values));
   }
   return ONEBIT_OK;
@@ -239,10 +238,10 @@ static onebit_status_t read_elements(struct writing *writing, const struct ob_pa
 static onebit_status_t read_section(struct writing *writing, const struct ob_part_section *section,
                                     uint64_t first, size_t count) {
   struct onebit_optimizer *optimizer = writing->saving->optimizer;
-  float *values = (float *)(void *)writing->room;
+  float *values = (float *)(void *)writing->capacity;
   struct ob_numbers is;
   for (size_t i = 0; section->what <= OB_SAVED_NUMBERS && i < count; i++)
-    memcpy(&writing->room[i],
+    memcpy(&writing->capacity[i],
            ob_checkpoint_number(optimizer, (enum ob_saved)section->what, first + i, &is),
            sizeof(uint64_t));
   if (section->what <= OB_SAVED_NUMBERS)
@@ -259,8 +258,8 @@ static onebit_status_t write_section(struct writing *writing, struct ob_part_sec
     size_t left = (size_t)(section->count - at), count = left < OB_CHUNK ? left : OB_CHUNK;
     size_t bytes = (size_t)ob_section_bytes(section->what, count);
     OB_TRY(read_section(writing, section, section->first + at, count));
-    ob_checksum_add(&sum, writing->room, bytes);
-    OB_TRY(writing->sink->put(writing->sink->context, offset, writing->room, bytes));
+    ob_checksum_add(&sum, writing->capacity, bytes);
+    OB_TRY(writing->sink->put(writing->sink->context, offset, writing->capacity, bytes));
     offset += bytes;
   }
   section->checksum = ob_checksum_end(&sum);
@@ -276,7 +275,7 @@ static onebit_status_t write_front(struct ob_saving *saving, const struct ob_sin
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of sections");
   for (size_t t = 0; t < optimizer->tensor_count; t++, at += sizeof(struct ob_part_tensor)) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
-    struct ob_part_tensor row = {tensor->count, optimizer->units[tensor->unit].uncompressed};
+    struct ob_part_tensor row = {tensor->count, optimizer->buckets[tensor->bucket].uncompressed};
     memcpy(at, &row, sizeof row);
   }
   memcpy(at, saving->sections, (size_t)header->sections * sizeof *saving->sections);
@@ -293,8 +292,8 @@ static onebit_status_t write_front(struct ob_saving *saving, const struct ob_sin
 
 static onebit_status_t write_sections(struct writing *writing) {
   struct ob_saving *saving = writing->saving;
-  writing->room = ob_allocate(OB_CHUNK, sizeof *writing->room);
-  if (!writing->room)
+  writing->capacity = ob_allocate(OB_CHUNK, sizeof *writing->capacity);
+  if (!writing->capacity)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an optimizer");
   for (uint64_t i = 0; i < saving->header.sections; i++)
     OB_TRY(write_section(writing, &saving->sections[i]));
@@ -307,7 +306,7 @@ onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *
   if (status == ONEBIT_OK)
     status = write_sections(&writing);
   ob_reader_destroy(&writing.reader);
-  ob_release(writing.room);
+  ob_release(writing.capacity);
   return status;
 }
 

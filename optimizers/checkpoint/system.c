@@ -23,13 +23,13 @@ struct ob_system ob_system = {.open = open_file,
                               .unlink = unlink,
                               .mkdir = mkdir};
 
-/* errno, in words; what the system calls it must be asked at once. */
+/* errno as text; what the system calls it must be asked at once. */
 static onebit_status_t file_error(const char *what, const char *path) {
-  char words[96];
+  char text[96];
   int number = errno;
-  if (strerror_r(number, words, sizeof words) != 0)
-    snprintf(words, sizeof words, "error %d", number);
-  return ob_error(ONEBIT_ERROR_FILE, "%s %s: %s", what, path, words);
+  if (strerror_r(number, text, sizeof text) != 0)
+    snprintf(text, sizeof text, "error %d", number);
+  return ob_error(ONEBIT_ERROR_FILE, "%s %s: %s", what, path, text);
 }
 
 onebit_status_t ob_path(char path[OB_PATH], const char *directory, const char *name) {

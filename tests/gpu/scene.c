@@ -126,8 +126,8 @@ static void measure(struct scene *scene) {
       struct ob_message_shape shape = ob_plan_message(plan, share, i);
       size_t bytes = (ob_message_bytes(&shape) + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
       plan->geometry.stride = bytes > plan->geometry.stride ? bytes : plan->geometry.stride;
-      if (shape.blocks > scene->device.most_blocks)
-        scene->device.most_blocks = shape.blocks;
+      if (shape.blocks > scene->device.max_blocks)
+        scene->device.max_blocks = shape.blocks;
     }
   plan->geometry.peer_stride = is_rotated(scene->what)
                                    ? plan->geometry.stride
@@ -152,37 +152,39 @@ static void take_messages(struct scene *scene) {
     plan->geometry.results[1] = take(scene, "results[1]", members, each, content);
 }
 
-static void take_kept(struct scene *scene, struct ob_kept *kept, size_t first, size_t end) {
+static void take_residual(struct scene *scene, struct ob_residual *residual, size_t first,
+                          size_t end) {
   const struct ob_layout *layout = &scene->host.geometry.layout;
   size_t word = ob_layout_word(layout, first);
-  *kept = (struct ob_kept){.first = first,
-                           .first_word = word,
-                           .blocks = end - first,
-                           .words = ob_layout_word(layout, end) - word,
-                           .one_scale = scene->what->one_scale,
-                           .memory = &ob_memory_host,
-                           .now = (int)scene->what->now};
+  *residual = (struct ob_residual){.first = first,
+                                   .first_word = word,
+                                   .blocks = end - first,
+                                   .words = ob_layout_word(layout, end) - word,
+                                   .one_scale = scene->what->one_scale,
+                                   .memory = &ob_memory_host,
+                                   .now = (int)scene->what->now};
   for (int copy = 0; copy < 2; copy++) {
-    kept->values[copy] = take(scene, copy ? "residual[1]" : "residual[0]", kept->words,
-                              OB_LANES * sizeof(float), TWIN_FLOAT32);
-    kept->scales[copy] = take(scene, copy ? "kept scales[1]" : "kept scales[0]",
-                              kept->one_scale ? 1 : kept->blocks, sizeof(float), TWIN_FLOAT32);
+    residual->values[copy] = take(scene, copy ? "residual[1]" : "residual[0]", residual->words,
+                                  OB_LANES * sizeof(float), TWIN_FLOAT32);
+    residual->scales[copy] =
+        take(scene, copy ? "kept scales[1]" : "kept scales[0]",
+             residual->one_scale ? 1 : residual->blocks, sizeof(float), TWIN_FLOAT32);
     if (scene->what->moments)
-      kept->moments[copy] = take(scene, copy ? "moments[1]" : "moments[0]", kept->words,
-                                 OB_LANES * sizeof(uint16_t), TWIN_BFLOAT16);
+      residual->moments[copy] = take(scene, copy ? "moments[1]" : "moments[0]", residual->words,
+                                     OB_LANES * sizeof(uint16_t), TWIN_BFLOAT16);
   }
 }
 
-static void take_all_kept(struct scene *scene) {
+static void take_all_residual(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   const size_t *own = plan->geometry.bounds + plan->geometry.first_segment * plan->geometry.chunks;
   bool shifted = scene->what->mode == SCENE_SHIFTED;
-  take_kept(scene, &plan->worker, shifted ? own[0] : 0,
-            shifted ? own[plan->geometry.members * plan->geometry.chunks]
-                    : plan->geometry.layout.blocks);
+  take_residual(scene, &plan->worker, shifted ? own[0] : 0,
+                shifted ? own[plan->geometry.members * plan->geometry.chunks]
+                        : plan->geometry.layout.blocks);
   own += plan->geometry.member * plan->geometry.chunks;
   bool serves = !plan->geometry.whole;
-  take_kept(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->geometry.chunks] : 0);
+  take_residual(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->geometry.chunks] : 0);
   plan->worker.result_dtype = is_gathered(scene->what) ? scene->what->output_dtype : ONEBIT_FLOAT32;
   plan->server.result_dtype = scene->what->output_dtype;
   if (scene->what->lion)
@@ -191,20 +193,22 @@ static void take_all_kept(struct scene *scene) {
   plan->server_sums = take(scene, "server sums", plan->server.blocks, sizeof(double), TWIN_FLOAT64);
 }
 
-static struct ob_cuda_kept kept_on_device(const struct scene *scene, const struct ob_kept *kept,
-                                          const double *sums) {
-  struct ob_cuda_kept device = {.first = kept->first,
-                                .first_word = kept->first_word,
-                                .blocks = kept->blocks,
-                                .elements = ob_kept_elements(kept, &scene->host.geometry.layout),
-                                .serving = kept->serving,
-                                .result_dtype = kept->result_dtype,
-                                .sums = ON_DEVICE(scene, sums)};
+static struct ob_cuda_residual residual_on_device(const struct scene *scene,
+                                                  const struct ob_residual *residual,
+                                                  const double *sums) {
+  struct ob_cuda_residual device = {
+      .first = residual->first,
+      .first_word = residual->first_word,
+      .blocks = residual->blocks,
+      .elements = ob_residual_elements(residual, &scene->host.geometry.layout),
+      .serving = residual->serving,
+      .result_dtype = residual->result_dtype,
+      .sums = ON_DEVICE(scene, sums)};
   for (int copy = 0; copy < 2; copy++) {
-    device.values[copy] = ON_DEVICE(scene, kept->values[copy]);
-    device.scales[copy] = ON_DEVICE(scene, kept->scales[copy]);
-    if (kept->moments[copy])
-      device.moments[copy] = ON_DEVICE(scene, kept->moments[copy]);
+    device.values[copy] = ON_DEVICE(scene, residual->values[copy]);
+    device.scales[copy] = ON_DEVICE(scene, residual->scales[copy]);
+    if (residual->moments[copy])
+      device.moments[copy] = ON_DEVICE(scene, residual->moments[copy]);
   }
   return device;
 }
@@ -225,7 +229,7 @@ static unsigned char *messages_on_device(struct scene *scene, unsigned char *mes
 /* The plan again, as the kernels are told. */
 static void tell_device(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
-  size_t most_blocks = scene->device.most_blocks;
+  size_t max_blocks = scene->device.max_blocks;
   struct ob_geometry geometry = plan->geometry;
   geometry.layout = layout_on_device(scene);
   geometry.bounds = ON_DEVICE(scene, geometry.bounds);
@@ -235,15 +239,15 @@ static void tell_device(struct scene *scene) {
     geometry.results[copy] = messages_on_device(scene, geometry.results[copy]);
   scene->device = (struct ob_cuda_plan){
       .geometry = geometry,
-      .most_blocks = most_blocks,
-      .witness = geometry.first_segment,
-      .witness_step = 1,
+      .max_blocks = max_blocks,
+      .origin = geometry.first_segment,
+      .origin_step = 1,
       .gathered = is_gathered(scene->what),
       .rule = scene->what->rule,
       .dtype = scene->what->dtype,
       .output_dtype = scene->what->output_dtype,
-      .worker = kept_on_device(scene, &plan->worker, plan->worker_sums),
-      .server = kept_on_device(scene, &plan->server, plan->server_sums),
+      .worker = residual_on_device(scene, &plan->worker, plan->worker_sums),
+      .server = residual_on_device(scene, &plan->server, plan->server_sums),
       .state = ON_DEVICE(scene, scene->state),
   };
 }
@@ -275,7 +279,7 @@ void scene_create(struct scene *scene, struct twin *twin, const struct scene_cas
   cut(scene);
   measure(scene);
   take_messages(scene);
-  take_all_kept(scene);
+  take_all_residual(scene);
   scene->state = take(scene, "state", 1, sizeof *scene->state, TWIN_BYTES);
   tell_device(scene);
   bool all = what->slots == what->chunks;

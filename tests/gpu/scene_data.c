@@ -1,4 +1,4 @@
-/* What is worked on in a scene: messages, kept values, the caller's buffers. */
+/* What is worked on in a scene: messages, residuals, the caller's buffers. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "tests/gpu/harness.h"
 #include "tests/gpu/scene.h"
 
-/* Kept values and messages are finite whatever the case's values are. */
+/* Residuals and messages are finite whatever the case's values are. */
 enum codec_values scene_finite_values(const struct scene *scene) {
   return scene->what->values == VALUES_NAN ? VALUES_GRADIENTS : scene->what->values;
 }
@@ -59,24 +59,24 @@ static void fill_chunk(struct scene *scene, size_t chunk) {
   }
 }
 
-static void fill_kept(const struct scene *scene, struct ob_kept *kept, uint32_t salt) {
+static void fill_residual(const struct scene *scene, struct ob_residual *residual, uint32_t salt) {
   const struct ob_layout *layout = &scene->host.geometry.layout;
-  float *values = kept->values[kept->now];
+  float *values = residual->values[residual->now];
   size_t piece = 0;
-  memset(values, 0, kept->words * OB_LANES * sizeof(float));
-  for (size_t b = kept->first; b < kept->first + kept->blocks; b++) {
+  memset(values, 0, residual->words * OB_LANES * sizeof(float));
+  for (size_t b = residual->first; b < residual->first + residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, b, &piece);
-    size_t first = (block.word - kept->first_word) * OB_LANES;
+    size_t first = (block.word - residual->first_word) * OB_LANES;
     for (size_t i = first; i < first + block.count; i++)
       values[i] = value_at(i, salt, scene_finite_values(scene));
   }
-  for (size_t i = 0; kept->moments[0] && i < kept->words * OB_LANES; i++)
-    kept->moments[kept->now][i] =
+  for (size_t i = 0; residual->moments[0] && i < residual->words * OB_LANES; i++)
+    residual->moments[residual->now][i] =
         i % 5 == 2 ? 0 : ob_to_bfloat16(fabsf(value_at(i, salt + 1, VALUES_GRADIENTS)));
-  for (size_t b = 0; b < (kept->one_scale ? 1 : kept->blocks); b++)
-    kept->scales[kept->now][b] = scale_at(scene, b, salt);
-  if (kept->one_scale && !kept->blocks)
-    kept->scales[!kept->now][0] = 0;
+  for (size_t b = 0; b < (residual->one_scale ? 1 : residual->blocks); b++)
+    residual->scales[residual->now][b] = scale_at(scene, b, salt);
+  if (residual->one_scale && !residual->blocks)
+    residual->scales[!residual->now][0] = 0;
 }
 
 /* Of the state, what must stay as it is; of the flags, some that are none of the kernels'. A scale
@@ -86,7 +86,7 @@ static void fill_state(struct scene *scene) {
   *scene->state = (struct ob_cuda_state){.now = scene->what->now,
                                          .flags = OB_FLAG_DENSE,
                                          .server_flags = OB_FLAG_MISMATCH,
-                                         .kept_flags = OB_FLAG_ERROR,
+                                         .residual_flags = OB_FLAG_ERROR,
                                          .stop = scene->what->stop,
                                          .worker_scale = plan->worker.blocks ? 17 : 0,
                                          .server_scale = plan->server.blocks ? 19 : 0,
@@ -104,8 +104,8 @@ void scene_fill_plan(struct scene *scene) {
   plan->status = scene->what->stop ? ONEBIT_SKIPPED : ONEBIT_OK;
   for (size_t chunk = scene->first_chunk; chunk < scene->end_chunk; chunk++)
     fill_chunk(scene, chunk);
-  fill_kept(scene, &plan->worker, 1);
-  fill_kept(scene, &plan->server, 2);
+  fill_residual(scene, &plan->worker, 1);
+  fill_residual(scene, &plan->server, 2);
   for (size_t b = 0; b < plan->worker.blocks; b++)
     plan->worker_sums[b] = scene_sum_at(scene, b, 3);
   for (size_t b = 0; b < plan->server.blocks; b++)

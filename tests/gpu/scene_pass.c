@@ -128,7 +128,7 @@ static void set_factors(struct scene *scene) {
   scene->pass.factors.adam.momentum_factor = scene->pass.factors.adam.variance_factor = 5;
 }
 
-static void take_sums(struct scene *scene) {
+static void gather_sums(struct scene *scene) {
   const size_t blocks = scene->host.geometry.layout.blocks;
   for (int k = 0; k < OB_SUMS; k++) {
     double *sums = twin_take(scene->twin, "sums", blocks * sizeof *sums, TWIN_FLOAT64, 0);
@@ -176,7 +176,7 @@ void scene_fill_pass(struct scene *scene) {
   take_arrays(scene);
   take_pieces(scene);
   take_rates(scene);
-  take_sums(scene);
+  gather_sums(scene);
   set_factors(scene);
   fill_lamb(scene);
   scene->host.call.sink = &scene->sink;

@@ -33,18 +33,18 @@ static cudaError_t compress_on_device(struct scene *scene, size_t chunk) {
   return ob_cuda_compress(scene->device, scene->source, chunk, 0);
 }
 
-/* Where the new kept value of an element is NaN, its bit is that NaN's sign, which is not defined.
+/* Where the new residual of an element is NaN, its bit is that NaN's sign, which is not defined.
  * The message is not applied. */
 static void forget_bits(struct scene *scene, unsigned char *message, size_t share, size_t chunk) {
   const struct onebit_plan *plan = &scene->host;
-  const struct ob_kept *kept = &plan->worker;
+  const struct ob_residual *residual = &plan->worker;
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
   struct ob_view host = ob_message_view(message, &shape);
   struct ob_view device = ob_message_view(twin_in_back(scene->twin, message), &shape);
   size_t first =
-      (ob_layout_word(&plan->geometry.layout, shape.first) - kept->first_word) * OB_LANES;
+      (ob_layout_word(&plan->geometry.layout, shape.first) - residual->first_word) * OB_LANES;
   for (size_t i = 0; i < shape.words * OB_LANES; i++)
-    if (isnan(kept->values[!kept->now][first + i])) {
+    if (isnan(residual->values[!residual->now][first + i])) {
       host.words[i / OB_LANES] &= ~(1u << i % OB_LANES);
       device.words[i / OB_LANES] &= ~(1u << i % OB_LANES);
     }
@@ -242,7 +242,7 @@ static void convert(void) {
 static void begin_on_host(struct scene *scene, size_t chunk) {
   struct ob_cuda_state *state = scene->state;
   (void)chunk;
-  state->flags = state->kept_flags;
+  state->flags = state->residual_flags;
   state->server_flags = state->stop = 0;
   state->worker_scale = state->server_scale = 0;
   state->sequence++;
@@ -270,7 +270,7 @@ static void commit_on_host(struct scene *scene, size_t chunk) {
   if (scene->what->stop)
     return;
   scene->state->now = !scene->what->now;
-  scene->state->kept_flags = scene->state->server_flags;
+  scene->state->residual_flags = scene->state->server_flags;
 }
 
 static cudaError_t commit_on_device(struct scene *scene, size_t chunk) {
@@ -294,9 +294,9 @@ static void forget_on_host(struct scene *scene, size_t chunk) {
   if (scene->what->stop)
     return;
   for (int side = 0; side < 2; side++) {
-    struct ob_kept *kept = side ? &scene->host.server : &scene->host.worker;
-    ob_kept_commit(kept);
-    ob_kept_forget(kept);
+    struct ob_residual *residual = side ? &scene->host.server : &scene->host.worker;
+    ob_residual_commit(residual);
+    ob_residual_forget(residual);
   }
 }
 

@@ -62,10 +62,10 @@ PASS(LAMB_FROZEN)
 PASS(ZERO_ONE)
 PASS(ZERO_ONE_FREEZE)
 PASS(ZERO_ONE_LOCAL)
-PASS(ZERO_ONE_MEET)
+PASS(ZERO_ONE_STORE)
 PASS(ZERO_ONE_MET)
-PASS(SHARE)
-PASS(SHARE_MOVE)
+PASS(SHARD)
+PASS(SHARD_MOVE)
 PASS(STEP)
 PASS(STEP_NORMS)
 PASS(LION)
@@ -158,10 +158,10 @@ static const struct gpu_test tests[] = {
     {"pass zero-one", walk_ZERO_ONE, false},
     {"pass zero-one freeze", walk_ZERO_ONE_FREEZE, false},
     {"pass zero-one local", walk_ZERO_ONE_LOCAL, false},
-    {"pass zero-one meet", walk_ZERO_ONE_MEET, false},
+    {"pass zero-one meet", walk_ZERO_ONE_STORE, false},
     {"pass zero-one met", walk_ZERO_ONE_MET, false},
-    {"pass share", walk_SHARE, false},
-    {"pass share move", walk_SHARE_MOVE, false},
+    {"pass share", walk_SHARD, false},
+    {"pass share move", walk_SHARD_MOVE, false},
     {"pass step", walk_STEP, false},
     {"pass step norms", walk_STEP_NORMS, false},
     {"pass lion", walk_LION, false},

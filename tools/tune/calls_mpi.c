@@ -303,7 +303,7 @@ static bool measure_corrections(struct contest *contest) {
     for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
       if (isfinite(factors[i][k]))
         ob_cost_add_point(&contest->run->costs.measured.factor[k], (double)ladder[i],
-                          fmax(OB_COST_FACTOR_LEAST, fmin(factors[i][k], OB_COST_FACTOR_MOST)));
+                          fmax(OB_COST_MIN_FACTOR, fmin(factors[i][k], OB_COST_MAX_FACTOR)));
   return well;
 }
 

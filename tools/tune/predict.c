@@ -12,7 +12,7 @@
 
 static void load_costs(const struct tune_options *options, struct ob_costs *costs) {
   static const struct ob_tuning_here anywhere = {NULL, NULL};
-  char found[OB_TUNING_PATH_ROOM];
+  char found[OB_TUNING_PATH_CAPACITY];
   const char *path = options->tuning ? options->tuning : ob_tuning_path(found) ? found : "none";
   if (strcmp(path, "none") == 0)
     ob_costs_default("avx2", costs);

@@ -52,13 +52,13 @@ void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs
          cluster->hosts == 1 ? "" : "s");
   if (cluster->ranks_per_host == 0)
     printf("; the hosts have different numbers of ranks, up to %d: no hierarchical schedule",
-           cluster->most_ranks);
+           cluster->max_ranks);
   printf("\n%-16s%14s%14s%14s%14s\n", "# link", "latency", "MB/s", "a message", "ns a byte");
   if (cluster->hosts > 1)
     print_link("between hosts", &costs->between);
   else
     printf("# one host: links between hosts are not measured, the defaults stand\n");
-  if (cluster->most_ranks > 1)
+  if (cluster->max_ranks > 1)
     print_link("inside a host", &costs->inside);
   else
     printf("# one rank a host: links inside are not measured, the defaults stand\n");
@@ -211,7 +211,7 @@ static void make_directories(char *path) {
  * do not write the same. */
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin) {
-  char fresh[OB_TUNING_PATH_ROOM + 32];
+  char fresh[OB_TUNING_PATH_CAPACITY + 32];
   snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
   make_directories(fresh);
   FILE *file = fopen(fresh, "w");

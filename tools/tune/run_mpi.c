@@ -63,9 +63,9 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
                                                       .stream = true,
                                                       .decay = 1,
                                                       .scaling = 1,
-                                                      .kept = arrays->residual + at,
-                                                      .kept_scale = 0.1f,
-                                                      .kept_out = arrays->next + at,
+                                                      .residual = arrays->residual + at,
+                                                      .residual_scale = 0.1f,
+                                                      .residual_out = arrays->next + at,
                                                       .bits = first});
   else if (pass == STORE)
     arrays->codec->store(&(struct ob_store_run){
@@ -76,9 +76,9 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
                                                   .bits = bits,
                                                   .scales = scales,
                                                   .stream = true,
-                                                  .kept = arrays->residual + at,
-                                                  .kept_scale = 0.1f,
-                                                  .kept_out = arrays->next + at,
+                                                  .residual = arrays->residual + at,
+                                                  .residual_scale = 0.1f,
+                                                  .residual_out = arrays->next + at,
                                                   .out = first});
 }
 
@@ -131,7 +131,7 @@ static void set_codec_costs(struct tune_run *run, const double *alone, const dou
   costs->apply = alone[STORE];
   costs->load = costs->convert = alone[COPY];
   costs->add = alone[COPY] / 2; /* reads, and hardly writes */
-  costs->cores_per_host = slowdown > SHARING ? run->cluster.most_ranks / slowdown : 0;
+  costs->cores_per_host = slowdown > SHARING ? run->cluster.max_ranks / slowdown : 0;
   costs->cores_shared =
       run->cluster.hosts > 1 && one_machine() ? (double)sysconf(_SC_NPROCESSORS_ONLN) : 0;
 }
@@ -251,7 +251,7 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bo
 static void measure_links(struct tune_run *run) {
   double sharing = ob_cost_sharing(&run->costs, &run->cluster);
   measure_link(run->team.local, &run->costs.inside, sharing, run->options->quick);
-  if (run->cluster.most_ranks > 1) /* on the same core a byte is copied twice, once by each side */
+  if (run->cluster.max_ranks > 1) /* on the same core a byte is copied twice, once by each side */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
   tool_wait_asleep(MPI_COMM_WORLD);
   if (run->team.leaders != MPI_COMM_NULL)
@@ -269,16 +269,16 @@ static void find_cluster(struct tune_run *run) {
   run->cluster = (struct ob_cost_task){.hosts = run->team.hosts,
                                        .ranks_per_host = fewest == most ? most : 0,
                                        .ranks = run->team.size,
-                                       .most_ranks = most};
+                                       .max_ranks = most};
 }
 
 /* Found out before anything is measured: it would be for nothing. On rank 0. */
-static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_ROOM]) {
+static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_CAPACITY]) {
   if (options->dry_run || (!options->output && ob_tuning_path(path)))
     return true;
   if (!options->output)
     tune_complain("the environment names no file to write: give --output, or --dry-run");
-  else if (*options->output && strlen(options->output) < OB_TUNING_PATH_ROOM)
+  else if (*options->output && strlen(options->output) < OB_TUNING_PATH_CAPACITY)
     return strcpy(path, options->output);
   else
     tune_complain("--output: not a path");
@@ -289,7 +289,8 @@ static bool find_path(const struct tune_options *options, char path[OB_TUNING_PA
 static bool write_file(const struct tune_run *run, const char *path) {
   size_t hosts = (size_t)run->cluster.hosts;
   struct ob_tuning_origin origin = {.host_count = hosts};
-  char(*names)[OB_TUNING_NAME_ROOM] = ob_allocate(hosts, sizeof *names), name[sizeof *names] = "";
+  char(*names)[OB_TUNING_NAME_CAPACITY] = ob_allocate(hosts, sizeof *names),
+  name[sizeof *names] = "";
   const char **list = ob_allocate(hosts, sizeof *list);
   char library[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;
@@ -305,7 +306,7 @@ static bool write_file(const struct tune_run *run, const char *path) {
   origin.hosts = list;
   MPI_Get_library_version(library, &length);
   library[strcspn(library, ",\r\n")] = '\0';
-  snprintf(origin.mpi, sizeof origin.mpi, "%.*s", OB_TUNING_WORDS_ROOM - 1, library);
+  snprintf(origin.mpi, sizeof origin.mpi, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, library);
   strftime(origin.date, sizeof origin.date, "%Y-%m-%d", gmtime(&now));
   bool well = run->team.rank != 0 || tune_write(path, &run->costs, &origin);
   if (well && run->team.rank == 0)
@@ -352,7 +353,7 @@ static bool conclude(struct tune_run *run, const char *path, const struct tune_p
 int tune_run(const struct tune_options *options) {
   struct tune_run run = {.options = options};
   struct tune_points points = {.count = 0};
-  char path[OB_TUNING_PATH_ROOM] = "";
+  char path[OB_TUNING_PATH_CAPACITY] = "";
   tool_cluster_find(&run.team);
   find_cluster(&run);
   bool well = tune_all_well(run.team.rank != 0 || find_path(options, path)) &&

@@ -1,14 +1,14 @@
-/* What a unit of an optimizer has on a device, for the files that create it and step it. */
-#ifndef OB_CUDA_UNIT_H
-#define OB_CUDA_UNIT_H
+/* What a bucket of an optimizer has on a device, for the files that create it and step it. */
+#ifndef OB_CUDA_BUCKET_H
+#define OB_CUDA_BUCKET_H
 
 #include "cuda/device.h"
 #include "optimizers/optimizer.h"
 
-/* A unit's plans: what it sends dense, and in bits. */
+/* A bucket's plans: what it sends dense, and in bits. */
 enum { OB_DENSE, OB_BITS, OB_PLANS };
 
-struct ob_unit_device {
+struct ob_bucket_device {
   const struct onebit_optimizer *optimizer;
   int number;
   /* By piece, in memory of the device; and on the host, what the device has of the scalings. */
@@ -22,25 +22,25 @@ struct ob_unit_device {
   bool counted; /* in this step the device has the bias corrections */
   /* Of the plans: calls that ended well when the host looked last; what the device adds to them. */
   uint64_t calls[OB_PLANS], before[OB_PLANS];
-  struct ob_cuda_lamb lamb; /* of 1-bit LAMB; what is by tensor is the first unit's */
+  struct ob_cuda_lamb lamb; /* of 1-bit LAMB; what is by tensor is the first bucket's */
   bool rated;               /* there are learning rates of its making */
   cudaStream_t own;         /* for steps without a stream */
-  /* The first unit has these for all. The states of all units' dense plans, then of those that
-   * they use when the compressed ones send bits, and then of the uncompressed units. */
+  /* The first bucket has these for all. The states of all buckets' dense plans, then of those that
+   * they use when the compressed ones send bits, and then of the uncompressed buckets. */
   struct ob_cuda_state **states;
   uint64_t steps_before, skipped_before; /* what the plans' outcomes do not count */
   cudaEvent_t last;                      /* the end of the latest step on any stream */
 };
 
-/* Rows of struct ob_optimizer_place (optimizer_step.c). */
-onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+/* Rows of struct ob_optimizer_executor (optimizer_step.c). */
+onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                      struct ob_call *call);
 onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer);
-onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   const struct ob_pass_sink *sink);
-onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  int which, size_t first, size_t end, double *sum);
-onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_unit *unit,
+onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   enum ob_lamb_stage stage);
 onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer);
 

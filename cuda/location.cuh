@@ -2,8 +2,8 @@
  * Where things are: the block that a warp works on, the messages and their parts, the pieces of the
  * caller's buffers; and what becomes of a block's sum. As blocks.c and collectives/geometry.h have it.
  */
-#ifndef OB_CUDA_PLACE_CUH
-#define OB_CUDA_PLACE_CUH
+#ifndef OB_CUDA_LOCATION_CUH
+#define OB_CUDA_LOCATION_CUH
 
 #include "cuda/device.cuh"
 
@@ -20,7 +20,7 @@ static inline struct ob_cuda_plan of_chunk(struct ob_cuda_plan plan, size_t chun
 }
 
 /* What a warp works on: a block of a message. */
-struct place {
+struct location {
   struct ob_message_shape shape; /* of the message, but for its number of words */
   struct ob_block block;
   size_t number, index; /* of the block, in the layout and in the message */
@@ -28,18 +28,18 @@ struct place {
 };
 
 /* False when the message has no such block. */
-static __device__ inline bool find_place(const struct ob_cuda_plan &plan, size_t segment,
-                                         struct place *place) {
+static __device__ inline bool find_location(const struct ob_cuda_plan &plan, size_t segment,
+                                            struct location *location) {
   const struct ob_geometry *geometry = &plan.geometry;
-  place->shape = ob_message_blocks(geometry, segment, 0);
-  place->index = warp_number();
-  place->number = place->shape.first + place->index;
-  if (place->index >= place->shape.blocks)
+  location->shape = ob_message_blocks(geometry, segment, 0);
+  location->index = warp_number();
+  location->number = location->shape.first + location->index;
+  if (location->index >= location->shape.blocks)
     return false;
   size_t piece = 0;
-  const size_t first_word = ob_layout_block(&geometry->layout, place->shape.first, &piece).word;
-  place->block = ob_layout_block(&geometry->layout, place->number, &piece);
-  place->word = place->block.word - first_word;
+  const size_t first_word = ob_layout_block(&geometry->layout, location->shape.first, &piece).word;
+  location->block = ob_layout_block(&geometry->layout, location->number, &piece);
+  location->word = location->block.word - first_word;
   return true;
 }
 
@@ -94,32 +94,34 @@ static __device__ inline unsigned char *sent_by(const struct ob_cuda_plan &plan,
   return base + member * plan.geometry.peer_stride;
 }
 
-static __device__ inline struct ob_view view_of(unsigned char *message, const struct place &place) {
-  return ob_message_view(message, &place.shape);
+static __device__ inline struct ob_view view_of(unsigned char *message,
+                                                const struct location &location) {
+  return ob_message_view(message, &location.shape);
 }
 
 /* What the sign bits stand for in this block. */
-static __device__ inline float scale_of(const struct ob_view &view, const struct place &place) {
-  return place.shape.one_scale ? view.header->scale : view.scales[place.index];
+static __device__ inline float scale_of(const struct ob_view &view,
+                                        const struct location &location) {
+  return location.shape.one_scale ? view.header->scale : view.scales[location.index];
 }
 
-/* --- Kept values */
+/* --- Residuals */
 
 /* Of an array that lies as they do. */
 template <typename T>
-static __device__ inline T *values_of(const struct ob_cuda_kept &kept, T *array,
+static __device__ inline T *values_of(const struct ob_cuda_residual &residual, T *array,
                                       const struct ob_block &block) {
-  return array + (block.word - kept.first_word) * OB_LANES;
+  return array + (block.word - residual.first_word) * OB_LANES;
 }
 
-static __device__ inline float *values_of(const struct ob_cuda_kept &kept, uint32_t copy,
+static __device__ inline float *values_of(const struct ob_cuda_residual &residual, uint32_t copy,
                                           const struct ob_block &block) {
-  return values_of(kept, kept.values[copy], block);
+  return values_of(residual, residual.values[copy], block);
 }
 
-static __device__ inline float kept_scale(const struct ob_cuda_kept &kept, uint32_t now,
-                                          const struct place &place) {
-  return kept.scales[now][place.shape.one_scale ? 0 : place.number - kept.first];
+static __device__ inline float residual_scale(const struct ob_cuda_residual &residual, uint32_t now,
+                                              const struct location &location) {
+  return residual.scales[now][location.shape.one_scale ? 0 : location.number - residual.first];
 }
 
 /* --- The caller's buffers */
@@ -154,21 +156,22 @@ static __device__ inline float checked_scale(struct ob_cuda_state *state, float 
   return scale;
 }
 
-/* The sum of a block's magnitudes becomes its scale, in the message and with the kept values, or
+/* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
  * waits for ob_cuda_finish. For one lane. */
 static __device__ inline void settle(const struct ob_cuda_plan &plan, uint32_t now, bool server,
-                                     const struct place &place, const struct ob_view &out,
+                                     const struct location &location, const struct ob_view &out,
                                      float sum) {
-  const struct ob_cuda_kept &kept = server ? plan.server : plan.worker;
-  if (place.shape.one_scale) {
-    kept.sums[place.number - kept.first] = (double)sum;
+  const struct ob_cuda_residual &residual = server ? plan.server : plan.worker;
+  if (location.shape.one_scale) {
+    residual.sums[location.number - residual.first] = (double)sum;
     return;
   }
-  const enum ob_serve_rule rule = kept.serving.rule;
-  const float exact = ob_scale((double)sum, place.block.count, ob_serve_measure(rule, plan.rule));
-  const float scale = checked_scale(plan.state, ob_round(exact, kept.result_dtype), server);
-  kept.scales[!now][place.number - kept.first] = scale;
-  out.scales[place.index] = ob_serve_scale(rule, scale);
+  const enum ob_serve_rule rule = residual.serving.rule;
+  const float exact =
+      ob_scale((double)sum, location.block.count, ob_serve_measure(rule, plan.rule));
+  const float scale = checked_scale(plan.state, ob_round(exact, residual.result_dtype), server);
+  residual.scales[!now][location.number - residual.first] = scale;
+  out.scales[location.index] = ob_serve_scale(rule, scale);
 }
 
 #endif

@@ -1,0 +1,130 @@
+/* The residuals: two copies, the lazy error, and the error in the open. */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "compression/blocks.h"
+
+onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
+                                   size_t first, size_t end, bool one_scale, bool moments,
+                                   const struct ob_memory *memory) {
+  size_t word = ob_layout_word(layout, first);
+  *residual = (struct ob_residual){.first = first,
+                                   .first_word = word,
+                                   .blocks = end - first,
+                                   .words = ob_layout_word(layout, end) - word,
+                                   .one_scale = one_scale,
+                                   .memory = memory};
+  for (int copy = 0; copy < 2; copy++) {
+    residual->values[copy] = memory->allocate(residual->words, OB_LANES * sizeof(float));
+    if (residual->values[copy])
+      residual->scales[copy] = memory->allocate(one_scale ? 1 : residual->blocks, sizeof(float));
+    if (residual->scales[copy] && moments)
+      residual->moments[copy] = memory->allocate(residual->words, OB_LANES * sizeof(uint16_t));
+    if (!residual->scales[copy] || (moments && !residual->moments[copy]))
+      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
+                      residual->words * OB_LANES);
+  }
+  return ONEBIT_OK;
+}
+
+void ob_residual_destroy(struct ob_residual *residual) {
+  for (int copy = 0; copy < 2; copy++) {
+    if (!residual->memory)
+      break;
+    residual->memory->release(residual->values[copy]);
+    residual->memory->release(residual->scales[copy]);
+    residual->memory->release(residual->moments[copy]);
+  }
+  *residual = (struct ob_residual){0};
+}
+
+static size_t value_bytes(const struct ob_residual *residual) {
+  return residual->words * OB_LANES * sizeof(float);
+}
+
+static size_t scale_bytes(const struct ob_residual *residual) {
+  return (residual->one_scale ? 1 : residual->blocks) * sizeof(float);
+}
+
+onebit_status_t ob_residual_reset(struct ob_residual *residual) {
+  OB_TRY(residual->memory->clear(residual->values[residual->now], value_bytes(residual)));
+  return residual->memory->clear(residual->scales[residual->now], scale_bytes(residual));
+}
+
+onebit_status_t ob_residual_forget(struct ob_residual *residual) {
+  return residual->serving.rule == OB_SERVE_MEAN ? ob_residual_reset(residual) : ONEBIT_OK;
+}
+
+size_t ob_residual_bytes(const struct ob_residual *residual) {
+  size_t moments = residual->moments[0] ? value_bytes(residual) / 2 : 0;
+  return 2 * (value_bytes(residual) + scale_bytes(residual) + moments);
+}
+
+size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_layout *layout) {
+  size_t elements = 0, piece = 0;
+  for (size_t b = residual->first; b < residual->first + residual->blocks; b++)
+    elements += ob_layout_block(layout, b, &piece).count;
+  return elements;
+}
+
+onebit_status_t ob_residual_view(const struct ob_residual *residual, float **values,
+                                 float **scales) {
+  *values = residual->values[residual->now];
+  *scales = residual->scales[residual->now];
+  if (residual->memory == &ob_memory_host)
+    return ONEBIT_OK;
+  *values = ob_allocate(1, value_bytes(residual));
+  *scales = ob_allocate(1, scale_bytes(residual));
+  if (!*values || !*scales)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
+                    residual->words * OB_LANES);
+  OB_TRY(residual->memory->copy(*values, residual->values[residual->now], value_bytes(residual)));
+  return residual->memory->copy(*scales, residual->scales[residual->now], scale_bytes(residual));
+}
+
+void ob_residual_end_view(const struct ob_residual *residual, float *values, float *scales) {
+  if (residual->memory == &ob_memory_host)
+    return;
+  ob_release(values);
+  ob_release(scales);
+}
+
+static float *values_of(const struct ob_residual *residual, float *values,
+                        const struct ob_block *block) {
+  return values + (block->word - residual->first_word) * OB_LANES;
+}
+
+onebit_status_t ob_residual_export(const struct ob_residual *residual,
+                                   const struct ob_layout *layout, float *error) {
+  float *values, *scales;
+  onebit_status_t status = ob_residual_view(residual, &values, &scales);
+  size_t piece = 0;
+  for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
+    struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
+    const float *value = values_of(residual, values, &block);
+    for (size_t i = 0; i < block.count; i++)
+      *error++ = ob_residual_content(residual->serving.rule, value[i],
+                                     scales[residual->one_scale ? 0 : b]);
+  }
+  ob_residual_end_view(residual, values, scales);
+  return status;
+}
+
+/* Scales become zero: the residual is the error itself. */
+onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob_layout *layout,
+                                   const float *error) {
+  OB_TRY(ob_residual_reset(residual));
+  float *values, *scales;
+  onebit_status_t status = ob_residual_view(residual, &values, &scales);
+  size_t piece = 0;
+  for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
+    struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
+    memcpy(values_of(residual, values, &block), error, block.count * sizeof *error);
+    error += block.count;
+  }
+  if (status == ONEBIT_OK && residual->memory != &ob_memory_host)
+    status = residual->memory->copy(residual->values[residual->now], values, value_bytes(residual));
+  ob_residual_end_view(residual, values, scales);
+  return status;
+}
