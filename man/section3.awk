@@ -1,5 +1,5 @@
 # A page of section 3 from a public header, whose comments are its text: what the header says and
-# what the manual says cannot differ. awk -v version=0.1.0 -v date=2026-11-22 -f section3.awk plan.h
+# what the manual says cannot differ. awk -v version=0.2.0 -v date=2026-11-22 -f section3.awk plan.h
 #
 # The opening comment becomes the description. A comment and the declarations right below it become
 # a section of types or of functions. In comments an indented block is shown as it is (formulas,

@@ -15,7 +15,7 @@ extern "C" {
 
 /* The version that a program is compiled against; onebit_version() is the one it runs with. */
 #define ONEBIT_VERSION_MAJOR 0
-#define ONEBIT_VERSION_MINOR 1
+#define ONEBIT_VERSION_MINOR 2
 #define ONEBIT_VERSION_PATCH 0
 
 /* What calls return. */
