@@ -35,8 +35,8 @@ NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(CUDA_HOME)/inclu
               /usr/include/nccl.h),$(filter-out 0,$(CUDA)),0))
 # FORTRAN=0: without the Fortran module; that is also what happens where $(MPIFC) is not found.
 MPIFC    ?= $(subst mpicc,mpifort,$(MPICC))
-FORTRAN  ?= $(if $(filter 1,$(MPI)),\
-              $(shell $(MPIFC) --version >/dev/null 2>&1 && echo 1 || echo 0),0)
+FORTRAN  ?= $(strip $(if $(filter 1,$(MPI)),\
+              $(shell $(MPIFC) --version >/dev/null 2>&1 && echo 1 || echo 0),0))
 # Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
 SAN      ?=
 OPENMP   ?= $(if $(findstring thread,$(SAN)),0,1)

@@ -450,10 +450,10 @@ def _open():
 
 def _check_version(found):
     """Before 1.0 a minor version may change the interface."""
-    wanted = "0.1"
-    words = found.onebit_version().decode()
-    if words.rsplit(".", 1)[0] != wanted:
-        raise ImportError(f"{found._name} is onebit {words}; this package is for {wanted}")
+    wanted = "0.2"
+    version = found.onebit_version().decode()
+    if version.rsplit(".", 1)[0] != wanted:
+        raise ImportError(f"{found._name} is onebit {version}; this package is for {wanted}")
 
 
 @functools.lru_cache(maxsize=None)

@@ -20,7 +20,7 @@ def test_self_says_who_is_there():
         assert (comm.rank, comm.size, comm.hosts, comm.bytes_sent) == (0, 1, 1, 0)
     with pytest.raises(onebit.Error, match="communicator is closed"):
         comm.rank
-    assert onebit.version().startswith("0.1.")
+    assert onebit.version().startswith("0.2.")
 
 
 def test_allreduce_keeps_what_a_bit_cannot_say(on_ranks):
