@@ -231,11 +231,11 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
   return ob_plan_start(plan, status, &call);
 }
 
-static onebit_status_t run(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
-                           onebit_operation_t operation) {
+/* A call that is waited for at once. */
+static onebit_status_t start_blocking(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                      onebit_operation_t operation) {
   onebit_request_t request;
-  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request, (struct ob_call){0}));
-  return ob_plan_test(plan, true);
+  return start(sendbuf, recvbuf, plan, operation, &request, (struct ob_call){0});
 }
 
 onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
@@ -259,15 +259,18 @@ static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t p
 }
 
 onebit_status_t onebit_allreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
-  return run(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE);
+  OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE));
+  return ob_plan_test(plan, true);
 }
 
 onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
-  return run(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER);
+  OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER));
+  return ob_plan_test(plan, true);
 }
 
 onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
-  return run(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER);
+  OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER));
+  return ob_plan_test(plan, true);
 }
 
 onebit_status_t onebit_iallreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan,

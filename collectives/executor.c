@@ -29,19 +29,3 @@ onebit_status_t ob_executor_choose(struct onebit_plan *plan) {
                     transport->name);
   return plan->executor->open ? plan->executor->open(plan) : ONEBIT_OK;
 }
-
-onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const char *name,
-                                       const void *buffer) {
-  (void)plan;
-#ifdef ONEBIT_HAVE_CUDA
-  int device;
-  if (ob_cuda_owns(buffer, &device))
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "%s is %p, memory of CUDA device %d, and the device option is "
-                    "ONEBIT_DEVICE_HOST",
-                    name, buffer, device);
-#else
-  (void)name, (void)buffer;
-#endif
-  return ONEBIT_OK;
-}

@@ -2,6 +2,7 @@
  * messages, from messages to messages, and to outputs. */
 #include <string.h>
 
+#include "base/error.h"
 #include "collectives/messages.h"
 
 /* --- Compress ----------------------------------------------------------------------------------*/
@@ -232,6 +233,22 @@ static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
   }
   plan->result_now = !plan->result_now;
   return true;
+}
+
+onebit_status_t ob_executor_check_host(const struct onebit_plan *plan, const char *name,
+                                       const void *buffer) {
+  (void)plan;
+#ifdef ONEBIT_HAVE_CUDA
+  int device;
+  if (ob_cuda_owns(buffer, &device))
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "%s is %p, memory of CUDA device %d, and the device option is "
+                    "ONEBIT_DEVICE_HOST",
+                    name, buffer, device);
+#else
+  (void)name, (void)buffer;
+#endif
+  return ONEBIT_OK;
 }
 
 const struct ob_executor ob_executor_host = {
