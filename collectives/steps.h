@@ -20,11 +20,11 @@ struct onebit_plan;
 
 /* What a step does. The functions of several kinds may be the same one. */
 enum ob_step_kind {
-  OB_STEP_HOST_PUT,         /* hierarchical: a chunk of the inputs to the ranks of this host */
-  OB_STEP_HOST_BARRIER,     /* until all of them have done that */
-  OB_STEP_HOST_COMPRESS,    /* the mean of a chunk of the host's inputs, for every server */
-  OB_STEP_COMPRESS,         /* a chunk of the input, for every server */
-  OB_STEP_COMPRESS_WHOLE,   /* a chunk of it, in one message for all */
+  OB_STEP_HOST_PUT,       /* hierarchical: a chunk of the inputs to the host, once there is space */
+  OB_STEP_HOST_BARRIER,   /* until all of them have done that */
+  OB_STEP_HOST_COMPRESS,  /* the mean of a chunk of the host's inputs, for every server */
+  OB_STEP_COMPRESS,       /* a chunk of the input, for every server */
+  OB_STEP_COMPRESS_WHOLE, /* a chunk of it, in one message for all */
   OB_STEP_COMPRESS_SEGMENT, /* a chunk of this rank's segment, for all */
   OB_STEP_FINISH_WORKER,    /* one scale: now it is known */
   OB_STEP_EXCHANGE,         /* begin sending messages to the servers and receiving theirs */

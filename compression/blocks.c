@@ -103,7 +103,7 @@ static void note_scale(struct ob_work *work, float scale) {
 
 /* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
  * waits for ob_finish. A scale that is not finite never leaves: the flag does. */
-static void settle(struct step *step, size_t block, size_t count, float sum) {
+static void set_scale(struct step *step, size_t block, size_t count, float sum) {
   struct ob_work *work = step->work;
   struct ob_residual *residual = step->residual;
   if (work->one_scale) {
@@ -182,7 +182,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
     };
     if (run.moment_rule)
       point_to_moments(step, &block, &run);
-    settle(step, b, block.count, work->codec->compress(&run));
+    set_scale(step, b, block.count, work->codec->compress(&run));
   }
 }
 
@@ -233,7 +233,7 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
         .residual_out = residual_values(step->residual, !step->residual->now, &block),
         .out = step->out->words + word,
     };
-    settle(step, b, block.count, work->codec->reduce(&run));
+    set_scale(step, b, block.count, work->codec->reduce(&run));
   }
 }
 

@@ -18,12 +18,12 @@
 #include "compression/passes.h"
 #include "onebit/plan.h"
 
-/* kept_out = (kept - scale * sign(kept)) + input, where input is
+/* residual_out = (residual - scale * sign(residual)) + input, where input is
  *   RAW        weight * input[i]
  *   MOMENTUM   scaling * (decay * m[i] + weight * input[i]), with m[i] = +-momentum_scale / scaling
  *              by momentum_bits
  * and the product with input[i] is multiplied by reciprocals[i] where there are such; and bits =
- * signs of kept_out. Where what is kept is the momentum, it is added before the scaling. With
+ * signs of residual_out. Where what is kept is the momentum, it is added before the scaling. With
  * moments, factor * input[i] and moments[i] first become what takes the place of input[i], and
  * moments_out[i] (ob_moment_input). From `valid` on there is padding: its input is zero. */
 struct ob_compress_run {
@@ -33,7 +33,7 @@ struct ob_compress_run {
   float weight;
   const float *reciprocals; /* or NULL */
   enum ob_moment_rule moment_rule;
-  const uint16_t *moments; /* as `kept`; NULL without a rule */
+  const uint16_t *moments; /* as `residual`; NULL without a rule */
   uint16_t *moments_out;
   float factor;
   struct ob_moment_factors moment;
@@ -49,8 +49,9 @@ struct ob_compress_run {
 };
 
 /* total = sum over streams, in their order, of +-scales[i];
- * kept_out = total + (kept - scale * sign(kept)), and out its signs. Of Lion, kept_out is the new
- * momentum, and out the signs of the direction, whose magnitudes are summed. */
+ * residual_out = total + (residual - scale * sign(residual)), and out its signs. Of Lion,
+ * residual_out is the new momentum, and out the signs of the direction, whose magnitudes are
+ * summed. */
 struct ob_reduce_run {
   size_t count, streams;
   const uint32_t *const *bits; /* one pointer a stream */

@@ -2,7 +2,8 @@
  * The local work of the optimizers, element by element. A pass goes over the arrays of a tensor
  * once; what it computes of an element is one row of ob_pass_element, and which of the arrays it
  * reads and writes are two more. The codecs (codec_template.h) and device code (cuda/passes.cu) are
- * loops around these, so that the arithmetic of an optimizer is written here and nowhere else.
+ * loops around these, so that what an optimizer does to an element is written here once. What
+ * servers do to messages is in numerics.h, codec_reduce.h and cuda/reduce.cu.
  *
  * Everything is IEEE float32 with one rounding an operation, in the order in which it stands.
  */
@@ -61,7 +62,7 @@ enum ob_slot {
   row(SHARD_MOVE)      /* sharded: a whole step with frozen variance on mean gradients */ \
   row(STEP)            /* the message is the step as it is */ \
   row(STEP_NORMS)      /* likewise, and it is not made yet: |p|^2, |u|^2 */ \
-  row(LION)            /* a whole step of Lion on mean gradients */
+  row(LION)            /* a step of Lion of uncompressed tensors; of others see STEP */
 /* clang-format on */
 
 #define OB_PASS_KIND(name) OB_PASS_##name,

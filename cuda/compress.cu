@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment)
   const float sum =
       compress<dtype, momentum, treatment>(run, moments, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0)
-    settle(plan, now, false, location, out, sum);
+    set_scale(plan, now, false, location, out, sum);
 }
 
 using compress_function = void(struct ob_cuda_plan, struct ob_cuda_source);

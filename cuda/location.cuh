@@ -158,9 +158,9 @@ static __device__ inline float checked_scale(struct ob_cuda_state *state, float 
 
 /* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
  * waits for ob_cuda_finish. For one lane. */
-static __device__ inline void settle(const struct ob_cuda_plan &plan, uint32_t now, bool server,
-                                     const struct location &location, const struct ob_view &out,
-                                     float sum) {
+static __device__ inline void set_scale(const struct ob_cuda_plan &plan, uint32_t now, bool server,
+                                        const struct location &location, const struct ob_view &out,
+                                        float sum) {
   const struct ob_cuda_residual &residual = server ? plan.server : plan.worker;
   if (location.shape.one_scale) {
     residual.sums[location.number - residual.first] = (double)sum;

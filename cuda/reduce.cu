@@ -187,7 +187,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
   const float sum =
       reduce<rule>(run, plan, parts_of(plan, now, location), weight, tiles[threadIdx.x / OB_LANES]);
   if (lane_number() == 0) /* not `now`: to keep it would be one register too many */
-    settle(plan, plan.state->now, true, location, out, sum);
+    set_scale(plan, plan.state->now, true, location, out, sum);
 }
 
 /* What is past `valid` has no place in the caller's buffer. */

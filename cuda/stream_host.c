@@ -121,7 +121,7 @@ static unsigned char *window_at(const struct onebit_plan *plan, unsigned char *b
   return base + segment * window->peer_stride + chunk % window->slots * window->stride;
 }
 
-/* To the rank at `place`: what it is to send on. From it: what this rank is. */
+/* To the rank at `location`: what it is to send on. From it: what this rank is. */
 static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                        size_t location, size_t member) {
   struct ob_device_host *host = &plan->device->host;
@@ -134,7 +134,7 @@ static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, s
       window_at(plan, host->incoming, out, chunk), message_bytes(plan, in, chunk, true), rank};
 }
 
-/* To the rank at `place`: what this rank has collected. From it: what that has. */
+/* To the rank at `location`: what this rank has collected. From it: what that has. */
 static void add_results(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                         size_t location, size_t member) {
   size_t out = plan->geometry.first_segment + member,

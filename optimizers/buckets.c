@@ -251,21 +251,21 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
 /* Master values of `count` elements that lie in the kind of memory that the bucket's arrays are in;
  * `room` on the host is for MASTERS_AT_ONCE, in their type and then as float32. */
 static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dtype, float *master,
-                               const uint16_t *parameter, size_t count, float *capacity) {
-  uint16_t *given = (uint16_t *)(void *)(capacity + MASTERS_AT_ONCE);
+                               const uint16_t *parameter, size_t count, float *buffer) {
+  uint16_t *given = (uint16_t *)(void *)(buffer + MASTERS_AT_ONCE);
   for (size_t at = 0; at < count; at += MASTERS_AT_ONCE) {
     size_t some = count - at < MASTERS_AT_ONCE ? count - at : MASTERS_AT_ONCE;
     OB_TRY(memory->copy(given, parameter + at, some * sizeof *given));
     for (size_t i = 0; i < some; i++)
-      capacity[i] = ob_load(given, i, dtype);
-    OB_TRY(memory->copy(master + at, capacity, some * sizeof *capacity));
+      buffer[i] = ob_load(given, i, dtype);
+    OB_TRY(memory->copy(master + at, buffer, some * sizeof *buffer));
   }
   return ONEBIT_OK;
 }
 
 /* Of a piece, what the bucket has master values of. */
 static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
-                                  struct ob_bucket *bucket, size_t k, float *capacity) {
+                                  struct ob_bucket *bucket, size_t k, float *buffer) {
   const struct ob_layout *layout = &bucket->bits->geometry.layout;
   const struct ob_piece *piece = &layout->piece[k];
   size_t first = bucket->first_block, last = first + bucket->blocks;
@@ -279,23 +279,23 @@ static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
   end = end < piece->valid ? end : piece->valid;
   return convert(bucket->bits->executor->residuals, optimizer->options.parameter_dtype,
                  bucket->masters + word * OB_LANES, (const uint16_t *)bucket->copies[k] + begin,
-                 end > begin ? end - begin : 0, capacity);
+                 end > begin ? end - begin : 0, buffer);
 }
 
 static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
-                                    struct ob_bucket *bucket, float *capacity) {
+                                    struct ob_bucket *bucket, float *buffer) {
   for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
-    OB_TRY(fill_piece(optimizer, bucket, k, capacity));
+    OB_TRY(fill_piece(optimizer, bucket, k, buffer));
   return ONEBIT_OK;
 }
 
 /* This happens once: the host converts for a device too, a part at a time. */
 static onebit_status_t make_masters(const struct onebit_optimizer *optimizer,
                                     struct ob_bucket *bucket) {
-  float *capacity = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
-  onebit_status_t status = capacity ? fill_masters(optimizer, bucket, capacity)
-                                    : no_memory(&bucket->bits->geometry.layout);
-  ob_release(capacity);
+  float *buffer = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
+  onebit_status_t status =
+      buffer ? fill_masters(optimizer, bucket, buffer) : no_memory(&bucket->bits->geometry.layout);
+  ob_release(buffer);
   return status;
 }
 

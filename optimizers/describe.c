@@ -15,11 +15,11 @@ struct line {
 static void put(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static void put(struct line *line, const char *format, ...) {
-  bool capacity = line->length < line->size;
+  bool fits = line->length < line->size;
   va_list arguments;
   va_start(arguments, format);
-  int length = vsnprintf(capacity ? line->buffer + line->length : NULL,
-                         capacity ? line->size - line->length : 0, format, arguments);
+  int length = vsnprintf(fits ? line->buffer + line->length : NULL,
+                         fits ? line->size - line->length : 0, format, arguments);
   va_end(arguments);
   line->length += length > 0 ? (size_t)length : 0;
 }

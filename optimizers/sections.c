@@ -193,10 +193,10 @@ static void *address_of(const struct ob_section *section, const struct ob_run *r
 /* In the upper half of the room first: from there they spread to where they belong. */
 static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *from, size_t count,
                                     float *values) {
-  uint16_t *capacity = (uint16_t *)(void *)values + count;
-  OB_TRY(memory->copy(capacity, from, count * sizeof *capacity));
+  uint16_t *buffer = (uint16_t *)(void *)values + count;
+  OB_TRY(memory->copy(buffer, from, count * sizeof *buffer));
   for (size_t i = 0; i < count; i++)
-    values[i] = ob_from_bfloat16(capacity[i]);
+    values[i] = ob_from_bfloat16(buffer[i]);
   return ONEBIT_OK;
 }
 

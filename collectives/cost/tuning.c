@@ -110,11 +110,11 @@ static bool next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY
   return true;
 }
 
-static void read_text(struct reader *reader, char capacity[OB_TUNING_TEXT_CAPACITY],
-                      const char *key, const char *value) {
-  if (*capacity)
+static void read_text(struct reader *reader, char text[OB_TUNING_TEXT_CAPACITY], const char *key,
+                      const char *value) {
+  if (*text)
     snprintf(reader->wrong, sizeof reader->wrong, "gives %.40s again", key);
-  snprintf(capacity, OB_TUNING_TEXT_CAPACITY, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, value);
+  snprintf(text, OB_TUNING_TEXT_CAPACITY, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, value);
 }
 
 /* A comment may follow a number; names and words may have a # in them. */

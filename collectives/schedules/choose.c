@@ -1,4 +1,4 @@
-/* Which schedule a plan takes. */
+/* Which schedule a plan has. Of one small message schedule.c may still make doubling. */
 #include <stdio.h>
 #include <string.h>
 

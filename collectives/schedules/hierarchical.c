@@ -6,11 +6,11 @@
  *
  *   P0 P1 B0 C0 E0 P2 B1 C1 E1 ... | r0 f0 R0 G0 ... | c0 p0 w0 early? A0 c1 p1 w1 A1 ... | decide
  *
- * Inside the host: P put a chunk of the input, B barrier, f wait until the result of a call before
- * is no longer used, p publish a chunk of the results, w wait for the others'. A rank puts a chunk
- * ahead, so that the ranks of a host need not keep in step. Applying results early takes the flags
- * of the host's other ranks, who have received from other workers: all have given them when the
- * first chunk is here.
+ * Letters as in schedule.h. Inside the host: P put a chunk of the input, when there is space, B
+ * barrier, f wait until the result of a call before is no longer used, p publish a chunk of the
+ * results, w wait for the others'. A rank puts a chunk ahead, so that the ranks of a host need not
+ * keep in step. Applying results early takes the flags of the host's other ranks, who have received
+ * from other workers: all have given them when the first chunk is here.
  *
  * Over shared memory host.c has the steps, on a stream cuda/stream_host.c.
  *

@@ -59,8 +59,8 @@ const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule);
  * ONEBIT_ERROR_UNSUPPORTED when what was asked for cannot be had. */
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-/* Cuts the layout in segments and chunks: the plan's geometry but for where messages are, and
- * plan->sizes. */
+/* Cuts the layout in segments and chunks, and may replace the allgather by doubling: the plan's
+ * geometry but for where messages are, and plan->sizes. */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
 /* Writes the list of steps. */

@@ -1,5 +1,6 @@
 /*
- * The table of transports: how bytes move between ranks. A transport never looks inside a message.
+ * Transports: how bytes move between ranks. Each is a row of functions, declared below, in a file
+ * of this folder; NCCL's is in cuda/. A transport never looks inside a message.
  *
  * Messages go in batches: sends and receives that begin together and are complete together. Between
  * two ranks, messages with the same tag arrive in the order they were sent, and are received in the

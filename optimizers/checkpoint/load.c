@@ -1,4 +1,4 @@
-/* Parts to an optimizer. */
+/* Loading, which is collective: the checks, and then what restore.c does. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/agree.h"

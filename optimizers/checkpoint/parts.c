@@ -1,4 +1,5 @@
-/* The parts of all ranks: whether they fit together, and what they have of some elements. */
+/* The parts of all ranks, perhaps of another number of ranks than now: whether they fit together,
+ * and what they have of some elements. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* From parts into an optimizer. */
+/* From parts into the state of an optimizer, first without changing anything. */
 #include <math.h>
 #include <string.h>
 

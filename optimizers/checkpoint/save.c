@@ -214,7 +214,7 @@ struct writing {
   struct ob_saving *saving;
   const struct ob_sink *sink;
   struct ob_reader reader;
-  uint64_t *capacity; /* OB_CHUNK: floats, doubles or whole numbers */
+  uint64_t *buffer; /* OB_CHUNK: floats, doubles or whole numbers */
 };
 
 static onebit_status_t read_elements(struct writing *writing, const struct ob_part_section *section,
@@ -238,10 +238,10 @@ static onebit_status_t read_elements(struct writing *writing, const struct ob_pa
 static onebit_status_t read_section(struct writing *writing, const struct ob_part_section *section,
                                     uint64_t first, size_t count) {
   struct onebit_optimizer *optimizer = writing->saving->optimizer;
-  float *values = (float *)(void *)writing->capacity;
+  float *values = (float *)(void *)writing->buffer;
   struct ob_numbers is;
   for (size_t i = 0; section->what <= OB_SAVED_NUMBERS && i < count; i++)
-    memcpy(&writing->capacity[i],
+    memcpy(&writing->buffer[i],
            ob_checkpoint_number(optimizer, (enum ob_saved)section->what, first + i, &is),
            sizeof(uint64_t));
   if (section->what <= OB_SAVED_NUMBERS)
@@ -258,8 +258,8 @@ static onebit_status_t write_section(struct writing *writing, struct ob_part_sec
     size_t left = (size_t)(section->count - at), count = left < OB_CHUNK ? left : OB_CHUNK;
     size_t bytes = (size_t)ob_section_bytes(section->what, count);
     OB_TRY(read_section(writing, section, section->first + at, count));
-    ob_checksum_add(&sum, writing->capacity, bytes);
-    OB_TRY(writing->sink->put(writing->sink->context, offset, writing->capacity, bytes));
+    ob_checksum_add(&sum, writing->buffer, bytes);
+    OB_TRY(writing->sink->put(writing->sink->context, offset, writing->buffer, bytes));
     offset += bytes;
   }
   section->checksum = ob_checksum_end(&sum);
@@ -292,8 +292,8 @@ static onebit_status_t write_front(struct ob_saving *saving, const struct ob_sin
 
 static onebit_status_t write_sections(struct writing *writing) {
   struct ob_saving *saving = writing->saving;
-  writing->capacity = ob_allocate(OB_CHUNK, sizeof *writing->capacity);
-  if (!writing->capacity)
+  writing->buffer = ob_allocate(OB_CHUNK, sizeof *writing->buffer);
+  if (!writing->buffer)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an optimizer");
   for (uint64_t i = 0; i < saving->header.sections; i++)
     OB_TRY(write_section(writing, &saving->sections[i]));
@@ -306,7 +306,7 @@ onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *
   if (status == ONEBIT_OK)
     status = write_sections(&writing);
   ob_reader_destroy(&writing.reader);
-  ob_release(writing.capacity);
+  ob_release(writing.buffer);
   return status;
 }
 
