@@ -18,7 +18,7 @@
 
 #include "collectives/geometry.h"
 #include "compression/passes.h"
-#include "optimizers/lamb_tensor.h"
+#include "optimizers/methods/lamb_tensor.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -9,7 +9,7 @@
 #include "collectives/plan.h"
 #include "onebit/adam.h"
 #include "onebit/statistics.h"
-#include "optimizers/lamb_tensor.h"
+#include "optimizers/methods/lamb_tensor.h"
 #include "optimizers/options.h"
 
 struct onebit_optimizer;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "optimizers/lamb_tensor.h"
+#include "optimizers/methods/lamb_tensor.h"
 #include "tests/support_lamb.h"
 
 TestSuite(lamb, .timeout = 300);

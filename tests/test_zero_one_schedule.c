@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "optimizers/zero_one_schedule.h"
+#include "optimizers/methods/zero_one_schedule.h"
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 

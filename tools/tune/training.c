@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "optimizers/zero_one_schedule.h"
+#include "optimizers/methods/zero_one_schedule.h"
 
 const char *const tune_method_names[TUNE_METHODS] = {"dense float32", "dense float16", "1-bit flat",
                                                      "1-bit hierarchical", "0/1 Adam"};

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/lamb.h"
+#include "optimizers/methods/lamb.h"
 
 /* --- The numbers of tensors, on the host */
 

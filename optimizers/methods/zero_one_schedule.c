@@ -1,6 +1,6 @@
 /* When 0/1 Adam sends what. Intervals double, so there are few periods in which they are the same,
  * however many steps. */
-#include "optimizers/zero_one_schedule.h"
+#include "optimizers/methods/zero_one_schedule.h"
 
 static uint64_t given_or(uint64_t value, uint64_t fallback) { return value ? value : fallback; }
 

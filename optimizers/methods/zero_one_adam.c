@@ -19,8 +19,8 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "optimizers/methods/zero_one_schedule.h"
 #include "optimizers/optimizer.h"
-#include "optimizers/zero_one_schedule.h"
 
 struct zero_one {
   struct ob_zero_one_schedule schedule;

@@ -3,7 +3,7 @@
 #include "onebit/efficient_adam.h"
 
 #include "base/error.h"
-#include "optimizers/lamb.h"
+#include "optimizers/methods/lamb.h"
 
 static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
