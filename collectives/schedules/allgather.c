@@ -1,7 +1,7 @@
 /*
- * Allgather: everyone's message to everyone, who each take the mean; and the operation of that
+ * Allgather: everyone's message to everyone, who each compute the mean; and the operation of that
  * name, where each goes to an output of its own. It rounds once, and not a second time as servers
- * do (DDP's and Horovod's 1-bit and top-k compressors gather likewise).
+ * do. Methods without servers exchange their signs so (EF-SGD, Karimireddy et al. 2019).
  *
  *   bits       C0 G0 C1 G1 ... | c0 c1 ... | decide | A0 A1 ...
  *   one scale  C0 C1 ... finish G0 G1 ... | c0 c1 ... | decide | A0 A1 ...
