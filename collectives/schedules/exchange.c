@@ -1,8 +1,8 @@
 /*
- * Exchange: member k reduces segment k. It is the reduce-scatter and the allgather of Rabenseifner's
- * allreduce (Thakur, Rabenseifner, Gropp 2005), each sent directly and in compressed form, with a
- * residual on either side (1-bit Adam, Tang et al. 2021: compressed_allreduce). A reduce-scatter is
- * its first half.
+ * Exchange: member k reduces segment k. It is the reduce-scatter and the allgather of
+ * Rabenseifner's allreduce (Thakur, Rabenseifner, Gropp 2005), each sent directly and in compressed
+ * form, with a residual on either side (1-bit Adam, Tang et al. 2021: compressed_allreduce). A
+ * reduce-scatter is its first half.
  *
  *   allreduce       C0 E0 C1 E1 ... | r0 R0 G0 r1 R1 G1 ... | early? c0 A0 c1 A1 ... | decide
  *   one scale       C0 C1 ... finish E0 E1 ... | r0 R0 r1 R1 ... finish G0 G1 ... | early? ...
