@@ -65,7 +65,7 @@ static int print_usage(FILE *stream, int status) {
   return status;
 }
 
-/* MPI is begun for benchmarks that have ranks, but not before processes are started. */
+/* MPI is started for benchmarks that have ranks, but not before processes are started. */
 int main(int argc, char **argv) {
   struct job job = {.benchmark = argc > 1 ? bench_find(argv[1]) : NULL};
   char error[TOOL_ERROR];

@@ -189,7 +189,7 @@ struct bench_statistics {
 
 /* Sorts the samples. */
 struct bench_statistics bench_statistics(double *samples, size_t count);
-/* Of a[i] / b[i], which belong to the same round. `scratch` has room for count numbers. */
+/* Of a[i] / b[i], which belong to the same round. `scratch` holds count numbers. */
 struct bench_statistics bench_ratio(const double *a, const double *b, size_t count,
                                     double *scratch);
 
@@ -257,7 +257,7 @@ struct bench_rounds {
 struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *name,
                                        bench_timed *run, void *context); /* a new one */
 /* Takes the times of what was added, and their statistics. Collective; an exit status. */
-int bench_rounds_take(struct bench_rounds *rounds);
+int bench_rounds_measure(struct bench_rounds *rounds);
 void bench_rounds_destroy(struct bench_rounds *rounds);
 
 /* Prints "onebit-bench: " and the message to stderr; of the others, returns the exit status. */

@@ -10,7 +10,7 @@
 
 #include "bench/bench_overlap.h"
 
-enum { TENSORS = 16, ROUNDS = 15, MOST_ROUNDS = 1000 };
+enum { TENSORS = 16, ROUNDS = 15, MAX_ROUNDS = 1000 };
 
 static const float learning_rate = 1e-4f;
 
@@ -83,7 +83,7 @@ static int measure(struct buckets *buckets, struct bench_rounds *rounds) {
   if (buckets->units == 0)
     BENCH_TRY(bench_sides_calibrate(rounds, &side, 1, 0, 1));
   buckets->units = side.units;
-  BENCH_TRY(bench_rounds_take(rounds));
+  BENCH_TRY(bench_rounds_measure(rounds));
   return bench_status(side.status, "onebit_optimizer_step");
 }
 
@@ -115,7 +115,7 @@ static void note(struct bench_job *job, size_t count, size_t rounds) {
 /* One bucket of everything, then halves of it down to a tensor a bucket. */
 static int run_size(struct bench_job *job, size_t bytes, void *context) {
   size_t asked = job->options->iterations, count = bytes / sizeof(float) / TENSORS;
-  size_t rounds = asked == BENCH_BY_SIZE ? ROUNDS : asked < MOST_ROUNDS ? asked : MOST_ROUNDS;
+  size_t rounds = asked == BENCH_BY_SIZE ? ROUNDS : asked < MAX_ROUNDS ? asked : MAX_ROUNDS;
   struct buckets buckets = {.job = job,
                             .count = count,
                             .parameters = ob_allocate(TENSORS * count, sizeof(float)),

@@ -85,7 +85,7 @@ static double tolerance(const struct bench_case *test, double size, double resul
   return (test->team->size + 8) * 0x1p-24 * size + half[dtype] * fabs(result) + least[dtype];
 }
 
-/* `scratch` has room for two parts. Compares what this rank has of each. */
+/* `scratch` holds two parts. Compares what this rank has of each. */
 static bool invariant_holds(struct bench_case *test, const struct terms *terms, double *scratch) {
   double *values = scratch, *sizes = scratch + PART;
   bool right = true;

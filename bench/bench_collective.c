@@ -234,7 +234,7 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   bool right = true;
   test->rounds.rounds = bench_case_iterations(test);
   test->rounds.warmups = bench_case_warmups(test);
-  BENCH_TRY(bench_rounds_take(&test->rounds));
+  BENCH_TRY(bench_rounds_measure(&test->rounds));
   if (test->calls->settle)
     BENCH_TRY(test->calls->settle(test));
   BENCH_TRY(test->calls->judge(test, &right));
@@ -295,8 +295,8 @@ static bool dense_fits(const struct bench_case *like) {
 }
 
 /* A send buffer for all ranks has an element for each: sizes below that are left to the last. To
- * give memory of a device back waits for it, and other ranks may share it: they must not have begun
- * the next size, in which they wait for this rank. */
+ * give memory of a device back waits for it, and other ranks may share it: they must not have
+ * started the next size, in which they wait for this rank. */
 int bench_collective_size(struct bench_job *job, size_t bytes, void *like) {
   struct bench_case test = *(const struct bench_case *)like;
   if (test.collective->scatters && bytes / sizeof(float) < (size_t)test.team->size && !job->last)

@@ -40,7 +40,7 @@ struct bench_device {
   int ranks; /* on this machine */
   struct cudaDeviceProp properties;
   cudaStream_t stream;
-  cudaEvent_t begun, ended;
+  cudaEvent_t started, ended;
 };
 
 /* Makes the device of a rank current: those of a machine are dealt out to its ranks in turn. team:

@@ -26,7 +26,7 @@ static int open_device(struct bench_device *device, int place) {
   BENCH_TRY_CUDA(cudaSetDevice(device->number));
   BENCH_TRY_CUDA(cudaGetDeviceProperties(&device->properties, device->number));
   BENCH_TRY_CUDA(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
-  BENCH_TRY_CUDA(cudaEventCreate(&device->begun));
+  BENCH_TRY_CUDA(cudaEventCreate(&device->started));
   BENCH_TRY_CUDA(cudaEventCreate(&device->ended));
   return BENCH_OK;
 }
@@ -45,8 +45,8 @@ int bench_device_open(struct bench_team *team, struct bench_device *device) {
 void bench_device_close(struct bench_device *device) {
   if (device->stream)
     cudaStreamDestroy(device->stream);
-  if (device->begun)
-    cudaEventDestroy(device->begun);
+  if (device->started)
+    cudaEventDestroy(device->started);
   if (device->ended)
     cudaEventDestroy(device->ended);
 }
@@ -63,7 +63,7 @@ void bench_device_note(struct bench_job *job) {
 
 static int start(struct bench_device *device, double *seconds) {
   (void)seconds;
-  BENCH_TRY_CUDA(cudaEventRecord(device->begun, device->stream));
+  BENCH_TRY_CUDA(cudaEventRecord(device->started, device->stream));
   return BENCH_OK;
 }
 
@@ -71,7 +71,7 @@ static int stop(struct bench_device *device, double *seconds) {
   float milliseconds;
   BENCH_TRY_CUDA(cudaEventRecord(device->ended, device->stream));
   BENCH_TRY_CUDA(cudaEventSynchronize(device->ended));
-  BENCH_TRY_CUDA(cudaEventElapsedTime(&milliseconds, device->begun, device->ended));
+  BENCH_TRY_CUDA(cudaEventElapsedTime(&milliseconds, device->started, device->ended));
   *seconds = 1e-3 * (double)milliseconds;
   return BENCH_OK;
 }

@@ -200,7 +200,7 @@ static void shuffle(size_t *order, size_t count, uint64_t *state) {
 }
 
 /* A call that fails does so on all ranks, so all of them leave here together. */
-static int take_times(struct bench_rounds *rounds) {
+static int time_entries(struct bench_rounds *rounds) {
   size_t order[BENCH_ENTRIES];
   uint64_t state = 1;
   for (size_t k = 0; k < rounds->count; k++)
@@ -230,18 +230,18 @@ static void sum_up(const struct bench_rounds *rounds, struct bench_entry *entry)
   entry->time = bench_statistics(rounds->scratch, rounds->rounds);
 }
 
-int bench_rounds_take(struct bench_rounds *rounds) {
-  size_t room = rounds->rounds;
+int bench_rounds_measure(struct bench_rounds *rounds) {
+  size_t each = rounds->rounds;
   ob_release(rounds->memory);
-  rounds->memory = ob_allocate((rounds->count + 1) * room, sizeof(double));
+  rounds->memory = ob_allocate((rounds->count + 1) * each, sizeof(double));
   if (rounds->team ? !bench_team_agree(rounds->team, rounds->memory) : !rounds->memory)
-    return bench_no_memory("times", rounds->count * room);
-  rounds->scratch = rounds->memory + rounds->count * room;
+    return bench_no_memory("times", rounds->count * each);
+  rounds->scratch = rounds->memory + rounds->count * each;
   for (size_t k = 0; k < rounds->count; k++) {
-    rounds->entries[k].times = rounds->memory + k * room;
+    rounds->entries[k].times = rounds->memory + k * each;
     rounds->entries[k].wire_bytes = rounds->entries[k].link_bytes = 0;
   }
-  BENCH_TRY(take_times(rounds));
+  BENCH_TRY(time_entries(rounds));
   for (size_t k = 0; k < rounds->count; k++)
     sum_up(rounds, &rounds->entries[k]);
   return BENCH_OK;

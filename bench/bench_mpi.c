@@ -95,13 +95,13 @@ static bool open_control(struct control *control, onebit_operation_t operation) 
       [ONEBIT_ALLGATHER] = "coll_tuned_allgather_algorithm",
       [ONEBIT_REDUCE_SCATTER] = "coll_tuned_reduce_scatter_block_algorithm",
   };
-  int index, verbosity, bind, scope, count, length = 0, room = 0;
+  int index, verbosity, bind, scope, count, length = 0, description_length = 0;
   char name[2], description[2];
   MPI_Datatype type = MPI_DATATYPE_NULL;
   control->names = MPI_T_ENUM_NULL;
   if (MPI_T_cvar_get_index(names[operation], &index) != MPI_SUCCESS ||
       MPI_T_cvar_get_info(index, name, &length, &verbosity, &type, &control->names, description,
-                          &room, &bind, &scope) != MPI_SUCCESS ||
+                          &description_length, &bind, &scope) != MPI_SUCCESS ||
       type != MPI_INT || control->names == MPI_T_ENUM_NULL)
     return false;
   length = 0;

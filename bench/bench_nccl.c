@@ -28,7 +28,7 @@ static void be_a_host(const struct bench_case *like) {
 }
 
 /* Rank 0's, which is all that is not zero. */
-static void share_id(struct bench_team *team, ncclUniqueId *id) {
+static void send_id(struct bench_team *team, ncclUniqueId *id) {
   double bytes[sizeof *id];
   for (size_t k = 0; k < sizeof *id; k++)
     bytes[k] = team->rank == 0 ? (double)(unsigned char)id->internal[k] : 0;
@@ -55,7 +55,7 @@ int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm) {
   ncclResult_t result = team->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
   if (!bench_team_agree(team, result == ncclSuccess))
     return result == ncclSuccess ? BENCH_FAILED : failed(result, "ncclGetUniqueId");
-  share_id(team, &id);
+  send_id(team, &id);
   int status = join(like, id, comm);
   return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
 }

@@ -17,7 +17,7 @@ static const char *const devices[] = {"host", "cuda", NULL};
 #define CUDA_BYTES ((size_t)256 << 20)
 
 /* 64 bytes an element, and more ranks than a machine has, still fit in a size_t. */
-#define BYTES_AT_MOST (SIZE_MAX >> 20)
+#define MAX_BYTES (SIZE_MAX >> 20)
 
 /* What functions of the table say of a wrong value. */
 typedef const char *reading;
@@ -30,7 +30,7 @@ static reading read_sizes(void *values, const char *value) {
   last = first;
   if (range)
     end = tool_read_integer(end + 1, true, &last);
-  if (!end || *end || first < sizeof(float) || last < first || last > BYTES_AT_MOST)
+  if (!end || *end || first < sizeof(float) || last < first || last > MAX_BYTES)
     return "expected [MIN:]MAX, bytes of at least 4, such as 4K:16M";
   options->sized = true;
   options->largest = last;

@@ -75,7 +75,7 @@ int bench_sides_calibrate(struct bench_rounds *rounds, struct bench_side *sides,
     sides[k].units = 100;
   for (int turn = 0; turn < 3; turn++) {
     rounds->warmups = turn == 0 ? warmups : 0;
-    BENCH_TRY(bench_rounds_take(rounds));
+    BENCH_TRY(bench_rounds_measure(rounds));
     for (size_t k = 0; k < count; k++) {
       const struct bench_entry *times = &rounds->entries[k * stride];
       double change = times[BENCH_PURE].time.median / times[BENCH_COMPUTE].time.median;
@@ -147,7 +147,7 @@ static int time_sides(struct bench_case *test, struct bench_rounds *rounds,
     bench_side_add(rounds, &sides[k], false);
   BENCH_TRY(bench_sides_calibrate(rounds, sides, count, STRIDE, bench_case_warmups(test)));
   set_tests(rounds, test->options, sides, count);
-  BENCH_TRY(bench_rounds_take(rounds));
+  BENCH_TRY(bench_rounds_measure(rounds));
   return bench_status(sides[0].status, test->collective->nonblocking_name);
 }
 

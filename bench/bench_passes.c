@@ -392,5 +392,5 @@ int bench_rounds_run(struct bench_rounds *rounds, const struct bench_options *op
       snprintf(entry->name, sizeof entry->name, "compress, %s",
                passes->plan->work.stream ? "cached" : "streaming");
   }
-  return bench_rounds_take(rounds);
+  return bench_rounds_measure(rounds);
 }

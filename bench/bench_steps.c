@@ -82,7 +82,7 @@ static const struct bench_pass
     zero_one = {"zero-one apply", bench_run_apply, .kinds = {OB_PASS_ZERO_ONE}, .frozen = true},
     squares = {"zero-one look", bench_run_pass, .kinds = {OB_PASS_SQUARES}, .frozen = true},
     local = {"zero-one local", bench_run_pass, .kinds = {OB_PASS_ZERO_ONE_LOCAL}, .frozen = true},
-    to_meet = {"zero-one meet", bench_run_pass, .kinds = {OB_PASS_ZERO_ONE_STORE}, .frozen = true,
+    to_store = {"zero-one meet", bench_run_pass, .kinds = {OB_PASS_ZERO_ONE_STORE}, .frozen = true,
                .scratch = BENCH_OUTPUT},
     met = {"zero-one met", bench_run_apply, .kinds = {OB_PASS_ZERO_ONE_MET}, .frozen = true};
 
@@ -101,7 +101,7 @@ static const struct bench_list steps[] = {
      {&fused_adam, &bench_adam, &bench_compress, &zero_one, &bench_reduce}},
     {"0/1 Adam, local step", 0, 2, 2, {&fused_adam, &bench_adam, &squares, &local}},
     {"0/1 Adam, synchronisation", 0, 2, 3,
-     {&fused_adam, &bench_adam, &to_meet, &bench_compress, &met, &bench_reduce}},
+     {&fused_adam, &bench_adam, &to_store, &bench_compress, &met, &bench_reduce}},
     {"1-bit momentum SGD", 0, 2, 2,
      {&fused_momentum, &momentum, &bench_compress_momentum, &apply_step, &bench_reduce}},
     {"Lion", 0, 2, 2, {&fused_lion, &lion, &compress_lion, &apply_step, &reduce_lion}},

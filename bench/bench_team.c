@@ -1,5 +1,5 @@
 /* Ranks that are threads of this process, or processes that it starts. What they share is memory
- * with room for a part of every rank's numbers. */
+ * that holds a part of every rank's numbers. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>

@@ -56,13 +56,14 @@ static void print_ranks(struct bench_team *team, const struct sums *mine) {
 }
 
 int bench_timeline(struct bench_case *test) {
-  size_t room = 16 * bench_plan_info(test->plan).chunks + 16; /* at most so many steps a chunk */
-  struct ob_moment *moments = ob_allocate(room, sizeof *moments);
+  size_t capacity =
+      16 * bench_plan_info(test->plan).chunks + 16; /* at most so many steps a chunk */
+  struct ob_moment *moments = ob_allocate(capacity, sizeof *moments);
   if (!bench_team_agree(test->team, moments != NULL)) {
     ob_release(moments);
     return BENCH_FAILED;
   }
-  ob_plan_trace(test->plan, moments, room);
+  ob_plan_trace(test->plan, moments, capacity);
   test->team->kind->barrier(test->team);
   onebit_status_t status = test->collective->call(test->send, test->receive, test->plan);
   struct sums sums;

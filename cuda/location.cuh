@@ -1,6 +1,7 @@
 /*
  * Where things are: the block that a warp works on, the messages and their parts, the pieces of the
- * caller's buffers; and what becomes of a block's sum. As blocks.c and collectives/geometry.h have it.
+ * caller's buffers; and what becomes of a block's sum. As blocks.c and
+ * collectives/geometry.h have it.
  */
 #ifndef OB_CUDA_LOCATION_CUH
 #define OB_CUDA_LOCATION_CUH

@@ -25,7 +25,7 @@ int ob_fortran_test(ONEBIT_Request *request, int *flag);
 int ob_fortran_request_free(ONEBIT_Request *request);
 int ob_fortran_same(const void *a, const void *b);
 int ob_fortran_handle(int which);
-void ob_fortran_words(char *text, int length);
+void ob_fortran_message(char *text, int length);
 
 /* NULL, which every call refuses as a buffer, for an array with gaps. */
 static void *base(const CFI_cdesc_t *array) {
@@ -91,9 +91,9 @@ int ob_fortran_handle(int which) {
                       : MPI_Type_c2f(ONEBIT_FLOAT16_TYPE);
 }
 
-void ob_fortran_words(char *text, int length) {
-  const char *words = onebit_last_error();
-  size_t known = strlen(words), room = (size_t)length;
-  memset(text, ' ', room);
-  memcpy(text, words, known < room ? known : room);
+void ob_fortran_message(char *text, int length) {
+  const char *message = onebit_last_error();
+  size_t known = strlen(message), capacity = (size_t)length;
+  memset(text, ' ', capacity);
+  memcpy(text, message, known < capacity ? known : capacity);
 }

@@ -117,7 +117,7 @@ module onebit_mpi
       integer(c_int) :: handle
     end function f_handle
 
-    subroutine f_words(text, length) bind(C, name="ob_fortran_words")
+    subroutine f_words(text, length) bind(C, name="ob_fortran_message")
       import :: c_int, c_char
       character(kind=c_char), intent(out) :: text(*)
       integer(c_int), value :: length

@@ -41,11 +41,11 @@ struct ob_schedule {
   void (*sizes)(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes);
 
   /* A line about what a task's messages would be, or why the model has no time for it: then false.
-   * `line` may remain empty. */
+   * `line` may remain empty. NULL: it has no public name, and the model does not choose it. */
   bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
                    size_t capacity);
 
-  /* Seconds by the model, but for what a call takes whatever its size. */
+  /* Seconds by the model, but for what a call takes whatever its size. NULL: another row's. */
   double (*cost)(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk);
 };
 

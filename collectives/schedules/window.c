@@ -73,11 +73,6 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
     ob_schedule_exchange.sizes(plan, sizes);
 }
 
-static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t capacity) {
-  return ob_schedule_exchange.describe(task, wire, chunk, line, capacity);
-}
-
 /* Of the operations but allreduce, dense. */
 static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   (void)wire;
@@ -85,4 +80,4 @@ static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t
 }
 
 const struct ob_schedule ob_schedule_window = {
-    .window = 2, .build = build, .sizes = sizes, .describe = describe, .cost = cost};
+    .window = 2, .build = build, .sizes = sizes, .cost = cost};

@@ -21,7 +21,7 @@ enum {
   DOCTOR_NAME = 64,      /* a host's name: what Linux allows */
   DOCTOR_INTERFACES = 8, /* with an IPv4 address, the loopback left out; further ones are ignored */
   DOCTOR_SUBNETS = 4,    /* that all hosts share; further ones are ignored */
-  DOCTOR_CPU_WORDS = 16, /* 1,024 CPUs, as cpu_set_t */
+  DOCTOR_CPU_TEXT = 16,  /* 1,024 CPUs, as cpu_set_t */
   DOCTOR_RATES = 3,      /* with 1, 2 and 4 streams at once */
   DOCTOR_STREAMS = 1 << (DOCTOR_RATES - 1)
 };
@@ -29,9 +29,9 @@ enum {
 /* --- Facts. Rates are Gbit/s, times microseconds; 0: not measured. */
 
 struct doctor_rank {
-  int host;                        /* index into the hosts */
-  int yields;                      /* the MPI library, when idle: 1 yes, 0 no, -1 it does not say */
-  uint64_t cpus[DOCTOR_CPU_WORDS]; /* a bit for each that the rank may use */
+  int host;                       /* index into the hosts */
+  int yields;                     /* the MPI library, when idle: 1 yes, 0 no, -1 it does not say */
+  uint64_t cpus[DOCTOR_CPU_TEXT]; /* a bit for each that the rank may use */
 };
 
 struct doctor_interface {
@@ -148,7 +148,7 @@ bool doctor_outlier(double value, const double *values, int count, double ratio,
 
 /* --- This machine: Linux */
 
-void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_WORDS]);
+void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]);
 void doctor_read_host(struct doctor_host *host); /* name, CPUs, interfaces with their counters */
 /* Turns the counters of `after` into what was added since `before`. */
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after);

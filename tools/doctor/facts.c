@@ -143,15 +143,15 @@ int doctor_used_subnet(const struct doctor_facts *facts) {
 
 int doctor_cpu_count(const uint64_t *cpus) {
   int count = 0;
-  for (int word = 0; word < DOCTOR_CPU_WORDS; word++)
+  for (int word = 0; word < DOCTOR_CPU_TEXT; word++)
     count += __builtin_popcountll(cpus[word]);
   return count;
 }
 
 int doctor_host_cpus(const struct doctor_facts *facts, int host) {
-  uint64_t all[DOCTOR_CPU_WORDS] = {0};
+  uint64_t all[DOCTOR_CPU_TEXT] = {0};
   for (int r = 0; r < facts->rank_count; r++)
-    for (int word = 0; facts->ranks[r].host == host && word < DOCTOR_CPU_WORDS; word++)
+    for (int word = 0; facts->ranks[r].host == host && word < DOCTOR_CPU_TEXT; word++)
       all[word] |= facts->ranks[r].cpus[word];
   return doctor_cpu_count(all);
 }

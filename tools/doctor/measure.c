@@ -18,9 +18,9 @@
 
 /* --- The host ----------------------------------------------------------------------------------*/
 
-_Static_assert(sizeof(cpu_set_t) == DOCTOR_CPU_WORDS * sizeof(uint64_t), "a bit for a bit");
+_Static_assert(sizeof(cpu_set_t) == DOCTOR_CPU_TEXT * sizeof(uint64_t), "a bit for a bit");
 
-void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_WORDS]) {
+void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]) {
   cpu_set_t set;
   CPU_ZERO(&set);
   sched_getaffinity(0, sizeof set, &set); /* fails for more CPUs than the set has: none is known */

@@ -38,13 +38,13 @@ static void print_value(FILE *file, double value, int width, int digits) {
 }
 
 static bool is_set(const uint64_t *cpus, int cpu) {
-  return cpu < 64 * DOCTOR_CPU_WORDS && cpus[cpu / 64] >> cpu % 64 & 1;
+  return cpu < 64 * DOCTOR_CPU_TEXT && cpus[cpu / 64] >> cpu % 64 & 1;
 }
 
 /* "0-3,8", or as much of it as fits. */
 static void print_cpus(FILE *file, const uint64_t *cpus) {
   int used = 0;
-  for (int cpu = 0; cpu < 64 * DOCTOR_CPU_WORDS && used < 52; cpu++) {
+  for (int cpu = 0; cpu < 64 * DOCTOR_CPU_TEXT && used < 52; cpu++) {
     int first = cpu;
     if (!is_set(cpus, cpu))
       continue;

@@ -129,18 +129,18 @@ static void read_values(struct run *run, enum replay_file file, size_t first, si
 }
 
 /* This rank's place in an array [steps][world][count]. */
-static size_t own_place(const struct run *run, size_t step) {
+static size_t own_position(const struct run *run, size_t step) {
   const struct replay_case *recorded = run->recorded;
   return (step * recorded->world + (size_t)run->rank->rank) * recorded->count;
 }
 
 static void read_input(struct run *run, size_t step) {
-  read_values(run, REPLAY_INPUT, own_place(run, step), run->recorded->count, run->input);
+  read_values(run, REPLAY_INPUT, own_position(run, step), run->recorded->count, run->input);
   copy(run, run->library_input, run->input);
 }
 
 /* What a step left, into `got` and the digest. */
-static void fetch_output(struct run *run) {
+static void read_output(struct run *run) {
   copy(run, run->got, run->library_output);
   run->report.digest =
       ob_hash(run->report.digest, run->got, run->recorded->count * sizeof *run->got);
@@ -186,7 +186,7 @@ static void run_allreduce_steps(struct run *run, onebit_plan_t plan, size_t shar
     if (!passed(run, onebit_allreduce(run->library_input, run->library_output, plan),
                 "onebit_allreduce"))
       return;
-    fetch_output(run);
+    read_output(run);
     replay_compare(&run->report.tally, step, run->got, run->wanted, NULL, recorded->count);
   }
   compare_residuals(run, plan, share);
@@ -326,14 +326,14 @@ static void run_optimizer_steps(struct run *run, onebit_optimizer_t optimizer) {
   const struct replay_case *recorded = run->recorded;
   uint64_t dense_steps = 0;
   for (size_t step = 0; step < recorded->steps; step++) {
-    size_t row = recorded->params_ranks == 1 ? step * recorded->count : own_place(run, step);
+    size_t row = recorded->params_ranks == 1 ? step * recorded->count : own_position(run, step);
     read_input(run, step);
     read_values(run, REPLAY_OUTPUT, row, recorded->count, run->wanted);
     check_stage(run, optimizer, step);
     if (!passed(run, onebit_optimizer_step(optimizer, (float)recorded->learning_rate),
                 "onebit_optimizer_step"))
       return;
-    fetch_output(run);
+    read_output(run);
     check_exchange(run, optimizer, step, &dense_steps);
     compare_parameters(run, step);
   }
