@@ -114,8 +114,13 @@ endif
 ALL_LDFLAGS = $(LDFLAGS) -pthread $(if $(has_openmp),-fopenmp) $(SAN_FLAGS)
 # A sanitizer's functions come with the program.
 DEFINED = $(if $(SAN),,-Wl$(comma)-z$(comma)defs)
-# Before glibc 2.34 shared memory is in a library of its own.
-LIBS        = $(CUDA_LIBS) $(MPI_LIBS) -lm -lrt
+# What is registered elsewhere (delete functions of MPI's attributes, MPI's progress, threads and what
+# ends them, handlers of the process's exit) is code of the library: dlclose must not unmap it.
+NODELETE = -Wl,-z,nodelete
+# Before glibc 2.34 shared memory and dlsym are in libraries of their own. The library is linked to no
+# MPI, and finds that of the process (base/bound_mpi.h); a program that calls MPI is linked to one.
+LIBRARY_LIBS = $(CUDA_LIBS) -lm -lrt -ldl
+LIBS         = $(MPI_LIBS) $(LIBRARY_LIBS)
 
 # --- What is built
 
@@ -191,7 +196,7 @@ $(STATIC): $(LIBRARY)
 $(SHARED): $(LIBRARY) onebit.map
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=onebit.map -Wl,-Bsymbolic-functions \
-	  $(DEFINED) $(ALL_LDFLAGS) -o $@ $(LIBRARY) $(LIBS)
+	  $(DEFINED) $(NODELETE) $(ALL_LDFLAGS) -o $@ $(LIBRARY) $(LIBRARY_LIBS)
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
 include dropin/rules.mk

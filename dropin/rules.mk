@@ -16,8 +16,8 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map 
   $(BUILD)/release/libonebit.so
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=dropin/mpi/preload.map \
-	  -Wl,-rpath,'$$ORIGIN' -Wl,--filter=$(notdir $(SHARED)) $(DEFINED) $(ALL_LDFLAGS) -o $@ \
-	  $(filter %.o,$^) -L$(BUILD)/release -lonebit $(MPI_LIBS) -lm -ldl
+	  -Wl,-rpath,'$$ORIGIN' -Wl,--filter=$(notdir $(SHARED)) $(DEFINED) $(NODELETE) \
+	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) -L$(BUILD)/release -lonebit -lm -ldl
 
 # Before NCCL: the library once more, without MPI. It is preloaded into processes that have no MPI,
 # no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so would bring all
@@ -35,4 +35,4 @@ $(BUILD)/libonebit-nccl.so: $(BUILD)/onebit-inside-nccl.o $(PRELOADED) $(PRELOAD
   dropin/nccl/preload.map $(EMULATION_SHARED)
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=dropin/nccl/preload.map \
-	  $(DEFINED) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(RUNTIME_LIBS) -lstdc++ -lm -ldl -lrt
+	  $(DEFINED) $(NODELETE) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(RUNTIME_LIBS) -lstdc++ -lm -ldl -lrt

@@ -74,7 +74,7 @@ pages_of = $(foreach page,$(notdir $(MANUAL)) $(shell awk -v of=' $(notdir $(1))
 
 # A program that links the static library needs what the library was linked with, but has its own
 # ideas of hardening and the like (LDFLAGS).
-PRIVATE = $(strip $(filter-out $(filter-out -L%,$(LDFLAGS)),$(ALL_LDFLAGS)) $(LIBS))
+PRIVATE = $(strip $(filter-out $(filter-out -L%,$(LDFLAGS)),$(ALL_LDFLAGS)) $(LIBRARY_LIBS))
 empty :=
 space := $(empty) $(empty)
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \

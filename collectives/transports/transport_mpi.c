@@ -3,15 +3,13 @@
 
 #include <limits.h>
 
+#include "base/bound_mpi.h"
 #include "base/error.h"
+#include "base/launch_mpi.h"
 #include "base/memory.h"
 #include "collectives/communicator.h"
 #include "collectives/cost/tuning.h"
 #include "onebit/mpi.h"
-
-#ifdef OPEN_MPI
-#include <mpi-ext.h>
-#endif
 
 struct mpi_batch {
   struct ob_batch base;
@@ -136,10 +134,11 @@ static void destroy(onebit_comm_t comm) {
 /* The library's own word; one that was built for it can still be told not to. */
 static bool device_messages(void) {
 #if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
-  return MPIX_Query_cuda_support() == 1;
+  return MPIX_Query_cuda_support && MPIX_Query_cuda_support() == 1;
 #elif defined(MPIX_GPU_SUPPORT_CUDA)
   int yes = 0;
-  return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &yes) == MPI_SUCCESS && yes;
+  return MPIX_GPU_query_support &&
+         MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &yes) == MPI_SUCCESS && yes;
 #else
   return false;
 #endif
@@ -161,6 +160,7 @@ const struct ob_transport ob_transport_mpi = {
 
 static onebit_status_t check_usable(MPI_Comm mpi) {
   int initialized = 0, finalized = 0, inter = 0;
+  OB_TRY(ob_mpi_bind());
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
   if (!initialized || finalized)
@@ -170,7 +170,7 @@ static onebit_status_t check_usable(MPI_Comm mpi) {
   MPI_TRY(MPI_Comm_test_inter, (mpi, &inter));
   if (inter)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "mpi_comm is an inter-communicator");
-  return ONEBIT_OK;
+  return ob_launch_check(mpi);
 }
 
 /* Every rank's host, named by the first of its ranks. */

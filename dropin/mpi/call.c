@@ -14,7 +14,7 @@ struct handles {
 };
 
 /* Calls look at them without a lock: here are all of them, or none. */
-static const struct handles none = {MPI_DATATYPE_NULL, MPI_DATATYPE_NULL, MPI_OP_NULL, MPI_OP_NULL};
+static const struct handles none; /* of bytes that are no handle */
 static struct handles made;
 static _Atomic(const struct handles *) known = &none;
 static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -61,6 +61,8 @@ static MPI_Op make_op(MPI_User_function *function) {
 
 bool ob_mpi_is_running(void) {
   int initialized = 0, finalized = 1;
+  if (ob_mpi_bind() != ONEBIT_OK)
+    return false;
   PMPI_Initialized(&initialized);
   PMPI_Finalized(&finalized);
   return initialized && !finalized;
@@ -104,11 +106,15 @@ void ob_mpi_handles_free(void) {
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype) {
   const struct handles *own = make_handles();
   return dtype == ONEBIT_FLOAT32    ? MPI_FLOAT
+         : own == &none             ? MPI_DATATYPE_NULL
          : dtype == ONEBIT_BFLOAT16 ? own->bfloat16
                                     : own->float16;
 }
 
-MPI_Op ob_mpi_average(void) { return make_handles()->average; }
+MPI_Op ob_mpi_average(void) {
+  const struct handles *own = make_handles();
+  return own == &none ? MPI_OP_NULL : own->average;
+}
 
 /* ---- What a call is ---- */
 
@@ -131,7 +137,9 @@ static bool is_float(MPI_Datatype type) {
 }
 
 static bool is_own(MPI_Datatype type) {
-  return type != MPI_DATATYPE_NULL && (type == handles()->bfloat16 || type == handles()->float16);
+  const struct handles *own = handles();
+  return own != &none && type != MPI_DATATYPE_NULL &&
+         (type == own->bfloat16 || type == own->float16);
 }
 
 static bool find_dtype(MPI_Datatype type, onebit_dtype_t *dtype) {
@@ -148,7 +156,9 @@ static bool find_dtype(MPI_Datatype type, onebit_dtype_t *dtype) {
   return true;
 }
 
-static bool is_average(MPI_Op op) { return op != MPI_OP_NULL && op == handles()->average; }
+static bool is_average(MPI_Op op) {
+  return handles() != &none && op != MPI_OP_NULL && op == handles()->average;
+}
 
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
                                    bool *sum) {

@@ -5,10 +5,10 @@
 #ifndef OB_DROPIN_MPI_CALL_H
 #define OB_DROPIN_MPI_CALL_H
 
-#include <mpi.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/bound_mpi.h"
 #include "dropin/reason.h"
 #include "onebit/onebit.h"
 

@@ -31,7 +31,8 @@ int ob_call_exchange_failed(MPI_Comm comm, int code) {
 int ob_call_begin_mpi(void) {
   if (ob_mpi_is_running())
     return MPI_SUCCESS;
-  ob_error(ONEBIT_ERROR_ARGUMENT, "MPI is not initialised, or already finalised");
+  if (ob_mpi_bind() == ONEBIT_OK)
+    ob_error(ONEBIT_ERROR_ARGUMENT, "MPI is not initialised, or already finalised");
   return MPI_ERR_OTHER;
 }
 

@@ -3,13 +3,13 @@
 #include "dropin/mpi/preload.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/launch_mpi.h"
 #include "dropin/mpi/preload_flights.h"
 
 enum { MESSAGE_BYTES = 512 };
@@ -79,7 +79,7 @@ static void settle(void) {
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
   ob_counters_start(ob_seconds());
   ob_preload_judge_exit(went_well);
-  if (find_settings() != ONEBIT_OK)
+  if (find_settings() != ONEBIT_OK || ob_launch_check(MPI_COMM_WORLD) != ONEBIT_OK)
     snprintf(message, sizeof message, "%s", onebit_last_error());
   bool bad = agree_on_failure(rank, size, message);
   agree_on_required();
@@ -107,34 +107,14 @@ static void end(void) {
 
 /* ---- MPI's beginning and end ---- */
 
-static bool foreign;
-static void find_foreign(void) {
-  /* Of that library's size, which may be more than this one's: MPICH's is 8192. */
-  char message[16384] = "";
-  _Static_assert(sizeof message >= MPI_MAX_LIBRARY_VERSION_STRING, "this library's fit too");
-  int length;
-  PMPI_Get_library_version(message, &length); /* may be called before MPI_Init */
-#ifdef OPEN_MPI
-  foreign = !strstr(message, "Open MPI");
-#else
-  foreign = strstr(message, "Open MPI");
-#endif
-}
-
-bool ob_preload_is_foreign(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, find_foreign);
-  return foreign;
-}
-
 static bool started;
 static void start_unless_foreign(void) {
-  started = !ob_preload_is_foreign();
+  started = ob_mpi_bind() == ONEBIT_OK;
   if (started)
     settle();
-  else
-    fprintf(stderr, "onebit %s: nothing is compressed: the program runs with another MPI library\n",
-            onebit_version());
+  else if (ob_launch_rank() == 0)
+    fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(),
+            onebit_last_error());
 }
 
 OB_PRELOAD_VISIBLE int MPI_Init(int *argc, char ***argv) {

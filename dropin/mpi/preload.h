@@ -5,18 +5,9 @@
 #ifndef OB_DROPIN_MPI_PRELOAD_H
 #define OB_DROPIN_MPI_PRELOAD_H
 
-#include <mpi.h>
-
-#ifdef OPEN_MPI
-#include <mpi-ext.h>
-#endif
-
+#include "base/bound_mpi.h"
 #include "dropin/mpi/communicator.h"
 #include "dropin/preload.h"
-
-/* Handles of one MPI library are nothing to another: a program that runs with another one than this
- * was built for gets its calls as they are. May be called at any time. */
-bool ob_preload_is_foreign(void);
 
 /* Persistent allreduces are MPI 4's, and an extension of Open MPI 4.1; where there are none, these
  * are not defined. */

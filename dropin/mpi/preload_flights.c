@@ -1,8 +1,7 @@
 /* Who moves nonblocking calls while the program is elsewhere. */
-#define _GNU_SOURCE /* RTLD_DEFAULT, usleep */
+#define _GNU_SOURCE /* usleep */
 #include "dropin/mpi/preload_flights.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
@@ -113,7 +112,7 @@ typedef int progress_register(progress_callback *);
 static progress_register *found(const char *name) {
   progress_register *call = NULL;
 #ifdef OPEN_MPI
-  void *address = dlsym(RTLD_DEFAULT, name);
+  void *address = ob_mpi_symbol(name);
   memcpy(&call, &address, sizeof call); /* C knows no cast from void * to a function's address */
 #else
   (void)name;

@@ -3,7 +3,7 @@
  * their names in Fortran too, for mpif.h and `use mpi` as every compiler spells them, and for `use
  * mpi_f08`. Waits and tests need none (preload_flights.h). MPICH's Fortran calls C's names.
  */
-#include <mpi.h>
+#include "base/bound_mpi.h"
 
 #ifdef OPEN_MPI
 #include "dropin/mpi/preload.h"

@@ -24,7 +24,7 @@ struct persistent {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct persistent *persistents;
 static atomic_int count;
-static MPI_Comm self = MPI_COMM_NULL;
+static MPI_Comm self; /* MPI_COMM_NULL where it could not be made */
 static int tags;
 
 static void make_self(void) {

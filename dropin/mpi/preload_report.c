@@ -1,20 +1,10 @@
 /* What the report is made of where MPI carries the bytes. */
-#include <string.h>
-
 #include "dropin/mpi/preload.h"
 #include "dropin/report.h"
 
 void ob_preload_report_start(int rank, int size) {
-  char library[MPI_MAX_LIBRARY_VERSION_STRING];
-  int length = 0;
-  if (rank != 0)
-    return;
-  if (PMPI_Get_library_version(library, &length) != MPI_SUCCESS)
-    strcpy(library, "MPI");
-  library[strcspn(library, ",\n")] = '\0';
-  for (char *tab = library; (tab = strchr(tab, '\t'));)
-    *tab = ' ';
-  ob_report_start(size, library, "MPI_Allreduce");
+  if (rank == 0)
+    ob_report_start(size, ob_mpi_version(), "MPI_Allreduce");
 }
 
 static void gather(struct ob_report *report) {

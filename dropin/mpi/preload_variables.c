@@ -97,7 +97,7 @@ static int find_range(struct range *range) {
   if (atomic_compare_exchange_strong(&settled, &first, range->mpi))
     first = range->mpi;
   range->first = first;
-  range->end = first + (ob_preload_is_foreign() ? 0 : VARIABLES);
+  range->end = first + (ob_mpi_is_foreign() ? 0 : VARIABLES);
   return MPI_SUCCESS;
 }
 
@@ -117,7 +117,7 @@ static int look_up(int *index, const struct variable **variable) {
   if (code != MPI_SUCCESS)
     return code;
   *variable = at(&range, *index);
-  if (*variable || ob_preload_is_foreign())
+  if (*variable || ob_mpi_is_foreign())
     return MPI_SUCCESS;
   if (*index >= range.end)
     *index -= range.end - range.first;

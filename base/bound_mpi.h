@@ -1,0 +1,394 @@
+/*
+ * MPI's entry points, bound at run time: the library is linked to no MPI. At the first use they are
+ * looked up in the MPI library that the process has, and kept in one table. Whoever calls MPI here
+ * includes this header in place of <mpi.h>: the names below then stand for the table's members, and
+ * call sites look as ever. A call that has no row is an undefined reference when the library is
+ * linked, and needs a row and a #define.
+ *
+ * MPI's ABI is that of the mpi.h of the build: a process with an MPI of another ABI is refused.
+ */
+#ifndef OB_BASE_BOUND_MPI_H
+#define OB_BASE_BOUND_MPI_H
+
+#include <mpi.h>
+#include <stdbool.h>
+
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
+
+#include "onebit/status.h"
+
+/* Of every MPI library since MPI 3: without one of these it is not used. */
+#define OB_MPI_REQUIRED(X)                                                                         \
+  X(MPI_Abort)                                                                                     \
+  X(MPI_Barrier)                                                                                   \
+  X(MPI_Bcast)                                                                                     \
+  X(MPI_Cancel)                                                                                    \
+  X(MPI_Comm_compare)                                                                              \
+  X(MPI_Comm_create)                                                                               \
+  X(MPI_Comm_create_group)                                                                         \
+  X(MPI_Comm_dup)                                                                                  \
+  X(MPI_Comm_free)                                                                                 \
+  X(MPI_Comm_get_attr)                                                                             \
+  X(MPI_Comm_get_parent)                                                                           \
+  X(MPI_Comm_group)                                                                                \
+  X(MPI_Comm_rank)                                                                                 \
+  X(MPI_Comm_remote_size)                                                                          \
+  X(MPI_Comm_set_errhandler)                                                                       \
+  X(MPI_Comm_size)                                                                                 \
+  X(MPI_Comm_split)                                                                                \
+  X(MPI_Comm_split_type)                                                                           \
+  X(MPI_Comm_test_inter)                                                                           \
+  X(MPI_Error_class)                                                                               \
+  X(MPI_Error_string)                                                                              \
+  X(MPI_Finalized)                                                                                 \
+  X(MPI_Get_count)                                                                                 \
+  X(MPI_Get_processor_name)                                                                        \
+  X(MPI_Group_excl)                                                                                \
+  X(MPI_Group_free)                                                                                \
+  X(MPI_Group_incl)                                                                                \
+  X(MPI_Group_rank)                                                                                \
+  X(MPI_Group_size)                                                                                \
+  X(MPI_Group_translate_ranks)                                                                     \
+  X(MPI_Ibarrier)                                                                                  \
+  X(MPI_Improbe)                                                                                   \
+  X(MPI_Initialized)                                                                               \
+  X(MPI_Iprobe)                                                                                    \
+  X(MPI_Irecv)                                                                                     \
+  X(MPI_Isend)                                                                                     \
+  X(MPI_Query_thread)                                                                              \
+  X(MPI_Recv)                                                                                      \
+  X(MPI_Send)                                                                                      \
+  X(MPI_Test)                                                                                      \
+  X(MPI_Test_cancelled)                                                                            \
+  X(MPI_Testall)                                                                                   \
+  X(MPI_Testsome)                                                                                  \
+  X(MPI_Wait)                                                                                      \
+  X(MPI_Waitall)                                                                                   \
+  X(PMPI_Abort)                                                                                    \
+  X(PMPI_Allgather)                                                                                \
+  X(PMPI_Allreduce)                                                                                \
+  X(PMPI_Bcast)                                                                                    \
+  X(PMPI_Comm_call_errhandler)                                                                     \
+  X(PMPI_Comm_compare)                                                                             \
+  X(PMPI_Comm_create_keyval)                                                                       \
+  X(PMPI_Comm_delete_attr)                                                                         \
+  X(PMPI_Comm_dup)                                                                                 \
+  X(PMPI_Comm_free)                                                                                \
+  X(PMPI_Comm_free_keyval)                                                                         \
+  X(PMPI_Comm_get_attr)                                                                            \
+  X(PMPI_Comm_get_errhandler)                                                                      \
+  X(PMPI_Comm_get_name)                                                                            \
+  X(PMPI_Comm_get_parent)                                                                          \
+  X(PMPI_Comm_group)                                                                               \
+  X(PMPI_Comm_rank)                                                                                \
+  X(PMPI_Comm_set_attr)                                                                            \
+  X(PMPI_Comm_set_errhandler)                                                                      \
+  X(PMPI_Comm_size)                                                                                \
+  X(PMPI_Comm_test_inter)                                                                          \
+  X(PMPI_Errhandler_free)                                                                          \
+  X(PMPI_Error_class)                                                                              \
+  X(PMPI_Error_string)                                                                             \
+  X(PMPI_Finalize)                                                                                 \
+  X(PMPI_Finalized)                                                                                \
+  X(PMPI_Get_library_version)                                                                      \
+  X(PMPI_Grequest_complete)                                                                        \
+  X(PMPI_Grequest_start)                                                                           \
+  X(PMPI_Group_free)                                                                               \
+  X(PMPI_Group_translate_ranks)                                                                    \
+  X(PMPI_Iallgather)                                                                               \
+  X(PMPI_Iallreduce)                                                                               \
+  X(PMPI_Init)                                                                                     \
+  X(PMPI_Init_thread)                                                                              \
+  X(PMPI_Initialized)                                                                              \
+  X(PMPI_Iprobe)                                                                                   \
+  X(PMPI_Ireduce_scatter_block)                                                                    \
+  X(PMPI_Lookup_name)                                                                              \
+  X(PMPI_Op_create)                                                                                \
+  X(PMPI_Op_free)                                                                                  \
+  X(PMPI_Publish_name)                                                                             \
+  X(PMPI_Query_thread)                                                                             \
+  X(PMPI_Recv_init)                                                                                \
+  X(PMPI_Reduce_scatter_block)                                                                     \
+  X(PMPI_Request_free)                                                                             \
+  X(PMPI_Send)                                                                                     \
+  X(PMPI_Start)                                                                                    \
+  X(PMPI_Startall)                                                                                 \
+  X(PMPI_Status_set_cancelled)                                                                     \
+  X(PMPI_Status_set_elements)                                                                      \
+  X(PMPI_T_category_get_info)                                                                      \
+  X(PMPI_T_category_get_pvars)                                                                     \
+  X(PMPI_T_pvar_get_info)                                                                          \
+  X(PMPI_T_pvar_get_num)                                                                           \
+  X(PMPI_T_pvar_handle_alloc)                                                                      \
+  X(PMPI_T_pvar_handle_free)                                                                       \
+  X(PMPI_T_pvar_read)                                                                              \
+  X(PMPI_T_pvar_readreset)                                                                         \
+  X(PMPI_T_pvar_reset)                                                                             \
+  X(PMPI_T_pvar_session_free)                                                                      \
+  X(PMPI_T_pvar_start)                                                                             \
+  X(PMPI_T_pvar_stop)                                                                              \
+  X(PMPI_T_pvar_write)                                                                             \
+  X(PMPI_Test)                                                                                     \
+  X(PMPI_Type_commit)                                                                              \
+  X(PMPI_Type_contiguous)                                                                          \
+  X(PMPI_Type_free)                                                                                \
+  X(PMPI_Type_get_extent)                                                                          \
+  X(PMPI_Type_set_name)                                                                            \
+  X(PMPI_Type_size)                                                                                \
+  X(PMPI_Unpublish_name)                                                                           \
+  X(PMPI_Wait)
+
+/* NULL where the MPI library has none: MPI 3.1's and MPI 4's, and what belongs to one library. The
+ * mpi.h of the build may have no declaration of them, so their types stand here. */
+#define OB_MPI_OPTIONAL(X)                                                                         \
+  X(PMPI_T_pvar_get_index, (const char *name, int var_class, int *pvar_index))                     \
+  X(PMPI_Allreduce_c, (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm))           \
+  X(PMPI_Iallreduce_c,                                                                             \
+    (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Request *))              \
+  X(PMPI_Allgather_c,                                                                              \
+    (const void *, MPI_Count, MPI_Datatype, void *, MPI_Count, MPI_Datatype, MPI_Comm))            \
+  X(PMPI_Iallgather_c, (const void *, MPI_Count, MPI_Datatype, void *, MPI_Count, MPI_Datatype,    \
+                        MPI_Comm, MPI_Request *))                                                  \
+  X(PMPI_Reduce_scatter_block_c,                                                                   \
+    (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm))                             \
+  X(PMPI_Ireduce_scatter_block_c,                                                                  \
+    (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Request *))              \
+  X(PMPI_Allreduce_init,                                                                           \
+    (const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Info, MPI_Request *))          \
+  X(PMPI_Allreduce_init_c,                                                                         \
+    (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Info, MPI_Request *))    \
+  X(PMPIX_Allreduce_init,                                                                          \
+    (const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Info, MPI_Request *))          \
+  X(MPIX_Query_cuda_support, (void))                                                               \
+  X(MPIX_GPU_query_support, (int, int *))                                                          \
+  X(MPIX_Comm_revoke, (MPI_Comm))                                                                  \
+  X(MPIX_Comm_is_revoked, (MPI_Comm, int *))                                                       \
+  X(MPIX_Comm_shrink, (MPI_Comm, MPI_Comm *))                                                      \
+  X(MPIX_Comm_agree, (MPI_Comm, int *))                                                            \
+  X(MPIX_Comm_failure_ack, (MPI_Comm))                                                             \
+  X(MPIX_Comm_failure_get_acked, (MPI_Comm, MPI_Group *))                                          \
+  X(MPIX_Comm_get_failed, (MPI_Comm, MPI_Group *))
+
+/* Open MPI's constants are addresses of variables; some calls are macros in MPICH's mpi.h. */
+#ifdef OPEN_MPI
+#define OB_MPI_REQUIRED_HERE(X)                                                                    \
+  X(OMPI_C_MPI_COMM_NULL_COPY_FN)                                                                  \
+  X(OMPI_C_MPI_COMM_NULL_DELETE_FN)                                                                \
+  X(PMPI_Comm_f2c)                                                                                 \
+  X(PMPI_Info_f2c)                                                                                 \
+  X(PMPI_Op_f2c)                                                                                   \
+  X(PMPI_Request_c2f)                                                                              \
+  X(PMPI_Request_f2c)                                                                              \
+  X(PMPI_Type_f2c)
+#define OB_MPI_VARIABLES(X)                                                                        \
+  X(ompi_mpi_byte)                                                                                 \
+  X(ompi_mpi_char)                                                                                 \
+  X(ompi_mpi_comm_null)                                                                            \
+  X(ompi_mpi_comm_self)                                                                            \
+  X(ompi_mpi_comm_world)                                                                           \
+  X(ompi_mpi_datatype_null)                                                                        \
+  X(ompi_mpi_double)                                                                               \
+  X(ompi_mpi_errors_are_fatal)                                                                     \
+  X(ompi_mpi_errors_return)                                                                        \
+  X(ompi_mpi_float)                                                                                \
+  X(ompi_mpi_group_empty)                                                                          \
+  X(ompi_mpi_group_null)                                                                           \
+  X(ompi_mpi_info_null)                                                                            \
+  X(ompi_mpi_int)                                                                                  \
+  X(ompi_mpi_int64_t)                                                                              \
+  X(ompi_mpi_op_max)                                                                               \
+  X(ompi_mpi_op_min)                                                                               \
+  X(ompi_mpi_op_null)                                                                              \
+  X(ompi_mpi_op_sum)                                                                               \
+  X(ompi_mpi_real)                                                                                 \
+  X(ompi_mpi_real4)                                                                                \
+  X(ompi_mpi_uint32_t)                                                                             \
+  X(ompi_mpi_uint64_t)                                                                             \
+  X(ompi_mpi_unsigned_long_long)                                                                   \
+  X(ompi_request_null)
+#else
+#define OB_MPI_REQUIRED_HERE(X)
+#define OB_MPI_VARIABLES(X)
+#endif
+
+#define OB_MPI_DECLARED(name)            __typeof__(name) *name;
+#define OB_MPI_WRITTEN(name, parameters) int(*name) parameters;
+#define OB_MPI_ADDRESS(name)             void *name;
+struct ob_mpi_table {
+  OB_MPI_REQUIRED(OB_MPI_DECLARED)
+  OB_MPI_REQUIRED_HERE(OB_MPI_DECLARED)
+  OB_MPI_OPTIONAL(OB_MPI_WRITTEN)
+  OB_MPI_VARIABLES(OB_MPI_ADDRESS)
+};
+
+/* Binds at the first call that finds an MPI library in the process; thread-safe.
+ * Errors: ONEBIT_ERROR_UNSUPPORTED, where there is none, one without a required function, or one of
+ * another ABI than the build's: the message names both. */
+onebit_status_t ob_mpi_bind(void);
+
+/* Whether the process has an MPI library of another ABI: its handles mean nothing here. */
+bool ob_mpi_is_foreign(void);
+
+/* The table. Of a foreign library it has the functions. Without an MPI library in the process it
+ * ends the process with a message: a caller that cannot be sure asks ob_mpi_bind first. */
+const struct ob_mpi_table *ob_mpi(void);
+
+/* The name and version of the bound library, as it gives them. */
+const char *ob_mpi_version(void);
+
+/* Another symbol of the bound library, or of one that it needs; NULL: it has none. */
+void *ob_mpi_symbol(const char *name);
+
+#define MPI_Abort                    (ob_mpi()->MPI_Abort)
+#define MPI_Barrier                  (ob_mpi()->MPI_Barrier)
+#define MPI_Bcast                    (ob_mpi()->MPI_Bcast)
+#define MPI_Cancel                   (ob_mpi()->MPI_Cancel)
+#define MPI_Comm_compare             (ob_mpi()->MPI_Comm_compare)
+#define MPI_Comm_create              (ob_mpi()->MPI_Comm_create)
+#define MPI_Comm_create_group        (ob_mpi()->MPI_Comm_create_group)
+#define MPI_Comm_dup                 (ob_mpi()->MPI_Comm_dup)
+#define MPI_Comm_free                (ob_mpi()->MPI_Comm_free)
+#define MPI_Comm_get_attr            (ob_mpi()->MPI_Comm_get_attr)
+#define MPI_Comm_get_parent          (ob_mpi()->MPI_Comm_get_parent)
+#define MPI_Comm_group               (ob_mpi()->MPI_Comm_group)
+#define MPI_Comm_rank                (ob_mpi()->MPI_Comm_rank)
+#define MPI_Comm_remote_size         (ob_mpi()->MPI_Comm_remote_size)
+#define MPI_Comm_set_errhandler      (ob_mpi()->MPI_Comm_set_errhandler)
+#define MPI_Comm_size                (ob_mpi()->MPI_Comm_size)
+#define MPI_Comm_split               (ob_mpi()->MPI_Comm_split)
+#define MPI_Comm_split_type          (ob_mpi()->MPI_Comm_split_type)
+#define MPI_Comm_test_inter          (ob_mpi()->MPI_Comm_test_inter)
+#define MPI_Error_class              (ob_mpi()->MPI_Error_class)
+#define MPI_Error_string             (ob_mpi()->MPI_Error_string)
+#define MPI_Finalized                (ob_mpi()->MPI_Finalized)
+#define MPI_Get_count                (ob_mpi()->MPI_Get_count)
+#define MPI_Get_processor_name       (ob_mpi()->MPI_Get_processor_name)
+#define MPI_Group_excl               (ob_mpi()->MPI_Group_excl)
+#define MPI_Group_free               (ob_mpi()->MPI_Group_free)
+#define MPI_Group_incl               (ob_mpi()->MPI_Group_incl)
+#define MPI_Group_rank               (ob_mpi()->MPI_Group_rank)
+#define MPI_Group_size               (ob_mpi()->MPI_Group_size)
+#define MPI_Group_translate_ranks    (ob_mpi()->MPI_Group_translate_ranks)
+#define MPI_Ibarrier                 (ob_mpi()->MPI_Ibarrier)
+#define MPI_Improbe                  (ob_mpi()->MPI_Improbe)
+#define MPI_Initialized              (ob_mpi()->MPI_Initialized)
+#define MPI_Iprobe                   (ob_mpi()->MPI_Iprobe)
+#define MPI_Irecv                    (ob_mpi()->MPI_Irecv)
+#define MPI_Isend                    (ob_mpi()->MPI_Isend)
+#define MPI_Query_thread             (ob_mpi()->MPI_Query_thread)
+#define MPI_Recv                     (ob_mpi()->MPI_Recv)
+#define MPI_Send                     (ob_mpi()->MPI_Send)
+#define MPI_Test                     (ob_mpi()->MPI_Test)
+#define MPI_Test_cancelled           (ob_mpi()->MPI_Test_cancelled)
+#define MPI_Testall                  (ob_mpi()->MPI_Testall)
+#define MPI_Testsome                 (ob_mpi()->MPI_Testsome)
+#define MPI_Wait                     (ob_mpi()->MPI_Wait)
+#define MPI_Waitall                  (ob_mpi()->MPI_Waitall)
+#define PMPI_Abort                   (ob_mpi()->PMPI_Abort)
+#define PMPI_Allgather               (ob_mpi()->PMPI_Allgather)
+#define PMPI_Allreduce               (ob_mpi()->PMPI_Allreduce)
+#define PMPI_Bcast                   (ob_mpi()->PMPI_Bcast)
+#define PMPI_Comm_call_errhandler    (ob_mpi()->PMPI_Comm_call_errhandler)
+#define PMPI_Comm_compare            (ob_mpi()->PMPI_Comm_compare)
+#define PMPI_Comm_create_keyval      (ob_mpi()->PMPI_Comm_create_keyval)
+#define PMPI_Comm_delete_attr        (ob_mpi()->PMPI_Comm_delete_attr)
+#define PMPI_Comm_dup                (ob_mpi()->PMPI_Comm_dup)
+#define PMPI_Comm_free               (ob_mpi()->PMPI_Comm_free)
+#define PMPI_Comm_free_keyval        (ob_mpi()->PMPI_Comm_free_keyval)
+#define PMPI_Comm_get_attr           (ob_mpi()->PMPI_Comm_get_attr)
+#define PMPI_Comm_get_errhandler     (ob_mpi()->PMPI_Comm_get_errhandler)
+#define PMPI_Comm_get_name           (ob_mpi()->PMPI_Comm_get_name)
+#define PMPI_Comm_get_parent         (ob_mpi()->PMPI_Comm_get_parent)
+#define PMPI_Comm_group              (ob_mpi()->PMPI_Comm_group)
+#define PMPI_Comm_rank               (ob_mpi()->PMPI_Comm_rank)
+#define PMPI_Comm_set_attr           (ob_mpi()->PMPI_Comm_set_attr)
+#define PMPI_Comm_set_errhandler     (ob_mpi()->PMPI_Comm_set_errhandler)
+#define PMPI_Comm_size               (ob_mpi()->PMPI_Comm_size)
+#define PMPI_Comm_test_inter         (ob_mpi()->PMPI_Comm_test_inter)
+#define PMPI_Errhandler_free         (ob_mpi()->PMPI_Errhandler_free)
+#define PMPI_Error_class             (ob_mpi()->PMPI_Error_class)
+#define PMPI_Error_string            (ob_mpi()->PMPI_Error_string)
+#define PMPI_Finalize                (ob_mpi()->PMPI_Finalize)
+#define PMPI_Finalized               (ob_mpi()->PMPI_Finalized)
+#define PMPI_Get_library_version     (ob_mpi()->PMPI_Get_library_version)
+#define PMPI_Grequest_complete       (ob_mpi()->PMPI_Grequest_complete)
+#define PMPI_Grequest_start          (ob_mpi()->PMPI_Grequest_start)
+#define PMPI_Group_free              (ob_mpi()->PMPI_Group_free)
+#define PMPI_Group_translate_ranks   (ob_mpi()->PMPI_Group_translate_ranks)
+#define PMPI_Iallgather              (ob_mpi()->PMPI_Iallgather)
+#define PMPI_Iallreduce              (ob_mpi()->PMPI_Iallreduce)
+#define PMPI_Init                    (ob_mpi()->PMPI_Init)
+#define PMPI_Init_thread             (ob_mpi()->PMPI_Init_thread)
+#define PMPI_Initialized             (ob_mpi()->PMPI_Initialized)
+#define PMPI_Iprobe                  (ob_mpi()->PMPI_Iprobe)
+#define PMPI_Ireduce_scatter_block   (ob_mpi()->PMPI_Ireduce_scatter_block)
+#define PMPI_Lookup_name             (ob_mpi()->PMPI_Lookup_name)
+#define PMPI_Op_create               (ob_mpi()->PMPI_Op_create)
+#define PMPI_Op_free                 (ob_mpi()->PMPI_Op_free)
+#define PMPI_Publish_name            (ob_mpi()->PMPI_Publish_name)
+#define PMPI_Query_thread            (ob_mpi()->PMPI_Query_thread)
+#define PMPI_Recv_init               (ob_mpi()->PMPI_Recv_init)
+#define PMPI_Reduce_scatter_block    (ob_mpi()->PMPI_Reduce_scatter_block)
+#define PMPI_Request_free            (ob_mpi()->PMPI_Request_free)
+#define PMPI_Send                    (ob_mpi()->PMPI_Send)
+#define PMPI_Start                   (ob_mpi()->PMPI_Start)
+#define PMPI_Startall                (ob_mpi()->PMPI_Startall)
+#define PMPI_Status_set_cancelled    (ob_mpi()->PMPI_Status_set_cancelled)
+#define PMPI_Status_set_elements     (ob_mpi()->PMPI_Status_set_elements)
+#define PMPI_T_category_get_info     (ob_mpi()->PMPI_T_category_get_info)
+#define PMPI_T_category_get_pvars    (ob_mpi()->PMPI_T_category_get_pvars)
+#define PMPI_T_pvar_get_info         (ob_mpi()->PMPI_T_pvar_get_info)
+#define PMPI_T_pvar_get_num          (ob_mpi()->PMPI_T_pvar_get_num)
+#define PMPI_T_pvar_handle_alloc     (ob_mpi()->PMPI_T_pvar_handle_alloc)
+#define PMPI_T_pvar_handle_free      (ob_mpi()->PMPI_T_pvar_handle_free)
+#define PMPI_T_pvar_read             (ob_mpi()->PMPI_T_pvar_read)
+#define PMPI_T_pvar_readreset        (ob_mpi()->PMPI_T_pvar_readreset)
+#define PMPI_T_pvar_reset            (ob_mpi()->PMPI_T_pvar_reset)
+#define PMPI_T_pvar_session_free     (ob_mpi()->PMPI_T_pvar_session_free)
+#define PMPI_T_pvar_start            (ob_mpi()->PMPI_T_pvar_start)
+#define PMPI_T_pvar_stop             (ob_mpi()->PMPI_T_pvar_stop)
+#define PMPI_T_pvar_write            (ob_mpi()->PMPI_T_pvar_write)
+#define PMPI_Test                    (ob_mpi()->PMPI_Test)
+#define PMPI_Type_commit             (ob_mpi()->PMPI_Type_commit)
+#define PMPI_Type_contiguous         (ob_mpi()->PMPI_Type_contiguous)
+#define PMPI_Type_free               (ob_mpi()->PMPI_Type_free)
+#define PMPI_Type_get_extent         (ob_mpi()->PMPI_Type_get_extent)
+#define PMPI_Type_set_name           (ob_mpi()->PMPI_Type_set_name)
+#define PMPI_Type_size               (ob_mpi()->PMPI_Type_size)
+#define PMPI_Unpublish_name          (ob_mpi()->PMPI_Unpublish_name)
+#define PMPI_Wait                    (ob_mpi()->PMPI_Wait)
+#define PMPI_T_pvar_get_index        (ob_mpi()->PMPI_T_pvar_get_index)
+#define PMPI_Allreduce_c             (ob_mpi()->PMPI_Allreduce_c)
+#define PMPI_Iallreduce_c            (ob_mpi()->PMPI_Iallreduce_c)
+#define PMPI_Allgather_c             (ob_mpi()->PMPI_Allgather_c)
+#define PMPI_Iallgather_c            (ob_mpi()->PMPI_Iallgather_c)
+#define PMPI_Reduce_scatter_block_c  (ob_mpi()->PMPI_Reduce_scatter_block_c)
+#define PMPI_Ireduce_scatter_block_c (ob_mpi()->PMPI_Ireduce_scatter_block_c)
+#define PMPI_Allreduce_init          (ob_mpi()->PMPI_Allreduce_init)
+#define PMPI_Allreduce_init_c        (ob_mpi()->PMPI_Allreduce_init_c)
+#define PMPIX_Allreduce_init         (ob_mpi()->PMPIX_Allreduce_init)
+#define MPIX_Query_cuda_support      (ob_mpi()->MPIX_Query_cuda_support)
+#define MPIX_GPU_query_support       (ob_mpi()->MPIX_GPU_query_support)
+#define MPIX_Comm_revoke             (ob_mpi()->MPIX_Comm_revoke)
+#define MPIX_Comm_is_revoked         (ob_mpi()->MPIX_Comm_is_revoked)
+#define MPIX_Comm_shrink             (ob_mpi()->MPIX_Comm_shrink)
+#define MPIX_Comm_agree              (ob_mpi()->MPIX_Comm_agree)
+#define MPIX_Comm_failure_ack        (ob_mpi()->MPIX_Comm_failure_ack)
+#define MPIX_Comm_failure_get_acked  (ob_mpi()->MPIX_Comm_failure_get_acked)
+#define MPIX_Comm_get_failed         (ob_mpi()->MPIX_Comm_get_failed)
+#ifdef OPEN_MPI
+#define OMPI_C_MPI_COMM_NULL_COPY_FN   (ob_mpi()->OMPI_C_MPI_COMM_NULL_COPY_FN)
+#define OMPI_C_MPI_COMM_NULL_DELETE_FN (ob_mpi()->OMPI_C_MPI_COMM_NULL_DELETE_FN)
+#define PMPI_Comm_f2c                  (ob_mpi()->PMPI_Comm_f2c)
+#define PMPI_Info_f2c                  (ob_mpi()->PMPI_Info_f2c)
+#define PMPI_Op_f2c                    (ob_mpi()->PMPI_Op_f2c)
+#define PMPI_Request_c2f               (ob_mpi()->PMPI_Request_c2f)
+#define PMPI_Request_f2c               (ob_mpi()->PMPI_Request_f2c)
+#define PMPI_Type_f2c                  (ob_mpi()->PMPI_Type_f2c)
+#undef OMPI_PREDEFINED_GLOBAL
+#define OMPI_PREDEFINED_GLOBAL(type, global) ((type)ob_mpi()->global)
+#endif
+
+#endif

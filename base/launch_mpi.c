@@ -1,0 +1,69 @@
+/* What launchers say of a job in the environment of its ranks. */
+#ifdef ONEBIT_HAVE_MPI
+#include "base/launch_mpi.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+
+static const struct launcher {
+  const char *size, *rank; /* its variables */
+  const char *sign;        /* set by this launcher and by no other that has the same variables */
+  bool open_mpi;           /* it starts ranks of Open MPI; otherwise of MPICH's relatives */
+} launchers[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
+                 {"PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", false}};
+
+static int number(const char *name) {
+  const char *text = getenv(name);
+  return text ? atoi(text) : 0;
+}
+
+static const struct launcher *find(void) {
+  for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
+    if (number(launchers[i].size) > 0)
+      return &launchers[i];
+  return NULL;
+}
+
+int ob_launch_rank(void) {
+  const struct launcher *launcher = find();
+  return launcher ? number(launcher->rank) : 0;
+}
+
+#ifdef OPEN_MPI
+static const bool is_open_mpi = true;
+#else
+static const bool is_open_mpi = false;
+#endif
+
+static bool is_alone(void) {
+  MPI_Comm parent = MPI_COMM_NULL;
+  int size = 1;
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  PMPI_Comm_get_parent(&parent);
+  return size == 1 && parent == MPI_COMM_NULL;
+}
+
+onebit_status_t ob_launch_check(MPI_Comm comm) {
+  static atomic_flag said = ATOMIC_FLAG_INIT;
+  const struct launcher *launcher = find();
+  if (!launcher || number(launcher->size) < 2 || comm == MPI_COMM_SELF || !is_alone())
+    return ONEBIT_OK;
+  if (launcher->open_mpi != is_open_mpi && getenv(launcher->sign))
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "the launcher has started %d ranks (%s), each of which is alone in "
+                    "MPI_COMM_WORLD: it is not the launcher of %s",
+                    number(launcher->size), launcher->size, ob_mpi_version());
+  if (!atomic_flag_test_and_set(&said))
+    fprintf(stderr,
+            "onebit: the launcher has started %d ranks (%s), and this one is alone in "
+            "MPI_COMM_WORLD, of %s; unless that is meant, it is not the launcher of this MPI\n",
+            number(launcher->size), launcher->size, ob_mpi_version());
+  return ONEBIT_OK;
+}
+
+#else
+typedef int ob_no_mpi_here; /* ISO C wants a declaration in every file */
+#endif

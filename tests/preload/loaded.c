@@ -1,0 +1,133 @@
+/*
+ * A program that is linked neither to onebit nor to MPI, as Python is, for
+ * tests/scripts/check-preload:
+ *
+ *   loaded LIBONEBIT                   a process without MPI is told so
+ *   loaded LIBONEBIT LIBMPI            both are loaded, for this program alone, used, and closed
+ *   loaded LIBONEBIT LIBMPI PRELOAD    MPI's calls are those of libonebit-mpi.so, which is closed too
+ */
+#include <dlfcn.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "onebit/mpi.h"
+#include "onebit/onebit.h"
+
+enum { COUNT = 20000, STEPS = 30 };
+
+static void *onebit, *mpi, *preload;
+
+static void fail(const char *what, const char *why) {
+  fprintf(stderr, "%s: %s\n", what, why ? why : "wrong");
+  exit(3);
+}
+
+static void *opened(const char *path) {
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library)
+    fail(path, dlerror());
+  return library;
+}
+
+static void *address(void *library, const char *name) {
+  void *found = dlsym(library, name);
+  if (!found)
+    fail(name, "is not there");
+  return found;
+}
+
+/* A function of a library, as the headers declare it. */
+#define CALL(library, name) (*(__typeof__(name) **)&(void *){address(library, #name)})
+
+static MPI_Comm world(void) {
+#ifdef OPEN_MPI
+  return address(mpi, "ompi_mpi_comm_world");
+#else
+  return MPI_COMM_WORLD;
+#endif
+}
+
+static MPI_Datatype of_float(void) {
+#ifdef OPEN_MPI
+  return address(mpi, "ompi_mpi_float");
+#else
+  return MPI_FLOAT;
+#endif
+}
+
+static MPI_Op of_sum(void) {
+#ifdef OPEN_MPI
+  return address(mpi, "ompi_mpi_op_sum");
+#else
+  return MPI_SUM;
+#endif
+}
+
+static void check(const float *values, float wanted) {
+  for (int i = 0; i < COUNT; i++)
+    if (values[i] != (i % 3 ? wanted : -wanted))
+      fail("a sum", NULL);
+}
+
+static void use_library(void) {
+  static float values[COUNT];
+  onebit_comm_t comm;
+  onebit_plan_t plan;
+  if (CALL(onebit, onebit_comm_create_mpi)(world(), &comm) != ONEBIT_OK ||
+      CALL(onebit, onebit_plan_create)(comm, COUNT, NULL, &plan) != ONEBIT_OK)
+    fail("onebit", CALL(onebit, onebit_last_error)());
+  for (int step = 0; step < STEPS; step++) {
+    for (int i = 0; i < COUNT; i++)
+      values[i] = i % 3 ? 0.5F : -0.5F;
+    if (CALL(onebit, onebit_allreduce)(values, values, plan) != ONEBIT_OK)
+      fail("onebit_allreduce", CALL(onebit, onebit_last_error)());
+    check(values, 0.5F);
+  }
+  CALL(onebit, onebit_plan_destroy)(plan);
+  CALL(onebit, onebit_comm_destroy)(comm);
+}
+
+static void use_preload(int size) {
+  static float values[COUNT], sum[COUNT], more[COUNT];
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Request request;
+    for (int i = 0; i < COUNT; i++)
+      values[i] = i % 3 ? 0.5F : -0.5F;
+    CALL(preload, MPI_Iallreduce)
+    (values, more, COUNT, of_float(), of_sum(), world(), &request);
+    CALL(mpi, MPI_Wait)(&request, MPI_STATUS_IGNORE);
+    CALL(preload, MPI_Allreduce)(values, sum, COUNT, of_float(), of_sum(), world());
+    check(sum, 0.5F * (float)size);
+    check(more, 0.5F * (float)size);
+  }
+}
+
+int main(int argc, char **argv) {
+  int size = 1;
+  MPI_Comm none;
+  memset(&none, 0, sizeof none);
+  onebit = opened(argv[1]);
+  if (argc == 2) {
+    onebit_comm_t comm;
+    if (CALL(onebit, onebit_comm_create_mpi)(none, &comm) != ONEBIT_ERROR_UNSUPPORTED)
+      fail("onebit_comm_create_mpi", NULL);
+    puts(CALL(onebit, onebit_last_error)());
+    return 0;
+  }
+  mpi = opened(argv[2]);
+  preload = argc > 3 ? opened(argv[3]) : mpi;
+  CALL(preload, MPI_Init)(NULL, NULL);
+  CALL(mpi, MPI_Comm_size)(world(), &size);
+  use_library();
+  if (argc > 3)
+    use_preload(size);
+  CALL(preload, MPI_Finalize)();
+  if (argc > 3)
+    dlclose(preload);
+  dlclose(onebit);
+  dlclose(mpi);
+  puts("done");
+  return 0;
+}
