@@ -172,7 +172,7 @@ static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
     size_t segment = whole ? 0 : source;
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
     struct ob_view in = ob_message_view(ob_plan_result(plan, true, source, chunk), &shape);
-    void *const *outputs = plan->call.outputs + (whole ? source : 0);
+    void *const *outputs = whole ? plan->call.outputs + source : plan->call.outputs;
     if (ob_is_dense(plan))
       ob_convert_blocks(&plan->work, &in, &shape, outputs);
     else if (plan->call.sink)
