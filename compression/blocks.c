@@ -88,7 +88,8 @@ static void *output_of(const struct step *step, const struct ob_block *block) {
   size_t size = ob_dtype_size(step->work->output_dtype);
   if (step->out)
     return step->out->values + (block->word - step->first_word) * OB_LANES;
-  return (char *)step->outputs[block->piece] + block->offset * size;
+  char *base = step->outputs[block->piece]; /* NULL: of no elements */
+  return base ? base + block->offset * size : NULL;
 }
 
 /* What a message's sign bits stand for in this block. */

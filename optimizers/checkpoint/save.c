@@ -270,9 +270,10 @@ static onebit_status_t write_section(struct writing *writing, struct ob_part_sec
 static onebit_status_t write_front(struct ob_saving *saving, const struct ob_sink *sink) {
   struct ob_part_header *header = &saving->header;
   const struct onebit_optimizer *optimizer = saving->optimizer;
-  unsigned char *front = ob_allocate(1, (size_t)header->front), *at = front + sizeof *header;
+  unsigned char *front = ob_allocate(1, (size_t)header->front);
   if (!front)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of sections");
+  unsigned char *at = front + sizeof *header;
   for (size_t t = 0; t < optimizer->tensor_count; t++, at += sizeof(struct ob_part_tensor)) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     struct ob_part_tensor row = {tensor->count, optimizer->buckets[tensor->bucket].uncompressed};
