@@ -11,7 +11,7 @@
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
 #   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
-#   make fuzz           the message decoder, for FUZZ_SECONDS
+#   make fuzz           whatever reads messages and files, FUZZ_SECONDS each; make fuzz-seeds
 #   make format, clean
 #
 # A variant (another compiler or MPI, a sanitizer) goes into a directory of its own:
@@ -49,6 +49,7 @@ PREFIX   ?= /usr/local
 LIBDIR   ?= $(PREFIX)/lib
 DATA     ?= /usr/share/common-licenses
 FUZZ_SECONDS ?= 600
+JOBS     ?= 1
 BENCH    ?=
 
 # What of it is on: empty where it is not.
@@ -77,6 +78,7 @@ MPI_SHOW   = $(shell $(MPICC) -show)
 MPI_CFLAGS = -DONEBIT_HAVE_MPI=1 $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
 MPI_LIBS   = $(filter -L% -l% -Wl$(comma)%,$(MPI_SHOW))
 endif
+CUDA_CFLAGS = # exported: a make that this one starts may be without CUDA
 ifneq ($(has_cuda),)
 CUDA_CFLAGS = -DONEBIT_HAVE_CUDA=1 $(if $(has_nccl),-DONEBIT_HAVE_NCCL=1) \
   -isystem $(if $(is_emulated),tests/emulation/include,$(CUDA_HOME)/include)
@@ -152,7 +154,7 @@ HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
 .PHONY: all tests deps demo check check-long installed-check gpu-check bench reference install \
-  uninstall clean format fuzz neon FORCE
+  uninstall clean format fuzz fuzz-seeds fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
 
@@ -307,9 +309,16 @@ neon: $(DIGEST)
 	  $(BUILD)-neon/tests/codec_digest
 	tests/scripts/check-codecs $(DIGEST) "qemu-aarch64 $(BUILD)-neon/tests/codec_digest"
 
-# Stops at the first finding. FUZZ_RUNS=n: the same n inputs each time, instead of FUZZ_SECONDS.
+# Stops at the first finding. Of each FUZZ_SECONDS, or FUZZ_RUNS inputs, the same ones each time;
+# FUZZ="message rules" for some of them.
+FUZZED = $(MAKE) BUILD=$(BUILD)-fuzz CC=clang MPI=0 CUDA=0 OPENMP=0 CFLAGS='-O1 -g' \
+  SAN=address,undefined,fuzzer-no-link
 fuzz:
-	$(MAKE) BUILD=$(BUILD)-fuzz CC=clang MPI=0 CUDA=0 OPENMP=0 CFLAGS='-O1 -g' \
-	  SAN=address,undefined,fuzzer-no-link $(BUILD)-fuzz/tests/fuzz_message
-	$(BUILD)-fuzz/tests/fuzz_message -max_len=65536 -print_final_stats=1 \
-	  $(if $(FUZZ_RUNS),-seed=1 -runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
+	+$(FUZZED) fuzzers
+	FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' JOBS='$(JOBS)' \
+	  tests/fuzz/run $(BUILD)-fuzz $(FUZZ)
+# What they start from, as the formats are now.
+fuzz-seeds:
+	+$(FUZZED) fuzzers
+	rm -rf tests/fuzz/corpus && mkdir tests/fuzz/corpus
+	$(BUILD)-fuzz/tests/fuzz/seeds tests/fuzz/corpus

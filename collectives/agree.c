@@ -61,6 +61,14 @@ static onebit_status_t compare(onebit_comm_t comm, int rank, const struct ob_ter
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count) {
+  for (int rank = 0; rank < comm->size; rank++)
+    OB_TRY(check_peer(comm, rank));
+  for (int rank = 1; rank < comm->size; rank++)
+    OB_TRY(compare(comm, rank, terms, count));
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                          size_t count) {
   return ob_agree_noting(comm, status, terms, count, 0);
@@ -78,11 +86,5 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
     mine->values[i] = terms[i].value;
   if (comm->size > 1)
     OB_TRY(exchange(comm));
-  if (status != ONEBIT_OK)
-    return status;
-  for (int rank = 0; rank < comm->size; rank++)
-    OB_TRY(check_peer(comm, rank));
-  for (int rank = 1; rank < comm->size; rank++)
-    OB_TRY(compare(comm, rank, terms, count));
-  return ONEBIT_OK;
+  return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
 }

@@ -6,12 +6,13 @@ RANKED   := $(if $(has_mpi),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c))
 # MPI and NCCL programs that know nothing of onebit.
 UNLINKED := $(if $(has_mpi),$(addprefix $(BUILD)/tests/preload/,program variables))
 UNLINKED_NCCL := $(if $(has_nccl),$(BUILD)/tests/preload/nccl_program)
-# Programs that are no tests: what tests/scripts/check-codecs and compare-builds compare, a fuzzer.
+# Programs that are no tests: what tests/scripts/check-codecs and compare-builds compare, fuzzers.
 DIGEST    := $(BUILD)/tests/codec_digest
 BEHAVIOUR := $(BUILD)/tests/behaviour_digest
-FUZZER    := $(BUILD)/tests/fuzz_message
+FUZZERS   := $(patsubst %.c,$(BUILD)/%,$(shell grep -l '^int LLVMFuzzerTestOneInput' tests/fuzz/*.c))
+SEEDS     := $(BUILD)/tests/fuzz/seeds
 HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behaviour_% $(DIGEST).o \
-               $(FUZZER).o $(only_mpi),$(call objects,tests/*.c))
+               $(only_mpi),$(call objects,tests/*.c))
 
 tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL)
 
@@ -23,9 +24,16 @@ $(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o $(BUILD)/tests/behaviour_wire.o
 $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(LIBS)
-$(FUZZER): $(FUZZER).o $(STATIC)
+$(FUZZERS): %: %.o $(STATIC)
 	$(call say,LD)
 	$(link) -fsanitize=fuzzer $(LIBS)
+$(BUILD)/tests/fuzz/parts $(SEEDS): $(BUILD)/tests/fuzz/optimizers.o
+$(BUILD)/tests/fuzz/rules: $(RULES)
+$(BUILD)/tests/fuzz/replay: $(REPLAYED)
+$(SEEDS): %: %.o $(STATIC)
+	$(call say,LD)
+	$(link) $(LIBS)
+fuzzers: $(FUZZERS) $(SEEDS)
 $(UNLINKED): %: %.o
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm

@@ -387,20 +387,23 @@ static bool check_optimizer(struct opening *opening) {
   return true;
 }
 
+bool replay_case_parse(struct replay_case *recorded, char error[REPLAY_ERROR]) {
+  struct opening opening = {.recorded = recorded, .error = error};
+  recorded->fingerprint = ob_hash(OB_HASH_START, recorded->text, strlen(recorded->text));
+  bool good = cut_lines(&opening) && read_kind(&opening);
+  for (size_t k = 0; good && k < sizeof keys / sizeof keys[0]; k++)
+    good = !(keys[k].kinds & 1u << recorded->kind) || read_value(&opening, &keys[k]);
+  if (!good)
+    return false;
+  return recorded->kind == REPLAY_ALLREDUCE ? check_allreduce(&opening) : check_optimizer(&opening);
+}
+
 bool replay_case_open(struct replay_case *recorded, const char *directory,
                       char error[REPLAY_ERROR]) {
   struct opening opening = {.recorded = recorded, .error = error};
   *recorded = (struct replay_case){.directory = directory};
   memset(recorded->files, -1, sizeof recorded->files);
-  if (!load_text(&opening))
-    return false;
-  recorded->fingerprint = ob_hash(OB_HASH_START, recorded->text, strlen(recorded->text));
-  bool good = cut_lines(&opening) && read_kind(&opening);
-  for (size_t k = 0; good && k < sizeof keys / sizeof keys[0]; k++)
-    good = !(keys[k].kinds & 1u << recorded->kind) || read_value(&opening, &keys[k]);
-  if (good)
-    good =
-        recorded->kind == REPLAY_ALLREDUCE ? check_allreduce(&opening) : check_optimizer(&opening);
+  bool good = load_text(&opening) && replay_case_parse(recorded, error);
   for (size_t k = 0; good && k < ARRAYS; k++)
     good = !belongs(recorded, &arrays[k]) || open_array(recorded, &arrays[k], error);
   return good;

@@ -66,6 +66,10 @@ bool replay_case_open(struct replay_case *recorded, const char *directory,
                       char error[REPLAY_ERROR]);
 void replay_case_close(struct replay_case *recorded);
 
+/* What recorded->text says, which it cuts into lines; opens no file. `recorded` begins with zeros
+ * but for the text and the directory's name. */
+bool replay_case_parse(struct replay_case *recorded, char error[REPLAY_ERROR]);
+
 /* Reads `count` values from value `first` of the file on. Thread-safe. False, with an error, and
  * nothing but zeros, when the file cannot be read. */
 bool replay_case_read(const struct replay_case *recorded, enum replay_file file, size_t first,
