@@ -3,6 +3,8 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "base/handles.h"
+#include "base/memory.h"
 #include "collectives/plan.h"
 #include "collectives/progress.h"
 #include "collectives/steps.h"
@@ -219,8 +221,7 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
 static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                              onebit_operation_t operation, onebit_request_t *request,
                              struct ob_call call) {
-  if (!plan)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, call.on_stream);
@@ -246,6 +247,19 @@ onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_pla
   return ob_plan_put(plan);
 }
 
+/* A request is the plan's address and, in the bits that alignment leaves zero, the number of the
+ * call: a copy of one that is finished is not taken for the next. */
+static onebit_request_t request_of(onebit_plan_t plan) {
+  return (onebit_request_t)((char *)plan + 1 + plan->sequence % (OB_ALIGNMENT - 1));
+}
+
+static onebit_status_t check_request(onebit_request_t request, onebit_plan_t *plan) {
+  *plan = (onebit_plan_t)((char *)request - (uintptr_t)request % OB_ALIGNMENT);
+  if (ob_handle_is(*plan, OB_HANDLE_PLAN) && (*plan)->in_flight && request_of(*plan) == request)
+    return ONEBIT_OK;
+  return ob_handle_check(request, OB_HANDLE_REQUEST, "*request");
+}
+
 static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                              onebit_operation_t operation, onebit_request_t *request) {
   if (request)
@@ -254,7 +268,7 @@ static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t p
   if (!request) /* nobody could wait for it: tell the others now, and end */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);
-  *request = &plan->request;
+  *request = request_of(plan);
   return ONEBIT_OK;
 }
 
@@ -293,7 +307,9 @@ static onebit_status_t end(onebit_request_t *request, bool wait) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
   if (!*request)
     return ONEBIT_OK;
-  onebit_status_t status = ob_plan_test((*request)->plan, wait);
+  onebit_plan_t plan;
+  OB_TRY(check_request(*request, &plan));
+  onebit_status_t status = ob_plan_test(plan, wait);
   if (status != ONEBIT_IN_PROGRESS)
     *request = NULL;
   return status;
@@ -304,8 +320,7 @@ onebit_status_t onebit_test(onebit_request_t *request) { return end(request, fal
 onebit_status_t onebit_wait(onebit_request_t *request) { return end(request, true); }
 
 onebit_status_t onebit_progress(onebit_comm_t comm) {
-  if (!comm)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   ob_engine_advance(comm->engine);
   return ONEBIT_OK;
 }

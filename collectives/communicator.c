@@ -4,6 +4,7 @@
 #include <limits.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/progress.h"
 
@@ -44,11 +45,12 @@ static onebit_status_t begin_progress(onebit_comm_t comm) {
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
                                const int *host_of, void *state, struct ob_engine *engine,
                                onebit_comm_t *result) {
-  onebit_comm_t comm = ob_allocate(1, sizeof *comm);
+  onebit_comm_t comm = ob_handle_create(OB_HANDLE_COMM, sizeof *comm);
   *result = NULL;
   if (!comm)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
   comm->transport = transport;
+  comm->users = 1;
   comm->rank = rank;
   comm->size = size;
   comm->state = state;
@@ -83,26 +85,44 @@ void ob_comm_release(onebit_comm_t comm) {
   ob_hosts_destroy(&comm->hosts);
   pthread_mutex_destroy(&comm->own_engine.lock);
   pthread_cond_destroy(&comm->own_engine.work);
-  ob_release(comm);
+  ob_handle_release(comm);
 }
 
-void onebit_comm_destroy(onebit_comm_t comm) {
-  if (!comm)
+onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
+  comm->users++;
+  return comm;
+}
+
+void ob_comm_drop(onebit_comm_t comm) {
+  if (--comm->users > 0)
     return;
   comm->transport->destroy(comm);
   ob_comm_release(comm);
+}
+
+static bool is_comm(onebit_comm_t comm) {
+  return ob_handle_check(comm, OB_HANDLE_COMM, "comm") == ONEBIT_OK;
+}
+
+void onebit_comm_destroy(onebit_comm_t comm) {
+  if (!comm || !is_comm(comm))
+    return;
+  ob_handle_retire(comm);
+  ob_comm_drop(comm);
 }
 
 int ob_comm_tag(onebit_comm_t comm) {
   return 1 + (int)(comm->agreements % (uint32_t)comm->largest_tag);
 }
 
-int onebit_comm_rank(onebit_comm_t comm) { return comm->rank; }
+int onebit_comm_rank(onebit_comm_t comm) { return is_comm(comm) ? comm->rank : -1; }
 
-int onebit_comm_size(onebit_comm_t comm) { return comm->size; }
+int onebit_comm_size(onebit_comm_t comm) { return is_comm(comm) ? comm->size : 0; }
 
-int onebit_comm_hosts(onebit_comm_t comm) { return comm->hosts.count; }
+int onebit_comm_hosts(onebit_comm_t comm) { return is_comm(comm) ? comm->hosts.count : 0; }
 
 uint64_t onebit_comm_bytes_sent(onebit_comm_t comm) {
+  if (!is_comm(comm))
+    return 0;
   return atomic_load_explicit(&comm->bytes_sent, memory_order_relaxed);
 }

@@ -26,6 +26,7 @@ struct onebit_comm {
   uint32_t
       agreements; /* so far, failed ones too: all ranks take part in each, so all count alike */
   atomic_uint_fast64_t bytes_sent;
+  atomic_uint users;        /* the caller's handle, plans and optimizers: the last one ends it */
   struct ob_engine *engine; /* the requests that must move while one of them is waited for */
   struct ob_engine own_engine;
   bool progress; /* a thread moves the engine's requests for it */
@@ -48,6 +49,11 @@ onebit_status_t ob_comm_begin(struct ob_batch *batch, int tag);
 
 /* The same on a stream of a device (transport.h, put). */
 onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream);
+
+/* A plan or an optimizer keeps its communicator until it drops it, also where the caller destroys
+ * the handle before. */
+onebit_comm_t ob_comm_keep(onebit_comm_t comm);
+void ob_comm_drop(onebit_comm_t comm);
 
 /* Gives back what ob_comm_create made, without the transport's state. */
 void ob_comm_release(onebit_comm_t comm);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/knobs.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -242,7 +243,8 @@ static void release(struct onebit_plan *plan) {
   ob_release(plan->views);
   ob_release((void *)plan->inputs);
   ob_release(plan->outputs);
-  ob_release(plan);
+  ob_comm_drop(plan->comm);
+  ob_handle_release(plan);
 }
 
 /* What all ranks must give alike; each tells the others where its shared memory is. */
@@ -291,11 +293,10 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                onebit_plan_t *result) {
   struct onebit_plan *plan = NULL;
   if (status == ONEBIT_OK) {
-    plan = ob_allocate(1, sizeof *plan);
+    plan = ob_handle_create(OB_HANDLE_PLAN, sizeof *plan);
     if (plan) {
-      plan->comm = comm;
+      plan->comm = ob_comm_keep(comm);
       plan->count = count;
-      plan->request.plan = plan;
       plan->memory_bytes = sizeof *plan;
       status = build(plan, shape);
     } else {
@@ -366,8 +367,7 @@ onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
                                    const onebit_plan_options_t *options, onebit_plan_t *plan) {
   if (plan)
     *plan = NULL;
-  if (!comm)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   size_t ranks = (size_t)comm->size;
   struct ob_plan_shape shape;
   onebit_status_t status = ob_plan_resolve(options, &shape);
@@ -386,15 +386,19 @@ onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
 }
 
 onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
-  if (plan && plan->in_flight)
+  if (!plan)
+    return ONEBIT_OK;
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   release(plan);
   return ONEBIT_OK;
 }
 
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info) {
-  if (!plan || !info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", plan ? "info" : "plan");
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  if (!info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
   if (info->size != sizeof *info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
   *info = (onebit_plan_info_t){
@@ -418,4 +422,7 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
   return ONEBIT_OK;
 }
 
-const char *onebit_plan_explain(onebit_plan_t plan) { return plan ? plan->choice.text : ""; }
+const char *onebit_plan_explain(onebit_plan_t plan) {
+  bool is_plan = ob_handle_check(plan, OB_HANDLE_PLAN, "plan") == ONEBIT_OK;
+  return is_plan ? plan->choice.text : "";
+}

@@ -76,10 +76,6 @@ struct ob_spent {
   double compress, apply; /* seconds */
 };
 
-struct onebit_request {
-  struct onebit_plan *plan;
-};
-
 struct onebit_plan {
   onebit_comm_t comm;
   onebit_plan_options_t options;
@@ -132,8 +128,7 @@ struct onebit_plan {
   onebit_status_t outcome;
   char outcome_error[256];
 
-  bool in_flight, broken; /* broken: the transport failed, nothing can follow */
-  struct onebit_request request;
+  bool in_flight, broken;   /* broken: the transport failed, nothing can follow */
   struct onebit_plan *next; /* in the engine's list */
   bool claimed;
 };

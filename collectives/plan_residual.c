@@ -2,12 +2,12 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "collectives/plan.h"
 
 /* Fails unless the plan is free for a look at its residual. Waits for what is on a stream. */
 static onebit_status_t check_idle(onebit_plan_t plan) {
-  if (!plan)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   ob_steps_settled(plan, true);

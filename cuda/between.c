@@ -3,6 +3,7 @@
  * next call follows it.
  */
 #include "base/error.h"
+#include "base/handles.h"
 #include "cuda/device.h"
 #include "onebit/cuda.h"
 
@@ -13,8 +14,7 @@ static size_t result_count(const struct onebit_plan *plan) {
 }
 
 static onebit_status_t check_plan(const struct onebit_plan *plan) {
-  if (!plan)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   if (plan->options.device != ONEBIT_DEVICE_CUDA)

@@ -1,5 +1,6 @@
 /* The public calls on streams. */
 #include "base/error.h"
+#include "base/handles.h"
 #include "collectives/plan.h"
 #include "onebit/cuda.h"
 
@@ -19,8 +20,7 @@ onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf,
 }
 
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
-  if (!plan)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   return ob_plan_settle(plan);

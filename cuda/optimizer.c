@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/memory.h"
 #include "cuda/bucket.h"
 #include "onebit/cuda.h"
@@ -337,8 +338,7 @@ static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
 
 onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
                                              cudaStream_t stream) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (optimizer->options.device == ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "optimizer is for memory of the host: its device option is "
@@ -348,8 +348,7 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
 }
 
 onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_optimizer_catch_up(optimizer));
   return ob_optimizer_end_outcome(optimizer);
 }

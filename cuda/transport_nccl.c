@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -327,8 +328,7 @@ onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *res
 }
 
 onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
-  if (!comm)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   if (comm->transport != &ob_transport_nccl)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is over %s, not over NCCL", comm->transport->name);
   /* Without the lock: a thread may have it that waits in NCCL for the rank that is gone. */

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "optimizers/norms.h"
 
 static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
@@ -48,8 +49,9 @@ static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer
 
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info) {
-  if (!optimizer || !info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", optimizer ? "info" : "optimizer");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  if (!info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
   if (info->size != sizeof *info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
   OB_TRY(ob_optimizer_catch_up(optimizer));

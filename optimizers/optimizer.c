@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
 
@@ -275,12 +276,12 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
 }
 
 static onebit_optimizer_t begin(onebit_comm_t comm, const struct ob_recipe *recipe) {
-  onebit_optimizer_t optimizer = ob_allocate(1, sizeof *optimizer);
+  onebit_optimizer_t optimizer = ob_handle_create(OB_HANDLE_OPTIMIZER, sizeof *optimizer);
   if (!optimizer) {
     ob_release(recipe->own);
     return NULL;
   }
-  optimizer->comm = comm;
+  optimizer->comm = ob_comm_keep(comm);
   optimizer->method = recipe->method;
   optimizer->moments = recipe->moments;
   optimizer->own = recipe->own;
@@ -296,13 +297,13 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
   from.status = read_options(recipe, options, ntensors);
   if (result)
     *result = NULL;
-  if (!comm) {
+  onebit_status_t status = ob_handle_check(comm, OB_HANDLE_COMM, "comm");
+  if (status != ONEBIT_OK) {
     ob_release(recipe->own);
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+    return status;
   }
   struct ob_plan_shape shape;
   size_t *counts = NULL;
-  onebit_status_t status;
   onebit_optimizer_t optimizer = begin(comm, recipe);
   if (!result)
     status = ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
@@ -327,8 +328,9 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
 }
 
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
-  if (!optimizer)
+  if (!optimizer || ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer") != ONEBIT_OK)
     return;
+  ob_handle_retire(optimizer);
   ob_optimizer_abandon(optimizer);
   ob_buckets_destroy(optimizer);
   ob_weigh_destroy(optimizer);
@@ -336,13 +338,13 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
     optimizer->method->destroy(optimizer);
   ob_release(optimizer->own);
   ob_release(optimizer->norms);
-  ob_release(optimizer);
+  ob_comm_drop(optimizer->comm);
+  ob_handle_release(optimizer);
 }
 
 onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                               const void *gradient) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (optimizer->step.open)
     return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
   if (tensor >= optimizer->tensor_count)

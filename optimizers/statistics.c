@@ -4,12 +4,12 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "optimizers/norms.h"
 
 /* The state is looked at between steps only: while one is open messages arrive. */
 static onebit_status_t check_idle(onebit_optimizer_t optimizer) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (optimizer->step.open)
     return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
   return ONEBIT_OK;

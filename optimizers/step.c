@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/handles.h"
 #include "optimizers/optimizer.h"
 
 /* The status from now on, with the latest error message. An error counts more than a skip, and what
@@ -193,8 +194,7 @@ static onebit_status_t check_rate(float learning_rate) {
 }
 
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (optimizer->step.open)
     return note(&optimizer->step,
                 ob_error(ONEBIT_ERROR_ARGUMENT,
@@ -229,8 +229,7 @@ static bool may_start_early(const struct onebit_optimizer *optimizer,
 }
 
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!optimizer->step.open)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
@@ -394,8 +393,7 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
 }
 
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!optimizer->deferred)
     return ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
   return step_and_wait(optimizer, learning_rate);

@@ -12,6 +12,7 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "optimizers/optimizer.h"
 
 /* --- The exchange of sums of squares */
@@ -139,8 +140,9 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 }
 
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale) {
-  if (!optimizer || !scale)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", optimizer ? "scale" : "optimizer");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  if (!scale)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "scale is NULL");
   OB_TRY(ob_optimizer_catch_up(optimizer));
   *scale = optimizer->loss_scale;
   return ONEBIT_OK;

@@ -4,7 +4,7 @@
  */
 #include <pthread.h>
 
-#include "base/memory.h"
+#include "base/handles.h"
 #include "dropin/mpi/calls.h"
 #include "dropin/mpi/queue.h"
 #include "onebit/mpi_calls.h"
@@ -42,7 +42,7 @@ static void release(ONEBIT_Request *handle) {
   else
     requests = request->next;
   pthread_mutex_unlock(&lock);
-  ob_release(request);
+  ob_handle_release(request);
   *handle = ONEBIT_REQUEST_NULL;
 }
 
@@ -61,6 +61,13 @@ static MPI_Comm comm_of(ONEBIT_Request request) {
   return comm;
 }
 
+/* What a program gives as one: it is not followed before. */
+static int check_handle(ONEBIT_Request request) {
+  if (ob_handle_check(request, OB_HANDLE_MPI_REQUEST, "request") == ONEBIT_OK)
+    return MPI_SUCCESS;
+  return ob_call_exchange_failed(MPI_COMM_NULL, MPI_ERR_REQUEST);
+}
+
 /* ---- Beginning ---- */
 
 static int check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
@@ -74,7 +81,7 @@ static int check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
 }
 
 static ONEBIT_Request make(const struct ob_mpi_call *call, bool persistent) {
-  ONEBIT_Request request = ob_allocate(1, sizeof *request);
+  ONEBIT_Request request = ob_handle_create(OB_HANDLE_MPI_REQUEST, sizeof *request);
   if (!request)
     return NULL;
   *request = (struct onebit_mpi_request){
@@ -138,8 +145,9 @@ int ONEBIT_Start(ONEBIT_Request *request) {
   int code = ob_call_begin_mpi();
   if (code != MPI_SUCCESS)
     return code;
-  if (!request || !*request)
-    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
+  code = check_handle(request ? *request : ONEBIT_REQUEST_NULL);
+  if (code != MPI_SUCCESS)
+    return code;
   MPI_Comm comm = comm_of(*request);
   if (!(*request)->persistent)
     return ob_call_failed(comm, MPI_ERR_REQUEST, "request is not persistent");
@@ -190,9 +198,9 @@ static int finish(ONEBIT_Request request, bool wait, bool *done) {
 }
 
 static int ask(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *status) {
-  int code = MPI_SUCCESS;
+  int code = *request ? check_handle(*request) : MPI_SUCCESS;
   *done = true;
-  if (!is_over(request)) {
+  if (code == MPI_SUCCESS && !is_over(request)) {
     code = finish(*request, wait, done);
     if (*done)
       end(request);
@@ -246,10 +254,10 @@ int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
 
 int ONEBIT_Request_free(ONEBIT_Request *request) {
   int code = check_request(request);
+  if (code == MPI_SUCCESS)
+    code = check_handle(*request);
   if (code != MPI_SUCCESS)
     return code;
-  if (!*request)
-    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is ONEBIT_REQUEST_NULL");
   if ((*request)->active)
     return ob_call_failed(comm_of(*request), MPI_ERR_REQUEST, "request is active");
   release(request);

@@ -127,7 +127,7 @@ typedef struct onebit_adam_options {
 
 /* Makes a 1-bit Adam optimizer of a list of tensors. Collective: all ranks give the same counts, in
  * the same order, and the same options, and all get the same success or failure.
- *   comm        the ranks; must outlive the optimizer
+ *   comm        the ranks
  *   tensors     ntensors descriptions; copied, the arrays they point to are not
  *   ntensors    0 or more
  *   options     or NULL for the defaults; not kept

@@ -26,13 +26,14 @@
  *    as bfloat16 and 2^-11 as float16; no error keeps that. It favours no direction, but a steady
  *    input has the same every time; where that matters, exchange in float32.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
- *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number; nobody waits for
- *    ever, and no recvbuf and no residual is changed.
+ *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, and no recvbuf
+ *    and no residual is changed. Except where `plan` itself is wrong: NULL, or no plan. Then there
+ *    is nobody to tell, and the other ranks wait for this one's call as for any that is late.
  *  - A damaged message (ONEBIT_ERROR_MESSAGE) and a failed transport are no errors to go on after:
  *    results are applied as they come, so recvbuf may hold part of one, and other ranks may have
  *    ended the call well.
  *
- * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (NULL plan, NULL or misaligned
+ * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (no plan, NULL or misaligned
  * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in
  * flight), ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE.
  * With count 0 buffers may be NULL.
@@ -81,7 +82,7 @@ onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit
  *                            NULL when the call fails
  * Errors of one rank alone (a wrong buffer, a plan made for another operation) are reported by
  * onebit_test or onebit_wait, because the other ranks must learn of them.
- * Errors at once: ONEBIT_ERROR_ARGUMENT (plan is NULL; request is NULL: the other ranks are told,
+ * Errors at once: ONEBIT_ERROR_ARGUMENT (no plan; request is NULL: the other ranks are told,
  * so the call waits for them before it returns), ONEBIT_ERROR_BUSY (the plan has a request in
  * flight), ONEBIT_ERROR_TRANSPORT (the plan's transport failed in an earlier call). */
 onebit_status_t onebit_iallreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
@@ -96,7 +97,8 @@ onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebi
  *   request   from a nonblocking call; where *request is NULL it is finished (ONEBIT_OK)
  * While one request is tested or waited for, the others of this process move on too, so the order
  * of waiting does not matter.
- * Errors: ONEBIT_ERROR_ARGUMENT (request is NULL), and those of all collectives, above. */
+ * Errors: ONEBIT_ERROR_ARGUMENT (request is NULL, or *request was finished before), and those of
+ * all collectives, above. */
 onebit_status_t onebit_test(onebit_request_t *request);
 onebit_status_t onebit_wait(onebit_request_t *request);
 
@@ -104,7 +106,7 @@ onebit_status_t onebit_wait(onebit_request_t *request);
  *   comm   the communicator
  * Call it now and then from a long computation: it returns quickly when nothing has arrived. What
  * goes wrong in a request is reported when that request is tested.
- * Errors: ONEBIT_ERROR_ARGUMENT (comm is NULL). */
+ * Errors: ONEBIT_ERROR_ARGUMENT (no communicator). */
 onebit_status_t onebit_progress(onebit_comm_t comm);
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
  * A communicator is one rank's handle on a group of ranks. Five kinds exist: `self` (one rank),
  * `loopback` (the ranks are threads of one process; for tests, and for trying things out without
  * MPI), MPI (onebit/mpi.h), between GPUs NCCL (onebit/nccl.h), and `custom`, over functions of the
- * caller's (onebit/custom.h). Everything made on a communicator must be destroyed before it.
+ * caller's (onebit/custom.h). Plans and optimizers may outlive the handle they were made on.
  *
  * Threads: different communicators may be used from different threads at once; plans of one
  * communicator too, when the communicator is not MPI or when MPI was initialised with
@@ -54,26 +54,29 @@ onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms);
 onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_comm_t *comms);
 
 /* This rank's number, 0 to size - 1, and the number of ranks. Local.
- *   comm   the communicator; must not be NULL
+ *   comm   the communicator; NULL or no communicator: -1 and 0 (onebit/status.h)
  * Thread-safe. */
 int onebit_comm_rank(onebit_comm_t comm);
 int onebit_comm_size(onebit_comm_t comm);
 
 /* The number of hosts that the ranks are on. Local.
- *   comm   the communicator; must not be NULL
+ *   comm   the communicator; NULL or no communicator: 0
  * Thread-safe. */
 int onebit_comm_hosts(onebit_comm_t comm);
 
 /* Bytes of messages that this rank has handed to the transport for other ranks since the
  * communicator was made: headers, scales and bits, without what the network adds. Local.
- *   comm   the communicator; must not be NULL
+ *   comm   the communicator; NULL or no communicator: 0
  * Thread-safe. */
 uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
 
 /* Gives the communicator back. Local, except that an MPI communicator must be destroyed on all of
  * its ranks and before MPI_Finalize.
- *   comm   the communicator; NULL is fine
- * All plans and optimizers made on it must have been destroyed. */
+ *   comm   the communicator; NULL is fine; what is no communicator, for example one that was
+ *          destroyed before, is left alone, and onebit_last_error() says so
+ * Plans and optimizers that were made on it go on as before. The last of them that is destroyed
+ * gives back what they share: until then the communicator counts as not destroyed for what it was
+ * made from (MPI_Finalize, ncclCommDestroy, the context of callbacks). */
 void onebit_comm_destroy(onebit_comm_t comm);
 
 #ifdef __cplusplus

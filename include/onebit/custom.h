@@ -79,7 +79,7 @@ typedef struct onebit_transport_callbacks {
 
 /* Makes a communicator over callbacks. Collective: all ranks call it, each with its number, and
  * tell each other their hosts.
- *   callbacks   copied; context must outlive the communicator
+ *   callbacks   copied; context must outlive the communicator, and what was made on it
  *   rank        this rank's number, 0 to size - 1
  *   size        number of ranks, at least 1
  *   comm        out: the communicator; NULL when the call fails, and `release` is then not called

@@ -131,7 +131,7 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
 
 /* Makes the call of a persistent request. Collective.
  *   request   inactive; active until it is waited for
- * Errors: those of all calls, above; MPI_ERR_REQUEST (NULL, not persistent, active). */
+ * Errors: those of all calls, above; MPI_ERR_REQUEST (NULL, no request, not persistent, active). */
 int ONEBIT_Start(ONEBIT_Request *request);
 
 /* Wait for a request, or see whether it is done. Then a persistent one is inactive, and another
@@ -140,7 +140,8 @@ int ONEBIT_Start(ONEBIT_Request *request);
  *   flag      out: 1 when it is done, 0 when not
  *   status    out: empty, as MPI's of a collective; or MPI_STATUS_IGNORE
  * Errors: those of the exchange (all calls, above; of a freed communicator they are reported on
- * MPI_COMM_WORLD), MPI_ERR_REQUEST (request is NULL), MPI_ERR_ARG (flag is NULL). */
+ * MPI_COMM_WORLD), MPI_ERR_REQUEST (request is NULL, or a copy of one that is no more), MPI_ERR_ARG
+ * (flag is NULL). */
 int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status);
 int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status);
 
@@ -153,7 +154,7 @@ int ONEBIT_Waitall(int count, ONEBIT_Request *requests, MPI_Status *statuses);
 
 /* Gives an inactive persistent request back. Local.
  *   request   becomes ONEBIT_REQUEST_NULL; ONEBIT_REQUEST_NULL is an error, as in MPI
- * Errors: MPI_ERR_REQUEST (NULL, active: nothing is changed). */
+ * Errors: MPI_ERR_REQUEST (NULL, no request, active: nothing is changed). */
 int ONEBIT_Request_free(ONEBIT_Request *request);
 
 #ifdef __cplusplus

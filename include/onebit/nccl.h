@@ -14,9 +14,9 @@ extern "C" {
 #endif
 
 /* Makes a communicator of the ranks of an NCCL communicator. Collective over nccl_comm.
- *   nccl_comm   borrowed: it must outlive the communicator, and operations of the program on it
- *               must not be in flight on other streams at the same time as the library's (NCCL's
- *               own rule for one communicator on several streams)
+ *   nccl_comm   borrowed: it must outlive the communicator and what was made on it, and operations
+ *               of the program on it must not be in flight on other streams at the same time as
+ *               the library's (NCCL's own rule for one communicator on several streams)
  *   comm        out: the communicator; NULL when the call fails
  * Plans and optimizers on it are for ONEBIT_DEVICE_CUDA, and for the device of nccl_comm. An error
  * that NCCL finds later (another rank died, a network failed) is an ONEBIT_ERROR_TRANSPORT of the

@@ -165,7 +165,7 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  * What is wrong is said at once, and again by the step, which then fails on every rank and changes
  * nothing: the other ranks get ONEBIT_ERROR_PEER. When no step is open (a begin that failed opens
  * none) it is not told further. What goes wrong in an exchange is reported by step.
- * Errors: ONEBIT_ERROR_ARGUMENT (optimizer is NULL; a learning_rate out of range; begin with a step
+ * Errors: ONEBIT_ERROR_ARGUMENT (no optimizer; a learning_rate out of range; begin with a step
  * open; ready with none open, for a tensor that is not in the list, or for the second time),
  * ONEBIT_ERROR_UNSUPPORTED (begin of an optimizer on a device). */
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
@@ -224,7 +224,8 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
 
 /* Gives the optimizer back; parameters and gradients stay. Local, except while a step is open: then
  * the step is first ended, as one that fails on every rank, which waits for the others' step.
- *   optimizer   the optimizer; NULL is fine */
+ *   optimizer   the optimizer; NULL is fine; what is no optimizer, for example one that was
+ *               destroyed before, is left alone, and onebit_last_error() says so */
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer);
 
 #ifdef __cplusplus

@@ -130,7 +130,7 @@ typedef struct onebit_plan_options {
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
  * differ), and all get the same success or failure: if one rank cannot, none has a plan and none is
  * left waiting.
- *   comm      the ranks; must outlive the plan
+ *   comm      the ranks
  *   count     elements, any number from 0 on, with the meaning that the operation gives it
  *             (onebit_operation_t)
  *   options   how, or NULL for the defaults; not kept
@@ -138,8 +138,8 @@ typedef struct onebit_plan_options {
  * Memory, in bytes an element of the send buffer: 8 for the residual (two copies, so that a
  * skipped call leaves it as it was) and 8 / size for the one of the segment that the rank serves,
  * 3/8 for messages.
- * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, an option out of range, a count whose buffers could
- * not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
+ * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range, a count whose buffers
+ * could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,
  * ONEBIT_ERROR_PEER (another rank's argument was wrong), ONEBIT_ERROR_TRANSPORT,
  * ONEBIT_ERROR_UNSUPPORTED (a device or a schedule that this build, machine or communicator does
@@ -150,7 +150,8 @@ onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
 /* Gives a plan back. Local.
  *   plan   the plan; NULL is fine
  * A plan with a request in flight must be waited for first: until then this does nothing.
- * Errors: ONEBIT_ERROR_BUSY (the plan has a request in flight). */
+ * Errors: ONEBIT_ERROR_ARGUMENT (no plan, or no longer one), ONEBIT_ERROR_BUSY (the plan has a
+ * request in flight). */
 onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
 
 /* What a plan decided; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
@@ -178,13 +179,13 @@ typedef struct onebit_plan_info {
 /* Says what the plan decided. Local.
  *   plan   the plan
  *   info   out: all of it; `size` is set by the caller
- * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
+ * Errors: ONEBIT_ERROR_ARGUMENT (no plan, info is NULL, or a size the library does not know). */
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
 
 /* Why the plan chose its schedule: a line for each schedule with the time that the cost model
  * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or
  * defaults, and then why). Local.
- *   plan   the plan; NULL gives ""
+ *   plan   the plan; NULL or no plan gives ""
  * The text is the plan's and lives as long. ONEBIT_EXPLAIN=1 in the environment has rank 0 print
  * them when a plan is made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
@@ -206,7 +207,7 @@ const char *onebit_plan_explain(onebit_plan_t plan);
  * holds to the rounding of float32, whatever the plan's type, but for results of 16 bits that are
  * rounded last (onebit/collectives.h). In the hierarchical schedule the second mean is over the
  * hosts.
- * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL, a value to import is not finite: nothing is
+ * Errors: ONEBIT_ERROR_ARGUMENT (no plan, a value to import is not finite: nothing is
  * changed), ONEBIT_ERROR_BUSY (the plan has a request in flight). */
 onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server);
 onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *worker,

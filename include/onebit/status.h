@@ -5,6 +5,16 @@
  * "not yet" or a hint, negative is a result that the caller must look at. The message of the latest
  * negative status, or warning, of the calling thread are kept until the next one: ask
  * onebit_last_error() right after the call.
+ *
+ * Handles (communicators, plans, optimizers, requests). One that is NULL, was destroyed or
+ * finished, is of another kind, or never was a handle is an ONEBIT_ERROR_ARGUMENT: the message says
+ * which, and nothing is done. A function that returns no status returns what its header names
+ * instead, and leaves the message. The check costs about 3 ns. Two errors it cannot find, and they
+ * are the caller's to avoid:
+ *   - using a copy of a destroyed handle after another of the same kind was made, which may have
+ *     the address of the first and is then meant. A copy of a request that is finished stays an
+ *     error for the next 62 calls on its plan
+ *   - destroying or finishing a handle in one thread while another is in a call with it
  */
 #ifndef ONEBIT_STATUS_H
 #define ONEBIT_STATUS_H

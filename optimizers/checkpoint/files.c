@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"
@@ -208,8 +209,7 @@ static onebit_status_t save(struct files *files) {
 
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
   struct files files = {.optimizer = optimizer, .directory = directory};
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   onebit_status_t status = save(&files);
   ob_release(files.manifest.parts);
   return status;
@@ -280,8 +280,7 @@ static void close_all(struct opened *opened) {
 
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
   struct opened opened = {0};
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   onebit_status_t status = open_all(&opened, optimizer, directory);
   bool ready = status == ONEBIT_OK;
   status =

@@ -1,5 +1,6 @@
 /* Loading, which is collective: the checks, and then what restore.c does. */
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"
@@ -71,7 +72,6 @@ onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t
 
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
                                       const size_t *bytes, int count) {
-  if (!optimizer)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   return ob_checkpoint_load(optimizer, ONEBIT_OK, parts, bytes, count);
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/handles.h"
 #include "base/memory.h"
 #include "onebit/checkpoint.h"
 #include "optimizers/checkpoint/checkpoint.h"
@@ -333,8 +334,9 @@ static onebit_status_t save_to(struct ob_saving *saving, void *memory, size_t ca
 
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes) {
-  if (!optimizer || !bytes)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", optimizer ? "bytes" : "optimizer");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  if (!bytes)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
   OB_TRY(ob_checkpoint_idle(optimizer));
   struct ob_saving saving;

@@ -1,0 +1,164 @@
+/*
+ * The table of handles, and what it is for: handles that are stale or of another kind are errors,
+ * and communicators end with the last of what was made on them.
+ */
+#include <criterion/criterion.h>
+#include <pthread.h>
+
+#include "base/handles.h"
+#include "base/memory.h"
+#include "tests/support.h"
+
+TestSuite(handles, .timeout = 60);
+
+static onebit_comm_t self(void) {
+  onebit_comm_t comm;
+  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  return comm;
+}
+
+static onebit_plan_t plan_on(onebit_comm_t comm) {
+  onebit_plan_t plan = NULL;
+  CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_OK);
+  return plan;
+}
+
+/* A prime's multiples modulo another walk the handles in an order that is not the one they came in:
+ * entries go from the middle of runs. */
+enum { MANY = 1009, STRIDE = 389 };
+
+Test(handles, are_found_until_they_are_retired) {
+  void *made[MANY];
+  for (size_t i = 0; i < MANY; i++)
+    made[i] = ob_handle_create(i % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM, 1);
+  for (size_t i = 0; i < MANY; i++) {
+    size_t k = i * STRIDE % MANY;
+    CHECK(ob_handle_is(made[k], k % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM), "%zu is not found", k);
+    CHECK(!ob_handle_is(made[k], OB_HANDLE_OPTIMIZER), "%zu is found as another kind", k);
+    CHECK(!ob_handle_is((char *)made[k] + 1, k % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM),
+          "the byte after %zu is found", k);
+    ob_handle_retire(made[k]);
+    CHECK(!ob_handle_is(made[k], k % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM), "%zu is still found", k);
+    for (size_t j = i + 1; j < MANY; j++) /* no other has gone with it */
+      if (!ob_handle_is(made[j * STRIDE % MANY],
+                        j * STRIDE % MANY % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM))
+        CHECK(false, "%zu took %zu with it", k, j * STRIDE % MANY);
+  }
+  for (size_t i = 0; i < MANY; i++)
+    ob_handle_release(made[i]);
+  checks_must_hold();
+}
+
+/* The first three allocations of a plan: its own, and the two of a table that becomes larger, where
+ * that is due. */
+Test(handles, failed_growth_fails_the_creation) {
+  enum { FILLED = 300 };
+  onebit_comm_t comm = self();
+  void *made[FILLED];
+  for (size_t i = 0; i < FILLED; i++) {
+    for (long n = 1; n <= 3; n++) {
+      onebit_plan_t plan = NULL;
+      ob_memory_fail_at(n + 1); /* onebit_plan_create has one of its own before */
+      CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_MEMORY);
+    }
+    ob_memory_fail_at(0);
+    made[i] = ob_handle_create(OB_HANDLE_OPTIMIZER, 1);
+  }
+  for (size_t i = 0; i < FILLED; i++) {
+    CHECK(ob_handle_is(made[i], OB_HANDLE_OPTIMIZER), "%zu is lost", i);
+    ob_handle_release(made[i]);
+  }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+static void *make_and_end(void *shared) {
+  for (int i = 0; i < 2000; i++) {
+    void *own[40];
+    for (size_t k = 0; k < 40; k++)
+      own[k] = ob_handle_create(OB_HANDLE_PLAN, 1);
+    for (size_t k = 0; k < 40; k++) {
+      CHECK(ob_handle_is(own[k], OB_HANDLE_PLAN), "a handle of this thread is not found");
+      CHECK(ob_handle_is(shared, OB_HANDLE_COMM), "a handle of all threads is not found");
+      ob_handle_retire(own[k]);
+      CHECK(!ob_handle_is(own[k], OB_HANDLE_PLAN), "a retired handle is found");
+      ob_release(own[k]);
+    }
+  }
+  return NULL;
+}
+
+Test(handles, in_many_threads) {
+  pthread_t threads[8];
+  void *shared = ob_handle_create(OB_HANDLE_COMM, 1);
+  for (size_t k = 0; k < 8; k++)
+    cr_assert_eq(pthread_create(&threads[k], NULL, make_and_end, shared), 0);
+  for (size_t k = 0; k < 8; k++)
+    pthread_join(threads[k], NULL);
+  ob_handle_release(shared);
+  checks_must_hold();
+}
+
+Test(handles, finished_requests_are_errors_for_62_calls) {
+  onebit_comm_t comm = self();
+  onebit_plan_t plan = plan_on(comm);
+  onebit_request_t request = NULL, old, copy;
+  float x = 1, y;
+  CHECK_STATUS(onebit_iallreduce(&x, &y, plan, &request), ONEBIT_OK);
+  old = copy = request;
+  CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
+  CHECK(request == NULL, "a finished request is not NULL");
+  CHECK_STATUS(onebit_wait(&copy), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("*request is 0x");
+  CHECK_WORDS("which is no request (finished, or never made)");
+  for (int call = 1; call <= 62; call++) {
+    CHECK_STATUS(onebit_iallreduce(&x, &y, plan, &request), ONEBIT_OK);
+    CHECK_STATUS(onebit_test(&copy), ONEBIT_ERROR_ARGUMENT);
+    CHECK(copy == old, "a refused request was changed");
+    CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_wait(&copy), ONEBIT_ERROR_ARGUMENT);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+/* The communicator's handle is destroyed first, by one rank early and by another late. */
+static void *outlive(void *argument) {
+  onebit_comm_t comm = argument;
+  int rank = onebit_comm_rank(comm);
+  onebit_plan_t plan = plan_on(comm), none;
+  onebit_optimizer_t optimizer = NULL;
+  float p[64] = {0}, g[64], x = (float)rank, mean = 0;
+  onebit_tensor_t tensor = {.parameter = p, .gradient = g, .count = 64};
+  for (int i = 0; i < 64; i++)
+    g[i] = 1;
+  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_OK);
+  if (rank != 1)
+    onebit_comm_destroy(comm);
+  for (int step = 0; step < 3; step++) {
+    CHECK_STATUS(onebit_allreduce(&x, &mean, plan), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01F), ONEBIT_OK);
+  }
+  CHECK(p[0] < 0, "the steps of an optimizer without its communicator's handle did nothing");
+  if (rank == 1)
+    onebit_comm_destroy(comm);
+  CHECK(onebit_comm_rank(comm) == -1, "a destroyed communicator has a rank");
+  CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &none), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("comm is 0x");
+  CHECK_WORDS("which is no communicator (destroyed, or never made)");
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  onebit_optimizer_destroy(optimizer);
+  return NULL;
+}
+
+Test(handles, plans_and_optimizers_outlive_the_communicators_handle) {
+  onebit_comm_t comms[3];
+  pthread_t threads[3];
+  cr_assert_eq(onebit_comm_create_loopback(3, comms), ONEBIT_OK);
+  for (size_t k = 0; k < 3; k++)
+    cr_assert_eq(pthread_create(&threads[k], NULL, outlive, comms[k]), 0);
+  for (size_t k = 0; k < 3; k++)
+    pthread_join(threads[k], NULL);
+  checks_must_hold();
+}
