@@ -92,6 +92,16 @@ void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
   snprintf(plan->outcome_error, sizeof plan->outcome_error, "%s", onebit_last_error());
 }
 
+/* As after a transport that has failed: nothing can follow. */
+void ob_plan_abandon(onebit_plan_t plan) {
+  if (!plan || !plan->in_flight)
+    return;
+  ob_engine_remove(plan->comm->engine, plan);
+  ob_steps_give_up(plan);
+  plan->in_flight = false;
+  end_call(plan);
+}
+
 static onebit_status_t end_outcome(onebit_plan_t plan) {
   onebit_status_t status = plan->outcome;
   plan->outcome = ONEBIT_OK;

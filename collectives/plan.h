@@ -160,6 +160,10 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
  * is not done. */
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait);
 
+/* Ends a call that may be in flight, without its messages: then the plan can only be destroyed.
+ * NULL is fine. */
+void ob_plan_abandon(onebit_plan_t plan);
+
 /* A collective of a plan on a device, on this stream of it; the errors are the collectives', and
  * what is not known yet when it returns comes from ob_plan_settle. */
 onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,

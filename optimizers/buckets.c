@@ -17,8 +17,7 @@ static bool is_fused(const struct onebit_optimizer *optimizer, const struct ob_b
          !bucket->uncompressed;
 }
 
-static bool is_uncompressed(const struct onebit_optimizer *optimizer,
-                            const onebit_tensor_t *tensor) {
+bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor) {
   return tensor->uncompressed || tensor->count < optimizer->options.dense_below;
 }
 
@@ -30,8 +29,8 @@ static size_t fill_buckets(const struct onebit_optimizer *optimizer, const onebi
                            size_t count) {
   size_t bucket_size = optimizer->options.bucket_size, bucket = 0, elements = 0, plain = 0;
   for (size_t t = count; t-- > 0;) {
-    plain += is_uncompressed(optimizer, &tensors[t]);
-    if (is_uncompressed(optimizer, &tensors[t]))
+    plain += ob_is_uncompressed(optimizer, &tensors[t]);
+    if (ob_is_uncompressed(optimizer, &tensors[t]))
       continue;
     if (bucket_size && elements >= bucket_size && tensors[t].count) {
       bucket++;
@@ -42,7 +41,7 @@ static size_t fill_buckets(const struct onebit_optimizer *optimizer, const onebi
   }
   size_t buckets = plain < count || !plain ? bucket + 1 : 0;
   for (size_t t = 0; plain && t < count; t++)
-    if (is_uncompressed(optimizer, &tensors[t]))
+    if (ob_is_uncompressed(optimizer, &tensors[t]))
       optimizer->tensors[t].bucket = buckets;
   return buckets + (plain > 0);
 }
@@ -65,7 +64,7 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
     tensor->count = tensors[t].count;
     tensor->bucket = separate(optimizer) ? t : filled - 1 - tensor->bucket;
     optimizer->buckets[tensor->bucket].filled += tensor->count > 0;
-    optimizer->buckets[tensor->bucket].uncompressed = is_uncompressed(optimizer, &tensors[t]);
+    optimizer->buckets[tensor->bucket].uncompressed = ob_is_uncompressed(optimizer, &tensors[t]);
   }
   return ONEBIT_OK;
 }
@@ -412,4 +411,7 @@ void ob_buckets_destroy(onebit_optimizer_t optimizer) {
     destroy_bucket(optimizer, &optimizer->buckets[u]);
   ob_release(optimizer->buckets);
   ob_release(optimizer->tensors);
+  optimizer->buckets = NULL;
+  optimizer->tensors = NULL;
+  optimizer->bucket_count = optimizer->tensor_count = 0;
 }

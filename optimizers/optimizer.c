@@ -241,6 +241,13 @@ static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_co
   return ob_agree(comm, status, terms, count);
 }
 
+onebit_status_t ob_optimizer_agree(onebit_optimizer_t optimizer, onebit_comm_t comm,
+                                   onebit_status_t status) {
+  const struct ob_recipe recipe = {
+      .asked = optimizer->asked, .method = optimizer->method, .moments = optimizer->moments};
+  return agree(optimizer, comm, &recipe, status, optimizer->list, optimizer->list_count);
+}
+
 static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
   optimizer->executor = &ob_optimizer_executor_host;
   if (optimizer->options.device == ONEBIT_DEVICE_HOST)
@@ -255,23 +262,108 @@ static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
 #endif
 }
 
+static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
+                                 size_t count) {
+  optimizer->list = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->list);
+  if (!optimizer->list)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+  if (count)
+    memcpy(optimizer->list, tensors, count * sizeof *tensors);
+  optimizer->list_count = count;
+  return ONEBIT_OK;
+}
+
 /* Checks and allocates what this rank can alone. */
 static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_recipe *recipe,
-                               const onebit_tensor_t *tensors, size_t ntensors,
-                               struct ob_plan_shape *shape, size_t **counts) {
-  size_t ranks = (size_t)optimizer->comm->size;
+                               const onebit_tensor_t *tensors, size_t ntensors) {
+  struct ob_plan_shape shape;
   OB_TRY(recipe->status);
   OB_TRY(resolve(&recipe->common, &optimizer->options));
-  OB_TRY(resolve_plan(&optimizer->options, shape));
+  OB_TRY(resolve_plan(&optimizer->options, &shape));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(check_tensors(optimizer, tensors, ntensors));
+  OB_TRY(keep_list(optimizer, tensors, ntensors));
   OB_TRY(ob_freeze_create(optimizer));
-  OB_TRY(ob_buckets_group(optimizer, tensors, ntensors));
-  optimizer->deferred &= optimizer->bucket_count > 0; /* else no device counts steps */
   optimizer->loss_scale = ob_given_or(optimizer->options.initial_loss_scale, 1);
-  *counts = ob_allocate(ntensors > 2 * ranks ? ntensors : 2 * ranks, sizeof **counts);
+  return ONEBIT_OK;
+}
+
+/* --- What depends on the communicator
+ * ------------------------------------------------------------*/
+
+/* Ranks that are left of some hosts have perhaps no hierarchical schedule any more. */
+static onebit_schedule_t schedule_of(const struct onebit_optimizer *optimizer) {
+  const struct ob_hosts *hosts = &optimizer->comm->hosts;
+  bool possible = hosts->count > 1 && hosts->each > 1;
+  if (optimizer->held && optimizer->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && !possible)
+    return ONEBIT_SCHEDULE_AUTOMATIC;
+  return optimizer->options.schedule;
+}
+
+/* `counts` is scratch of the buckets. */
+static onebit_status_t group(onebit_optimizer_t optimizer, struct ob_plan_shape *shape,
+                             size_t **counts) {
+  size_t count = optimizer->list_count, ranks = (size_t)optimizer->comm->size;
+  onebit_optimizer_options_t options = optimizer->options;
+  options.schedule = schedule_of(optimizer);
+  OB_TRY(resolve_plan(&options, shape));
+  OB_TRY(choose_executor(optimizer));
+  OB_TRY(ob_buckets_group(optimizer, optimizer->list, count));
+  optimizer->deferred &= optimizer->bucket_count > 0; /* else no device counts steps */
+  *counts = ob_allocate(count > 2 * ranks ? count : 2 * ranks, sizeof **counts);
   if (!*counts)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", ntensors);
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_optimizer_build(onebit_optimizer_t optimizer, onebit_status_t status) {
+  struct ob_plan_shape shape;
+  size_t *counts = NULL;
+  if (status == ONEBIT_OK)
+    status = group(optimizer, &shape, &counts);
+  status = ob_agree(optimizer->comm, status, NULL, 0);
+  if (status == ONEBIT_OK)
+    status = ob_buckets_create(optimizer, optimizer->list, &shape, counts);
+  if (status == ONEBIT_OK)
+    status = ob_weigh_create(optimizer);
+  if (status == ONEBIT_OK && optimizer->method->create)
+    status = optimizer->method->create(optimizer);
+  ob_release(counts);
+  return status;
+}
+
+/* Calls in flight end here and now: nobody waits for their messages any more. */
+void ob_optimizer_abandon_plans(onebit_optimizer_t optimizer) {
+  const struct ob_method *method = optimizer->method;
+  ob_plan_abandon(optimizer->squares);
+  ob_plan_abandon(method->sums && optimizer->own ? method->sums(optimizer) : NULL);
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    ob_plan_abandon(optimizer->buckets[u].bits);
+    ob_plan_abandon(optimizer->buckets[u].dense);
+    ob_plan_abandon(optimizer->buckets[u].steps_back);
+    ob_plan_abandon(optimizer->buckets[u].parameters_back);
+  }
+  optimizer->step.open = false;
+}
+
+void ob_optimizer_strip(onebit_optimizer_t optimizer) {
+  ob_optimizer_abandon_plans(optimizer);
+  ob_buckets_destroy(optimizer);
+  ob_weigh_destroy(optimizer);
+  if (optimizer->method->destroy) {
+    optimizer->method->destroy(optimizer);
+    ob_release(optimizer->own);
+    optimizer->own = NULL;
+  }
+  optimizer->own_bytes = sizeof *optimizer + optimizer->list_count * sizeof *optimizer->list +
+                         optimizer->window * sizeof *optimizer->norms;
+}
+
+onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
+  if (optimizer->held)
+    return ob_error(ONEBIT_ERROR_TRANSPORT,
+                    "optimizer is on no communicator since onebit_optimizer_move failed: call it "
+                    "again, with one of the ranks that are left");
   return ONEBIT_OK;
 }
 
@@ -283,6 +375,7 @@ static onebit_optimizer_t begin(onebit_comm_t comm, const struct ob_recipe *reci
   }
   optimizer->comm = ob_comm_keep(comm);
   optimizer->method = recipe->method;
+  optimizer->asked = recipe->asked;
   optimizer->moments = recipe->moments;
   optimizer->own = recipe->own;
   optimizer->own_bytes = sizeof *optimizer;
@@ -302,23 +395,16 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
     ob_release(recipe->own);
     return status;
   }
-  struct ob_plan_shape shape;
-  size_t *counts = NULL;
   onebit_optimizer_t optimizer = begin(comm, recipe);
   if (!result)
     status = ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
   else if (!optimizer)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
   else
-    status = prepare(optimizer, recipe, tensors, ntensors, &shape, &counts);
+    status = prepare(optimizer, recipe, tensors, ntensors);
   status = agree(optimizer, comm, recipe, status, tensors, ntensors);
   if (status == ONEBIT_OK)
-    status = ob_buckets_create(optimizer, tensors, &shape, counts);
-  if (status == ONEBIT_OK)
-    status = ob_weigh_create(optimizer);
-  if (status == ONEBIT_OK && recipe->method->create)
-    status = recipe->method->create(optimizer);
-  ob_release(counts);
+    status = ob_optimizer_build(optimizer, status);
   if (status != ONEBIT_OK) {
     onebit_optimizer_destroy(optimizer);
     return status;
@@ -332,11 +418,10 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
     return;
   ob_handle_retire(optimizer);
   ob_optimizer_abandon(optimizer);
-  ob_buckets_destroy(optimizer);
-  ob_weigh_destroy(optimizer);
-  if (optimizer->method->destroy)
-    optimizer->method->destroy(optimizer);
+  ob_optimizer_strip(optimizer);
+  ob_part_release(optimizer->held);
   ob_release(optimizer->own);
+  ob_release(optimizer->list);
   ob_release(optimizer->norms);
   ob_comm_drop(optimizer->comm);
   ob_handle_release(optimizer);
@@ -354,5 +439,6 @@ onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size
     OB_TRY(check_array(optimizer->executor, "gradient", tensor, gradient,
                        optimizer->options.gradient_dtype));
   OB_TRY(ob_optimizer_catch_up(optimizer));
+  optimizer->list[tensor].gradient = gradient;
   return ob_buckets_set_gradient(optimizer, tensor, gradient);
 }

@@ -93,6 +93,8 @@ struct ob_times {
   double all; /* the rest of it is what surrounds those three */
 };
 
+struct ob_part; /* checkpoint/checkpoint.h */
+
 /* The table of places: where the arrays are, and who makes the local passes. */
 struct ob_optimizer_executor {
   onebit_status_t (*check)(const char *name, const void *array);
@@ -142,8 +144,12 @@ extern const struct ob_optimizer_executor ob_optimizer_executor_cuda;
 struct onebit_optimizer {
   onebit_comm_t comm;
   const struct ob_optimizer_executor *executor;
-  const struct ob_method *method;
-  void *own; /* the method's */
+  const struct ob_method *method, *asked; /* asked: the row that has its options */
+  void *own;                              /* the method's */
+  onebit_tensor_t *list; /* the caller's, with the gradients of now: buckets are made from it */
+  size_t list_count;
+  /* After a move that failed half-way: the state, and there are no buckets. Else NULL. */
+  struct ob_part *held;
   /* The host learns how a step ended only when it asks (ob_optimizer_catch_up). */
   bool deferred;
   uint64_t unknown;          /* steps since it asked */
@@ -181,6 +187,22 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
                                     const void *options, const onebit_tensor_t *tensors,
                                     size_t ntensors, onebit_optimizer_t *optimizer);
 
+/* Buckets, plans and what else depends on the communicator, from the list: collective. `status` is
+ * how this rank fares so far. And gives all of that back, which is local, whatever is in flight. */
+onebit_status_t ob_optimizer_build(struct onebit_optimizer *optimizer, onebit_status_t status);
+void ob_optimizer_strip(struct onebit_optimizer *optimizer);
+void ob_optimizer_abandon_plans(struct onebit_optimizer *optimizer); /* the first of that */
+
+/* Collective: fails on all ranks of comm unless their optimizers are of one kind, with the same
+ * options and tensors. */
+onebit_status_t ob_optimizer_agree(struct onebit_optimizer *optimizer, onebit_comm_t comm,
+                                   onebit_status_t status);
+
+void ob_part_release(struct ob_part *part); /* checkpoint/merge.c; NULL is fine */
+
+/* Fails where there are no buckets, after a move that has failed. */
+onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer);
+
 /* Memory that counts as the optimizer's. NULL when there is none. */
 void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, size_t count, size_t size);
 
@@ -192,6 +214,7 @@ onebit_status_t ob_buckets_create(struct onebit_optimizer *optimizer,
                                   const onebit_tensor_t *tensors, struct ob_plan_shape *shape,
                                   size_t *counts);
 void ob_buckets_destroy(struct onebit_optimizer *optimizer);
+bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor);
 onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
                                         const void *gradient);
 

@@ -202,6 +202,7 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
                          (double)optimizer->step.learning_rate));
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "optimizer is on a device: make its steps in one go");
+  OB_TRY(ob_optimizer_check_held(optimizer));
   OB_TRY(check_rate(learning_rate));
   double began = ob_seconds();
   begin(optimizer, learning_rate);
@@ -298,6 +299,7 @@ static onebit_status_t learn(onebit_optimizer_t optimizer) {
 
 /* A replayed graph makes steps that no call told of. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
+  OB_TRY(ob_optimizer_check_held(optimizer));
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     onebit_plan_t plans[] = {optimizer->buckets[u].dense, optimizer->buckets[u].bits};
     for (size_t k = 0; k < 2; k++) {
@@ -372,6 +374,7 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
                                      bool on_stream, void *stream) {
   double began = ob_seconds();
+  OB_TRY(ob_optimizer_check_held(optimizer));
   onebit_status_t status = make_step(optimizer, learning_rate, on_stream, stream);
   optimizer->times.all += ob_seconds() - began;
   return status;

@@ -55,6 +55,7 @@ void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
   for (int k = 0; optimizer->squares && k < 2; k++)
     optimizer->squares->executor->residuals->release(optimizer->square[k]);
   onebit_plan_destroy(optimizer->squares);
+  optimizer->squares = NULL;
 }
 
 /* The mean over the ranks of `own`. A rank without one has a status that says why. */

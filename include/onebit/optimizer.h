@@ -42,6 +42,9 @@
  * and with independent noise up to sqrt(ranks) times as much. It costs a pass over the gradients
  * and one message of four bytes, before the first bit can leave. A norm from 2^32 on counts as not
  * finite: the step is skipped.
+ *
+ * Ranks that are lost, and ranks that come. When a step fails because a rank is gone, the others go
+ * on in the same job (onebit_optimizer_move), without a file, and others may join them.
  */
 #ifndef ONEBIT_OPTIMIZER_H
 #define ONEBIT_OPTIMIZER_H
@@ -221,6 +224,37 @@ typedef struct onebit_optimizer_info {
  * ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info);
+
+/* Takes the optimizer to another communicator: after a rank was lost to one of those that are left,
+ * or to one with ranks that have come. Collective over the new one; whoever is only in the old one
+ * has no part in it. The old one may be aborted or broken, and what was in flight there, an open
+ * step too, ends without a message: its plans are given back, and nothing of it is used any more.
+ *   optimizer   of each rank of comm: survivors bring theirs. A joiner makes one of the same kind,
+ *               from the same list of tensors and options, on any communicator
+ *               (onebit_comm_create_self), and has made fewer steps
+ *   comm        the new communicator; it must outlive the optimizer, the old one only this call
+ * Afterwards all replicas are equal to the bit: parameters, momentum, variance and all that ranks
+ * have alike are those of one rank, the source: of the ranks with the most steps the lowest. If it
+ * was lost in the middle of a step, that step is on every rank what it is on the source: made, not
+ * made, or, where onebit_optimizer_step failed there while results were applied, made for a part of
+ * the parameters only, whose next step is then their second with that step's number. Gradients that
+ * were read are of use no more: go on with the next ones.
+ *   own residuals   survivors keep theirs, joiners begin with their mean, and so with own moments
+ *   server residuals, Lion's momentum, shards of state
+ *                   go to who serves their elements now. Of the lost rank's: residuals and momentum
+ *                   begin as zeros, and the variance of a lost shard as the mean of its tensor's
+ *   0/1 Adam        between two synchronisations parameters and momentum become their means
+ * A rank counts as a joiner if it has made no step, or is behind the source by more than one step
+ * and local_step_clipper: its own state is then of no use. A schedule hierarchical that comm cannot
+ * have is ONEBIT_SCHEDULE_AUTOMATIC there. Memory: during the call as much again as
+ * the optimizer's state.
+ * On failure all ranks of comm that are still there get an error. The state is kept: make another
+ * communicator of the ranks that are left, and call this again. Until then steps fail.
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_MISMATCH (optimizers differ between ranks),
+ * ONEBIT_ERROR_UNSUPPORTED (an optimizer on a device with NCCL; exchange of steps in profile
+ * deepspeed, with one rank left), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT,
+ * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm);
 
 /* Gives the optimizer back; parameters and gradients stay. Local, except while a step is open: then
  * the step is first ended, as one that fails on every rank, which waits for the others' step.

@@ -8,6 +8,7 @@
  *   parts.c                what the parts of all ranks have of some elements
  *   restore.c, messages.c  and that into an optimizer; momentum that was sent
  *   load.c                 parts to an optimizer
+ *   merge.c, merge_pieces.c    what several ranks have, over a communicator, to one part
  *   manifest.c, files.c, system.c    all that in a directory
  *
  * Everything is told in elements: of all tensors, one after the other in the order of their list.
@@ -152,10 +153,17 @@ struct ob_saving {
   struct ob_map map;
   struct ob_part_header header;
   struct ob_part_section *sections;
+  bool whole; /* all that this rank has, also of what other ranks have alike */
 };
 
-onebit_status_t ob_saving_create(struct ob_saving *saving, onebit_optimizer_t optimizer);
+onebit_status_t ob_saving_create(struct ob_saving *saving, onebit_optimizer_t optimizer,
+                                 bool whole);
 void ob_saving_destroy(struct ob_saving *saving);
+
+/* `count` <= OB_CHUNK numbers of a section, from number `first` on. */
+onebit_status_t ob_saving_read(const struct ob_saving *saving, struct ob_reader *reader,
+                               const struct ob_part_section *section, uint64_t first, size_t count,
+                               void *values);
 
 /* Writes it. Then header.checksum is known too. */
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
@@ -226,6 +234,16 @@ onebit_status_t ob_restore(struct ob_loading *loading);
 onebit_status_t ob_restore_messages(struct ob_loading *loading);
 onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *run,
                               float *residual);
+
+/* One part that has all that this rank needs, into an optimizer without residuals. Local. */
+onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_part *part);
+
+/* --- Merging (merge.c) */
+
+/* Collective: of what the optimizers of comm's ranks have, a part that has all of it: of what must
+ * be alike on all ranks, the same everywhere; of what is each rank's own, this rank's. Changes
+ * nothing. Released with ob_part_release. */
+onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part);
 
 /* Collective. `status`: how this rank fares so far. */
 onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,

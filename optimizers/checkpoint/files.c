@@ -110,7 +110,7 @@ static onebit_status_t write_file(const struct files *files, const char *name,
 /* Its checksum is what the other ranks are told. */
 static onebit_status_t write_part(const struct files *files, uint64_t *checksum) {
   struct ob_saving saving;
-  onebit_status_t status = ob_saving_create(&saving, files->optimizer);
+  onebit_status_t status = ob_saving_create(&saving, files->optimizer, false);
   if (status == ONEBIT_OK)
     status = write_file(files, files->name, &saving, NULL);
   *checksum = saving.header.checksum;

@@ -58,15 +58,43 @@ static onebit_status_t load(struct ob_loading *loading, onebit_status_t status) 
   return ob_agree(comm, ob_restore(loading), NULL, 0);
 }
 
+static void close_loading(struct ob_loading *loading) {
+  ob_map_destroy(&loading->map);
+  ob_reader_destroy(&loading->reader);
+  ob_release(loading->values);
+  ob_release(loading->scales);
+}
+
 onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,
                                    const void *const *memory, const size_t *bytes, int count) {
   struct ob_loading loading = {.optimizer = optimizer};
   status = load(&loading, look(&loading, status, memory, bytes, count));
   ob_parts_close(&loading.parts);
-  ob_map_destroy(&loading.map);
-  ob_reader_destroy(&loading.reader);
-  ob_release(loading.values);
-  ob_release(loading.scales);
+  close_loading(&loading);
+  return status;
+}
+
+static onebit_status_t restore(struct ob_loading *loading, struct ob_part *part) {
+  onebit_optimizer_t optimizer = loading->optimizer;
+  struct ob_parts *parts = &loading->parts;
+  OB_TRY(ob_map_create(&loading->map, optimizer));
+  *parts = (struct ob_parts){.list = part, .count = 1};
+  parts->sums = ob_allocate(OB_CHUNK, sizeof *parts->sums);
+  parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);
+  if (!parts->sums || !parts->counts)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to restore an optimizer");
+  parts->same_padding = part->header.ranks == (uint32_t)optimizer->comm->size &&
+                        part->header.padding == loading->map.total[OB_PADDING];
+  OB_TRY(allocate(loading));
+  return ob_restore(loading);
+}
+
+onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_part *part) {
+  struct ob_loading loading = {.optimizer = optimizer};
+  onebit_status_t status = restore(&loading, part);
+  ob_release(loading.parts.sums);
+  ob_release(loading.parts.counts);
+  close_loading(&loading);
   return status;
 }
 

@@ -78,7 +78,7 @@ static uint64_t clip(uint64_t value, uint64_t low, uint64_t high) {
 }
 
 /* With the blocks whose elements this rank saves: what it has, but of parameters its shard, and of
- * momentum that servers keep what it serves, also where it has all of it. */
+ * momentum that servers keep what it serves, also where it has all of it, unless all is wanted. */
 static struct ob_section saved_section(const struct ob_saving *saving,
                                        const struct ob_bucket *bucket, enum ob_saved what) {
   struct ob_section section = ob_section_of(bucket, (enum ob_stage)saving->header.stage, what);
@@ -86,7 +86,8 @@ static struct ob_section saved_section(const struct ob_saving *saving,
     section.first = bucket->first_block;
     section.end = section.first + bucket->blocks;
   }
-  if (what == OB_SAVED_MOMENTUM && saving->optimizer->method->serve_rule != OB_SERVE_MEAN) {
+  if (what == OB_SAVED_MOMENTUM && saving->optimizer->method->serve_rule != OB_SERVE_MEAN &&
+      !saving->whole) {
     section.first = bucket->bits->server.first;
     section.end = section.first + bucket->bits->server.blocks;
   }
@@ -114,7 +115,7 @@ static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_s
   bool from_servers = what == OB_SAVED_MOMENTUM && method->serve_rule != OB_SERVE_MEAN;
   bool own = row->own || row->may_lack || (row->own_apart && saving->header.apart);
   uint64_t total = saving->map.total[space], low = 0, high = total;
-  if (!own && !from_servers && !method->sharded) {
+  if (!own && !from_servers && !method->sharded && !saving->whole) {
     low = fraction(total, saving->header.rank, saving->header.ranks);
     high = fraction(total, saving->header.rank + 1, saving->header.ranks);
   }
@@ -194,8 +195,9 @@ static void lay_out(struct ob_saving *saving) {
   header->bytes = offset;
 }
 
-onebit_status_t ob_saving_create(struct ob_saving *saving, onebit_optimizer_t optimizer) {
-  *saving = (struct ob_saving){.optimizer = optimizer};
+onebit_status_t ob_saving_create(struct ob_saving *saving, onebit_optimizer_t optimizer,
+                                 bool whole) {
+  *saving = (struct ob_saving){.optimizer = optimizer, .whole = whole};
   OB_TRY(ob_map_create(&saving->map, optimizer));
   describe(saving);
   OB_TRY(list_sections(saving));
@@ -218,9 +220,9 @@ struct writing {
   uint64_t *buffer; /* OB_CHUNK: floats, doubles or whole numbers */
 };
 
-static onebit_status_t read_elements(struct writing *writing, const struct ob_part_section *section,
-                                     uint64_t first, size_t count, float *values) {
-  const struct ob_saving *saving = writing->saving;
+static onebit_status_t read_elements(const struct ob_saving *saving, struct ob_reader *reader,
+                                     const struct ob_part_section *section, uint64_t first,
+                                     size_t count, float *values) {
   const uint32_t space = section->space;
   for (size_t some; count; count -= some, first += some, values += some) {
     const struct ob_stretch *stretch = ob_map_find(&saving->map, (enum ob_space)space, first);
@@ -231,25 +233,22 @@ static onebit_status_t read_elements(struct writing *writing, const struct ob_pa
     struct ob_section from =
         ob_section_of(&saving->optimizer->buckets[stretch->bucket],
                       (enum ob_stage)saving->header.stage, (enum ob_saved)section->what);
-    OB_TRY(ob_section_read(&writing->reader, &from, &run, values));
+    OB_TRY(ob_section_read(reader, &from, &run, values));
   }
   return ONEBIT_OK;
 }
 
-static onebit_status_t read_section(struct writing *writing, const struct ob_part_section *section,
-                                    uint64_t first, size_t count) {
-  struct onebit_optimizer *optimizer = writing->saving->optimizer;
-  float *values = (float *)(void *)writing->buffer;
+onebit_status_t ob_saving_read(const struct ob_saving *saving, struct ob_reader *reader,
+                               const struct ob_part_section *section, uint64_t first, size_t count,
+                               void *values) {
   struct ob_numbers is;
-  for (size_t i = 0; section->what <= OB_SAVED_NUMBERS && i < count; i++)
-    memcpy(&writing->buffer[i],
-           ob_checkpoint_number(optimizer, (enum ob_saved)section->what, first + i, &is),
+  if (section->what > OB_SAVED_NUMBERS)
+    return read_elements(saving, reader, section, first, count, values);
+  for (size_t i = 0; i < count; i++)
+    memcpy((uint64_t *)values + i,
+           ob_checkpoint_number(saving->optimizer, (enum ob_saved)section->what, first + i, &is),
            sizeof(uint64_t));
-  if (section->what <= OB_SAVED_NUMBERS)
-    return ONEBIT_OK;
-  if (count % 2)
-    values[count] = 0; /* what fills up */
-  return read_elements(writing, section, first, count, values);
+  return ONEBIT_OK;
 }
 
 static onebit_status_t write_section(struct writing *writing, struct ob_part_section *section) {
@@ -258,7 +257,9 @@ static onebit_status_t write_section(struct writing *writing, struct ob_part_sec
   for (uint64_t at = 0; at < section->count; at += OB_CHUNK) {
     size_t left = (size_t)(section->count - at), count = left < OB_CHUNK ? left : OB_CHUNK;
     size_t bytes = (size_t)ob_section_bytes(section->what, count);
-    OB_TRY(read_section(writing, section, section->first + at, count));
+    writing->buffer[bytes / 8 - 1] = 0; /* what fills up */
+    OB_TRY(ob_saving_read(writing->saving, &writing->reader, section, section->first + at, count,
+                          writing->buffer));
     ob_checksum_add(&sum, writing->buffer, bytes);
     OB_TRY(writing->sink->put(writing->sink->context, offset, writing->buffer, bytes));
     offset += bytes;
@@ -340,7 +341,7 @@ onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory
   *bytes = 0;
   OB_TRY(ob_checkpoint_idle(optimizer));
   struct ob_saving saving;
-  onebit_status_t status = ob_saving_create(&saving, optimizer);
+  onebit_status_t status = ob_saving_create(&saving, optimizer, false);
   if (status == ONEBIT_OK)
     status = save_to(&saving, memory, capacity, bytes);
   ob_saving_destroy(&saving);

@@ -1,0 +1,382 @@
+/* What several ranks have becomes one part, which all of them have. */
+#include "optimizers/checkpoint/merge.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+
+/* --- Messages ----------------------------------------------------------------------------------*/
+
+void ob_merge_send(struct ob_merge *merge, void *data, size_t bytes, int rank) {
+  merge->batch->send[merge->batch->sends++] = (struct ob_endpoint){data, bytes, rank};
+}
+
+void ob_merge_receive(struct ob_merge *merge, void *data, size_t bytes, int rank) {
+  merge->batch->receive[merge->batch->receives++] = (struct ob_endpoint){data, bytes, rank};
+}
+
+onebit_status_t ob_merge_exchange(struct ob_merge *merge) {
+  struct ob_batch *batch = merge->batch;
+  if (batch->sends + batch->receives == 0)
+    return ONEBIT_OK;
+  onebit_status_t status = ob_comm_begin(batch, merge->tag);
+  if (status == ONEBIT_OK)
+    status = merge->comm->transport->test(batch, true);
+  batch->sends = batch->receives = 0;
+  return status;
+}
+
+/* Everyone's numbers to everyone: rank r's lie at starts[r] .. starts[r + 1]. */
+static onebit_status_t gather(struct ob_merge *merge, unsigned char *base, const size_t *starts) {
+  const int me = merge->comm->rank;
+  for (int rank = 0; rank < merge->comm->size; rank++) {
+    if (rank == me)
+      continue;
+    ob_merge_send(merge, base + starts[me], starts[me + 1] - starts[me], rank);
+    ob_merge_receive(merge, base + starts[rank], starts[rank + 1] - starts[rank], rank);
+  }
+  return ob_merge_exchange(merge);
+}
+
+/* --- Who has what ------------------------------------------------------------------------------*/
+
+static onebit_status_t no_memory(void) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an optimizer");
+}
+
+static const struct ob_part_header *own_header(const struct ob_merge *merge) {
+  const struct ob_part *held = merge->optimizer->held;
+  return held ? &held->header : &merge->saving.header;
+}
+
+static onebit_status_t allocate(struct ob_merge *merge) {
+  onebit_comm_t comm = merge->comm;
+  const struct onebit_optimizer *optimizer = merge->optimizer;
+  size_t ranks = (size_t)comm->size, tensors = optimizer->list_count;
+  merge->ranks = ob_allocate(ranks, sizeof *merge->ranks);
+  merge->holder = ob_allocate(ranks, sizeof *merge->holder);
+  merge->starts = ob_allocate(ranks + 1, sizeof *merge->starts);
+  merge->elements = ob_allocate(tensors + 1, sizeof *merge->elements);
+  merge->merged = ob_allocate(1, sizeof *merge->merged);
+  merge->hashes = ob_allocate(ranks * OB_MERGE_WINDOW, sizeof *merge->hashes);
+  merge->received = ob_allocate(ranks * OB_CHUNK, sizeof *merge->received);
+  merge->sums = ob_allocate(OB_CHUNK, sizeof *merge->sums);
+  if (!merge->ranks || !merge->holder || !merge->starts || !merge->elements || !merge->merged ||
+      !merge->hashes || !merge->received || !merge->sums)
+    return no_memory();
+  for (size_t t = 0; t < tensors; t++)
+    merge->elements[t + 1] = merge->elements[t] + optimizer->list[t].count;
+  return comm->transport->batch_create(comm, ranks - 1, &merge->batch);
+}
+
+/* What this rank can alone. */
+static onebit_status_t open_own(struct ob_merge *merge) {
+  OB_TRY(allocate(merge));
+  if (merge->optimizer->held)
+    return ONEBIT_OK;
+  OB_TRY(ob_saving_create(&merge->saving, merge->optimizer, true));
+  return ob_reader_create(&merge->reader, merge->optimizer);
+}
+
+/* Steps that a rank of the same run can be behind: the one in which a rank was lost, and those that
+ * send nothing. */
+static uint64_t slack_of(const struct onebit_optimizer *optimizer) {
+  return 1 + optimizer->moments.local_step_clipper;
+}
+
+/* From the latest agreement, in which each told its steps. */
+static void choose_source(struct ob_merge *merge) {
+  uint64_t max_steps = 0;
+  merge->source = 0;
+  for (int rank = 0; rank < merge->comm->size; rank++)
+    if (ob_agree_note(merge->comm, rank) > max_steps) {
+      max_steps = ob_agree_note(merge->comm, rank);
+      merge->source = rank;
+    }
+  for (int rank = 0; rank < merge->comm->size; rank++) {
+    uint64_t steps = ob_agree_note(merge->comm, rank);
+    merge->holder[rank] =
+        steps == max_steps || (steps && max_steps - steps <= slack_of(merge->optimizer));
+  }
+}
+
+static void fill_front(struct ob_merge *merge, unsigned char *front) {
+  const struct onebit_optimizer *optimizer = merge->optimizer;
+  const struct ob_part_header *header = own_header(merge);
+  const struct ob_part_section *sections =
+      optimizer->held ? optimizer->held->sections : merge->saving.sections;
+  memcpy(front, header, sizeof *header);
+  memcpy(front + sizeof *header, sections, header->sections * sizeof *sections);
+}
+
+static void read_front(struct ob_merge *merge, int rank) {
+  struct ob_part *part = &merge->ranks[rank];
+  unsigned char *front = merge->fronts + merge->starts[rank];
+  *part = (struct ob_part){.number = rank};
+  memcpy(&part->header, front, sizeof part->header);
+  part->sections = (struct ob_part_section *)(void *)(front + sizeof part->header);
+  part->header.sections = (merge->starts[rank + 1] - merge->starts[rank] - sizeof part->header) /
+                          sizeof *part->sections;
+}
+
+/* All ranks' headers and lists of sections. */
+static onebit_status_t learn(struct ob_merge *merge, onebit_status_t status) {
+  onebit_comm_t comm = merge->comm;
+  OB_TRY(ob_agree_noting(comm, status, NULL, 0, status ? 0 : own_header(merge)->steps));
+  choose_source(merge);
+  OB_TRY(ob_agree_noting(comm, ONEBIT_OK, NULL, 0, own_header(merge)->sections));
+  for (int rank = 0; rank < comm->size; rank++)
+    merge->starts[rank + 1] = merge->starts[rank] + sizeof(struct ob_part_header) +
+                              (size_t)ob_agree_note(comm, rank) * sizeof(struct ob_part_section);
+  merge->fronts = ob_allocate(1, merge->starts[comm->size]);
+  OB_TRY(ob_agree(comm, merge->fronts ? ONEBIT_OK : no_memory(), NULL, 0));
+  merge->tag = ob_comm_tag(comm);
+  fill_front(merge, merge->fronts + merge->starts[comm->rank]);
+  OB_TRY(gather(merge, merge->fronts, merge->starts));
+  for (int rank = 0; rank < comm->size; rank++)
+    read_front(merge, rank);
+  return ONEBIT_OK;
+}
+
+/* --- The merged part ---------------------------------------------------------------------------*/
+
+static void add(struct ob_part *part, int what, enum ob_space space, uint64_t count) {
+  if (!count)
+    return;
+  part->sections[part->header.sections++] = (struct ob_part_section){.what = (uint32_t)what,
+                                                                     .space = (uint32_t)space,
+                                                                     .count = count,
+                                                                     .offset = part->header.bytes};
+  part->header.bytes += ob_section_bytes((uint32_t)what, count);
+}
+
+/* Every section that the source's stage has, whole. */
+static onebit_status_t lay_out(struct ob_merge *merge) {
+  const struct ob_part_header *header = &merge->ranks[merge->source].header;
+  struct ob_part *part = merge->merged;
+  enum ob_stage stage = (enum ob_stage)header->stage;
+  part->header = *header;
+  part->header.sections = part->header.bytes = 0;
+  part->sections = ob_allocate(OB_SAVED_END * OB_SPACES, sizeof *part->sections);
+  part->sound = ob_allocate(OB_SAVED_END * OB_SPACES, sizeof *part->sound);
+  if (!part->sections || !part->sound)
+    return no_memory();
+  add(part, OB_SAVED_NORMS, OB_ELEMENTS, header->window);
+  add(part, OB_SAVED_NUMBERS, OB_ELEMENTS, header->numbers);
+  for (int k = OB_SAVED_PARAMETERS; k < OB_SAVED_END; k++) {
+    if (!ob_has_section(merge->optimizer, stage, (enum ob_saved)k))
+      continue;
+    add(part, k, OB_ELEMENTS, header->elements);
+    add(part, k, OB_PADDING, k == OB_SAVED_PARAMETERS ? 0 : header->padding);
+  }
+  for (uint64_t i = 0; i < part->header.sections; i++)
+    part->sound[i] = true;
+  part->memory = ob_allocate(1, (size_t)part->header.bytes);
+  return part->memory ? ONEBIT_OK : no_memory();
+}
+
+void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
+  size_t size = ob_saved_rows[piece->section->what].size;
+  return (unsigned char *)merge->merged->memory + piece->section->offset + piece->first * size;
+}
+
+uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
+  struct ob_checksum sum = ob_checksum_begin();
+  const unsigned char *values = ob_merge_at(merge, piece);
+  size_t bytes = piece->count * ob_saved_rows[piece->section->what].size;
+  uint64_t last = 0;
+  ob_checksum_add(&sum, values, bytes);
+  memcpy(&last, values + bytes / 8 * 8, bytes % 8);
+  ob_checksum_add(&sum, &last, sizeof last);
+  uint64_t hash = ob_checksum_end(&sum);
+  return hash ? hash : 1;
+}
+
+size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element) {
+  size_t low = 0, high = merge->optimizer->list_count;
+  while (high - low > 1) {
+    size_t middle = low + (high - low) / 2;
+    if (merge->elements[middle] <= element)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* --- Pieces ------------------------------------------------------------------------------------*/
+
+/* Padding is another one where the ranks were others. */
+static bool is_of_use(const struct ob_merge *merge, int rank,
+                      const struct ob_part_section *section) {
+  const struct ob_part_header *own = &merge->ranks[rank].header, *source = &merge->merged->header;
+  bool same = own->padding == source->padding && own->ranks == source->ranks;
+  return merge->holder[rank] && (section->space != OB_PADDING || same);
+}
+
+/* The section of a rank that has this number, or else the next one. */
+static const struct ob_part_section *section_of(const struct ob_merge *merge, int rank,
+                                                const struct ob_part_section *section,
+                                                uint64_t number) {
+  if (!is_of_use(merge, rank, section))
+    return NULL;
+  return ob_part_from(&merge->ranks[rank], (enum ob_saved)section->what,
+                      (enum ob_space)section->space, number);
+}
+
+/* Of a piece every rank has all or nothing. */
+static uint64_t end_of_piece(const struct ob_merge *merge, const struct ob_part_section *section,
+                             uint64_t first) {
+  uint64_t end = first - first % OB_CHUNK + OB_CHUNK;
+  end = end < section->count ? end : section->count;
+  if (section->what == OB_SAVED_MOMENTS && section->space == OB_ELEMENTS) {
+    uint64_t tensor_end = merge->elements[ob_merge_tensor(merge, first) + 1];
+    end = tensor_end < end ? tensor_end : end;
+  }
+  for (int rank = 0; rank < merge->comm->size; rank++) {
+    const struct ob_part_section *has = section_of(merge, rank, section, first);
+    uint64_t bound = !has ? end : has->first > first ? has->first : has->first + has->count;
+    end = bound < end ? bound : end;
+  }
+  return end;
+}
+
+static bool has_piece(const struct ob_merge *merge, int rank, const struct ob_merge_piece *piece) {
+  const struct ob_part_section *has = section_of(merge, rank, piece->section, piece->first);
+  return has && has->first <= piece->first;
+}
+
+/* A shard that this rank has not frozen, although the source has. */
+static void freeze(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
+  const struct onebit_optimizer *optimizer = merge->optimizer;
+  if (optimizer->held || !optimizer->method->sharded || piece->section->what != OB_SAVED_VARIANCE ||
+      own_header(merge)->stage != OB_STAGE_WARMUP || merge->merged->header.stage == OB_STAGE_WARMUP)
+    return;
+  struct ob_pass_factors factors = ob_factors_of(optimizer, optimizer->steps);
+  float *values = ob_merge_at(merge, piece);
+  for (size_t i = 0; i < piece->count; i++) {
+    size_t tensor = ob_merge_tensor(merge, piece->first + i);
+    if (!ob_is_uncompressed(optimizer, &optimizer->list[tensor]))
+      values[i] = ob_adam_reciprocal(values[i], factors.keep_zero, &factors.adam);
+  }
+}
+
+/* This rank's own into the merged part: its hash, or 0. */
+static uint64_t read_own(struct ob_merge *merge, const struct ob_merge_piece *piece) {
+  const struct onebit_optimizer *optimizer = merge->optimizer;
+  const struct ob_part_section *has =
+      section_of(merge, merge->comm->rank, piece->section, piece->first);
+  onebit_status_t status = ONEBIT_OK;
+  if (!has || has->first > piece->first)
+    return 0;
+  void *values = ob_merge_at(merge, piece);
+  if (optimizer->held)
+    ob_part_copy(optimizer->held, has, piece->first, piece->count, values);
+  else
+    status =
+        ob_saving_read(&merge->saving, &merge->reader, has, piece->first, piece->count, values);
+  if (status != ONEBIT_OK && merge->status == ONEBIT_OK) {
+    merge->status = status;
+    snprintf(merge->error, sizeof merge->error, "%s", onebit_last_error());
+  }
+  freeze(merge, piece);
+  return status == ONEBIT_OK ? ob_merge_hash(merge, piece) : 0;
+}
+
+static onebit_status_t gather_hashes(struct ob_merge *merge) {
+  const int me = merge->comm->rank;
+  const size_t bytes = OB_MERGE_WINDOW * sizeof *merge->hashes;
+  for (int rank = 0; rank < merge->comm->size; rank++) {
+    if (rank == me)
+      continue;
+    ob_merge_send(merge, merge->hashes + me * OB_MERGE_WINDOW, bytes, rank);
+    ob_merge_receive(merge, merge->hashes + rank * OB_MERGE_WINDOW, bytes, rank);
+  }
+  return ob_merge_exchange(merge);
+}
+
+static onebit_status_t merge_window(struct ob_merge *merge, const struct ob_part_section *section,
+                                    uint64_t *at) {
+  struct ob_merge_piece pieces[OB_MERGE_WINDOW];
+  uint64_t *own = merge->hashes + merge->comm->rank * OB_MERGE_WINDOW;
+  size_t count = 0;
+  memset(own, 0, OB_MERGE_WINDOW * sizeof *own);
+  for (; count < OB_MERGE_WINDOW && *at < section->count; count++) {
+    uint64_t end = end_of_piece(merge, section, *at);
+    pieces[count] = (struct ob_merge_piece){section, *at, (size_t)(end - *at)};
+    own[count] = read_own(merge, &pieces[count]);
+    *at = end;
+  }
+  OB_TRY(gather_hashes(merge));
+  for (size_t slot = 0; slot < count; slot++)
+    OB_TRY(ob_merge_settle(merge, &pieces[slot], slot));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t merge_section(struct ob_merge *merge,
+                                     const struct ob_part_section *section) {
+  for (uint64_t at = 0; at < section->count;)
+    OB_TRY(merge_window(merge, section, &at));
+  merge->variance = (struct ob_merge_variance){0};
+  for (uint64_t at = 0, end; at < section->count; at = end) {
+    end = end_of_piece(merge, section, at);
+    struct ob_merge_piece piece = {section, at, (size_t)(end - at)};
+    bool lost = true;
+    for (int rank = 0; rank < merge->comm->size; rank++)
+      lost &= !has_piece(merge, rank, &piece);
+    if (lost)
+      OB_TRY(ob_merge_replace(merge, &piece));
+  }
+  return ONEBIT_OK;
+}
+
+/* --- All of it ---------------------------------------------------------------------------------*/
+
+static onebit_status_t run(struct ob_merge *merge, onebit_status_t status) {
+  OB_TRY(learn(merge, status));
+  OB_TRY(ob_agree(merge->comm, lay_out(merge), NULL, 0));
+  merge->tag = ob_comm_tag(merge->comm);
+  for (uint64_t i = 0; i < merge->merged->header.sections; i++)
+    OB_TRY(merge_section(merge, &merge->merged->sections[i]));
+  status = merge->status == ONEBIT_OK ? ONEBIT_OK : ob_error(merge->status, "%s", merge->error);
+  return ob_agree(merge->comm, status, NULL, 0);
+}
+
+void ob_part_release(struct ob_part *part) {
+  if (!part)
+    return;
+  ob_release((void *)part->memory);
+  ob_part_close(part);
+  ob_release(part);
+}
+
+static void close(struct ob_merge *merge) {
+  if (merge->batch)
+    merge->comm->transport->batch_destroy(merge->batch);
+  ob_saving_destroy(&merge->saving);
+  ob_reader_destroy(&merge->reader);
+  ob_release(merge->ranks);
+  ob_release(merge->holder);
+  ob_release(merge->starts);
+  ob_release(merge->fronts);
+  ob_release(merge->elements);
+  ob_release(merge->hashes);
+  ob_release(merge->received);
+  ob_release(merge->sums);
+  ob_part_release(merge->merged);
+}
+
+onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part) {
+  struct ob_merge merge = {.optimizer = optimizer, .comm = comm};
+  onebit_status_t status = run(&merge, open_own(&merge));
+  *part = NULL;
+  if (status == ONEBIT_OK) {
+    *part = merge.merged;
+    merge.merged = NULL;
+  }
+  close(&merge);
+  return status;
+}

@@ -1,0 +1,73 @@
+/*
+ * Parts of several ranks become one, over a communicator: what is in merge.c and merge_pieces.c.
+ *
+ * Every rank tells the others how many steps it has made and which sections it has. The one with
+ * the most steps, of several the lowest, is the source; who is hardly behind has its state from the
+ * same run, and is a holder; the others are joiners, whose own state counts for nothing. All make
+ * room for a part with every section that the source's stage has, whole, fill in what they have,
+ * and go through it piece by piece. Of each piece they tell each other a hash, so that only what
+ * differs travels.
+ */
+#ifndef OB_OPTIMIZERS_CHECKPOINT_MERGE_H
+#define OB_OPTIMIZERS_CHECKPOINT_MERGE_H
+
+#include "optimizers/checkpoint/checkpoint.h"
+
+enum { OB_MERGE_WINDOW = 64 }; /* pieces whose hashes travel together */
+
+/* The latest mean variances that were asked for. */
+struct ob_merge_variance {
+  size_t tensor;
+  float mean, of_all[2]; /* of_all: variances, reciprocals */
+  bool known, known_of_all[2];
+};
+
+struct ob_merge {
+  struct onebit_optimizer *optimizer;
+  onebit_comm_t comm;
+  struct ob_saving saving; /* what this rank has, unless that is optimizer->held */
+  struct ob_reader reader;
+  struct ob_part *ranks; /* the headers and sections of all */
+  bool *holder;          /* by rank */
+  int source;
+  unsigned char *fronts; /* in which `ranks` came */
+  size_t *starts;        /* of each rank's there */
+  uint64_t *elements;    /* number of each tensor's first; and how many there are */
+  struct ob_part *merged;
+  uint64_t *hashes; /* OB_MERGE_WINDOW a rank; 0: it does not have the piece */
+  float *received;  /* OB_CHUNK a rank */
+  double *sums;     /* OB_CHUNK */
+  struct ob_merge_variance variance;
+  struct ob_batch *batch;
+  int tag;
+  onebit_status_t status; /* of reading what this rank has; error message */
+  char error[256];
+};
+
+/* Numbers of a section, at most OB_CHUNK. */
+struct ob_merge_piece {
+  const struct ob_part_section *section;
+  uint64_t first;
+  size_t count;
+};
+
+/* What is in the batch begins, and this waits until it is complete. */
+onebit_status_t ob_merge_exchange(struct ob_merge *merge);
+void ob_merge_send(struct ob_merge *merge, void *data, size_t bytes, int rank);
+void ob_merge_receive(struct ob_merge *merge, void *data, size_t bytes, int rank);
+
+/* Where the numbers of a piece are in the merged part; a hash of them, which is not 0. */
+void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece);
+uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece *piece);
+
+/* The tensor that has an element. */
+size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element);
+
+/* Number `slot` of the window, whose hashes are known: it comes to who wants it. */
+onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                size_t slot);
+
+/* What stands in for a piece that no holder has. All other pieces of the section are there. */
+onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece);
+
+#endif

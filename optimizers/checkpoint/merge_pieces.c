@@ -1,0 +1,227 @@
+/* Pieces of the merged part: who sends what to whom, and what stands in for what is lost. */
+#include <math.h>
+
+#include "base/error.h"
+#include "optimizers/checkpoint/merge.h"
+
+static uint64_t hash_of(const struct ob_merge *merge, int rank, size_t slot) {
+  return merge->hashes[(size_t)rank * OB_MERGE_WINDOW + slot];
+}
+
+static size_t bytes_of(const struct ob_merge_piece *piece) {
+  return piece->count * ob_saved_rows[piece->section->what].size;
+}
+
+/* --- One rank's for all
+ * --------------------------------------------------------------------------*/
+
+/* Whose counts: the source's, or else the lowest's that has it; -1: nobody's. */
+static int original_of(const struct ob_merge *merge, size_t slot) {
+  if (hash_of(merge, merge->source, slot))
+    return merge->source;
+  for (int rank = 0; rank < merge->comm->size; rank++)
+    if (hash_of(merge, rank, slot))
+      return rank;
+  return -1;
+}
+
+/* Of the ranks that have the same, they take turns. */
+static int sender_of(const struct ob_merge *merge, size_t slot, uint64_t hash) {
+  int count = 0, turn;
+  for (int rank = 0; rank < merge->comm->size; rank++)
+    count += hash_of(merge, rank, slot) == hash;
+  turn = (int)(slot % (size_t)count);
+  for (int rank = 0;; rank++)
+    if (hash_of(merge, rank, slot) == hash && turn-- == 0)
+      return rank;
+}
+
+static onebit_status_t check_received(const struct ob_merge *merge,
+                                      const struct ob_merge_piece *piece, int from, uint64_t hash) {
+  if (ob_merge_hash(merge, piece) == hash)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: section '%s' is not what it has", from,
+                  ob_saved_rows[piece->section->what].name);
+}
+
+static onebit_status_t distribute(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                  size_t slot) {
+  const int me = merge->comm->rank, original = original_of(merge, slot);
+  if (original < 0)
+    return ONEBIT_OK;
+  uint64_t hash = hash_of(merge, original, slot);
+  int from = sender_of(merge, slot, hash);
+  for (int rank = 0; me == from && rank < merge->comm->size; rank++)
+    if (hash_of(merge, rank, slot) != hash)
+      ob_merge_send(merge, ob_merge_at(merge, piece), bytes_of(piece), rank);
+  bool wanted = hash_of(merge, me, slot) != hash;
+  if (wanted)
+    ob_merge_receive(merge, ob_merge_at(merge, piece), bytes_of(piece), from);
+  OB_TRY(ob_merge_exchange(merge));
+  return wanted ? check_received(merge, piece, from, hash) : ONEBIT_OK;
+}
+
+/* --- Each rank's own, and means
+ * ------------------------------------------------------------------*/
+
+static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *piece, size_t slot,
+                         float *mean) {
+  const float *own = ob_merge_at(merge, piece);
+  double *sums = merge->sums;
+  int count = 0;
+  for (size_t i = 0; i < piece->count; i++)
+    sums[i] = -0.0;
+  for (int rank = 0; rank < merge->comm->size; rank++) {
+    const float *of = rank == merge->comm->rank ? own : merge->received + (size_t)rank * OB_CHUNK;
+    if (!hash_of(merge, rank, slot))
+      continue;
+    for (size_t i = 0; i < piece->count; i++)
+      sums[i] += (double)of[i];
+    count++;
+  }
+  for (size_t i = 0; i < piece->count; i++)
+    mean[i] = (float)(sums[i] / count);
+}
+
+/* One of the holders takes the mean of what all of them have, and sends it to who has nothing, or
+ * to all. */
+static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                       size_t slot, bool to_all) {
+  const int me = merge->comm->rank, size = merge->comm->size;
+  int holders = 0, at = -1;
+  for (int rank = 0; rank < size; rank++)
+    holders += hash_of(merge, rank, slot) != 0;
+  if (!holders || (holders == size && !to_all))
+    return ONEBIT_OK;
+  for (int rank = 0, turn = (int)(slot % (size_t)holders); at < 0; rank++)
+    if (hash_of(merge, rank, slot) && turn-- == 0)
+      at = rank;
+  float *values = ob_merge_at(merge, piece), *mean = to_all ? values : merge->received;
+  bool mine = hash_of(merge, me, slot) != 0;
+  for (int rank = 0; me == at && rank < size; rank++)
+    if (rank != me && hash_of(merge, rank, slot))
+      ob_merge_receive(merge, merge->received + (size_t)rank * OB_CHUNK, bytes_of(piece), rank);
+  if (mine && me != at)
+    ob_merge_send(merge, values, bytes_of(piece), at);
+  OB_TRY(ob_merge_exchange(merge));
+  if (me == at)
+    compute_mean(merge, piece, slot, mean);
+  for (int rank = 0; me == at && rank < size; rank++)
+    if (rank != me && (to_all || !hash_of(merge, rank, slot)))
+      ob_merge_send(merge, mean, bytes_of(piece), rank);
+  if (me != at && (to_all || !mine))
+    ob_merge_receive(merge, values, bytes_of(piece), at);
+  return ob_merge_exchange(merge);
+}
+
+/* Moments of tensors that stay uncompressed are of the mean gradient, and alike. */
+onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                size_t slot) {
+  const struct onebit_optimizer *optimizer = merge->optimizer;
+  const struct ob_part_section *section = piece->section;
+  const struct ob_saved_row *row = &ob_saved_rows[section->what];
+  bool moments = section->what == OB_SAVED_MOMENTS && section->space == OB_ELEMENTS;
+  if (moments &&
+      ob_is_uncompressed(optimizer, &optimizer->list[ob_merge_tensor(merge, piece->first)]))
+    return distribute(merge, piece, slot);
+  if (row->own)
+    return distribute_mean(merge, piece, slot, false);
+  if (row->own_apart && merge->merged->header.apart)
+    return distribute_mean(merge, piece, slot, true);
+  return distribute(merge, piece, slot);
+}
+
+/* --- What is lost
+ * --------------------------------------------------------------------------------*/
+
+/* In the form that the stage has: of reciprocals it is the denominators whose mean counts. Elements
+ * without variance have no say. */
+static void add_variance(float value, bool reciprocal, double *sum, size_t *count) {
+  if (value > 0) {
+    *sum += reciprocal ? 1 / (double)value : (double)value;
+    ++*count;
+  }
+}
+
+/* The mean variance of the elements first .. end - 1; 0 where there is none. */
+static float mean_variance(const struct ob_merge *merge, const struct ob_merge_piece *piece,
+                           uint64_t first, uint64_t end, bool reciprocal) {
+  double sum = 0;
+  size_t count = 0;
+  const struct ob_merge_piece all = {piece->section, 0, 0};
+  const float *values = ob_merge_at(merge, &all);
+  for (uint64_t i = first; i < end; i++)
+    add_variance(values[i], reciprocal, &sum, &count);
+  return count ? (float)(reciprocal ? (double)count / sum : sum / (double)count) : 0;
+}
+
+/* An element's variance is the mean of its tensor's others, or else of all tensors'; reciprocals
+ * are those of compressed tensors. */
+static float variance_of(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                         size_t tensor) {
+  const struct onebit_optimizer *optimizer = merge->optimizer;
+  bool reciprocal = merge->merged->header.stage != OB_STAGE_WARMUP &&
+                    !ob_is_uncompressed(optimizer, &optimizer->list[tensor]);
+  struct ob_merge_variance *latest = &merge->variance;
+  if (latest->known && latest->tensor == tensor)
+    return latest->mean;
+  latest->mean =
+      mean_variance(merge, piece, merge->elements[tensor], merge->elements[tensor + 1], reciprocal);
+  if (latest->mean == 0 && !latest->known_of_all[reciprocal]) {
+    latest->of_all[reciprocal] =
+        mean_variance(merge, piece, 0, merge->elements[optimizer->list_count], reciprocal);
+    latest->known_of_all[reciprocal] = true;
+  }
+  latest->mean = latest->mean == 0 ? latest->of_all[reciprocal] : latest->mean;
+  latest->tensor = tensor;
+  latest->known = true;
+  return latest->mean;
+}
+
+static void replace_variance(struct ob_merge *merge, const struct ob_merge_piece *piece) {
+  float *values = ob_merge_at(merge, piece);
+  for (size_t i = 0, end; i < piece->count; i = end) {
+    size_t tensor = ob_merge_tensor(merge, piece->first + i);
+    uint64_t left = merge->elements[tensor + 1] - piece->first;
+    float mean = variance_of(merge, piece, tensor);
+    end = left < piece->count ? (size_t)left : piece->count;
+    for (size_t k = i; k < end; k++)
+      values[k] = mean;
+  }
+}
+
+/* The caller's, of which all ranks have all. Only a rank whose state is in shards has not the
+ * values themselves. */
+static void read_callers(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
+  const struct onebit_optimizer *optimizer = merge->optimizer;
+  float *values = ob_merge_at(merge, piece);
+  for (size_t i = 0; i < piece->count; i++) {
+    uint64_t element = piece->first + i;
+    size_t tensor = ob_merge_tensor(merge, element);
+    values[i] =
+        ob_load(optimizer->list[tensor].parameter, (size_t)(element - merge->elements[tensor]),
+                optimizer->options.parameter_dtype);
+  }
+}
+
+static onebit_status_t replace_parameters(struct ob_merge *merge,
+                                          const struct ob_merge_piece *piece) {
+  const int me = merge->comm->rank, source = merge->source;
+  if (me == source)
+    read_callers(merge, piece);
+  for (int rank = 0; me == source && rank < merge->comm->size; rank++)
+    if (rank != me)
+      ob_merge_send(merge, ob_merge_at(merge, piece), bytes_of(piece), rank);
+  if (me != source)
+    ob_merge_receive(merge, ob_merge_at(merge, piece), bytes_of(piece), source);
+  return ob_merge_exchange(merge);
+}
+
+/* Momentum and residuals begin as zeros, which is what is there. */
+onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece) {
+  if (piece->section->what == OB_SAVED_PARAMETERS)
+    return replace_parameters(merge, piece);
+  if (piece->section->what == OB_SAVED_VARIANCE && piece->section->space == OB_ELEMENTS)
+    replace_variance(merge, piece);
+  return ONEBIT_OK;
+}

@@ -1,0 +1,58 @@
+/*
+ * An optimizer on another communicator: after a rank was lost, or with ranks that have come.
+ *
+ *   agree       the optimizers are of one kind
+ *   merge       what the ranks have becomes one part in memory, as a checkpoint has it
+ *   strip       the buckets on the old communicator are given back
+ *   build       and made on the new one
+ *   restore     from the part
+ *   agree
+ *
+ * Up to the merge nothing changes. From then on the part is the state: what fails later leaves it
+ * with the optimizer (`held`), and the next call begins from there.
+ */
+#include "base/error.h"
+#include "base/handles.h"
+#include "collectives/agree.h"
+#include "optimizers/checkpoint/checkpoint.h"
+
+/* What this rank can say before any message. */
+static onebit_status_t check(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
+  bool alone = comm->size == 1 && optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
+  if (optimizer->deferred)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "optimizer is on a device that counts its steps: restart from a checkpoint");
+  if (alone && optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "comm has one rank, which in profile ONEBIT_PROFILE_DEEPSPEED has no exchange "
+                    "of steps: restart from a checkpoint");
+  return ONEBIT_OK;
+}
+
+static onebit_status_t rebuild(onebit_optimizer_t optimizer) {
+  OB_TRY(ob_optimizer_build(optimizer, ONEBIT_OK));
+  return ob_agree(optimizer->comm, ob_checkpoint_restore(optimizer, optimizer->held), NULL, 0);
+}
+
+onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm) {
+  struct ob_part *part;
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  ob_optimizer_abandon_plans(optimizer);
+  OB_TRY(ob_optimizer_agree(optimizer, comm, check(optimizer, comm)));
+  OB_TRY(ob_merge(optimizer, comm, &part));
+  ob_part_release(optimizer->held);
+  optimizer->held = part;
+  ob_optimizer_strip(optimizer);
+  onebit_comm_t before = optimizer->comm;
+  optimizer->comm = ob_comm_keep(comm);
+  ob_comm_drop(before);
+  onebit_status_t status = rebuild(optimizer);
+  if (status != ONEBIT_OK) {
+    ob_optimizer_strip(optimizer);
+    return status;
+  }
+  ob_part_release(optimizer->held);
+  optimizer->held = NULL;
+  return ONEBIT_OK;
+}

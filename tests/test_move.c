@@ -1,0 +1,163 @@
+/*
+ * Optimizers go on, on other communicators. With the same ranks that is exact: a run that moves
+ * after every step is to the bit the one that does not. A rank that is lost leaves the others with
+ * equal replicas, also where they had not come equally far; and who joins has what they have.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_checkpoint.h"
+
+TestSuite(move, .timeout = 300);
+
+enum { MAX_RANKS = 8, MAX_MOVES = 32 };
+
+static size_t parameter_bytes(const struct checkpoint_case *what) {
+  return TRAINEE_ELEMENTS * dtype_size(what->common.parameter_dtype);
+}
+
+static bool is_synchronized(const struct trainee *trainee) {
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_optimizer_get_info(trainee->optimizer, &info), ONEBIT_OK);
+  return info.synchronized;
+}
+
+/* --- With the same ranks -----------------------------------------------------------------------*/
+
+struct same_run {
+  struct checkpoint_case what;
+  onebit_comm_t comms[MAX_MOVES][MAX_RANKS]; /* to move to after each step */
+};
+
+static void move_after_every_step(onebit_comm_t comm, void *context) {
+  struct same_run *run = context;
+  const struct checkpoint_case *what = &run->what;
+  struct trainee moved = trainee_create(comm, what, 0), other = trainee_create(comm, what, 0);
+  for (int step = 0; moved.optimizer && step < what->steps; step++) {
+    check_case("%s, step %d", what->name, step);
+    trainee_step(&moved, step);
+    trainee_step(&other, step);
+    CHECK_BITS("parameters", moved.parameters, other.parameters, TRAINEE_ELEMENTS,
+               what->common.parameter_dtype);
+    if (is_synchronized(&moved)) /* else it takes means, which the other one does not */
+      CHECK_STATUS(onebit_optimizer_move(moved.optimizer, run->comms[step][moved.rank]), ONEBIT_OK);
+  }
+  trainee_destroy(&moved);
+  trainee_destroy(&other);
+}
+
+static void check_same(const struct checkpoint_case *what) {
+  struct same_run run = {.what = *what};
+  int hosts = what->hosts ? what->hosts : 1;
+  for (int step = 0; step < what->steps; step++)
+    CHECK_STATUS(onebit_comm_create_loopback_hosts(what->size, hosts, run.comms[step]), ONEBIT_OK);
+  on_hosts(what->size, hosts, move_after_every_step, &run);
+  for (int step = 0; step < what->steps; step++)
+    for (int rank = 0; rank < what->size; rank++)
+      onebit_comm_destroy(run.comms[step][rank]);
+}
+
+Test(move, the_same_ranks_go_on_exactly) {
+  for (size_t k = 0; k < checkpoint_cases_count; k++)
+    check_same(&checkpoint_cases[k]);
+}
+
+/* --- Ranks leave, and come
+ * -----------------------------------------------------------------------*/
+
+/* The last rank leaves after `steps` steps. The others go on, and after `more` another one joins
+ * them, as their rank `place`. */
+struct change {
+  struct checkpoint_case what, fewer;
+  int steps, more, place;
+  onebit_comm_t left[MAX_RANKS], back[MAX_RANKS];
+  unsigned char *parameters; /* of all ranks, by their number on the communicator of now */
+  pthread_barrier_t few, many;
+};
+
+/* All ranks must have the same parameters, once they are to. */
+static void compare(struct change *change, const struct trainee *trainee, int rank,
+                    pthread_barrier_t *barrier) {
+  size_t bytes = parameter_bytes(&change->what);
+  memcpy(change->parameters + (size_t)rank * bytes, trainee->parameters, bytes);
+  pthread_barrier_wait(barrier);
+  if (is_synchronized(trainee))
+    CHECK_BITS("parameters", trainee->parameters, change->parameters, TRAINEE_ELEMENTS,
+               change->what.common.parameter_dtype);
+  pthread_barrier_wait(barrier);
+}
+
+static void finish(struct change *change, struct trainee *trainee, int rank) {
+  CHECK_STATUS(onebit_optimizer_move(trainee->optimizer, change->back[rank]), ONEBIT_OK);
+  trainee->rank = rank;
+  trainee->what = &change->what;
+  compare(change, trainee, rank, &change->many);
+  for (int step = change->steps + change->more; step < change->what.steps; step++) {
+    trainee_step(trainee, step);
+    compare(change, trainee, rank, &change->many);
+  }
+}
+
+static void survive(struct change *change, struct trainee *trainee) {
+  int rank = trainee->rank;
+  CHECK_STATUS(onebit_optimizer_move(trainee->optimizer, change->left[rank]), ONEBIT_OK);
+  trainee->what = &change->fewer;
+  compare(change, trainee, rank, &change->few);
+  for (int step = change->steps; step < change->steps + change->more; step++) {
+    trainee_step(trainee, step);
+    compare(change, trainee, rank, &change->few);
+  }
+  finish(change, trainee, rank + (rank >= change->place));
+}
+
+/* The last rank is the one that is lost, and then the one that joins. */
+static void leave_and_come(onebit_comm_t comm, void *context) {
+  struct change *change = context;
+  const int rank = onebit_comm_rank(comm);
+  check_case("%s, lost after %d steps", change->what.name, change->steps);
+  struct trainee trainee = trainee_create(comm, &change->what, 0);
+  for (int step = 0; step < change->steps; step++)
+    trainee_step(&trainee, step);
+  if (rank < change->what.size - 1) {
+    survive(change, &trainee);
+  } else {
+    onebit_comm_t self;
+    trainee_destroy(&trainee);
+    CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+    trainee = trainee_create(self, &change->what, 1);
+    finish(change, &trainee, change->place);
+    onebit_comm_destroy(self);
+  }
+  trainee_destroy(&trainee);
+}
+
+static void check_change(const struct checkpoint_case *what, int steps, int more) {
+  struct change change = {.what = *what, .fewer = *what, .steps = steps, .more = more};
+  int hosts = what->hosts ? what->hosts : 1;
+  change.fewer.size--;
+  change.place = steps % what->size;
+  change.parameters = allocate((size_t)what->size, parameter_bytes(what));
+  pthread_barrier_init(&change.few, NULL, (unsigned)what->size - 1);
+  pthread_barrier_init(&change.many, NULL, (unsigned)what->size);
+  CHECK_STATUS(onebit_comm_create_loopback(what->size - 1, change.left), ONEBIT_OK);
+  CHECK_STATUS(onebit_comm_create_loopback_hosts(what->size, hosts, change.back), ONEBIT_OK);
+  on_hosts(what->size, hosts, leave_and_come, &change);
+  for (int rank = 0; rank < what->size; rank++) {
+    onebit_comm_destroy(rank < what->size - 1 ? change.left[rank] : NULL);
+    onebit_comm_destroy(change.back[rank]);
+  }
+  pthread_barrier_destroy(&change.few);
+  pthread_barrier_destroy(&change.many);
+  free(change.parameters);
+}
+
+Test(move, ranks_leave_and_come) {
+  for (size_t k = 0; k < checkpoint_cases_count; k++) {
+    const struct checkpoint_case *what = &checkpoint_cases[k];
+    for (int steps = 0; what->size > 1 && steps + 2 <= what->steps; steps += 1 + (int)k % 3)
+      check_change(what, steps, 2);
+  }
+}
