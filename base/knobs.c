@@ -25,6 +25,9 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
                         "file, for JSON"},
     [OB_KNOB_REQUIRE] = {"ONEBIT_REQUIRE", "0",
                          "preloaded: 1: the run fails where nothing has been compressed"},
+    [OB_KNOB_EVERY_RANK] = {"ONEBIT_EVERY_RANK", "0",
+                            "preloaded: 1: every rank has libonebit-mpi.so, where its launcher has "
+                            "no name service to find that out by"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {

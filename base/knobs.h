@@ -18,6 +18,7 @@ enum ob_knob {
   OB_KNOB_RULES,
   OB_KNOB_REPORT,
   OB_KNOB_REQUIRE,
+  OB_KNOB_EVERY_RANK,
   OB_KNOB_COUNT
 };
 

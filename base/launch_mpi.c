@@ -9,11 +9,11 @@
 #include "base/error.h"
 
 static const struct launcher {
-  const char *size, *rank; /* its variables */
-  const char *sign;        /* set by this launcher and by no other that has the same variables */
-  bool open_mpi;           /* it starts ranks of Open MPI; otherwise of MPICH's relatives */
-} launchers[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
-                 {"PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", false}};
+  const char *size; /* its variable */
+  const char *sign; /* set by this launcher and by no other that has the same variables */
+  bool open_mpi;    /* it starts ranks of Open MPI; otherwise of MPICH's relatives */
+} launchers[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", true},
+                 {"PMI_SIZE", "MPI_LOCALNRANKS", false}};
 
 static int number(const char *name) {
   const char *text = getenv(name);
@@ -28,8 +28,11 @@ static const struct launcher *find(void) {
 }
 
 int ob_launch_rank(void) {
-  const struct launcher *launcher = find();
-  return launcher ? number(launcher->rank) : 0;
+  static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "PMIX_RANK"};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    if (getenv(names[i]))
+      return number(names[i]);
+  return 0;
 }
 
 #ifdef OPEN_MPI

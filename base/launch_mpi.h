@@ -10,8 +10,8 @@ int ob_launch_rank(void);
 /* Called while MPI runs, with a communicator of the program's. The launcher of one MPI starts a
  * program of another as so many jobs of one rank each, all of which compute something and succeed.
  * Where the launcher says that there are several ranks, and MPI_COMM_WORLD has one, this is
- * ONEBIT_ERROR_UNSUPPORTED if the launcher is another MPI's; if it may be meant (srun, mpirun of the
- * same MPI), ONEBIT_OK and, once, a line on standard error. Started by a program of MPI's
+ * ONEBIT_ERROR_UNSUPPORTED if the launcher is another MPI's; if it may be meant (srun, mpirun of
+ * the same MPI), ONEBIT_OK and, once, a line on standard error. Started by a program of MPI's
  * (MPI_Comm_spawn), or on MPI_COMM_SELF, one rank is as it should be. */
 onebit_status_t ob_launch_check(MPI_Comm comm);
 

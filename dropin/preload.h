@@ -19,6 +19,7 @@ struct ob_preload {
   struct ob_rules rules;
   const char *refused;  /* why nothing is compressed; NULL where something may be */
   atomic_bool required; /* ONEBIT_REQUIRE=1 */
+  bool trusted;         /* every rank has the library, as ONEBIT_EVERY_RANK=1 says */
 };
 extern struct ob_preload ob_preload;
 

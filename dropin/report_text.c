@@ -83,7 +83,8 @@ static void print_sum(FILE *file, const struct ob_report *report) {
 
 void ob_report_text(FILE *file, const struct ob_report *report) {
   int rows = 0;
-  fprintf(file, "onebit: what was compressed, rank 0's own calls\n");
+  fprintf(file, "onebit: what was compressed, %s own calls\n",
+          report->own_only ? "this rank's" : "rank 0's");
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
     if (++rows <= ROWS)
       print_record(file, record);

@@ -49,6 +49,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
     break;
   case OB_KNOB_EXPLAIN:
   case OB_KNOB_REQUIRE:
+  case OB_KNOB_EVERY_RANK:
     if ((status = ob_knob_number(knob, 0, 1, 0, &on)) == ONEBIT_OK)
       snprintf(value, capacity, "%d", on);
     break;

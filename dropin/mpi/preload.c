@@ -9,8 +9,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/knobs.h"
 #include "base/launch_mpi.h"
 #include "dropin/mpi/preload_flights.h"
+#include "dropin/mpi/preload_presence.h"
 
 enum { MESSAGE_BYTES = 512 };
 
@@ -37,8 +39,11 @@ static onebit_status_t check_version(void) {
                   onebit_version());
 }
 
+static int every_rank;
 static onebit_status_t find_settings(void) {
   onebit_status_t status = ob_preload_read_settings();
+  if (status == ONEBIT_OK)
+    status = ob_knob_number(OB_KNOB_EVERY_RANK, 0, 1, 0, &every_rank);
   return status == ONEBIT_OK ? check_version() : status;
 }
 
@@ -71,7 +76,16 @@ static void agree_on_required(void) {
   ob_preload.required = most;
 }
 
-/* Collective over MPI_COMM_WORLD, once, from MPI_Init. */
+/* Collective: where every rank is known to have the library. */
+static void agree(int rank, int size, char message[MESSAGE_BYTES]) {
+  bool bad = agree_on_failure(rank, size, message);
+  agree_on_required();
+  if (!bad && !same_rules())
+    snprintf(message, MESSAGE_BYTES,
+             "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
+}
+
+/* Once, from MPI_Init. Ranks that have no library are met by the name service alone. */
 static void settle(void) {
   static char message[MESSAGE_BYTES];
   int rank, size;
@@ -81,28 +95,36 @@ static void settle(void) {
   ob_preload_judge_exit(went_well);
   if (find_settings() != ONEBIT_OK || ob_launch_check(MPI_COMM_WORLD) != ONEBIT_OK)
     snprintf(message, sizeof message, "%s", onebit_last_error());
-  bool bad = agree_on_failure(rank, size, message);
-  agree_on_required();
-  if (!bad && !same_rules()) {
+  bool served = size > 1 && ob_presence_begin(rank, message[0] ? message : NULL);
+  ob_preload.trusted = size == 1 || (!served && every_rank);
+  if (ob_preload.trusted)
+    agree(rank, size, message);
+  else if (!served && !message[0])
     snprintf(message, sizeof message,
-             "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
-    bad = true;
-  }
-  ob_preload.refused = bad ? message : NULL;
+             "the launcher has no name service (MPI_Publish_name), by which ranks find out whether "
+             "all have libonebit-mpi.so; if they have, ONEBIT_EVERY_RANK=1 says so");
+  ob_preload.refused = message[0] ? message : NULL;
   ob_preload_report_start(rank, size);
-  if (bad && ob_preload.required)
+  if (message[0] && ob_preload.required)
     PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
-  if (!bad)
+  if (!message[0])
     ob_preload_open();
 }
 
-/* Collective over MPI_COMM_WORLD, from MPI_Finalize. */
+/* From MPI_Finalize. */
 static void end(void) {
-  int rank = 0;
+  int rank = 0, size = 1;
   ob_preload_close();
   ob_flights_finish();
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  failed = !ob_preload_report_end() && ob_preload.required && rank == 0;
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  struct ob_presence all = {true, rank == 0};
+  if (!ob_preload.trusted) {
+    all = ob_preload_world(size);
+    all.speaks |= all.agreed && rank == 0;
+  }
+  failed = !ob_preload_report_end(all.agreed, all.speaks) && ob_preload.required && all.speaks;
+  ob_presence_end();
 }
 
 /* ---- MPI's beginning and end ---- */

@@ -20,9 +20,10 @@
 #endif
 
 /* The line at the start, by rank 0; and the report. Says whether any rank has compressed anything.
- * Collective over MPI_COMM_WORLD. */
+ */
 void ob_preload_report_start(int rank, int size);
-bool ob_preload_report_end(void);
+/* all: of all ranks, collective over MPI_COMM_WORLD; otherwise of this one. */
+bool ob_preload_report_end(bool all, bool prints);
 
 /* A decided call. Where exchange is NULL it is passed on, for `reason`. */
 struct ob_preload_decision {
@@ -39,7 +40,9 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
 void ob_residual_sample(struct ob_record *record, const struct ob_mpi_call *call,
                         onebit_plan_t plan);
 
-/* Whether all ranks of an intra-communicator have settled on the same rules. All find the same. */
-bool ob_preload_settled(MPI_Comm comm, int size);
+/* Whether the ranks of an intra-communicator all have the library and the same rules: all find the
+ * same in the same call. OB_REASON_NONE: they have; OB_REASON_LEARNING, in its first calls; or
+ * OB_REASON_REFUSED. */
+enum ob_reason ob_preload_settled(MPI_Comm comm, int size);
 
 #endif

@@ -29,12 +29,10 @@ static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **r
   if (PMPI_Comm_test_inter(call->comm, &other) != MPI_SUCCESS || other ||
       PMPI_Comm_size(call->comm, &size) != MPI_SUCCESS || size < 2)
     return OB_REASON_ALONE;
-  if (!ob_preload_settled(call->comm, size))
-    return OB_REASON_REFUSED;
   if (!ob_rules_compress(&ob_preload.rules, call->operation, dtype, call->count, size))
     return OB_REASON_RULE;
   *record = record_of(call, dtype, size);
-  return OB_REASON_NONE;
+  return ob_preload_settled(call->comm, size);
 }
 
 void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {

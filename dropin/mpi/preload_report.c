@@ -24,15 +24,28 @@ static void gather(struct ob_report *report) {
   report->max_residual_ratio = all_max[1];
 }
 
-bool ob_preload_report_end(void) {
-  struct ob_report report = {.calls = "in blocking calls",
+static void copy_own(struct ob_report *report) {
+  const onebit_counters_t *own = &report->own;
+  PMPI_Comm_size(MPI_COMM_WORLD, &report->ranks);
+  report->compressed = own->compressed;
+  report->bytes_sent = own->bytes_sent;
+  report->bytes_dense = own->bytes_dense;
+  report->seconds = own->seconds;
+  report->seconds_saved = own->seconds_saved;
+  report->max_residual_ratio = ob_report_max_residual_ratio();
+}
+
+bool ob_preload_report_end(bool all, bool prints) {
+  struct ob_report report = {.own_only = !all,
+                             .calls = "in blocking calls",
                              .span = "from MPI_Init to MPI_Finalize",
                              .own = {.size = sizeof report.own}};
-  int rank = 0;
   onebit_counters_get(&report.own);
-  gather(&report);
-  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (rank == 0)
+  if (all)
+    gather(&report);
+  else
+    copy_own(&report);
+  if (prints)
     ob_report_print(&report);
   return report.compressed > 0;
 }

@@ -18,13 +18,13 @@ extern "C" {
  *   mpi_comm   the ranks; duplicated, so that messages of the library never meet messages of the
  *              program; the caller keeps it and may free it
  *   comm       out: the communicator; NULL when the call fails
- * The library is linked to no MPI: it uses that of the process, which must be a shared library of the
- * kind (Open MPI, or MPICH and its relatives) whose mpi.h onebit was built with.
+ * The library is linked to no MPI: it uses that of the process, which must be a shared library of
+ * the kind (Open MPI, or MPICH and its relatives) whose mpi.h onebit was built with.
  * MPI must be initialised; for use from several threads at once with MPI_THREAD_MULTIPLE.
  * Errors, the same on all ranks: ONEBIT_ERROR_ARGUMENT (mpi_comm is MPI_COMM_NULL or an
  * inter-communicator, MPI is not initialised or already finalised, comm is NULL),
- * ONEBIT_ERROR_UNSUPPORTED (the process has no MPI library, or one of the other kind; or it was
- * started by the launcher of the other kind, so that its ranks are alone in MPI_COMM_WORLD),
+ * ONEBIT_ERROR_UNSUPPORTED (the process has no MPI library, or one of the other kind; or the
+ * launcher of the other kind has started it, so that ranks are alone in MPI_COMM_WORLD),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT (MPI's own error). */
 onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *comm);
 

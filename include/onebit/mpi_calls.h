@@ -30,9 +30,10 @@
  * calls: MPI_ERR_COMM (MPI_COMM_NULL, an inter-communicator), MPI_ERR_COUNT (negative, or not the
  * same on all ranks where that is noticed), MPI_ERR_TYPE, MPI_ERR_OP, MPI_ERR_BUFFER (NULL, with a
  * count that is not 0), MPI_ERR_NO_MEM, MPI_ERR_INTERN (a damaged message, a failed transport), and
- * MPI_ERR_OTHER (MPI is not initialised, or already finalised, or is not the kind of MPI library that
- * onebit was built for: then no handler is called; or what makes onebit_comm_create_mpi and onebit_plan_create fail, but for memory). An argument
- * that is wrong on one rank alone leaves the others waiting, as in MPI.
+ * MPI_ERR_OTHER (MPI is not initialised, or already finalised, or is not the kind of MPI library
+ * that onebit was built for: then no handler is called; or what makes onebit_comm_create_mpi and
+ * onebit_plan_create fail, but for memory). An argument that is wrong on one rank alone leaves the
+ * others waiting, as in MPI.
  *
  * Threads: as MPI's collectives. With MPI_THREAD_MULTIPLE different communicators may be used from
  * different threads at once, and a request may be waited for while another thread makes calls.

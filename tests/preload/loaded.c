@@ -4,7 +4,7 @@
  *
  *   loaded LIBONEBIT                   a process without MPI is told so
  *   loaded LIBONEBIT LIBMPI            both are loaded, for this program alone, used, and closed
- *   loaded LIBONEBIT LIBMPI PRELOAD    MPI's calls are those of libonebit-mpi.so, which is closed too
+ *   loaded LIBONEBIT LIBMPI PRELOAD    MPI's calls are libonebit-mpi.so's, which is closed too
  */
 #include <dlfcn.h>
 #include <mpi.h>
