@@ -1,11 +1,12 @@
 /* What rules say of a call, and where they come from. dropin/rules_parse.c reads their lines. */
+#define _POSIX_C_SOURCE 200809L
 #include "dropin/rules.h"
 
-#include <errno.h>
-#include <stdio.h>
+#include <fcntl.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/hash.h"
 
 static size_t size_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
@@ -80,19 +81,19 @@ uint64_t ob_rules_hash(const struct ob_rules *rules) {
 enum { MAX_FILE_BYTES = 64 << 10 };
 
 static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
-  char text[MAX_FILE_BYTES + 1];
-  FILE *file = fopen(path, "rb");
-  if (!file)
-    return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, strerror(errno));
-  size_t length = fread(text, 1, sizeof text, file);
-  int failed = ferror(file) ? errno : 0;
-  fclose(file);
-  if (failed)
-    return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, strerror(failed));
-  if (length > MAX_FILE_BYTES)
+  char text[MAX_FILE_BYTES], reason[OB_INPUT_REASON];
+  struct ob_input input;
+  int code = ob_input_open(&input, AT_FDCWD, path);
+  bool fits = input.bytes <= MAX_FILE_BYTES;
+  if (code == 0 && fits)
+    code = ob_input_read(&input, 0, text, (size_t)input.bytes);
+  ob_input_close(&input);
+  if (code != 0)
+    return ob_error(ONEBIT_ERROR_FILE, "%s: %s", path, ob_input_reason(code, reason));
+  if (!fits)
     return ob_error(ONEBIT_ERROR_FILE, "%s: rules of more than %d bytes", path,
                     (int)MAX_FILE_BYTES);
-  return ob_rules_parse(path, text, length, rules);
+  return ob_rules_parse(path, text, (size_t)input.bytes, rules);
 }
 
 static bool is_text(const char *value) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/support.h"
+#include "tests/support_irregular.h"
 #include "tests/support_replay.h"
 #include "tools/replay/replay.h"
 
@@ -46,6 +47,12 @@ static void damage(const char *path, const char *name) {
   cr_assert_eq(rename(file, moved), 0);
   struct replay_result result = replayed(path, REPLAY_FAILED, name);
   cr_expect(strstr(result.error, "No such file"), "%s", result.error);
+  for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
+    irregular_make(kind, file);
+    result = replayed(path, REPLAY_FAILED, name);
+    cr_expect(strstr(result.error, "not a regular file"), "%s", result.error);
+    irregular_remove(kind, file);
+  }
   cr_assert_eq(rename(moved, file), 0);
 }
 

@@ -1,5 +1,5 @@
 /* Rules for unmodified programs: what they say of a call, and that no text does harm. */
-#define _POSIX_C_SOURCE 200809L
+#define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "dropin/rules.h"
+#include "tests/support.h"
+#include "tests/support_irregular.h"
 
 TestSuite(rules, .timeout = 60);
 
@@ -204,6 +206,21 @@ Test(rules, a_value_is_a_file_or_the_rules) {
   cr_assert_eq(ob_rules_load(NULL, &rules), ONEBIT_OK);
   cr_assert_eq(rules.warmup, OB_RULES_WARMUP);
   cr_assert_eq(ob_rules_load("warmup seven", &rules), ONEBIT_ERROR_ARGUMENT);
+}
+
+Test(rules, a_file_is_a_regular_one) {
+  char directory[] = "/tmp/onebit-rules-XXXXXX", path[64];
+  struct ob_rules rules;
+  cr_assert(mkdtemp(directory));
+  snprintf(path, sizeof path, "%s/rules", directory);
+  for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
+    irregular_make(kind, path);
+    CHECK_STATUS(ob_rules_load(path, &rules), ONEBIT_ERROR_FILE);
+    CHECK_WORDS("not a regular file");
+    irregular_remove(kind, path);
+  }
+  rmdir(directory);
+  checks_must_hold();
 }
 
 /* Good rules with bytes changed at random, and bytes that are all random: never more than an

@@ -1,5 +1,5 @@
 /* The tuning file: what is written is read, and nothing that a file may hold does harm. */
-#define _POSIX_C_SOURCE 200809L
+#define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
 #include <locale.h>
 #include <stdint.h>
@@ -9,6 +9,7 @@
 
 #include "collectives/cost/tuning.h"
 #include "collectives/cost/tuning_keys.h"
+#include "tests/support_irregular.h"
 
 TestSuite(tuning, .timeout = 60);
 
@@ -96,6 +97,20 @@ Test(tuning, reads_what_it_wrote) {
   cr_expect(strstr(text, "\nchunk 16777216 262144\n"), "%s", text);
   cr_expect(strstr(costs.source, "a file of 2026-11-21"), "%s", costs.source);
   free(text);
+}
+
+Test(tuning, a_file_is_a_regular_one) {
+  char directory[] = "/tmp/onebit-tuning-XXXXXX", path[64];
+  cr_assert(mkdtemp(directory));
+  snprintf(path, sizeof path, "%s/tuning", directory);
+  for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
+    struct ob_costs costs;
+    irregular_make(kind, path);
+    cr_expect_eq(ob_tuning_read(path, &here, &costs, NULL), OB_TUNING_MISSING);
+    expect_defaults(&costs, "cannot be read: not a regular file");
+    irregular_remove(kind, path);
+  }
+  rmdir(directory);
 }
 
 Test(tuning, does_not_depend_on_the_locale) {

@@ -3,10 +3,12 @@
 #include "collectives/cost/tuning.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/knobs.h"
 #include "collectives/cost/tuning_keys.h"
 #include "collectives/cost/tuning_points.h"
@@ -258,12 +260,15 @@ enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
 
 enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_here *here,
                                     struct ob_costs *costs, struct ob_tuning_origin *origin) {
-  char why[256];
-  FILE *file = fopen(path, "rb");
+  char why[256], reason[OB_INPUT_REASON];
+  struct ob_input input;
+  int code = ob_input_open(&input, AT_FDCWD, path);
+  FILE *file = code == 0 ? fdopen(input.number, "rb") : NULL;
   if (!file) {
-    snprintf(why, sizeof why, "cannot be read: %.80s", strerror(errno));
-    if (errno == ENOENT)
+    snprintf(why, sizeof why, "cannot be read: %s", ob_input_reason(code ? code : errno, reason));
+    if (code == ENOENT)
       snprintf(why, sizeof why, "does not exist");
+    ob_input_close(&input);
     return refuse(costs, here, OB_TUNING_MISSING, path, why);
   }
   enum ob_tuning_state state = ob_tuning_parse(file, path, here, costs, origin);

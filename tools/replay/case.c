@@ -1,16 +1,15 @@
 /* A recorded case: its text, read strictly, since a case that is damaged must not run as another;
  * and its files. */
-#define _GNU_SOURCE /* O_CLOEXEC, pread */
+#define _POSIX_C_SOURCE 200809L /* AT_FDCWD */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/hash.h"
 #include "tools/replay/replay.h"
@@ -44,33 +43,13 @@ __attribute__((format(printf, 4, 5))) static bool refuse(const struct replay_cas
 
 /* --- Files -------------------------------------------------------------------------------------*/
 
-/* Opens a file of the case and asks how long it is. */
-static bool open_file(const struct replay_case *recorded, const char *name, int *file,
-                      size_t *bytes, char error[REPLAY_ERROR]) {
-  struct stat facts = {0};
-  char path[4096]; /* Linux has no longer ones; a name that is cut is not found */
+static bool open_file(const struct replay_case *recorded, const char *name, struct ob_input *file,
+                      char error[REPLAY_ERROR]) {
+  char path[4096],
+      reason[OB_INPUT_REASON]; /* no longer path exists; one that is cut is not found */
   snprintf(path, sizeof path, "%s/%s", recorded->directory, name);
-  *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not keep us waiting */
-  if (*file < 0 || fstat(*file, &facts) != 0)
-    return refuse(recorded, error, name, "%s", strerror(errno));
-  if (!S_ISREG(facts.st_mode))
-    return refuse(recorded, error, name, "not a regular file");
-  *bytes = (size_t)facts.st_size;
-  return true;
-}
-
-/* Reads exactly so many bytes; 0, or the number of the error. */
-static int read_bytes(int file, void *buffer, size_t bytes, size_t at) {
-  char *to = buffer;
-  for (size_t done = 0; done < bytes;) {
-    ssize_t got = pread(file, to + done, bytes - done, (off_t)(at + done));
-    if (got < 0 && errno == EINTR)
-      continue;
-    if (got <= 0)
-      return got == 0 ? ENODATA : errno;
-    done += (size_t)got;
-  }
-  return 0;
+  int code = ob_input_open(file, AT_FDCWD, path);
+  return code == 0 || refuse(recorded, error, name, "%s", ob_input_reason(code, reason));
 }
 
 /* An array has rows x columns x depth values. */
@@ -101,16 +80,18 @@ static bool open_array(struct replay_case *recorded, const struct array *array, 
                        [PADDED] = recorded->padded,
                        [SHARE] = recorded->padded / recorded->world};
   size_t rows = of[array->rows], columns = of[array->columns], depth = of[array->depth];
-  size_t bytes, wanted;
+  size_t wanted;
+  struct ob_input *file = &recorded->files[array->file];
   if (__builtin_mul_overflow(rows, columns, &wanted) ||
       __builtin_mul_overflow(wanted, depth * sizeof(float), &wanted))
     return refuse(recorded, error, array->name,
                   "%zu x %zu x %zu values are more than a file can have", rows, columns, depth);
-  if (!open_file(recorded, array->name, &recorded->files[array->file], &bytes, error))
+  if (!open_file(recorded, array->name, file, error))
     return false;
-  if (bytes != wanted)
-    return refuse(recorded, error, array->name, "%zu bytes, not the %zu of %zu x %zu x %zu float32",
-                  bytes, wanted, rows, columns, depth);
+  if (file->bytes != wanted)
+    return refuse(recorded, error, array->name,
+                  "%" PRIu64 " bytes, not the %zu of %zu x %zu x %zu float32", file->bytes, wanted,
+                  rows, columns, depth);
   return true;
 }
 
@@ -120,15 +101,16 @@ static bool belongs(const struct replay_case *recorded, const struct array *arra
 
 bool replay_case_read(const struct replay_case *recorded, enum replay_file file, size_t first,
                       size_t count, float *values, char error[REPLAY_ERROR]) {
-  int reason =
-      read_bytes(recorded->files[file], values, count * sizeof *values, first * sizeof *values);
-  if (!reason)
+  int code =
+      ob_input_read(&recorded->files[file], first * sizeof *values, values, count * sizeof *values);
+  char reason[OB_INPUT_REASON];
+  if (code == 0)
     return true;
   const struct array *array = arrays;
   while (array->file != file || !belongs(recorded, array))
     array++;
   memset(values, 0, count * sizeof *values);
-  return refuse(recorded, error, array->name, "%s", strerror(reason));
+  return refuse(recorded, error, array->name, "%s", ob_input_reason(code, reason));
 }
 
 /* --- The lines of case.txt ---------------------------------------------------------------------*/
@@ -140,21 +122,25 @@ bool replay_case_read(const struct replay_case *recorded, enum replay_file file,
 #define MAX_TEXT  ((size_t)1 << 20)
 
 /* Reads case.txt into memory. */
-static bool load_text(struct opening *opening) {
+static bool read_text(struct opening *opening, const struct ob_input *file) {
   struct replay_case *recorded = opening->recorded;
-  int file = -1, reason = 0;
-  size_t bytes = 0;
-  bool good = open_file(recorded, "case.txt", &file, &bytes, opening->error);
-  if (good && bytes > MAX_TEXT)
-    good = REFUSE(opening, "%zu bytes are too many", bytes);
-  if (good && !(recorded->text = calloc(bytes + 1, 1)))
-    good = REFUSE(opening, "no memory for it");
-  if (good && (reason = read_bytes(file, recorded->text, bytes, 0)))
-    good = REFUSE(opening, "%s", strerror(reason));
-  if (good && strlen(recorded->text) != bytes)
-    good = REFUSE(opening, "not a text: it holds a zero byte");
-  if (file >= 0)
-    close(file);
+  char reason[OB_INPUT_REASON];
+  if (file->bytes > MAX_TEXT)
+    return REFUSE(opening, "%" PRIu64 " bytes are too many", file->bytes);
+  if (!(recorded->text = calloc((size_t)file->bytes + 1, 1)))
+    return REFUSE(opening, "no memory for it");
+  int code = ob_input_read(file, 0, recorded->text, (size_t)file->bytes);
+  if (code != 0)
+    return REFUSE(opening, "%s", ob_input_reason(code, reason));
+  return strlen(recorded->text) == file->bytes ||
+         REFUSE(opening, "not a text: it holds a zero byte");
+}
+
+static bool load_text(struct opening *opening) {
+  struct ob_input file;
+  bool good =
+      open_file(opening->recorded, "case.txt", &file, opening->error) && read_text(opening, &file);
+  ob_input_close(&file);
   return good;
 }
 
@@ -402,7 +388,8 @@ bool replay_case_open(struct replay_case *recorded, const char *directory,
                       char error[REPLAY_ERROR]) {
   struct opening opening = {.recorded = recorded, .error = error};
   *recorded = (struct replay_case){.directory = directory};
-  memset(recorded->files, -1, sizeof recorded->files);
+  for (size_t i = 0; i < REPLAY_FILES; i++)
+    recorded->files[i].number = -1;
   bool good = load_text(&opening) && replay_case_parse(recorded, error);
   for (size_t k = 0; good && k < ARRAYS; k++)
     good = !belongs(recorded, &arrays[k]) || open_array(recorded, &arrays[k], error);
@@ -411,8 +398,7 @@ bool replay_case_open(struct replay_case *recorded, const char *directory,
 
 void replay_case_close(struct replay_case *recorded) {
   for (size_t i = 0; i < REPLAY_FILES; i++)
-    if (recorded->files[i] >= 0)
-      close(recorded->files[i]);
+    ob_input_close(&recorded->files[i]);
   free(recorded->tensor_counts);
   free(recorded->text);
 }

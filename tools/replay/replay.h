@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/file.h"
 #include "onebit/plan.h"
 
 enum { REPLAY_ERROR = 512 }; /* bytes of an error message */
@@ -56,7 +57,7 @@ struct replay_case {
 
   uint64_t fingerprint; /* of case.txt: ranks that read different ones must not go on */
   char *text;           /* case.txt, cut into lines */
-  int files[REPLAY_FILES];
+  struct ob_input files[REPLAY_FILES];
 };
 
 /* Opens the case and checks all of it but the values: what case.txt says, and that each file is

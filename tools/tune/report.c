@@ -214,7 +214,7 @@ bool tune_write(const char *path, const struct ob_costs *costs,
   char fresh[OB_TUNING_PATH_CAPACITY + 32];
   snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
   make_directories(fresh);
-  FILE *file = fopen(fresh, "w");
+  FILE *file = fopen(fresh, "wx"); /* and what somebody else made there is not followed */
   bool well = file && ob_tuning_write(file, costs, origin);
   if (file)
     well &= fclose(file) == 0;

@@ -1,0 +1,71 @@
+/* Reading a file of which anybody may have made something else. */
+#define _POSIX_C_SOURCE   200809L
+#define _FILE_OFFSET_BITS 64
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int open_file(int directory, const char *path, int flags) {
+  return openat(directory, path, flags);
+}
+
+struct ob_input_calls ob_input_calls = {.open = open_file, .read = pread};
+
+static int check(struct ob_input *input) {
+  struct stat about;
+  if (fstat(input->number, &about) != 0)
+    return errno;
+  input->bytes = (uint64_t)about.st_size;
+  return S_ISREG(about.st_mode) ? 0 : OB_INPUT_IRREGULAR;
+}
+
+/* Without O_NONBLOCK, opening a FIFO waits for its writer. A socket cannot be opened. */
+int ob_input_open(struct ob_input *input, int directory, const char *path) {
+  *input = (struct ob_input){.number = -1};
+  do
+    input->number =
+        ob_input_calls.open(directory, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  while (input->number < 0 && errno == EINTR);
+  if (input->number < 0)
+    return errno == ENXIO ? OB_INPUT_IRREGULAR : errno;
+  int code = check(input);
+  if (code != 0)
+    ob_input_close(input);
+  return code;
+}
+
+int ob_input_read(const struct ob_input *input, uint64_t offset, void *to, size_t bytes) {
+  char *at = to;
+  while (bytes) {
+    ssize_t some = ob_input_calls.read(input->number, at, bytes, (off_t)offset);
+    if (some < 0 && errno == EINTR)
+      continue;
+    if (some <= 0)
+      return some == 0 ? OB_INPUT_CHANGED : errno;
+    at += some;
+    offset += (uint64_t)some;
+    bytes -= (size_t)some;
+  }
+  return 0;
+}
+
+void ob_input_close(struct ob_input *input) {
+  if (input->number >= 0)
+    close(input->number);
+  input->number = -1;
+}
+
+const char *ob_input_reason(int code, char text[OB_INPUT_REASON]) {
+  if (code == OB_INPUT_IRREGULAR)
+    return strcpy(text, "not a regular file");
+  if (code == OB_INPUT_CHANGED)
+    return strcpy(text, "it was changed while it was read");
+  if (strerror_r(code, text, OB_INPUT_REASON) != 0)
+    snprintf(text, OB_INPUT_REASON, "error %d", code);
+  return text;
+}

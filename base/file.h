@@ -1,0 +1,43 @@
+/*
+ * Reading a file of which anybody may have made something else: a FIFO, a device, a socket or a
+ * directory in its place is refused, and none makes the reader wait; a file that is shorter than
+ * it was is an error, and no signal.
+ */
+#ifndef OB_BASE_FILE_H
+#define OB_BASE_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* An open file. */
+struct ob_input {
+  int number;
+  uint64_t bytes; /* as many as there were when it was opened */
+};
+
+/* What these return: 0, the system's errno, or one of these. */
+enum { OB_INPUT_IRREGULAR = -1, OB_INPUT_CHANGED = -2 };
+
+/* Opens a regular file, or a link to one, for reading.
+ *   directory   an open one, from which the path is taken; AT_FDCWD: the current one
+ * On failure there is nothing to close. */
+int ob_input_open(struct ob_input *input, int directory, const char *path);
+
+/* Reads exactly so many bytes. */
+int ob_input_read(const struct ob_input *input, uint64_t offset, void *to, size_t bytes);
+
+void ob_input_close(struct ob_input *input);
+
+/* Why, as text. Returns `text`. */
+enum { OB_INPUT_REASON = 96 };
+const char *ob_input_reason(int code, char text[OB_INPUT_REASON]);
+
+/* The system's calls for these, which a test may replace. */
+struct ob_input_calls {
+  int (*open)(int directory, const char *path, int flags);
+  ssize_t (*read)(int file, void *to, size_t bytes, off_t offset);
+};
+extern struct ob_input_calls ob_input_calls;
+
+#endif
