@@ -40,6 +40,7 @@ static struct {
   int event_count;
   struct open_file files[OPEN_FILES];
   struct ob_system real;
+  struct ob_input_calls real_input;
 } disk;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -56,6 +57,14 @@ static struct open_file *file_of(int number) {
     if (disk.files[k].number == number)
       return &disk.files[k];
   return NULL;
+}
+
+/* Of a name in a directory that was opened before, or of a path. */
+static void find_path(char to[PATH], int directory, const char *name) {
+  const struct open_file *file = directory == AT_FDCWD ? NULL : file_of(directory);
+  if (snprintf(to, PATH, "%s%s%s", file ? file->path : "", file ? "/" : "", name) >= PATH ||
+      (!file && directory != AT_FDCWD))
+    abort();
 }
 
 /* Keeps what the path names. */
@@ -138,16 +147,41 @@ static void note_open(const char *path, int number, int flags, bool made) {
     add_event(MADE, path);
 }
 
-static int open_disk(const char *path, int flags, mode_t mode) {
+static int open_disk(int directory, const char *name, int flags, mode_t mode) {
   int number = -1;
+  char path[PATH];
   pthread_mutex_lock(&lock);
+  find_path(path, directory, name);
   if (!happens()) {
     bool made = flags & O_CREAT && access(path, F_OK) != 0;
-    number = disk.real.open(path, flags, mode);
-    note_open(path, number, flags, made);
+    number = disk.real.open(directory, name, flags, mode);
+    note_open(path, number, flags, made && number >= 0);
   }
   pthread_mutex_unlock(&lock);
   return number;
+}
+
+static int open_to_read(int directory, const char *name, int flags) {
+  int number = -1;
+  pthread_mutex_lock(&lock);
+  if (!happens())
+    number = disk.real_input.open(directory, name, flags);
+  pthread_mutex_unlock(&lock);
+  return number;
+}
+
+static ssize_t read_disk(int number, void *to, size_t bytes, off_t offset) {
+  ssize_t some = -1;
+  pthread_mutex_lock(&lock);
+  if (happens()) {
+  } else if (disk.fault == DISK_SLOW && disk.calls % 3 == 0) {
+    errno = EINTR;
+  } else {
+    some =
+        disk.real_input.read(number, to, disk.fault == DISK_SLOW ? bytes / 2 + 1 : bytes, offset);
+  }
+  pthread_mutex_unlock(&lock);
+  return some;
 }
 
 /* Of a write that the process ends in, the first half is there. */
@@ -206,25 +240,29 @@ static int close_disk(int number) {
   return fails ? -1 : result;
 }
 
-static int rename_disk(const char *from, const char *to) {
+static int rename_disk(int directory, const char *from, const char *to) {
   int result = -1;
+  char before[PATH];
   pthread_mutex_lock(&lock);
+  find_path(before, directory, from);
   if (!happens()) {
-    struct event *event = add_event(RENAMED, from);
-    set_path(event->to, to);
-    keep(event, to);
-    result = disk.real.rename(from, to);
+    struct event *event = add_event(RENAMED, before);
+    find_path(event->to, directory, to);
+    keep(event, event->to);
+    result = disk.real.rename(directory, from, to);
   }
   pthread_mutex_unlock(&lock);
   return result;
 }
 
-static int unlink_disk(const char *path) {
+static int unlink_disk(int directory, const char *name) {
   int result = -1;
+  char path[PATH];
   pthread_mutex_lock(&lock);
+  find_path(path, directory, name);
   if (!happens()) {
     keep(add_event(REMOVED, path), path);
-    result = disk.real.unlink(path);
+    result = disk.real.unlink(directory, name);
   }
   pthread_mutex_unlock(&lock);
   return result;
@@ -241,6 +279,7 @@ static int mkdir_disk(const char *path, mode_t mode) {
 
 void disk_begin(enum disk_fault fault, long at, const char *shadow) {
   disk.real = ob_system;
+  disk.real_input = ob_input_calls;
   disk.fault = fault;
   disk.at = at;
   disk.calls = 0;
@@ -254,10 +293,15 @@ void disk_begin(enum disk_fault fault, long at, const char *shadow) {
                                  .rename = rename_disk,
                                  .unlink = unlink_disk,
                                  .mkdir = mkdir_disk};
+  ob_input_calls = (struct ob_input_calls){.open = open_to_read, .read = read_disk};
 }
 
 long disk_calls(void) { return disk.calls; }
-void disk_end(void) { ob_system = disk.real; }
+
+void disk_end(void) {
+  ob_system = disk.real;
+  ob_input_calls = disk.real_input;
+}
 
 /* --- Directories */
 

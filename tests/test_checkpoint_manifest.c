@@ -103,7 +103,7 @@ Test(checkpoint_manifest, other_numbers_of_ranks) {
 Test(checkpoint_manifest, files_that_are_not_there) {
   char path[256], other[300];
   directories = directories_create();
-  fail_to_load(ONEBIT_ERROR_FILE, "/saved/manifest: No such file or directory");
+  fail_to_load(ONEBIT_ERROR_FILE, "/saved: No such file or directory");
   save(5);
   path_of(path, "part-1-1");
   snprintf(other, sizeof other, "%s/kept", directories.shadow);

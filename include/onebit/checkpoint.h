@@ -62,13 +62,19 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
  * their own, and count only when a manifest names them, which is replaced in one stroke when all of
  * them are on the disk.
  *   optimizer   the optimizer; unchanged
- *   directory   its path
+ *   directory   its path. In it files are made anew: a link in the place of one is removed, and not
+ *               followed
  * Errors: those of onebit_optimizer_save; ONEBIT_ERROR_FILE (the disk is full, for example; the
  * message has the file and the reason; the checkpoint before stays), ONEBIT_ERROR_PEER. */
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory);
 
-/* Loads what onebit_optimizer_save_files saved last. Collective.
- *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE
+/* Loads what onebit_optimizer_save_files saved last. Collective. The files may be anything: what is
+ * no regular file, or is damaged, is refused, and nothing is waited for. A rank keeps of them in
+ * memory what it needs at a time.
+ *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE (the message has the file
+ *                       and the reason); where a file was changed, or its disk failed, after it had
+ *                       been checked, the message on that rank says that a part of the state has
+ *                       been taken
  *   directory           its path */
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory);
 

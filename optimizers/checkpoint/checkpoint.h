@@ -17,6 +17,7 @@
 #ifndef OB_OPTIMIZERS_CHECKPOINT_H
 #define OB_OPTIMIZERS_CHECKPOINT_H
 
+#include "optimizers/checkpoint/system.h"
 #include "optimizers/sections.h"
 
 /* --- The format */
@@ -111,12 +112,26 @@ const struct ob_stretch *ob_map_find(const struct ob_map *map, enum ob_space spa
 
 /* --- A part (part.c) */
 
+/* Numbers that are read from a file at once, on a stack. */
+enum { OB_READ_AT_ONCE = 8192 };
+
+/* No front is longer: some millions of sections. */
+#define OB_MAX_FRONT ((uint64_t)256 << 20)
+
+/* In memory or, where that is NULL, in a file. */
+struct ob_part_source {
+  const unsigned char *memory;
+  const struct ob_stored *file;
+  uint64_t bytes;
+};
+
 struct ob_part {
   int number;
-  const unsigned char *memory;
+  struct ob_part_source source;
   struct ob_part_header header;
-  const unsigned char *tensors; /* rows of struct ob_part_tensor, perhaps misaligned */
-  struct ob_part_section *sections;
+  unsigned char *front; /* a copy of it, in which are the next two */
+  const struct ob_part_tensor *tensors;
+  const struct ob_part_section *sections;
   bool *sound; /* of each section: its checksum is right */
 };
 
@@ -125,7 +140,7 @@ onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ..
     __attribute__((format(printf, 2, 3)));
 
 /* Checks all but what is in the sections. */
-onebit_status_t ob_part_open(struct ob_part *part, int number, const void *memory, size_t bytes);
+onebit_status_t ob_part_open(struct ob_part *part, int number, const struct ob_part_source *source);
 void ob_part_close(struct ob_part *part);
 
 /* The section that has this element, else the next one of that kind, else NULL. */
@@ -135,9 +150,9 @@ const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_s
 /* Fails unless the section is sound. Looks once. */
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section);
 
-/* `count` of what the section has, from number `first` on. */
-void ob_part_copy(const struct ob_part *part, const struct ob_part_section *section, uint64_t first,
-                  size_t count, void *values);
+/* `count` of what the section has, from number `first` on. Only reading a file can fail. */
+onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_section *section,
+                             uint64_t first, size_t count, void *values);
 
 /* --- Saving (save.c) */
 
@@ -193,22 +208,29 @@ struct ob_parts {
   uint32_t *counts;
 };
 
-onebit_status_t ob_parts_open(struct ob_parts *parts, const void *const *memory,
-                              const size_t *bytes, int count);
+/* The parts that a caller gives: memory and its bytes, or files. */
+struct ob_sources {
+  const void *const *memory;
+  const size_t *bytes;
+  const struct ob_stored *files;
+  int count;
+};
+
+onebit_status_t ob_parts_open(struct ob_parts *parts, const struct ob_sources *sources);
 void ob_parts_close(struct ob_parts *parts);
 
 /* Fails unless they fit together, and this optimizer. */
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
-/* At most OB_CHUNK elements; values NULL: only checks that they are there, and sound. Only that
- * can fail. */
+/* At most OB_CHUNK elements; values NULL: only checks that they are there, and sound. After that
+ * only reading a file can fail. */
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
 
 /* --- Loading */
 
 /* From parts to the optimizer, twice: first dry, which looks at everything that is needed and
- * changes nothing; then nothing can fail but a device. */
+ * changes nothing; then nothing can fail but a device, or a file that was changed since. */
 struct ob_loading {
   struct onebit_optimizer *optimizer;
   struct ob_map map;
@@ -247,6 +269,6 @@ onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struc
 
 /* Collective. `status`: how this rank fares so far. */
 onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,
-                                   const void *const *memory, const size_t *bytes, int count);
+                                   const struct ob_sources *sources);
 
 #endif

@@ -14,9 +14,11 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/handles.h"
@@ -30,20 +32,29 @@
 /* --- The directory -----------------------------------------------------------------------------*/
 
 /* The directory, and its name in its parent, are on the disk. */
-static onebit_status_t make_directory(const char *directory) {
-  char parent[OB_PATH];
-  OB_TRY(ob_directory_create(directory));
-  OB_TRY(ob_path(parent, directory, ".."));
-  return ob_directory_sync(parent);
+static onebit_status_t make_directory(struct ob_directory *directory, const char *path) {
+  OB_TRY(ob_directory_create(path));
+  OB_TRY(ob_directory_open(directory, path));
+  return ob_directory_sync_parent(directory);
+}
+
+/* The names in it, from the first one on; NULL: it cannot be read. */
+static DIR *list_directory(const struct ob_directory *directory) {
+  int number = openat(directory->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *list = number < 0 ? NULL : fdopendir(number);
+  if (!list && number >= 0)
+    close(number);
+  return list;
 }
 
 /* The largest generation that a part has, whoever named it; removes those before `keep`. */
-static onebit_status_t look_through(const char *directory, uint64_t keep, uint64_t *largest) {
-  DIR *list = opendir(directory);
+static onebit_status_t look_through(const struct ob_directory *directory, uint64_t keep,
+                                    uint64_t *largest) {
+  DIR *list = list_directory(directory);
   uint64_t generation;
   *largest = 0;
   if (!list)
-    return ob_error(ONEBIT_ERROR_FILE, "%s: the directory cannot be read", directory);
+    return ob_error(ONEBIT_ERROR_FILE, "%s: the directory cannot be read", directory->path);
   for (const struct dirent *entry; (entry = readdir(list)) != NULL;) {
     if (!ob_part_named(entry->d_name, &generation))
       continue;
@@ -60,7 +71,8 @@ static onebit_status_t look_through(const char *directory, uint64_t keep, uint64
 
 struct files {
   onebit_optimizer_t optimizer;
-  const char *directory;
+  const char *path;
+  struct ob_directory directory;
   uint64_t generation;
   char name[OB_PART_NAME]; /* of this rank's part */
   struct ob_manifest manifest;
@@ -75,13 +87,13 @@ static onebit_status_t check(onebit_optimizer_t optimizer, const char *directory
 
 /* Rank 0 says which generation this is. */
 static onebit_status_t begin(struct files *files) {
-  onebit_status_t status = check(files->optimizer, files->directory);
+  onebit_status_t status = check(files->optimizer, files->path);
   onebit_comm_t comm = files->optimizer->comm;
   uint64_t largest = 0;
   if (comm->rank == 0 && status == ONEBIT_OK)
-    status = make_directory(files->directory);
+    status = make_directory(&files->directory, files->path);
   if (comm->rank == 0 && status == ONEBIT_OK)
-    status = look_through(files->directory, 0, &largest);
+    status = look_through(&files->directory, 0, &largest);
   OB_TRY(ob_agree_noting(comm, status, NULL, 0, largest + 1));
   files->generation = ob_agree_note(comm, 0);
   ob_part_name(files->name, files->generation, comm->rank);
@@ -97,7 +109,7 @@ static onebit_status_t write_file(const struct files *files, const char *name,
                                   struct ob_saving *saving, const char *text) {
   struct ob_file file;
   const struct ob_sink sink = {put_in_file, &file};
-  OB_TRY(ob_file_create(&file, files->directory, name));
+  OB_TRY(ob_file_create(&file, &files->directory, name));
   onebit_status_t status =
       saving ? ob_saving_write(saving, &sink) : ob_file_write(&file, 0, text, strlen(text));
   if (status == ONEBIT_OK)
@@ -107,9 +119,12 @@ static onebit_status_t write_file(const struct files *files, const char *name,
   return status;
 }
 
-/* Its checksum is what the other ranks are told. */
-static onebit_status_t write_part(const struct files *files, uint64_t *checksum) {
+/* Its checksum is what the other ranks are told. Rank 0 opened the directory when it made it. */
+static onebit_status_t write_part(struct files *files, uint64_t *checksum) {
   struct ob_saving saving;
+  *checksum = 0;
+  if (files->directory.number < 0)
+    OB_TRY(ob_directory_open(&files->directory, files->path));
   onebit_status_t status = ob_saving_create(&saving, files->optimizer, false);
   if (status == ONEBIT_OK)
     status = write_file(files, files->name, &saving, NULL);
@@ -126,14 +141,16 @@ static onebit_status_t write_manifest(const struct files *files) {
   return status;
 }
 
-/* A part as memory, and its header: zeros where it is too short to have one. */
-static onebit_status_t map_part(const char *directory, const char *name, struct ob_mapping *mapping,
-                                struct ob_part_header *header) {
+/* A part, and its header: zeros where it is too short to have one. */
+static onebit_status_t open_stored(const struct ob_directory *directory, const char *name,
+                                   struct ob_stored *stored, struct ob_part_header *header) {
   *header = (struct ob_part_header){0};
-  OB_TRY(ob_file_map(mapping, directory, name));
-  if (mapping->bytes >= sizeof *header)
-    memcpy(header, mapping->memory, sizeof *header);
-  return ONEBIT_OK;
+  OB_TRY(ob_stored_open(stored, directory, name));
+  if (stored->input.bytes == 0)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s is empty", directory->path, name);
+  if (stored->input.bytes < sizeof *header)
+    return ONEBIT_OK;
+  return ob_stored_read(stored, 0, header, sizeof *header);
 }
 
 /* That all ranks' parts are where rank 0 looks for them is not a matter of course: a directory of
@@ -141,16 +158,17 @@ static onebit_status_t map_part(const char *directory, const char *name, struct 
 static onebit_status_t look_at_part(struct files *files, int rank) {
   struct ob_manifest_part *part = &files->manifest.parts[rank];
   struct ob_part_header header;
-  struct ob_mapping mapping;
+  struct ob_stored stored = {.input.number = -1};
   char name[OB_PART_NAME];
   ob_part_name(name, files->generation, rank);
-  OB_TRY(map_part(files->directory, name, &mapping, &header));
-  ob_file_unmap(&mapping);
-  *part = (struct ob_manifest_part){mapping.bytes, ob_agree_note(files->optimizer->comm, rank)};
+  onebit_status_t status = open_stored(&files->directory, name, &stored, &header);
+  ob_stored_close(&stored);
+  OB_TRY(status);
+  *part =
+      (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->optimizer->comm, rank)};
   if (header.checksum == part->checksum && header.bytes == part->bytes)
     return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->directory, name,
-                  rank);
+  return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->path, name, rank);
 }
 
 static onebit_status_t publish(struct files *files) {
@@ -165,19 +183,19 @@ static onebit_status_t publish(struct files *files) {
   for (int rank = 0; rank < manifest->ranks; rank++)
     OB_TRY(look_at_part(files, rank));
   OB_TRY(write_manifest(files));
-  OB_TRY(ob_directory_sync(files->directory));
-  OB_TRY(ob_file_rename(files->directory, OB_MANIFEST_NEW, OB_MANIFEST));
+  OB_TRY(ob_directory_sync(&files->directory));
+  OB_TRY(ob_file_rename(&files->directory, OB_MANIFEST_NEW, OB_MANIFEST));
   files->published = true;
-  return ob_directory_sync(files->directory);
+  return ob_directory_sync(&files->directory);
 }
 
 /* Parts of the new generation, when it has come to nothing. */
 static void remove_parts(const struct files *files) {
   char name[OB_PART_NAME];
-  ob_file_remove(files->directory, OB_MANIFEST_NEW);
+  ob_file_remove(&files->directory, OB_MANIFEST_NEW);
   for (int rank = 0; rank < files->optimizer->comm->size; rank++) {
     ob_part_name(name, files->generation, rank);
-    ob_file_remove(files->directory, name);
+    ob_file_remove(&files->directory, name);
   }
 }
 
@@ -194,7 +212,7 @@ static onebit_status_t save(struct files *files) {
   onebit_status_t written = write_part(files, &checksum);
   onebit_status_t status = ob_agree_noting(comm, written, NULL, 0, checksum);
   if (status != ONEBIT_OK && written == ONEBIT_OK && is_agreed(status))
-    ob_file_remove(files->directory, files->name);
+    ob_file_remove(&files->directory, files->name);
   OB_TRY(status);
   if (comm->rank == 0) {
     status = publish(files);
@@ -203,51 +221,70 @@ static onebit_status_t save(struct files *files) {
   }
   OB_TRY(ob_agree(comm, status, NULL, 0));
   if (comm->rank == 0) /* what cannot be removed is in nobody's way */
-    (void)look_through(files->directory, files->generation, &largest);
+    (void)look_through(&files->directory, files->generation, &largest);
   return ONEBIT_OK;
 }
 
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
-  struct files files = {.optimizer = optimizer, .directory = directory};
+  struct files files = {.optimizer = optimizer, .path = directory, .directory.number = -1};
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   onebit_status_t status = save(&files);
+  ob_directory_close(&files.directory);
   ob_release(files.manifest.parts);
   return status;
 }
 
 /* --- Loading -----------------------------------------------------------------------------------*/
 
-/* The parts that a manifest names, as memory. */
+/* The parts that a manifest names. */
 struct opened {
   struct ob_manifest manifest;
-  struct ob_mapping *mappings;
-  const void **memory;
-  size_t *bytes;
+  struct ob_directory directory;
+  struct ob_stored *parts;
 };
 
-static onebit_status_t read_manifest(struct opened *opened, const char *directory) {
-  struct ob_mapping mapping;
-  OB_TRY(ob_file_map(&mapping, directory, OB_MANIFEST));
-  onebit_status_t status = ob_manifest_parse(&opened->manifest, mapping.memory, mapping.bytes);
-  ob_file_unmap(&mapping);
-  if (status == ONEBIT_ERROR_CHECKPOINT)
-    status = ob_error(status, "%s/" OB_MANIFEST ": %s", directory, onebit_last_error());
+/* So many parts stay open, of what a process may have open; 1024 are usual. */
+enum { OPEN_PARTS = 256 };
+
+static onebit_status_t read_text(struct opened *opened, const struct ob_stored *stored) {
+  uint64_t bytes = stored->input.bytes;
+  if (bytes > OB_MANIFEST_BYTES)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes are no manifest", bytes);
+  char *text = ob_allocate(1, (size_t)bytes);
+  if (!text)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest of %" PRIu64 " bytes", bytes);
+  onebit_status_t status = ob_stored_read(stored, 0, text, (size_t)bytes);
+  if (status == ONEBIT_OK)
+    status = ob_manifest_parse(&opened->manifest, text, (size_t)bytes);
+  ob_release(text);
   return status;
 }
 
-static onebit_status_t open_part(struct opened *opened, const char *directory, int rank) {
+static onebit_status_t read_manifest(struct opened *opened) {
+  struct ob_stored stored;
+  OB_TRY(ob_stored_open(&stored, &opened->directory, OB_MANIFEST));
+  onebit_status_t status = read_text(opened, &stored);
+  ob_stored_close(&stored);
+  if (status == ONEBIT_ERROR_CHECKPOINT)
+    status =
+        ob_error(status, "%s/" OB_MANIFEST ": %s", opened->directory.path, onebit_last_error());
+  return status;
+}
+
+static onebit_status_t open_part(struct opened *opened, int rank) {
   const struct ob_manifest_part *part = &opened->manifest.parts[rank];
-  struct ob_mapping *mapping = &opened->mappings[rank];
+  const char *directory = opened->directory.path;
+  struct ob_stored *stored = &opened->parts[rank];
   struct ob_part_header header;
   char name[OB_PART_NAME];
   ob_part_name(name, opened->manifest.generation, rank);
-  OB_TRY(map_part(directory, name, mapping, &header));
-  opened->memory[rank] = mapping->memory;
-  opened->bytes[rank] = mapping->bytes;
-  if (mapping->bytes < part->bytes)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: truncated: %zu of %" PRIu64 " bytes",
-                    directory, name, mapping->bytes, part->bytes);
-  if (mapping->bytes == part->bytes && mapping->bytes >= sizeof header &&
+  OB_TRY(open_stored(&opened->directory, name, stored, &header));
+  if (rank >= OPEN_PARTS)
+    ob_stored_suspend(stored);
+  if (stored->input.bytes < part->bytes)
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: truncated: %" PRIu64 " of %" PRIu64 " bytes",
+                    directory, name, stored->input.bytes, part->bytes);
+  if (stored->input.bytes == part->bytes && part->bytes >= sizeof header &&
       header.checksum == part->checksum)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s/%s: not the part that the manifest names", directory,
@@ -257,34 +294,34 @@ static onebit_status_t open_part(struct opened *opened, const char *directory, i
 static onebit_status_t open_all(struct opened *opened, onebit_optimizer_t optimizer,
                                 const char *directory) {
   OB_TRY(check(optimizer, directory));
-  OB_TRY(read_manifest(opened, directory));
+  OB_TRY(ob_directory_open(&opened->directory, directory));
+  OB_TRY(read_manifest(opened));
   size_t ranks = (size_t)opened->manifest.ranks;
-  opened->mappings = ob_allocate(ranks, sizeof *opened->mappings);
-  opened->memory = ob_allocate(ranks, sizeof *opened->memory);
-  opened->bytes = ob_allocate(ranks, sizeof *opened->bytes);
-  if (!opened->mappings || !opened->memory || !opened->bytes)
+  opened->parts = ob_allocate(ranks, sizeof *opened->parts);
+  if (!opened->parts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu parts", ranks);
+  for (size_t rank = 0; rank < ranks; rank++)
+    opened->parts[rank].input.number = -1;
   for (int rank = 0; rank < opened->manifest.ranks; rank++)
-    OB_TRY(open_part(opened, directory, rank));
+    OB_TRY(open_part(opened, rank));
   return ONEBIT_OK;
 }
 
 static void close_all(struct opened *opened) {
-  for (int rank = 0; opened->mappings && rank < opened->manifest.ranks; rank++)
-    ob_file_unmap(&opened->mappings[rank]);
-  ob_release(opened->mappings);
-  ob_release((void *)opened->memory);
-  ob_release(opened->bytes);
+  for (int rank = 0; opened->parts && rank < opened->manifest.ranks; rank++)
+    ob_stored_close(&opened->parts[rank]);
+  ob_directory_close(&opened->directory);
+  ob_release(opened->parts);
   ob_release(opened->manifest.parts);
 }
 
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
-  struct opened opened = {0};
+  struct opened opened = {.directory.number = -1};
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   onebit_status_t status = open_all(&opened, optimizer, directory);
   bool ready = status == ONEBIT_OK;
-  status =
-      ob_checkpoint_load(optimizer, status, opened.memory, opened.bytes, opened.manifest.ranks);
+  const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};
+  status = ob_checkpoint_load(optimizer, status, &sources);
   if (ready && status == ONEBIT_ERROR_CHECKPOINT)
     status = ob_error(status, "%s: %s", directory, onebit_last_error());
   close_all(&opened);

@@ -24,7 +24,7 @@ static onebit_status_t allocate(struct ob_loading *loading) {
 
 /* All that can be looked at without changing anything. */
 static onebit_status_t look(struct ob_loading *loading, onebit_status_t status,
-                            const void *const *memory, const size_t *bytes, int count) {
+                            const struct ob_sources *sources) {
   onebit_optimizer_t optimizer = loading->optimizer;
   OB_TRY(status);
   OB_TRY(ob_checkpoint_idle(optimizer));
@@ -32,7 +32,7 @@ static onebit_status_t look(struct ob_loading *loading, onebit_status_t status,
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "optimizer is on a device that counts its steps: it cannot be told of others");
   OB_TRY(ob_map_create(&loading->map, optimizer));
-  OB_TRY(ob_parts_open(&loading->parts, memory, bytes, count));
+  OB_TRY(ob_parts_open(&loading->parts, sources));
   OB_TRY(ob_parts_check(&loading->parts, optimizer, &loading->map));
   OB_TRY(allocate(loading));
   loading->dry = true;
@@ -55,7 +55,10 @@ static onebit_status_t load(struct ob_loading *loading, onebit_status_t status) 
   };
   OB_TRY(ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]));
   loading->dry = false;
-  return ob_agree(comm, ob_restore(loading), NULL, 0);
+  status = ob_restore(loading);
+  if (status == ONEBIT_ERROR_FILE)
+    status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
+  return ob_agree(comm, status, NULL, 0);
 }
 
 static void close_loading(struct ob_loading *loading) {
@@ -66,9 +69,9 @@ static void close_loading(struct ob_loading *loading) {
 }
 
 onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,
-                                   const void *const *memory, const size_t *bytes, int count) {
+                                   const struct ob_sources *sources) {
   struct ob_loading loading = {.optimizer = optimizer};
-  status = load(&loading, look(&loading, status, memory, bytes, count));
+  status = load(&loading, look(&loading, status, sources));
   ob_parts_close(&loading.parts);
   close_loading(&loading);
   return status;
@@ -101,5 +104,6 @@ onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_pa
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
                                       const size_t *bytes, int count) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  return ob_checkpoint_load(optimizer, ONEBIT_OK, parts, bytes, count);
+  const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
+  return ob_checkpoint_load(optimizer, ONEBIT_OK, &sources);
 }

@@ -19,11 +19,15 @@
 #include <stdint.h>
 
 #include "onebit/status.h"
+#include "optimizers/checkpoint/system.h"
 
 #define OB_MANIFEST     "manifest"
 #define OB_MANIFEST_NEW "manifest.new"
 
-enum { OB_PART_NAME = 48 };
+enum { OB_PART_NAME = OB_FILE_NAME };
+
+/* A longer one is not read: it has no more than 80 bytes a rank. */
+#define OB_MANIFEST_BYTES ((uint64_t)64 << 20)
 
 struct ob_manifest_part {
   uint64_t bytes, checksum;

@@ -146,10 +146,11 @@ static onebit_status_t learn(struct ob_merge *merge, onebit_status_t status) {
 static void add(struct ob_part *part, int what, enum ob_space space, uint64_t count) {
   if (!count)
     return;
-  part->sections[part->header.sections++] = (struct ob_part_section){.what = (uint32_t)what,
-                                                                     .space = (uint32_t)space,
-                                                                     .count = count,
-                                                                     .offset = part->header.bytes};
+  struct ob_part_section *sections = (struct ob_part_section *)(void *)part->front;
+  sections[part->header.sections++] = (struct ob_part_section){.what = (uint32_t)what,
+                                                               .space = (uint32_t)space,
+                                                               .count = count,
+                                                               .offset = part->header.bytes};
   part->header.bytes += ob_section_bytes((uint32_t)what, count);
 }
 
@@ -160,9 +161,10 @@ static onebit_status_t lay_out(struct ob_merge *merge) {
   enum ob_stage stage = (enum ob_stage)header->stage;
   part->header = *header;
   part->header.sections = part->header.bytes = 0;
-  part->sections = ob_allocate(OB_SAVED_END * OB_SPACES, sizeof *part->sections);
+  part->front = ob_allocate(OB_SAVED_END * OB_SPACES, sizeof *part->sections);
+  part->sections = (const void *)part->front;
   part->sound = ob_allocate(OB_SAVED_END * OB_SPACES, sizeof *part->sound);
-  if (!part->sections || !part->sound)
+  if (!part->front || !part->sound)
     return no_memory();
   add(part, OB_SAVED_NORMS, OB_ELEMENTS, header->window);
   add(part, OB_SAVED_NUMBERS, OB_ELEMENTS, header->numbers);
@@ -174,13 +176,14 @@ static onebit_status_t lay_out(struct ob_merge *merge) {
   }
   for (uint64_t i = 0; i < part->header.sections; i++)
     part->sound[i] = true;
-  part->memory = ob_allocate(1, (size_t)part->header.bytes);
-  return part->memory ? ONEBIT_OK : no_memory();
+  part->source.bytes = part->header.bytes;
+  part->source.memory = ob_allocate(1, (size_t)part->header.bytes);
+  return part->source.memory ? ONEBIT_OK : no_memory();
 }
 
 void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
   size_t size = ob_saved_rows[piece->section->what].size;
-  return (unsigned char *)merge->merged->memory + piece->section->offset + piece->first * size;
+  return (unsigned char *)merge->merged->source.memory + piece->section->offset + piece->first * size;
 }
 
 uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
@@ -348,7 +351,7 @@ static onebit_status_t run(struct ob_merge *merge, onebit_status_t status) {
 void ob_part_release(struct ob_part *part) {
   if (!part)
     return;
-  ob_release((void *)part->memory);
+  ob_release((void *)part->source.memory);
   ob_part_close(part);
   ob_release(part);
 }

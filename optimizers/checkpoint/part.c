@@ -113,12 +113,22 @@ static onebit_status_t check_sections(const struct ob_part *part) {
                        part->header.bytes);
 }
 
+/* Bytes of a part, which are within it. */
+static onebit_status_t read_at(const struct ob_part *part, uint64_t offset, void *to,
+                               size_t bytes) {
+  if (!part->source.memory)
+    return ob_stored_read(part->source.file, offset, to, bytes);
+  memcpy(to, part->source.memory + offset, bytes);
+  return ONEBIT_OK;
+}
+
 /* --- Opening one -------------------------------------------------------------------------------*/
 
-static onebit_status_t check_identity(const struct ob_part *part, size_t bytes) {
+static onebit_status_t check_identity(const struct ob_part *part) {
   const struct ob_part_header *header = &part->header;
+  const uint64_t bytes = part->source.bytes;
   if (bytes < 16)
-    return ob_part_error(part, "truncated: %zu bytes, which is no header", bytes);
+    return ob_part_error(part, "truncated: %" PRIu64 " bytes, which is no header", bytes);
   if (memcmp(header->magic, OB_PART_MAGIC, sizeof header->magic) != 0)
     return ob_part_error(part, "its first bytes are not those of a checkpoint");
   if (header->order != OB_PART_ORDER)
@@ -127,57 +137,67 @@ static onebit_status_t check_identity(const struct ob_part *part, size_t bytes) 
     return ob_part_error(part, "written by format version %" PRIu32 ", this library reads up to %d",
                          header->version, OB_PART_VERSION);
   if (bytes < sizeof *header)
-    return ob_part_error(part, "truncated: %zu bytes of a header of %zu", bytes, sizeof *header);
+    return ob_part_error(part, "truncated: %" PRIu64 " bytes of a header of %zu", bytes,
+                         sizeof *header);
   if (bytes < header->bytes)
-    return ob_part_error(part, "truncated: %zu of %" PRIu64 " bytes", bytes, header->bytes);
+    return ob_part_error(part, "truncated: %" PRIu64 " of %" PRIu64 " bytes", bytes, header->bytes);
   if (bytes > header->bytes)
-    return ob_part_error(part, "%zu bytes, but it ends after %" PRIu64, bytes, header->bytes);
+    return ob_part_error(part, "%" PRIu64 " bytes, but it ends after %" PRIu64, bytes,
+                         header->bytes);
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_front(const struct ob_part *part) {
+static onebit_status_t check_counts(const struct ob_part *part) {
   const struct ob_part_header *header = &part->header;
   uint64_t max = header->bytes / 16;
-  if (header->tensors > max || header->sections > max ||
-      header->front != sizeof *header + header->tensors * sizeof(struct ob_part_tensor) +
-                           header->sections * sizeof(struct ob_part_section) ||
-      header->front > header->bytes)
-    return ob_part_error(part, "its header does not fit its length");
-  struct ob_part_header zeroed = *header;
+  if (header->tensors <= max && header->sections <= max &&
+      header->front == sizeof *header + header->tensors * sizeof(struct ob_part_tensor) +
+                           header->sections * sizeof(struct ob_part_section) &&
+      header->front <= header->bytes && header->front <= OB_MAX_FRONT)
+    return ONEBIT_OK;
+  return ob_part_error(part, "its header does not fit its length");
+}
+
+/* Reads it once: what is checked here is what is used. */
+static onebit_status_t read_front(struct ob_part *part) {
+  struct ob_part_header *header = &part->header, zeroed;
+  part->front = ob_allocate(1, (size_t)header->front);
+  part->sound = ob_allocate((size_t)header->sections, sizeof *part->sound);
+  if (!part->front || !part->sound)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %" PRIu64 " sections",
+                    header->sections);
+  OB_TRY(read_at(part, 0, part->front, (size_t)header->front));
+  if (memcmp(part->front, header, sizeof *header) != 0)
+    return ob_part_error(part, "its header was changed while it was read");
+  zeroed = *header;
   zeroed.checksum = 0;
+  memcpy(part->front, &zeroed, sizeof zeroed);
   struct ob_checksum sum = ob_checksum_begin();
-  ob_checksum_add(&sum, &zeroed, sizeof zeroed);
-  ob_checksum_add(&sum, part->tensors, header->front - sizeof zeroed);
+  ob_checksum_add(&sum, part->front, (size_t)header->front);
   if (ob_checksum_end(&sum) != header->checksum)
     return ob_part_error(part, "header: checksum %016" PRIx64 ", its bytes have %016" PRIx64,
                          header->checksum, ob_checksum_end(&sum));
+  part->tensors = (const void *)(part->front + sizeof *header);
+  part->sections = (const void *)(part->tensors + header->tensors);
   return ONEBIT_OK;
 }
 
-static onebit_status_t read_sections(struct ob_part *part) {
-  size_t count = (size_t)part->header.sections;
-  part->sections = ob_allocate(count, sizeof *part->sections);
-  part->sound = ob_allocate(count, sizeof *part->sound);
-  if (!part->sections || !part->sound)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu sections", count);
-  memcpy(part->sections, part->tensors + part->header.tensors * sizeof(struct ob_part_tensor),
-         count * sizeof *part->sections);
+onebit_status_t ob_part_open(struct ob_part *part, int number,
+                             const struct ob_part_source *source) {
+  *part = (struct ob_part){.number = number, .source = *source};
+  size_t bytes = sizeof part->header;
+  bytes = source->bytes < bytes ? (size_t)source->bytes : bytes;
+  if (!source->memory && !source->file)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "parts[%d] is NULL", number);
+  OB_TRY(read_at(part, 0, &part->header, bytes));
+  OB_TRY(check_identity(part));
+  OB_TRY(check_counts(part));
+  OB_TRY(read_front(part));
   return check_sections(part);
 }
 
-onebit_status_t ob_part_open(struct ob_part *part, int number, const void *memory, size_t bytes) {
-  *part = (struct ob_part){.number = number, .memory = memory};
-  if (!memory)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "parts[%d] is NULL", number);
-  memcpy(&part->header, memory, bytes < sizeof part->header ? bytes : sizeof part->header);
-  OB_TRY(check_identity(part, bytes));
-  part->tensors = part->memory + sizeof part->header;
-  OB_TRY(check_front(part));
-  return read_sections(part);
-}
-
 void ob_part_close(struct ob_part *part) {
-  ob_release(part->sections);
+  ob_release(part->front);
   ob_release(part->sound);
 }
 
@@ -199,29 +219,64 @@ const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_s
   return fits ? found : NULL;
 }
 
-void ob_part_copy(const struct ob_part *part, const struct ob_part_section *section, uint64_t first,
-                  size_t count, void *values) {
+onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_section *section,
+                             uint64_t first, size_t count, void *values) {
   size_t size = ob_saved_rows[section->what].size;
-  memcpy(values, part->memory + section->offset + (first - section->first) * size, count * size);
+  return read_at(part, section->offset + (first - section->first) * size, values, count * size);
+}
+
+/* The first of so many floats that is not finite, or `count`. */
+static uint64_t first_infinite(const unsigned char *bytes, uint64_t count) {
+  for (uint64_t i = 0; i < count; i++) {
+    float value;
+    memcpy(&value, bytes + sizeof value * i, sizeof value);
+    if (!ob_is_finite(value))
+      return i;
+  }
+  return count;
+}
+
+/* Sums a section up, a piece at a time, and finds its first float that is not finite. */
+static onebit_status_t sum_section(const struct ob_part *part,
+                                   const struct ob_part_section *section, struct ob_checksum *sum,
+                                   uint64_t *infinite) {
+  uint64_t whole = ob_section_bytes(section->what, section->count), some;
+  unsigned char buffer[OB_READ_AT_ONCE * sizeof(float)];
+  *infinite = section->count;
+  for (uint64_t at = 0; at < whole; at += some) {
+    const unsigned char *bytes = buffer;
+    some = whole - at < sizeof buffer ? whole - at : sizeof buffer;
+    if (part->source.memory)
+      bytes = part->source.memory + section->offset + at;
+    else
+      OB_TRY(read_at(part, section->offset + at, buffer, (size_t)some));
+    ob_checksum_add(sum, bytes, (size_t)some);
+    if (ob_saved_rows[section->what].finite && *infinite == section->count) {
+      uint64_t first = at / sizeof(float), left = section->count - first;
+      uint64_t here = left < some / sizeof(float) ? left : some / sizeof(float);
+      uint64_t found = first_infinite(bytes, here);
+      *infinite = found < here ? first + found : section->count;
+    }
+  }
+  return ONEBIT_OK;
 }
 
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section) {
-  const struct ob_saved_row *row = &ob_saved_rows[section->what];
+  const char *name = ob_saved_rows[section->what].name;
   bool *sound = &part->sound[section - part->sections];
+  uint64_t infinite;
   if (*sound)
     return ONEBIT_OK;
   struct ob_checksum sum = ob_checksum_begin();
-  ob_checksum_add(&sum, part->memory + section->offset,
-                  ob_section_bytes(section->what, section->count));
+  OB_TRY(sum_section(part, section, &sum, &infinite));
   if (ob_checksum_end(&sum) != section->checksum)
     return ob_part_error(part, "section '%s': checksum %016" PRIx64 ", its bytes have %016" PRIx64,
-                         row->name, section->checksum, ob_checksum_end(&sum));
-  for (uint64_t i = 0; row->finite && i < section->count; i++) {
+                         name, section->checksum, ob_checksum_end(&sum));
+  if (infinite < section->count) {
     float value;
-    ob_part_copy(part, section, section->first + i, 1, &value);
-    if (!ob_is_finite(value))
-      return ob_part_error(part, "section '%s': element %" PRIu64 " is %g, not finite", row->name,
-                           section->first + i, (double)value);
+    OB_TRY(ob_part_copy(part, section, section->first + infinite, 1, &value));
+    return ob_part_error(part, "section '%s': element %" PRIu64 " is %g, not finite", name,
+                         section->first + infinite, (double)value);
   }
   *sound = true;
   return ONEBIT_OK;

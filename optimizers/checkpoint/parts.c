@@ -9,11 +9,18 @@
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-onebit_status_t ob_parts_open(struct ob_parts *parts, const void *const *memory,
-                              const size_t *bytes, int count) {
+static struct ob_part_source source_of(const struct ob_sources *sources, int k) {
+  if (sources->files)
+    return (struct ob_part_source){.file = &sources->files[k],
+                                   .bytes = sources->files[k].input.bytes};
+  return (struct ob_part_source){.memory = sources->memory[k], .bytes = sources->bytes[k]};
+}
+
+onebit_status_t ob_parts_open(struct ob_parts *parts, const struct ob_sources *sources) {
+  const int count = sources->count;
   *parts = (struct ob_parts){.own = -1};
-  if (!memory || !bytes)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", memory ? "bytes" : "parts");
+  if (!sources->files && (!sources->memory || !sources->bytes))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", sources->memory ? "bytes" : "parts");
   if (count < 1)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "count is %d: no part", count);
   parts->list = ob_allocate((size_t)count, sizeof *parts->list);
@@ -23,7 +30,8 @@ onebit_status_t ob_parts_open(struct ob_parts *parts, const void *const *memory,
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %d parts", count);
   for (int k = 0; k < count; k++) {
     parts->count = k + 1; /* to be closed, even when opening it has failed */
-    OB_TRY(ob_part_open(&parts->list[k], k, memory[k], bytes[k]));
+    struct ob_part_source source = source_of(sources, k);
+    OB_TRY(ob_part_open(&parts->list[k], k, &source));
   }
   return ONEBIT_OK;
 }
@@ -98,8 +106,7 @@ static onebit_status_t check_tensors(const struct ob_part *part,
                          optimizer->tensor_count);
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
-    struct ob_part_tensor row;
-    memcpy(&row, part->tensors + t * sizeof row, sizeof row);
+    const struct ob_part_tensor row = part->tensors[t];
     bool uncompressed = optimizer->buckets[tensor->bucket].uncompressed;
     if (row.count != tensor->count)
       return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
@@ -202,18 +209,18 @@ static onebit_status_t missing(enum ob_saved what, uint64_t element) {
 static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
                                 const struct ob_range *range, bool dry, size_t *found) {
   const uint64_t end = range->first + range->count;
-  float values[1024];
+  float values[OB_READ_AT_ONCE];
   for (uint64_t at = range->first, some; at < end; at += some) {
     const struct ob_part_section *section = ob_part_from(part, range->what, range->space, at);
     if (!section || section->first >= end)
       break;
     at = section->first > at ? section->first : at;
     some = section->first + section->count < end ? section->first + section->count : end;
-    some = some - at < 1024 ? some - at : 1024;
+    some = some - at < OB_READ_AT_ONCE ? some - at : OB_READ_AT_ONCE;
     if (dry)
       OB_TRY(ob_part_verify(part, section));
     else
-      ob_part_copy(part, section, at, (size_t)some, values);
+      OB_TRY(ob_part_copy(part, section, at, (size_t)some, values));
     for (size_t j = 0, i = (size_t)(at - range->first); j < some; j++, i++) {
       parts->sums[i] += dry ? 0 : (double)values[j];
       parts->counts[i]++;
@@ -268,7 +275,7 @@ static onebit_status_t read_own(struct ob_parts *parts, const struct ob_range *r
     else if (!values)
       OB_TRY(ob_part_verify(part, section));
     else
-      ob_part_copy(part, section, some.first, some.count, values);
+      OB_TRY(ob_part_copy(part, section, some.first, some.count, values));
     values = values ? values + some.count : NULL;
   }
   return ONEBIT_OK;

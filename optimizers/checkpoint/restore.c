@@ -214,8 +214,8 @@ static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved
   for (uint64_t i = 0; i < count; i++) {
     void *number = ob_checkpoint_number(loading->optimizer, what, i, &is);
     if (fits)
-      ob_part_copy(loading->own, section, i, 1, &bits);
-    if (loading->dry && own)
+      OB_TRY(ob_part_copy(loading->own, section, i, 1, &bits));
+    if (own)
       OB_TRY(check_number(loading, &is, bits));
     if (!loading->dry)
       memcpy(number, &bits, sizeof bits);

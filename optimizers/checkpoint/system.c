@@ -7,50 +7,118 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
 
-static int open_file(const char *path, int flags, mode_t mode) { return open(path, flags, mode); }
+static int open_file(int directory, const char *name, int flags, mode_t mode) {
+  return openat(directory, name, flags, mode);
+}
+
+static int rename_file(int directory, const char *from, const char *to) {
+  return renameat(directory, from, directory, to);
+}
+
+static int unlink_file(int directory, const char *name) { return unlinkat(directory, name, 0); }
 
 struct ob_system ob_system = {.open = open_file,
                               .pwrite = pwrite,
                               .fsync = fsync,
                               .close = close,
-                              .rename = rename,
-                              .unlink = unlink,
+                              .rename = rename_file,
+                              .unlink = unlink_file,
                               .mkdir = mkdir};
 
-/* errno as text; what the system calls it must be asked at once. */
-static onebit_status_t file_error(const char *what, const char *path) {
-  char text[96];
-  int number = errno;
-  if (strerror_r(number, text, sizeof text) != 0)
-    snprintf(text, sizeof text, "error %d", number);
-  return ob_error(ONEBIT_ERROR_FILE, "%s %s: %s", what, path, text);
+/* What was tried, of which file (or of the directory: NULL), and why it failed. */
+static onebit_status_t failed(const char *what, const char *directory, const char *name, int code) {
+  char reason[OB_INPUT_REASON];
+  return ob_error(ONEBIT_ERROR_FILE, "%s %s%s%s: %s", what, directory, name ? "/" : "",
+                  name ? name : "", ob_input_reason(code, reason));
 }
 
-onebit_status_t ob_path(char path[OB_PATH], const char *directory, const char *name) {
-  if (snprintf(path, OB_PATH, "%s/%s", directory, name) < OB_PATH)
-    return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_FILE, "the path of %s in the directory is too long", name);
-}
-
-static int open_again(const char *path, int flags) {
+static int open_again(int directory, const char *name, int flags) {
   int file;
   do
-    file = ob_system.open(path, flags | O_CLOEXEC, 0666);
+    file = ob_system.open(directory, name, flags | O_CLOEXEC, 0666);
   while (file < 0 && errno == EINTR);
   return file;
 }
 
-onebit_status_t ob_file_create(struct ob_file *file, const char *directory, const char *name) {
-  file->number = -1;
-  OB_TRY(ob_path(file->path, directory, name));
-  file->number = open_again(file->path, O_WRONLY | O_CREAT | O_TRUNC);
-  return file->number < 0 ? file_error("open", file->path) : ONEBIT_OK;
+/* --- Directories -------------------------------------------------------------------------------*/
+
+onebit_status_t ob_directory_create(const char *path) {
+  if (ob_system.mkdir(path, 0777) == 0 || errno == EEXIST)
+    return ONEBIT_OK;
+  return failed("mkdir", path, NULL, errno);
+}
+
+onebit_status_t ob_directory_open(struct ob_directory *directory, const char *path) {
+  directory->path = path;
+  directory->number = open_again(AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
+  return directory->number < 0 ? failed("open", path, NULL, errno) : ONEBIT_OK;
+}
+
+void ob_directory_close(struct ob_directory *directory) {
+  if (directory->number >= 0)
+    ob_system.close(directory->number);
+  directory->number = -1;
+}
+
+static int sync_again(int file) {
+  int result;
+  do
+    result = ob_system.fsync(file);
+  while (result != 0 && errno == EINTR);
+  return result;
+}
+
+/* Some file systems cannot sync a directory, and have no need to. */
+static onebit_status_t sync_names(int number, const char *path) {
+  if (sync_again(number) == 0 || errno == EINVAL || errno == ENOTSUP)
+    return ONEBIT_OK;
+  return failed("fsync", path, NULL, errno);
+}
+
+onebit_status_t ob_directory_sync(const struct ob_directory *directory) {
+  return sync_names(directory->number, directory->path);
+}
+
+onebit_status_t ob_directory_sync_parent(const struct ob_directory *directory) {
+  int parent = open_again(directory->number, "..", O_RDONLY | O_DIRECTORY);
+  if (parent < 0)
+    return failed("open", directory->path, "..", errno);
+  onebit_status_t status = sync_names(parent, directory->path);
+  ob_system.close(parent);
+  return status;
+}
+
+onebit_status_t ob_file_rename(const struct ob_directory *directory, const char *from,
+                               const char *to) {
+  if (ob_system.rename(directory->number, from, to) == 0)
+    return ONEBIT_OK;
+  return failed("rename", directory->path, from, errno);
+}
+
+void ob_file_remove(const struct ob_directory *directory, const char *name) {
+  ob_system.unlink(directory->number, name);
+}
+
+/* --- Writing -----------------------------------------------------------------------------------*/
+
+static onebit_status_t file_failed(const char *what, const struct ob_file *file) {
+  return failed(what, file->directory->path, file->name, errno);
+}
+
+onebit_status_t ob_file_create(struct ob_file *file, const struct ob_directory *directory,
+                               const char *name) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW;
+  file->directory = directory;
+  snprintf(file->name, sizeof file->name, "%s", name);
+  file->number = open_again(directory->number, name, flags);
+  if (file->number < 0 && errno == EEXIST && ob_system.unlink(directory->number, name) == 0)
+    file->number = open_again(directory->number, name, flags);
+  return file->number < 0 ? file_failed("open", file) : ONEBIT_OK;
 }
 
 onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void *data,
@@ -63,7 +131,7 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
     if (written == 0)
       errno = ENOSPC; /* some file systems have no better word for it */
     if (written <= 0)
-      return file_error("write", file->path);
+      return file_failed("write", file);
     from += written;
     offset += (uint64_t)written;
     bytes -= (size_t)written;
@@ -71,92 +139,48 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
   return ONEBIT_OK;
 }
 
-static int sync_again(int file) {
-  int result;
-  do
-    result = ob_system.fsync(file);
-  while (result != 0 && errno == EINTR);
-  return result;
-}
-
 /* A close that is interrupted has closed, and the bytes are on the disk. */
 onebit_status_t ob_file_finish(struct ob_file *file) {
-  onebit_status_t status =
-      sync_again(file->number) == 0 ? ONEBIT_OK : file_error("fsync", file->path);
+  onebit_status_t status = sync_again(file->number) == 0 ? ONEBIT_OK : file_failed("fsync", file);
   int closed = ob_system.close(file->number);
   file->number = -1;
   if (status == ONEBIT_OK && closed != 0 && errno != EINTR)
-    status = file_error("close", file->path);
+    status = file_failed("close", file);
   return status;
 }
 
 void ob_file_abandon(struct ob_file *file) {
   if (file->number >= 0)
     ob_system.close(file->number);
-  ob_system.unlink(file->path);
+  ob_file_remove(file->directory, file->name);
   file->number = -1;
 }
 
-/* Some file systems cannot sync a directory, and have no need to. */
-onebit_status_t ob_directory_sync(const char *directory) {
-  int file = open_again(directory, O_RDONLY | O_DIRECTORY);
-  if (file < 0)
-    return file_error("open", directory);
-  onebit_status_t status = ONEBIT_OK;
-  if (sync_again(file) != 0 && errno != EINVAL && errno != ENOTSUP)
-    status = file_error("fsync", directory);
-  ob_system.close(file);
-  return status;
+/* --- Reading -----------------------------------------------------------------------------------*/
+
+onebit_status_t ob_stored_open(struct ob_stored *stored, const struct ob_directory *directory,
+                               const char *name) {
+  stored->directory = directory;
+  snprintf(stored->name, sizeof stored->name, "%s", name);
+  int code = ob_input_open(&stored->input, directory->number, name);
+  return code == 0 ? ONEBIT_OK : failed("open", directory->path, name, code);
 }
 
-onebit_status_t ob_directory_create(const char *directory) {
-  if (ob_system.mkdir(directory, 0777) == 0 || errno == EEXIST)
-    return ONEBIT_OK;
-  return file_error("mkdir", directory);
+void ob_stored_suspend(struct ob_stored *stored) { ob_input_close(&stored->input); }
+
+onebit_status_t ob_stored_read(const struct ob_stored *stored, uint64_t offset, void *to,
+                               size_t bytes) {
+  struct ob_input input = stored->input;
+  int code = 0;
+  if (input.number < 0)
+    code = ob_input_open(&input, stored->directory->number, stored->name);
+  if (code == 0 && input.bytes != stored->input.bytes)
+    code = OB_INPUT_CHANGED;
+  if (code == 0)
+    code = ob_input_read(&input, offset, to, bytes);
+  if (stored->input.number < 0)
+    ob_input_close(&input);
+  return code == 0 ? ONEBIT_OK : failed("read", stored->directory->path, stored->name, code);
 }
 
-onebit_status_t ob_file_rename(const char *directory, const char *from, const char *to) {
-  char before[OB_PATH], after[OB_PATH];
-  OB_TRY(ob_path(before, directory, from));
-  OB_TRY(ob_path(after, directory, to));
-  return ob_system.rename(before, after) == 0 ? ONEBIT_OK : file_error("rename", before);
-}
-
-void ob_file_remove(const char *directory, const char *name) {
-  char path[OB_PATH];
-  if (snprintf(path, sizeof path, "%s/%s", directory, name) < OB_PATH)
-    ob_system.unlink(path);
-}
-
-static onebit_status_t map(struct ob_mapping *mapping, int file, const char *path) {
-  struct stat about;
-  if (fstat(file, &about) != 0)
-    return file_error("stat", path);
-  mapping->bytes = (size_t)about.st_size;
-  if (!S_ISREG(about.st_mode))
-    return ob_error(ONEBIT_ERROR_FILE, "%s is no file", path);
-  if (mapping->bytes == 0)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%s is empty", path);
-  void *memory = mmap(NULL, mapping->bytes, PROT_READ, MAP_PRIVATE, file, 0);
-  if (memory == MAP_FAILED)
-    return file_error("mmap", path);
-  mapping->memory = memory;
-  return ONEBIT_OK;
-}
-
-onebit_status_t ob_file_map(struct ob_mapping *mapping, const char *directory, const char *name) {
-  char path[OB_PATH];
-  *mapping = (struct ob_mapping){0};
-  OB_TRY(ob_path(path, directory, name));
-  int file = open_again(path, O_RDONLY);
-  if (file < 0)
-    return file_error("open", path);
-  onebit_status_t status = map(mapping, file, path);
-  ob_system.close(file);
-  return status;
-}
-
-void ob_file_unmap(struct ob_mapping *mapping) {
-  if (mapping->memory)
-    munmap((void *)mapping->memory, mapping->bytes);
-}
+void ob_stored_close(struct ob_stored *stored) { ob_input_close(&stored->input); }

@@ -1,0 +1,319 @@
+/*
+ * Something else in the place of a checkpoint's files: links, FIFOs, devices and the like, files
+ * that change while they are read, and calls that fail when they are. No link is followed to be
+ * written, nothing waits, and all ranks get an error.
+ */
+#define _XOPEN_SOURCE 700
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "optimizers/checkpoint/system.h"
+#include "tests/support_disk.h"
+#include "tests/support_irregular.h"
+#include "tests/support_parts.h"
+
+TestSuite(checkpoint_places, .timeout = 120);
+
+enum { RANKS = 2, STEPS = 5 };
+
+static const struct checkpoint_case two = {
+    .name = "two ranks", .method = &ob_method_adam, .size = RANKS, .steps = 8, .freeze_step = 3};
+
+static struct directories directories;
+
+struct files_run {
+  int steps; /* then it is saved; 0: it is loaded */
+  onebit_status_t status[RANKS];
+  char words[RANKS][256];
+  bool unchanged[RANKS]; /* where loading failed */
+};
+
+static bool same_parts(const struct saved_parts *a, const struct saved_parts *b, int k) {
+  return a->bytes[k] == b->bytes[k] && memcmp(a->memory[k], b->memory[k], a->bytes[k]) == 0;
+}
+
+static struct saved_parts before, after;
+
+static void on_rank(onebit_comm_t comm, void *context) {
+  struct files_run *run = context;
+  struct trainee trainee = trainee_create(comm, &two, run->steps ? 0 : 1);
+  const int rank = trainee.rank;
+  for (int step = 0; step < run->steps; step++)
+    trainee_step(&trainee, step);
+  trainee_save(&trainee, comm, &before);
+  run->status[rank] = run->steps
+                          ? onebit_optimizer_save_files(trainee.optimizer, directories.saved)
+                          : onebit_optimizer_load_files(trainee.optimizer, directories.saved);
+  snprintf(run->words[rank], sizeof run->words[0], "%s",
+           run->status[rank] ? onebit_last_error() : "");
+  trainee_save(&trainee, comm, &after);
+  run->unchanged[rank] = same_parts(&before, &after, rank);
+  trainee_destroy(&trainee);
+}
+
+static struct files_run run_files(int steps) {
+  struct files_run run = {.steps = steps};
+  on_ranks(RANKS, on_rank, &run);
+  free_parts(&before);
+  free_parts(&after);
+  return run;
+}
+
+static void expect(const struct files_run *run, onebit_status_t status, const char *words) {
+  for (int k = 0; k < RANKS; k++)
+    CHECK(run->status[k] == status && strstr(run->words[k], words), "rank %d: %d: %s, not %s", k,
+          (int)run->status[k], run->words[k], words);
+}
+
+static void save(void) {
+  struct files_run run = run_files(STEPS);
+  expect(&run, ONEBIT_OK, "");
+}
+
+static void path_of(char path[256], const char *name) {
+  snprintf(path, 256, "%s/%s", directories.saved, name);
+}
+
+static void end(void) {
+  directories_remove(&directories);
+  checks_must_hold();
+}
+
+/* --- Links in the place of what is to be written */
+
+static void write_file(const char *path, const char *text) {
+  FILE *file = fopen(path, "w");
+  cr_assert(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void check_file(const char *path, const char *text) {
+  char read[64] = "";
+  FILE *file = fopen(path, "r");
+  CHECK(file && fgets(read, sizeof read, file) && strcmp(read, text) == 0, "%s has: %s", path,
+        read);
+  if (file)
+    fclose(file);
+}
+
+static void link_in_place_of(const char *name) {
+  char path[256], victim[300], missing[300];
+  path_of(path, name);
+  snprintf(victim, sizeof victim, "%s/victim", directories.shadow);
+  snprintf(missing, sizeof missing, "%s/missing", directories.shadow);
+  write_file(victim, "precious");
+  for (int k = 0; k < 3; k++) {
+    check_case("%s, link %d", name, k);
+    /* Somebody else's file; one that would be made; a hard link, which is a file as any. */
+    CHECK((k < 2 ? symlink(k ? missing : victim, path) : link(victim, path)) == 0, "no link");
+    save();
+    check_file(victim, "precious");
+    CHECK(access(missing, F_OK) != 0, "a link was followed");
+    struct files_run run = run_files(0);
+    expect(&run, ONEBIT_OK, "");
+    directory_empty(directories.saved);
+  }
+}
+
+/* Parts get a generation that no name has, so a link could be there by a race only: each call that
+ * opens a file to write finds one. */
+static struct ob_system real;
+static char planted[256];
+
+static int open_after_a_link(int directory, const char *name, int flags, mode_t mode) {
+  if (flags & O_CREAT && strncmp(name, "part-", 5) == 0)
+    (void)!symlinkat(planted, directory, name);
+  return real.open(directory, name, flags, mode);
+}
+
+Test(checkpoint_places, links_are_not_followed) {
+  directories = directories_create();
+  save();
+  directory_empty(directories.saved);
+  link_in_place_of("manifest.new");
+  link_in_place_of("manifest");
+  link_in_place_of("part-1-0");
+  end();
+}
+
+Test(checkpoint_places, links_that_come_between_are_not_followed) {
+  directories = directories_create();
+  save();
+  snprintf(planted, sizeof planted, "%s/victim", directories.shadow);
+  write_file(planted, "precious");
+  real = ob_system;
+  ob_system.open = open_after_a_link;
+  struct files_run run = run_files(STEPS);
+  ob_system = real;
+  expect(&run, ONEBIT_ERROR_FILE, "File exists");
+  check_file(planted, "precious");
+  run = run_files(0);
+  expect(&run, ONEBIT_OK, "");
+  save(); /* with which the links go */
+  CHECK(list_names(directories.saved).count == RANKS + 1, "something is left");
+  end();
+}
+
+/* --- Anything in the place of what is to be read */
+
+static void irregular_in_place_of(const char *name) {
+  char path[256], aside[300];
+  path_of(path, name);
+  snprintf(aside, sizeof aside, "%s/aside", directories.shadow);
+  rename(path, aside);
+  for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
+    check_case("a %s is %s", irregular_names[kind], name);
+    irregular_make(kind, path);
+    struct files_run run = run_files(0);
+    expect(&run, ONEBIT_ERROR_FILE, "not a regular file");
+    expect(&run, ONEBIT_ERROR_FILE, path);
+    CHECK(run.unchanged[0] && run.unchanged[1], "something was loaded");
+    irregular_remove(kind, path);
+  }
+  rename(aside, path);
+}
+
+Test(checkpoint_places, nothing_but_files_is_read) {
+  directories = directories_create();
+  save();
+  irregular_in_place_of("manifest");
+  irregular_in_place_of("part-1-1");
+  struct files_run run = run_files(0);
+  expect(&run, ONEBIT_OK, "");
+  end();
+}
+
+/* And what is no file in the place of a new one is an error, or goes. */
+Test(checkpoint_places, nothing_else_is_written_to) {
+  char path[256];
+  directories = directories_create();
+  save();
+  path_of(path, "manifest.new");
+  for (enum irregular kind = A_FIFO; kind < IRREGULARS; kind++) {
+    check_case("a %s is manifest.new", irregular_names[kind]);
+    irregular_make(kind, path);
+    struct files_run run = run_files(STEPS);
+    if (kind == A_DIRECTORY) {
+      CHECK(run.status[0] == ONEBIT_ERROR_FILE && strstr(run.words[0], "manifest.new: "), "%s",
+            run.words[0]);
+      irregular_remove(kind, path);
+    } else {
+      expect(&run, ONEBIT_OK, "");
+    }
+    run = run_files(0);
+    expect(&run, ONEBIT_OK, "");
+  }
+  path_of(path, "manifest.new.target");
+  unlink(path);
+  end();
+}
+
+Test(checkpoint_places, large_files_are_not_read_whole) {
+  char path[256];
+  directories = directories_create();
+  save();
+  path_of(path, "manifest");
+  cr_assert(truncate(path, (off_t)1 << 40) == 0); /* takes no place */
+  struct files_run run = run_files(0);
+  expect(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes are no manifest");
+  end();
+}
+
+/* --- Files that change while they are read */
+
+static struct ob_input_calls real_input;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static long reads, at;
+static char shortened[256];
+
+/* The file becomes shorter before the read number `at`. */
+static ssize_t read_shortened(int file, void *to, size_t bytes, off_t offset) {
+  pthread_mutex_lock(&lock);
+  if (++reads == at)
+    (void)!truncate(shortened, 1000);
+  pthread_mutex_unlock(&lock);
+  return real_input.read(file, to, bytes, offset);
+}
+
+Test(checkpoint_places, parts_that_become_shorter_are_errors) {
+  int checked = 0, taken = 0;
+  directories = directories_create();
+  path_of(shortened, "part-1-1");
+  bool reached = true;
+  for (at = 1; reached; at += (long)test_stride()) {
+    save();
+    check_case("shorter at read %ld", at);
+    real_input = ob_input_calls;
+    reads = 0;
+    ob_input_calls.read = read_shortened;
+    struct files_run run = run_files(0);
+    ob_input_calls = real_input;
+    reached = reads >= at;
+    for (int k = 0; k < RANKS; k++) {
+      bool told = strstr(run.words[k], "a part of the state has been taken");
+      if (run.status[k] == ONEBIT_ERROR_FILE)
+        (told ? (taken++) : (checked++));
+      if (run.status[k] == ONEBIT_ERROR_FILE && !told)
+        CHECK(run.unchanged[k], "rank %d has changed", k);
+    }
+    CHECK((run.status[0] == ONEBIT_OK) == (run.status[1] == ONEBIT_OK), "%d and %d: %s",
+          (int)run.status[0], (int)run.status[1], run.words[1]);
+    directory_empty(directories.saved);
+    checks_must_hold();
+  }
+  CHECK((checked > 0 && taken > 0) || test_stride() > 1, "%d and %d errors", checked, taken);
+  end();
+}
+
+/* Every call of loading fails once. */
+Test(checkpoint_places, calls_of_loading_that_fail) {
+  int failures = 0;
+  bool passed = false;
+  directories = directories_create();
+  save();
+  for (long call = 1; !passed; call += (long)test_stride()) {
+    disk_begin(DISK_FULL, call, directories.shadow);
+    struct files_run run = run_files(0);
+    passed = disk_calls() < call;
+    disk_end();
+    check_case("call %ld fails", call);
+    bool failed = run.status[0] != ONEBIT_OK;
+    failures += failed;
+    CHECK(failed == (run.status[1] != ONEBIT_OK), "only one rank failed");
+    CHECK(!failed || strstr(run.words[0], "No space left") || strstr(run.words[1], "No space left"),
+          "%s, %s", run.words[0], run.words[1]);
+    checks_must_hold();
+  }
+  CHECK(failures * (int)test_stride() > 20, "only %d calls have failed", failures);
+  struct files_run run = run_files(0);
+  expect(&run, ONEBIT_OK, "");
+  end();
+}
+
+/* More parts than stay open. */
+Test(checkpoint_places, files_are_opened_again) {
+  struct ob_directory directory;
+  struct ob_stored stored;
+  char path[256], text[9] = "";
+  directories = directories_create();
+  mkdir(directories.saved, 0700);
+  path_of(path, "part-1-0");
+  write_file(path, "abcdefgh");
+  CHECK_STATUS(ob_directory_open(&directory, directories.saved), ONEBIT_OK);
+  CHECK_STATUS(ob_stored_open(&stored, &directory, "part-1-0"), ONEBIT_OK);
+  ob_stored_suspend(&stored);
+  CHECK_STATUS(ob_stored_read(&stored, 2, text, 6), ONEBIT_OK);
+  CHECK(strcmp(text, "cdefgh") == 0 && stored.input.number < 0, "%s", text);
+  write_file(path, "abc");
+  CHECK_STATUS(ob_stored_read(&stored, 0, text, 2), ONEBIT_ERROR_FILE);
+  CHECK_WORDS("part-1-0: it was changed while it was read");
+  ob_stored_close(&stored);
+  ob_directory_close(&directory);
+  end();
+}
