@@ -16,6 +16,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -82,6 +83,10 @@ struct files {
 static onebit_status_t check(onebit_optimizer_t optimizer, const char *directory) {
   if (!directory || !*directory)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "directory is %s", directory ? "empty" : "NULL");
+  if (strlen(directory) >= PATH_MAX)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "directory is %zu bytes long, and paths are less than %d", strlen(directory),
+                    PATH_MAX);
   return ob_checkpoint_idle(optimizer);
 }
 

@@ -1,0 +1,325 @@
+/* Wrong calls: how they are judged, the handles they are made with, and those on communicators,
+ * plans and collectives. */
+#include "tests/support_wrong_calls.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ARGUMENT ONEBIT_ERROR_ARGUMENT
+#define BUSY     ONEBIT_ERROR_BUSY
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static size_t made, failed;
+static const char *covered[1000];
+
+void wrong_begin(void) { onebit_counters_get(NULL); } /* no earlier message is taken for this one */
+
+void wrong_value(const char *function, const char *arguments, bool good, const char *part) {
+  bool told = strstr(onebit_last_error(), part) != NULL;
+  pthread_mutex_lock(&lock);
+  if (made < sizeof covered / sizeof covered[0])
+    covered[made] = function;
+  made++;
+  failed += !good || !told;
+  pthread_mutex_unlock(&lock);
+  if (!good || !told)
+    fprintf(stderr, "%s%s: %s; message \"%s\", which should say \"%s\"\n", function, arguments,
+            good ? "the result is right" : "the result is wrong", onebit_last_error(), part);
+}
+
+void wrong_end(const char *function, const char *arguments, onebit_status_t got,
+               onebit_status_t wanted, const char *part) {
+  wrong_value(function, arguments, got == wanted, part);
+  if (got != wanted)
+    fprintf(stderr, "  it gave %s, not %s\n", onebit_status_string(got),
+            onebit_status_string(wanted));
+}
+
+size_t wrong_made(void) { return made; }
+
+size_t wrong_failed(void) { return failed; }
+
+bool wrong_covers(const char *function) {
+  for (size_t i = 0; i < made && i < sizeof covered / sizeof covered[0]; i++)
+    if (strcmp(covered[i], function) == 0)
+      return true;
+  return false;
+}
+
+/* ---- The scene ---- */
+
+static bool is_ok(onebit_status_t status) {
+  if (status != ONEBIT_OK)
+    fprintf(stderr, "the scene: %s\n", onebit_last_error());
+  return status == ONEBIT_OK;
+}
+
+static bool make_plan(onebit_comm_t comm, onebit_operation_t operation, onebit_plan_t *plan) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.operation = operation;
+  return is_ok(onebit_plan_create(comm, WRONG_COUNT, &options, plan));
+}
+
+static bool make_optimizer(struct wrong_scene *scene, onebit_optimizer_t *optimizer) {
+  scene->tensor =
+      (onebit_tensor_t){.parameter = scene->receive, .gradient = scene->send, .count = WRONG_COUNT};
+  return is_ok(onebit_efficient_adam_create(scene->comm, &scene->tensor, 1, NULL, optimizer));
+}
+
+static bool make_handles(struct wrong_scene *scene) {
+  return is_ok(onebit_comm_create_self(&scene->comm)) &&
+         is_ok(onebit_comm_create_self(&scene->no_comm)) &&
+         make_plan(scene->comm, ONEBIT_ALLREDUCE, &scene->plan) &&
+         make_plan(scene->comm, ONEBIT_ALLGATHER, &scene->gathers) &&
+         make_plan(scene->comm, ONEBIT_REDUCE_SCATTER, &scene->scatters) &&
+         make_plan(scene->comm, ONEBIT_ALLREDUCE, &scene->busy) &&
+         make_plan(scene->comm, ONEBIT_ALLREDUCE, &scene->no_plan) &&
+         make_optimizer(scene, &scene->optimizer) && make_optimizer(scene, &scene->open) &&
+         make_optimizer(scene, &scene->no_optimizer);
+}
+
+bool wrong_scene_make(struct wrong_scene *scene) {
+  onebit_request_t request;
+  *scene = (struct wrong_scene){.foreign = calloc(1, 4096),
+                                .send = calloc(WRONG_COUNT, sizeof(float)),
+                                .receive = calloc(WRONG_COUNT, sizeof(float))};
+  if (!make_handles(scene) || !is_ok(onebit_optimizer_begin(scene->open, 0.1F)) ||
+      !is_ok(onebit_iallreduce(scene->send, scene->send, scene->busy, &request)))
+    return false;
+  scene->no_request = request;
+  if (!is_ok(onebit_wait(&request)) ||
+      !is_ok(onebit_iallreduce(scene->send, scene->send, scene->busy, &scene->request)))
+    return false;
+  onebit_optimizer_destroy(scene->no_optimizer);
+  onebit_comm_destroy(scene->no_comm);
+  return is_ok(onebit_plan_destroy(scene->no_plan));
+}
+
+void wrong_scene_end(struct wrong_scene *scene) {
+  onebit_wait(&scene->request);
+  onebit_optimizer_destroy(scene->optimizer);
+  onebit_optimizer_destroy(scene->open);
+  onebit_plan_destroy(scene->plan);
+  onebit_plan_destroy(scene->gathers);
+  onebit_plan_destroy(scene->scatters);
+  onebit_plan_destroy(scene->busy);
+  onebit_comm_destroy(scene->comm);
+  free(scene->foreign);
+  free(scene->send);
+  free(scene->receive);
+}
+
+/* ---- Communicators ---- */
+
+static int nothing_sent(void *context, const void *data, size_t bytes, int peer, int tag,
+                        void **operation) {
+  (void)context, (void)data, (void)bytes, (void)peer, (void)tag, (void)operation;
+  return -1;
+}
+
+static int nothing_received(void *context, void *data, size_t bytes, int peer, int tag,
+                            void **operation) {
+  (void)context, (void)data, (void)bytes, (void)peer, (void)tag, (void)operation;
+  return -1;
+}
+
+static int nothing_tested(void *context, void *operation, double seconds, size_t *bytes) {
+  (void)context, (void)operation, (void)seconds, (void)bytes;
+  return -1;
+}
+
+static void nothing_cancelled(void *context, void *operation) { (void)context, (void)operation; }
+
+static void wrong_callbacks(void) {
+  onebit_comm_t comm;
+#define CALLBACKS(...)                                                                             \
+  &(onebit_transport_callbacks_t){.size = sizeof(onebit_transport_callbacks_t),                    \
+                                  .send = nothing_sent,                                            \
+                                  .receive = nothing_received,                                     \
+                                  .test = nothing_tested,                                          \
+                                  .cancel = nothing_cancelled,                                     \
+                                  __VA_ARGS__}
+  WRONG(onebit_comm_create_custom, (NULL, 0, 1, &comm), ARGUMENT, "callbacks is NULL");
+  WRONG(onebit_comm_create_custom, (&(onebit_transport_callbacks_t){.size = 8}, 0, 1, &comm),
+        ARGUMENT, "callbacks->size is 8");
+  WRONG(
+      onebit_comm_create_custom,
+      (&(onebit_transport_callbacks_t){.size = sizeof(onebit_transport_callbacks_t)}, 0, 1, &comm),
+      ARGUMENT, "callbacks->send is NULL");
+  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), -1, 1, &comm), ARGUMENT,
+        "rank is -1");
+  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), 1, 1, &comm), ARGUMENT,
+        "rank is 1");
+  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), 0, 0, &comm), ARGUMENT,
+        "size is 0");
+  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), 0, 1, NULL), ARGUMENT,
+        "comm is NULL");
+  WRONG(onebit_comm_create_custom, (CALLBACKS(.largest_tag = -1), 0, 1, &comm), ARGUMENT,
+        "callbacks->largest_tag is -1");
+  WRONG(onebit_comm_create_custom, (CALLBACKS(.timeout = NAN), 0, 1, &comm), ARGUMENT,
+        "callbacks->timeout is nan");
+}
+
+static void wrong_values(const struct wrong_scene *scene) {
+  void *foreign = scene->foreign, *plan = scene->plan;
+#define VALUES(handle, part)                                                                       \
+  WRONG_VALUE(onebit_comm_rank, (handle), onebit_comm_rank(handle) == -1, part);                   \
+  WRONG_VALUE(onebit_comm_size, (handle), onebit_comm_size(handle) == 0, part);                    \
+  WRONG_VALUE(onebit_comm_hosts, (handle), onebit_comm_hosts(handle) == 0, part);                  \
+  WRONG_VALUE(onebit_comm_bytes_sent, (handle), onebit_comm_bytes_sent(handle) == 0, part);        \
+  WRONG(onebit_progress, (handle), ARGUMENT, part)
+  VALUES(NULL, "comm is NULL");
+  VALUES(scene->no_comm, "which is no communicator (destroyed, or never made)");
+  VALUES(plan, "which is a plan");
+  VALUES(foreign, "which is no communicator (destroyed, or never made)");
+  WRONG_VALUE(onebit_status_string, (99),
+              strcmp(onebit_status_string((onebit_status_t)99), "unknown status") == 0, "");
+  WRONG_VALUE(onebit_counters_reason, (99), onebit_counters_reason(99) == NULL, "");
+  WRONG(onebit_counters_get, (NULL), ARGUMENT, "counters is NULL");
+  WRONG(onebit_counters_get, (&(onebit_counters_t){.size = 4}), ARGUMENT, "size is 4");
+}
+
+void wrong_communicators(const struct wrong_scene *scene) {
+  onebit_comm_t comms[2];
+  void *foreign = scene->foreign, *plan = scene->plan;
+  WRONG(onebit_comm_create_self, (NULL), ARGUMENT, "comm is NULL");
+  WRONG(onebit_comm_create_loopback, (0, comms), ARGUMENT, "size is 0");
+  WRONG(onebit_comm_create_loopback, (-3, comms), ARGUMENT, "size is -3");
+  WRONG(onebit_comm_create_loopback, (4097, comms), ARGUMENT, "size is 4097");
+  WRONG(onebit_comm_create_loopback, (2, NULL), ARGUMENT, "comms is NULL");
+  WRONG(onebit_comm_create_loopback_hosts, (2, 0, comms), ARGUMENT, "hosts is 0");
+  WRONG(onebit_comm_create_loopback_hosts, (2, 3, comms), ARGUMENT, "hosts is 3");
+  WRONG(onebit_comm_create_loopback_hosts, (0, 1, comms), ARGUMENT, "size is 0");
+  WRONG(onebit_comm_create_loopback_hosts, (2, 1, NULL), ARGUMENT, "comms is NULL");
+#define DESTROY(handle) (onebit_comm_destroy(handle), true)
+  WRONG_VALUE(onebit_comm_destroy, (no_comm), DESTROY(scene->no_comm), "which is no communicator");
+  WRONG_VALUE(onebit_comm_destroy, (plan), DESTROY(plan), "comm is 0x");
+  WRONG_VALUE(onebit_comm_destroy, (foreign), DESTROY(foreign), "which is no communicator");
+#undef DESTROY
+  wrong_callbacks();
+  wrong_values(scene);
+}
+
+/* ---- Plans ---- */
+
+static void wrong_plan_options(const struct wrong_scene *scene) {
+  onebit_plan_t plan;
+#define PLAN(message, ...)                                                                         \
+  WRONG(onebit_plan_create,                                                                        \
+        (scene->comm, 9,                                                                           \
+         &(onebit_plan_options_t){.size = sizeof(onebit_plan_options_t), __VA_ARGS__}, &plan),     \
+        ARGUMENT, message)
+  PLAN("operation is 3", .operation = (onebit_operation_t)3);
+  PLAN("operation is -1", .operation = (onebit_operation_t)-1);
+  PLAN("dtype is 99", .dtype = (onebit_dtype_t)99);
+  PLAN("wire is 2", .wire = (onebit_wire_t)2);
+  PLAN("profile is 7", .profile = (onebit_profile_t)7);
+  PLAN("scale is 2", .scale = (onebit_scale_t)2);
+  PLAN("block_size is 33", .block_size = 33);
+  PLAN("block_size is 65568", .block_size = 65568);
+  PLAN("chunk_size is 31", .chunk_size = 31);
+  PLAN("threads is -1", .threads = -1);
+  PLAN("schedule is 9", .schedule = (onebit_schedule_t)9);
+  PLAN("device is 7", .device = (onebit_device_t)7);
+  PLAN("profile is", .profile = ONEBIT_PROFILE_DEEPSPEED, .block_size = 64);
+  WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 0}, &plan), ARGUMENT,
+        "options->size is 0");
+  WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 4096}, &plan),
+        ARGUMENT, "options->size is 4096");
+}
+
+static void wrong_residuals(const struct wrong_scene *scene) {
+  float values[WRONG_COUNT] = {0};
+  void *comm = scene->comm;
+#define RESIDUALS(handle, status, part)                                                            \
+  WRONG(onebit_plan_export_residual, (handle, values, NULL), status, part);                        \
+  WRONG(onebit_plan_import_residual, (handle, values, NULL), status, part);                        \
+  WRONG(onebit_plan_reset_residual, (handle), status, part)
+  RESIDUALS(NULL, ARGUMENT, "plan is NULL");
+  RESIDUALS(scene->no_plan, ARGUMENT, "which is no plan (destroyed, or never made)");
+  RESIDUALS(comm, ARGUMENT, "which is a communicator");
+  RESIDUALS(scene->busy, BUSY, "in flight");
+  values[3] = NAN;
+  WRONG(onebit_plan_import_residual, (scene->plan, values, NULL), ARGUMENT, "worker[3] is nan");
+  values[3] = INFINITY;
+  WRONG(onebit_plan_import_residual, (scene->plan, NULL, values), ARGUMENT, "server[3] is inf");
+}
+
+void wrong_plans(const struct wrong_scene *scene) {
+  onebit_plan_t plan;
+  onebit_plan_info_t info = {.size = sizeof info};
+  void *foreign = scene->foreign, *comm = scene->comm, *optimizer = scene->optimizer;
+  WRONG(onebit_plan_create, (NULL, 9, NULL, &plan), ARGUMENT, "comm is NULL");
+  WRONG(onebit_plan_create, (scene->no_comm, 9, NULL, &plan), ARGUMENT, "which is no communicator");
+  WRONG(onebit_plan_create, (optimizer, 9, NULL, &plan), ARGUMENT, "which is an optimizer");
+  WRONG(onebit_plan_create, (foreign, 9, NULL, &plan), ARGUMENT, "which is no communicator");
+  WRONG(onebit_plan_create, (scene->comm, 9, NULL, NULL), ARGUMENT, "plan is NULL");
+  WRONG(onebit_plan_create, (scene->comm, SIZE_MAX, NULL, &plan), ARGUMENT, "count is 1844674407");
+  WRONG(onebit_plan_create, (scene->comm, (size_t)-1000, NULL, &plan), ARGUMENT, "count is 184");
+  wrong_plan_options(scene);
+  WRONG(onebit_plan_destroy, (scene->no_plan), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_destroy, (comm), ARGUMENT, "which is a communicator");
+  WRONG(onebit_plan_destroy, (foreign), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_destroy, (scene->busy), BUSY, "in flight");
+  WRONG(onebit_plan_get_info, (NULL, &info), ARGUMENT, "plan is NULL");
+  WRONG(onebit_plan_get_info, (scene->no_plan, &info), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_get_info, (scene->plan, NULL), ARGUMENT, "info is NULL");
+  WRONG(onebit_plan_get_info, (scene->plan, &(onebit_plan_info_t){.size = 1}), ARGUMENT,
+        "info->size is 1");
+  WRONG_VALUE(onebit_plan_explain, (no_plan), !*onebit_plan_explain(scene->no_plan),
+              "which is no plan");
+  WRONG_VALUE(onebit_plan_explain, (comm), !*onebit_plan_explain(comm), "which is a communicator");
+  wrong_residuals(scene);
+}
+
+/* ---- Collectives ---- */
+
+static void wrong_requests(const struct wrong_scene *scene) {
+  onebit_request_t none = NULL, finished = scene->no_request;
+  onebit_request_t plan = (onebit_request_t)(void *)scene->plan, foreign = scene->foreign;
+#define REQUESTS(argument, part)                                                                   \
+  WRONG(onebit_test, (argument), ARGUMENT, part);                                                  \
+  WRONG(onebit_wait, (argument), ARGUMENT, part)
+  REQUESTS(NULL, "request is NULL");
+  REQUESTS(&finished, "which is no request (finished, or never made)");
+  REQUESTS(&plan, "which is a plan");
+  REQUESTS(&foreign, "which is no request");
+#define STARTS(start)                                                                              \
+  WRONG(start, (scene->send, scene->receive, NULL, &none), ARGUMENT, "plan is NULL");              \
+  WRONG(start, (scene->send, scene->receive, scene->no_plan, &none), ARGUMENT,                     \
+        "which is no plan");                                                                       \
+  WRONG(start, (scene->send, scene->receive, scene->busy, &none), BUSY, "in flight")
+  STARTS(onebit_iallreduce);
+  STARTS(onebit_iallgather);
+  STARTS(onebit_ireduce_scatter);
+  WRONG(onebit_iallreduce, (scene->send, scene->receive, scene->plan, NULL), ARGUMENT,
+        "request is NULL");
+  if (onebit_iallgather(scene->send, scene->receive, scene->plan, &none) == ONEBIT_OK)
+    WRONG(onebit_wait, (&none), ARGUMENT, "plan is for allreduce, not for allgather");
+  if (onebit_ireduce_scatter(NULL, scene->receive, scene->scatters, &none) == ONEBIT_OK)
+    WRONG(onebit_wait, (&none), ARGUMENT, "sendbuf is NULL");
+}
+
+void wrong_collectives(const struct wrong_scene *scene) {
+  float *send = scene->send, *receive = scene->receive;
+  void *odd = (char *)send + 1, *foreign = scene->foreign, *comm = scene->comm;
+#define COLLECTIVE(call, good, other, message)                                                     \
+  WRONG(call, (send, receive, NULL), ARGUMENT, "plan is NULL");                                    \
+  WRONG(call, (send, receive, scene->no_plan), ARGUMENT, "which is no plan");                      \
+  WRONG(call, (send, receive, comm), ARGUMENT, "which is a communicator");                         \
+  WRONG(call, (send, receive, foreign), ARGUMENT, "which is no plan");                             \
+  WRONG(call, (send, receive, scene->busy), BUSY, "in flight");                                    \
+  WRONG(call, (send, receive, other), ARGUMENT, message);                                          \
+  WRONG(call, (NULL, receive, good), ARGUMENT, "sendbuf is NULL");                                 \
+  WRONG(call, (send, NULL, good), ARGUMENT, "recvbuf is NULL");                                    \
+  WRONG(call, (odd, receive, good), ARGUMENT, "not aligned to 4 bytes");                           \
+  WRONG(call, (send, (char *)receive + 2, good), ARGUMENT, "not aligned to 4 bytes");              \
+  WRONG(call, (send, send + 8, good), ARGUMENT, "overlap")
+  COLLECTIVE(onebit_allreduce, scene->plan, scene->gathers, "plan is for allgather");
+  COLLECTIVE(onebit_allgather, scene->gathers, scene->plan, "plan is for allreduce");
+  COLLECTIVE(onebit_reduce_scatter, scene->scatters, scene->plan, "not for reduce-scatter");
+  wrong_requests(scene);
+}

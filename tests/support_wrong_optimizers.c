@@ -1,0 +1,204 @@
+/* Wrong calls on optimizers: creation, steps, what looks at them, checkpoints. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/support_wrong_calls.h"
+
+#define ARGUMENT ONEBIT_ERROR_ARGUMENT
+#define BUSY     ONEBIT_ERROR_BUSY
+
+/* ---- Creation ---- */
+
+static void wrong_tensors(const struct wrong_scene *scene) {
+  onebit_optimizer_t made;
+  float *p = scene->receive, *g = scene->send;
+#define TENSORS(count, message, ...)                                                               \
+  WRONG(onebit_efficient_adam_create,                                                              \
+        (scene->comm, (const onebit_tensor_t[]){__VA_ARGS__}, count, NULL, &made), ARGUMENT,       \
+        message)
+  TENSORS(1, "tensors[0].parameter is NULL", {NULL, g, 8, 0, 0, 0});
+  TENSORS(1, "tensors[0].parameter is 0x", {(char *)p + 1, g, 8, 0, 0, 0});
+  TENSORS(1, "tensors[0].gradient is 0x", {p, (char *)g + 2, 8, 0, 0, 0});
+  TENSORS(1, "tensors[0].weight_decay is nan", {p, g, 8, NAN, 0, 0});
+  TENSORS(1, "tensors[0].weight_decay is -1", {p, g, 8, -1, 0, 0});
+  TENSORS(1, "tensors[0].learning_rate_factor is inf", {p, g, 8, 0, INFINITY, 0});
+  TENSORS(1, "too large to address", {p, g, SIZE_MAX / 2, 0, 0, 0});
+  TENSORS(2, "tensors[0] and tensors[1] overlap", {p, g, 8, 0, 0, 0}, {p + 4, g + 8, 8, 0, 0, 0});
+  TENSORS(1, "overlap", {p, p, 8, 0, 0, 0});
+}
+
+static void wrong_common(const struct wrong_scene *scene) {
+  onebit_optimizer_t made;
+#define COMMON(message, ...)                                                                       \
+  WRONG(onebit_efficient_adam_create,                                                              \
+        (scene->comm, &scene->tensor, 1,                                                           \
+         &(onebit_efficient_adam_options_t){.size = sizeof(onebit_efficient_adam_options_t),       \
+                                            .common = {__VA_ARGS__}},                              \
+         &made),                                                                                   \
+        ARGUMENT, message)
+  COMMON("block_size is 33", .block_size = 33);
+  COMMON("chunk_size is 7", .chunk_size = 7);
+  COMMON("threads is -2", .threads = -2);
+  COMMON("scale is 5", .scale = (onebit_scale_t)5);
+  COMMON("profile is 9", .profile = (onebit_profile_t)9);
+  COMMON("schedule", .schedule = ONEBIT_SCHEDULE_ALLGATHER);
+  COMMON("device is 4", .device = (onebit_device_t)4);
+  COMMON("dtype is 8", .gradient_dtype = (onebit_dtype_t)8);
+  COMMON("dtype is -1", .parameter_dtype = (onebit_dtype_t)-1);
+  COMMON("gradient_factor is -1", .gradient_factor = -1);
+  COMMON("clip_norm is nan", .clip_norm = NAN);
+  COMMON("initial_loss_scale is 0.5", .initial_loss_scale = 0.5);
+  COMMON("min_loss_scale is inf", .min_loss_scale = INFINITY);
+}
+
+void wrong_creations(const struct wrong_scene *scene) {
+  onebit_optimizer_t made;
+  void *plan = scene->plan;
+#define CREATIONS(create, options, field, wrong, message)                                          \
+  WRONG(create, (NULL, &scene->tensor, 1, NULL, &made), ARGUMENT, "comm is NULL");                 \
+  WRONG(create, (scene->no_comm, &scene->tensor, 1, NULL, &made), ARGUMENT,                        \
+        "which is no communicator");                                                               \
+  WRONG(create, (plan, &scene->tensor, 1, NULL, &made), ARGUMENT, "which is a plan");              \
+  WRONG(create, (scene->comm, &scene->tensor, 1, NULL, NULL), ARGUMENT, "optimizer is NULL");      \
+  WRONG(create, (scene->comm, NULL, 1, NULL, &made), ARGUMENT, "tensors is NULL");                 \
+  WRONG(create, (scene->comm, &scene->tensor, 1, &(options){.size = 12}, &made), ARGUMENT,         \
+        "options->size is 12");                                                                    \
+  WRONG(create,                                                                                    \
+        (scene->comm, &scene->tensor, 1, &(options){.size = sizeof(options), .field = wrong},      \
+         &made),                                                                                   \
+        ARGUMENT, message)
+  CREATIONS(onebit_adam_create, onebit_adam_options_t, beta1, 1, "beta1 is 1");
+  CREATIONS(onebit_efficient_adam_create, onebit_efficient_adam_options_t, gain, -1, "gain is -1");
+  CREATIONS(onebit_lamb_create, onebit_lamb_options_t, beta2, NAN, "beta2 is nan");
+  CREATIONS(onebit_lion_create, onebit_lion_options_t, beta3, 2, "beta3 is 2");
+  CREATIONS(onebit_momentum_create, onebit_momentum_options_t, momentum, -0.5, "momentum is -0.5");
+  CREATIONS(onebit_zero_one_adam_create, onebit_zero_one_adam_options_t, epsilon, INFINITY,
+            "epsilon is inf");
+  wrong_tensors(scene);
+  wrong_common(scene);
+}
+
+/* ---- Steps ---- */
+
+/* Those of `open` are noted in its step, which fails for them. */
+void wrong_steps(const struct wrong_scene *scene) {
+  onebit_optimizer_t optimizer = scene->optimizer, gone = scene->no_optimizer, open = scene->open;
+  void *plan = scene->plan, *foreign = scene->foreign;
+#define STEPS(handle, part)                                                                        \
+  WRONG(onebit_optimizer_step, (handle, 0.1F), ARGUMENT, part);                                    \
+  WRONG(onebit_optimizer_begin, (handle, 0.1F), ARGUMENT, part);                                   \
+  WRONG(onebit_optimizer_ready, (handle, 0), ARGUMENT, part);                                      \
+  WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
+  STEPS(NULL, "optimizer is NULL");
+  STEPS(gone, "which is no optimizer (destroyed, or never made)");
+  STEPS(plan, "which is a plan");
+  STEPS(foreign, "which is no optimizer");
+#define RATES(call)                                                                                \
+  WRONG(call, (optimizer, NAN), ARGUMENT, "learning_rate is nan");                                 \
+  WRONG(call, (optimizer, -1), ARGUMENT, "learning_rate is -1");                                   \
+  WRONG(call, (optimizer, INFINITY), ARGUMENT, "learning_rate is inf")
+  RATES(onebit_optimizer_step);
+  RATES(onebit_optimizer_begin);
+  WRONG(onebit_optimizer_ready, (optimizer, 0), ARGUMENT, "no step is open");
+  WRONG(onebit_optimizer_set_gradient, (optimizer, 1, NULL), ARGUMENT, "tensor is 1");
+  WRONG(onebit_optimizer_set_gradient, (optimizer, 0, (char *)foreign + 1), ARGUMENT,
+        "not aligned to float");
+  WRONG(onebit_optimizer_begin, (open, 0.1F), ARGUMENT, "a step is open");
+  WRONG(onebit_optimizer_set_gradient, (open, 0, NULL), BUSY, "a step is open");
+  WRONG(onebit_optimizer_ready, (open, 1), ARGUMENT, "tensor is 1");
+  WRONG(onebit_optimizer_ready, (open, (size_t)-1), ARGUMENT, "tensor is 18446744073709551615");
+  onebit_optimizer_ready(open, 0);
+  WRONG(onebit_optimizer_ready, (open, 0), ARGUMENT, "tensor 0 is ready a second time");
+  WRONG(onebit_optimizer_step, (open, 0.2F), ARGUMENT, "a step is open, with learning_rate 0.1");
+  onebit_optimizer_begin(open, 0.1F);
+  WRONG(onebit_optimizer_step, (open, 0.2F), ARGUMENT, "learning_rate is 0.2");
+  onebit_optimizer_begin(open, 0.1F);
+#define DESTROY(handle) (onebit_optimizer_destroy(handle), true)
+  WRONG_VALUE(onebit_optimizer_destroy, (gone), DESTROY(gone), "which is no optimizer");
+  WRONG_VALUE(onebit_optimizer_destroy, (plan), DESTROY(plan), "which is a plan");
+  WRONG_VALUE(onebit_optimizer_destroy, (foreign), DESTROY(foreign), "which is no optimizer");
+}
+
+/* ---- What looks at them ---- */
+
+void wrong_looks(const struct wrong_scene *scene) {
+  onebit_optimizer_t optimizer = scene->optimizer, open = scene->open;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  onebit_optimizer_statistics_t all = {.size = sizeof all};
+  onebit_tensor_statistics_t one = {.size = sizeof one};
+  char line[8];
+  double scale;
+  void *comm = scene->comm;
+#define LOOKS(handle, part)                                                                        \
+  WRONG(onebit_optimizer_get_info, (handle, &info), ARGUMENT, part);                               \
+  WRONG(onebit_optimizer_get_loss_scale, (handle, &scale), ARGUMENT, part);                        \
+  WRONG(onebit_optimizer_get_statistics, (handle, &all), ARGUMENT, part);                          \
+  WRONG(onebit_optimizer_get_tensor_statistics, (handle, 0, &one), ARGUMENT, part);                \
+  WRONG(onebit_optimizer_describe, (handle, ONEBIT_FORMAT_TEXT, line, 8, NULL), ARGUMENT, part);   \
+  WRONG(onebit_optimizer_check, (handle, NULL), ARGUMENT, part)
+  LOOKS(NULL, "optimizer is NULL");
+  LOOKS(scene->no_optimizer, "which is no optimizer (destroyed, or never made)");
+  LOOKS(comm, "which is a communicator");
+  WRONG(onebit_optimizer_get_info, (optimizer, NULL), ARGUMENT, "info is NULL");
+  WRONG(onebit_optimizer_get_info, (optimizer, &(onebit_optimizer_info_t){.size = 3}), ARGUMENT,
+        "info->size is 3");
+  WRONG(onebit_optimizer_get_loss_scale, (optimizer, NULL), ARGUMENT, "scale is NULL");
+  WRONG(onebit_optimizer_get_statistics, (optimizer, NULL), ARGUMENT, "statistics is NULL");
+  WRONG(onebit_optimizer_get_statistics, (optimizer, &(onebit_optimizer_statistics_t){.size = 5}),
+        ARGUMENT, "statistics->size is 5");
+  WRONG(onebit_optimizer_get_tensor_statistics, (optimizer, 7, &one), ARGUMENT, "tensor is 7");
+  WRONG(onebit_optimizer_get_tensor_statistics, (optimizer, 0, NULL), ARGUMENT,
+        "statistics is NULL");
+  WRONG(onebit_optimizer_describe, (optimizer, (onebit_format_t)4, line, 8, NULL), ARGUMENT,
+        "format is 4");
+  WRONG(onebit_optimizer_describe, (optimizer, ONEBIT_FORMAT_JSON, NULL, 8, NULL), ARGUMENT,
+        "buffer is NULL");
+  WRONG(onebit_optimizer_get_statistics, (open, &all), BUSY, "a step is open");
+  WRONG(onebit_optimizer_get_tensor_statistics, (open, 0, &one), BUSY, "a step is open");
+  WRONG(onebit_optimizer_describe, (open, ONEBIT_FORMAT_TEXT, line, 8, NULL), BUSY, "open");
+  WRONG(onebit_optimizer_check, (open, NULL), BUSY, "a step is open");
+}
+
+/* ---- Checkpoints ---- */
+
+static void wrong_directories(const struct wrong_scene *scene) {
+  char longest[6000];
+  memset(longest, 'x', sizeof longest - 1);
+  longest[sizeof longest - 1] = 0;
+  longest[0] = '/';
+#define DIRECTORIES(call)                                                                          \
+  WRONG(call, (NULL, "/tmp"), ARGUMENT, "optimizer is NULL");                                      \
+  WRONG(call, (scene->no_optimizer, "/tmp"), ARGUMENT, "which is no optimizer");                   \
+  WRONG(call, (scene->optimizer, NULL), ARGUMENT, "directory is NULL");                            \
+  WRONG(call, (scene->optimizer, ""), ARGUMENT, "directory is");                                   \
+  WRONG(call, (scene->optimizer, longest), ARGUMENT, "directory is 5999 bytes long");              \
+  WRONG(call, (scene->optimizer, "/dev/null/none"), ONEBIT_ERROR_FILE, "/dev/null/none");          \
+  WRONG(call, (scene->open, "/tmp"), BUSY, "a step is open")
+  DIRECTORIES(onebit_optimizer_save_files);
+  DIRECTORIES(onebit_optimizer_load_files);
+}
+
+void wrong_checkpoints(const struct wrong_scene *scene) {
+  onebit_optimizer_t optimizer = scene->optimizer;
+  char memory[256] = "this is no part of a checkpoint";
+  const void *parts[] = {memory}, *none[] = {NULL};
+  size_t sizes[] = {sizeof memory}, bytes;
+  void *plan = scene->plan;
+#define SAVES(handle, status, part)                                                                \
+  WRONG(onebit_optimizer_save, (handle, memory, sizeof memory, &bytes), status, part);             \
+  WRONG(onebit_optimizer_load, (handle, parts, sizes, 1), status, part)
+  SAVES(NULL, ARGUMENT, "optimizer is NULL");
+  SAVES(scene->no_optimizer, ARGUMENT, "which is no optimizer");
+  SAVES(plan, ARGUMENT, "which is a plan");
+  SAVES(scene->open, BUSY, "a step is open");
+  WRONG(onebit_optimizer_save, (optimizer, memory, 1, NULL), ARGUMENT, "bytes is NULL");
+  WRONG(onebit_optimizer_save, (optimizer, memory, 1, &bytes), ARGUMENT, "capacity is 1");
+  WRONG(onebit_optimizer_load, (optimizer, NULL, sizes, 1), ARGUMENT, "parts is NULL");
+  WRONG(onebit_optimizer_load, (optimizer, parts, NULL, 1), ARGUMENT, "bytes is NULL");
+  WRONG(onebit_optimizer_load, (optimizer, none, sizes, 1), ARGUMENT, "parts[0] is NULL");
+  WRONG(onebit_optimizer_load, (optimizer, parts, sizes, 0), ARGUMENT, "count is 0");
+  WRONG(onebit_optimizer_load, (optimizer, parts, sizes, -5), ARGUMENT, "count is -5");
+  memory[0] = 't';
+  WRONG(onebit_optimizer_load, (optimizer, parts, sizes, 1), ONEBIT_ERROR_CHECKPOINT, "part");
+  wrong_directories(scene);
+}
