@@ -30,8 +30,8 @@ size_t wrong_made(void);
 size_t wrong_failed(void);
 bool wrong_covers(const char *function);
 
-/* Checks that calls were made of all functions that include/onebit/HEADER.h declares; how many it
- * found. */
+/* Checks that calls were made of all functions that include/onebit/HEADER.h declares and that take
+ * arguments; how many it found. */
 size_t wrong_check_header(const char *header);
 
 /* What calls are made with. Destroyed handles are destroyed last, so that no other has their

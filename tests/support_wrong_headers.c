@@ -46,7 +46,7 @@ size_t wrong_check_header(const char *header) {
     size_t length = 0;
     while (is_part(at[length]))
       length++;
-    if (at[length] == '(' && !is_part(at[-1])) {
+    if (at[length] == '(' && strncmp(at + length, "(void)", 6) != 0 && !is_part(at[-1])) {
       snprintf(name, sizeof name, "%.*s", (int)length, at);
       wrong_value("a wrong call of", name, wrong_covers(name), "");
       found++;
