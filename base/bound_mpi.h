@@ -59,6 +59,7 @@
   X(MPI_Isend)                                                                                     \
   X(MPI_Query_thread)                                                                              \
   X(MPI_Recv)                                                                                      \
+  X(MPI_Request_get_status)                                                                        \
   X(MPI_Send)                                                                                      \
   X(MPI_Test)                                                                                      \
   X(MPI_Test_cancelled)                                                                            \
@@ -279,6 +280,7 @@ void *ob_mpi_symbol(const char *name);
 #define MPI_Isend                    (ob_mpi()->MPI_Isend)
 #define MPI_Query_thread             (ob_mpi()->MPI_Query_thread)
 #define MPI_Recv                     (ob_mpi()->MPI_Recv)
+#define MPI_Request_get_status       (ob_mpi()->MPI_Request_get_status)
 #define MPI_Send                     (ob_mpi()->MPI_Send)
 #define MPI_Test                     (ob_mpi()->MPI_Test)
 #define MPI_Test_cancelled           (ob_mpi()->MPI_Test_cancelled)

@@ -2,7 +2,9 @@
 #include "base/knobs.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 
@@ -18,6 +20,9 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_PROGRESS] = {"ONEBIT_PROGRESS", "calls",
                           "what moves requests in flight: calls of the library; or thread, one of "
                           "its own, which wants a core to spare"},
+    [OB_KNOB_TIMEOUT] = {"ONEBIT_TIMEOUT", "1800",
+                         "seconds that a rank waits for another before that is an error on all; "
+                         "never: no limit"},
     [OB_KNOB_RULES] = {"ONEBIT_RULES", "allreduces from 64K on",
                        "preloaded: a file of rules, or rules: which calls are compressed"},
     [OB_KNOB_REPORT] = {"ONEBIT_REPORT", "1",
@@ -47,5 +52,19 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: not a whole number from %d to %d",
                     ob_knobs[knob].name, text, low, high);
   *value = (int)number;
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value) {
+  const char *text = ob_knob_text(knob);
+  char *end;
+  *value = fallback;
+  if (!text)
+    return ONEBIT_OK;
+  double seconds = strcmp(text, "never") == 0 ? 0 : strtod(text, &end);
+  if ((strcmp(text, "never") != 0 && (*end || end == text)) || !(seconds >= 0))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: neither a number of seconds nor never",
+                    ob_knobs[knob].name, text);
+  *value = seconds > 0 ? seconds : (double)INFINITY;
   return ONEBIT_OK;
 }

@@ -15,6 +15,7 @@ enum ob_knob {
   OB_KNOB_TUNING,
   OB_KNOB_EXPLAIN,
   OB_KNOB_PROGRESS,
+  OB_KNOB_TIMEOUT,
   OB_KNOB_RULES,
   OB_KNOB_REPORT,
   OB_KNOB_REQUIRE,
@@ -35,5 +36,8 @@ const char *ob_knob_text(enum ob_knob knob);
 
 /* A knob that is a whole number: *value becomes it, or `fallback` when it is not set. */
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value);
+
+/* A knob that is a number of seconds, with decimals; 0 and `never` are INFINITY. */
+onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value);
 
 #endif

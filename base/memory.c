@@ -45,6 +45,22 @@ void *ob_allocate(size_t count, size_t size) {
 
 void ob_release(void *memory) { free(memory); }
 
+/* A list, so that a leak checker finds what is kept on purpose. */
+struct retained {
+  struct retained *next;
+  void *memory;
+};
+
+void ob_memory_keep(void *memory) {
+  static _Atomic(struct retained *) first;
+  struct retained *entry = memory ? malloc(sizeof *entry) : NULL;
+  if (!entry)
+    return;
+  *entry = (struct retained){atomic_load(&first), memory};
+  while (!atomic_compare_exchange_weak(&first, &entry->next, entry))
+    ;
+}
+
 static onebit_status_t copy(void *to, const void *from, size_t bytes) {
   if (bytes)
     memcpy(to, from, bytes);

@@ -19,6 +19,10 @@ void *ob_allocate(size_t count, size_t size);
 /* Gives it back. NULL is fine. */
 void ob_release(void *memory);
 
+/* Memory that something outside the library may still write to or read from: it stays as long as
+ * the process does. NULL is fine. */
+void ob_memory_keep(void *memory);
+
 /* A kind of memory: how arrays are taken from it (zeroed; NULL when there is none) and given back
  * (NULL is fine), and how they are looked at from the host: `copy` has one end there. */
 struct ob_memory {

@@ -1,10 +1,14 @@
 /* Agreement among ranks: one small message from each to each. */
+#define _POSIX_C_SOURCE 200809L
 #include "collectives/agree.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
+#include "collectives/watch.h"
 
 struct proposal {
   uint32_t magic;
@@ -21,18 +25,24 @@ static struct proposal *slot(onebit_comm_t comm, int rank) {
   return (struct proposal *)(void *)(comm->control_memory + (size_t)rank * OB_AGREE_BYTES);
 }
 
-static onebit_status_t exchange(onebit_comm_t comm) {
+/* From each to each: `bytes` bytes, those of rank k at `memory` + k * bytes. */
+static onebit_status_t exchange(onebit_comm_t comm, void *memory, size_t bytes, const char *what) {
   struct ob_batch *batch = comm->control;
   batch->sends = batch->receives = 0;
   for (int step = 1; step < comm->size; step++) {
     int to = (comm->rank + step) % comm->size;
-    struct ob_endpoint out = {slot(comm, comm->rank), OB_AGREE_BYTES, to};
-    struct ob_endpoint in = {slot(comm, to), OB_AGREE_BYTES, to};
+    struct ob_endpoint out = {(char *)memory + (size_t)comm->rank * bytes, bytes, to};
+    struct ob_endpoint in = {(char *)memory + (size_t)to * bytes, bytes, to};
     batch->send[batch->sends++] = out;
     batch->receive[batch->receives++] = in;
   }
-  OB_TRY(comm->transport->begin(batch, 0));
-  return comm->transport->test(batch, true);
+  OB_TRY(ob_comm_check(comm));
+  onebit_status_t status = comm->transport->begin(batch, 0);
+  if (status == ONEBIT_OK)
+    status = ob_watch_batch(batch, what);
+  if (status != ONEBIT_OK)
+    ob_comm_give_up(comm, onebit_last_error());
+  return status;
 }
 
 /* A peer that failed: its status is the news. */
@@ -79,12 +89,27 @@ uint64_t ob_agree_note(onebit_comm_t comm, int rank) { return slot(comm, rank)->
 onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note) {
   struct proposal *mine = slot(comm, comm->rank);
-  comm->agreements++;
+  char what[64];
+  snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
+           ++comm->agreements);
   *mine =
       (struct proposal){.magic = PROPOSAL_MAGIC, .status = status, .count = count, .note = note};
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;
   if (comm->size > 1)
-    OB_TRY(exchange(comm));
+    OB_TRY(exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
   return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
+}
+
+onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {
+  char *own = comm->host_names[comm->rank];
+  if (name)
+    snprintf(own, OB_HOST_NAME_BYTES, "%s", name);
+  else if (gethostname(own, OB_HOST_NAME_BYTES - 1) != 0)
+    own[0] = '\0';
+  if (comm->size > 1)
+    OB_TRY(exchange(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
+  for (int rank = 0; rank < comm->size; rank++)
+    comm->host_names[rank][OB_HOST_NAME_BYTES - 1] = '\0';
+  return ONEBIT_OK;
 }

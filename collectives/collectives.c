@@ -1,5 +1,5 @@
 /* The public collectives: checks, and the ways to walk a plan's steps. */
-#include <stdint.h>
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/error.h"
@@ -9,16 +9,36 @@
 #include "collectives/progress.h"
 #include "collectives/steps.h"
 
+static const char *operation_name(onebit_operation_t operation) {
+  static const char *const names[] = {"allreduce", "allgather", "reduce-scatter"};
+  return names[operation];
+}
+
+void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait) {
+  static const char *const suffixes[] = {"bytes", "KiB", "MiB", "GiB"};
+  double size = (double)(plan->count * ob_dtype_size(plan->options.dtype));
+  unsigned suffix = 0;
+  for (; size >= 1024 && suffix < 3; suffix++)
+    size /= 1024;
+  snprintf(wait->what, sizeof wait->what, "%s call %u of plan %" PRIu64 " (%.4g %s)",
+           operation_name(plan->options.operation), plan->sequence, plan->number, size,
+           suffixes[suffix]);
+  wait->others = plan->device ? "the device, or other ranks" : "other ranks";
+}
+
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
                               const struct ob_call *call) {
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   if (plan->broken)
-    return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport failed in an earlier call");
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport failed in an earlier call: %s",
+                    plan->error);
+  OB_TRY(ob_comm_check(plan->comm));
   plan->call = *call;
   plan->step = 0;
   plan->stop = call->hold ? plan->decided : plan->step_count;
   plan->sequence++;
+  plan->watch = (struct ob_watch){0};
   plan->trace.count = 0;
   plan->trace.open = false;
   plan->failed_rank = plan->not_finite_rank = -1;
@@ -140,7 +160,8 @@ void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
 
 void ob_plan_apply(onebit_plan_t plan) {
   plan->stop = plan->step_count;
-  ob_steps_walk(plan, true);
+  while (plan->step < plan->stop)
+    ob_steps_walk(plan, true);
   end_call(plan);
 }
 
@@ -205,11 +226,6 @@ static void set_buffers(struct onebit_plan *plan, const void *sendbuf, void *rec
     plan->outputs[plan->comm->rank] = recvbuf;
   for (size_t r = 0; plan->options.operation == ONEBIT_ALLGATHER && r < ranks; r++)
     plan->outputs[r] = plan->count ? (char *)recvbuf + r * plan->count * size : NULL;
-}
-
-static const char *operation_name(onebit_operation_t operation) {
-  static const char *const names[] = {"allreduce", "allgather", "reduce-scatter"};
-  return names[operation];
 }
 
 /* What is wrong with the call on this rank. The plan tells the other ranks. */

@@ -2,11 +2,13 @@
 #include "collectives/communicator.h"
 
 #include <limits.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/progress.h"
+#include "collectives/watch.h"
 
 struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes) {
   struct ob_batch *batch = ob_allocate(1, bytes);
@@ -56,6 +58,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   comm->state = state;
   comm->largest_tag = INT_MAX;
   ob_costs_default(NULL, &comm->costs);
+  pthread_mutex_init(&comm->end.lock, NULL);
   pthread_mutex_init(&comm->own_engine.lock, NULL);
   pthread_cond_init(&comm->own_engine.work, NULL);
   comm->engine = engine ? engine : &comm->own_engine;
@@ -65,7 +68,9 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
     ob_comm_release(comm);
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
   }
-  onebit_status_t status = begin_progress(comm);
+  onebit_status_t status = ob_watch_timeout(&comm->timeout);
+  if (status == ONEBIT_OK)
+    status = begin_progress(comm);
   if (status != ONEBIT_OK) {
     ob_comm_release(comm);
     return status;
@@ -74,15 +79,26 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   return ONEBIT_OK;
 }
 
+/* What still needs the transport's state. */
+static void close_comm(onebit_comm_t comm) {
+  if (comm->progress)
+    ob_progress_end(comm->engine);
+  comm->progress = false;
+  if (comm->control && !comm->transport->batch_destroy(comm->control))
+    ob_memory_keep(comm->control_memory);
+  else
+    ob_release(comm->control_memory);
+  comm->control = NULL;
+  comm->control_memory = NULL;
+}
+
 void ob_comm_release(onebit_comm_t comm) {
   if (!comm)
     return;
-  if (comm->progress)
-    ob_progress_end(comm->engine);
-  if (comm->control)
-    comm->transport->batch_destroy(comm->control);
-  ob_release(comm->control_memory);
+  close_comm(comm);
+  ob_release(comm->host_names);
   ob_hosts_destroy(&comm->hosts);
+  pthread_mutex_destroy(&comm->end.lock);
   pthread_mutex_destroy(&comm->own_engine.lock);
   pthread_cond_destroy(&comm->own_engine.work);
   ob_handle_release(comm);
@@ -96,6 +112,7 @@ onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
 void ob_comm_drop(onebit_comm_t comm) {
   if (--comm->users > 0)
     return;
+  close_comm(comm);
   comm->transport->destroy(comm);
   ob_comm_release(comm);
 }
@@ -125,4 +142,80 @@ uint64_t onebit_comm_bytes_sent(onebit_comm_t comm) {
   if (!is_comm(comm))
     return 0;
   return atomic_load_explicit(&comm->bytes_sent, memory_order_relaxed);
+}
+
+onebit_status_t ob_comm_make_names(onebit_comm_t comm) {
+  comm->host_names = ob_allocate((size_t)comm->size, sizeof *comm->host_names);
+  return comm->host_names
+             ? ONEBIT_OK
+             : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the names of %d hosts", comm->size);
+}
+
+const char *ob_comm_host_name(onebit_comm_t comm, int rank) {
+  return comm->host_names ? comm->host_names[rank] : "";
+}
+
+/* --- The end -----------------------------------------------------------------------------------*/
+
+static bool end_now(onebit_comm_t comm, const char *text) {
+  pthread_mutex_lock(&comm->end.lock);
+  bool first = !comm->end.set;
+  if (first)
+    snprintf(comm->end.text, sizeof comm->end.text, "%s", text);
+  comm->end.set = true;
+  pthread_mutex_unlock(&comm->end.lock);
+  return first;
+}
+
+void ob_comm_hear_end(onebit_comm_t comm, const char *text) { end_now(comm, text); }
+
+static void end_for_all(onebit_comm_t comm, const char *text) {
+  if (end_now(comm, text) && comm->transport->abort)
+    comm->transport->abort(comm, comm->end.text);
+}
+
+void ob_comm_give_up(onebit_comm_t comm, const char *text) {
+  char whole[OB_END_BYTES];
+  snprintf(whole, sizeof whole, "rank %d gave up: %.220s", comm->rank, text);
+  end_for_all(comm, whole);
+}
+
+onebit_status_t ob_comm_check(onebit_comm_t comm) {
+  if (!atomic_load(&comm->end.set))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "the communicator has failed before: %s", comm->end.text);
+}
+
+onebit_status_t ob_comm_health(onebit_comm_t comm) {
+  onebit_status_t status = ONEBIT_OK;
+  if (comm->transport->health && !atomic_load(&comm->end.set))
+    status = comm->transport->health(comm);
+  if (atomic_load(&comm->end.set))
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", comm->end.text);
+  return status;
+}
+
+onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
+  char text[64];
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  snprintf(text, sizeof text, "rank %d called onebit_comm_abort", comm->rank);
+  end_for_all(comm, text);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
+  char text[64];
+  if (survivors)
+    *survivors = NULL;
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  if (!survivors)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
+  if (!comm->transport->shrink)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "over %s a communicator cannot go on without a rank: end the job, and start it "
+                    "again from the last checkpoint",
+                    comm->transport->name);
+  snprintf(text, sizeof text, "rank %d called onebit_comm_shrink", comm->rank);
+  end_for_all(comm, text);
+  return comm->transport->shrink(comm, survivors);
 }

@@ -13,8 +13,18 @@
 #include "collectives/transports/transport.h"
 #include "onebit/communicator.h"
 
+#define OB_HOST_NAME_BYTES 64
+#define OB_END_BYTES       256
+
 /* Room for the terms of one agreement (agree.h). */
 #define OB_AGREE_BYTES 256
+
+/* Why nothing can follow: one error message for all ranks. */
+struct ob_comm_end {
+  pthread_mutex_t lock;
+  atomic_bool set;
+  char text[OB_END_BYTES];
+};
 
 struct onebit_comm {
   const struct ob_transport *transport;
@@ -27,6 +37,11 @@ struct onebit_comm {
       agreements; /* so far, failed ones too: all ranks take part in each, so all count alike */
   atomic_uint_fast64_t bytes_sent;
   atomic_uint users;        /* the caller's handle, plans and optimizers: the last one ends it */
+  uint64_t plans;                         /* so far, by which they are numbered on all ranks */
+  double timeout;                         /* seconds of a wait; INFINITY: no limit */
+  _Atomic double noticed;                 /* when a wait was last told of on standard error */
+  char (*host_names)[OB_HOST_NAME_BYTES]; /* one a rank; NULL: not known */
+  struct ob_comm_end end;
   struct ob_engine *engine; /* the requests that must move while one of them is waited for */
   struct ob_engine own_engine;
   bool progress; /* a thread moves the engine's requests for it */
@@ -40,6 +55,9 @@ struct onebit_comm {
 onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, int size,
                                const int *host_of, void *state, struct ob_engine *engine,
                                onebit_comm_t *comm);
+
+/* Room for the names of the hosts (ob_agree_names). ONEBIT_ERROR_MEMORY. */
+onebit_status_t ob_comm_make_names(onebit_comm_t comm);
 
 /* A tag for what the latest agreement was about: the same on all ranks, another after each one. */
 int ob_comm_tag(onebit_comm_t comm);
@@ -57,5 +75,19 @@ void ob_comm_drop(onebit_comm_t comm);
 
 /* Gives back what ob_comm_create made, without the transport's state. */
 void ob_comm_release(onebit_comm_t comm);
+
+/* ONEBIT_ERROR_TRANSPORT once the communicator is at its end. `check` is for what begins, `health`
+ * for what waits: it also asks the transport. */
+onebit_status_t ob_comm_check(onebit_comm_t comm);
+onebit_status_t ob_comm_health(onebit_comm_t comm);
+
+/* Ends the communicator on this rank, and on the others; `text` says why this rank gives up. */
+void ob_comm_give_up(onebit_comm_t comm, const char *text);
+
+/* The transport has heard of the end from another rank, with its text. */
+void ob_comm_hear_end(onebit_comm_t comm, const char *text);
+
+/* "" where it is not known. */
+const char *ob_comm_host_name(onebit_comm_t comm, int rank);
 
 #endif

@@ -2,6 +2,7 @@
 #include "collectives/messages.h"
 
 #include "base/error.h"
+#include "collectives/watch.h"
 
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk) {
@@ -195,7 +196,7 @@ void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, si
 
 static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                     enum ob_message_kind kind, bool wait) {
-  onebit_status_t status = plan->comm->transport->test(batch, wait);
+  onebit_status_t status = plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_IN_PROGRESS)
     return false;
   if (status != ONEBIT_OK)

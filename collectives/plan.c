@@ -201,10 +201,13 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
   return plan->executor->create ? plan->executor->create(plan) : ONEBIT_OK;
 }
 
-static void destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
+/* False: some of their messages are still under way. */
+static bool destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
+  bool all = true;
   for (size_t i = 0; batches && i < plan->geometry.slots; i++)
-    plan->comm->transport->batch_destroy(batches[i]);
+    all = plan->comm->transport->batch_destroy(batches[i]) && all;
   ob_release(batches);
+  return all;
 }
 
 static void release_messages(struct onebit_plan *plan) {
@@ -233,10 +236,12 @@ static void release(struct onebit_plan *plan) {
   ob_residual_destroy(&plan->server);
   ob_work_destroy(&plan->work);
   ob_layout_destroy(&plan->geometry.layout);
-  destroy_batches(plan, plan->exchange);
-  destroy_batches(plan, plan->gather);
-  release_messages(plan);
-  ob_host_destroy(&plan->host);
+  bool exchanged = destroy_batches(plan, plan->exchange);
+  bool gathered = destroy_batches(plan, plan->gather);
+  if (exchanged && gathered) {
+    release_messages(plan);
+    ob_host_destroy(&plan->host);
+  }
   ob_release(plan->member_ranks);
   ob_release(plan->geometry.bounds);
   ob_release(plan->steps);
@@ -244,7 +249,11 @@ static void release(struct onebit_plan *plan) {
   ob_release((void *)plan->inputs);
   ob_release(plan->outputs);
   ob_comm_drop(plan->comm);
-  ob_handle_release(plan);
+  ob_handle_retire(plan);
+  if (exchanged && gathered)
+    ob_handle_release(plan);
+  else
+    ob_memory_keep(plan); /* and through it the memory of its messages */
 }
 
 /* What all ranks must give alike; each tells the others where its shared memory is. */
@@ -292,10 +301,12 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
                                onebit_plan_t *result) {
   struct onebit_plan *plan = NULL;
+  uint64_t number = ++comm->plans;
   if (status == ONEBIT_OK) {
     plan = ob_handle_create(OB_HANDLE_PLAN, sizeof *plan);
     if (plan) {
       plan->comm = ob_comm_keep(comm);
+      plan->number = number;
       plan->count = count;
       plan->memory_bytes = sizeof *plan;
       status = build(plan, shape);

@@ -14,6 +14,7 @@
 #include "collectives/schedules/host.h"
 #include "collectives/schedules/schedule.h"
 #include "collectives/trace.h"
+#include "collectives/watch.h"
 #include "compression/blocks.h"
 #include "onebit/collectives.h"
 
@@ -79,7 +80,8 @@ struct ob_spent {
 struct onebit_plan {
   onebit_comm_t comm;
   onebit_plan_options_t options;
-  size_t count; /* as the caller gave it */
+  uint64_t number; /* in its communicator, from 1 on; the same on all ranks */
+  size_t count;    /* as the caller gave it */
   struct ob_geometry geometry;
   int *member_ranks; /* of the members of the group */
   struct ob_work work;
@@ -120,6 +122,7 @@ struct onebit_plan {
   onebit_status_t status; /* of this rank; `error` says why it is negative */
   char error[256];
 
+  struct ob_watch watch; /* how long nothing has moved */
   struct ob_trace trace;
   bool clocked; /* `spent` is wanted */
   struct ob_spent spent;
@@ -201,6 +204,10 @@ size_t ob_plan_sources(const struct onebit_plan *plan);
 /* Which blocks and words a message of this segment and chunk has. */
 struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t segment,
                                         size_t chunk);
+
+/* "allreduce call 3 of plan 1 (16 MiB)", for error messages; and what a wait without a rank is for.
+ */
+void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait);
 
 /* Elements in the longest message, those that fill its last words up too. */
 size_t ob_plan_longest_message(const struct onebit_plan *plan);

@@ -40,22 +40,34 @@ static void *move_requests(void *argument) {
   return NULL;
 }
 
-onebit_status_t ob_progress_begin(struct ob_engine *engine) {
+/* Keeps the begin and the end of threads apart: one that is told to stop has ended before another
+ * begins. */
+static pthread_mutex_t threads_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void set_stop(struct ob_engine *engine, bool stop) {
   pthread_mutex_lock(&engine->lock);
-  bool first = engine->users == 0;
-  engine->stop = false;
-  int code = first ? pthread_create(&engine->thread, NULL, move_requests, engine) : 0;
-  engine->users += code == 0;
+  engine->stop = stop;
+  pthread_cond_signal(&engine->work);
   pthread_mutex_unlock(&engine->lock);
+}
+
+onebit_status_t ob_progress_begin(struct ob_engine *engine) {
+  int code = 0;
+  pthread_mutex_lock(&threads_lock);
+  if (engine->users == 0) {
+    set_stop(engine, false);
+    code = pthread_create(&engine->thread, NULL, move_requests, engine);
+  }
+  engine->users += code == 0;
+  pthread_mutex_unlock(&threads_lock);
   return code ? ob_error(ONEBIT_ERROR_MEMORY, "no thread for ONEBIT_PROGRESS=thread") : ONEBIT_OK;
 }
 
 void ob_progress_end(struct ob_engine *engine) {
-  pthread_mutex_lock(&engine->lock);
-  bool last = --engine->users == 0;
-  engine->stop = last;
-  pthread_cond_signal(&engine->work);
-  pthread_mutex_unlock(&engine->lock);
-  if (last)
+  pthread_mutex_lock(&threads_lock);
+  if (--engine->users == 0) {
+    set_stop(engine, true);
     pthread_join(engine->thread, NULL);
+  }
+  pthread_mutex_unlock(&threads_lock);
 }

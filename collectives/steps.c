@@ -11,6 +11,52 @@ void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk
       (struct ob_step){plan->executor->run[kind], (uint32_t)chunk, kind};
 }
 
+/* --- Waiting -----------------------------------------------------------------------------------*/
+
+/* The rank that the next step waits for, as far as the host can know; -1. */
+static int awaited(const struct onebit_plan *plan) {
+  const struct ob_step *step = &plan->steps[plan->step];
+  const struct ob_transport *transport = plan->comm->transport;
+  size_t slot = step->chunk % plan->geometry.slots;
+  if (plan->host.shared.base && plan->host.awaited >= 0)
+    return plan->host.awaited;
+  if (!transport->peer_awaited)
+    return -1;
+  switch (step->kind) {
+  case OB_STEP_RECEIVE:
+    return transport->peer_awaited(plan->exchange[slot]);
+  case OB_STEP_COLLECT:
+    return transport->peer_awaited(plan->gather[slot]);
+  case OB_STEP_END_ROUND:
+    return transport->peer_awaited(plan->gather[0]);
+  default:
+    return -1;
+  }
+}
+
+static void describe(const void *waiter, struct ob_wait *wait) {
+  const struct onebit_plan *plan = waiter;
+  ob_plan_describe_call(plan, wait);
+  if (plan->step == plan->stop)
+    return; /* what is left is on a stream */
+  const struct ob_step *step = &plan->steps[plan->step];
+  wait->peer = awaited(plan);
+  snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", ob_step_name(step->kind),
+           step->kind == OB_STEP_END_ROUND ? "round" : "chunk", step->chunk);
+}
+
+/* A rank waits at one step for a rank that waits at an earlier one, and so on until a rank that
+ * does not answer: the later the step, the longer the grace, so that who waits for that one tells.
+ */
+static double grace(const struct onebit_plan *plan) {
+  double longest = plan->comm->timeout / 2 < 1 ? plan->comm->timeout / 2 : 1;
+  return longest * (double)plan->step / (double)(plan->step_count + 1);
+}
+
+onebit_status_t ob_steps_watch(struct onebit_plan *plan) {
+  return ob_watch_look(&plan->watch, plan->comm, grace(plan), describe, plan);
+}
+
 bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
   const struct ob_executor *executor = plan->executor;
   int before = executor->enter ? executor->enter(plan) : 0;
@@ -24,6 +70,10 @@ bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
     }
     moved = true;
   }
+  if (moved)
+    plan->watch = (struct ob_watch){0};
+  else if (plan->step < plan->stop && ob_steps_watch(plan) != ONEBIT_OK)
+    ob_steps_give_up(plan);
   if (executor->leave)
     executor->leave(before);
   return moved;
@@ -50,6 +100,9 @@ void ob_steps_give_up(struct onebit_plan *plan) {
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->broken = true;
   plan->step = plan->stop;
+  /* What is on streams fails there, and its communicator is the program's to abort. */
+  if (!plan->comm->transport->put)
+    ob_comm_give_up(plan->comm, plan->error);
   if (plan->host.shared.base)
     ob_host_give_up(plan);
 }

@@ -104,8 +104,8 @@ static onebit_status_t begin_call(struct onebit_plan *plan) {
   onebit_status_t started = begin_state(plan);
   if (status == ONEBIT_OK)
     status = started;
-  if (status == ONEBIT_OK && plan->comm->transport->health)
-    status = plan->comm->transport->health(plan->comm);
+  if (status == ONEBIT_OK)
+    status = ob_comm_health(plan->comm);
   return status;
 }
 
@@ -205,7 +205,7 @@ static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_mes
 static onebit_status_t receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                                enum ob_message_kind kind, bool wait) {
   if (is_driven(plan))
-    OB_TRY(plan->comm->transport->test(batch, wait));
+    OB_TRY(plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0));
   return judge(plan, chunk, kind);
 }
 
@@ -229,7 +229,7 @@ static bool begin_round(struct onebit_plan *plan, size_t round, bool wait) {
 
 static bool end_round(struct onebit_plan *plan, size_t round, bool wait) {
   bool last = (size_t)2 << round >= plan->geometry.members;
-  onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait);
+  onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_OK && last)
     status = judge(plan, 0, OB_MESSAGE_SERVER);
   return ob_stream_ended(plan, status);
@@ -363,14 +363,15 @@ static void give_up(struct onebit_plan *plan, onebit_status_t status) {
 
 /* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
 static bool settled(struct onebit_plan *plan, bool wait) {
-  const struct ob_transport *transport = plan->comm->transport;
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = ONEBIT_OK;
   cudaError_t error = cudaErrorNotReady;
   while (!plan->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
     error = cudaEventQuery(plan->device->last);
-    if (error == cudaErrorNotReady && transport->health)
-      status = transport->health(plan->comm);
+    if (error == cudaErrorNotReady)
+      status = ob_comm_health(plan->comm);
+    if (error == cudaErrorNotReady && status == ONEBIT_OK)
+      status = ob_steps_watch(plan);
     if (!wait)
       break;
     if (error == cudaErrorNotReady)
@@ -380,6 +381,8 @@ static bool settled(struct onebit_plan *plan, bool wait) {
     cudaGetLastError();
   else if (error != cudaSuccess)
     status = ob_cuda_error(error, "waiting for the device");
+  if (error == cudaSuccess)
+    plan->watch = (struct ob_watch){0};
   if (status != ONEBIT_OK)
     give_up(plan, status);
   else if (error == cudaSuccess)

@@ -13,12 +13,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
+#include "collectives/watch.h"
 #include "cuda/device.h"
 #include "onebit/nccl.h"
 
@@ -65,13 +67,14 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
   return *batch ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch");
 }
 
-static void batch_destroy(struct ob_batch *batch) {
+static bool batch_destroy(struct ob_batch *batch) {
   struct nccl_batch *own = (struct nccl_batch *)batch;
   if (own) {
     ob_memory_cuda.release(own->memory);
     ob_release(own->there);
   }
   ob_batch_release(batch);
+  return true;
 }
 
 static onebit_status_t add_to_group(struct nccl_state *state, const struct ob_batch *batch,
@@ -91,10 +94,16 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
   onebit_status_t status = add_to_group(state, batch, stream);
   ncclResult_t ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
   /* A communicator that does not block may still be putting it on the stream, where kernels are to
-   * follow. */
+   * follow: it connects the ranks first. */
+  struct ob_watch watch = {0};
   while (ended == ncclInProgress && !state->aborted &&
-         ncclCommGetAsyncError(state->comm, &ended) == ncclSuccess && ended == ncclInProgress)
+         ncclCommGetAsyncError(state->comm, &ended) == ncclSuccess && ended == ncclInProgress) {
+    ob_watch_count(&watch);
+    if (watch.waited >= batch->comm->timeout)
+      return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: waited %.3g s to begin to send to the others",
+                      watch.waited);
     sched_yield();
+  }
   OB_TRY(status);
   NCCL_TRY(state, ended);
   return ONEBIT_OK;
@@ -202,13 +211,14 @@ static onebit_status_t begin(struct ob_batch *batch, int tag) {
   return status;
 }
 
-static onebit_status_t test(struct ob_batch *batch, bool wait) {
+static onebit_status_t test(struct ob_batch *batch, double seconds) {
   struct nccl_state *state = state_of(batch->comm);
   int before = ob_cuda_enter(state->device);
   onebit_status_t status = ONEBIT_OK;
+  double until = seconds > 0 ? ob_seconds() + seconds : 0;
   cudaError_t error;
   while ((error = cudaStreamQuery(state->stream)) == cudaErrorNotReady &&
-         (status = health(batch->comm)) == ONEBIT_OK && wait)
+         (status = health(batch->comm)) == ONEBIT_OK && ob_seconds() < until)
     sched_yield();
   if (error == cudaErrorNotReady)
     cudaGetLastError();
@@ -231,6 +241,14 @@ static onebit_status_t check_current(onebit_comm_t comm) {
                     "nccl_comm is of CUDA device %d, and device %d is current", state->device,
                     current);
   return ONEBIT_OK;
+}
+
+/* Without the lock: a thread may have it that waits in NCCL for the rank that is gone. */
+static void abort_for_all(onebit_comm_t comm, const char *text) {
+  struct nccl_state *state = state_of(comm);
+  (void)text; /* the others hear of it from NCCL */
+  if (!atomic_exchange(&state->aborted, true))
+    ncclCommAbort(state->comm);
 }
 
 static bool threads(void) { return true; }
@@ -259,6 +277,7 @@ const struct ob_transport ob_transport_nccl = {
     .put = put,
     .check_current = check_current,
     .health = health,
+    .abort = abort_for_all,
     .progress = progress,
     .destroy = destroy,
 };
@@ -287,7 +306,8 @@ static onebit_status_t find_hosts(onebit_comm_t comm, onebit_status_t status) {
   ob_hosts_destroy(&comm->hosts);
   status = ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size);
   ob_release(host_of);
-  return status;
+  OB_TRY(ob_agree(comm, status == ONEBIT_OK ? ob_comm_make_names(comm) : status, NULL, 0));
+  return ob_agree_names(comm, getenv("NCCL_HOSTID"));
 }
 
 static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size) {
@@ -325,16 +345,4 @@ onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *res
   else
     *result = comm;
   return status;
-}
-
-onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
-  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  if (comm->transport != &ob_transport_nccl)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is over %s, not over NCCL", comm->transport->name);
-  /* Without the lock: a thread may have it that waits in NCCL for the rank that is gone. */
-  struct nccl_state *state = state_of(comm);
-  if (atomic_exchange(&state->aborted, true))
-    return ONEBIT_OK;
-  ncclResult_t result = ncclCommAbort(state->comm);
-  return result == ncclSuccess ? ONEBIT_OK : nccl_error(state, result, "ncclCommAbort");
 }

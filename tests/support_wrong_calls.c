@@ -165,12 +165,16 @@ static void wrong_callbacks(void) {
 
 static void wrong_values(const struct wrong_scene *scene) {
   void *foreign = scene->foreign, *plan = scene->plan;
+  onebit_comm_t comm;
+  WRONG(onebit_comm_shrink, (scene->comm, NULL), ARGUMENT, "survivors is NULL");
 #define VALUES(handle, part)                                                                       \
   WRONG_VALUE(onebit_comm_rank, (handle), onebit_comm_rank(handle) == -1, part);                   \
   WRONG_VALUE(onebit_comm_size, (handle), onebit_comm_size(handle) == 0, part);                    \
   WRONG_VALUE(onebit_comm_hosts, (handle), onebit_comm_hosts(handle) == 0, part);                  \
   WRONG_VALUE(onebit_comm_bytes_sent, (handle), onebit_comm_bytes_sent(handle) == 0, part);        \
-  WRONG(onebit_progress, (handle), ARGUMENT, part)
+  WRONG(onebit_progress, (handle), ARGUMENT, part);                                                \
+  WRONG(onebit_comm_abort, (handle), ARGUMENT, part);                                              \
+  WRONG(onebit_comm_shrink, (handle, &comm), ARGUMENT, part)
   VALUES(NULL, "comm is NULL");
   VALUES(scene->no_comm, "which is no communicator (destroyed, or never made)");
   VALUES(plan, "which is a plan");

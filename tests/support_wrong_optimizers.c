@@ -87,6 +87,7 @@ void wrong_steps(const struct wrong_scene *scene) {
 #define STEPS(handle, part)                                                                        \
   WRONG(onebit_optimizer_step, (handle, 0.1F), ARGUMENT, part);                                    \
   WRONG(onebit_optimizer_begin, (handle, 0.1F), ARGUMENT, part);                                   \
+  WRONG(onebit_optimizer_move, (handle, scene->comm), ARGUMENT, part);                             \
   WRONG(onebit_optimizer_ready, (handle, 0), ARGUMENT, part);                                      \
   WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");

@@ -1,6 +1,7 @@
 /*
  * onebit-info: what this build of the library is, and what it would do on this machine now.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "collectives/cost/tuning.h"
 #include "collectives/plan.h"
 #include "collectives/progress.h"
+#include "collectives/watch.h"
 #include "compression/codec.h"
 #include "dropin/rules.h"
 #include "onebit/onebit.h"
@@ -36,6 +38,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   struct ob_rules rules;
   onebit_status_t status = ONEBIT_OK;
   bool thread;
+  double seconds;
   int on;
   snprintf(value, capacity, "%s", text ? text : knob == OB_KNOB_REPORT ? "1" : "-");
   switch (knob) {
@@ -56,6 +59,11 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   case OB_KNOB_PROGRESS:
     if ((status = ob_progress_wanted(&thread)) == ONEBIT_OK)
       snprintf(value, capacity, "%s", thread ? "thread" : "calls");
+    break;
+  case OB_KNOB_TIMEOUT:
+    if ((status = ob_watch_timeout(&seconds)) == ONEBIT_OK)
+      isinf(seconds) ? snprintf(value, capacity, "never")
+                     : snprintf(value, capacity, "%g", seconds);
     break;
   case OB_KNOB_RULES:
     status = ob_rules_load(text, &rules);

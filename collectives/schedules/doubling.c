@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "collectives/messages.h"
+#include "collectives/watch.h"
 
 bool ob_doubling_fits(const struct onebit_plan *plan) {
   const struct ob_geometry *geometry = &plan->geometry;
@@ -86,7 +87,7 @@ static void check_round(struct onebit_plan *plan, size_t number) {
 }
 
 bool ob_end_round(struct onebit_plan *plan, size_t number, bool wait) {
-  onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait);
+  onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_IN_PROGRESS)
     return false;
   if (status == ONEBIT_OK)

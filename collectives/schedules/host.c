@@ -2,6 +2,7 @@
 #include "collectives/schedules/host.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -25,7 +26,8 @@ struct page {
   } counters[COUNTERS];
   _Alignas(OB_ALIGNMENT) _Atomic uint32_t flags[2];
   _Atomic uint32_t agreed[2];
-  _Atomic uint32_t gone; /* its transport has failed */
+  _Atomic uint32_t gone; /* its transport has failed; then `end` says why */
+  char end[OB_END_BYTES];
 };
 
 static struct page *page_of(const struct ob_host *host, size_t rank) {
@@ -95,18 +97,26 @@ static uint64_t get(const struct ob_host *host, size_t rank, enum counter kind) 
 }
 
 static bool is_gone(const struct ob_host *host, size_t rank) {
-  return atomic_load_explicit(&page_of(host, rank)->gone, memory_order_relaxed);
+  return atomic_load_explicit(&page_of(host, rank)->gone, memory_order_acquire);
+}
+
+/* The ranks of this host. */
+static const int *ranks_here(const struct onebit_plan *plan) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  return hosts->ranks + hosts->host * hosts->each;
 }
 
 /* Whether all ranks of the host have done so many chunks, or one of them has failed. Until then
  * this rank's messages must move on all the same: what the others wait for may be among them. */
 static bool all_have(struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
   struct ob_host *host = &plan->host;
+  host->awaited = -1;
   for (size_t rank = 0; rank < host->ranks; rank++) {
     if (get(host, rank, kind) >= chunks)
       continue;
+    host->awaited = ranks_here(plan)[rank];
     if (is_gone(host, rank)) {
-      ob_error(ONEBIT_ERROR_TRANSPORT, "the transport of another rank on this host has failed");
+      ob_error(ONEBIT_ERROR_TRANSPORT, "%.*s", OB_END_BYTES - 1, page_of(host, rank)->end);
       ob_steps_give_up(plan);
       return true;
     }
@@ -127,7 +137,7 @@ static void tell_flags(struct onebit_plan *plan) {
 /* Takes note of what the other ranks of the host know. */
 static void hear_flags(struct onebit_plan *plan) {
   const struct ob_host *host = &plan->host;
-  const int *ranks = plan->comm->hosts.ranks + plan->comm->hosts.host * plan->comm->hosts.each;
+  const int *ranks = ranks_here(plan);
   for (size_t k = 0; k < host->ranks; k++) {
     struct page *page = page_of(host, k);
     unsigned flags = atomic_load_explicit(&page->flags[host->parity], memory_order_relaxed);
@@ -142,6 +152,7 @@ static void hear_flags(struct onebit_plan *plan) {
 void ob_host_begin(struct onebit_plan *plan) {
   struct ob_host *host = &plan->host;
   struct page *page = page_of(host, host->local_rank);
+  host->awaited = -1;
   host->base = plan->calls * plan->geometry.chunks;
   host->parity = plan->calls & 1;
   ob_host_end(plan); /* also of a call that was never applied: ob_plan_apply */
@@ -158,7 +169,8 @@ void ob_host_end(struct onebit_plan *plan) {
 
 void ob_host_give_up(struct onebit_plan *plan) {
   struct page *page = page_of(&plan->host, plan->host.local_rank);
-  atomic_store_explicit(&page->gone, 1, memory_order_relaxed);
+  snprintf(page->end, sizeof page->end, "%s", plan->error);
+  atomic_store_explicit(&page->gone, 1, memory_order_release);
 }
 
 static float *window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk) {

@@ -31,6 +31,7 @@ struct ob_host {
   struct ob_view *views;           /* scratch: one a rank of the host */
   uint64_t base;                   /* chunks of the calls before this one */
   unsigned parity;                 /* of the number of calls */
+  int awaited;                     /* the rank whose counter is behind; -1: none */
 };
 
 /* Sets ranks and local_rank, once the plan's messages are measured; and where the ranks share

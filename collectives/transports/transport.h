@@ -38,19 +38,30 @@ struct ob_transport {
   bool network; /* messages take time: plans choose their schedule by the cost model */
   /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */
   onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
-  /* The batch must be complete, or have failed. */
-  void (*batch_destroy)(struct ob_batch *batch);
+  /* Gives the batch back; what of it is still under way is cancelled. False: some could not be, so
+   * the memory of its messages must stay as long as the process. NULL is fine. */
+  bool (*batch_destroy)(struct ob_batch *batch);
   onebit_status_t (*begin)(struct ob_batch *batch, int tag);
-  /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when not and `wait` is
-   * false. */
-  onebit_status_t (*test)(struct ob_batch *batch, bool wait);
+  /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when it is not. Waits for that
+   * about `seconds` at most; 0: not at all. */
+  onebit_status_t (*test)(struct ob_batch *batch, double seconds);
+  /* The first rank whose message is not here yet, or that has not taken what is sent to it; -1: no
+   * rank. NULL: it cannot be known. */
+  int (*peer_awaited)(struct ob_batch *batch);
   /* For messages in memory of a device: puts the batch on a stream, where it is complete when what
    * is put there next begins. NULL: the transport moves messages of the host only. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
   /* Fails unless the current device is the one whose memory it moves. NULL: any will do. */
   onebit_status_t (*check_current)(onebit_comm_t comm);
-  /* Fails if it has found since that what was put cannot end. NULL: it finds out at once. */
+  /* Fails if it has found since that what has begun cannot end; also brings what other ranks said
+   * in `abort` to ob_comm_hear_end. NULL: it finds out at once. */
   onebit_status_t (*health)(onebit_comm_t comm);
+  /* Tells the other ranks that the communicator is at its end, and why: once, from any thread.
+   * NULL: there is nobody to tell. */
+  void (*abort)(onebit_comm_t comm, const char *text);
+  /* A communicator of the ranks that are left (onebit_comm_shrink), when this one has been aborted.
+   * NULL: the transport cannot. */
+  onebit_status_t (*shrink)(onebit_comm_t comm, onebit_comm_t *survivors);
   /* Gives the transport a chance to move what has begun, while the caller waits for something
    * else. */
   void (*progress)(onebit_comm_t comm);

@@ -5,20 +5,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
 #include "collectives/cost/tuning.h"
-#include "collectives/progress.h"
+#include "collectives/watch.h"
 #include "onebit/custom.h"
 
 #define MIN_LARGEST_TAG 32767 /* as in MPI */
-#define DEFAULT_TIMEOUT 1800.0
-/* The longest that one callback may wait: another thread's failure is seen as soon. */
-#define LONGEST_WAIT 0.1
 
 struct custom {
   onebit_transport_callbacks_t call;
@@ -28,7 +24,6 @@ struct custom {
 struct custom_batch {
   struct ob_batch base;
   void **operations; /* one a receive, then one a send; NULL: complete, or not begun */
-  double started;    /* when, by ob_seconds */
 };
 
 /* Requests on different communicators may depend on each other, as over MPI. */
@@ -70,13 +65,14 @@ static onebit_status_t fail_here(struct custom_batch *batch, onebit_status_t sta
   return status;
 }
 
-static void batch_destroy(struct ob_batch *base) {
+static bool batch_destroy(struct ob_batch *base) {
   struct custom_batch *batch = (struct custom_batch *)base;
   if (batch && batch->operations && base->comm->state)
     cancel_all(batch); /* of a plan that has failed elsewhere */
   if (batch)
     ob_release(batch->operations);
   ob_batch_release(base);
+  return true;
 }
 
 static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
@@ -124,7 +120,6 @@ static onebit_status_t check_failed(struct custom_batch *batch) {
 static onebit_status_t begin(struct ob_batch *base, int tag) {
   struct custom_batch *batch = (struct custom_batch *)base;
   OB_TRY(check_failed(batch));
-  batch->started = ob_seconds();
   for (size_t i = 0; i < base->receives; i++)
     OB_TRY(begin_receive(batch, i, tag));
   for (size_t i = 0; i < base->sends; i++)
@@ -180,31 +175,30 @@ static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
   return status < 0 ? status : ONEBIT_IN_PROGRESS;
 }
 
-static onebit_status_t check_time(struct custom_batch *batch, double *left) {
-  const struct custom *custom = batch->base.comm->state;
-  *left = custom->call.timeout - (ob_seconds() - batch->started);
-  if (*left > 0)
-    return ONEBIT_OK;
-  return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
-                                   "custom: no message in the timeout of %g seconds",
-                                   custom->call.timeout));
+static onebit_status_t test(struct ob_batch *base, double seconds) {
+  struct custom_batch *batch = (struct custom_batch *)base;
+  OB_TRY(check_failed(batch));
+  return test_all(batch, seconds);
 }
 
-static onebit_status_t test(struct ob_batch *base, bool wait) {
-  struct custom_batch *batch = (struct custom_batch *)base;
-  double left = 0;
-  onebit_status_t status = ONEBIT_IN_PROGRESS;
-  for (unsigned idle = 0; status == ONEBIT_IN_PROGRESS; idle++) {
-    OB_TRY(check_failed(batch));
-    status = test_all(batch, left < LONGEST_WAIT ? left : LONGEST_WAIT);
-    if (status != ONEBIT_IN_PROGRESS)
-      return status;
-    OB_TRY(check_time(batch, &left));
-    if (!wait)
-      return status;
-    ob_backoff(idle);
-  }
-  return status;
+static int peer_awaited(struct ob_batch *base) {
+  const struct custom_batch *batch = (struct custom_batch *)base;
+  for (size_t i = 0; i < messages_of(base); i++)
+    if (batch->operations[i])
+      return i < base->receives ? base->receive[i].peer : base->send[i - base->receives].peer;
+  return -1;
+}
+
+static onebit_status_t health(onebit_comm_t comm) {
+  const struct custom *custom = comm->state;
+  if (!atomic_load(&custom->failed))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "custom: the transport of this communicator has failed");
+}
+
+static void abort_for_all(onebit_comm_t comm, const char *text) {
+  (void)text; /* callbacks have no room for it */
+  give_up(comm->state);
 }
 
 static bool threads(void) { return true; }
@@ -217,7 +211,8 @@ static void progress(onebit_comm_t comm) {
 
 /* Without telling the caller. */
 static void forget(onebit_comm_t comm) {
-  cancel_all((struct custom_batch *)comm->control);
+  if (comm->control)
+    cancel_all((struct custom_batch *)comm->control);
   ob_release(comm->state);
   comm->state = NULL;
 }
@@ -239,6 +234,9 @@ const struct ob_transport ob_transport_custom = {
     .batch_destroy = batch_destroy,
     .begin = begin,
     .test = test,
+    .peer_awaited = peer_awaited,
+    .health = health,
+    .abort = abort_for_all,
     .progress = progress,
     .destroy = destroy,
 };
@@ -316,7 +314,7 @@ static onebit_status_t find_costs(onebit_comm_t comm) {
   if (comm->rank != 0)
     batch->receive[batch->receives++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, 0};
   OB_TRY(begin(batch, 0));
-  OB_TRY(test(batch, true));
+  OB_TRY(ob_watch_batch(batch, "creation of the communicator: rank 0's costs"));
   if (batch->receives && batch->receive[0].bytes != sizeof comm->costs)
     return ob_error(ONEBIT_ERROR_MESSAGE, "rank 0 sent %zu bytes of costs, not %zu",
                     batch->receive[0].bytes, sizeof comm->costs);
@@ -331,13 +329,18 @@ static onebit_status_t create_local(const onebit_transport_callbacks_t *call, in
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
   custom->call = *call;
   custom->call.host = NULL;
-  custom->call.timeout = call->timeout > 0 ? call->timeout : DEFAULT_TIMEOUT;
   onebit_status_t status =
       ob_comm_create(&ob_transport_custom, rank, size, NULL, custom, &process_engine, comm);
+  if (status == ONEBIT_OK)
+    status = ob_comm_make_names(*comm);
   if (status != ONEBIT_OK) {
+    ob_comm_release(*comm);
+    *comm = NULL;
     ob_release(custom);
     return status;
   }
+  if (call->timeout > 0)
+    (*comm)->timeout = call->timeout;
   (*comm)->largest_tag = call->largest_tag > 0 ? call->largest_tag : MIN_LARGEST_TAG;
   return ONEBIT_OK;
 }
@@ -347,7 +350,10 @@ static onebit_status_t wait_for_others(onebit_comm_t comm, onebit_status_t statu
   OB_TRY(agree(comm, status, host));
   OB_TRY(ob_agree(comm, find_hosts(comm), NULL, 0));
   status = find_costs(comm);
-  return status == ONEBIT_ERROR_TRANSPORT ? status : ob_agree(comm, status, NULL, 0);
+  if (status == ONEBIT_ERROR_TRANSPORT)
+    return status;
+  OB_TRY(ob_agree(comm, status, NULL, 0));
+  return ob_agree_names(comm, host);
 }
 
 onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,

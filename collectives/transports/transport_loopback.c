@@ -3,13 +3,16 @@
  * mailbox, under the group's lock, in the order in which they were begun; whoever comes second
  * copies the bytes from the sender's buffer to the receiver's.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/communicator.h"
+#include "collectives/transports/loopback.h"
 
 struct loopback_batch;
 
@@ -19,6 +22,7 @@ struct parcel {
   struct loopback_batch *batch;
   struct ob_endpoint *endpoint;
   int from, tag;
+  bool met;
 };
 
 struct loopback_batch {
@@ -26,17 +30,6 @@ struct loopback_batch {
   struct parcel *parcels; /* one a send, one a receive */
   size_t open;            /* parcels that have not met */
   size_t truncated;       /* bytes of a message that found too little room */
-};
-
-struct mailbox {
-  struct parcel *sent, *wanted;
-};
-
-struct group {
-  pthread_mutex_t lock;
-  pthread_cond_t met;
-  int members;             /* communicators not yet destroyed */
-  struct mailbox *mailbox; /* one a rank */
 };
 
 static void append(struct parcel **list, struct parcel *parcel) {
@@ -64,13 +57,14 @@ static void wait_for_all(struct group *group, struct parcel *sent, struct parcel
   else if (bytes)
     memcpy(wanted->endpoint->data, sent->endpoint->data, bytes);
   wanted->endpoint->bytes = bytes;
+  sent->met = wanted->met = true;
   wanted->batch->open--;
   sent->batch->open--;
   pthread_cond_broadcast(&group->met);
 }
 
 static void post_send(struct group *group, struct parcel *parcel) {
-  struct mailbox *box = &group->mailbox[parcel->endpoint->peer];
+  struct mailbox *box = &group->member[parcel->endpoint->peer].mailbox;
   struct parcel *wanted = remove_first(&box->wanted, parcel->from, parcel->tag);
   if (wanted)
     wait_for_all(group, parcel, wanted);
@@ -79,7 +73,7 @@ static void post_send(struct group *group, struct parcel *parcel) {
 }
 
 static void post_receive(struct group *group, struct parcel *parcel, int rank) {
-  struct mailbox *box = &group->mailbox[rank];
+  struct mailbox *box = &group->member[rank].mailbox;
   struct parcel *sent = remove_first(&box->sent, parcel->from, parcel->tag);
   if (sent)
     wait_for_all(group, sent, parcel);
@@ -98,10 +92,36 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
 
-static void batch_destroy(struct ob_batch *base) {
-  if (base)
-    ob_release(((struct loopback_batch *)base)->parcels);
+static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
+  while (*list && *list != parcel)
+    list = &(*list)->next;
+  if (*list)
+    *list = parcel->next;
+}
+
+/* What nobody has met is taken back. */
+static void cancel_all(struct loopback_batch *batch) {
+  const struct ob_batch *base = &batch->base;
+  struct group *group = base->comm->state;
+  pthread_mutex_lock(&group->lock);
+  for (size_t i = 0; batch->open && i < base->receives + base->sends; i++) {
+    bool receives = i < base->receives;
+    int rank = receives ? base->comm->rank : base->send[i - base->receives].peer;
+    struct mailbox *box = &group->member[rank].mailbox;
+    remove_parcel(receives ? &box->wanted : &box->sent, &batch->parcels[i]);
+  }
+  pthread_mutex_unlock(&group->lock);
+}
+
+static bool batch_destroy(struct ob_batch *base) {
+  struct loopback_batch *batch = (struct loopback_batch *)base;
+  if (!batch)
+    return true;
+  if (batch->parcels)
+    cancel_all(batch);
+  ob_release(batch->parcels);
   ob_batch_release(base);
+  return true;
 }
 
 static onebit_status_t begin(struct ob_batch *base, int tag) {
@@ -113,25 +133,62 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
   batch->open = base->sends + base->receives;
   batch->truncated = 0;
   for (size_t i = 0; i < base->receives; i++, parcel++) {
-    *parcel = (struct parcel){NULL, batch, &base->receive[i], base->receive[i].peer, tag};
+    *parcel = (struct parcel){NULL, batch, &base->receive[i], base->receive[i].peer, tag, false};
     post_receive(group, parcel, rank);
   }
   for (size_t i = 0; i < base->sends; i++, parcel++) {
-    *parcel = (struct parcel){NULL, batch, &base->send[i], rank, tag};
+    *parcel = (struct parcel){NULL, batch, &base->send[i], rank, tag, false};
     post_send(group, parcel);
   }
   pthread_mutex_unlock(&group->lock);
   return ONEBIT_OK;
 }
 
-static onebit_status_t test(struct ob_batch *base, bool wait) {
-  struct loopback_batch *batch = (struct loopback_batch *)base;
+/* The first rank that has not met a parcel of the batch and with `gone` will not; -1: none. The
+ * lock is held. */
+static int first_awaited(const struct loopback_batch *batch, bool gone) {
+  const struct group *group = batch->base.comm->state;
+  for (size_t i = 0; batch->open && i < batch->base.receives + batch->base.sends; i++) {
+    int peer = batch->parcels[i].endpoint->peer;
+    if (!batch->parcels[i].met && (!gone || group->member[peer].gone))
+      return peer;
+  }
+  return -1;
+}
+
+static int peer_awaited(struct ob_batch *base) {
   struct group *group = base->comm->state;
   pthread_mutex_lock(&group->lock);
-  while (wait && batch->open)
-    pthread_cond_wait(&group->met, &group->lock);
+  int peer = first_awaited((struct loopback_batch *)base, false);
+  pthread_mutex_unlock(&group->lock);
+  return peer;
+}
+
+struct timespec ob_loopback_time_in(double seconds) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  time.tv_nsec += (long)(seconds * 1e9); /* less than a second */
+  time.tv_sec += time.tv_nsec / 1000000000;
+  time.tv_nsec %= 1000000000;
+  return time;
+}
+
+static onebit_status_t test(struct ob_batch *base, double seconds) {
+  struct loopback_batch *batch = (struct loopback_batch *)base;
+  struct group *group = base->comm->state;
+  bool wait = seconds > 0;
+  struct timespec until = {0};
+  if (wait)
+    until = ob_loopback_time_in(seconds);
+  int gone = -1;
+  pthread_mutex_lock(&group->lock);
+  while (batch->open && !group->ended && (gone = first_awaited(batch, true)) < 0 && wait)
+    wait = pthread_cond_timedwait(&group->met, &group->lock, &until) == 0;
   size_t open = batch->open, truncated = batch->truncated;
   pthread_mutex_unlock(&group->lock);
+  if (open && gone >= 0)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "loopback: rank %d has destroyed its communicator",
+                    gone);
   if (open)
     return ONEBIT_IN_PROGRESS;
   if (truncated)
@@ -140,28 +197,30 @@ static onebit_status_t test(struct ob_batch *base, bool wait) {
   return ONEBIT_OK;
 }
 
+static onebit_status_t health(onebit_comm_t comm) {
+  struct group *group = comm->state;
+  pthread_mutex_lock(&group->lock);
+  bool ended = group->ended;
+  pthread_mutex_unlock(&group->lock);
+  if (ended)
+    ob_comm_hear_end(comm, group->end);
+  return ONEBIT_OK;
+}
+
+static void abort_for_all(onebit_comm_t comm, const char *text) {
+  struct group *group = comm->state;
+  pthread_mutex_lock(&group->lock);
+  if (!group->ended)
+    snprintf(group->end, sizeof group->end, "%s", text);
+  group->ended = true;
+  pthread_cond_broadcast(&group->met);
+  pthread_mutex_unlock(&group->lock);
+}
+
 static bool threads(void) { return true; }
 
 /* Messages are copied by whoever comes second: nothing is ever under way. */
 static void progress(onebit_comm_t comm) { (void)comm; }
-
-static void group_destroy(struct group *group) {
-  if (!group)
-    return;
-  pthread_mutex_destroy(&group->lock);
-  pthread_cond_destroy(&group->met);
-  ob_release(group->mailbox);
-  ob_release(group);
-}
-
-static void destroy(onebit_comm_t comm) {
-  struct group *group = comm->state;
-  pthread_mutex_lock(&group->lock);
-  int left = --group->members;
-  pthread_mutex_unlock(&group->lock);
-  if (left == 0)
-    group_destroy(group);
-}
 
 const struct ob_transport ob_transport_loopback = {
     .threads = threads,
@@ -171,68 +230,10 @@ const struct ob_transport ob_transport_loopback = {
     .batch_destroy = batch_destroy,
     .begin = begin,
     .test = test,
+    .peer_awaited = peer_awaited,
+    .health = health,
+    .abort = abort_for_all,
+    .shrink = ob_loopback_shrink,
     .progress = progress,
-    .destroy = destroy,
+    .destroy = ob_loopback_destroy,
 };
-
-static struct group *group_create(int size) {
-  struct group *group = ob_allocate(1, sizeof *group);
-  if (!group)
-    return NULL;
-  pthread_mutex_init(&group->lock, NULL);
-  pthread_cond_init(&group->met, NULL);
-  group->members = size;
-  group->mailbox = ob_allocate((size_t)size, sizeof *group->mailbox);
-  if (group->mailbox)
-    return group;
-  group_destroy(group);
-  return NULL;
-}
-
-/* Consecutive ranks share a host; the numbers of ranks differ by one at most. */
-static void assign_hosts(int *host_of, int size, int hosts) {
-  for (int rank = 0; rank < size; rank++)
-    host_of[rank] = (int)((int64_t)rank * hosts / size);
-}
-
-static onebit_status_t create_members(struct group *group, const int *host_of, int size,
-                                      onebit_comm_t *comms) {
-  for (int rank = 0; rank < size; rank++) {
-    onebit_status_t status =
-        ob_comm_create(&ob_transport_loopback, rank, size, host_of, group, NULL, &comms[rank]);
-    if (status == ONEBIT_OK)
-      continue;
-    for (int made = 0; made < rank; made++)
-      ob_comm_release(comms[made]);
-    memset(comms, 0, (size_t)size * sizeof *comms);
-    return status;
-  }
-  return ONEBIT_OK;
-}
-
-onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_comm_t *comms) {
-  if (!comms)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "comms is NULL");
-  if (size < 1 || size > 4096)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "size is %d, not 1 to 4096", size);
-  if (hosts < 1 || hosts > size)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "hosts is %d, not 1 to size, %d", hosts, size);
-  memset(comms, 0, (size_t)size * sizeof *comms);
-  struct group *group = group_create(size);
-  int *host_of = ob_allocate((size_t)size, sizeof *host_of);
-  onebit_status_t status = ONEBIT_OK;
-  if (group && host_of) {
-    assign_hosts(host_of, size, hosts);
-    status = create_members(group, host_of, size, comms);
-  } else {
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
-  }
-  if (status != ONEBIT_OK)
-    group_destroy(group);
-  ob_release(host_of);
-  return status;
-}
-
-onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms) {
-  return onebit_comm_create_loopback_hosts(size, 1, comms);
-}

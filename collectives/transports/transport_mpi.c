@@ -2,14 +2,20 @@
 #ifdef ONEBIT_HAVE_MPI
 
 #include <limits.h>
+#include <sched.h>
 
 #include "base/bound_mpi.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/launch_mpi.h"
 #include "base/memory.h"
 #include "collectives/communicator.h"
 #include "collectives/cost/tuning.h"
 #include "onebit/mpi.h"
+
+/* How often a wait looks at the clock, and how long a cancelled message is given. */
+#define LOOK_TRIES     16
+#define CANCEL_SECONDS 0.1
 
 struct mpi_batch {
   struct ob_batch base;
@@ -40,13 +46,47 @@ static onebit_status_t mpi_error(const char *call, int code) {
 
 static MPI_Comm mpi_of(onebit_comm_t comm) { return *(MPI_Comm *)comm->state; }
 
-static void batch_destroy(struct ob_batch *base) {
+static bool is_finalized(void) {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized;
+}
+
+/* Whether the request ends soon, which a receive does that was cancelled, and a send that was on
+ * its way. */
+static bool ends_soon(MPI_Request *request) {
+  int done = 0;
+  for (double until = ob_seconds() + CANCEL_SECONDS; !done && ob_seconds() < until;) {
+    if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+      return *request == MPI_REQUEST_NULL;
+    sched_yield();
+  }
+  return done;
+}
+
+/* Of a call that has failed: a message that came later would be written where the program has other
+ * things by then. Receives are cancelled; MPI cannot take back a send that it has begun. */
+static bool end_requests(struct mpi_batch *batch) {
+  bool all = true;
+  for (int i = 0; i < batch->started; i++) {
+    if (batch->requests[i] == MPI_REQUEST_NULL)
+      continue;
+    if (i < (int)batch->base.receives)
+      MPI_Cancel(&batch->requests[i]);
+    all = ends_soon(&batch->requests[i]) && all;
+  }
+  return all;
+}
+
+static bool batch_destroy(struct ob_batch *base) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   if (!batch)
-    return;
+    return true;
+  bool all = is_finalized() || end_requests(batch);
   ob_release(batch->requests);
   ob_release(batch->statuses);
   ob_batch_release(base);
+  return all;
 }
 
 static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
@@ -103,16 +143,38 @@ static onebit_status_t read_sizes(struct mpi_batch *batch) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t test(struct ob_batch *base, bool wait) {
+static onebit_status_t test(struct ob_batch *base, double seconds) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
-  int done = 1, code;
-  if (wait)
-    code = MPI_Waitall(batch->started, batch->requests, batch->statuses);
-  else
-    code = MPI_Testall(batch->started, batch->requests, &done, batch->statuses);
-  if (code != MPI_SUCCESS)
-    return batch_error(batch, wait ? "MPI_Waitall" : "MPI_Testall", code);
-  return done ? read_sizes(batch) : ONEBIT_IN_PROGRESS;
+  double until = 0;
+  for (unsigned tries = 1;; tries++) {
+    int done;
+    int code = MPI_Testall(batch->started, batch->requests, &done, batch->statuses);
+    if (code != MPI_SUCCESS)
+      return batch_error(batch, "MPI_Testall", code);
+    if (done)
+      return read_sizes(batch);
+    if (seconds <= 0)
+      return ONEBIT_IN_PROGRESS;
+    if (tries % LOOK_TRIES == 0) {
+      double now = ob_seconds();
+      if (until > 0 && now >= until)
+        return ONEBIT_IN_PROGRESS;
+      until = until > 0 ? until : now + seconds;
+    }
+    sched_yield();
+  }
+}
+
+static int peer_awaited(struct ob_batch *base) {
+  struct mpi_batch *batch = (struct mpi_batch *)base;
+  for (int i = 0; i < batch->started; i++) {
+    int done = 1, receives = (int)base->receives;
+    if (batch->requests[i] != MPI_REQUEST_NULL)
+      MPI_Request_get_status(batch->requests[i], &done, MPI_STATUS_IGNORE);
+    if (!done)
+      return i < receives ? base->receive[i].peer : base->send[i - receives].peer;
+  }
+  return -1;
 }
 
 static bool threads(void) {
@@ -127,7 +189,8 @@ static void progress(onebit_comm_t comm) {
 }
 
 static void destroy(onebit_comm_t comm) {
-  MPI_Comm_free((MPI_Comm *)comm->state);
+  if (!is_finalized())
+    MPI_Comm_free((MPI_Comm *)comm->state);
   ob_release(comm->state);
 }
 
@@ -154,6 +217,7 @@ const struct ob_transport ob_transport_mpi = {
     .batch_destroy = batch_destroy,
     .begin = begin,
     .test = test,
+    .peer_awaited = peer_awaited,
     .progress = progress,
     .destroy = destroy,
 };

@@ -7,13 +7,18 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
   return *batch ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch");
 }
 
+static bool batch_destroy(struct ob_batch *batch) {
+  ob_batch_release(batch);
+  return true;
+}
+
 static onebit_status_t begin(struct ob_batch *batch, int tag) {
   (void)batch, (void)tag;
   return ONEBIT_OK;
 }
 
-static onebit_status_t test(struct ob_batch *batch, bool wait) {
-  (void)batch, (void)wait;
+static onebit_status_t test(struct ob_batch *batch, double seconds) {
+  (void)batch, (void)seconds;
   return ONEBIT_OK;
 }
 
@@ -28,17 +33,23 @@ static void progress(onebit_comm_t comm) { (void)comm; }
 
 static void destroy(onebit_comm_t comm) { (void)comm; }
 
+static onebit_status_t shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
+  (void)comm;
+  return onebit_comm_create_self(survivors);
+}
+
 const struct ob_transport ob_transport_self = {
     .threads = threads,
     .name = "self",
     .host_messages = true,
     .batch_create = batch_create,
-    .batch_destroy = ob_batch_release,
+    .batch_destroy = batch_destroy,
     .begin = begin,
     .test = test,
     .put = put,
     .progress = progress,
     .destroy = destroy,
+    .shrink = shrink,
 };
 
 onebit_status_t onebit_comm_create_self(onebit_comm_t *comm) {

@@ -6,6 +6,15 @@
  * MPI), MPI (onebit/mpi.h), between GPUs NCCL (onebit/nccl.h), and `custom`, over functions of the
  * caller's (onebit/custom.h). Plans and optimizers may outlive the handle they were made on.
  *
+ * Waits: every wait for another rank is bounded. After 10 seconds without a sign a rank says on
+ * standard error whom it waits for, once; after ONEBIT_TIMEOUT seconds (default 1800; 0 or `never`:
+ * no limit) the call is an ONEBIT_ERROR_TRANSPORT that says so, and the communicator is aborted:
+ * all calls on all of its ranks end, as after onebit_comm_abort. That holds also when ranks make
+ * their calls in different orders, when one makes a call that others do not, and when one has died.
+ * Time in which a process was stopped, or did not call the library, counts as a second at most.
+ * Creation calls of MPI and NCCL themselves, and work of the program on its own streams of a
+ * device, are theirs to bound.
+ *
  * Threads: different communicators may be used from different threads at once; plans of one
  * communicator too, when the communicator is not MPI or when MPI was initialised with
  * MPI_THREAD_MULTIPLE. Creation calls on one communicator are collective and must be made in the
@@ -70,13 +79,40 @@ int onebit_comm_hosts(onebit_comm_t comm);
  * Thread-safe. */
 uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
 
+/* Gives up: ends every call in flight and every later one, on every rank, with an
+ * ONEBIT_ERROR_TRANSPORT whose message says which rank gave up. What remains to be done is to
+ * destroy what was made on it, and it; or onebit_comm_shrink. Local: returns at once, and the
+ * others learn of it as they wait, or with their next call. Over NCCL it is ncclCommAbort, and
+ * nccl_comm is gone; over functions of the caller's it calls `abort`, and they tell why. Once
+ * aborted, no more happens.
+ *   comm   the communicator
+ * Thread-safe, also while other threads wait in calls on comm: below MPI_THREAD_MULTIPLE it is then
+ * one of these that tells the other ranks.
+ * Errors: ONEBIT_ERROR_ARGUMENT (comm is NULL), ONEBIT_ERROR_TRANSPORT (of NCCL). */
+onebit_status_t onebit_comm_abort(onebit_comm_t comm);
+
+/* Makes a communicator of the ranks that are left of one that has lost some. Collective over those;
+ * aborts comm if that has not happened. Ranks keep their order.
+ *   comm        the communicator; still to be destroyed, with what was made on it
+ *   survivors   out: the new one, owned by the caller; NULL when the call fails
+ * Loopback: the ranks that have not destroyed theirs; those that do not make this call within
+ * ONEBIT_TIMEOUT are left out, and get ONEBIT_ERROR_TRANSPORT when they do. MPI: where it has
+ * user-level failure mitigation (Open MPI 5 with `mpirun --with-ft ulfm`), the processes that have
+ * not failed, which must all make the call. Self: again a communicator of this rank.
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (other transports, another MPI:
+ * end the job, and start it again from the last checkpoint), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_TRANSPORT. */
+onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
+
 /* Gives the communicator back. Local, except that an MPI communicator must be destroyed on all of
  * its ranks and before MPI_Finalize.
  *   comm   the communicator; NULL is fine; what is no communicator, for example one that was
  *          destroyed before, is left alone, and onebit_last_error() says so
  * Plans and optimizers that were made on it go on as before. The last of them that is destroyed
  * gives back what they share: until then the communicator counts as not destroyed for what it was
- * made from (MPI_Finalize, ncclCommDestroy, the context of callbacks). */
+ * made from (MPI_Finalize, ncclCommDestroy, the context of callbacks). A loopback rank that has
+ * destroyed it, and all of them, while others wait for it is gone: they get ONEBIT_ERROR_TRANSPORT.
+ * After MPI_Finalize the memory is given back, and MPI is not called. */
 void onebit_comm_destroy(onebit_comm_t comm);
 
 #ifdef __cplusplus

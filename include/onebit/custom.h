@@ -67,7 +67,7 @@ typedef struct onebit_transport_callbacks {
   const char *host;
   int largest_tag; /* tags are 0 to largest_tag, the same on all ranks; default 32767 */
   /* Seconds that a rank waits for a message before that is a failure; INFINITY: for ever. Default
-   * 1800. */
+   * ONEBIT_TIMEOUT, as onebit/communicator.h has it. */
   double timeout;
 } onebit_transport_callbacks_t;
 

@@ -22,15 +22,10 @@ extern "C" {
  * that NCCL finds later (another rank died, a network failed) is an ONEBIT_ERROR_TRANSPORT of the
  * next call or of the call that waits.
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, another device than nccl_comm's is current),
- * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE, ONEBIT_ERROR_TRANSPORT (NCCL's own error). */
+ * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE, ONEBIT_ERROR_TRANSPORT (NCCL's own error). After
+ * onebit_comm_abort (onebit/communicator.h), or a wait of ONEBIT_TIMEOUT, nccl_comm is aborted, and
+ * gone. */
 onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *comm);
-
-/* Gives up: aborts the NCCL communicator (ncclCommAbort), so that what waits for a dead rank ends.
- * Every later call on comm is an ONEBIT_ERROR_TRANSPORT; destroying is still to be done, and
- * nccl_comm is gone. Local; any thread may call it.
- *   comm   a communicator over NCCL
- * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or not over NCCL). */
-onebit_status_t onebit_comm_abort(onebit_comm_t comm);
 
 #ifdef __cplusplus
 }

@@ -66,10 +66,6 @@ static void nobody(void) {
   onebit_comm_t comm;
   CHECK_STATUS(onebit_comm_create_nccl(NULL, &comm), ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_comm_abort(NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
-  CHECK_STATUS(onebit_comm_abort(comm), ONEBIT_ERROR_ARGUMENT);
-  CHECK(strstr(onebit_last_error(), "self"), "%s", onebit_last_error());
-  onebit_comm_destroy(comm);
 }
 
 /* --- NCCL fails */

@@ -1,0 +1,104 @@
+/* How long ranks wait for each other. */
+#include "collectives/watch.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/knobs.h"
+#include "collectives/communicator.h"
+#include "collectives/progress.h"
+
+#define DEFAULT_TIMEOUT 1800.0
+#define LOOK_SECONDS    0.001
+#define LONGEST_GAP     1.0
+
+double ob_watch_notice = 10.0;
+
+onebit_status_t ob_watch_timeout(double *seconds) {
+  return ob_knob_seconds(OB_KNOB_TIMEOUT, DEFAULT_TIMEOUT, seconds);
+}
+
+bool ob_watch_count(struct ob_watch *watch) {
+  double now = ob_seconds(), gap = now - watch->seen;
+  if (watch->seen > 0 && gap < LOOK_SECONDS)
+    return false;
+  if (watch->seen > 0)
+    watch->waited += gap < LONGEST_GAP ? gap : LONGEST_GAP;
+  watch->seen = now;
+  return true;
+}
+
+/* "allreduce call 3 of plan 1 (16 MiB): waited 5 s for rank 3 on host h2 (receive, chunk 5)" */
+static void compose(onebit_comm_t comm, const char *verb, double seconds,
+                    const struct ob_wait *wait, char *text, size_t bytes) {
+  char whom[OB_HOST_NAME_BYTES + 32], detail[sizeof wait->detail + 4] = "";
+  const char *host = wait->peer >= 0 ? ob_comm_host_name(comm, wait->peer) : "";
+  if (wait->peer < 0)
+    snprintf(whom, sizeof whom, "%s", wait->others);
+  else
+    snprintf(whom, sizeof whom, "rank %d%s%s", wait->peer, *host ? " on host " : "", host);
+  if (*wait->detail)
+    snprintf(detail, sizeof detail, " (%s)", wait->detail);
+  snprintf(text, bytes, "%s: %s %.3g s for %s%s", wait->what, verb, seconds, whom, detail);
+}
+
+/* One a communicator in that time, however many calls are in flight. */
+static void notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
+  char text[OB_END_BYTES];
+  watch->noticed = true;
+  if (comm->noticed > 0 && watch->seen - comm->noticed < ob_watch_notice)
+    return;
+  comm->noticed = watch->seen;
+  compose(comm, "waiting", watch->waited, wait, text, sizeof text);
+  fprintf(stderr, "onebit: rank %d: %s\n", comm->rank, text);
+}
+
+static onebit_status_t give_up(onebit_comm_t comm, double seconds, const struct ob_wait *wait) {
+  char text[OB_END_BYTES];
+  compose(comm, "waited", seconds, wait, text, sizeof text);
+  ob_comm_give_up(comm, text);
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", text);
+}
+
+onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double grace,
+                              ob_wait_describe *describe, const void *waiter) {
+  if (!ob_watch_count(watch))
+    return ONEBIT_OK;
+  OB_TRY(ob_comm_health(comm));
+  bool late = watch->waited >= comm->timeout + grace;
+  if (!late && (watch->noticed || watch->waited < ob_watch_notice))
+    return ONEBIT_OK;
+  struct ob_wait wait = {.peer = -1, .others = "other ranks"};
+  describe(waiter, &wait);
+  if (late)
+    return give_up(comm, comm->timeout, &wait);
+  notice(watch, comm, &wait);
+  return ONEBIT_OK;
+}
+
+struct batch_wait {
+  struct ob_batch *batch;
+  const char *what;
+};
+
+static void describe_batch(const void *waiter, struct ob_wait *wait) {
+  const struct batch_wait *own = waiter;
+  const struct ob_transport *transport = own->batch->comm->transport;
+  snprintf(wait->what, sizeof wait->what, "%s", own->what);
+  if (transport->peer_awaited)
+    wait->peer = transport->peer_awaited(own->batch);
+}
+
+onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what) {
+  const struct batch_wait own = {batch, what};
+  struct ob_watch watch = {0};
+  for (unsigned idle = 0;; idle++) {
+    onebit_status_t status = batch->comm->transport->test(batch, OB_WAIT_SLICE);
+    if (status != ONEBIT_IN_PROGRESS)
+      return status;
+    OB_TRY(ob_watch_look(&watch, batch->comm, 0, describe_batch, &own));
+    ob_backoff(idle);
+  }
+}

@@ -1,0 +1,55 @@
+/*
+ * Waits for other ranks. Every loop of the library that waits for one looks at the clock here: once
+ * in a while it asks whether the communicator is still well, after ten seconds it says on standard
+ * error whom it waits for, and after ONEBIT_TIMEOUT the wait is an error, and the communicator is
+ * aborted, so that every other rank hears of it too.
+ */
+#ifndef OB_COLLECTIVES_WATCH_H
+#define OB_COLLECTIVES_WATCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "onebit/communicator.h"
+
+struct ob_batch;
+
+/* Seconds that a transport waits at most before the watch is looked at again. */
+#define OB_WAIT_SLICE 0.02
+
+/* A wait: all zero when something has moved. */
+struct ob_watch {
+  double waited; /* seconds; at most one of them between two looks, so that a process that was
+                    stopped, or computed meanwhile, does not blame others for its own absence */
+  double seen;   /* when it was last looked at, by ob_seconds; 0: not yet */
+  bool noticed;
+};
+
+/* What a wait is for: "WHAT: waiting 10 s for rank PEER (DETAIL)". */
+struct ob_wait {
+  char what[96], detail[48]; /* detail may be empty */
+  int peer;                  /* -1: `others` says for what, as far as is known */
+  const char *others;
+};
+
+typedef void ob_wait_describe(const void *waiter, struct ob_wait *wait);
+
+/* Nothing has moved since the last look. `grace`: seconds that this wait is given beyond the
+ * timeout. ONEBIT_OK: go on waiting. ONEBIT_ERROR_TRANSPORT: the communicator has failed, or fails
+ * now because this took too long. */
+onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double grace,
+                              ob_wait_describe *describe, const void *waiter);
+
+/* Adds the time since the last look. False: that was less than a millisecond ago. */
+bool ob_watch_count(struct ob_watch *watch);
+
+/* Waits for a batch that has begun, no longer than the timeout. `what` is for the error message. */
+onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what);
+
+/* ONEBIT_TIMEOUT in seconds, INFINITY for none. ONEBIT_ERROR_ARGUMENT: it is no such number. */
+onebit_status_t ob_watch_timeout(double *seconds);
+
+/* For tests: seconds until the notice. */
+extern double ob_watch_notice;
+
+#endif

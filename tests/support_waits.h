@@ -1,0 +1,37 @@
+/*
+ * A rank that is missed by the others, for test_waits.c and mpi_waits.c: each kind of absence in
+ * each schedule.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_WAITS_H
+#define ONEBIT_TESTS_SUPPORT_WAITS_H
+
+#include <stdatomic.h>
+
+#include "tests/support.h"
+
+/* What the rank that is missed does instead of its third call. */
+enum wait_fault { WAIT_LEAVES, WAIT_IS_AWAY, WAIT_CALLS_ANOTHER, WAIT_ABORTS };
+
+struct wait_case {
+  const char *name;
+  int size, hosts;
+  onebit_schedule_t schedule;
+  onebit_wire_t wire;
+  size_t count;
+};
+
+extern const struct wait_case wait_cases[];
+extern const size_t wait_cases_count;
+
+struct wait_run {
+  const struct wait_case *test;
+  enum wait_fault fault;
+  bool blocking;
+  void (*meet)(void); /* all ranks, without the communicator: its calls so far have ended on all */
+  atomic_int done;    /* ranks that have had their error; those of other processes do not count */
+};
+
+/* A rank_body; its context is a struct wait_run. The last rank is the one that is missed. */
+void wait_on_rank(onebit_comm_t comm, void *run);
+
+#endif
