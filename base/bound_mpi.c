@@ -104,9 +104,10 @@ static void find_version(void) {
   bound.foreign = strstr(text, "Open MPI");
 #endif
   text[strcspn(text, ",\n")] = '\0';
-  for (char *tab = text; (tab = strchr(tab, '\t'));)
-    *tab = ' ';
-  snprintf(bound.version, sizeof bound.version, "%.63s", text);
+  size_t count = 0; /* MPICH sets its words in columns */
+  for (const char *c = text; *c && count < sizeof bound.version - 1; c++)
+    if (*c > ' ' || (count && bound.version[count - 1] != ' '))
+      bound.version[count++] = *c > ' ' ? *c : ' ';
 }
 
 static void fill(void *library) {

@@ -36,7 +36,7 @@ $(SEEDS): %: %.o $(STATIC)
 fuzzers: $(FUZZERS) $(SEEDS)
 $(UNLINKED): %: %.o
 	$(call say,LD)
-	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm -ldl
 NCCL_PROGRAM_LIBS = $(if $(is_emulated),$(EMULATED_LIBS),$(CUDA_LIBS))
 $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 	$(call say,LD)

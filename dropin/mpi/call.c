@@ -1,4 +1,5 @@
 /* MPI's calls in the library's terms. */
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -191,9 +192,38 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
   return MPI_SUCCESS;
 }
 
-int ob_mpi_call_dense(const struct ob_mpi_call *call) {
+/* More elements than an int counts: MPI 4's calls. */
+static int run_large(const struct ob_mpi_call *call) {
+  const MPI_Count count = (MPI_Count)call->count;
+  if (call->operation == ONEBIT_ALLREDUCE && PMPI_Allreduce_c)
+    return PMPI_Allreduce_c(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
+                            call->comm);
+  if (call->operation == ONEBIT_ALLGATHER && PMPI_Allgather_c)
+    return PMPI_Allgather_c(call->sendbuf, count, call->datatype, call->recvbuf, count,
+                            call->datatype, call->comm);
+  if (call->operation == ONEBIT_REDUCE_SCATTER && PMPI_Reduce_scatter_block_c)
+    return PMPI_Reduce_scatter_block_c(call->sendbuf, call->recvbuf, count, call->datatype,
+                                       dense_op(call), call->comm);
+  return MPI_ERR_COUNT;
+}
+
+static int begin_large(const struct ob_mpi_call *call, MPI_Request *request) {
+  const MPI_Count count = (MPI_Count)call->count;
+  if (call->operation == ONEBIT_ALLREDUCE && PMPI_Iallreduce_c)
+    return PMPI_Iallreduce_c(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
+                             call->comm, request);
+  if (call->operation == ONEBIT_ALLGATHER && PMPI_Iallgather_c)
+    return PMPI_Iallgather_c(call->sendbuf, count, call->datatype, call->recvbuf, count,
+                             call->datatype, call->comm, request);
+  if (call->operation == ONEBIT_REDUCE_SCATTER && PMPI_Ireduce_scatter_block_c)
+    return PMPI_Ireduce_scatter_block_c(call->sendbuf, call->recvbuf, count, call->datatype,
+                                        dense_op(call), call->comm, request);
+  return MPI_ERR_COUNT;
+}
+
+static int run_plain(const struct ob_mpi_call *call) {
   const int count = (int)call->count;
-  int size = 1, code = MPI_ERR_INTERN;
+  int code = MPI_ERR_INTERN;
   switch (call->operation) {
   case ONEBIT_ALLREDUCE:
     code = PMPI_Allreduce(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),
@@ -208,6 +238,11 @@ int ob_mpi_call_dense(const struct ob_mpi_call *call) {
                                      dense_op(call), call->comm);
     break;
   }
+  return code;
+}
+
+int ob_mpi_call_dense(const struct ob_mpi_call *call) {
+  int size = 1, code = call->count > INT_MAX ? run_large(call) : run_plain(call);
   if (code == MPI_SUCCESS)
     code = PMPI_Comm_size(call->comm, &size);
   return code == MPI_SUCCESS ? ob_mpi_call_end(call, size) : code;
@@ -215,6 +250,8 @@ int ob_mpi_call_dense(const struct ob_mpi_call *call) {
 
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request) {
   const int count = (int)call->count;
+  if (call->count > INT_MAX)
+    return begin_large(call, request);
   switch (call->operation) {
   case ONEBIT_ALLREDUCE:
     return PMPI_Iallreduce(call->sendbuf, call->recvbuf, count, call->datatype, dense_op(call),

@@ -9,15 +9,21 @@
 #include "dropin/mpi/communicator.h"
 #include "dropin/preload.h"
 
-/* Persistent allreduces are MPI 4's, and an extension of Open MPI 4.1; where there are none, these
- * are not defined. */
-#if MPI_VERSION >= 4
-#define OB_ALLREDUCE_INIT MPI_Allreduce_init
-#define OB_DENSE_INIT     PMPI_Allreduce_init
-#elif defined(OMPI_HAVE_MPI_EXT_PCOLLREQ)
-#define OB_ALLREDUCE_INIT MPIX_Allreduce_init
-#define OB_DENSE_INIT     PMPIX_Allreduce_init
-#endif
+/* A call of these names is the program's: preload_entries.c has them as the linker knows them. */
+#define MPI_Allreduce            ob_call_allreduce
+#define MPI_Allgather            ob_call_allgather
+#define MPI_Iallreduce           ob_call_iallreduce
+#define MPI_Reduce_scatter_block ob_call_reduce_scatter_block
+__typeof__(*PMPI_Allreduce) MPI_Allreduce;
+__typeof__(*PMPI_Allgather) MPI_Allgather;
+__typeof__(*PMPI_Iallreduce) MPI_Iallreduce;
+__typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
+
+/* The same, of calls with any count that are not small: blocking, nonblocking, and persistent ones,
+ * which may be small too. An MPI error code. */
+int ob_preload_call(const struct ob_mpi_call *call);
+int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request);
+int ob_preload_init(const struct ob_mpi_call *call, MPI_Info info, MPI_Request *request);
 
 /* The line at the start, by rank 0; and the report. Says whether any rank has compressed anything.
  */

@@ -119,3 +119,5 @@ OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Dat
                                    (size_t)recvcount, recvtype, MPI_OP_NULL};
   return make_call(&call);
 }
+
+int ob_preload_call(const struct ob_mpi_call *call) { return make_call(call); }

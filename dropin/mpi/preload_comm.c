@@ -43,8 +43,8 @@ struct ob_presence ob_preload_world(int size) {
 
 /* What is known after its first calls that might be compressed, which all ranks count alike. The
  * second comes when every rank has made the first, and so is past MPI_Init: its first rank looks
- * for all. The third comes when every rank has made the second: what that rank has found is there. Of
- * nonblocking calls this may be otherwise, and then a rank looks for itself. */
+ * for all. The third comes when every rank has made the second: what that rank has found is there.
+ * Of nonblocking calls this may be otherwise, and then a rank looks for itself. */
 enum { FIRST, SECOND, THIRD, SETTLED, REFUSED };
 static const char states[REFUSED + 1]; /* an attribute is the address of one */
 

@@ -88,7 +88,6 @@ FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
   give(error, code);
 }
 
-#ifdef OB_ALLREDUCE_INIT
 #include "base/memory.h"
 
 #define ALLREDUCE_INIT(lower, upper)                                                               \
@@ -97,18 +96,16 @@ FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
            const MPI_Fint *op, const MPI_Fint *comm, const MPI_Fint *info, MPI_Fint *request,      \
            MPI_Fint *error)) {                                                                     \
     MPI_Request handle = MPI_REQUEST_NULL;                                                         \
-    int code = OB_ALLREDUCE_INIT(address(sendbuf), address(recvbuf), (int)*count,                  \
-                                 PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm), \
-                                 PMPI_Info_f2c(*info), &handle);                                   \
+    const struct ob_mpi_call call = {                                                              \
+        ONEBIT_ALLREDUCE, PMPI_Comm_f2c(*comm),     address(sendbuf), address(recvbuf),            \
+        (size_t)*count,   PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op)};                             \
+    int code = ob_preload_init(&call, PMPI_Info_f2c(*info), &handle);                              \
     if (code == MPI_SUCCESS)                                                                       \
       *request = PMPI_Request_c2f(handle);                                                         \
     give(error, code);                                                                             \
   }
-#if MPI_VERSION >= 4
 ALLREDUCE_INIT(mpi_allreduce_init, MPI_ALLREDUCE_INIT)
-#else
 ALLREDUCE_INIT(mpix_allreduce_init, MPIX_ALLREDUCE_INIT)
-#endif
 
 FORTRAN(mpi_start, MPI_START, (MPI_Fint * request, MPI_Fint *error)) {
   MPI_Request handle = PMPI_Request_f2c(*request);
@@ -139,5 +136,4 @@ FORTRAN(mpi_request_free, MPI_REQUEST_FREE, (MPI_Fint * request, MPI_Fint *error
   *request = PMPI_Request_c2f(handle);
   give(error, code);
 }
-#endif
 #endif

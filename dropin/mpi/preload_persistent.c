@@ -5,7 +5,7 @@
  */
 #include "dropin/mpi/preload_flights.h"
 
-#ifdef OB_ALLREDUCE_INIT
+#include <limits.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -76,11 +76,24 @@ static int start(struct persistent *call) {
 
 /* ---- MPI's calls ---- */
 
+static int make_dense(const struct ob_mpi_call *call, MPI_Info info, MPI_Request *request) {
+  const int length = (int)call->count;
+  if (call->count > INT_MAX && (MPI_Count)call->count > 0)
+    return PMPI_Allreduce_init_c(call->sendbuf, call->recvbuf, (MPI_Count)call->count,
+                                 call->datatype, call->op, call->comm, info, request);
+  if (PMPI_Allreduce_init)
+    return PMPI_Allreduce_init(call->sendbuf, call->recvbuf, length, call->datatype, call->op,
+                               call->comm, info, request);
+  if (PMPIX_Allreduce_init)
+    return PMPIX_Allreduce_init(call->sendbuf, call->recvbuf, length, call->datatype, call->op,
+                                call->comm, info, request);
+  return MPI_ERR_OTHER; /* the program is of a newer MPI than its library */
+}
+
 static int make(const struct ob_mpi_call *what, MPI_Info info, struct persistent *call) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_self);
-  int code = OB_DENSE_INIT(what->sendbuf, what->recvbuf, (int)what->count, what->datatype, what->op,
-                           what->comm, info, &call->dense);
+  int code = make_dense(what, info, &call->dense);
   if (code != MPI_SUCCESS)
     return code;
   call->call = *what;
@@ -102,21 +115,18 @@ static int make(const struct ob_mpi_call *what, MPI_Info info, struct persistent
   return code;
 }
 
-OB_PRELOAD_VISIBLE int OB_ALLREDUCE_INIT(const void *sendbuf, void *recvbuf, int length,
-                                         MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
-                                         MPI_Info info, MPI_Request *request) {
-  const struct ob_mpi_call what = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
-                                   (size_t)length,   datatype, op};
+/* A negative count, which is for MPI to refuse, is a very large one here. */
+int ob_preload_init(const struct ob_mpi_call *what, MPI_Info info, MPI_Request *request) {
   struct persistent *call = NULL;
-  if (!ob_preload_small(ONEBIT_ALLREDUCE, (size_t)length) && length > 0 && comm != MPI_COMM_NULL &&
-      request && ob_flights_move())
+  if (!ob_preload_small(ONEBIT_ALLREDUCE, what->count) && what->count > 0 &&
+      (MPI_Count)what->count > 0 && what->comm != MPI_COMM_NULL && request && ob_flights_move())
     call = ob_allocate(1, sizeof *call);
-  if (call && make(&what, info, call) == MPI_SUCCESS) {
+  if (call && make(what, info, call) == MPI_SUCCESS) {
     *request = call->handle;
     return MPI_SUCCESS;
   }
   ob_release(call);
-  return OB_DENSE_INIT(sendbuf, recvbuf, length, datatype, op, comm, info, request);
+  return make_dense(what, info, request);
 }
 
 OB_PRELOAD_VISIBLE int MPI_Start(MPI_Request *request) {
@@ -149,4 +159,3 @@ OB_PRELOAD_VISIBLE int MPI_Request_free(MPI_Request *request) {
   int own = PMPI_Request_free(request);
   return code == MPI_SUCCESS ? own : code;
 }
-#endif

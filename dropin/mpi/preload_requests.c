@@ -1,4 +1,6 @@
 /* MPI_Iallreduce: what the program holds is a generalized request. */
+#include <limits.h>
+
 #include "base/memory.h"
 #include "dropin/mpi/preload_flights.h"
 
@@ -92,8 +94,15 @@ static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
   if (decision.exchange)
     return compressed(call, &decision, request);
   ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
+  if (call->count > INT_MAX)
+    return PMPI_Iallreduce_c(call->sendbuf, call->recvbuf, (MPI_Count)call->count, call->datatype,
+                             call->op, call->comm, request);
   return PMPI_Iallreduce(call->sendbuf, call->recvbuf, (int)call->count, call->datatype, call->op,
                          call->comm, request);
+}
+
+int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
+  return not_small(call, request);
 }
 
 OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int count,

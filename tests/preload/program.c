@@ -3,6 +3,8 @@
  * checks its sums, which must be right whether something is preloaded or not. "Exact" values are of
  * one magnitude and the same on all ranks, so that one bit and a scale lose nothing of them.
  */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
+#include <dlfcn.h>
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -351,6 +353,62 @@ static void persistent(void) {
 #endif
 }
 
+/* ---- MPI 4's counts, which a program may be built with whatever the MPI library has ---- */
+
+typedef int allreduce_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm);
+typedef int iallreduce_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm,
+                         MPI_Request *);
+typedef int allreduce_init_c(const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm,
+                             MPI_Info, MPI_Request *);
+
+static void find(const char *name, void *call, size_t bytes) {
+  void *address = dlsym(RTLD_DEFAULT, name);
+  if (!address) {
+    fprintf(stderr, "there is no %s\n", name);
+    MPI_Abort(MPI_COMM_WORLD, 5);
+  }
+  memcpy(call, &address, bytes);
+}
+
+static void long_counts(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  allreduce_c *blocking;
+  iallreduce_c *nonblocking_c;
+  find("MPI_Allreduce_c", &blocking, sizeof blocking);
+  find("MPI_Iallreduce_c", &nonblocking_c, sizeof nonblocking_c);
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Request request;
+    fill(mine, COUNT, step);
+    blocking(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    check("MPI_Allreduce_c", sum, COUNT, step, size);
+    nonblocking_c(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    check("MPI_Iallreduce_c", sum, COUNT, step, size);
+  }
+  free(mine), free(sum);
+}
+
+/* Of an MPI library that says what count has come to it, and does nothing else; or without one. */
+static void beyond_int(void) {
+  const MPI_Count count = (MPI_Count)3000000000;
+  float nothing = 0;
+  MPI_Request request = MPI_REQUEST_NULL;
+  allreduce_c *blocking;
+  iallreduce_c *nonblocking_c;
+  allreduce_init_c *persistent_c;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  find("MPI_Allreduce_c", &blocking, sizeof blocking);
+  find("MPI_Iallreduce_c", &nonblocking_c, sizeof nonblocking_c);
+  find("MPI_Allreduce_init_c", &persistent_c, sizeof persistent_c);
+  int code[3] = {
+      blocking(&nothing, &nothing, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
+      nonblocking_c(&nothing, &nothing, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request),
+      persistent_c(&nothing, &nothing, count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL,
+                   &request)};
+  for (int i = 0; i < 3; i++)
+    printf("%s\n", code[i] == MPI_SUCCESS ? "passed" : code[i] == MPI_ERR_COUNT ? "refused" : "?");
+}
+
 /* ---- Threads ---- */
 
 static void *worker(void *state) {
@@ -395,6 +453,8 @@ static const struct {
              {"progress", progress},
              {"mixture", mixture},
              {"persistent", persistent},
+             {"long-counts", long_counts},
+             {"beyond-int", beyond_int},
              {"threads", threads}};
 
 int main(int argc, char **argv) {

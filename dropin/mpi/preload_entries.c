@@ -1,0 +1,159 @@
+/*
+ * The names under which programs call MPI's collectives, in C; preload_calls.c and the files beside
+ * it have what they do. Two things are seen to here, for every library and every mpi.h alike.
+ *
+ * Handles are as wide as any MPI's: Open MPI's are addresses, MPICH's numbers of 32 bits. So those
+ * of a library of the other kind, which mean nothing here, are passed on unharmed.
+ *
+ * MPI 4's counts (the names with _c) are there whichever mpi.h this was built with. Counts that an
+ * int holds go the way of the plain calls; larger ones too where they are compressed, and else to
+ * MPI's own call, or where the MPI library has none they are an error and never cut off.
+ */
+#include <limits.h>
+
+#include "dropin/mpi/preload_flights.h"
+
+typedef uintptr_t any; /* a handle of any MPI library */
+
+/* A function that a program knows as `name`. mpi.h may declare it otherwise, or not at all. */
+#define ENTRY(name, parameters)                                                                    \
+  int ob_entry_##name parameters __asm__(#name);                                                   \
+  OB_PRELOAD_VISIBLE int ob_entry_##name parameters
+
+/* A member of the table, with such parameters. */
+#define WIDE(call, parameters) ((int(*) parameters)(void (*)(void))(call))
+
+static bool is_int(MPI_Count count) { return count >= INT_MIN && count <= INT_MAX; }
+
+/* Where the MPI library has no call for it. A negative one is for MPI to refuse. */
+static int refuse_count(any comm) {
+  if (!ob_mpi_is_foreign())
+    PMPI_Comm_call_errhandler((MPI_Comm)comm, MPI_ERR_COUNT);
+  return MPI_ERR_COUNT;
+}
+
+/* ---- Blocking ---- */
+
+/* More elements than an int counts. */
+static int make_large(const struct ob_mpi_call *call) {
+  if (call->comm == MPI_COMM_NULL || ob_preload_small(call->operation, call->count))
+    return ob_mpi_call_dense(call);
+  return ob_preload_call(call);
+}
+
+#define REDUCTION(call, operation)                                                                 \
+  ENTRY(MPI_##call,                                                                                \
+        (const void *sendbuf, void *recvbuf, int count, any datatype, any op, any comm)) {         \
+    if (ob_mpi_is_foreign())                                                                       \
+      return WIDE(PMPI_##call, (const void *, void *, int, any, any, any))(                        \
+          sendbuf, recvbuf, count, datatype, op, comm);                                            \
+    return MPI_##call(sendbuf, recvbuf, count, (MPI_Datatype)datatype, (MPI_Op)op,                 \
+                      (MPI_Comm)comm);                                                             \
+  }                                                                                                \
+  ENTRY(MPI_##call##_c,                                                                            \
+        (const void *sendbuf, void *recvbuf, MPI_Count count, any datatype, any op, any comm)) {   \
+    if (is_int(count))                                                                             \
+      return ob_entry_MPI_##call(sendbuf, recvbuf, (int)count, datatype, op, comm);                \
+    if (!PMPI_##call##_c)                                                                          \
+      return refuse_count(comm);                                                                   \
+    if (ob_mpi_is_foreign() || count < 0)                                                          \
+      return WIDE(PMPI_##call##_c, (const void *, void *, MPI_Count, any, any, any))(              \
+          sendbuf, recvbuf, count, datatype, op, comm);                                            \
+    const struct ob_mpi_call large = {operation,     (MPI_Comm)comm,         sendbuf,   recvbuf,   \
+                                      (size_t)count, (MPI_Datatype)datatype, (MPI_Op)op};          \
+    return make_large(&large);                                                                     \
+  }
+REDUCTION(Allreduce, ONEBIT_ALLREDUCE)
+REDUCTION(Reduce_scatter_block, ONEBIT_REDUCE_SCATTER)
+
+ENTRY(MPI_Allgather, (const void *sendbuf, int sendcount, any sendtype, void *recvbuf,
+                      int recvcount, any recvtype, any comm)) {
+  if (ob_mpi_is_foreign())
+    return WIDE(PMPI_Allgather, (const void *, int, any, void *, int, any, any))(
+        sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
+  return MPI_Allgather(sendbuf, sendcount, (MPI_Datatype)sendtype, recvbuf, recvcount,
+                       (MPI_Datatype)recvtype, (MPI_Comm)comm);
+}
+
+ENTRY(MPI_Allgather_c, (const void *sendbuf, MPI_Count sendcount, any sendtype, void *recvbuf,
+                        MPI_Count recvcount, any recvtype, any comm)) {
+  if (is_int(sendcount) && is_int(recvcount))
+    return ob_entry_MPI_Allgather(sendbuf, (int)sendcount, sendtype, recvbuf, (int)recvcount,
+                                  recvtype, comm);
+  if (!PMPI_Allgather_c)
+    return refuse_count(comm);
+  bool alike = sendbuf == MPI_IN_PLACE ||
+               (sendcount == recvcount && (MPI_Datatype)sendtype == (MPI_Datatype)recvtype);
+  if (ob_mpi_is_foreign() || recvcount < 0 || !alike)
+    return WIDE(PMPI_Allgather_c, (const void *, MPI_Count, any, void *, MPI_Count, any, any))(
+        sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
+  const struct ob_mpi_call large = {ONEBIT_ALLGATHER,  (MPI_Comm)comm,         sendbuf,    recvbuf,
+                                    (size_t)recvcount, (MPI_Datatype)recvtype, MPI_OP_NULL};
+  return make_large(&large);
+}
+
+/* ---- Nonblocking ---- */
+
+ENTRY(MPI_Iallreduce, (const void *sendbuf, void *recvbuf, int count, any datatype, any op,
+                       any comm, MPI_Request *request)) {
+  if (ob_mpi_is_foreign())
+    return WIDE(PMPI_Iallreduce, (const void *, void *, int, any, any, any, MPI_Request *))(
+        sendbuf, recvbuf, count, datatype, op, comm, request);
+  return MPI_Iallreduce(sendbuf, recvbuf, count, (MPI_Datatype)datatype, (MPI_Op)op, (MPI_Comm)comm,
+                        request);
+}
+
+ENTRY(MPI_Iallreduce_c, (const void *sendbuf, void *recvbuf, MPI_Count count, any datatype, any op,
+                         any comm, MPI_Request *request)) {
+  if (is_int(count))
+    return ob_entry_MPI_Iallreduce(sendbuf, recvbuf, (int)count, datatype, op, comm, request);
+  if (!PMPI_Iallreduce_c)
+    return refuse_count(comm);
+  bool small = ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count);
+  if (ob_mpi_is_foreign() || small || count < 0 || (MPI_Comm)comm == MPI_COMM_NULL || !request)
+    return WIDE(PMPI_Iallreduce_c, (const void *, void *, MPI_Count, any, any, any, MPI_Request *))(
+        sendbuf, recvbuf, count, datatype, op, comm, request);
+  const struct ob_mpi_call large = {ONEBIT_ALLREDUCE, (MPI_Comm)comm,         sendbuf,   recvbuf,
+                                    (size_t)count,    (MPI_Datatype)datatype, (MPI_Op)op};
+  return ob_preload_begin(&large, request);
+}
+
+/* ---- Persistent ---- */
+
+static int init_foreign(const void *sendbuf, void *recvbuf, int count, any datatype, any op,
+                        any comm, any info, MPI_Request *request) {
+  if (!PMPI_Allreduce_init && !PMPIX_Allreduce_init)
+    return MPI_ERR_OTHER;
+  return WIDE(PMPI_Allreduce_init ? PMPI_Allreduce_init : PMPIX_Allreduce_init,
+              (const void *, void *, int, any, any, any, any, MPI_Request *))(
+      sendbuf, recvbuf, count, datatype, op, comm, info, request);
+}
+
+/* MPI 4's name, and that of Open MPI 4's extension. */
+#define INIT(name)                                                                                 \
+  ENTRY(name, (const void *sendbuf, void *recvbuf, int count, any datatype, any op, any comm,      \
+               any info, MPI_Request *request)) {                                                  \
+    if (ob_mpi_is_foreign())                                                                       \
+      return init_foreign(sendbuf, recvbuf, count, datatype, op, comm, info, request);             \
+    const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, (MPI_Comm)comm,         sendbuf,   recvbuf, \
+                                     (size_t)count,    (MPI_Datatype)datatype, (MPI_Op)op};        \
+    return ob_preload_init(&call, (MPI_Info)info, request);                                        \
+  }
+INIT(MPI_Allreduce_init)
+INIT(MPIX_Allreduce_init)
+
+ENTRY(MPI_Allreduce_init_c, (const void *sendbuf, void *recvbuf, MPI_Count count, any datatype,
+                             any op, any comm, any info, MPI_Request *request)) {
+  if (is_int(count))
+    return ob_entry_MPI_Allreduce_init(sendbuf, recvbuf, (int)count, datatype, op, comm, info,
+                                       request);
+  if (!PMPI_Allreduce_init_c)
+    return refuse_count(comm);
+  if (ob_mpi_is_foreign() || count < 0)
+    return WIDE(PMPI_Allreduce_init_c,
+                (const void *, void *, MPI_Count, any, any, any, any, MPI_Request *))(
+        sendbuf, recvbuf, count, datatype, op, comm, info, request);
+  const struct ob_mpi_call large = {ONEBIT_ALLREDUCE, (MPI_Comm)comm,         sendbuf,   recvbuf,
+                                    (size_t)count,    (MPI_Datatype)datatype, (MPI_Op)op};
+  return ob_preload_init(&large, (MPI_Info)info, request);
+}
