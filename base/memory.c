@@ -2,7 +2,9 @@
 #define _DEFAULT_SOURCE
 #include "base/memory.h"
 
+#include <errno.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +20,10 @@ void ob_memory_fail_at(long n) { atomic_store(&countdown, n > 0 ? n : 0); }
 int ob_memory_must_fail(void) {
   if (atomic_load_explicit(&countdown, memory_order_relaxed) <= 0)
     return 0;
-  return atomic_fetch_sub(&countdown, 1) == 1;
+  bool fails = atomic_fetch_sub(&countdown, 1) == 1;
+  if (fails)
+    errno = ENOMEM;
+  return fails;
 }
 
 static size_t rounded_up(size_t bytes, size_t multiple) {

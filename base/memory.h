@@ -34,10 +34,11 @@ struct ob_memory {
 
 extern const struct ob_memory ob_memory_host;
 
-/* Whether this allocation must fail, for a test. For other kinds of memory. */
+/* Whether this allocation must fail, for a test; errno is then ENOMEM. For other kinds of memory,
+ * and for what else the system may not have: shared memory, its mapping, a thread. */
 int ob_memory_must_fail(void);
 
-/* For tests: from now on the n-th allocation of the process fails, once; n <= 0 switches it off. */
+/* For tests: from now on the n-th of these of the process fails, once; n <= 0 switches it off. */
 void ob_memory_fail_at(long n);
 
 #endif

@@ -5,12 +5,14 @@
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/progress.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/error.h"
 #include "base/knobs.h"
+#include "base/memory.h"
 #include "collectives/engine.h"
 
 void ob_backoff(unsigned idle) {
@@ -56,7 +58,7 @@ onebit_status_t ob_progress_begin(struct ob_engine *engine) {
   pthread_mutex_lock(&threads_lock);
   if (engine->users == 0) {
     set_stop(engine, false);
-    code = pthread_create(&engine->thread, NULL, move_requests, engine);
+    code = ob_memory_must_fail() ? EAGAIN : pthread_create(&engine->thread, NULL, move_requests, engine);
   }
   engine->users += code == 0;
   pthread_mutex_unlock(&threads_lock);

@@ -41,8 +41,14 @@ static onebit_status_t failed(const char *call, const struct ob_shared *shared, 
                   strerror(code), shared->bytes);
 }
 
+static int open_block(uint64_t name, int flags) {
+  return ob_memory_must_fail() ? -1 : shm_open(path_of(name).text, O_RDWR | flags, 0600);
+}
+
 static onebit_status_t map(struct ob_shared *shared, int block, int file) {
-  void *base = mmap(NULL, shared->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  void *base = MAP_FAILED;
+  if (!ob_memory_must_fail())
+    base = mmap(NULL, shared->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (base == MAP_FAILED)
     return failed("mmap", shared, errno);
   shared->base[block] = base;
@@ -51,7 +57,7 @@ static onebit_status_t map(struct ob_shared *shared, int block, int file) {
 
 /* The memory is taken now: a full file system is an error here, and a signal later. */
 static onebit_status_t fill(struct ob_shared *shared, int file) {
-  int code = posix_fallocate(file, 0, (off_t)shared->bytes);
+  int code = ob_memory_must_fail() ? ENOSPC : posix_fallocate(file, 0, (off_t)shared->bytes);
   if (code)
     return failed("posix_fallocate", shared, code);
   return map(shared, shared->own, file);
@@ -63,7 +69,7 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
   if (!shared->base)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d shared blocks", blocks);
   shared->name = new_name();
-  int file = shm_open(path_of(shared->name).text, O_RDWR | O_CREAT | O_EXCL, 0600);
+  int file = open_block(shared->name, O_CREAT | O_EXCL);
   if (file < 0) {
     shared->name = 0;
     return failed("shm_open", shared, errno);
@@ -76,7 +82,7 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
 onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t name) {
   if (block == shared->own)
     return ONEBIT_OK;
-  int file = shm_open(path_of(name).text, O_RDWR, 0);
+  int file = open_block(name, 0);
   if (file < 0)
     return failed("shm_open of another rank's", shared, errno);
   onebit_status_t status = map(shared, block, file);

@@ -1,5 +1,6 @@
 /*
- * Out of memory at any allocation: for every n, the n-th allocation of a creation fails. All ranks
+ * Out of memory at any allocation: for every n, the n-th allocation of a creation fails, or the
+ * n-th call that makes shared memory, gives it its bytes, maps it, or starts a thread. All ranks
  * get ONEBIT_ERROR_MEMORY, none hangs, nothing leaks (under the address sanitizer and valgrind),
  * and the communicator works as before. And calls allocate nothing, so they cannot fail that way.
  * What the ranks of a host share has no name any more afterwards.
@@ -19,7 +20,7 @@
 
 TestSuite(memory, .timeout = 120);
 
-Test(memory, comm_create_self) {
+static void create_self(long fewest) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   long n = 0;
   while (status == ONEBIT_ERROR_MEMORY) {
@@ -31,11 +32,11 @@ Test(memory, comm_create_self) {
     onebit_comm_destroy(comm);
   }
   CHECK_STATUS(status, ONEBIT_OK);
-  CHECK(n > 1, "no allocation failed");
+  CHECK(n > fewest, "only %ld allocations failed", n - 1);
   checks_must_hold();
 }
 
-Test(memory, comm_create_loopback) {
+static void create_loopback(long fewest) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   long n = 0;
   while (status == ONEBIT_ERROR_MEMORY) {
@@ -49,8 +50,18 @@ Test(memory, comm_create_loopback) {
     }
   }
   CHECK_STATUS(status, ONEBIT_OK);
-  CHECK(n > 4, "only %ld allocations failed", n - 1);
+  CHECK(n > fewest, "only %ld allocations failed", n - 1);
   checks_must_hold();
+}
+
+Test(memory, comm_create_self) { create_self(1); }
+Test(memory, comm_create_loopback) { create_loopback(4); }
+
+/* With a thread, which may not be had either. */
+Test(memory, comm_create_with_a_thread) {
+  setenv("ONEBIT_PROGRESS", "thread", 1);
+  create_self(2);
+  create_loopback(5);
 }
 
 /* Blocks of shared memory whose name begins with this process's number (collectives/shared.c). */
@@ -183,6 +194,13 @@ Test(memory, plan_create_in_other_schedules) {
     check_creation_on(&creation, 3, 1);
     check_creation_on(&creation, 3, 3);
   }
+}
+
+Test(memory, plan_create_with_a_thread) {
+  struct creation creation = {.create = create_plan, .plan = ONEBIT_PLAN_OPTIONS_INIT};
+  setenv("ONEBIT_PROGRESS", "thread", 1);
+  creation.plan.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  check_creation_on(&creation, 4, 2);
 }
 
 Test(memory, adam_create_on_several_hosts) {
