@@ -109,7 +109,7 @@ static void fail_on_one(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_save_files(trainee.optimizer, path), ONEBIT_OK);
   trainee_step(&trainee, 1);
   if (mine)
-    disk_begin(DISK_FULL, last ? 3 : 5, run->directories.shadow);
+    disk_begin(DISK_FULL, last ? 3 : 7, run->directories.shadow);
   CHECK_STATUS(onebit_optimizer_save_files(trainee.optimizer, path),
                mine ? ONEBIT_ERROR_FILE : ONEBIT_ERROR_PEER);
   CHECK_WORDS(mine ? "No space left on device" : "reports ONEBIT_ERROR_FILE");
