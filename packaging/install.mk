@@ -27,7 +27,7 @@ INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(
   $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
   $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
   $(FILLED)/modulefile:$(MODULE) \
-  $(call to,$(DOCDIR),README.md CHANGELOG.md LICENSE) \
+  $(call to,$(DOCDIR),README.md CHANGELOG.md SECURITY.md LICENSE) \
   $(call to,$(DOCDIR)/examples,$(EXAMPLE_SOURCES))
 # Links: TARGET:NAME, the target beside the name.
 INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/libonebit.so
