@@ -254,7 +254,7 @@ TESTED  = $(if $(strip $(TESTS)),$(named) $(preload),tests)
 check: all $(TESTED)
 	@$(MAKE) -s installed-check
 check-long:
-	.ci/run asan-long tsan-long
+	.ci/run asan-long tsan-long clang-asan
 # Of the tests that are built, and of what is installed.
 installed-check: all
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
