@@ -39,6 +39,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   ob_optimizer_abandon_plans(optimizer);
+  optimizer->latest = comm;
   OB_TRY(ob_optimizer_agree(optimizer, comm, check(optimizer, comm)));
   OB_TRY(ob_merge(optimizer, comm, &part));
   ob_part_release(optimizer->held);
@@ -55,4 +56,30 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   ob_part_release(optimizer->held);
   optimizer->held = NULL;
   return ONEBIT_OK;
+}
+
+/* Whether a rank that was lost meanwhile can be the reason. */
+static bool may_be_loss(onebit_status_t status) {
+  return status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER ||
+         status == ONEBIT_ERROR_MESSAGE;
+}
+
+/* A rank that has come through a move in which others have failed shrinks the same communicator as
+ * these, when it calls this: the latest. */
+onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
+  if (survivors)
+    *survivors = NULL;
+  if (!optimizer || !survivors)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", optimizer ? "survivors" : "optimizer");
+  onebit_comm_t from = optimizer->latest ? optimizer->latest : optimizer->comm, next;
+  onebit_status_t status;
+  bool fewer;
+  do {
+    OB_TRY(onebit_comm_shrink(from, &next));
+    fewer = next->size < from->size;
+    onebit_comm_destroy(*survivors);
+    *survivors = from = next;
+    status = onebit_optimizer_move(optimizer, next);
+  } while (may_be_loss(status) && fewer);
+  return status;
 }

@@ -332,16 +332,25 @@ onebit_status_t ob_optimizer_build(onebit_optimizer_t optimizer, onebit_status_t
   return status;
 }
 
-/* Calls in flight end here and now: nobody waits for their messages any more. */
+/* A call in flight ends here and now: nobody waits for its messages any more. What it has put on a
+ * stream is waited for; how that ended is of no use. */
+static void abandon(const struct onebit_optimizer *optimizer, onebit_plan_t plan) {
+  if (!plan)
+    return;
+  ob_plan_abandon(plan);
+  if (!optimizer->deferred)
+    (void)ob_plan_settle(plan);
+}
+
 void ob_optimizer_abandon_plans(onebit_optimizer_t optimizer) {
   const struct ob_method *method = optimizer->method;
-  ob_plan_abandon(optimizer->squares);
-  ob_plan_abandon(method->sums && optimizer->own ? method->sums(optimizer) : NULL);
+  abandon(optimizer, optimizer->squares);
+  abandon(optimizer, method->sums && optimizer->own ? method->sums(optimizer) : NULL);
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    ob_plan_abandon(optimizer->buckets[u].bits);
-    ob_plan_abandon(optimizer->buckets[u].dense);
-    ob_plan_abandon(optimizer->buckets[u].steps_back);
-    ob_plan_abandon(optimizer->buckets[u].parameters_back);
+    abandon(optimizer, optimizer->buckets[u].bits);
+    abandon(optimizer, optimizer->buckets[u].dense);
+    abandon(optimizer, optimizer->buckets[u].steps_back);
+    abandon(optimizer, optimizer->buckets[u].parameters_back);
   }
   optimizer->step.open = false;
 }

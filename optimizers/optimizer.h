@@ -143,6 +143,7 @@ extern const struct ob_optimizer_executor ob_optimizer_executor_cuda;
 
 struct onebit_optimizer {
   onebit_comm_t comm;
+  onebit_comm_t latest; /* to which it was to be moved last, or NULL */
   const struct ob_optimizer_executor *executor;
   const struct ob_method *method, *asked; /* asked: the row that has its options */
   void *own;                              /* the method's */

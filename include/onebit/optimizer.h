@@ -44,7 +44,8 @@
  * finite: the step is skipped.
  *
  * Ranks that are lost, and ranks that come. When a step fails because a rank is gone, the others go
- * on in the same job (onebit_optimizer_move), without a file, and others may join them.
+ * on in the same job (onebit_optimizer_shrink), without a file, and others may join them
+ * (onebit_optimizer_move). docs/survivors.md shows how.
  */
 #ifndef ONEBIT_OPTIMIZER_H
 #define ONEBIT_OPTIMIZER_H
@@ -255,6 +256,22 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
  * deepspeed, with one rank left), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT,
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm);
+
+/* The usual case in one call, when a step has failed with ONEBIT_ERROR_TRANSPORT or
+ * ONEBIT_ERROR_PEER: onebit_comm_shrink of the optimizer's communicator, and onebit_optimizer_move
+ * to what it gives; where another rank is lost meanwhile, once more. Collective over the ranks that
+ * are left, which all must make this call: where it ends their steps, they fail.
+ *
+ *   onebit_comm_t old = comm;
+ *   if (onebit_optimizer_shrink(optimizer, &comm) == ONEBIT_OK)
+ *     onebit_comm_destroy(old);
+ *
+ *   optimizer   of each rank that is left
+ *   survivors   out: the new communicator, the caller's, to be destroyed after the optimizer; as is
+ *               the old one, now. After a failure the latest that was made, from which another call
+ *               begins, or NULL
+ * Errors: those of onebit_comm_shrink and onebit_optimizer_move. */
+onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors);
 
 /* Gives the optimizer back; parameters and gradients stay. Local, except while a step is open: then
  * the step is first ended, as one that fails on every rank, which waits for the others' step.

@@ -34,6 +34,16 @@ public:
   void set_gradient(std::size_t tensor, const void *gradient) {
     check(onebit_optimizer_set_gradient(get(), tensor, gradient));
   }
+  /* To another communicator, with the ranks that are left or have come. Collective over that. */
+  void move_to(const communicator &comm) { check(onebit_optimizer_move(get(), comm.get())); }
+  /* When a rank was lost: to a communicator of the others. `survivors` is not the old one; when
+   * this throws it is the latest that was made, from which another call begins. */
+  void shrink(communicator &survivors) {
+    onebit_comm_t made = nullptr;
+    onebit_status_t status = onebit_optimizer_shrink(get(), &made);
+    survivors = communicator(made);
+    check(status);
+  }
   double loss_scale() const {
     double scale = 1;
     check(onebit_optimizer_get_loss_scale(get(), &scale));

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
+#include "collectives/watch.h"
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
@@ -22,11 +23,11 @@ onebit_status_t ob_merge_exchange(struct ob_merge *merge) {
   struct ob_batch *batch = merge->batch;
   if (batch->sends + batch->receives == 0)
     return ONEBIT_OK;
-  onebit_status_t status = ob_comm_begin(batch, merge->tag);
-  if (status == ONEBIT_OK)
-    status = merge->comm->transport->test(batch, true);
+  OB_TRY(ob_comm_check(merge->comm));
+  OB_TRY(ob_comm_begin(batch, merge->tag));
+  OB_TRY(ob_watch_batch(batch, "onebit_optimizer_move"));
   batch->sends = batch->receives = 0;
-  return status;
+  return ONEBIT_OK;
 }
 
 /* Everyone's numbers to everyone: rank r's lie at starts[r] .. starts[r + 1]. */
@@ -135,7 +136,10 @@ static onebit_status_t learn(struct ob_merge *merge, onebit_status_t status) {
   OB_TRY(ob_agree(comm, merge->fronts ? ONEBIT_OK : no_memory(), NULL, 0));
   merge->tag = ob_comm_tag(comm);
   fill_front(merge, merge->fronts + merge->starts[comm->rank]);
-  OB_TRY(gather(merge, merge->fronts, merge->starts));
+  status = gather(merge, merge->fronts, merge->starts);
+  if (status != ONEBIT_OK)
+    ob_comm_give_up(comm, onebit_last_error());
+  OB_TRY(status);
   for (int rank = 0; rank < comm->size; rank++)
     read_front(merge, rank);
   return ONEBIT_OK;
@@ -338,12 +342,21 @@ static onebit_status_t merge_section(struct ob_merge *merge,
 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
+/* What fails here is not agreed on: the others hear of it as they wait. */
+static onebit_status_t merge_sections(struct ob_merge *merge) {
+  onebit_status_t status = ONEBIT_OK;
+  for (uint64_t i = 0; status == ONEBIT_OK && i < merge->merged->header.sections; i++)
+    status = merge_section(merge, &merge->merged->sections[i]);
+  if (status != ONEBIT_OK)
+    ob_comm_give_up(merge->comm, onebit_last_error());
+  return status;
+}
+
 static onebit_status_t run(struct ob_merge *merge, onebit_status_t status) {
   OB_TRY(learn(merge, status));
   OB_TRY(ob_agree(merge->comm, lay_out(merge), NULL, 0));
   merge->tag = ob_comm_tag(merge->comm);
-  for (uint64_t i = 0; i < merge->merged->header.sections; i++)
-    OB_TRY(merge_section(merge, &merge->merged->sections[i]));
+  OB_TRY(merge_sections(merge));
   status = merge->status == ONEBIT_OK ? ONEBIT_OK : ob_error(merge->status, "%s", merge->error);
   return ob_agree(merge->comm, status, NULL, 0);
 }
@@ -356,9 +369,23 @@ void ob_part_release(struct ob_part *part) {
   ob_release(part);
 }
 
+/* Memory of messages that could not be taken back stays. */
+static void keep_messages(struct ob_merge *merge) {
+  ob_memory_keep(merge->fronts);
+  ob_memory_keep(merge->hashes);
+  ob_memory_keep(merge->received);
+  merge->fronts = NULL;
+  merge->hashes = NULL;
+  merge->received = NULL;
+  if (merge->merged) {
+    ob_memory_keep((void *)merge->merged->source.memory);
+    merge->merged->source.memory = NULL;
+  }
+}
+
 static void close(struct ob_merge *merge) {
-  if (merge->batch)
-    merge->comm->transport->batch_destroy(merge->batch);
+  if (!merge->comm->transport->batch_destroy(merge->batch))
+    keep_messages(merge);
   ob_saving_destroy(&merge->saving);
   ob_reader_destroy(&merge->reader);
   ob_release(merge->ranks);

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from onebit import _native
 from onebit._native import Dtype, Stage, Status
 from onebit.buffers import buffer_of
+from onebit.communicator import Communicator
 from onebit.errors import check, last_message, wrong
 from onebit.methods import METHODS, NAMES
 
@@ -228,6 +229,31 @@ class Optimizer:
         """Loads what `save_files` saved there last. Collective."""
         path = os.fsencode(directory)
         check(_native.library().onebit_optimizer_load_files(self.handle, path))
+
+    def move(self, comm):
+        """Goes on with other ranks: those that are left, or that have come. Collective over comm.
+        The old communicator can be closed afterwards."""
+        check(_native.library().onebit_optimizer_move(self.handle, comm.handle))
+        self._change(comm)
+
+    def shrink(self):
+        """When a rank was lost: goes on with the others. Collective over them; the communicator that
+        they have from now on."""
+        handle = ctypes.c_void_p()
+        status = _native.library().onebit_optimizer_shrink(self.handle, ctypes.byref(handle))
+        made = Communicator(handle, self._comm._keeps) if handle else None
+        if made:
+            made._collective = self._comm._collective
+        self._latest = made  # also after a failure: the next call begins from it
+        check(status)
+        self._change(made)
+        return made
+
+    def _change(self, comm):
+        comm._join(self)
+        self._comm._members.discard(self)
+        self._comm._leave(self)
+        self._comm = comm
 
     def close(self):
         """Gives the optimizer back; parameters and gradients stay. Collective while a step is
