@@ -1,7 +1,7 @@
 /*
- * Out of memory at any allocation of saving and loading: every rank is told, nothing has changed,
- * nothing leaks (under the address sanitizer and valgrind), and what was saved before is still
- * there.
+ * Out of memory at any allocation of saving, loading and moving: every rank is told, nothing has
+ * changed, nothing leaks (under the address sanitizer and valgrind), and what was saved before is
+ * still there.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
@@ -26,11 +26,12 @@ static const struct checkpoint_case cases[] = {
      .freeze_step = 3,
      .common = {.profile = ONEBIT_PROFILE_DEEPSPEED}}};
 
-enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, CALLS };
+enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, MOVE, CALLS };
 
 struct memory_run {
   const struct checkpoint_case *what;
   struct directories directories;
+  onebit_comm_t comms[RANKS];
   struct saved_parts parts;
   pthread_barrier_t everyone;
   onebit_status_t status[RANKS];
@@ -48,8 +49,10 @@ static onebit_status_t make_call(enum call call, struct trainee *trainee, struct
     return trainee_load(trainee, &run->parts);
   case SAVE_FILES:
     return onebit_optimizer_save_files(trainee->optimizer, path);
-  default:
+  case LOAD_FILES:
     return onebit_optimizer_load_files(trainee->optimizer, path);
+  default: /* to plans that are made anew; a call that follows a failure begins where that ended */
+    return onebit_optimizer_move(trainee->optimizer, run->comms[trainee->rank]);
   }
 }
 
@@ -89,6 +92,7 @@ static void on_rank(onebit_comm_t comm, void *context) {
   struct memory_run *run = context;
   struct trainee trainee = trainee_create(comm, run->what, 0);
   struct saved_parts after = {0};
+  run->comms[trainee.rank] = comm;
   for (int step = 0; step < run->what->steps; step++)
     trainee_step(&trainee, step);
   trainee_save(&trainee, comm, &run->parts);
