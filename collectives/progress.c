@@ -58,7 +58,8 @@ onebit_status_t ob_progress_begin(struct ob_engine *engine) {
   pthread_mutex_lock(&threads_lock);
   if (engine->users == 0) {
     set_stop(engine, false);
-    code = ob_memory_must_fail() ? EAGAIN : pthread_create(&engine->thread, NULL, move_requests, engine);
+    code = ob_memory_must_fail() ? EAGAIN
+                                 : pthread_create(&engine->thread, NULL, move_requests, engine);
   }
   engine->users += code == 0;
   pthread_mutex_unlock(&threads_lock);

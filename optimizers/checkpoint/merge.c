@@ -187,7 +187,8 @@ static onebit_status_t lay_out(struct ob_merge *merge) {
 
 void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
   size_t size = ob_saved_rows[piece->section->what].size;
-  return (unsigned char *)merge->merged->source.memory + piece->section->offset + piece->first * size;
+  return (unsigned char *)merge->merged->source.memory + piece->section->offset +
+         piece->first * size;
 }
 
 uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
