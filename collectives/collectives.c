@@ -26,6 +26,14 @@ void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait)
   wait->others = plan->device ? "the device, or other ranks" : "other ranks";
 }
 
+static onebit_status_t check_refused(const struct onebit_plan *plan) {
+  if (!*plan->refused)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_MESSAGE,
+                  "a message of an earlier call was refused, so the ranks may "
+                  "differ: onebit_plan_reset, or load a checkpoint");
+}
+
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
                               const struct ob_call *call) {
   if (plan->in_flight)
@@ -47,6 +55,8 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   plan->apply_early_ok = plan->large_heard = false;
   atomic_store_explicit(&plan->work.not_finite, false, memory_order_relaxed);
   atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
+  if (status == ONEBIT_OK)
+    status = check_refused(plan);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
   if (plan->host.shared.base)

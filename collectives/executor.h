@@ -32,6 +32,9 @@ struct ob_executor {
   /* The host has changed the residuals, and server_large. NULL: nothing else knows of them. */
   onebit_status_t (*imported)(struct onebit_plan *plan);
 
+  /* ob_plan_accept. NULL: nothing else knows of what was refused. */
+  onebit_status_t (*accept)(struct onebit_plan *plan);
+
   /* At the beginning and at the end of every call. NULL: nothing to do. */
   onebit_status_t (*begin)(struct onebit_plan *plan);
   void (*end)(struct onebit_plan *plan);

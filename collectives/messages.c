@@ -53,6 +53,7 @@ void ob_stamp(struct onebit_plan *plan, unsigned char *memory, const struct ob_m
                                        plan->call.agreed};
   *(struct ob_header *)(void *)memory =
       ob_header_make(shape, &call, (uint16_t)ob_steps_flags(plan), scale);
+  ob_message_seal(memory, shape, plan->work.codec);
 }
 
 static void count_bytes(const struct ob_batch *batch) {
@@ -126,8 +127,7 @@ bool ob_send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   ob_steps_note_own(plan);
   for (size_t member = 0; member < geometry->members; member++) {
-    struct ob_message_shape shape =
-        ob_message_blocks(geometry, ob_segment_of(geometry, member), chunk);
+    struct ob_message_shape shape = ob_plan_message(plan, ob_segment_of(geometry, member), chunk);
     ob_stamp(plan, ob_message_at(geometry, geometry->outgoing, member, chunk), &shape,
              OB_MESSAGE_WORKER, plan->worker_scale);
   }
@@ -136,7 +136,7 @@ bool ob_send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
 }
 
 bool ob_send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
-  struct ob_message_shape shape = ob_message_blocks(&plan->geometry, ob_own_segment(plan), chunk);
+  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
   bool reduced = plan->options.operation == ONEBIT_ALLREDUCE && !plan->geometry.whole;
   (void)wait;
   ob_steps_note_own(plan);
@@ -163,6 +163,7 @@ static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned fla
 
 void ob_refuse_message(struct onebit_plan *plan, int rank, onebit_status_t status) {
   ob_error(status, "from rank %d: %.200s", rank, onebit_last_error());
+  *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
   ob_steps_fail(plan, status);
 }
 
@@ -179,15 +180,13 @@ void ob_steps_hear(struct onebit_plan *plan, int rank, unsigned flags, uint32_t 
   plan->large_heard |= (flags & OB_FLAG_LARGE) != 0;
 }
 
-void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t member,
+void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
                       size_t chunk, enum ob_message_kind kind) {
   const struct ob_message_call call = {kind, plan->sequence, plan->geometry.layout.elements,
                                        plan->call.agreed};
-  size_t segment =
-      kind == OB_MESSAGE_WORKER ? ob_own_segment(plan) : ob_segment_of(&plan->geometry, member);
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
   const struct ob_header *header = in->data;
-  onebit_status_t status = ob_message_check(in->data, in->bytes, &shape, &call);
+  onebit_status_t status = ob_message_check(in->data, in->bytes, &shape, &call, plan->work.codec);
   if (status == ONEBIT_OK)
     ob_steps_hear(plan, in->peer, header->flags, header->agreed);
   else
@@ -201,8 +200,12 @@ static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chu
     return false;
   if (status != ONEBIT_OK)
     ob_steps_give_up(plan);
-  for (size_t i = 0; status == ONEBIT_OK && i < batch->receives; i++)
-    ob_check_message(plan, &batch->receive[i], ob_neighbour(&plan->geometry, i + 1), chunk, kind);
+  for (size_t i = 0; status == ONEBIT_OK && i < batch->receives; i++) {
+    size_t member = ob_neighbour(&plan->geometry, i + 1);
+    size_t segment =
+        kind == OB_MESSAGE_WORKER ? ob_own_segment(plan) : ob_segment_of(&plan->geometry, member);
+    ob_check_message(plan, &batch->receive[i], segment, chunk, kind);
+  }
   return true;
 }
 

@@ -29,8 +29,8 @@ void ob_begin_batch(struct onebit_plan *plan, struct ob_batch *batch);
 /* Steps of a host that walks (steps.h). */
 ob_step_run ob_send_to_servers, ob_receive_from_workers, ob_send_to_all, ob_receive_from_servers;
 
-/* Looks at a message that came from a member, and takes note of what it says. */
-void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t member,
+/* Looks at a message about a segment, and takes note of what it says. */
+void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
                       size_t chunk, enum ob_message_kind kind);
 
 /* The call fails on this rank because of what that rank sent. */

@@ -308,6 +308,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
       plan->comm = ob_comm_keep(comm);
       plan->number = number;
       plan->count = count;
+      plan->refused = shape->refused ? shape->refused : &plan->own_refused;
       plan->memory_bytes = sizeof *plan;
       status = build(plan, shape);
     } else {

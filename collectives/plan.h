@@ -39,6 +39,7 @@ struct ob_plan_shape {
   bool of_segments;
   size_t pieces;
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
+  bool *refused;                /* shared with other plans (struct onebit_plan); NULL: its own */
 };
 
 /* What one call works on: by piece, input; and either outputs, or a pass of an optimizer. */
@@ -131,7 +132,10 @@ struct onebit_plan {
   onebit_status_t outcome;
   char outcome_error[256];
 
-  bool in_flight, broken;   /* broken: the transport failed, nothing can follow */
+  bool in_flight, broken; /* broken: the transport failed, nothing can follow */
+  /* A message was refused, and other ranks may have ended the call well: from then on this rank
+   * takes no part in any call, and tells the others so, until ob_plan_accept. */
+  bool *refused, own_refused;
   struct onebit_plan *next; /* in the engine's list */
   bool claimed;
 };
@@ -175,6 +179,9 @@ onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_pla
 /* Ends a call that ob_plan_start began on a stream as soon as all of it is there: its status as far
  * as that is known. */
 onebit_status_t ob_plan_put(onebit_plan_t plan);
+
+/* The ranks have the same again: forgets that a message was refused. Errors: the executor's. */
+onebit_status_t ob_plan_accept(onebit_plan_t plan);
 
 /* Waits for what is on streams. The status of the first call since the last time that did not end
  * well, an error counting more than a skip. */

@@ -68,6 +68,11 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
   return tell_executor(plan);
 }
 
+onebit_status_t ob_plan_accept(onebit_plan_t plan) {
+  *plan->refused = false;
+  return plan->executor->accept ? plan->executor->accept(plan) : ONEBIT_OK;
+}
+
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
@@ -76,4 +81,9 @@ onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_TRY(ob_residual_reset(&plan->server));
   plan->server_large = false;
   return tell_executor(plan);
+}
+
+onebit_status_t onebit_plan_reset(onebit_plan_t plan) {
+  OB_TRY(onebit_plan_reset_residual(plan));
+  return ob_plan_accept(plan);
 }

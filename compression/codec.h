@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "compression/checksum.h"
 #include "compression/numerics.h"
 #include "compression/passes.h"
 #include "onebit/plan.h"
@@ -117,6 +118,8 @@ struct ob_codec {
   bool (*mean)(const float *const *inputs, size_t streams, float factor, size_t count,
                float *output);
   void (*convert)(const float *input, size_t count, void *output, onebit_dtype_t dtype);
+  /* What `count` words of a payload add to a message's checksum (checksum.h). */
+  uint32_t (*checksum)(const void *payload, size_t count);
 };
 
 /* Rows of the table, fastest first; NULL past the end. Not all of them can run on this

@@ -404,6 +404,8 @@ static void convert(const float *input, size_t count, void *output, onebit_dtype
     convert_run(input, count, output, ONEBIT_FLOAT16);
 }
 
+#include "compression/codec_checksum.h"
+
 const struct ob_codec CODEC = {
     .name = CODEC_NAME,
     .compress = compress,
@@ -414,4 +416,5 @@ const struct ob_codec CODEC = {
     .load = load,
     .mean = mean,
     .convert = convert,
+    .checksum = checksum,
 };

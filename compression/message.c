@@ -1,11 +1,37 @@
-/* The check of a message that arrived. */
+/* Sealing a message, and the check of one that arrived. */
 #include "compression/message.h"
 
 #include <inttypes.h>
 
 #include "base/error.h"
+#include "compression/codec.h"
 
 _Static_assert(sizeof(struct ob_header) == 40, "the header is 40 bytes on the wire");
+
+static uint32_t checksum(const struct ob_header *header, const struct ob_message_shape *shape,
+                         const struct ob_codec *codec) {
+  return ob_header_sum(header) + codec->checksum(header + 1, ob_message_payload(shape));
+}
+
+void ob_message_seal(void *memory, const struct ob_message_shape *shape,
+                     const struct ob_codec *codec) {
+  struct ob_header *header = memory;
+  header->checksum = checksum(header, shape, codec);
+}
+
+/* Magic and version first: what they are not right of has no checksum, or another. */
+static onebit_status_t check_sum(const struct ob_header *header,
+                                 const struct ob_message_shape *shape,
+                                 const struct ob_codec *codec) {
+  if (header->magic != OB_MESSAGE_MAGIC || header->version != OB_MESSAGE_VERSION)
+    return ONEBIT_OK;
+  uint32_t computed = checksum(header, shape, codec);
+  if (header->checksum == computed)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_MESSAGE,
+                  "message: damaged on its way: checksum %08" PRIx32 ", its bytes have %08" PRIx32,
+                  header->checksum, computed);
+}
 
 static onebit_status_t check_header(const struct ob_header *header,
                                     const struct ob_message_shape *shape,
@@ -17,8 +43,9 @@ static onebit_status_t check_header(const struct ob_header *header,
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: magic %08" PRIx32 ", not a onebit message",
                     header->magic);
   case OB_HEADER_VERSION:
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: version %d, this library speaks %d",
-                    header->version, OB_MESSAGE_VERSION);
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "message: wire format version %d, this library has version %d", header->version,
+                    OB_MESSAGE_VERSION);
   case OB_HEADER_KIND:
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: kind %d flags %d, expected kind %d %s",
                     header->kind, header->flags, (int)call->kind,
@@ -40,11 +67,12 @@ static onebit_status_t check_header(const struct ob_header *header,
 
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
-                                 const struct ob_message_call *call) {
+                                 const struct ob_message_call *call, const struct ob_codec *codec) {
   if (bytes != ob_message_bytes(shape))
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: %zu bytes, expected %zu", bytes,
                     ob_message_bytes(shape));
   const struct ob_header *header = memory;
+  OB_TRY(check_sum(header, shape, codec));
   OB_TRY(check_header(header, shape, call));
   const float *scales = (const float *)(header + 1);
   for (size_t i = 0; i < ob_message_scales(shape); i++)

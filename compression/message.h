@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "compression/numerics.h"
+#include "compression/checksum.h"
 #include "onebit/status.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 #define OB_MESSAGE_MAGIC   0x3142314fu /* the bytes "O1B1" */
-#define OB_MESSAGE_VERSION 1
+#define OB_MESSAGE_VERSION 2
 
 /* Below this no later step of a call can overflow. A value of a block is at most sqrt(65536) times
  * its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the value that a server
@@ -57,8 +57,10 @@ struct ob_header {
   uint64_t elements; /* of the whole call, padding included */
   uint64_t block;    /* the first block of the message */
   uint32_t agreed;   /* a number that all ranks must have given to this call alike, or 0 */
-  uint32_t reserved; /* 0; keeps the header a multiple of 8 bytes */
+  uint32_t checksum; /* of all other bytes of the message */
 };
+
+struct ob_codec;
 
 /* What both sides know of a message. */
 struct ob_message_shape {
@@ -125,8 +127,32 @@ OB_INLINE struct ob_header ob_header_make(const struct ob_message_shape *shape,
   header.elements = call->elements;
   header.block = shape->first;
   header.agreed = call->agreed;
-  header.reserved = 0;
+  header.checksum = 0;
   return header;
+}
+
+/* What the header adds to the checksum: one lane, of all its words but the checksum. */
+OB_INLINE uint32_t ob_header_sum(const struct ob_header *header) {
+  const uint32_t words[] = {
+      header->magic,
+      header->version | (uint32_t)header->kind << 8 | (uint32_t)header->flags << 16,
+      header->sequence,
+      ob_bits_of(header->scale),
+      (uint32_t)header->elements,
+      (uint32_t)(header->elements >> 32),
+      (uint32_t)header->block,
+      (uint32_t)(header->block >> 32),
+      header->agreed,
+  };
+  uint32_t lane = 0;
+  for (int i = 0; i < 9; i++)
+    lane = ob_check_word(lane, words[i]);
+  return ob_check_end(lane);
+}
+
+/* Words of the payload. */
+OB_INLINE size_t ob_message_payload(const struct ob_message_shape *shape) {
+  return (ob_message_bytes(shape) - sizeof(struct ob_header)) / sizeof(uint32_t);
 }
 
 OB_INLINE bool ob_scale_is_sound(float scale) { return ob_is_finite(scale) && scale >= 0; }
@@ -178,12 +204,16 @@ OB_INLINE onebit_status_t ob_call_verdict(onebit_status_t status, int failed, in
   return failed >= 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;
 }
 
-/* Fails unless what arrived, `bytes` long, is this message. If it is, every field that is used to
- * compute with is sound: the scales are finite and not negative. The error message says what is
- * wrong. What a header says of its sender is for the caller to read. */
+/* The last that is written of a message: its checksum. */
+void ob_message_seal(void *memory, const struct ob_message_shape *shape,
+                     const struct ob_codec *codec);
+
+/* Fails unless what arrived, `bytes` long, is this message as it was sealed. If it is, every field
+ * that is used to compute with is sound: the scales are finite and not negative. The error message
+ * says what is wrong. What a header says of its sender is for the caller to read. */
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
-                                 const struct ob_message_call *call);
+                                 const struct ob_message_call *call, const struct ob_codec *codec);
 
 #ifdef __cplusplus
 }

@@ -114,6 +114,9 @@ onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors) {
   if (!device->pieces || !device->bounds)
     return out_of_memory(plan);
   device->kernel = describe(plan);
+  device->kernel.checks = ob_memory_cuda.allocate((size_t)plan->comm->size + 1, sizeof(uint32_t));
+  if (!device->kernel.checks)
+    return out_of_memory(plan);
   device->kernel.state = ob_memory_cuda.allocate(1, sizeof *device->kernel.state);
   if (!device->kernel.state)
     return out_of_memory(plan);
@@ -125,6 +128,7 @@ void ob_device_destroy(struct onebit_plan *plan, bool mirrors) {
   struct ob_geometry *geometry = &device->kernel.geometry;
   ob_memory_cuda.release(device->pieces);
   ob_memory_cuda.release(device->bounds);
+  ob_memory_cuda.release(device->kernel.checks);
   ob_memory_cuda.release(device->kernel.state);
   if (mirrors && device->kernel.state) { /* before there is a state they are the plan's own */
     ob_memory_cuda.release(geometry->outgoing);

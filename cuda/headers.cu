@@ -2,14 +2,19 @@
  * Headers, where no host looks after a call: stamped, judged and added up on the device, with the
  * functions of compression/message.h and collectives/geometry.h that the host uses too.
  *
- * A header is 40 bytes a message, so one warp does all of them: lane l has the member that is
- * l + 1 places further, and l + 33, ... What came first counts, and that is the lowest lane.
+ * Many warps compute checksums (cuda/checksum.cuh). A header is 40 bytes a message, so one warp,
+ * the last that is done, does all of them: lane l has the member that is l + 1 places further, and
+ * l + 33, ... What came first counts, and that is the lowest lane.
  */
+#include "cuda/checksum.cuh"
 #include "cuda/location.cuh"
 
 /* The plan's pointers begin at this chunk's (of_chunk). */
 static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &plan, size_t member) {
-  return ob_message_blocks(&plan.geometry, segment_of(plan, member), 0);
+  struct ob_message_shape shape = ob_message_blocks(&plan.geometry, segment_of(plan, member), 0);
+  shape.words = ob_layout_word(&plan.geometry.layout, shape.first + shape.blocks);
+  shape.words -= ob_layout_word(&plan.geometry.layout, shape.first);
+  return shape;
 }
 
 static __device__ struct ob_message_call call_of(const struct ob_cuda_plan &plan,
@@ -38,23 +43,44 @@ static __device__ void note_own(const struct ob_cuda_plan &plan) {
     plan.state->not_finite = origin_of(plan, plan.geometry.member);
 }
 
-static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
+/* The messages that are about to leave: number i goes to member i; or one, to all. */
+static __host__ __device__ size_t sent_count(const struct ob_cuda_plan &plan,
+                                             enum ob_message_kind kind) {
+  return kind == OB_MESSAGE_SERVER ? 1 : plan.geometry.members;
+}
+
+static __device__ unsigned char *sent(const struct ob_cuda_plan &plan, enum ob_message_kind kind,
+                                      size_t i, struct ob_message_shape *shape) {
   const uint32_t now = plan.state->now;
+  const bool server = kind == OB_MESSAGE_SERVER;
+  *shape = shape_of(plan, server ? plan.geometry.member : i);
+  return server ? result_of(plan, next_of(plan, now), plan.geometry.member) : sent_to(plan, now, i);
+}
+
+static __device__ void stamp_headers(const struct ob_cuda_plan &plan,
+                                     const struct ob_cuda_stamp &stamp) {
   const bool server = stamp.kind == OB_MESSAGE_SERVER;
-  const size_t count = server ? 1 : plan.geometry.members;
+  const float scale =
+      server && !plan.geometry.whole ? plan.state->server_scale : plan.state->worker_scale;
+  const struct ob_message_call call = call_of(plan, stamp);
+  for (size_t i = lane_number(); i < sent_count(plan, stamp.kind); i += OB_LANES) {
+    struct ob_message_shape shape;
+    struct ob_header *header = (struct ob_header *)sent(plan, stamp.kind, i, &shape);
+    *header = ob_header_make(&shape, &call, flags_of(plan, stamp.failed), scale);
+    header->checksum = ob_header_sum(header) + atomicExch(&plan.checks[1 + i], 0u);
+  }
+}
+
+static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
+  struct ob_message_shape shape;
+  unsigned char *message = sent(plan, stamp.kind, blockIdx.y, &shape);
+  check_run(message, shape, warp_number(), &plan.checks[1 + blockIdx.y]);
+  if (!is_last_warp(plan.checks))
+    return;
   if (lane_number() == 0)
     note_own(plan);
-  for (size_t i = lane_number(); i < count; i += OB_LANES) {
-    const size_t member = server ? plan.geometry.member : i;
-    unsigned char *message =
-        server ? result_of(plan, next_of(plan, now), member) : sent_to(plan, now, member);
-    const float scale =
-        server && !plan.geometry.whole ? plan.state->server_scale : plan.state->worker_scale;
-    const struct ob_message_shape shape = shape_of(plan, member);
-    const struct ob_message_call call = call_of(plan, stamp);
-    *(struct ob_header *)message =
-        ob_header_make(&shape, &call, flags_of(plan, stamp.failed), scale);
-  }
+  __syncwarp();
+  stamp_headers(plan, stamp);
 }
 
 /* What is wrong with a message, beside what it says of its sender: as ob_message_check, but for its
@@ -62,9 +88,10 @@ static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda
 static __device__ onebit_status_t judge(const struct ob_cuda_plan &plan,
                                         const struct ob_cuda_stamp &stamp,
                                         const struct ob_header &header,
-                                        const struct ob_message_shape &shape) {
+                                        const struct ob_message_shape &shape, uint32_t payload) {
   const struct ob_message_call call = call_of(plan, stamp);
-  if (ob_header_check(&header, &shape, &call) != OB_HEADER_SOUND)
+  if (header.checksum != ob_header_sum(&header) + payload ||
+      ob_header_check(&header, &shape, &call) != OB_HEADER_SOUND)
     return ONEBIT_ERROR_MESSAGE;
   return ob_header_disagrees(header.flags, header.agreed, stamp.agreed) ? ONEBIT_ERROR_MISMATCH
                                                                         : ONEBIT_OK;
@@ -75,22 +102,30 @@ static __device__ int first_lane(bool says) {
   return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
 }
 
+/* What a member sent to this rank, or to all. */
+static __device__ unsigned char *received(const struct ob_cuda_plan &plan,
+                                          enum ob_message_kind kind, size_t member,
+                                          struct ob_message_shape *shape) {
+  const uint32_t now = plan.state->now;
+  const bool server = kind == OB_MESSAGE_SERVER;
+  *shape = shape_of(plan, server ? member : plan.geometry.member);
+  return server ? result_of(plan, next_of(plan, now), member)
+                : sent_by(plan, senders_of(plan, now), (unsigned)member);
+}
+
 /* The members from `distance` on, one a lane. All lanes take part. */
 static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp,
                             size_t distance) {
   struct ob_cuda_state *state = plan.state;
   const bool there = distance + lane_number() < plan.geometry.members;
   const size_t member = ob_neighbour(&plan.geometry, distance + lane_number());
-  const bool server = stamp.kind == OB_MESSAGE_SERVER;
   struct ob_header header = {};
   onebit_status_t status = ONEBIT_OK;
   if (there) {
-    const unsigned char *message =
-        server ? result_of(plan, next_of(plan, state->now), member)
-               : sent_by(plan, senders_of(plan, state->now), (unsigned)member);
-    const struct ob_message_shape shape = shape_of(plan, server ? member : plan.geometry.member);
-    header = *(const struct ob_header *)message;
-    status = judge(plan, stamp, header, shape);
+    struct ob_message_shape shape;
+    header = *(const struct ob_header *)received(plan, stamp.kind, member, &shape);
+    status =
+        judge(plan, stamp, header, shape, atomicExch(&plan.checks[distance + lane_number()], 0u));
   }
   const bool heard = there && status == ONEBIT_OK;
   const int lane = (int)lane_number();
@@ -100,6 +135,7 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
   if (lane == bad && atomicCAS(&state->status, (int)ONEBIT_OK, (int)status) == ONEBIT_OK) {
     state->origin = origin_of(plan, member);
     state->agreed = header.agreed;
+    state->refused |= status == ONEBIT_ERROR_MESSAGE;
   }
   if (lane == failed && state->failed < 0)
     state->failed = origin_of(plan, member);
@@ -108,31 +144,29 @@ static __device__ void hear(const struct ob_cuda_plan &plan, const struct ob_cud
 }
 
 /* By one warp: the call fails unless the scales of a member's message are sound. */
-static __device__ void check_scales(const struct ob_cuda_plan &plan,
-                                    const struct ob_cuda_stamp &stamp, size_t member) {
-  const bool server = stamp.kind == OB_MESSAGE_SERVER;
-  const uint32_t now = plan.state->now;
-  unsigned char *message = server ? result_of(plan, next_of(plan, now), member)
-                                  : sent_by(plan, senders_of(plan, now), (unsigned)member);
-  const struct ob_message_shape shape = shape_of(plan, server ? member : plan.geometry.member);
+static __device__ void check_scales(const struct ob_cuda_plan &plan, unsigned char *message,
+                                    const struct ob_message_shape &shape, size_t member) {
   const float *scales = ob_message_view(message, &shape).scales;
   bool bad = false;
   for (size_t i = lane_number(); i < ob_message_scales(&shape); i += OB_LANES)
     bad |= !ob_scale_is_sound(scales[i]);
   if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
-      atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK)
+      atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK) {
     plan.state->origin = origin_of(plan, member);
+    plan.state->refused = 1;
+  }
 }
 
-/* The first warp reads the headers; number w the scales of the member w places further. */
+/* Number y of the grid looks at the message of the member y + 1 places further. */
 static __global__ void open_messages(const struct ob_cuda_plan plan,
                                      const struct ob_cuda_stamp stamp) {
-  const size_t warp = warp_number();
-  if (warp >= plan.geometry.members)
-    return;
-  if (warp > 0)
-    check_scales(plan, stamp, ob_neighbour(&plan.geometry, warp));
-  else
+  const size_t away = 1 + blockIdx.y, member = ob_neighbour(&plan.geometry, away);
+  struct ob_message_shape shape;
+  unsigned char *message = received(plan, stamp.kind, member, &shape);
+  check_run(message, shape, warp_number(), &plan.checks[away]);
+  if (warp_number() == 0)
+    check_scales(plan, message, shape, member);
+  if (is_last_warp(plan.checks))
     for (size_t distance = 1; distance < plan.geometry.members; distance += OB_LANES)
       hear(plan, stamp, distance);
 }
@@ -200,14 +234,16 @@ static __global__ void adam_count(struct ob_cuda_state *state, double beta1, dou
 
 cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream) {
-  return launch_one_warp(seal, stream, of_chunk(plan, chunk), stamp);
+  return launch(seal, check_runs(plan.geometry), sent_count(plan, stamp.kind), stream,
+                of_chunk(plan, chunk), stamp);
 }
 
 cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream) {
-  return plan.geometry.members == 1 ? cudaSuccess
-                                    : launch(open_messages, plan.geometry.members, 1, stream,
-                                             of_chunk(plan, chunk), stamp);
+  return plan.geometry.members == 1
+             ? cudaSuccess
+             : launch(open_messages, check_runs(plan.geometry), plan.geometry.members - 1, stream,
+                      of_chunk(plan, chunk), stamp);
 }
 
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,

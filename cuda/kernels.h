@@ -39,6 +39,7 @@ struct ob_cuda_state {
   uint32_t server_flags;   /* OB_FLAG_LARGE, where a scale of the server's new residuals is */
   uint32_t residual_flags; /* likewise of its current ones: what a call's flags begin with */
   uint32_t stop;           /* the call does not end well: nothing is applied */
+  uint32_t refused;        /* a message was: as struct onebit_plan has it */
   float worker_scale, server_scale; /* of this call, where there is one scale */
   /* What follows is for calls that no host looks after (headers.cu). */
   uint32_t sequence;
@@ -77,6 +78,9 @@ struct ob_cuda_plan {
   onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
   struct ob_cuda_residual worker, server;
   struct ob_cuda_state *state;
+  /* Scratch of checksums, 0 between kernels: what is summed of each member's message so far; and
+   * before it how many warps are done. */
+  uint32_t *checks;
 };
 
 /* Where the pieces of a buffer lie: each[k]; or where `each` is NULL, base + k * step. */

@@ -16,7 +16,7 @@ static __global__ void __launch_bounds__(OB_LANES) begin_kernel(struct ob_cuda_s
   state->stop = 0;
   state->worker_scale = state->server_scale = 0;
   state->sequence++;
-  state->status = ONEBIT_OK;
+  state->status = state->refused ? ONEBIT_ERROR_MESSAGE : ONEBIT_OK;
   state->failed = state->not_finite = -1;
 }
 

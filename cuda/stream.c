@@ -334,6 +334,7 @@ static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome 
              (double)ob_float_of(outcome->agreed));
   else
     ob_error(status, "from rank %d: a damaged or foreign message", rank);
+  *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
   tell(plan, status);
 }
 
@@ -398,6 +399,11 @@ static onebit_status_t imported(struct onebit_plan *plan) {
   return ob_memory_cuda.copy(&state->residual_flags, &flags, sizeof flags);
 }
 
+static onebit_status_t accept(struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  return ob_memory_cuda.clear(&state->refused, sizeof state->refused);
+}
+
 /* In a graph the event is not recorded: what is replayed is the caller's to wait for, and shows in
  * the state itself. Nothing is applied early, since no host knows of the others' flags. */
 const struct ob_executor ob_executor_stream = {
@@ -410,6 +416,7 @@ const struct ob_executor ob_executor_stream = {
     .destroy = destroy,
     .check = ob_device_check,
     .imported = imported,
+    .accept = accept,
     .begin = begin,
     .end = end,
     .enter = ob_device_enter,

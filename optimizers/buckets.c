@@ -229,6 +229,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
   bits.moments = method->moments && !bucket->uncompressed;
   bits.serving =
       (struct ob_serving){.rule = method->serve_rule, .lion = ob_lion_factors_of(optimizer)};
+  bits.refused = dense.refused = &optimizer->refused;
   dense.counts = dense_counts;
   bits.from_servers = true;
   dense.windowed = true;

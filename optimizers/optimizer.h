@@ -174,6 +174,7 @@ struct onebit_optimizer {
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
+  bool refused; /* a plan has refused a message (struct onebit_plan) */
   /* Deferred: skipped because of the norm, before the buckets' exchanges, whose executor counts
    * what they skip. */
   uint64_t skipped_by_norm;
@@ -255,6 +256,9 @@ void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
  * clipping, and then `status` is how this rank fares so far, with the latest words. Sets
  * step.gradient_factor. */
 onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
+
+/* A checkpoint was loaded, so the ranks have the same: ob_plan_accept of all plans. */
+onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer);
 
 /* What clipping needs, once the buckets are made: collective. */
 onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);

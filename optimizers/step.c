@@ -165,6 +165,24 @@ static void set_learning_rates(struct onebit_optimizer *optimizer, float learnin
   }
 }
 
+/* A step that sends nothing would not notice. */
+static onebit_status_t check_refused(const struct onebit_optimizer *optimizer) {
+  if (!optimizer->refused)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_MESSAGE,
+                  "a message of an earlier step was refused, so the ranks may "
+                  "differ: load a checkpoint");
+}
+
+onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
+  optimizer->refused = false;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    OB_TRY(ob_plan_accept(optimizer->buckets[u].bits));
+    OB_TRY(ob_plan_accept(optimizer->buckets[u].dense));
+  }
+  return optimizer->squares ? ob_plan_accept(optimizer->squares) : ONEBIT_OK;
+}
+
 /* A new step, of which nothing is ready. */
 static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
   optimizer->step = (struct ob_step_state){.learning_rate = learning_rate,
@@ -178,6 +196,7 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
     bucket->started = false;
     bucket->bits->spent = bucket->dense->spent = (struct ob_spent){0};
   }
+  note(&optimizer->step, check_refused(optimizer));
 }
 
 /* Once a step; with clipping, when all gradients are there. */

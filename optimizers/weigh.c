@@ -26,6 +26,7 @@ static onebit_status_t create_plan(struct onebit_optimizer *optimizer) {
   struct ob_plan_shape shape;
   size_t count, valid;
   onebit_status_t status = ob_plan_resolve(&options, &shape);
+  shape.refused = &optimizer->refused;
   ob_plan_cut(&shape, (size_t)optimizer->comm->size, 1, &count, &valid);
   return ob_plan_create(optimizer->comm, status, &shape, 1, &optimizer->squares);
 }

@@ -205,6 +205,7 @@ Test(arguments, plan_info_and_errors) {
   check_wrong(onebit_plan_export_residual(NULL, error, error), "plan", "NULL");
   check_wrong(onebit_plan_import_residual(NULL, error, error), "plan", "NULL");
   check_wrong(onebit_plan_reset_residual(NULL), "plan", "NULL");
+  check_wrong(onebit_plan_reset(NULL), "plan", "NULL");
   error[3] = NAN;
   check_wrong(onebit_plan_import_residual(plan, error, NULL), "worker[3]", "nan");
   error[3] = -INFINITY;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compression/codec.h"
 #include "compression/layout.h"
 #include "compression/message.h"
 
@@ -30,7 +31,7 @@ Test(message, has_the_documented_layout) {
   struct ob_view view = make(memory);
   cr_expect_eq((unsigned char *)view.scales - memory, 40);
   cr_expect_eq((unsigned char *)view.words - memory, 48);
-  cr_expect_eq(memcmp(memory, "O1B1\1\1\0\0\7\0\0\0", 12), 0);
+  cr_expect_eq(memcmp(memory, "O1B1\2\1\0\0\7\0\0\0", 12), 0);
   struct ob_message_shape one = {.words = 65, .blocks = 2, .one_scale = true};
   struct ob_message_shape dense = {.words = 2, .blocks = 2, .dense = true};
   struct ob_message_shape half = {.words = 2, .blocks = 2, .dense = true, .half = true};
@@ -39,9 +40,14 @@ Test(message, has_the_documented_layout) {
   cr_expect_eq(ob_message_bytes(&dense), 40 + 64 * 4);
 }
 
+static onebit_status_t check(const unsigned char *memory, size_t bytes) {
+  return ob_message_check(memory, bytes, &shape, &expected, &ob_codec_scalar);
+}
+
+/* Behind a checksum that is right. */
 static void refused(unsigned char *memory, size_t bytes, const char *words) {
-  cr_expect_eq(ob_message_check(memory, bytes, &shape, &expected), ONEBIT_ERROR_MESSAGE, "%s",
-               words);
+  ob_message_seal(memory, &shape, &ob_codec_scalar);
+  cr_expect_eq(check(memory, bytes), ONEBIT_ERROR_MESSAGE, "%s", words);
   cr_expect(strstr(onebit_last_error(), words), "'%s' does not speak of %s", onebit_last_error(),
             words);
 }
@@ -50,14 +56,15 @@ Test(message, is_refused_when_any_field_is_wrong) {
   _Alignas(8) unsigned char memory[512];
   size_t bytes = ob_message_bytes(&shape);
   struct ob_view view = make(memory);
-  cr_assert_eq(ob_message_check(memory, bytes, &shape, &expected), ONEBIT_OK);
+  ob_message_seal(memory, &shape, &ob_codec_scalar);
+  cr_assert_eq(check(memory, bytes), ONEBIT_OK);
   refused(memory, bytes - 1, "bytes");
   refused(memory, 0, "bytes");
   view.header->magic++;
   refused(memory, bytes, "magic");
   view = make(memory);
-  view.header->version = 2;
-  refused(memory, bytes, "version 2");
+  view.header->version = 1;
+  refused(memory, bytes, "version 1, this library has version 2");
   view = make(memory);
   view.header->kind = OB_MESSAGE_SERVER;
   refused(memory, bytes, "kind 2");
@@ -90,8 +97,10 @@ Test(message, is_refused_when_its_payload_is_another) {
                                                                    .flags = (uint16_t)flags[sent],
                                                                    .sequence = 7,
                                                                    .elements = 100003};
-      cr_expect_eq(ob_message_check(memory, ob_message_bytes(&dense), &dense, &any),
-                   sent == wanted ? ONEBIT_OK : ONEBIT_ERROR_MESSAGE, "%d for %d", sent, wanted);
+      ob_message_seal(memory, &dense, &ob_codec_scalar);
+      cr_expect_eq(
+          ob_message_check(memory, ob_message_bytes(&dense), &dense, &any, &ob_codec_scalar),
+          sent == wanted ? ONEBIT_OK : ONEBIT_ERROR_MESSAGE, "%d for %d", sent, wanted);
     }
 }
 
@@ -107,6 +116,94 @@ Test(message, is_refused_when_a_scale_is_not_one) {
     view.header->scale = wrong[i];
     refused(memory, bytes, "scale");
   }
+}
+
+/* --- The checksum ------------------------------------------------------------------------------*/
+
+static uint32_t *random_words(size_t count, uint32_t seed) {
+  uint32_t *words = malloc(count * sizeof *words);
+  cr_assert(words);
+  for (size_t i = 0; i < count; i++)
+    words[i] = seed = seed * 1664525u + 1013904223u;
+  return words;
+}
+
+static void flip(unsigned char *memory, size_t bit) {
+  memory[bit / 8] ^= (unsigned char)(1u << bit % 8);
+}
+
+Test(message, is_refused_with_any_bit_flipped) {
+  _Alignas(8) unsigned char memory[512];
+  size_t bytes = ob_message_bytes(&shape);
+  make(memory);
+  ob_message_seal(memory, &shape, &ob_codec_scalar);
+  for (size_t bit = 0; bit < 8 * bytes; bit++) {
+    flip(memory, bit);
+    cr_expect_eq(check(memory, bytes), ONEBIT_ERROR_MESSAGE, "bit %zu", bit);
+    flip(memory, bit);
+  }
+  cr_expect_eq(check(memory, bytes), ONEBIT_OK, "%s", onebit_last_error());
+}
+
+/* The documented function, written again: one lane after the other. */
+static uint32_t by_lanes(const uint32_t *words, size_t count) {
+  uint32_t sum = 0;
+  for (size_t run = 0; run * OB_CHECK_RUN < count; run++)
+    for (uint32_t l = 0; l < 64; l++) {
+      uint32_t lane = (uint32_t)(64 * run + l + 1) * 0x9e3779b9u;
+      size_t left = count - run * 1024, rounds = left > 1024 ? 16 : (left + 63) / 64;
+      for (size_t i = 0; i < rounds; i++) {
+        size_t at = run * 1024 + i * 64 + l;
+        lane = (lane ^ (at < count ? words[at] : 0)) * 0x85ebca6bu;
+        lane ^= lane >> 15;
+      }
+      lane = (lane ^ lane >> 16) * 0x85ebca6bu;
+      lane = (lane ^ lane >> 13) * 0xc2b2ae35u;
+      sum += lane ^ lane >> 16;
+    }
+  return sum;
+}
+
+Test(message, has_one_checksum_by_every_codec) {
+  static const size_t counts[] = {0, 1, 2, 63, 64, 65, 127, 1023, 1024, 1025, 2048, 5000, 100003};
+  uint32_t *words = random_words(100004, 7);
+  for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+    for (size_t row = 0; ob_codec_row(row); row++) {
+      const struct ob_codec *codec = ob_codec_row(row);
+      if (ob_codec_usable(codec))
+        for (size_t at = 0; at < 2; at++) /* not aligned to vectors either */
+          cr_expect_eq(codec->checksum(words + at, counts[i]), by_lanes(words + at, counts[i]),
+                       "%s, %zu words", codec->name, counts[i]);
+    }
+  free(words);
+}
+
+/* Of a long one, what a link or a memory does: bits, bursts, words and runs that are zeroed, moved
+ * or taken from a neighbour. */
+Test(message, shows_damage_of_a_long_payload) {
+  enum { COUNT = 20000 };
+  uint32_t *words = random_words(COUNT, 3), *damaged = malloc(COUNT * sizeof *damaged);
+  const struct ob_codec *codec = ob_codec_row(0);
+  cr_assert(damaged && ob_codec_find(NULL, &codec) == ONEBIT_OK);
+  const uint32_t whole = codec->checksum(words, COUNT);
+  for (size_t k = 0; k < 20000; k++) {
+    const size_t from = k * 7919 % (COUNT - 4096), to = k * 104729 % (COUNT - 4096);
+    memcpy(damaged, words, COUNT * sizeof *damaged);
+    if (k % 4 == 0)
+      flip((unsigned char *)damaged, k * 7919 % (COUNT * 32));
+    else if (k % 4 == 1)
+      memset((unsigned char *)(damaged + from) + k % 5, k % 3 ? 0 : 0xff, 1 + k % 4096);
+    else if (k % 4 == 2)
+      memmove(damaged + from, words + from + 1, (1 + k % 4095) * sizeof *words);
+    else
+      for (size_t two = 0; two < 2; two++) /* the highest bits of two words */
+        damaged[two ? from : to + 2048] ^= 0x80000000u;
+    cr_expect(codec->checksum(damaged, COUNT) != whole ||
+                  memcmp(damaged, words, COUNT * sizeof *words) == 0,
+              "damage %zu is not seen", k);
+  }
+  free(words);
+  free(damaged);
 }
 
 /* Pieces of every awkward size: each element lies in exactly one block, at one place. */

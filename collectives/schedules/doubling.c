@@ -58,7 +58,7 @@ struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t number) {
 }
 
 bool ob_begin_round(struct onebit_plan *plan, size_t number, bool wait) {
-  struct ob_message_shape mine = ob_message_blocks(&plan->geometry, 0, 0);
+  struct ob_message_shape mine = ob_plan_message(plan, 0, 0);
   (void)wait;
   ob_steps_note_own(plan);
   if (number == 0)
@@ -82,7 +82,7 @@ static void check_round(struct onebit_plan *plan, size_t number) {
     size_t member = in_pairs(plan) ? k : ob_neighbour(&plan->geometry, k);
     struct ob_endpoint one = {ob_result_of(plan, member, 0), ob_message_bytes(&shape),
                               plan->member_ranks[member]};
-    ob_check_message(plan, &one, member, 0, OB_MESSAGE_SERVER);
+    ob_check_message(plan, &one, 0, 0, OB_MESSAGE_SERVER);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
+#include "collectives/messages.h"
 #include "collectives/plan.h"
 #include "collectives/steps.h"
 
@@ -231,11 +232,27 @@ bool ob_host_publish(struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
+/* The results that the other ranks of the host have collected are used where they lie. */
+static void check_collected(struct onebit_plan *plan, size_t chunk) {
+  const size_t members = plan->geometry.members;
+  const int *ranks = plan->comm->hosts.ranks + plan->comm->hosts.host * plan->comm->hosts.each;
+  for (size_t segment = 0; segment < plan->geometry.segments; segment++) {
+    size_t k = segment / members;
+    if (k == plan->host.local_rank || plan->status != ONEBIT_OK || plan->failed_rank >= 0)
+      continue;
+    struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+    struct ob_endpoint one = {ob_plan_result(plan, true, segment, chunk), ob_message_bytes(&shape),
+                              ranks[k]};
+    ob_check_message(plan, &one, segment, chunk, OB_MESSAGE_SERVER);
+  }
+}
+
 bool ob_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (!all_have(plan, COLLECTED, plan->host.base + chunk + 1))
     return false;
   hear_flags(plan);
+  check_collected(plan, chunk);
   return true;
 }
 

@@ -29,9 +29,11 @@
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, and no recvbuf
  *    and no residual is changed. Except where `plan` itself is wrong: NULL, or no plan. Then there
  *    is nobody to tell, and the other ranks wait for this one's call as for any that is late.
- *  - A damaged message (ONEBIT_ERROR_MESSAGE) and a failed transport are no errors to go on after:
- *    results are applied as they come, so recvbuf may hold part of one, and other ranks may have
- *    ended the call well.
+ *  - A damaged message is refused (ONEBIT_ERROR_MESSAGE): a checksum shows any change of it. It and
+ *    a failed transport are no errors to go on after: results are applied as they come, so recvbuf
+ *    may hold part of one, and other ranks may have ended the call well. Therefore the rank that
+ *    refused takes part in no later call of the plan, and all ranks are told (ONEBIT_ERROR_MESSAGE
+ *    there, ONEBIT_ERROR_PEER elsewhere), until onebit_plan_reset.
  *
  * Errors of all of them: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (no plan, NULL or misaligned
  * buffer, overlap, a plan made for another operation), ONEBIT_ERROR_BUSY (the plan has a request in

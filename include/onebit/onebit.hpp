@@ -226,6 +226,7 @@ public:
     check(onebit_plan_import_residual(get(), worker, server));
   }
   void reset_residual() { check(onebit_plan_reset_residual(get())); }
+  void reset() { check(onebit_plan_reset(get())); } /* after a damaged message */
 
 private:
   template <typename Buffer> bool fits(const Buffer &buffer, std::size_t count) const noexcept {

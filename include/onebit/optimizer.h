@@ -140,7 +140,10 @@ typedef struct onebit_optimizer_options {
  * ONEBIT_SKIPPED (some rank's gradient was not finite) and all errors but two leave parameters,
  * moments, residuals and the step count as they were, on every rank; then the caller may go on
  * with the next gradients. After ONEBIT_ERROR_MESSAGE (a message was damaged on its way) and
- * ONEBIT_ERROR_TRANSPORT a part of the parameters may be updated: go back to a checkpoint.
+ * ONEBIT_ERROR_TRANSPORT a part of the parameters may be updated, or the other ranks may have made
+ * the step: go back to a checkpoint. Until one is loaded, the rank that has refused a message
+ * returns ONEBIT_ERROR_MESSAGE from every step, and the others ONEBIT_ERROR_PEER from every step
+ * that exchanges something.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
  * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks),
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */

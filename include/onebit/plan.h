@@ -214,6 +214,18 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
                                             const float *server);
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan);
 
+/* Makes a plan usable again after ONEBIT_ERROR_MESSAGE. A rank that has refused a message cannot
+ * know whether the others ended that call well; so that results do not come to differ unnoticed, it
+ * takes no part in the plan's later calls: there they return ONEBIT_ERROR_MESSAGE, and
+ * ONEBIT_ERROR_PEER on the other ranks. First bring what the results went into to the same values
+ * on all ranks (broadcast it, or load it), then call this on every rank: it does what
+ * onebit_plan_reset_residual does, and the plan goes on. Local.
+ *   plan   the plan, without a request in flight
+ * An optimizer's plans are its own: onebit_optimizer_load and its like do this for them.
+ * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL), ONEBIT_ERROR_BUSY (the plan has a request in
+ * flight), ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_plan_reset(onebit_plan_t plan);
+
 #ifdef __cplusplus
 }
 #endif

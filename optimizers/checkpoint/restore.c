@@ -275,5 +275,6 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
     return ONEBIT_OK;
   reset_scalings(optimizer);
   restore_counts(loading);
+  OB_TRY(ob_optimizer_accept(optimizer));
   return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
 }

@@ -59,6 +59,7 @@ static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct ow
   options.wire = ONEBIT_WIRE_DENSE;
   options.threads = 1;
   onebit_status_t status = ob_plan_resolve(&options, &shape);
+  shape.refused = &optimizer->refused;
   ob_plan_cut(&shape, 1, PARTS, &count, &valid);
   OB_TRY(ob_plan_create(optimizer->comm, status, &shape, PARTS, &own->sums));
   own->sums->inputs[0] = own->part;

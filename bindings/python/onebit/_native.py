@@ -380,6 +380,7 @@ STATUS_FUNCTIONS = {
     "onebit_plan_export_residual": [HANDLE, c_void_p, c_void_p],
     "onebit_plan_import_residual": [HANDLE, c_void_p, c_void_p],
     "onebit_plan_reset_residual": [HANDLE],
+    "onebit_plan_reset": [HANDLE],
     "onebit_allreduce": [c_void_p, c_void_p, HANDLE],
     "onebit_allgather": [c_void_p, c_void_p, HANDLE],
     "onebit_reduce_scatter": [c_void_p, c_void_p, HANDLE],

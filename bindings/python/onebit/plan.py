@@ -201,6 +201,11 @@ class Plan:
         """Sets the residuals to zero."""
         check(_native.library().onebit_plan_reset_residual(self.handle))
 
+    def reset(self):
+        """Makes the plan usable again after ERROR_MESSAGE, on every rank, once the program has made
+        its results equal on all ranks. Sets the residuals to zero."""
+        check(_native.library().onebit_plan_reset(self.handle))
+
     def close(self):
         """Gives the plan back. Raises `Error` (ERROR_BUSY) with a request in flight."""
         if self._handle:

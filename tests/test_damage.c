@@ -1,0 +1,272 @@
+/*
+ * Messages that are damaged on their way: any bit of any message of a call. Some rank refuses, no
+ * rank ends the next call well, and after onebit_plan_reset, or a checkpoint, all go on alike.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "collectives/agree.h"
+#include "collectives/plan.h"
+#include "onebit/adam.h"
+#include "onebit/checkpoint.h"
+#include "tests/support_custom.h"
+
+TestSuite(damage, .timeout = 120);
+
+enum { MAX_ELEMENTS = 3000, SENDER = 1 };
+
+/* A rank's callbacks, but for `send`, which flips one bit of one message. */
+struct wire {
+  onebit_transport_callbacks_t inner;
+  long sent, at; /* messages since they were counted anew; the one that is damaged, from 1 on */
+  size_t bit;
+};
+
+static int send_damaged(void *context, const void *data, size_t bytes, int peer, int tag,
+                        void **operation) {
+  struct wire *wire = context;
+  if (bytes < 4 || memcmp(data, "O1B1", 4) != 0) /* an agreement */
+    return wire->inner.send(wire->inner.context, data, bytes, peer, tag, operation);
+  unsigned char *copy = allocate(bytes, 1);
+  memcpy(copy, data, bytes);
+  if (++wire->sent == wire->at)
+    copy[wire->bit / 8 % bytes] ^= (unsigned char)(1u << wire->bit % 8);
+  int code = wire->inner.send(wire->inner.context, copy, bytes, peer, tag, operation);
+  free(copy);
+  return code;
+}
+
+static int receive(void *context, void *data, size_t bytes, int peer, int tag, void **operation) {
+  struct wire *wire = context;
+  return wire->inner.receive(wire->inner.context, data, bytes, peer, tag, operation);
+}
+
+static int test(void *context, void *operation, double seconds, size_t *bytes) {
+  struct wire *wire = context;
+  return wire->inner.test(wire->inner.context, operation, seconds, bytes);
+}
+
+static void cancel(void *context, void *operation) {
+  struct wire *wire = context;
+  wire->inner.cancel(wire->inner.context, operation);
+}
+
+/* A communicator over them. */
+static onebit_comm_t connect(struct wire *wire, const onebit_transport_callbacks_t *callbacks,
+                             int rank, int size) {
+  onebit_transport_callbacks_t own = *callbacks;
+  onebit_comm_t comm = NULL;
+  *wire = (struct wire){.inner = *callbacks};
+  own.context = wire;
+  own.send = send_damaged;
+  own.receive = receive;
+  own.test = test;
+  own.cancel = cancel;
+  own.abort = NULL;
+  own.message = NULL;
+  own.release = NULL;
+  CHECK_STATUS(onebit_comm_create_custom(&own, rank, size, &comm), ONEBIT_OK);
+  return comm;
+}
+
+/* How a call ended on all ranks. */
+struct ends {
+  bool all_well, none_well, refused;
+};
+
+static struct ends ends_of(onebit_comm_t comm, onebit_status_t status) {
+  struct ends ends = {true, true, false};
+  CHECK_STATUS(ob_agree_noting(comm, ONEBIT_OK, NULL, 0, (uint64_t)(int64_t)status), ONEBIT_OK);
+  for (int rank = 0; rank < comm->size; rank++) {
+    onebit_status_t other = (onebit_status_t)(int64_t)ob_agree_note(comm, rank);
+    ends.all_well &= other == ONEBIT_OK;
+    ends.none_well &= other != ONEBIT_OK;
+    ends.refused |= other == ONEBIT_ERROR_MESSAGE;
+  }
+  return ends;
+}
+
+struct damage_case {
+  const char *name;
+  int size, hosts;
+  size_t count, stride; /* elements; every how many bits */
+  onebit_plan_options_t options;
+};
+
+static onebit_status_t call(onebit_plan_t plan, const float *input, float *output) {
+  switch (plan->options.operation) {
+  case ONEBIT_ALLGATHER:
+    return onebit_allgather(input, output, plan);
+  case ONEBIT_REDUCE_SCATTER:
+    return onebit_reduce_scatter(input, output, plan);
+  default:
+    return onebit_allreduce(input, output, plan);
+  }
+}
+
+/* Whether the bit is one of a message: where several lie in one there is padding between them. */
+static bool is_padding(const struct onebit_plan *plan, size_t bit) {
+  struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
+  return plan->schedule == &ob_schedule_doubling &&
+         bit / 8 % plan->geometry.stride >= ob_message_bytes(&shape);
+}
+
+static void damage_one(onebit_plan_t plan, struct wire *wire, const float *input, float *output,
+                       const char *name) {
+  onebit_comm_t comm = plan->comm;
+  struct ends ends = ends_of(comm, call(plan, input, output));
+  CHECK(ends.refused && !ends.all_well, "%s: message %ld, bit %zu is accepted", name, wire->at,
+        wire->bit);
+  wire->at = 0;
+  ends = ends_of(comm, call(plan, input, output));
+  CHECK(ends.none_well, "%s: a rank goes on after a refusal", name);
+  CHECK_STATUS(onebit_plan_reset(plan), ONEBIT_OK);
+  ends_of(comm, ONEBIT_OK); /* none calls before all have reset it */
+  ends = ends_of(comm, call(plan, input, output));
+  CHECK(ends.all_well, "%s: after the reset: %s", name, onebit_last_error());
+}
+
+static void damage_all(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                       void *context) {
+  const struct damage_case *what = context;
+  struct wire wire;
+  float *input = allocate(4 * MAX_ELEMENTS, sizeof *input);
+  float *output = allocate(4 * MAX_ELEMENTS, sizeof *output);
+  onebit_plan_t plan = NULL;
+  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  for (size_t i = 0; i < 4 * what->count; i++)
+    input[i] = uniform_value(i + (size_t)rank * 999983);
+  if (what->options.dtype != ONEBIT_FLOAT32)
+    memset(input, 0x3c + rank, what->count * sizeof(uint16_t));
+  if (CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &plan), ONEBIT_OK)) {
+    wire.sent = 0;
+    CHECK_STATUS(call(plan, input, output), ONEBIT_OK);
+    ob_agree_noting(comm, ONEBIT_OK, NULL, 0, (uint64_t)wire.sent);
+    const long sent = (long)ob_agree_note(comm, SENDER);
+    CHECK(sent > 0, "%s: nothing is sent", what->name);
+    const size_t bits = 8 * plan->geometry.stride;
+    for (long at = 1; at <= sent; at++)
+      for (size_t bit = (size_t)at % what->stride; bit < bits; bit += what->stride) {
+        if (is_padding(plan, bit))
+          continue;
+        wire.sent = 0;
+        wire.at = rank == SENDER ? at : 0;
+        wire.bit = bit;
+        damage_one(plan, &wire, input, output, what->name);
+      }
+  }
+  onebit_plan_destroy(plan);
+  onebit_comm_destroy(comm);
+  free(input);
+  free(output);
+}
+
+static void damage(const struct damage_case *what) {
+  struct damage_case copy = *what;
+  attempt_custom(what->size, what->hosts, (struct custom_fault){0}, damage_all, &copy);
+  checks_must_hold();
+}
+
+#define CASE(...) damage(&(struct damage_case){__VA_ARGS__})
+
+static onebit_plan_options_t with(onebit_schedule_t schedule, onebit_wire_t wire) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.schedule = schedule;
+  options.wire = wire;
+  return options;
+}
+
+Test(damage, every_bit_of_an_exchange) {
+  CASE("exchange", 3, 1, 70, 1, with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS));
+}
+
+Test(damage, of_several_chunks) {
+  onebit_plan_options_t options = with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS);
+  options.chunk_size = 64;
+  options.block_size = 32;
+  CASE("chunks", 2, 1, 300, 29, options);
+}
+
+Test(damage, of_dense_values) {
+  CASE("dense", 2, 1, 90, 13, with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_DENSE));
+  CASE("dense allgather", 3, 1, 90, 37, with(ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_DENSE));
+  onebit_plan_options_t options = with(ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_DENSE);
+  options.operation = ONEBIT_ALLGATHER;
+  options.dtype = ONEBIT_BFLOAT16;
+  CASE("16 bit", 2, 1, 90, 13, options);
+}
+
+Test(damage, of_messages_passed_on) {
+  CASE("doubling", 4, 1, 70, 5, with(ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS));
+  CASE("Bruck", 5, 1, 70, 37, with(ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS));
+}
+
+Test(damage, between_hosts) {
+  CASE("hierarchical", 4, 2, 200, 11, with(ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS));
+}
+
+Test(damage, of_other_operations) {
+  onebit_plan_options_t options = with(ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_BITS);
+  options.operation = ONEBIT_REDUCE_SCATTER;
+  CASE("reduce-scatter", 2, 1, 70, 7, options);
+  options.operation = ONEBIT_ALLGATHER;
+  CASE("allgather", 2, 1, 70, 7, options);
+}
+
+Test(damage, of_a_long_message) {
+  CASE("long", 2, 1, MAX_ELEMENTS, 331, with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_DENSE));
+}
+
+/* --- An optimizer ------------------------------------------------------------------------------*/
+
+enum { TENSOR = 500, STEPS = 6, LEARNERS = 3, CAPACITY = 1 << 16 };
+
+static void *saved[LEARNERS];
+static size_t saved_bytes[LEARNERS];
+
+/* The server's message to one rank only: the others make the step. */
+static void damage_a_step(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                          void *context) {
+  const bool warm = *(const bool *)context;
+  struct wire wire;
+  float parameters[TENSOR] = {0}, gradients[TENSOR];
+  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  onebit_tensor_t tensor = {.parameter = parameters, .gradient = gradients, .count = TENSOR};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.freeze_step = warm ? 100 : 2;
+  onebit_optimizer_t optimizer = NULL;
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  for (size_t i = 0; i < TENSOR; i++)
+    gradients[i] = uniform_value(i + (size_t)rank * 7919);
+  for (int step = 0; step < STEPS; step++)
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
+  saved[rank] = allocate(CAPACITY, 1);
+  CHECK_STATUS(onebit_optimizer_save(optimizer, saved[rank], CAPACITY, &saved_bytes[rank]),
+               ONEBIT_OK);
+  wire.sent = 0;
+  wire.at = rank == SENDER ? size : 0; /* the first after those to servers */
+  wire.bit = 8 * 45;
+  struct ends ends = ends_of(comm, onebit_optimizer_step(optimizer, 0.01f));
+  CHECK(ends.refused && !ends.none_well, "the message is accepted, or all have refused it");
+  wire.at = 0;
+  for (int step = 0; step < 3; step++) {
+    ends = ends_of(comm, onebit_optimizer_step(optimizer, 0.01f));
+    CHECK(ends.none_well, "a rank makes a step after a refusal");
+  }
+  CHECK_STATUS(onebit_optimizer_load(optimizer, (const void *const *)saved, saved_bytes, size),
+               ONEBIT_OK);
+  ends = ends_of(comm, onebit_optimizer_step(optimizer, 0.01f));
+  CHECK(ends.all_well, "after the checkpoint was loaded: %s", onebit_last_error());
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  free(saved[rank]);
+}
+
+Test(damage, of_a_step) {
+  for (int warm = 0; warm < 2; warm++) {
+    bool stage = warm;
+    attempt_custom(LEARNERS, 1, (struct custom_fault){0}, damage_a_step, &stage);
+    checks_must_hold();
+  }
+}
