@@ -39,6 +39,10 @@ static onebit_status_t check_sizes(const onebit_plan_options_t *options) {
   if (chunk % OB_LANES)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu, not a multiple of %d", chunk,
                     OB_LANES);
+  if (chunk > OB_MAX_CHUNK_ELEMENTS)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "chunk_size is %zu, and a message has at most %zu elements", chunk,
+                    OB_MAX_CHUNK_ELEMENTS);
   if (options->threads < 0 || options->threads > MAX_THREADS)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "threads is %d, not 0 to %d", options->threads,
                     MAX_THREADS);

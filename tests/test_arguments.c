@@ -102,6 +102,7 @@ static const struct {
     {"block_size", "33", PLAN(.block_size = 33)},
     {"block_size", "65568", PLAN(.block_size = 65536 + 32)},
     {"chunk_size", "31", PLAN(.chunk_size = 31)},
+    {"chunk_size", "268435488", PLAN(.chunk_size = ((size_t)1 << 28) + 32)},
     {"threads", "-1", PLAN(.threads = -1)},
     {"profile", "1", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .operation = ONEBIT_ALLGATHER)},
     {"profile", "2", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .operation = ONEBIT_REDUCE_SCATTER)},

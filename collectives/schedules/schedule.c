@@ -12,9 +12,6 @@
 #define CHUNK_ELEMENTS ((size_t)65536)
 #define MAX_CHUNKS     ((size_t)256)
 
-/* An MPI count is an int, and a dense message has 4 bytes an element. */
-#define MAX_CHUNK_ELEMENTS ((size_t)1 << 28)
-
 /* More chunks than this are a mistake, or more elements than any memory holds. */
 #define MAX_CHUNKS_ASKED ((size_t)1 << 20)
 
@@ -47,8 +44,8 @@ static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
     chunk = CHUNK_ELEMENTS;
   if (!asked && divided_up(elements, chunk) > MAX_CHUNKS)
     chunk = divided_up(elements, MAX_CHUNKS);
-  if (chunk > MAX_CHUNK_ELEMENTS)
-    chunk = MAX_CHUNK_ELEMENTS;
+  if (chunk > OB_MAX_CHUNK_ELEMENTS)
+    chunk = OB_MAX_CHUNK_ELEMENTS;
   return elements ? divided_up(elements, chunk) : 1;
 }
 

@@ -16,6 +16,9 @@
 #include "collectives/cost/model.h"
 #include "collectives/steps.h"
 
+/* In a message: an MPI count is an int, and a dense message has 4 bytes an element. */
+#define OB_MAX_CHUNK_ELEMENTS ((size_t)1 << 28)
+
 struct onebit_plan;
 struct ob_plan_shape;
 

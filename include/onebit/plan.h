@@ -108,8 +108,9 @@ typedef struct onebit_plan_options {
   /* Elements that share a scale: a multiple of 32 up to 65536, or ONEBIT_BLOCK_BUFFER; default
    * 2048. */
   size_t block_size;
-  /* Elements in one message, a multiple of 32, rounded up to whole blocks; default: chosen so that
-   * small messages are sent eagerly and chunks overlap. */
+  /* Elements in one message, a multiple of 32 up to 2^28 (a message's bytes are an MPI count),
+   * rounded up to whole blocks; default: chosen so that small messages are sent eagerly and chunks
+   * overlap. */
   size_t chunk_size;
   /* Nonzero: forget the error after each call. A control for experiments, not for use. */
   int no_error_feedback;
