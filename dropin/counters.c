@@ -128,6 +128,11 @@ void ob_record_residual(struct ob_record *record, double error, double mean) {
     atomic_store(&record->max_residual_ratio, ratio);
 }
 
+void ob_record_finding(struct ob_record *record, int finding) {
+  if (record)
+    atomic_fetch_or(&record->findings, 1U << finding);
+}
+
 void ob_record_skipped(struct ob_record *record) {
   if (record)
     add(&record->skipped, 1);

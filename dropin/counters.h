@@ -41,6 +41,7 @@ struct ob_record {
   _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
   /* Norm of the residual relative to that of the mean, as last sampled and at most. */
   _Atomic double residual_ratio, max_residual_ratio;
+  _Atomic uint32_t findings; /* a bit for each enum ob_finding that has spoken against it */
 };
 
 /* The seconds begin. */
@@ -78,6 +79,9 @@ void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 
 /* A sample of the residual: its norm relative to that of the mean, in the same elements. */
 void ob_record_residual(struct ob_record *record, double error, double mean);
+
+/* What speaks against a gradient (enum ob_finding). */
+void ob_record_finding(struct ob_record *record, int finding);
 
 /* A compressed call has given not-a-number, since a value was not finite. */
 void ob_record_skipped(struct ob_record *record);

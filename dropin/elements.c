@@ -73,6 +73,16 @@ size_t ob_elements_size(onebit_dtype_t dtype) {
       LOOP(uint16_t, wide_float16, narrow_float16, to, from, count, expression);                   \
   } while (0)
 
+void ob_elements_read(onebit_dtype_t dtype, float *to, const void *from, size_t count) {
+  if (dtype == ONEBIT_FLOAT32) {
+    memcpy(to, from, count * sizeof *to);
+    return;
+  }
+  const uint16_t *narrow = from;
+  for (size_t i = 0; i < count; i++)
+    to[i] = dtype == ONEBIT_BFLOAT16 ? wide_bfloat16(narrow[i]) : wide_float16(narrow[i]);
+}
+
 void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,
                           float factor) {
   FOR_EACH(dtype, to, from, count, b * factor);

@@ -11,6 +11,9 @@
 
 size_t ob_elements_size(onebit_dtype_t dtype);
 
+/* The values as floats. */
+void ob_elements_read(onebit_dtype_t dtype, float *to, const void *from, size_t count);
+
 /* to[i] = from[i] * factor. The two may be the same. */
 void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,
                           float factor);

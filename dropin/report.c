@@ -37,10 +37,13 @@ static const char *json_path(void) {
   return text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0 ? text : NULL;
 }
 
-static void print_plan(int size, const char *over, const char *call) {
+static void print_plan(int size, const char *over, const char *call, bool recognises) {
   const char *rules = ob_knob_text(OB_KNOB_RULES);
-  fprintf(stderr, "onebit %s: preloaded, %d ranks over %s; compresses sums of floats by %s ",
-          onebit_version(), size, over, call);
+  fprintf(stderr,
+          "onebit %s: preloaded, %d ranks over %s; results of compressed sums are approximate. "
+          "Compresses sums of floats by %s %s",
+          onebit_version(), size, over, call,
+          recognises ? "that are like a gradient for some tens of steps, " : "");
   if (rules)
     fprintf(stderr, "as %s says (%zu rules, else from %zu bytes on)", rules, ob_preload.rules.rules,
             ob_preload.rules.min_bytes);
@@ -50,11 +53,11 @@ static void print_plan(int size, const char *over, const char *call) {
 }
 
 /* What is refused is said even where no report is wanted. */
-void ob_report_start(int size, const char *over, const char *call) {
+void ob_report_start(int size, const char *over, const char *call, bool recognises) {
   if (ob_preload.refused)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), ob_preload.refused);
   else if (!is_off())
-    print_plan(size, over, call);
+    print_plan(size, over, call, recognises);
 }
 
 double ob_report_max_residual_ratio(void) {

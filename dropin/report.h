@@ -28,9 +28,10 @@ struct ob_report {
 double ob_report_factor(const struct ob_report *report);
 
 /* The line at the start: why nothing is compressed, or what will be. By one rank.
- *   over    what carries the bytes, as text
- *   call    the call that is compressed without a rule */
-void ob_report_start(int size, const char *over, const char *call);
+ *   over        what carries the bytes, as text
+ *   call        the call that is compressed without a rule
+ *   recognises  whether only what is like a gradient is, where no rule names it */
+void ob_report_start(int size, const char *over, const char *call, bool recognises);
 
 /* Prints the report, and what ONEBIT_REQUIRE makes of it. By one rank. */
 void ob_report_print(const struct ob_report *report);

@@ -1,6 +1,7 @@
 /* The report for a program: one JSON object. Names are those of the text's terms. */
 #include "base/json.h"
 #include "dropin/report.h"
+#include "dropin/watch.h"
 
 static void put_passed(struct ob_json *json, const uint64_t passed[OB_REASON_COUNT]) {
   ob_json_begin(json, "passed", '{');
@@ -8,6 +9,14 @@ static void put_passed(struct ob_json *json, const uint64_t passed[OB_REASON_COU
     if (passed[reason])
       ob_json_integer(json, onebit_counters_reason(reason), passed[reason]);
   ob_json_end(json, '}');
+}
+
+static void put_findings(struct ob_json *json, uint32_t findings) {
+  ob_json_begin(json, "findings", '[');
+  for (int finding = 1; finding < OB_FINDING_COUNT; finding++)
+    if (findings >> finding & 1U)
+      ob_json_string(json, NULL, ob_finding_text((enum ob_finding)finding));
+  ob_json_end(json, ']');
 }
 
 static void put_record(struct ob_json *json, const struct ob_record *record) {
@@ -34,6 +43,7 @@ static void put_record(struct ob_json *json, const struct ob_record *record) {
   ob_json_real(json, "residual_ratio", atomic_load(&record->residual_ratio));
   ob_json_real(json, "max_residual_ratio", atomic_load(&record->max_residual_ratio));
   put_passed(json, passed);
+  put_findings(json, atomic_load(&record->findings));
   ob_json_end(json, '}');
 }
 

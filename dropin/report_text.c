@@ -1,5 +1,6 @@
 /* The report for a person. */
 #include "dropin/report.h"
+#include "dropin/watch.h"
 
 #include <string.h>
 
@@ -33,6 +34,18 @@ static void print_seconds(FILE *file, const struct ob_record *record) {
           mean(&record->seconds_compressed, &record->timed_compressed), ob_record_saved(record));
 }
 
+static void print_findings(FILE *file, uint32_t findings) {
+  if (!findings)
+    return;
+  const char *before = "    not like a gradient: ";
+  for (int finding = 1; finding < OB_FINDING_COUNT; finding++)
+    if (findings >> finding & 1U) {
+      fprintf(file, "%s%s", before, ob_finding_text((enum ob_finding)finding));
+      before = "; ";
+    }
+  fputc('\n', file);
+}
+
 static void print_record(FILE *file, const struct ob_record *record) {
   unsigned long long compressed = (unsigned long long)atomic_load(&record->compressed);
   fprintf(file, "  %s of %zu %s, %s of %d: %llu calls, %llu compressed",
@@ -53,6 +66,7 @@ static void print_record(FILE *file, const struct ob_record *record) {
   uint64_t passed[OB_REASON_COUNT];
   ob_report_passed(record, passed);
   print_passed(file, "    passed on: ", passed);
+  print_findings(file, atomic_load(&record->findings));
 }
 
 static void print_unseen(FILE *file, const struct ob_report *report) {

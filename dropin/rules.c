@@ -29,16 +29,30 @@ static bool fits(const struct ob_rule *rule, onebit_operation_t operation, onebi
   return good;
 }
 
-bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
-                       onebit_dtype_t dtype, size_t count, int comm_size) {
+/* The first that fits, or NULL. */
+static const struct ob_rule *find(const struct ob_rules *rules, onebit_operation_t operation,
+                                  onebit_dtype_t dtype, size_t count, int comm_size) {
   const uint64_t values[OB_RULE_KEYS] = {[OB_RULE_BYTES] =
                                              bytes_of(operation, dtype, count, comm_size),
                                          [OB_RULE_COUNT] = count,
                                          [OB_RULE_COMM_SIZE] = (uint64_t)comm_size};
   for (size_t i = 0; i < rules->rules; i++)
     if (fits(&rules->rule[i], operation, dtype, values))
-      return rules->rule[i].compress;
-  return operation == ONEBIT_ALLREDUCE && values[OB_RULE_BYTES] >= rules->min_bytes;
+      return &rules->rule[i];
+  return NULL;
+}
+
+bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
+                       onebit_dtype_t dtype, size_t count, int comm_size) {
+  const struct ob_rule *rule = find(rules, operation, dtype, count, comm_size);
+  return rule ? rule->compress
+              : operation == ONEBIT_ALLREDUCE &&
+                    bytes_of(operation, dtype, count, comm_size) >= rules->min_bytes;
+}
+
+bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
+                   size_t count, int comm_size) {
+  return rules->all_sums || find(rules, operation, dtype, count, comm_size);
 }
 
 /* Elements that so many bytes can be at least: of the widest type, on the most ranks. */
@@ -65,6 +79,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value
 
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
   uint64_t hash = mix(mix(OB_HASH_START, rules->min_bytes), rules->warmup);
+  hash = rules->all_sums ? mix(hash, true) : hash;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);
@@ -97,7 +112,7 @@ static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
 }
 
 static bool is_text(const char *value) {
-  static const char *const keywords[] = {"compress", "pass", "least", "warmup"};
+  static const char *const keywords[] = {"compress", "pass", "least", "warmup", "recognise"};
   size_t length = strcspn(value, " \t\n;");
   for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++)
     if (strlen(keywords[i]) == length && !strncmp(keywords[i], value, length) && value[length])

@@ -7,6 +7,7 @@
  *   compress reduce-scatter,allgather bytes>=4M
  *   least    64K                                       # where no rule fits
  *   warmup   20
+ *   recognise off                                      # as if a rule named all of those
  *
  * docs/preload.md has every word. Pure bookkeeping: no MPI, no memory but the struct's.
  */
@@ -48,6 +49,7 @@ struct ob_rules {
   size_t rules;
   size_t min_bytes; /* bytes: allreduces that no rule fits are compressed from here on */
   unsigned warmup;  /* steps */
+  bool all_sums;    /* what no rule fits is compressed without being recognised */
 };
 
 /* Reads rules.
@@ -66,9 +68,13 @@ onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
 /* Equal where the rules are: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
 
-/* Whether such a call is to be compressed. */
+/* Whether such a call may be compressed. */
 bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
                        onebit_dtype_t dtype, size_t count, int comm_size);
+
+/* Of one that may: whether it is to be, whatever its values are. */
+bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
+                   size_t count, int comm_size);
 
 /* The smallest count with which a call of the operation can be compressed, whatever its type and
  * communicator; SIZE_MAX where none can. For deciding quickly. */

@@ -210,6 +210,17 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
 /* A warm-up of one step could not know a step's period. */
 enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 
+static onebit_status_t parse_switch(struct reader *reader, struct word first) {
+  struct word word, more;
+  bool any = next_word(reader, &word);
+  if (!any || (!is(word, "on") && !is(word, "off")))
+    return wrong(reader, any ? word : first, "recognise wants on or off behind it");
+  if (next_word(reader, &more))
+    return wrong(reader, more, "one word is enough");
+  reader->rules->all_sums = is(word, "off");
+  return ONEBIT_OK;
+}
+
 static onebit_status_t parse_line(struct reader *reader, struct word first) {
   uint64_t number;
   if (is(first, "compress") || is(first, "pass"))
@@ -225,7 +236,9 @@ static onebit_status_t parse_line(struct reader *reader, struct word first) {
     reader->rules->warmup = (unsigned)number;
     return ONEBIT_OK;
   }
-  return wrong(reader, first, "a line begins with compress, pass, least or warmup");
+  if (is(first, "recognise"))
+    return parse_switch(reader, first);
+  return wrong(reader, first, "a line begins with compress, pass, least, warmup or recognise");
 }
 
 onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,

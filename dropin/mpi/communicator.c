@@ -15,6 +15,7 @@ struct tensor {
   const void *sendbuf, *recvbuf; /* of this rank; NULL: not known */
   uint64_t used;                 /* when last: a count of calls */
   bool again;                    /* used more than once */
+  unsigned steady[2];            /* calls for which this rank's buffers have been the same */
   struct ob_mpi_call call;
   struct ob_exchange *exchange;
 };
@@ -22,8 +23,10 @@ struct tensor {
 struct ob_attached {
   MPI_Comm comm;
   struct ob_queue *queue;
-  struct ob_follower *follower;
-  onebit_status_t failure; /* of the tensor that could not be made last */
+  struct ob_follower *follower;    /* of ONEBIT_Allreduce and the like */
+  struct ob_loops *loops;          /* of a preloaded program */
+  struct ob_candidate *candidates; /* by position */
+  onebit_status_t failure;         /* of the tensor that could not be made last */
   uint64_t calls;
   int slots; /* tensors are among the first so many */
   struct tensor *tensors[OB_MAX_TENSORS];
@@ -61,7 +64,12 @@ static bool is_lost(void *context, int slot) {
 static bool allocate(struct ob_attached **attached, unsigned repeats) {
   *attached = ob_allocate(1, sizeof **attached);
   const struct ob_follower_ranks ranks = {*attached, largest_of_ranks, find_from, is_lost};
-  return *attached && ob_follower_create(repeats, &ranks, &(*attached)->follower) == ONEBIT_OK;
+  if (!*attached)
+    return false;
+  (*attached)->candidates = ob_allocate(OB_MAX_POSITIONS, sizeof(struct ob_candidate));
+  return (*attached)->candidates &&
+         ob_follower_create(repeats, &ranks, &(*attached)->follower) == ONEBIT_OK &&
+         ob_loops_create(repeats, largest_of_ranks, *attached, &(*attached)->loops) == ONEBIT_OK;
 }
 
 onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **result) {
@@ -91,6 +99,10 @@ void ob_attached_destroy(struct ob_attached *attached) {
     }
   ob_queue_destroy(attached->queue);
   ob_follower_destroy(attached->follower);
+  ob_loops_destroy(attached->loops);
+  for (int position = 0; attached->candidates && position < OB_MAX_POSITIONS; position++)
+    ob_candidate_reset(&attached->candidates[position]);
+  ob_release(attached->candidates);
   ob_release(attached);
 }
 
@@ -120,6 +132,9 @@ static void drop(struct ob_attached *attached, int slot) {
   ob_release(tensor);
   attached->tensors[slot] = NULL;
   ob_follower_drop(attached->follower, slot);
+  for (int position = 0; position < OB_MAX_POSITIONS; position++)
+    if (attached->candidates[position].tensor == slot + 1)
+      attached->candidates[position].tensor = 0;
 }
 
 /* A free slot, or that of the tensor not used for longest; what is old goes anyway. */
@@ -215,26 +230,99 @@ static ptrdiff_t phase_of(struct ob_attached *attached, const struct ob_mpi_call
                            &same);
 }
 
-struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
-                                       bool *withdraw, enum ob_reason *reason) {
-  onebit_dtype_t dtype;
-  uint64_t signature;
-  bool sum, look;
-  *withdraw = false;
-  *reason = ob_mpi_call_resolve(call, &dtype, &sum);
-  if (*reason != OB_REASON_NONE)
-    return NULL;
-  ptrdiff_t phase = phase_of(attached, call, dtype, sum, &signature, &look);
-  if (phase >= 0) {
-    struct ob_exchange *exchange =
-        use_phase(attached, (size_t)phase, call, signature, false, withdraw);
-    *reason = exchange ? OB_REASON_NONE : OB_REASON_MEMORY;
-    return exchange;
+/* ---- Positions ---- */
+
+/* A side that has been the same for so many calls should stay so: where it does not, the call may
+ * be of another tensor. */
+#define STEADY_CALLS 8
+
+static bool is_strange(struct tensor *tensor, const struct ob_mpi_call *call) {
+  const bool same[2] = {tensor->sendbuf == call->sendbuf, tensor->recvbuf == call->recvbuf};
+  bool strange = false;
+  for (int side = 0; side < 2; side++) {
+    strange = strange || (!same[side] && tensor->steady[side] >= STEADY_CALLS);
+    tensor->steady[side] = same[side] ? tensor->steady[side] + 1 : 0;
   }
-  if (look)
-    ob_follower_look(attached->follower);
-  *reason = ob_follower_reason(attached->follower);
-  return NULL;
+  tensor->sendbuf = call->sendbuf;
+  tensor->recvbuf = call->recvbuf;
+  return strange;
+}
+
+static struct ob_exchange *use_position(struct ob_attached *attached,
+                                        struct ob_candidate *candidate,
+                                        const struct ob_mpi_call *call, uint64_t signature,
+                                        bool *withdraw) {
+  if (!candidate->tensor) {
+    int slot = make_tensor(attached, call, signature);
+    if (slot == OB_FAILED_TENSOR)
+      return NULL;
+    candidate->tensor = slot + 1;
+  }
+  struct tensor *tensor = attached->tensors[candidate->tensor - 1];
+  *withdraw = is_strange(tensor, call);
+  tensor->again = tensor->used != 0;
+  tensor->used = attached->calls;
+  if (candidate->is_restarted)
+    onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
+  candidate->is_restarted = false;
+  return tensor->exchange;
+}
+
+/* Whether the tensor of a position is to be compressed now. */
+static enum ob_reason judge(struct ob_attached *attached, int position,
+                            const struct ob_mpi_call *call, onebit_dtype_t dtype,
+                            struct ob_followed *followed) {
+  struct ob_candidate *candidate = &attached->candidates[position];
+  int next = ob_loops_next(attached->loops, position);
+  if (candidate->tensor && is_lost(attached, candidate->tensor - 1) &&
+      candidate->state != OB_CANDIDATE_DENSE)
+    ob_candidate_lose(candidate);
+  if (followed->named && candidate->state != OB_CANDIDATE_DENSE)
+    return OB_REASON_NONE;
+  return ob_candidate_judge(candidate, next >= 0 ? &attached->candidates[next] : NULL, call, dtype,
+                            ob_loops_hash(attached->loops, position), followed->record);
+}
+
+static void look(struct ob_attached *attached) {
+  if (!ob_loops_look(attached->loops))
+    return;
+  for (int position = 0; position < OB_MAX_POSITIONS; position++)
+    ob_candidate_reset(&attached->candidates[position]);
+}
+
+struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                       struct ob_followed *followed) {
+  onebit_dtype_t dtype;
+  bool sum, is_time;
+  followed->withdraw = false;
+  followed->candidate = NULL;
+  followed->reason = ob_mpi_call_resolve(call, &dtype, &sum);
+  if (followed->reason != OB_REASON_NONE)
+    return NULL;
+  const bool in_place = call->sendbuf == MPI_IN_PLACE;
+  uint64_t signature = ob_follower_signature(call->operation, dtype, sum, call->count);
+  attached->calls++;
+  int position =
+      ob_loops_position(attached->loops, signature, in_place ? call->recvbuf : call->sendbuf,
+                        call->recvbuf, &is_time);
+  if (is_time)
+    look(attached);
+  if (position == OB_NO_POSITION) {
+    followed->reason = ob_loops_reason(attached->loops);
+    return NULL;
+  }
+  followed->candidate = &attached->candidates[position];
+  followed->reason = judge(attached, position, call, dtype, followed);
+  if (followed->reason != OB_REASON_NONE)
+    return NULL;
+  struct ob_exchange *exchange =
+      use_position(attached, followed->candidate, call, signature, &followed->withdraw);
+  followed->reason = exchange ? OB_REASON_NONE : OB_REASON_MEMORY;
+  return exchange;
+}
+
+void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation, size_t count) {
+  ob_loops_note(attached->loops, (uint64_t)count << 4 | (uint64_t)operation);
 }
 
 /* ---- Agreeing on a tensor ---- */

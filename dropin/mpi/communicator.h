@@ -12,7 +12,9 @@
 #define OB_DROPIN_MPI_COMMUNICATOR_H
 
 #include "dropin/follow.h"
+#include "dropin/loops.h"
 #include "dropin/mpi/exchange.h"
+#include "dropin/mpi/recognise.h"
 
 struct ob_attached;
 
@@ -20,13 +22,25 @@ struct ob_attached;
  * found that they can not, and for inter-communicators and single ranks: all of them find so. */
 struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
 
-/* The preload libraries' way: the exchange for this call, or NULL for a dense one, with why. Seen
- * calls are learned; once all ranks follow, a call of a known phase is compressed. Collective at
- * times, all ranks alike: also in a call that does not block, when the ranks agree whether to
- * follow and when a plan is made. Calls that are not to be compressed, which all ranks must judge
- * alike, are not to be given. *withdraw is for ob_exchange_run. */
+/* A call as the preload library follows it. */
+struct ob_followed {
+  bool named;                     /* in: by a rule, so it is not watched */
+  struct ob_record *record;       /* in: or NULL */
+  struct ob_candidate *candidate; /* out: the tensor; NULL: not known */
+  bool withdraw;                  /* out: for ob_exchange_run */
+  enum ob_reason reason;          /* out: why it is dense */
+};
+
+/* The preload library's way: the exchange for this call, or NULL for a dense one, with why. Seen
+ * calls are learned; once all ranks follow, a call of a known position is watched, and compressed
+ * where it is named or recognised. Collective at times, all ranks alike: also in a call that does
+ * not block, when the ranks agree whether to follow or to compress and when a plan is made. Calls
+ * that are not to be compressed, which all ranks must judge alike, are not to be given. */
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
-                                       bool *withdraw, enum ob_reason *reason);
+                                       struct ob_followed *followed);
+
+/* A call that is not to be compressed, and takes part in the order of those that are. Local. */
+void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation, size_t count);
 
 /* The way of ONEBIT_Allreduce and the like: compressed from the first call on. Before the ranks
  * follow, they agree by a message of 32 bytes on which tensor a call is of. NULL for a dense call,

@@ -36,9 +36,14 @@ struct ob_preload_decision {
   struct ob_exchange *exchange;
   bool withdraw;
   enum ob_reason reason;
-  struct ob_record *record; /* NULL: only counted by its reason */
+  struct ob_record *record;       /* NULL: only counted by its reason */
+  struct ob_candidate *candidate; /* NULL: not followed */
 };
 void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
+
+/* A call that is passed on at once: where others of its communicator are followed, it tells those
+ * behind it apart. */
+void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
 /* After a compressed call of float32 has ended: of the record's 1st, 2nd, 4th, 8th ... one it takes
  * the norm of the plan's residual relative to that of the mean which the call has given, in the

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "dropin/mpi/attached.h"
 #include "dropin/mpi/preload_flights.h"
 
 /* The record of calls like this one. A communicator's handle is a pointer or a number. */
@@ -19,7 +20,8 @@ static struct ob_record *record_of(const struct ob_mpi_call *call, onebit_dtype_
 }
 
 /* What is decided without a word to other ranks, in the order of what it costs to find out. */
-static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record) {
+static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record,
+                            bool *named) {
   onebit_dtype_t dtype;
   bool sum;
   int other = 1, size = 1;
@@ -31,22 +33,35 @@ static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **r
     return OB_REASON_ALONE;
   if (!ob_rules_compress(&ob_preload.rules, call->operation, dtype, call->count, size))
     return OB_REASON_RULE;
+  *named = ob_rules_name(&ob_preload.rules, call->operation, dtype, call->count, size);
   *record = record_of(call, dtype, size);
   return ob_preload_settled(call->comm, size);
 }
 
+void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm) {
+  struct ob_attached *attached = comm != MPI_COMM_NULL ? ob_attached_known(comm) : NULL;
+  if (attached)
+    ob_attached_note(attached, operation, count);
+}
+
 void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {
   *decision = (struct ob_preload_decision){.withdraw = false};
-  decision->reason = judge(call, &decision->record);
-  if (decision->reason != OB_REASON_NONE)
+  struct ob_followed followed = {.named = false};
+  decision->reason = judge(call, &decision->record, &followed.named);
+  if (decision->reason != OB_REASON_NONE) {
+    ob_preload_note(call->operation, call->count, call->comm);
     return;
+  }
   double start = ob_seconds();
   ob_flights_hold();
   struct ob_attached *attached = ob_attached_of(call->comm, ob_preload.rules.warmup);
+  followed.record = decision->record;
+  followed.reason = OB_REASON_REFUSED;
   if (attached)
-    decision->exchange = ob_attached_follow(attached, call, &decision->withdraw, &decision->reason);
-  else
-    decision->reason = OB_REASON_REFUSED;
+    decision->exchange = ob_attached_follow(attached, call, &followed);
+  decision->withdraw = followed.withdraw;
+  decision->reason = followed.reason;
+  decision->candidate = followed.candidate;
   ob_flights_release();
   ob_record_decided(decision->record, ob_seconds() - start);
 }
@@ -67,11 +82,13 @@ static void note(const struct ob_mpi_call *call, const struct ob_preload_decisio
 /* A blocking call that is not small. An MPI error code. */
 static int make_call(const struct ob_mpi_call *call) {
   struct ob_preload_decision decision;
+  double begin = ob_seconds();
   ob_preload_decide(call, &decision);
   double start = ob_seconds();
   if (!decision.exchange) {
     int code = ob_mpi_call_dense(call);
     ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
+    ob_candidate_time(decision.candidate, false, ob_seconds() - start);
     return code;
   }
   const uint64_t before = ob_exchange_tally(decision.exchange)->compressed;
@@ -82,14 +99,17 @@ static int make_call(const struct ob_mpi_call *call) {
     PMPI_Comm_call_errhandler(call->comm, code);
     return code;
   }
+  ob_candidate_time(decision.candidate, true, ob_seconds() - begin);
   note(call, &decision, before, ob_seconds() - start);
   return code;
 }
 
 OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int count,
                                      MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
-  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count))
+  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count)) {
+    ob_preload_note(ONEBIT_ALLREDUCE, (size_t)count, comm);
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
+  }
   if (count < 0 || comm == MPI_COMM_NULL)
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,

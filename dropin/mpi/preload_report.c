@@ -4,7 +4,7 @@
 
 void ob_preload_report_start(int rank, int size) {
   if (rank == 0)
-    ob_report_start(size, ob_mpi_version(), "MPI_Allreduce");
+    ob_report_start(size, ob_mpi_version(), "MPI_Allreduce", !ob_preload.rules.all_sums);
 }
 
 static void gather(struct ob_report *report) {

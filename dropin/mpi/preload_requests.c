@@ -108,8 +108,10 @@ int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
 OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int count,
                                       MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
                                       MPI_Request *request) {
-  if (ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count) || count < 0 || comm == MPI_COMM_NULL ||
-      !request)
+  bool small = ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count);
+  if (small)
+    ob_preload_note(ONEBIT_ALLREDUCE, (size_t)count, comm);
+  if (small || count < 0 || comm == MPI_COMM_NULL || !request)
     return PMPI_Iallreduce(sendbuf, recvbuf, count, datatype, op, comm, request);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};

@@ -63,6 +63,9 @@ static const struct variable variables[] = {
     PASSED("unstable", OB_REASON_UNSTABLE),
     PASSED("withdrawn", OB_REASON_WITHDRAWN),
     PASSED("memory", OB_REASON_MEMORY),
+    PASSED("watching", OB_REASON_WATCHING),
+    PASSED("unlike", OB_REASON_UNLIKE),
+    PASSED("slower", OB_REASON_SLOWER),
     PASSED("refused", OB_REASON_REFUSED),
 };
 /* The last is NCCL's. */

@@ -53,7 +53,7 @@ static void print_start(const struct ob_nccl_comm *comm, const char *refused) {
   ob_next_ncclGetVersion(&version); /* 22809 is 2.28.9 */
   snprintf(over, sizeof over, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
   ob_preload.refused = refused;
-  ob_report_start(comm->size, over, "ncclAllReduce");
+  ob_report_start(comm->size, over, "ncclAllReduce", false);
 }
 
 void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused) {

@@ -1,0 +1,156 @@
+/*
+ * Loops of calls: here is one rank, and what the others say is what it says. With ranks they are
+ * tried by tests/scripts/check-preload.
+ */
+#include <criterion/criterion.h>
+
+#include "base/memory.h"
+#include "dropin/loops.h"
+#include "tests/support.h"
+
+TestSuite(loops, .timeout = 60);
+
+enum { REPEATS = 3 };
+
+static bool answers = true;
+static int questions;
+
+static bool largest(void *context, int64_t *values, int count) {
+  (void)context, (void)values, (void)count;
+  questions++;
+  return answers;
+}
+
+static struct ob_loops *make(void) {
+  struct ob_loops *loops;
+  CHECK_STATUS(ob_loops_create(REPEATS, largest, NULL, &loops), ONEBIT_OK);
+  return loops;
+}
+
+static char memory[1000];
+static size_t fresh; /* the next buffer that nobody has had */
+
+/* A small letter is a sum that is not looked at, a capital one a call in buffers of its own, and a
+ * digit one in new buffers. The position of the last. */
+static int calls(struct ob_loops *loops, const char *text) {
+  int position = OB_NO_POSITION;
+  for (; *text; text++) {
+    bool look, own = *text >= 'A' && *text <= 'Z';
+    const char *at = memory + (own ? (size_t)*text : 100 + fresh++ % 800);
+    if (*text >= 'a') {
+      ob_loops_note(loops, (uint64_t)*text);
+      continue;
+    }
+    position = ob_loops_position(loops, own ? 7 : (uint64_t)*text, at, at, &look);
+    if (look)
+      ob_loops_look(loops);
+  }
+  return position;
+}
+
+static void repeat(struct ob_loops *loops, const char *text, int times) {
+  for (int i = 0; i < times; i++)
+    calls(loops, text);
+}
+
+Test(loops, places_are_found_by_position_in_new_buffers) {
+  struct ob_loops *loops = make();
+  cr_expect_eq(ob_loops_reason(loops), OB_REASON_LEARNING);
+  repeat(loops, "123", 8 * REPEATS);
+  int one = calls(loops, "1"), two = calls(loops, "2"), three = calls(loops, "3");
+  cr_expect(one >= 0 && two >= 0 && three >= 0 && one != two && two != three && one != three);
+  cr_expect_eq(calls(loops, "1"), one);
+  cr_expect_neq(ob_loops_hash(loops, one), ob_loops_hash(loops, two));
+  cr_expect_eq(ob_loops_next(loops, one), OB_NO_POSITION); /* of another signature */
+  ob_loops_destroy(loops);
+}
+
+Test(loops, equal_calls_are_told_apart_by_small_ones_and_by_buffers) {
+  static const char *const texts[] = {"1a1b", "AB", "ABCD"};
+  for (size_t i = 0; i < 3; i++) {
+    struct ob_loops *loops = make();
+    repeat(loops, texts[i], 16 * REPEATS);
+    int one = calls(loops, i ? "A" : "1a"), two = calls(loops, i ? "B" : "1b");
+    cr_expect(one >= 0 && two >= 0 && one != two, "%s: %d %d", texts[i], one, two);
+    cr_expect_eq(ob_loops_next(loops, one), two);
+    ob_loops_destroy(loops);
+  }
+}
+
+Test(loops, a_program_goes_from_one_loop_to_another_and_back) {
+  struct ob_loops *loops = make();
+  repeat(loops, "a1b2", 8 * REPEATS);
+  int one = calls(loops, "a1"), two = calls(loops, "b2");
+  repeat(loops, "c1b2", 8 * REPEATS);
+  int other = calls(loops, "c1");
+  cr_expect(one >= 0 && other >= 0 && other != one);
+  calls(loops, "b2");
+  for (int turn = 0; turn < 3; turn++) {
+    /* The loop is certain when its calls have come once. */
+    cr_expect_eq(calls(loops, "x1"), OB_NO_POSITION);
+    cr_expect_eq(calls(loops, "b2"), OB_NO_POSITION);
+    repeat(loops, "a1b2", 1);
+    cr_expect_eq(calls(loops, "a1"), one);
+    cr_expect_eq(calls(loops, "b2"), two);
+    repeat(loops, "c1b2", 2);
+    cr_expect_eq(calls(loops, "c1"), other);
+    calls(loops, "b2");
+  }
+  ob_loops_destroy(loops);
+}
+
+Test(loops, what_is_not_certain_has_no_place) {
+  struct ob_loops *loops = make();
+  repeat(loops, "12", 8 * REPEATS);
+  int one = calls(loops, "1");
+  calls(loops, "2");
+  cr_expect_eq(calls(loops, "x1"), OB_NO_POSITION); /* other small sums before it */
+  cr_expect_eq(calls(loops, "2"), OB_NO_POSITION);
+  cr_expect_eq(calls(loops, "12"), OB_NO_POSITION + 1 + calls(loops, "12"));
+  cr_expect_eq(calls(loops, "1"), one);
+  cr_expect_eq(calls(loops, "3"), OB_NO_POSITION); /* never seen */
+  repeat(loops, "12", 2);
+  cr_expect_eq(calls(loops, "1"), one);
+  ob_loops_destroy(loops);
+}
+
+Test(loops, an_order_that_does_not_repeat_is_told) {
+  struct ob_loops *loops = make();
+  uint64_t state = 1;
+  for (int i = 0; i < 2000; i++) {
+    const char text[] = {(char)('0' + (state >> 60)), '\0'};
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    cr_expect_eq(ob_loops_reason(loops), i < 700 ? OB_REASON_LEARNING : ob_loops_reason(loops));
+    calls(loops, text);
+  }
+  cr_expect_eq(ob_loops_reason(loops), OB_REASON_UNSTABLE);
+  ob_loops_destroy(loops);
+}
+
+Test(loops, ranks_that_do_not_answer_and_no_memory) {
+  struct ob_loops *loops = make();
+  answers = false;
+  repeat(loops, "12", 20);
+  cr_expect(questions > 0);
+  cr_expect_eq(calls(loops, "1"), OB_NO_POSITION);
+  ob_loops_destroy(loops);
+  ob_loops_destroy(NULL);
+  for (int n = 1; n <= 4; n++) {
+    ob_memory_fail_at(n);
+    CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_ERROR_MEMORY);
+    ob_memory_fail_at(0);
+  }
+  CHECK_STATUS(ob_loops_create(1, largest, NULL, &loops), ONEBIT_ERROR_ARGUMENT);
+}
+
+Test(loops, many_loops_make_room_anew) {
+  struct ob_loops *loops = make();
+  char text[] = "x11y";
+  for (int kind = 0; kind < 40; kind++) {
+    text[0] = (char)('a' + kind % 20);
+    text[3] = (char)('b' + kind / 20);
+    repeat(loops, text, 20);
+    cr_expect(calls(loops, text) >= 0, "%d", kind);
+  }
+  ob_loops_destroy(loops);
+}
