@@ -33,6 +33,7 @@
   X(MPI_Comm_get_attr)                                                                             \
   X(MPI_Comm_get_parent)                                                                           \
   X(MPI_Comm_group)                                                                                \
+  X(MPI_Comm_idup)                                                                                 \
   X(MPI_Comm_rank)                                                                                 \
   X(MPI_Comm_remote_size)                                                                          \
   X(MPI_Comm_set_errhandler)                                                                       \
@@ -51,11 +52,14 @@
   X(MPI_Group_rank)                                                                                \
   X(MPI_Group_size)                                                                                \
   X(MPI_Group_translate_ranks)                                                                     \
+  X(MPI_Iallgather)                                                                                \
   X(MPI_Ibarrier)                                                                                  \
+  X(MPI_Ibcast)                                                                                    \
   X(MPI_Improbe)                                                                                   \
   X(MPI_Initialized)                                                                               \
   X(MPI_Iprobe)                                                                                    \
   X(MPI_Irecv)                                                                                     \
+  X(MPI_Is_thread_main)                                                                            \
   X(MPI_Isend)                                                                                     \
   X(MPI_Query_thread)                                                                              \
   X(MPI_Recv)                                                                                      \
@@ -83,6 +87,7 @@
   X(PMPI_Comm_get_name)                                                                            \
   X(PMPI_Comm_get_parent)                                                                          \
   X(PMPI_Comm_group)                                                                               \
+  X(PMPI_Comm_idup)                                                                                \
   X(PMPI_Comm_rank)                                                                                \
   X(PMPI_Comm_set_attr)                                                                            \
   X(PMPI_Comm_set_errhandler)                                                                      \
@@ -100,6 +105,7 @@
   X(PMPI_Group_translate_ranks)                                                                    \
   X(PMPI_Iallgather)                                                                               \
   X(PMPI_Iallreduce)                                                                               \
+  X(PMPI_Ibcast)                                                                                   \
   X(PMPI_Init)                                                                                     \
   X(PMPI_Init_thread)                                                                              \
   X(PMPI_Initialized)                                                                              \
@@ -113,6 +119,7 @@
   X(PMPI_Recv_init)                                                                                \
   X(PMPI_Reduce_scatter_block)                                                                     \
   X(PMPI_Request_free)                                                                             \
+  X(PMPI_Request_get_status)                                                                       \
   X(PMPI_Send)                                                                                     \
   X(PMPI_Start)                                                                                    \
   X(PMPI_Startall)                                                                                 \
@@ -254,6 +261,7 @@ void *ob_mpi_symbol(const char *name);
 #define MPI_Comm_get_attr            (ob_mpi()->MPI_Comm_get_attr)
 #define MPI_Comm_get_parent          (ob_mpi()->MPI_Comm_get_parent)
 #define MPI_Comm_group               (ob_mpi()->MPI_Comm_group)
+#define MPI_Comm_idup                (ob_mpi()->MPI_Comm_idup)
 #define MPI_Comm_rank                (ob_mpi()->MPI_Comm_rank)
 #define MPI_Comm_remote_size         (ob_mpi()->MPI_Comm_remote_size)
 #define MPI_Comm_set_errhandler      (ob_mpi()->MPI_Comm_set_errhandler)
@@ -272,11 +280,14 @@ void *ob_mpi_symbol(const char *name);
 #define MPI_Group_rank               (ob_mpi()->MPI_Group_rank)
 #define MPI_Group_size               (ob_mpi()->MPI_Group_size)
 #define MPI_Group_translate_ranks    (ob_mpi()->MPI_Group_translate_ranks)
+#define MPI_Iallgather               (ob_mpi()->MPI_Iallgather)
 #define MPI_Ibarrier                 (ob_mpi()->MPI_Ibarrier)
+#define MPI_Ibcast                   (ob_mpi()->MPI_Ibcast)
 #define MPI_Improbe                  (ob_mpi()->MPI_Improbe)
 #define MPI_Initialized              (ob_mpi()->MPI_Initialized)
 #define MPI_Iprobe                   (ob_mpi()->MPI_Iprobe)
 #define MPI_Irecv                    (ob_mpi()->MPI_Irecv)
+#define MPI_Is_thread_main           (ob_mpi()->MPI_Is_thread_main)
 #define MPI_Isend                    (ob_mpi()->MPI_Isend)
 #define MPI_Query_thread             (ob_mpi()->MPI_Query_thread)
 #define MPI_Recv                     (ob_mpi()->MPI_Recv)
@@ -304,6 +315,7 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Comm_get_name           (ob_mpi()->PMPI_Comm_get_name)
 #define PMPI_Comm_get_parent         (ob_mpi()->PMPI_Comm_get_parent)
 #define PMPI_Comm_group              (ob_mpi()->PMPI_Comm_group)
+#define PMPI_Comm_idup               (ob_mpi()->PMPI_Comm_idup)
 #define PMPI_Comm_rank               (ob_mpi()->PMPI_Comm_rank)
 #define PMPI_Comm_set_attr           (ob_mpi()->PMPI_Comm_set_attr)
 #define PMPI_Comm_set_errhandler     (ob_mpi()->PMPI_Comm_set_errhandler)
@@ -321,6 +333,7 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Group_translate_ranks   (ob_mpi()->PMPI_Group_translate_ranks)
 #define PMPI_Iallgather              (ob_mpi()->PMPI_Iallgather)
 #define PMPI_Iallreduce              (ob_mpi()->PMPI_Iallreduce)
+#define PMPI_Ibcast                  (ob_mpi()->PMPI_Ibcast)
 #define PMPI_Init                    (ob_mpi()->PMPI_Init)
 #define PMPI_Init_thread             (ob_mpi()->PMPI_Init_thread)
 #define PMPI_Initialized             (ob_mpi()->PMPI_Initialized)
@@ -334,6 +347,7 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Recv_init               (ob_mpi()->PMPI_Recv_init)
 #define PMPI_Reduce_scatter_block    (ob_mpi()->PMPI_Reduce_scatter_block)
 #define PMPI_Request_free            (ob_mpi()->PMPI_Request_free)
+#define PMPI_Request_get_status      (ob_mpi()->PMPI_Request_get_status)
 #define PMPI_Send                    (ob_mpi()->PMPI_Send)
 #define PMPI_Start                   (ob_mpi()->PMPI_Start)
 #define PMPI_Startall                (ob_mpi()->PMPI_Startall)

@@ -73,11 +73,13 @@ static bool publish(const char *name, const char *value) {
   return PMPI_Publish_name(name, MPI_INFO_NULL, value) == MPI_SUCCESS;
 }
 
-/* Jobs may share a name service. Ranks of one have these in common. */
+/* Jobs may share a name service. Ranks of one have these in common, and their number. */
 static uint64_t hash_of_job(void) {
   static const char *const variables[] = {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID",
                                           "PBS_JOBID", "LSB_JOBID"};
-  uint64_t hash = OB_HASH_START;
+  int size = 0;
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  uint64_t hash = ob_hash(OB_HASH_START, &size, sizeof size);
   for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
     const char *text = getenv(variables[i]);
     if (text)
@@ -125,8 +127,12 @@ bool ob_presence_begin(int rank, const char *failure) {
   if (is_unnamed_child())
     return false;
   struct handlers handlers = hold_errors();
-  presence.works = publish(presence.name, presence.value) && look_up(presence.name, found) &&
-                   !strcmp(found, presence.value);
+  for (int attempt = 0; attempt < 2 && !presence.works; attempt++) {
+    presence.works = publish(presence.name, presence.value) && look_up(presence.name, found) &&
+                     !strcmp(found, presence.value);
+    if (!presence.works) /* what an earlier program of the job has left, or what is of no use */
+      PMPI_Unpublish_name(presence.name, MPI_INFO_NULL, presence.value);
+  }
   release_errors(&handlers);
   return presence.works;
 }
