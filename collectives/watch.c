@@ -78,6 +78,18 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_watch_alone(struct ob_watch *watch, double timeout, const char *what) {
+  if (!ob_watch_count(watch))
+    return ONEBIT_OK;
+  if (watch->waited >= timeout)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: waited %.3g s for other ranks", what, timeout);
+  if (!watch->noticed && watch->waited >= ob_watch_notice) {
+    fprintf(stderr, "onebit: %s: waiting %.3g s for other ranks\n", what, watch->waited);
+    watch->noticed = true;
+  }
+  return ONEBIT_OK;
+}
+
 struct batch_wait {
   struct ob_batch *batch;
   const char *what;

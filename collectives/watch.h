@@ -46,6 +46,10 @@ bool ob_watch_count(struct ob_watch *watch);
 /* Waits for a batch that has begun, no longer than the timeout. `what` is for the error message. */
 onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what);
 
+/* The same where there is no communicator yet: nothing has moved since the last look at what `what`
+ * names. ONEBIT_ERROR_TRANSPORT: it took too long. */
+onebit_status_t ob_watch_alone(struct ob_watch *watch, double timeout, const char *what);
+
 /* ONEBIT_TIMEOUT in seconds, INFINITY for none. ONEBIT_ERROR_ARGUMENT: it is no such number. */
 onebit_status_t ob_watch_timeout(double *seconds);
 

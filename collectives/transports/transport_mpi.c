@@ -3,14 +3,17 @@
 
 #include <limits.h>
 #include <sched.h>
+#include <stdlib.h>
 
 #include "base/bound_mpi.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/launch_mpi.h"
 #include "base/memory.h"
+#include "collectives/agree.h"
 #include "collectives/communicator.h"
 #include "collectives/cost/tuning.h"
+#include "collectives/transports/mpi_state.h"
 #include "onebit/mpi.h"
 
 /* How often a wait looks at the clock, and how long a cancelled message is given. */
@@ -28,29 +31,17 @@ struct mpi_batch {
  * together. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
-static onebit_status_t mpi_error(const char *call, int code) {
-  char text[MPI_MAX_ERROR_STRING];
-  int length;
-  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS)
-    text[0] = '\0';
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %s", call, text);
-}
-
 #define MPI_CHECK(name, call)                                                                      \
   do {                                                                                             \
     int mpi_check_code = (call);                                                                   \
     if (mpi_check_code != MPI_SUCCESS)                                                             \
-      return mpi_error(name, mpi_check_code);                                                      \
+      return ob_mpi_error(name, mpi_check_code);                                                   \
   } while (0)
 #define MPI_TRY(call, arguments) MPI_CHECK(#call, call arguments)
 
-static MPI_Comm mpi_of(onebit_comm_t comm) { return *(MPI_Comm *)comm->state; }
+static struct ob_mpi_state *state_of(onebit_comm_t comm) { return comm->state; }
 
-static bool is_finalized(void) {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  return finalized;
-}
+static MPI_Comm mpi_of(onebit_comm_t comm) { return state_of(comm)->comm; }
 
 /* Whether the request ends soon, which a receive does that was cancelled, and a send that was on
  * its way. */
@@ -82,7 +73,7 @@ static bool batch_destroy(struct ob_batch *base) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   if (!batch)
     return true;
-  bool all = is_finalized() || end_requests(batch);
+  bool all = ob_mpi_is_finalized() || end_requests(batch);
   ob_release(batch->requests);
   ob_release(batch->statuses);
   ob_batch_release(base);
@@ -131,7 +122,12 @@ static onebit_status_t batch_error(const struct mpi_batch *batch, const char *ca
     if (own != MPI_SUCCESS && own != MPI_ERR_PENDING)
       code = own;
   }
-  return mpi_error(call, code);
+  int rank = ob_mpi_failed_rank(batch->base.comm);
+  if (rank < 0)
+    return ob_mpi_error(call, code);
+  ob_mpi_error(call, code);
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "the process of rank %d on host %s has failed: %.150s",
+                  rank, ob_comm_host_name(batch->base.comm, rank), onebit_last_error());
 }
 
 static onebit_status_t read_sizes(struct mpi_batch *batch) {
@@ -143,8 +139,7 @@ static onebit_status_t read_sizes(struct mpi_batch *batch) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t test(struct ob_batch *base, double seconds) {
-  struct mpi_batch *batch = (struct mpi_batch *)base;
+static onebit_status_t test_inside(struct mpi_batch *batch, double seconds) {
   double until = 0;
   for (unsigned tries = 1;; tries++) {
     int done;
@@ -163,6 +158,14 @@ static onebit_status_t test(struct ob_batch *base, double seconds) {
     }
     sched_yield();
   }
+}
+
+static onebit_status_t test(struct ob_batch *base, double seconds) {
+  struct ob_mpi_state *state = state_of(base->comm);
+  atomic_fetch_add_explicit(&state->inside, 1, memory_order_relaxed);
+  onebit_status_t status = test_inside((struct mpi_batch *)base, seconds);
+  atomic_fetch_sub_explicit(&state->inside, 1, memory_order_relaxed);
+  return status;
 }
 
 static int peer_awaited(struct ob_batch *base) {
@@ -186,12 +189,6 @@ static bool threads(void) {
 static void progress(onebit_comm_t comm) {
   int found;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_of(comm), &found, MPI_STATUS_IGNORE);
-}
-
-static void destroy(onebit_comm_t comm) {
-  if (!is_finalized())
-    MPI_Comm_free((MPI_Comm *)comm->state);
-  ob_release(comm->state);
 }
 
 /* The library's own word; one that was built for it can still be told not to. */
@@ -219,7 +216,10 @@ const struct ob_transport ob_transport_mpi = {
     .test = test,
     .peer_awaited = peer_awaited,
     .progress = progress,
-    .destroy = destroy,
+    .health = ob_mpi_health,
+    .abort = ob_mpi_abort,
+    .shrink = ob_mpi_shrink,
+    .destroy = ob_mpi_state_destroy,
 };
 
 static onebit_status_t check_usable(MPI_Comm mpi) {
@@ -237,18 +237,27 @@ static onebit_status_t check_usable(MPI_Comm mpi) {
   return ob_launch_check(mpi);
 }
 
-/* Every rank's host, named by the first of its ranks. */
-static onebit_status_t find_hosts(MPI_Comm mpi, int rank, int *host_of) {
-  MPI_Comm host;
-  int first = rank;
-  MPI_TRY(MPI_Comm_split_type, (mpi, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host));
-  int code = MPI_Bcast(&first, 1, MPI_INT, 0, host);
-  MPI_Comm_free(&host);
-  if (code != MPI_SUCCESS)
-    return mpi_error("MPI_Bcast", code);
+/* What MPI may still write to when a wait for it has taken too long: then it is kept. */
+struct creation {
+  MPI_Comm mpi, host;
+  int status, worst, first;
+  int *host_of;
+  struct ob_costs costs;
+};
+
+/* Every rank's host, named by the first of its ranks. MPI has no nonblocking form of the split. */
+static onebit_status_t find_hosts(struct creation *creation, int rank) {
+  MPI_Request request;
+  creation->first = rank;
+  MPI_TRY(MPI_Comm_split_type,
+          (creation->mpi, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &creation->host));
+  MPI_TRY(MPI_Ibcast, (&creation->first, 1, MPI_INT, 0, creation->host, &request));
+  OB_TRY(ob_mpi_wait(&request, "creation of a communicator: hosts"));
+  MPI_Comm_free(&creation->host);
   /* libonebit-mpi.so may stand before MPI's collectives. */
-  MPI_CHECK("MPI_Allgather", PMPI_Allgather(&first, 1, MPI_INT, host_of, 1, MPI_INT, mpi));
-  return ONEBIT_OK;
+  MPI_CHECK("MPI_Iallgather", PMPI_Iallgather(&creation->first, 1, MPI_INT, creation->host_of, 1,
+                                              MPI_INT, creation->mpi, &request));
+  return ob_mpi_wait(&request, "creation of a communicator: hosts of all ranks");
 }
 
 /* Makes this rank's part; the duplicate is freed by the caller when any rank fails. */
@@ -256,80 +265,115 @@ static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_com
   int rank, size, found = 0, *largest = NULL;
   MPI_TRY(MPI_Comm_rank, (mpi, &rank));
   MPI_TRY(MPI_Comm_size, (mpi, &size));
-  MPI_Comm *state = ob_allocate(1, sizeof *state);
-  if (!state)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
-  *state = mpi;
+  struct ob_mpi_state *state;
+  OB_TRY(ob_mpi_state_create(mpi, size, &state));
   onebit_status_t status =
       ob_comm_create(&ob_transport_mpi, rank, size, host_of, state, &process_engine, comm);
+  if (status == ONEBIT_OK)
+    status = ob_comm_make_names(*comm);
   if (status != ONEBIT_OK) {
+    ob_comm_release(*comm);
+    *comm = NULL;
+    ob_release(state->told);
     ob_release(state);
     return status;
   }
   bool known = MPI_Comm_get_attr(mpi, MPI_TAG_UB, &largest, &found) == MPI_SUCCESS && found;
-  (*comm)->largest_tag = known ? *largest : 32767; /* the least that MPI guarantees */
+  state->end_tag = known ? *largest : 32767; /* the least that MPI guarantees */
+  (*comm)->largest_tag = state->end_tag - 1;
   return ONEBIT_OK;
 }
 
 /* All ranks take the worst of their statuses. */
-static onebit_status_t agree(MPI_Comm mpi, onebit_status_t mine) {
-  int worst = mine, status = mine;
-  MPI_CHECK("MPI_Allreduce", PMPI_Allreduce(&status, &worst, 1, MPI_INT, MPI_MIN, mpi));
+static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
+  MPI_Request request;
+  creation->status = mine;
+  MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(&creation->status, &creation->worst, 1, MPI_INT,
+                                              MPI_MIN, creation->mpi, &request));
+  OB_TRY(ob_mpi_wait(&request, "creation of a communicator: agreement"));
+  onebit_status_t worst = (onebit_status_t)creation->worst;
   if (mine == ONEBIT_OK && worst != ONEBIT_OK)
-    return ob_error((onebit_status_t)worst, "another rank reports %s",
-                    onebit_status_string((onebit_status_t)worst));
-  return mine != ONEBIT_OK ? mine : ONEBIT_OK;
+    return ob_error(worst, "another rank reports %s", onebit_status_string(worst));
+  return mine;
 }
 
 /* All ranks choose by the costs of rank 0, so that they choose alike. */
-static onebit_status_t find_costs(MPI_Comm mpi, int rank, struct ob_costs *costs) {
+static onebit_status_t find_costs(struct creation *creation, int rank) {
+  struct ob_costs *costs = &creation->costs;
+  MPI_Request request;
   if (rank == 0)
     ob_tuning_find(costs);
-  MPI_TRY(MPI_Bcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, mpi));
-  return ONEBIT_OK;
+  MPI_TRY(MPI_Ibcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, creation->mpi, &request));
+  return ob_mpi_wait(&request, "creation of a communicator: the costs of rank 0");
 }
 
 /* Collective, whatever a rank's own lot: one without memory for the list takes part all the same.
- * */
-static onebit_status_t create(MPI_Comm mpi, bool wanted, onebit_comm_t *comm) {
-  int rank, size, status = ONEBIT_OK;
-  struct ob_costs costs = {0};
-  MPI_TRY(MPI_Comm_rank, (mpi, &rank));
-  MPI_TRY(MPI_Comm_size, (mpi, &size));
-  int *host_of = ob_allocate((size_t)size, sizeof *host_of);
-  if (!host_of)
+ */
+static onebit_status_t create(struct creation *creation, bool wanted, onebit_comm_t *comm) {
+  int rank, size;
+  onebit_status_t status = ONEBIT_OK;
+  MPI_TRY(MPI_Comm_rank, (creation->mpi, &rank));
+  MPI_TRY(MPI_Comm_size, (creation->mpi, &size));
+  creation->host_of = ob_allocate((size_t)size, sizeof *creation->host_of);
+  if (!creation->host_of)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
-  status = agree(mpi, (onebit_status_t)status);
-  if (status == ONEBIT_OK)
-    status = find_hosts(mpi, rank, host_of);
-  if (status == ONEBIT_OK)
-    status = find_costs(mpi, rank, &costs);
-  if (status == ONEBIT_OK)
-    status =
-        wanted ? create_local(mpi, host_of, comm) : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  OB_TRY(agree(creation, status));
+  OB_TRY(find_hosts(creation, rank));
+  OB_TRY(find_costs(creation, rank));
+  status = wanted ? create_local(creation->mpi, creation->host_of, comm)
+                  : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   if (*comm)
-    (*comm)->costs = costs;
-  ob_release(host_of);
-  return agree(mpi, (onebit_status_t)status);
+    (*comm)->costs = creation->costs;
+  OB_TRY(agree(creation, status));
+  return ob_agree_names(*comm, NULL);
+}
+
+/* After a failure. What MPI may still be at stays, and so does its communicator. */
+static void abandon(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
+  bool stays = status == ONEBIT_ERROR_TRANSPORT;
+  if (comm && stays)
+    ob_comm_hear_end(comm, onebit_last_error());
+  if (comm)
+    onebit_comm_destroy(comm); /* with the duplicate */
+  else if (!stays)
+    MPI_Comm_free(&creation->mpi);
+  if (stays)
+    ob_memory_keep(creation->host_of);
+  else
+    ob_release(creation->host_of);
+}
+
+static onebit_status_t duplicate(MPI_Comm mpi_comm, struct creation *creation) {
+  MPI_Request request;
+  MPI_TRY(MPI_Comm_idup, (mpi_comm, &creation->mpi, &request));
+  OB_TRY(ob_mpi_wait(&request, "creation of a communicator: its duplicate"));
+  MPI_Comm_set_errhandler(creation->mpi, MPI_ERRORS_RETURN);
+  return ONEBIT_OK;
 }
 
 onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result) {
   if (result)
     *result = NULL;
   OB_TRY(check_usable(mpi_comm));
-  MPI_Comm mpi;
-  MPI_TRY(MPI_Comm_dup, (mpi_comm, &mpi));
-  MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
+  /* So little that it does not count as memory that can run out: the others could not be told. */
+  struct creation *creation = calloc(1, sizeof *creation);
+  if (!creation)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
   onebit_comm_t comm = NULL;
-  onebit_status_t status = create(mpi, result != NULL, &comm);
-  if (status == ONEBIT_OK) {
-    *result = comm;
-    return ONEBIT_OK;
-  }
-  if (comm)
-    onebit_comm_destroy(comm); /* frees the duplicate */
+  onebit_status_t status = duplicate(mpi_comm, creation);
+  bool duplicated = status == ONEBIT_OK;
+  if (duplicated)
+    status = create(creation, result != NULL, &comm);
+  if (status != ONEBIT_OK && duplicated)
+    abandon(creation, comm, status);
   else
-    MPI_Comm_free(&mpi);
+    ob_release(creation->host_of);
+  if (status == ONEBIT_OK)
+    *result = comm;
+  if (status == ONEBIT_ERROR_TRANSPORT)
+    ob_memory_keep(creation);
+  else
+    free(creation);
   return status;
 }
 

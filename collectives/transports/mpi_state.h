@@ -1,0 +1,42 @@
+/* What the transport over MPI has of a communicator, and how it ends (end_mpi.c). */
+#ifndef OB_COLLECTIVES_MPI_STATE_H
+#define OB_COLLECTIVES_MPI_STATE_H
+
+#include <mpi.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "collectives/communicator.h"
+
+struct ob_mpi_state {
+  MPI_Comm comm;
+  int end_tag;          /* of messages that tell of the end; no batch has it */
+  bool multiple;        /* MPI may be called by several threads at once */
+  atomic_int inside;    /* threads that are in MPI */
+  atomic_bool to_tell;  /* the others have not been told of the end yet */
+  pthread_mutex_t lock; /* of what follows */
+  MPI_Request *told;    /* one a rank */
+  char out[OB_END_BYTES], in[OB_END_BYTES];
+};
+
+/* Makes and gives back; *state is NULL on failure, and the MPI communicator still the caller's. */
+onebit_status_t ob_mpi_state_create(MPI_Comm mpi, int size, struct ob_mpi_state **state);
+void ob_mpi_state_destroy(onebit_comm_t comm);
+
+/* The transport's `health`, `abort` and `shrink`. */
+onebit_status_t ob_mpi_health(onebit_comm_t comm);
+void ob_mpi_abort(onebit_comm_t comm, const char *text);
+onebit_status_t ob_mpi_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
+
+/* The lowest rank that MPI knows to have failed; -1: none, or MPI does not find out. */
+int ob_mpi_failed_rank(onebit_comm_t comm);
+
+/* Waits for a request, no longer than the timeout of the environment: then it is left as it is.
+ * `call` names it. */
+onebit_status_t ob_mpi_wait(MPI_Request *request, const char *call);
+
+onebit_status_t ob_mpi_error(const char *call, int code);
+bool ob_mpi_is_finalized(void);
+
+#endif
