@@ -39,6 +39,9 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   ob_optimizer_abandon_plans(optimizer);
+  ob_comm_keep(comm);
+  if (optimizer->latest)
+    ob_comm_drop(optimizer->latest);
   optimizer->latest = comm;
   OB_TRY(ob_optimizer_agree(optimizer, comm, check(optimizer, comm)));
   OB_TRY(ob_merge(optimizer, comm, &part));
@@ -69,8 +72,9 @@ static bool may_be_loss(onebit_status_t status) {
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
   if (survivors)
     *survivors = NULL;
-  if (!optimizer || !survivors)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", optimizer ? "survivors" : "optimizer");
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  if (!survivors)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
   onebit_comm_t from = optimizer->latest ? optimizer->latest : optimizer->comm, next;
   onebit_status_t status;
   bool fewer;

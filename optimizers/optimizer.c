@@ -432,6 +432,8 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   ob_release(optimizer->own);
   ob_release(optimizer->list);
   ob_release(optimizer->norms);
+  if (optimizer->latest)
+    ob_comm_drop(optimizer->latest);
   ob_comm_drop(optimizer->comm);
   ob_handle_release(optimizer);
 }
