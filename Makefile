@@ -253,7 +253,8 @@ preload = $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL))
 TESTED  = $(if $(strip $(TESTS)),$(named) $(preload),tests)
 check: all $(TESTED)
 	@$(MAKE) -s installed-check
-check-long:
+check-long: $(BUILD)/tests/test_long_faults
+	ONEBIT_TEST_CALLS=200000 $<
 	.ci/run asan-long tsan-long clang-asan
 # Of the tests that are built, and of what is installed.
 installed-check: all
