@@ -12,7 +12,7 @@ const char *ob_reason_text(enum ob_reason reason) {
       [OB_REASON_ALONE] = "one rank, or an inter-communicator",
       [OB_REASON_RULE] = "no rule asks for it",
       [OB_REASON_LEARNING] = "not yet seen often enough",
-      [OB_REASON_UNSTABLE] = "the order of calls does not repeat",
+      [OB_REASON_UNSTABLE] = "calls do not repeat",
       [OB_REASON_WITHDRAWN] = "a rank had other buffers, or values that are not finite",
       [OB_REASON_WATCHING] = "watched: is it like a gradient",
       [OB_REASON_UNLIKE] = "not like a gradient",
