@@ -3,23 +3,29 @@
 #include "collectives/agree.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "collectives/watch.h"
 
 struct proposal {
-  uint32_t magic;
+  uint32_t magic, version;
+  uint64_t checksum; /* of all that follows */
+  uint64_t number;   /* of the agreement on the communicator */
   int32_t status;
-  uint64_t count, note;
+  uint32_t count;
+  uint64_t note;
   uint64_t values[OB_TERMS];
 };
 
 _Static_assert(sizeof(struct proposal) == OB_AGREE_BYTES, "a proposal fills its slot");
 
-#define PROPOSAL_MAGIC 0x4142314fu /* the bytes "O1BA" */
+#define PROPOSAL_MAGIC   0x4142314fu /* the bytes "O1BA" */
+#define PROPOSAL_VERSION 2
 
 static struct proposal *slot(onebit_comm_t comm, int rank) {
   return (struct proposal *)(void *)(comm->control_memory + (size_t)rank * OB_AGREE_BYTES);
@@ -45,11 +51,48 @@ static onebit_status_t exchange(onebit_comm_t comm, void *memory, size_t bytes, 
   return status;
 }
 
+static uint64_t checksum_of(const struct proposal *proposal) {
+  size_t from = offsetof(struct proposal, number);
+  return ob_hash(OB_HASH_START, &proposal->number, sizeof *proposal - from);
+}
+
+static void seal(onebit_comm_t comm, struct proposal *mine) {
+  mine->version = PROPOSAL_VERSION;
+  mine->number = comm->agreements;
+  mine->checksum = checksum_of(mine);
+}
+
+/* Whether it is what the rank sent, to this agreement. */
+static onebit_status_t check_proposal(onebit_comm_t comm, const struct ob_endpoint *in) {
+  const struct proposal *theirs = in->data;
+  if (in->bytes != OB_AGREE_BYTES)
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent %zu bytes, not the %d of its terms",
+                    in->peer, in->bytes, OB_AGREE_BYTES);
+  if (theirs->magic != PROPOSAL_MAGIC)
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent something else than its terms", in->peer);
+  if (theirs->version != PROPOSAL_VERSION)
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "rank %d sent terms of version %" PRIu32 ", this library has version %d",
+                    in->peer, theirs->version, PROPOSAL_VERSION);
+  if (theirs->checksum != checksum_of(theirs))
+    return ob_error(ONEBIT_ERROR_MESSAGE, "the terms of rank %d were damaged on their way",
+                    in->peer);
+  if (theirs->number != comm->agreements || theirs->count > OB_TERMS)
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "rank %d sent terms of agreement %" PRIu64 ", expected %" PRIu64, in->peer,
+                    theirs->number, (uint64_t)comm->agreements);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_proposals(onebit_comm_t comm) {
+  for (size_t i = 0; comm->size > 1 && i < comm->control->receives; i++)
+    OB_TRY(check_proposal(comm, &comm->control->receive[i]));
+  return ONEBIT_OK;
+}
+
 /* A peer that failed: its status is the news. */
 static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
   const struct proposal *theirs = slot(comm, rank);
-  if (theirs->magic != PROPOSAL_MAGIC)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent something else than its terms", rank);
   if (theirs->status == ONEBIT_OK)
     return ONEBIT_OK;
   onebit_status_t status = (onebit_status_t)theirs->status;
@@ -92,13 +135,17 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
   char what[64];
   snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
            ++comm->agreements);
-  *mine =
-      (struct proposal){.magic = PROPOSAL_MAGIC, .status = status, .count = count, .note = note};
+  *mine = (struct proposal){
+      .magic = PROPOSAL_MAGIC, .status = status, .count = (uint32_t)count, .note = note};
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;
+  seal(comm, mine);
   if (comm->size > 1)
     OB_TRY(exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
-  return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
+  if (status != ONEBIT_OK)
+    return status;
+  OB_TRY(check_proposals(comm));
+  return ob_agree_check(comm, terms, count);
 }
 
 onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {

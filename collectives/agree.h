@@ -14,12 +14,13 @@ struct ob_term {
   uint64_t value;
 };
 
-enum { OB_TERMS = (OB_AGREE_BYTES - 24) / 8 };
+enum { OB_TERMS = (OB_AGREE_BYTES - 40) / 8 };
 
 /* Collective. `status` is how this rank fares so far. If all are well and all terms equal:
  * ONEBIT_OK. If this rank is not well: its own status, with the words it left. If another is not:
  * ONEBIT_ERROR_PEER, or ONEBIT_ERROR_MEMORY where that was its trouble. If terms differ:
- * ONEBIT_ERROR_MISMATCH. */
+ * ONEBIT_ERROR_MISMATCH. If what came from a rank is not what it sent to this agreement: damaged,
+ * shorter, longer, of another one: ONEBIT_ERROR_MESSAGE. */
 onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                          size_t count);
 

@@ -19,19 +19,26 @@ enum { MAX_ELEMENTS = 3000, SENDER = 1 };
 /* A rank's callbacks, but for `send`, which flips one bit of one message. */
 struct wire {
   onebit_transport_callbacks_t inner;
-  long sent, at; /* messages since they were counted anew; the one that is damaged, from 1 on */
+  const char *kind; /* what such messages begin with; NULL: those of calls */
+  long sent, at;    /* messages since they were counted anew; the one that is damaged, from 1 on */
+  enum { FLIP, SHORTEN, DOUBLE } how;
   size_t bit;
 };
 
 static int send_damaged(void *context, const void *data, size_t bytes, int peer, int tag,
                         void **operation) {
   struct wire *wire = context;
-  if (bytes < 4 || memcmp(data, "O1B1", 4) != 0) /* an agreement */
+  if (bytes < 4 || memcmp(data, wire->kind ? wire->kind : "O1B1", 4) != 0)
     return wire->inner.send(wire->inner.context, data, bytes, peer, tag, operation);
   unsigned char *copy = allocate(bytes, 1);
   memcpy(copy, data, bytes);
-  if (++wire->sent == wire->at)
+  const bool damaged = ++wire->sent == wire->at;
+  if (damaged && wire->how == FLIP)
     copy[wire->bit / 8 % bytes] ^= (unsigned char)(1u << wire->bit % 8);
+  if (damaged && wire->how == SHORTEN)
+    bytes -= 8;
+  if (damaged && wire->how == DOUBLE)
+    wire->inner.send(wire->inner.context, copy, bytes, peer, tag, operation);
   int code = wire->inner.send(wire->inner.context, copy, bytes, peer, tag, operation);
   free(copy);
   return code;
@@ -267,6 +274,59 @@ Test(damage, of_a_step) {
   for (int warm = 0; warm < 2; warm++) {
     bool stage = warm;
     attempt_custom(LEARNERS, 1, (struct custom_fault){0}, damage_a_step, &stage);
+    checks_must_hold();
+  }
+}
+
+/* --- Agreements --------------------------------------------------------------------------------*/
+
+/* The terms of one rank to another, when a plan is made. */
+static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                         void *context) {
+  struct wire wire;
+  (void)context;
+  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  for (size_t bit = 0; bit < 8 * OB_AGREE_BYTES; bit += bit < 640 ? 1 : 17) {
+    onebit_plan_t plan = NULL;
+    wire.kind = "O1BA";
+    wire.sent = 0;
+    wire.at = rank == SENDER ? 1 : 0;
+    wire.bit = bit;
+    onebit_status_t status = onebit_plan_create(comm, 70, NULL, &plan);
+    wire.at = 0;
+    CHECK(ends_of(comm, status).refused, "bit %zu is accepted", bit);
+    CHECK(status == ONEBIT_OK || strstr(onebit_last_error(), "rank 1"), "of bit %zu: %s", bit,
+          onebit_last_error());
+    onebit_plan_destroy(plan);
+  }
+  onebit_comm_destroy(comm);
+}
+
+Test(damage, of_terms) {
+  attempt_custom(3, 1, (struct custom_fault){0}, damage_terms, NULL);
+  checks_must_hold();
+}
+
+/* Terms that come twice, or eight bytes short. */
+static void repeat_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
+                         void *context) {
+  struct wire wire;
+  onebit_comm_t comm = connect(&wire, callbacks, rank, size);
+  wire.kind = "O1BA";
+  wire.how = *(const bool *)context ? DOUBLE : SHORTEN;
+  wire.at = rank == SENDER ? 1 : 0;
+  onebit_status_t first = ob_agree(comm, ONEBIT_OK, NULL, 0), second = first;
+  if (wire.how == DOUBLE)
+    second = ob_agree(comm, ONEBIT_OK, NULL, 0);
+  CHECK_STATUS(second, rank == SENDER ? ONEBIT_OK : ONEBIT_ERROR_MESSAGE);
+  CHECK(rank == SENDER || strstr(onebit_last_error(), "rank 1 sent"), "%s", onebit_last_error());
+  onebit_comm_destroy(comm);
+}
+
+Test(damage, of_terms_doubled_and_shortened) {
+  for (int doubled = 0; doubled < 2; doubled++) {
+    bool how = doubled;
+    attempt_custom(2, 1, (struct custom_fault){0}, repeat_terms, &how);
     checks_must_hold();
   }
 }

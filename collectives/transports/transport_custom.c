@@ -352,7 +352,9 @@ static onebit_status_t wait_for_others(onebit_comm_t comm, onebit_status_t statu
   status = find_costs(comm);
   if (status == ONEBIT_ERROR_TRANSPORT)
     return status;
-  OB_TRY(ob_agree(comm, status, NULL, 0));
+  const struct ob_term costs = {"what rank 0 has sent of its costs (its fingerprint)",
+                                ob_hash(OB_HASH_START, &comm->costs, sizeof comm->costs)};
+  OB_TRY(ob_agree(comm, status, &costs, 1));
   return ob_agree_names(comm, host);
 }
 
