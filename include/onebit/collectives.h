@@ -26,9 +26,12 @@
  *    as bfloat16 and 2^-11 as float16; no error keeps that. It favours no direction, but a steady
  *    input has the same every time; where that matters, exchange in float32.
  *  - An error of one rank reaches the others: a rank that gave a wrong argument gets
- *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, and no recvbuf
- *    and no residual is changed. Except where `plan` itself is wrong: NULL, or no plan. Then there
- *    is nobody to tell, and the other ranks wait for this one's call as for any that is late.
+ *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, in the same call,
+ *    and no recvbuf and no residual is changed.
+ *  - Ranks that make their calls on plans in different orders wait for each other, as in MPI, where
+ *    calls block; a plan that is NULL or no plan is known to this rank only, and the others wait for
+ *    its call. Such a wait ends after ONEBIT_TIMEOUT (onebit/communicator.h) with
+ *    ONEBIT_ERROR_TRANSPORT on all.
  *  - A damaged message is refused (ONEBIT_ERROR_MESSAGE): a checksum shows any change of it. It and
  *    a failed transport are no errors to go on after: results are applied as they come, so recvbuf
  *    may hold part of one, and other ranks may have ended the call well. Therefore the rank that
