@@ -1,14 +1,19 @@
 /* Blocks of POSIX shared memory. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* flock */
 #include "collectives/shared.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -45,6 +50,43 @@ static int open_block(uint64_t name, int flags) {
   return ob_memory_must_fail() ? -1 : shm_open(path_of(name).text, O_RDWR | flags, 0600);
 }
 
+/* --- What processes have left behind that were killed while their block had a name. A block is
+ * locked for as long as it has one, and with its process goes the lock. */
+
+/* Linux's; elsewhere there is no list to look at. */
+#define BLOCKS "/dev/shm"
+
+static bool is_block(const char *name) {
+  static const char digits[] = "0123456789abcdef", begins[] = "onebit-";
+  size_t length = sizeof begins - 1;
+  return strncmp(name, begins, length) == 0 && strspn(name + length, digits) == 16 &&
+         strlen(name) == length + 16;
+}
+
+static void unlink_if_left(const char *name) {
+  struct stat is;
+  char path[NAME_MAX + 2];
+  snprintf(path, sizeof path, "/%s", name);
+  int file = shm_open(path, O_RDWR | O_NONBLOCK, 0);
+  if (file < 0)
+    return;
+  if (fstat(file, &is) == 0 && S_ISREG(is.st_mode) && is.st_uid == geteuid() &&
+      flock(file, LOCK_EX | LOCK_NB) == 0)
+    shm_unlink(path);
+  close(file);
+}
+
+static void unlink_left(void) {
+  DIR *directory = opendir(BLOCKS);
+  for (const struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    if (is_block(entry->d_name))
+      unlink_if_left(entry->d_name);
+  if (directory)
+    closedir(directory);
+}
+
+/* --- Memory -----------------------------------------------------------------------------------*/
+
 static onebit_status_t map(struct ob_shared *shared, int block, int file) {
   void *base = MAP_FAILED;
   if (!ob_memory_must_fail())
@@ -63,20 +105,51 @@ static onebit_status_t fill(struct ob_shared *shared, int file) {
   return map(shared, shared->own, file);
 }
 
+/* Locked, and still there: before it was locked another process may have taken it for left behind,
+ * and then there is a next one. */
+static onebit_status_t open_own(struct ob_shared *shared) {
+  struct stat is = {0};
+  while (is.st_nlink == 0) {
+    if (shared->name)
+      close(shared->file);
+    uint64_t name = new_name();
+    shared->name = 0;
+    shared->file = open_block(name, O_CREAT | O_EXCL);
+    if (shared->file < 0)
+      return failed("shm_open", shared, errno);
+    shared->name = name;
+    while (flock(shared->file, LOCK_EX) != 0)
+      if (errno != EINTR)
+        return failed("flock", shared, errno);
+    if (fstat(shared->file, &is) != 0)
+      return failed("fstat", shared, errno);
+  }
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blocks, int own) {
   *shared = (struct ob_shared){.bytes = bytes, .blocks = blocks, .own = own};
   shared->base = ob_allocate((size_t)blocks, sizeof *shared->base);
   if (!shared->base)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d shared blocks", blocks);
-  shared->name = new_name();
-  int file = open_block(shared->name, O_CREAT | O_EXCL);
-  if (file < 0) {
-    shared->name = 0;
-    return failed("shm_open", shared, errno);
-  }
-  onebit_status_t status = fill(shared, file);
-  close(file);
-  return status;
+  unlink_left();
+  OB_TRY(open_own(shared));
+  return fill(shared, shared->file);
+}
+
+/* Another process of this user made it for this job; anything else by that name is not touched. A
+ * block that is smaller would end this process with a signal. */
+static onebit_status_t check_block(const struct ob_shared *shared, int file, uint64_t name) {
+  struct stat is;
+  if (fstat(file, &is) != 0)
+    return failed("fstat", shared, errno);
+  if (!S_ISREG(is.st_mode) || is.st_uid != geteuid())
+    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s is not memory of user %lu", path_of(name).text,
+                    (unsigned long)geteuid());
+  if ((uintmax_t)is.st_size != shared->bytes)
+    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s has %ju bytes, not %zu", path_of(name).text,
+                    (uintmax_t)is.st_size, shared->bytes);
+  return ONEBIT_OK;
 }
 
 onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t name) {
@@ -85,14 +158,18 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
   int file = open_block(name, 0);
   if (file < 0)
     return failed("shm_open of another rank's", shared, errno);
-  onebit_status_t status = map(shared, block, file);
+  onebit_status_t status = check_block(shared, file, name);
+  if (status == ONEBIT_OK)
+    status = map(shared, block, file);
   close(file);
   return status;
 }
 
 void ob_shared_hide(struct ob_shared *shared) {
-  if (shared->name)
-    shm_unlink(path_of(shared->name).text);
+  if (!shared->name)
+    return;
+  shm_unlink(path_of(shared->name).text);
+  close(shared->file);
   shared->name = 0;
 }
 

@@ -15,14 +15,17 @@ struct ob_shared {
   size_t bytes;
   int blocks, own;
   uint64_t name;        /* of this rank's block; 0 when it has none (any more) */
+  int file;             /* while it has one: locked, so that nobody takes it for left behind */
   unsigned char **base; /* block k, here; NULL while not attached */
 };
 
 /* Makes this rank's block, zeroed: number `own` of `blocks`. Afterwards every rank tells the others
- * shared->name. On failure (ONEBIT_ERROR_MEMORY) it is safe to destroy. */
+ * shared->name. Blocks that killed processes of this user have left behind are taken away. On
+ * failure (ONEBIT_ERROR_MEMORY) it is safe to destroy. */
 onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blocks, int own);
 
-/* Attaches block number `block`, by its name. */
+/* Attaches block number `block`, by its name. ONEBIT_ERROR_MEMORY: it is not there, of another
+ * user, of another size, or no memory at all. */
 onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t name);
 
 /* When all have attached it: takes the name back, so that nothing is left behind whatever happens
