@@ -99,9 +99,9 @@ onebit_status_t onebit_comm_abort(onebit_comm_t comm);
  * ONEBIT_TIMEOUT are left out, and get ONEBIT_ERROR_TRANSPORT when they do. MPI: where it has
  * user-level failure mitigation (Open MPI 5 with `mpirun --with-ft ulfm`), the processes that have
  * not failed, which must all make the call. Self: again a communicator of this rank.
- * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (other transports, another MPI:
- * end the job, and start it again from the last checkpoint), ONEBIT_ERROR_MEMORY,
- * ONEBIT_ERROR_TRANSPORT. */
+ * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, survivors is NULL), ONEBIT_ERROR_UNSUPPORTED
+ * (other transports, another MPI: end the job, and start it again from the last checkpoint),
+ * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT. */
 onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
 
 /* Gives the communicator back. Local, except that an MPI communicator must be destroyed on all of
