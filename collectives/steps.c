@@ -97,6 +97,8 @@ void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status) {
 }
 
 void ob_steps_give_up(struct onebit_plan *plan) {
+  if (atomic_load(&plan->comm->end.set))
+    ob_comm_health(plan->comm); /* the reason, and not what it has led to here */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->broken = true;
   plan->step = plan->stop;
