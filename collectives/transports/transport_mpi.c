@@ -116,20 +116,37 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* What MPI_Testall and MPI_Waitall return for a failed batch is "error in status": the status says
- * which. */
-static onebit_status_t batch_error(const struct mpi_batch *batch, const char *call, int code) {
-  for (int i = 0; code == MPI_ERR_IN_STATUS && i < batch->started; i++) {
+/* The peer of a request; they are in the order of `begin`. */
+static int peer_of(const struct mpi_batch *batch, size_t request) {
+  const struct ob_batch *base = &batch->base;
+  return request < base->receives ? base->receive[request].peer
+                                  : base->send[request - base->receives].peer;
+}
+
+/* Which request has failed, and how: MPI_Testall says "error in status", or what the status says.
+ */
+static int find_failed(const struct mpi_batch *batch, int *code) {
+  for (int i = 0; i < batch->started; i++) {
     int own = batch->statuses[i].MPI_ERROR;
-    if (own != MPI_SUCCESS && own != MPI_ERR_PENDING)
-      code = own;
+    if (own == MPI_SUCCESS || own == MPI_ERR_PENDING ||
+        (*code != MPI_ERR_IN_STATUS && *code != own))
+      continue;
+    *code = own;
+    return peer_of(batch, (size_t)i);
   }
-  int rank = ob_mpi_failed_rank(batch->base.comm);
-  if (rank < 0)
-    return ob_mpi_error(call, code);
-  ob_mpi_error(call, code);
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "the process of rank %d on host %s has failed: %.150s",
-                  rank, ob_comm_host_name(batch->base.comm, rank), onebit_last_error());
+  return -1;
+}
+
+static onebit_status_t batch_error(const struct mpi_batch *batch, int code) {
+  onebit_comm_t comm = batch->base.comm;
+  int peer = find_failed(batch, &code), failed = ob_mpi_failed_rank(comm);
+  onebit_status_t status = ob_mpi_error("MPI_Testall", code);
+  if (failed >= 0)
+    return ob_error(status, "the process of rank %d on host %s has failed: %.150s", failed,
+                    ob_comm_host_name(comm, failed), onebit_last_error());
+  return peer < 0 ? status
+                  : ob_error(status, "a message from or to rank %d on host %s: %.150s", peer,
+                             ob_comm_host_name(comm, peer), onebit_last_error());
 }
 
 static onebit_status_t read_sizes(struct mpi_batch *batch) {
@@ -147,7 +164,7 @@ static onebit_status_t test_inside(struct mpi_batch *batch, double seconds) {
     int done;
     int code = MPI_Testall(batch->started, batch->requests, &done, batch->statuses);
     if (code != MPI_SUCCESS)
-      return batch_error(batch, "MPI_Testall", code);
+      return batch_error(batch, code);
     if (done)
       return read_sizes(batch);
     if (seconds <= 0)
