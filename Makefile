@@ -4,6 +4,7 @@
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
 #   make check-long     those that CI has no time for with sanitizers, about a quarter of an hour
+#   make faults         ranks that are killed, stop or leave, damaged messages: 2,500 jobs, about 20 minutes
 #   make installed-check TESTS="..."   those that are built, and that look at an installation
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
 #   make demo           four ranks train on a text, dense and with one bit, side by side
@@ -153,7 +154,7 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-.PHONY: all tests deps demo check check-long installed-check gpu-check bench reference install \
+.PHONY: all tests deps demo check check-long faults installed-check gpu-check bench reference install \
   uninstall clean format fuzz fuzz-seeds fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
@@ -249,13 +250,17 @@ gpu-check:
 export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 # Of the tests only what is asked for is built; scripts that run programs say so by their names.
 named   = $(foreach name,$(TESTS),$(filter %/$(name) %/test_$(name),$(UNIT) $(RANKED)))
-preload = $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL))
+preload = $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL)) \
+  $(if $(filter check-faults,$(TESTS)),$(FAULTS))
 TESTED  = $(if $(strip $(TESTS)),$(named) $(preload),tests)
 check: all $(TESTED)
 	@$(MAKE) -s installed-check
 check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
+	$(MAKE) faults
 	.ci/run asan-long tsan-long clang-asan
+faults: $(FAULTS)
+	$< --jobs 12
 # Of the tests that are built, and of what is installed.
 installed-check: all
 	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null

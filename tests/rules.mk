@@ -7,6 +7,7 @@ RANKED   := $(if $(has_mpi),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c))
 UNLINKED := $(if $(has_mpi),$(addprefix $(BUILD)/tests/preload/,program variables streams))
 UNLINKED_NCCL := $(if $(has_nccl),$(BUILD)/tests/preload/nccl_program)
 # Programs that are no tests: what tests/scripts/check-codecs and compare-builds compare, fuzzers.
+FAULTS    := $(BUILD)/tests/faults/faults
 DIGEST    := $(BUILD)/tests/codec_digest
 BEHAVIOUR := $(BUILD)/tests/behaviour_digest
 FUZZERS   := $(patsubst %.c,$(BUILD)/%,$(shell grep -l '^int LLVMFuzzerTestOneInput' tests/fuzz/*.c))
@@ -14,7 +15,7 @@ SEEDS     := $(BUILD)/tests/fuzz/seeds
 HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behaviour_% $(DIGEST).o \
                $(only_mpi),$(call objects,tests/*.c))
 
-tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL)
+tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS)
 
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
@@ -51,3 +52,8 @@ $(BUILD)/tests/test_training_parts: $(addprefix $(BUILD)/examples/,text_options.
   $(EXAMPLES)
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
 $(BUILD)/tests/test_words: $(addprefix $(BUILD)/examples/,words.o log_bilinear.o transformer_math.o)
+
+# The fault harness (tests/faults/faults.h): no test of Criterion's, since ranks are to be killed.
+$(FAULTS): $(call objects,tests/faults/*.c) $(STATIC) $(EMULATION_ARCHIVE)
+	$(call say,LD)
+	$(link) $(LIBS)

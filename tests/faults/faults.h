@@ -1,0 +1,172 @@
+/*
+ * The fault harness: a table of faults, each run in a job of its own, with the outcome that
+ * docs/reliability.md promises for it. A job is a case process that starts the ranks, as processes
+ * or as threads; what each rank has come to is noted in a file that all of them map.
+ *
+ * What counts in the end is what no fault may cause: a rank that waits for ever (hung), one that
+ * ends well with another result than without the fault (wrong), and what is left behind (leaked).
+ */
+#ifndef ONEBIT_TESTS_FAULTS_H
+#define ONEBIT_TESTS_FAULTS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "onebit/onebit.h"
+#ifdef ONEBIT_HAVE_NCCL
+#include <cuda_runtime_api.h> /* says whether the device is emulated */
+#endif
+
+enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
+
+/* Seconds: ONEBIT_TIMEOUT of the jobs; how long a rank stays away in faults that are survived, and
+ * in those that are not; and after what a job counts as hung. Ranks of mpirun may begin a second
+ * apart on a machine that is busy, and the rows run several at a time. */
+#define TIMEOUT     3.0
+#define SHORT_PAUSE 0.4
+#define LONG_PAUSE  7.0
+#define LIMIT       60.0
+
+enum transport {
+  SOCKETS,   /* processes, connected by sockets: onebit_comm_create_custom */
+  TWO_HOSTS, /* the same as two hosts, whose ranks share memory */
+  THREADS,   /* onebit_comm_create_loopback */
+  MPI,       /* mpirun */
+  NCCL,      /* on the emulated device: threads */
+  TRANSPORTS
+};
+
+enum work {
+  EXCHANGE,
+  ALLGATHER,
+  HIERARCHICAL,
+  DENSE,       /* full precision, cut into shares */
+  DOUBLING,    /* full precision, small */
+  SCATTER,     /* reduce-scatter, then allgather, in bits */
+  TRAINING,    /* 1-bit Adam through its freeze */
+  LOCAL_STEPS, /* 0/1 Adam */
+  SAVING,      /* a training that saves to files every third step */
+  WORKS
+};
+
+enum fault {
+  NONE,
+  KILLED,     /* SIGKILL */
+  PAUSED,     /* the rank stops for SHORT_PAUSE */
+  STOPPED,    /* for LONG_PAUSE, which is beyond the timeout */
+  LEFT,       /* it ends without a word, its communicator destroyed or its process exited */
+  SILENT,     /* it stays, and makes no further call */
+  ABORTED,    /* onebit_comm_abort */
+  OTHER_PLAN, /* it calls another plan than the others */
+  REFUSED,    /* a wrong argument; then it makes the call again, as all do */
+  INFINITE,   /* an input that is not finite; likewise */
+  FULL_DISK,  /* no file can grow */
+  /* To its messages: */
+  LATE,      /* each comes some milliseconds late */
+  HELD,      /* none leaves for SHORT_PAUSE, then all do: a link that was down */
+  CUT,       /* none leaves any more */
+  FLIPPED,   /* one bit of one is another */
+  TRUNCATED, /* one is shorter, */
+  LONGER,    /* or longer */
+  TWICE,     /* one comes twice */
+  LOST,      /* one never comes */
+  FAULTS
+};
+
+enum moment {
+  BEFORE_COMM,
+  BEFORE_PLAN,
+  FIRST_CALL, /* before it */
+  MIDDLE_CALL,
+  BEGUN,   /* between beginning the middle call and waiting for it */
+  MESSAGE, /* when a message of the middle call, or of a later one, is about to leave */
+  LAST,    /* after the last call */
+  MOMENTS
+};
+
+enum promise {
+  SURVIVES, /* all ranks end well, with the results of a job without a fault */
+  TELLS,    /* every rank that lives gets an error that names a rank */
+  EITHER    /* or one of both, each rank for itself: the fault may come too late to be seen */
+};
+
+struct row {
+  enum transport transport;
+  enum work work;
+  enum fault fault;
+  enum moment moment;
+  enum promise promise;
+  unsigned seed; /* the victim, and which message, bit, delay */
+};
+
+enum state { AWAY, RUNNING, ENDED };
+
+/* What a rank notes of itself. */
+struct record {
+  _Atomic int state;
+  _Atomic int paused; /* it has stopped itself, and wants to be continued after so many ms */
+  pid_t process;
+  int status, calls; /* the status that it has ended with, calls that ended well */
+  uint64_t hash;     /* of all results */
+  char message[256];
+};
+
+/* What a job shares. */
+struct scene {
+  struct row row;
+  bool progress_thread;
+  char directory[64]; /* for files */
+  struct record records[RANKS];
+  unsigned char unique_id[256]; /* NCCL's */
+};
+
+/* One rank's place in it. */
+struct seat {
+  struct scene *scene;
+  int rank;
+  onebit_comm_t comm;
+  bool messages_fail; /* the moment of a fault to messages has come */
+  bool struck;        /* and it was done */
+  int skip;           /* so many messages are left alone first */
+  double held_until;
+};
+
+const char *transport_name(enum transport transport);
+void row_name(const struct row *row, char *text, size_t room);
+
+/* table.c: rows are numbers from 0 on; false past the last. */
+bool table_row(size_t number, struct row *row);
+int row_victim(const struct row *row);
+bool fault_is_of_messages(enum fault fault);
+
+/* work.c: what a rank does, once it is there, until its record says how it has ended. `connect`
+ * makes its communicator. */
+typedef onebit_status_t connect_function(struct seat *seat, onebit_comm_t *comm);
+void seat_run(struct seat *seat, connect_function *connect);
+
+/* strike.c: does the row's fault if this is its rank and moment. False: the rank is to do nothing
+ * more. */
+bool strike(struct seat *seat, enum moment moment);
+
+/* What becomes of a message that is about to leave: see the faults. */
+enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
+/* `data` has room for 8 bytes more than *bytes, and may be changed. */
+enum fate strike_message(struct seat *seat, unsigned char *data, size_t *bytes);
+
+void seat_sleep(double seconds);
+double seat_clock(void);
+
+/* ranks.c and its like: the ranks of a job, until all of them have ended. */
+void run_processes(struct scene *scene);
+void run_threads(struct scene *scene);
+connect_function connect_sockets, connect_threads;
+void sockets_open(void); /* before the processes are made */
+/* Whose transport is not in this build: NULL. */
+void run_mpi(struct scene *scene, const char *program, const char *path);
+int seat_mpi(struct scene *scene);
+void run_nccl(struct scene *scene);
+
+#endif

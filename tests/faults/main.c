@@ -1,0 +1,350 @@
+/*
+ * faults [--filter TEXT] [--every N] [--jobs N] [--list]: runs the rows of the table, several at a
+ * time, and sums up. Ends with 0 where every promise was kept.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/faults/faults.h"
+
+enum { MAX_JOBS = 16 };
+
+/* A job that runs. */
+struct running {
+  pid_t process; /* the case, which leads a group of them; 0: a free place */
+  struct scene *scene;
+  char path[64];
+  double began;
+  double continue_at[RANKS];
+};
+
+static struct {
+  const char *program, *filter;
+  size_t every;
+  int jobs;
+  struct running running[MAX_JOBS];
+  uint64_t expected[TRANSPORTS][WORKS]; /* the hash without a fault */
+  struct {
+    size_t runs, survived, told, hung, wrong, broken, left;
+  } counts;
+} faults = {.every = 1, .jobs = 6};
+
+/* A rank that is lost for good: at least one of the others names it. */
+static bool is_lost(const struct row *row) {
+  return row->promise == TELLS &&
+         (row->fault == KILLED || row->fault == LEFT || row->fault == SILENT);
+}
+
+static bool is_named(const struct scene *scene) {
+  char name[16];
+  snprintf(name, sizeof name, "rank %d", row_victim(&scene->row));
+  for (int rank = 0; rank < RANKS; rank++)
+    if (rank != row_victim(&scene->row) && strstr(scene->records[rank].message, name))
+      return true;
+  return false;
+}
+
+/* --- A job begins */
+
+static bool is_built(enum transport transport) {
+#ifndef ONEBIT_HAVE_MPI
+  if (transport == MPI)
+    return false;
+#endif
+#if !defined(ONEBIT_HAVE_NCCL) || !defined(ONEBIT_EMULATED_CUDA)
+  if (transport == NCCL)
+    return false;
+#endif
+  return true;
+}
+
+static struct scene *map_scene(const char *path, bool create) {
+  int file = open(path, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
+  if (file < 0 || (create && ftruncate(file, sizeof(struct scene))))
+    return NULL;
+  struct scene *scene = mmap(NULL, sizeof *scene, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  return scene == MAP_FAILED ? NULL : scene;
+}
+
+static void case_process(struct scene *scene, const char *path) {
+  setpgid(0, 0);
+  /* What launchers and notices of waits say would hide the table. */
+  if (!freopen("/dev/null", "w", stderr))
+    exit(3);
+  if (scene->row.transport == MPI)
+    run_mpi(scene, faults.program, path);
+  else if (scene->row.transport == NCCL)
+    run_nccl(scene);
+  else if (scene->row.transport == THREADS)
+    run_threads(scene);
+  else
+    run_processes(scene);
+  exit(0);
+}
+
+static void give_up(const char *what) {
+  perror(what);
+  exit(3);
+}
+
+static void begin_job(struct running *running, const struct row *row) {
+  static unsigned number;
+  const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+  *running = (struct running){.began = seat_clock()};
+  snprintf(running->path, sizeof running->path, "%.30s/faults-%d-%u", base, (int)getpid(),
+           number++);
+  running->scene = map_scene(running->path, true);
+  if (!running->scene)
+    give_up(running->path);
+  running->scene->row = *row;
+  snprintf(running->scene->directory, sizeof running->scene->directory, "%.55s.files",
+           running->path);
+  fflush(stdout);
+  running->process = fork();
+  if (running->process < 0)
+    give_up("fork");
+  if (running->process == 0)
+    case_process(running->scene, running->path);
+}
+
+/* --- While it runs: whoever has stopped itself is continued in time */
+
+static void continue_ranks(struct running *running) {
+  for (int rank = 0; rank < RANKS; rank++) {
+    struct record *record = &running->scene->records[rank];
+    int pause = atomic_exchange(&record->paused, 0);
+    if (pause)
+      running->continue_at[rank] = seat_clock() + pause / 1000.0;
+    if (running->continue_at[rank] > 0 && seat_clock() >= running->continue_at[rank]) {
+      kill(record->process, SIGCONT);
+      running->continue_at[rank] = 0;
+    }
+  }
+}
+
+/* --- How it has ended */
+
+/* Whether this rank is one that cannot be expected to end. */
+static bool is_gone(const struct row *row, int rank) {
+  return rank == row_victim(row) &&
+         (row->fault == KILLED || row->fault == LEFT || row->fault == SILENT);
+}
+
+/* Under an MPI that ends the job when it loses a rank, the launcher is what tells. */
+static bool is_told_by_launcher(const struct scene *scene, int exit_status) {
+  return scene->row.transport == MPI && exit_status != 0;
+}
+
+static const char *judge_rank(const struct scene *scene, int rank, int exit_status, bool hung) {
+  const struct record *record = &scene->records[rank];
+  const struct row *row = &scene->row;
+  uint64_t expected = faults.expected[row->transport][row->work];
+  if (atomic_load(&record->state) != ENDED)
+    return !hung && is_told_by_launcher(scene, exit_status) ? "told" : "hung";
+  if (record->status == ONEBIT_OK)
+    return record->hash == expected ? "survived" : "wrong";
+  if (record->status > 0)
+    return "left";
+  return strstr(record->message, "rank") ? "told" : "told nothing";
+}
+
+static bool keeps_promise(enum promise promise, const char *verdict) {
+  bool survived = !strcmp(verdict, "survived"), told = !strcmp(verdict, "told");
+  return promise == SURVIVES ? survived : promise == TELLS ? told : survived || told;
+}
+
+static void explain(const struct scene *scene, const char *what) {
+  char name[96];
+  row_name(&scene->row, name, sizeof name);
+  printf("%-14s %s (the fault is on rank %d)\n", what, name, row_victim(&scene->row));
+  for (int rank = 0; rank < RANKS; rank++) {
+    const struct record *record = &scene->records[rank];
+    printf("    rank %d: state %d, %s after %d calls: %s\n", rank, atomic_load(&record->state),
+           onebit_status_string((onebit_status_t)record->status), record->calls, record->message);
+  }
+}
+
+static void judge(const struct running *running, int exit_status, bool hung) {
+  const struct scene *scene = running->scene;
+  const struct row *row = &scene->row;
+  const char *broken = NULL;
+  size_t told = 0, survived = 0;
+  if (row->fault == NONE)
+    faults.expected[row->transport][row->work] = scene->records[0].hash;
+  for (int rank = 0; rank < RANKS; rank++) {
+    if (is_gone(row, rank) && !hung)
+      continue;
+    const char *verdict = judge_rank(scene, rank, exit_status, hung);
+    told += !strcmp(verdict, "told");
+    survived += !strcmp(verdict, "survived");
+    faults.counts.hung += !strcmp(verdict, "hung");
+    faults.counts.wrong += !strcmp(verdict, "wrong");
+    if (!keeps_promise(row->promise, verdict) && !(hung && is_gone(row, rank)))
+      broken = verdict;
+  }
+  if (!broken && is_lost(row) && !is_named(scene) && !is_told_by_launcher(scene, exit_status))
+    broken = "unnamed";
+  faults.counts.runs++;
+  faults.counts.told += told > 0;
+  faults.counts.survived += told == 0 && survived > 0;
+  faults.counts.broken += broken != NULL;
+  if (broken)
+    explain(scene, broken);
+}
+
+static void remove_files(const char *directory) {
+  char command[96];
+  snprintf(command, sizeof command, "rm -rf '%s'", directory);
+  if (system(command))
+    perror(command);
+}
+
+/* Whatever of its group is still there after the case has ended was left behind. */
+static void end_job(struct running *running, int exit_status, bool hung) {
+  bool others = kill(-running->process, hung ? SIGKILL : SIGTERM) == 0;
+  faults.counts.left += !hung && others && running->scene->row.fault != SILENT &&
+                        running->scene->row.transport != MPI;
+  if (hung)
+    waitpid(running->process, NULL, 0);
+  judge(running, exit_status, hung);
+  remove_files(running->scene->directory);
+  munmap(running->scene, sizeof *running->scene);
+  unlink(running->path);
+  running->process = 0;
+}
+
+static void watch(struct running *running) {
+  int status = 0;
+  continue_ranks(running);
+  if (waitpid(running->process, &status, WNOHANG) == running->process)
+    end_job(running, status, false);
+  else if (seat_clock() - running->began > LIMIT)
+    end_job(running, 0, true);
+}
+
+/* --- All of them */
+
+static size_t jobs_running(void) {
+  size_t count = 0;
+  for (int i = 0; i < faults.jobs; i++)
+    count += faults.running[i].process != 0;
+  return count;
+}
+
+static void watch_all(void) {
+  for (int i = 0; i < faults.jobs; i++)
+    if (faults.running[i].process)
+      watch(&faults.running[i]);
+  usleep(2000);
+}
+
+static struct running *free_place(void) {
+  for (;; watch_all())
+    for (int i = 0; i < faults.jobs; i++)
+      if (!faults.running[i].process)
+        return &faults.running[i];
+}
+
+static bool is_wanted(const struct row *row, size_t number) {
+  char name[96];
+  row_name(row, name, sizeof name);
+  if (!is_built(row->transport))
+    return false;
+  if (row->fault == NONE) /* the others are compared with it */
+    return !faults.filter || !strncmp(name, faults.filter, strcspn(faults.filter, "/"));
+  return number % faults.every == 0 && (!faults.filter || strstr(name, faults.filter));
+}
+
+/* Those without a fault first. */
+static void run_rows(bool without_fault, bool list) {
+  struct row row;
+  char name[96];
+  for (size_t number = 0; table_row(number, &row); number++) {
+    if ((row.fault == NONE) != without_fault || !is_wanted(&row, number))
+      continue;
+    row_name(&row, name, sizeof name);
+    if (list)
+      puts(name);
+    else
+      begin_job(free_place(), &row);
+  }
+  while (jobs_running())
+    watch_all();
+}
+
+/* Shared memory that the jobs have left. */
+static size_t count_leftovers(void) {
+  size_t count = 0;
+  DIR *directory = opendir("/dev/shm");
+  for (struct dirent *entry; directory && (entry = readdir(directory));)
+    if (!strncmp(entry->d_name, "onebit-", 7)) {
+      printf("left behind    /dev/shm/%s\n", entry->d_name);
+      count++;
+    }
+  if (directory)
+    closedir(directory);
+  return count;
+}
+
+static int run_table(void) {
+  double began = seat_clock();
+  size_t before = count_leftovers();
+  run_rows(true, false);
+  run_rows(false, false);
+  faults.counts.left += count_leftovers() - before;
+  printf("%zu runs in %.0f s: %zu survived, %zu told, %zu hung, %zu wrong, %zu left something "
+         "behind, %zu other than promised\n",
+         faults.counts.runs, seat_clock() - began, faults.counts.survived, faults.counts.told,
+         faults.counts.hung, faults.counts.wrong, faults.counts.left, faults.counts.broken);
+  return faults.counts.runs == 0 || faults.counts.hung || faults.counts.wrong ||
+         faults.counts.left || faults.counts.broken;
+}
+
+int main(int count, char **arguments) {
+  static const struct option options[] = {{"filter", 1, NULL, 'f'}, {"every", 1, NULL, 'e'},
+                                          {"jobs", 1, NULL, 'j'},   {"list", 0, NULL, 'l'},
+                                          {"seat", 1, NULL, 's'},   {NULL, 0, NULL, 0}};
+  char timeout[16];
+  bool list = false;
+  faults.program = arguments[0];
+  snprintf(timeout, sizeof timeout, "%g", TIMEOUT);
+  setenv("ONEBIT_TIMEOUT", timeout, 1);
+  for (int letter; (letter = getopt_long(count, arguments, "", options, NULL)) != -1;)
+    switch (letter) {
+    case 'f':
+      faults.filter = optarg;
+      break;
+    case 'e':
+      faults.every = strtoul(optarg, NULL, 10);
+      break;
+    case 'j':
+      faults.jobs = atoi(optarg);
+      break;
+    case 'l':
+      list = true;
+      break;
+    case 's':
+      return seat_mpi(map_scene(optarg, false));
+    default:
+      return 2;
+    }
+  if (faults.jobs < 1 || faults.jobs > MAX_JOBS || faults.every < 1) {
+    fprintf(stderr, "--jobs is 1 to %d, --every 1 or more\n", MAX_JOBS);
+    return 2;
+  }
+  if (!list)
+    return run_table();
+  run_rows(true, true);
+  run_rows(false, true);
+  return 0;
+}

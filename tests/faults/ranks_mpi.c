@@ -1,0 +1,77 @@
+/*
+ * Ranks that mpirun starts: this program again, with --seat. Messages meet with faults in MPI_Isend,
+ * which stands before MPI's own here, by MPI's profiling interface.
+ */
+#include "tests/faults/faults.h"
+
+#ifdef ONEBIT_HAVE_MPI
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "onebit/mpi.h"
+
+static struct seat *own;
+
+void run_mpi(struct scene *scene, const char *program, const char *path) {
+  (void)scene;
+  execlp("tests/scripts/ranks", "ranks", "4", program, "--seat", path, (char *)NULL);
+  exit(3);
+}
+
+static onebit_status_t connect_mpi(struct seat *seat, onebit_comm_t *comm) {
+  (void)seat;
+  return onebit_comm_create_mpi(MPI_COMM_WORLD, comm);
+}
+
+int seat_mpi(struct scene *scene) {
+  static struct seat seat;
+  if (!scene || MPI_Init(NULL, NULL) != MPI_SUCCESS)
+    return 3;
+  seat.scene = scene;
+  MPI_Comm_rank(MPI_COMM_WORLD, &seat.rank);
+  scene->records[seat.rank].process = getpid();
+  own = &seat;
+  seat_run(&seat, connect_mpi);
+  int status = scene->records[seat.rank].status;
+  if (status != ONEBIT_OK) /* as a program does: MPI_Finalize would wait for the lost rank */
+    _exit(status < 0 ? 4 : 5);
+  return MPI_Finalize() != MPI_SUCCESS;
+}
+
+/* What MPI is given in place of the library's memory is kept: the end of a message is not seen
+ * here. */
+int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
+              MPI_Request *request) {
+  if (!own || !own->messages_fail || type != MPI_BYTE)
+    return PMPI_Isend(data, count, type, peer, tag, comm, request);
+  size_t bytes = (size_t)count;
+  unsigned char *copy = malloc(bytes + 8);
+  if (!copy)
+    return MPI_ERR_NO_MEM;
+  memcpy(copy, data, bytes);
+  enum fate fate = strike_message(own, copy, &bytes);
+  if (fate == IS_HELD)
+    seat_sleep(own->held_until - seat_clock());
+  if (fate == IS_LOST) { /* to nobody */
+    free(copy);
+    return PMPI_Isend(data, 0, type, MPI_PROC_NULL, tag, comm, request);
+  }
+  if (fate == GOES_TWICE) {
+    MPI_Request other;
+    PMPI_Isend(copy, (int)bytes, type, peer, tag, comm, &other);
+    PMPI_Request_free(&other);
+  }
+  return PMPI_Isend(copy, (int)bytes, type, peer, tag, comm, request);
+}
+
+#else
+void run_mpi(struct scene *scene, const char *program, const char *path) {
+  (void)scene, (void)program, (void)path;
+}
+
+int seat_mpi(struct scene *scene) {
+  (void)scene;
+  return 3;
+}
+#endif

@@ -1,0 +1,137 @@
+/* The table: which faults can happen where and when, and what is promised. */
+#include "tests/faults/faults.h"
+
+#include <stdio.h>
+
+static const char *const transports[] = {"sockets", "two-hosts", "threads", "mpi", "nccl"};
+static const char *const works[] = {"exchange", "allgather", "hierarchical", "dense", "doubling",
+                                    "scatter",  "training",  "local-steps",  "saving"};
+static const char *const faults[] = {"none",      "killed",  "paused",     "stopped", "left",
+                                     "silent",    "aborted", "other-plan", "refused", "infinite",
+                                     "full-disk", "late",    "held",       "cut",     "flipped",
+                                     "truncated", "longer",  "twice",      "lost"};
+static const char *const moments[] = {"before-comm", "before-plan", "first-call", "middle-call",
+                                      "begun",       "message",     "last"};
+
+const char *transport_name(enum transport transport) { return transports[transport]; }
+
+void row_name(const struct row *row, char *text, size_t room) {
+  snprintf(text, room, "%s/%s/%s/%s/%u", transports[row->transport], works[row->work],
+           faults[row->fault], moments[row->moment], row->seed);
+}
+
+int row_victim(const struct row *row) { return (int)(row->seed % RANKS); }
+
+bool fault_is_of_messages(enum fault fault) { return fault >= LATE; }
+
+/* Whether the transport can have the fault at all. Threads cannot be killed alone, and their
+ * messages are copies of memory; over NCCL nobody sees a message. */
+static bool is_possible(enum transport transport, enum fault fault) {
+  bool processes = transport == SOCKETS || transport == TWO_HOSTS || transport == MPI;
+  if (fault == KILLED || fault == FULL_DISK || fault_is_of_messages(fault))
+    return processes;
+  return transport != NCCL || (fault != REFUSED && fault != OTHER_PLAN);
+}
+
+static bool is_done_there(enum transport transport, enum work work) {
+  if (transport == TWO_HOSTS)
+    return work == HIERARCHICAL || work == TRAINING;
+  if (transport == NCCL)
+    return work == EXCHANGE || work == ALLGATHER || work == DOUBLING;
+  return work != HIERARCHICAL;
+}
+
+static bool is_training(enum work work) {
+  return work == TRAINING || work == LOCAL_STEPS || work == SAVING;
+}
+
+/* A fault that is in what a rank gives to a call has no other moment; a disk is full when a
+ * training saves. */
+static bool is_the_moment(enum work work, enum fault fault, enum moment moment) {
+  switch (fault) {
+  case NONE:
+    return moment == FIRST_CALL;
+  case REFUSED:
+  case INFINITE:
+  case OTHER_PLAN:
+    return (moment == FIRST_CALL || moment == MIDDLE_CALL) &&
+           !(fault == OTHER_PLAN && is_training(work));
+  case FULL_DISK:
+    return work == SAVING && (moment == FIRST_CALL || moment == MIDDLE_CALL);
+  case FLIPPED:
+  case TRUNCATED:
+  case LONGER:
+  case TWICE:
+  case LOST:
+    return moment == MESSAGE || moment == BEFORE_PLAN;
+  case LATE:
+  case HELD:
+  case CUT:
+    return moment == MESSAGE || moment == BEFORE_COMM;
+  case ABORTED:
+    return moment != BEFORE_COMM && moment != MESSAGE &&
+           (moment != BEGUN || (!is_training(work) && work != SCATTER));
+  default:
+    return moment != BEGUN || (!is_training(work) && work != SCATTER);
+  }
+}
+
+static enum promise promise_of(const struct row *row) {
+  switch (row->fault) {
+  case NONE:
+  case PAUSED:
+  case REFUSED:
+  case INFINITE:
+  case FULL_DISK:
+  case LATE:
+  case HELD:
+    return SURVIVES;
+  case TWICE: /* of the last message nobody reads the second */
+  case LOST:
+  case FLIPPED:
+  case TRUNCATED:
+  case LONGER:
+  case CUT: /* a message that is damaged late is seen by the one rank that gets it */
+    return EITHER;
+  default:
+    return row->moment == LAST || (row->fault == STOPPED && row->work == LOCAL_STEPS) ? EITHER
+                                                                                      : TELLS;
+  }
+}
+
+/* How many of a row, with another victim, message and bit. */
+static unsigned seeds_of(enum transport transport, enum fault fault) {
+  if (fault == NONE)
+    return 1;
+  if (transport == MPI)
+    return fault == FLIPPED ? 2 : 1;
+  return fault == FLIPPED ? 6 : 2;
+}
+
+bool table_row(size_t number, struct row *row) {
+  size_t at = 0;
+  for (int transport = 0; transport < TRANSPORTS; transport++)
+    for (int work = 0; work < WORKS; work++)
+      for (int fault = 0; fault < FAULTS; fault++)
+        for (int moment = 0; moment < MOMENTS; moment++) {
+          bool hooked = transport != THREADS && transport != NCCL;
+          if ((moment == MESSAGE && !hooked) ||
+              !is_done_there((enum transport)transport, (enum work)work) ||
+              !is_possible((enum transport)transport, (enum fault)fault) ||
+              !is_the_moment((enum work)work, (enum fault)fault, (enum moment)moment))
+            continue;
+          unsigned seeds = seeds_of((enum transport)transport, (enum fault)fault);
+          if (number < at + seeds) {
+            *row = (struct row){(enum transport)transport,
+                                (enum work)work,
+                                (enum fault)fault,
+                                (enum moment)moment,
+                                SURVIVES,
+                                (unsigned)(number - at) * 3 + (unsigned)(work + moment)};
+            row->promise = promise_of(row);
+            return true;
+          }
+          at += seeds;
+        }
+  return false;
+}
