@@ -42,7 +42,6 @@ static onebit_status_t exchange(onebit_comm_t comm, void *memory, size_t bytes, 
     batch->send[batch->sends++] = out;
     batch->receive[batch->receives++] = in;
   }
-  OB_TRY(ob_comm_check(comm));
   onebit_status_t status = comm->transport->begin(batch, 0);
   if (status == ONEBIT_OK)
     status = ob_watch_batch(batch, what);
@@ -140,6 +139,7 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;
   seal(comm, mine);
+  OB_TRY(ob_comm_check(comm));
   if (comm->size > 1)
     OB_TRY(exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
   if (status != ONEBIT_OK)

@@ -57,6 +57,38 @@ static void makes_a_plan(onebit_comm_t comm, void *context) {
 
 Test(waits, a_plan_that_one_rank_does_not_make) { on_ranks(3, makes_a_plan, NULL); }
 
+/* --- Another thread ----------------------------------------------------------------------------*/
+
+static void *abort_soon(void *comm) {
+  nanosleep(&(struct timespec){0, 50000000}, NULL);
+  CHECK_STATUS(onebit_comm_abort(comm), ONEBIT_OK);
+  return NULL;
+}
+
+/* Ranks 0 and 1 wait for rank 2, until a thread of rank 0 gives up. */
+static void aborted_by_a_thread(onebit_comm_t comm, void *context) {
+  float buffer[3] = {1, 2, 3};
+  onebit_plan_t plan = NULL;
+  pthread_t thread;
+  CHECK_STATUS(onebit_plan_create(comm, 3, NULL, &plan), ONEBIT_OK);
+  if (onebit_comm_rank(comm) == 0)
+    pthread_create(&thread, NULL, abort_soon, comm);
+  if (onebit_comm_rank(comm) < 2) {
+    CHECK_STATUS(onebit_allreduce(buffer, buffer, plan), ONEBIT_ERROR_TRANSPORT);
+    CHECK_WORDS("rank 0 called onebit_comm_abort");
+  }
+  if (onebit_comm_rank(comm) == 0)
+    pthread_join(thread, NULL);
+  pthread_barrier_wait(context);
+  CHECK_STATUS(onebit_allreduce(buffer, buffer, plan), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(waits, aborted_by_another_thread) {
+  pthread_barrier_init(&barrier, NULL, 3);
+  on_ranks(3, aborted_by_a_thread, &barrier);
+}
+
 /* --- The notice --------------------------------------------------------------------------------*/
 
 static void late_by_a_notice(onebit_comm_t comm, void *context) {

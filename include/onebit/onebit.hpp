@@ -53,7 +53,7 @@ private:
 };
 
 /* Throws error for what failed; returns any other status as it is. For calls of the C interface
- * too: onebit::check(onebit_comm_abort(comm.get())). */
+ * too: onebit::check(onebit_progress(comm.get())). */
 inline onebit_status_t check(onebit_status_t status) {
   if (status < ONEBIT_OK && status != ONEBIT_SKIPPED)
     throw error(status, onebit_last_error());
@@ -160,6 +160,12 @@ public:
   int hosts() const noexcept { return onebit_comm_hosts(get()); }
   std::uint64_t bytes_sent() const noexcept { return onebit_comm_bytes_sent(get()); }
   void progress() { check(onebit_progress(get())); }
+  void abort() { check(onebit_comm_abort(get())); }
+  communicator shrink() {
+    onebit_comm_t made = nullptr;
+    check(onebit_comm_shrink(get(), &made));
+    return communicator(made);
+  }
 };
 
 /* A call in flight, whose buffers are the library's until it is finished. Going out of scope waits

@@ -74,6 +74,9 @@ static void handles_move() {
   communicator first = communicator::self(), second;
   const onebit_comm_t held = first.get();
   EXPECT(first && !second && first.size() == 1 && first.rank() == 0 && first.hosts() == 1);
+  onebit::communicator third = onebit::communicator::self();
+  third.abort();
+  EXPECT(third.shrink().size() == 1);
   second = std::move(first);
   EXPECT(!first && second.get() == held);
   communicator &same = second;

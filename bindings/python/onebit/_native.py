@@ -374,6 +374,8 @@ STATUS_FUNCTIONS = {
     "onebit_comm_create_loopback_hosts": [c_int, c_int, OUT],
     "onebit_comm_create_custom": [POINTER(TransportCallbacks), c_int, c_int, OUT],
     "onebit_progress": [HANDLE],
+    "onebit_comm_abort": [HANDLE],
+    "onebit_comm_shrink": [HANDLE, OUT],
     "onebit_plan_create": [HANDLE, c_size_t, POINTER(PlanOptions), OUT],
     "onebit_plan_destroy": [HANDLE],
     "onebit_plan_get_info": [HANDLE, POINTER(PlanInfo)],

@@ -101,6 +101,20 @@ class Communicator:
         """Moves nonblocking calls on without finishing any."""
         check(_native.library().onebit_progress(self.handle))
 
+    def abort(self):
+        """Ends every call in flight and every later one, on every rank, with ERROR_TRANSPORT. Any
+        thread may call it."""
+        check(_native.library().onebit_comm_abort(self.handle))
+
+    def shrink(self):
+        """A communicator of the ranks that are left, after this one has failed. Collective over
+        those; raises `Error` (ERROR_UNSUPPORTED) where the transport cannot."""
+        handle = ctypes.c_void_p()
+        check(_native.library().onebit_comm_shrink(self.handle, ctypes.byref(handle)))
+        made = type(self)(handle)
+        made._collective = self._collective
+        return made
+
     def _join(self, member):
         """Something was made on the communicator."""
         self._members.add(member)

@@ -271,3 +271,12 @@ def test_a_request_that_is_forgotten_keeps_its_memory():
         if not thread.is_alive():
             break
     thread.join()
+
+
+def test_survivors_of_an_aborted_communicator():
+    with onebit.Communicator.self_() as comm:
+        comm.abort()
+        with pytest.raises(onebit.Error, match="rank 0 called onebit_comm_abort"):
+            onebit.Plan(comm, 5)
+        with comm.shrink() as survivors:
+            assert survivors.size == 1
