@@ -22,30 +22,22 @@
 /* Of every MPI library since MPI 3: without one of these it is not used. */
 #define OB_MPI_REQUIRED(X)                                                                         \
   X(MPI_Abort)                                                                                     \
-  X(MPI_Barrier)                                                                                   \
   X(MPI_Bcast)                                                                                     \
   X(MPI_Cancel)                                                                                    \
-  X(MPI_Comm_compare)                                                                              \
-  X(MPI_Comm_create)                                                                               \
-  X(MPI_Comm_create_group)                                                                         \
   X(MPI_Comm_dup)                                                                                  \
   X(MPI_Comm_free)                                                                                 \
   X(MPI_Comm_get_attr)                                                                             \
-  X(MPI_Comm_get_parent)                                                                           \
   X(MPI_Comm_group)                                                                                \
   X(MPI_Comm_idup)                                                                                 \
   X(MPI_Comm_rank)                                                                                 \
-  X(MPI_Comm_remote_size)                                                                          \
   X(MPI_Comm_set_errhandler)                                                                       \
   X(MPI_Comm_size)                                                                                 \
-  X(MPI_Comm_split)                                                                                \
   X(MPI_Comm_split_type)                                                                           \
   X(MPI_Comm_test_inter)                                                                           \
   X(MPI_Error_class)                                                                               \
   X(MPI_Error_string)                                                                              \
   X(MPI_Finalized)                                                                                 \
   X(MPI_Get_count)                                                                                 \
-  X(MPI_Get_processor_name)                                                                        \
   X(MPI_Group_excl)                                                                                \
   X(MPI_Group_free)                                                                                \
   X(MPI_Group_incl)                                                                                \
@@ -55,7 +47,6 @@
   X(MPI_Iallgather)                                                                                \
   X(MPI_Ibarrier)                                                                                  \
   X(MPI_Ibcast)                                                                                    \
-  X(MPI_Improbe)                                                                                   \
   X(MPI_Initialized)                                                                               \
   X(MPI_Iprobe)                                                                                    \
   X(MPI_Irecv)                                                                                     \
@@ -64,11 +55,9 @@
   X(MPI_Query_thread)                                                                              \
   X(MPI_Recv)                                                                                      \
   X(MPI_Request_get_status)                                                                        \
-  X(MPI_Send)                                                                                      \
   X(MPI_Test)                                                                                      \
   X(MPI_Test_cancelled)                                                                            \
   X(MPI_Testall)                                                                                   \
-  X(MPI_Testsome)                                                                                  \
   X(MPI_Wait)                                                                                      \
   X(MPI_Waitall)                                                                                   \
   X(PMPI_Abort)                                                                                    \
@@ -76,7 +65,6 @@
   X(PMPI_Allreduce)                                                                                \
   X(PMPI_Bcast)                                                                                    \
   X(PMPI_Comm_call_errhandler)                                                                     \
-  X(PMPI_Comm_compare)                                                                             \
   X(PMPI_Comm_create_keyval)                                                                       \
   X(PMPI_Comm_delete_attr)                                                                         \
   X(PMPI_Comm_dup)                                                                                 \
@@ -94,7 +82,6 @@
   X(PMPI_Comm_size)                                                                                \
   X(PMPI_Comm_test_inter)                                                                          \
   X(PMPI_Errhandler_free)                                                                          \
-  X(PMPI_Error_class)                                                                              \
   X(PMPI_Error_string)                                                                             \
   X(PMPI_Finalize)                                                                                 \
   X(PMPI_Finalized)                                                                                \
@@ -109,7 +96,6 @@
   X(PMPI_Init)                                                                                     \
   X(PMPI_Init_thread)                                                                              \
   X(PMPI_Initialized)                                                                              \
-  X(PMPI_Iprobe)                                                                                   \
   X(PMPI_Ireduce_scatter_block)                                                                    \
   X(PMPI_Lookup_name)                                                                              \
   X(PMPI_Op_create)                                                                                \
@@ -250,30 +236,22 @@ const char *ob_mpi_version(void);
 void *ob_mpi_symbol(const char *name);
 
 #define MPI_Abort                    (ob_mpi()->MPI_Abort)
-#define MPI_Barrier                  (ob_mpi()->MPI_Barrier)
 #define MPI_Bcast                    (ob_mpi()->MPI_Bcast)
 #define MPI_Cancel                   (ob_mpi()->MPI_Cancel)
-#define MPI_Comm_compare             (ob_mpi()->MPI_Comm_compare)
-#define MPI_Comm_create              (ob_mpi()->MPI_Comm_create)
-#define MPI_Comm_create_group        (ob_mpi()->MPI_Comm_create_group)
 #define MPI_Comm_dup                 (ob_mpi()->MPI_Comm_dup)
 #define MPI_Comm_free                (ob_mpi()->MPI_Comm_free)
 #define MPI_Comm_get_attr            (ob_mpi()->MPI_Comm_get_attr)
-#define MPI_Comm_get_parent          (ob_mpi()->MPI_Comm_get_parent)
 #define MPI_Comm_group               (ob_mpi()->MPI_Comm_group)
 #define MPI_Comm_idup                (ob_mpi()->MPI_Comm_idup)
 #define MPI_Comm_rank                (ob_mpi()->MPI_Comm_rank)
-#define MPI_Comm_remote_size         (ob_mpi()->MPI_Comm_remote_size)
 #define MPI_Comm_set_errhandler      (ob_mpi()->MPI_Comm_set_errhandler)
 #define MPI_Comm_size                (ob_mpi()->MPI_Comm_size)
-#define MPI_Comm_split               (ob_mpi()->MPI_Comm_split)
 #define MPI_Comm_split_type          (ob_mpi()->MPI_Comm_split_type)
 #define MPI_Comm_test_inter          (ob_mpi()->MPI_Comm_test_inter)
 #define MPI_Error_class              (ob_mpi()->MPI_Error_class)
 #define MPI_Error_string             (ob_mpi()->MPI_Error_string)
 #define MPI_Finalized                (ob_mpi()->MPI_Finalized)
 #define MPI_Get_count                (ob_mpi()->MPI_Get_count)
-#define MPI_Get_processor_name       (ob_mpi()->MPI_Get_processor_name)
 #define MPI_Group_excl               (ob_mpi()->MPI_Group_excl)
 #define MPI_Group_free               (ob_mpi()->MPI_Group_free)
 #define MPI_Group_incl               (ob_mpi()->MPI_Group_incl)
@@ -283,7 +261,6 @@ void *ob_mpi_symbol(const char *name);
 #define MPI_Iallgather               (ob_mpi()->MPI_Iallgather)
 #define MPI_Ibarrier                 (ob_mpi()->MPI_Ibarrier)
 #define MPI_Ibcast                   (ob_mpi()->MPI_Ibcast)
-#define MPI_Improbe                  (ob_mpi()->MPI_Improbe)
 #define MPI_Initialized              (ob_mpi()->MPI_Initialized)
 #define MPI_Iprobe                   (ob_mpi()->MPI_Iprobe)
 #define MPI_Irecv                    (ob_mpi()->MPI_Irecv)
@@ -292,11 +269,9 @@ void *ob_mpi_symbol(const char *name);
 #define MPI_Query_thread             (ob_mpi()->MPI_Query_thread)
 #define MPI_Recv                     (ob_mpi()->MPI_Recv)
 #define MPI_Request_get_status       (ob_mpi()->MPI_Request_get_status)
-#define MPI_Send                     (ob_mpi()->MPI_Send)
 #define MPI_Test                     (ob_mpi()->MPI_Test)
 #define MPI_Test_cancelled           (ob_mpi()->MPI_Test_cancelled)
 #define MPI_Testall                  (ob_mpi()->MPI_Testall)
-#define MPI_Testsome                 (ob_mpi()->MPI_Testsome)
 #define MPI_Wait                     (ob_mpi()->MPI_Wait)
 #define MPI_Waitall                  (ob_mpi()->MPI_Waitall)
 #define PMPI_Abort                   (ob_mpi()->PMPI_Abort)
@@ -304,7 +279,6 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Allreduce               (ob_mpi()->PMPI_Allreduce)
 #define PMPI_Bcast                   (ob_mpi()->PMPI_Bcast)
 #define PMPI_Comm_call_errhandler    (ob_mpi()->PMPI_Comm_call_errhandler)
-#define PMPI_Comm_compare            (ob_mpi()->PMPI_Comm_compare)
 #define PMPI_Comm_create_keyval      (ob_mpi()->PMPI_Comm_create_keyval)
 #define PMPI_Comm_delete_attr        (ob_mpi()->PMPI_Comm_delete_attr)
 #define PMPI_Comm_dup                (ob_mpi()->PMPI_Comm_dup)
@@ -322,7 +296,6 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Comm_size               (ob_mpi()->PMPI_Comm_size)
 #define PMPI_Comm_test_inter         (ob_mpi()->PMPI_Comm_test_inter)
 #define PMPI_Errhandler_free         (ob_mpi()->PMPI_Errhandler_free)
-#define PMPI_Error_class             (ob_mpi()->PMPI_Error_class)
 #define PMPI_Error_string            (ob_mpi()->PMPI_Error_string)
 #define PMPI_Finalize                (ob_mpi()->PMPI_Finalize)
 #define PMPI_Finalized               (ob_mpi()->PMPI_Finalized)
@@ -337,7 +310,6 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Init                    (ob_mpi()->PMPI_Init)
 #define PMPI_Init_thread             (ob_mpi()->PMPI_Init_thread)
 #define PMPI_Initialized             (ob_mpi()->PMPI_Initialized)
-#define PMPI_Iprobe                  (ob_mpi()->PMPI_Iprobe)
 #define PMPI_Ireduce_scatter_block   (ob_mpi()->PMPI_Ireduce_scatter_block)
 #define PMPI_Lookup_name             (ob_mpi()->PMPI_Lookup_name)
 #define PMPI_Op_create               (ob_mpi()->PMPI_Op_create)
