@@ -54,9 +54,14 @@ onebit_status_t ob_mpi_wait(MPI_Request *request, const char *call) {
 
 /* --- User-level failure mitigation -------------------------------------------------------------*/
 
+/* MPICH has functions of these names that end the job ("internal error"). */
 static bool has_ulfm(void) {
+#ifdef OPEN_MPI
   return MPIX_Comm_revoke && MPIX_Comm_shrink && MPIX_Comm_failure_ack &&
          MPIX_Comm_failure_get_acked;
+#else
+  return false;
+#endif
 }
 
 /* The lowest rank of the communicator that is in the group of failed ones. */
