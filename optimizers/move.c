@@ -19,9 +19,9 @@
 /* What this rank can say before any message. */
 static onebit_status_t check(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
   bool alone = comm->size == 1 && optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
-  if (optimizer->deferred)
+  if (optimizer->options.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "optimizer is on a device that counts its steps: restart from a checkpoint");
+                    "optimizer is on a device: restart from a checkpoint");
   if (alone && optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "comm has one rank, which in profile ONEBIT_PROFILE_DEEPSPEED has no exchange "

@@ -255,7 +255,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
  * On failure all ranks of comm that are still there get an error. The state is kept: make another
  * communicator of the ranks that are left, and call this again. Until then steps fail.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_MISMATCH (optimizers differ between ranks),
- * ONEBIT_ERROR_UNSUPPORTED (an optimizer on a device with NCCL; exchange of steps in profile
+ * ONEBIT_ERROR_UNSUPPORTED (an optimizer on a device; exchange of steps in profile
  * deepspeed, with one rank left), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT,
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm);

@@ -84,8 +84,7 @@ bool learner_open(struct learner *learner, const struct training_case *what, one
                   int rank, int size, bool device);
 void learner_close(struct learner *learner);
 
-/* Saves, and goes on with another optimizer that was made of other parameters and then loaded, and
- * with plans that are made anew for it (onebit_optimizer_move). */
+/* Saves, and goes on with another optimizer that was made of other parameters and then loaded. */
 bool learner_replace(struct learner *learner, const char *directory);
 
 size_t learner_parameter_bytes(const struct learner *learner);

@@ -144,28 +144,13 @@ bool learner_open(struct learner *learner, const struct training_case *what, one
   return CHECK_STATUS(create(learner), ONEBIT_OK);
 }
 
-/* To plans that are made anew, on the same communicator; not where a device counts the steps, nor
- * where the ranks would take means. */
-static bool move_anew(struct learner *learner) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  if (!CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK))
-    return false;
-  if (!info.synchronized)
-    return true;
-  onebit_status_t status = onebit_optimizer_move(learner->optimizer, learner->comm);
-  return CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_UNSUPPORTED ||
-                   status == ONEBIT_ERROR_PEER,
-               "%s", onebit_last_error());
-}
-
 bool learner_replace(struct learner *learner, const char *directory) {
   bool saved = CHECK_STATUS(onebit_optimizer_save_files(learner->optimizer, directory), ONEBIT_OK);
   onebit_optimizer_destroy(learner->optimizer);
   learner->optimizer = NULL;
   draw_parameters(learner, 77);
   return saved && CHECK_STATUS(create(learner), ONEBIT_OK) &&
-         CHECK_STATUS(onebit_optimizer_load_files(learner->optimizer, directory), ONEBIT_OK) &&
-         move_anew(learner);
+         CHECK_STATUS(onebit_optimizer_load_files(learner->optimizer, directory), ONEBIT_OK);
 }
 
 void learner_close(struct learner *learner) {
