@@ -14,14 +14,16 @@ struct ob_watch {
 };
 
 /* The bounds. docs/preload.md says on which streams they were chosen. */
-#define MAX_ZEROS      0.75 /* of a sample's elements */
-#define MAX_INTEGERS   0.9  /* of those that are not zero */
-#define MAX_SIGN       0.9  /* of those that are not zero, with one sign */
-#define MAX_MEAN       0.6  /* of a call, relative to its root mean square */
-#define MAX_COSINE     0.98 /* of calls, however far apart */
-#define MAX_STEADINESS 0.25 /* the cosine of two changes one after the other */
-#define MAX_TREND      4.0  /* of the last third's magnitude to the first's, or its reciprocal */
-#define MAX_RANGE      64.0 /* of the largest call's to the smallest's */
+#define MAX_ZEROS      0.75   /* of a sample's elements */
+#define MAX_INTEGERS   0.9    /* of those that are not zero */
+#define MAX_SIGN       0.9    /* of those that are not zero, with one sign */
+#define MAX_MEAN       0.6    /* of a call, relative to its root mean square */
+#define MAX_COSINE     0.98   /* of calls, however far apart */
+#define MIN_COSINE     (-0.2) /* of calls one after the other */
+#define MAX_STEADINESS 0.25   /* the cosine of two changes one after the other */
+#define MAX_PREDICTED  0.98   /* of the squares */
+#define MAX_TREND      4.0    /* of the last third's magnitude to the first's, or its reciprocal */
+#define MAX_RANGE      64.0   /* of the largest call's to the smallest's */
 #define MAX_RESIDUAL   4.0
 #define MAX_RELATION   0.2
 
@@ -33,6 +35,8 @@ const char *ob_finding_text(enum ob_finding finding) {
       [OB_FINDING_SHRINKING] = "the values shrink",
       [OB_FINDING_GROWING] = "the values grow",
       [OB_FINDING_RELATED] = "equal calls of a step correlate, as those of a solver",
+      [OB_FINDING_PREDICTED] = "the values follow from those of the calls before",
+      [OB_FINDING_ALTERNATING] = "a call goes against the one before it, as those of a solver",
       [OB_FINDING_REPEATED] = "values come back some calls later",
       [OB_FINDING_SMOOTH] = "the values hardly change, or steadily, from call to call",
       [OB_FINDING_ONE_SIGNED] = "the values have one sign",
@@ -169,13 +173,52 @@ static double steadiness(const struct rows *rows, unsigned stride) {
   return median(cosines, count);
 }
 
+/* An element, and what it may follow from: it and its neighbours in the two calls before. */
+enum { CAUSES = 6 };
+
+static void add_products(double sums[CAUSES + 1][CAUSES + 1], const struct rows *rows, unsigned t,
+                         size_t i) {
+  const float *a = rows->row[t - 1] + i, *b = rows->row[t - 2] + i;
+  const double terms[CAUSES + 1] = {(double)a[-1],          (double)a[0], (double)a[1],
+                                    (double)b[-1],          (double)b[0], (double)b[1],
+                                    (double)rows->row[t][i]};
+  for (int j = 0; j <= CAUSES; j++)
+    for (int k = 0; k <= CAUSES; k++)
+      sums[j][k] += terms[j] * terms[k];
+}
+
+/* The part of the squares that the best linear combination explains: what is left of them in the
+ * last place when the others have been eliminated is what it does not. */
+static double predicted(const struct rows *rows) {
+  double sums[CAUSES + 1][CAUSES + 1] = {{0}}, whole, largest = 0;
+  for (unsigned t = 2; t < rows->count; t++)
+    for (size_t i = 1; i + 1 < OB_WATCH_ELEMENTS; i++)
+      if (i % OB_WATCH_RUN != 0 && (i + 1) % OB_WATCH_RUN != 0)
+        add_products(sums, rows, t, i);
+  whole = sums[CAUSES][CAUSES];
+  for (int j = 0; j < CAUSES; j++)
+    largest = fmax(largest, sums[j][j]);
+  for (int j = 0; j < CAUSES; j++) {
+    if (sums[j][j] <= 1e-9 * largest) /* it is a combination of those before */
+      continue;
+    for (int row = j + 1; row <= CAUSES; row++) {
+      double factor = sums[row][j] / sums[j][j];
+      for (int k = j; k <= CAUSES; k++)
+        sums[row][k] -= factor * sums[j][k];
+    }
+  }
+  return whole > 0 ? 1 - sums[CAUSES][CAUSES] / whole : 1;
+}
+
 static enum ob_finding judge_changes(const struct rows *rows) {
   for (unsigned stride = 1; stride <= rows->count / 4; stride++) {
     bool steady = steadiness(rows, stride) > MAX_STEADINESS;
     if (steady || fabs(cosine_at(rows, stride)) > MAX_COSINE)
       return stride == 1 ? OB_FINDING_SMOOTH : OB_FINDING_REPEATED;
   }
-  return OB_FINDING_NONE;
+  if (cosine_at(rows, 1) < MIN_COSINE)
+    return OB_FINDING_ALTERNATING;
+  return predicted(rows) > MAX_PREDICTED ? OB_FINDING_PREDICTED : OB_FINDING_NONE;
 }
 
 /* ---- Magnitudes ---- */

@@ -30,9 +30,11 @@ enum ob_finding {
   OB_FINDING_VARYING,    /* magnitudes of calls differ more than 64 times */
   OB_FINDING_SHRINKING,  /* to less than a quarter */
   OB_FINDING_GROWING,
-  OB_FINDING_RELATED,  /* equal calls of one step correlate: steps of a solver */
-  OB_FINDING_REPEATED, /* values come back some calls later */
-  OB_FINDING_SMOOTH,   /* constant, or moves slowly or steadily from call to call */
+  OB_FINDING_RELATED,     /* equal calls of one step correlate: steps of a solver */
+  OB_FINDING_PREDICTED,   /* from the two calls before, near each element: a field on a grid */
+  OB_FINDING_ALTERNATING, /* a call goes against the one before: steps of a solver */
+  OB_FINDING_REPEATED,    /* values come back some calls later */
+  OB_FINDING_SMOOTH,      /* constant, or moves slowly or steadily from call to call */
   OB_FINDING_ONE_SIGNED,
   OB_FINDING_INTEGER,
   OB_FINDING_SPARSE,

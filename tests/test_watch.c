@@ -50,6 +50,12 @@ static double wave(int t, int i) { return sin(0.3 * t + 7 * noise(1000000, (uint
 static double axes(int t, int i) {
   return noise(1000000 + (uint64_t)t % 3, (uint64_t)i) + 0.02 * t * noise(2000000, (uint64_t)i);
 }
+static double conjugate(int t, int i) {
+  return noise((uint64_t)t, (uint64_t)i) - noise((uint64_t)t + 1, (uint64_t)i);
+}
+static double field(int t, int i) { /* a rough wave: sums of two that run */
+  return noise(1000000, (uint64_t)(i + t)) + noise(2000000, (uint64_t)(i - t + 100));
+}
 static double growing(int t, int i) { return noise((uint64_t)t, (uint64_t)i) * pow(1.1, t); }
 static double shrinking(int t, int i) { return noise((uint64_t)t, (uint64_t)i) * pow(0.9, t); }
 static double varying(int t, int i) { return noise((uint64_t)t, (uint64_t)i) * (t % 4 ? 1 : 1e-3); }
@@ -103,7 +109,8 @@ Test(watch, others_are_refused) {
                {whole, OB_FINDING_INTEGER},       {sparse, OB_FINDING_SPARSE},
                {nothing, OB_FINDING_SPARSE},      {constant, OB_FINDING_SMOOTH},
                {wave, OB_FINDING_SMOOTH},         {walk, OB_FINDING_SMOOTH},
-               {axes, OB_FINDING_REPEATED},       {growing, OB_FINDING_GROWING},
+               {axes, OB_FINDING_REPEATED},       {conjugate, OB_FINDING_ALTERNATING},
+               {field, OB_FINDING_PREDICTED},     {growing, OB_FINDING_GROWING},
                {shrinking, OB_FINDING_SHRINKING}, {varying, OB_FINDING_VARYING},
                {endless, OB_FINDING_UNSEEN}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
