@@ -114,6 +114,7 @@ static onebit_status_t compare(onebit_comm_t comm, int rank, const struct ob_ter
 }
 
 onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count) {
+  OB_TRY(check_proposals(comm));
   for (int rank = 0; rank < comm->size; rank++)
     OB_TRY(check_peer(comm, rank));
   for (int rank = 1; rank < comm->size; rank++)
@@ -142,10 +143,7 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
   OB_TRY(ob_comm_check(comm));
   if (comm->size > 1)
     OB_TRY(exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
-  if (status != ONEBIT_OK)
-    return status;
-  OB_TRY(check_proposals(comm));
-  return ob_agree_check(comm, terms, count);
+  return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
 }
 
 onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {

@@ -28,8 +28,9 @@ onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struc
 onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note);
 
-/* What the proposals in comm->control_memory come to, those of all ranks: the part of an agreement
- * that follows when they have arrived. They may hold anything. Local. */
+/* What the proposals in comm->control_memory come to, those of all ranks, received as
+ * comm->control says: the part of an agreement that follows when they have arrived. They may hold
+ * anything. Local. */
 onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count);
 
 /* What a rank told in the latest agreement, if that ended well. */

@@ -44,6 +44,9 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
     ob_comm_drop(optimizer->latest);
   optimizer->latest = comm;
   OB_TRY(ob_optimizer_agree(optimizer, comm, check(optimizer, comm)));
+  const struct ob_term interval = {"the interval of onebit_optimizer_set_compare_interval",
+                                   optimizer->compare_interval};
+  OB_TRY(ob_agree(comm, ONEBIT_OK, &interval, 1));
   OB_TRY(ob_merge(optimizer, comm, &part));
   ob_part_release(optimizer->held);
   optimizer->held = part;
@@ -58,6 +61,8 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   }
   ob_part_release(optimizer->held);
   optimizer->held = NULL;
+  optimizer->compared = true; /* they are equal now; and all ranks count from here */
+  optimizer->calls = 0;
   return ONEBIT_OK;
 }
 

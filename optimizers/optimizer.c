@@ -265,7 +265,8 @@ static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
 static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
                                  size_t count) {
   optimizer->list = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->list);
-  if (!optimizer->list)
+  optimizer->hashes = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->hashes);
+  if (!optimizer->list || !optimizer->hashes)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
   if (count)
     memcpy(optimizer->list, tensors, count * sizeof *tensors);
@@ -288,8 +289,7 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
   return ONEBIT_OK;
 }
 
-/* --- What depends on the communicator
- * ------------------------------------------------------------*/
+/* --- What depends on the communicator */
 
 /* Ranks that are left of some hosts have perhaps no hierarchical schedule any more. */
 static onebit_schedule_t schedule_of(const struct onebit_optimizer *optimizer) {
@@ -364,8 +364,10 @@ void ob_optimizer_strip(onebit_optimizer_t optimizer) {
     ob_release(optimizer->own);
     optimizer->own = NULL;
   }
-  optimizer->own_bytes = sizeof *optimizer + optimizer->list_count * sizeof *optimizer->list +
-                         optimizer->window * sizeof *optimizer->norms;
+  optimizer->own_bytes =
+      sizeof *optimizer +
+      optimizer->list_count * (sizeof *optimizer->list + sizeof *optimizer->hashes) +
+      optimizer->window * sizeof *optimizer->norms;
 }
 
 onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
@@ -432,6 +434,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   ob_release(optimizer->own);
   ob_release(optimizer->list);
   ob_release(optimizer->norms);
+  ob_release(optimizer->hashes);
   if (optimizer->latest)
     ob_comm_drop(optimizer->latest);
   ob_comm_drop(optimizer->comm);

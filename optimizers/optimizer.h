@@ -175,6 +175,10 @@ struct onebit_optimizer {
   float *square[2];
   double gradient_norm;
   bool refused; /* a plan has refused a message (struct onebit_plan) */
+  /* Parameters were compared; calls of step since then, by which all ranks count alike. */
+  bool compared;
+  uint64_t calls, compare_interval;
+  uint64_t *hashes; /* room for one of each tensor */
   /* Deferred: skipped because of the norm, before the buckets' exchanges, whose executor counts
    * what they skip. */
   uint64_t skipped_by_norm;
@@ -259,6 +263,11 @@ onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_st
 
 /* A checkpoint was loaded, so the ranks have the same: ob_plan_accept of all plans. */
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer);
+
+/* Whether the step being made compares the ranks' parameters: of the first one, and at the interval
+ * that was asked for. Collective: compares them; `status` is how this rank fares so far. */
+bool ob_optimizer_compares(struct onebit_optimizer *optimizer);
+onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_status_t status);
 
 /* What clipping needs, once the buckets are made: collective. */
 onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);

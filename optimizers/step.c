@@ -366,6 +366,12 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   return tell(&optimizer->step.outcome);
 }
 
+/* Before anything of a step that only all ranks together can do. */
+static void compare(onebit_optimizer_t optimizer) {
+  if (ob_optimizer_compares(optimizer))
+    note(&optimizer->step, ob_optimizer_compare(optimizer, tell(&optimizer->step.outcome)));
+}
+
 static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
                                  void *stream) {
   if (must_catch_up(optimizer))
@@ -378,6 +384,7 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
   }
   optimizer->step.on_stream = on_stream;
   optimizer->step.stream = stream;
+  compare(optimizer);
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
@@ -426,6 +433,7 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
     return;
   note(&optimizer->step,
        ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
+  compare(optimizer);
   if (!optimizer->step.weighed)
     note(&optimizer->step, weigh(optimizer));
   exchange(optimizer);

@@ -241,7 +241,8 @@ static void wrong_residuals(const struct wrong_scene *scene) {
 #define RESIDUALS(handle, status, part)                                                            \
   WRONG(onebit_plan_export_residual, (handle, values, NULL), status, part);                        \
   WRONG(onebit_plan_import_residual, (handle, values, NULL), status, part);                        \
-  WRONG(onebit_plan_reset_residual, (handle), status, part)
+  WRONG(onebit_plan_reset_residual, (handle), status, part);                                       \
+  WRONG(onebit_plan_reset, (handle), status, part)
   RESIDUALS(NULL, ARGUMENT, "plan is NULL");
   RESIDUALS(scene->no_plan, ARGUMENT, "which is no plan (destroyed, or never made)");
   RESIDUALS(comm, ARGUMENT, "which is a communicator");

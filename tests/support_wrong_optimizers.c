@@ -84,10 +84,15 @@ void wrong_creations(const struct wrong_scene *scene) {
 void wrong_steps(const struct wrong_scene *scene) {
   onebit_optimizer_t optimizer = scene->optimizer, gone = scene->no_optimizer, open = scene->open;
   void *plan = scene->plan, *foreign = scene->foreign;
+  onebit_comm_t comm;
+  WRONG(onebit_optimizer_shrink, (optimizer, NULL), ARGUMENT, "survivors is NULL");
 #define STEPS(handle, part)                                                                        \
   WRONG(onebit_optimizer_step, (handle, 0.1F), ARGUMENT, part);                                    \
   WRONG(onebit_optimizer_begin, (handle, 0.1F), ARGUMENT, part);                                   \
   WRONG(onebit_optimizer_move, (handle, scene->comm), ARGUMENT, part);                             \
+  WRONG(onebit_optimizer_shrink, (handle, &comm), ARGUMENT, part);                                 \
+  WRONG(onebit_optimizer_compare, (handle), ARGUMENT, part);                                       \
+  WRONG(onebit_optimizer_set_compare_interval, (handle, 1), ARGUMENT, part);                       \
   WRONG(onebit_optimizer_ready, (handle, 0), ARGUMENT, part);                                      \
   WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");

@@ -162,9 +162,10 @@ void ob_host_begin(struct onebit_plan *plan) {
   plan->calls++;
 }
 
-/* Whatever was left out, nobody waits for it any more. */
+/* Whatever was left out, nobody waits for it any more; but of a rank that has given up, others must
+ * not take what it has left out for done. */
 void ob_host_end(struct onebit_plan *plan) {
-  for (int kind = 0; kind < COUNTERS; kind++)
+  for (int kind = 0; kind < COUNTERS && !plan->broken; kind++)
     set(&plan->host, (enum counter)kind, plan->calls * plan->geometry.chunks);
 }
 

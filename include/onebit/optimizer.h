@@ -189,6 +189,25 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
 onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                               const void *gradient);
 
+/* Whether all ranks have the same parameters, to the bit: they start from the same, and stay the
+ * same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts its
+ * steps on a device, and then the step fails on every rank and changes nothing. Collective; reads
+ * all parameters once, on a device copies them to the host, and waits for steps on streams.
+ *   optimizer   the optimizer; not while a step is open; of 0/1 Adam not while the info's
+ *               `synchronized` is 0, for then they differ
+ * Errors: ONEBIT_ERROR_MISMATCH (they differ: the message names the first such tensor, and the
+ * ranks), ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_PEER, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer);
+
+/* From now on every so many calls of onebit_optimizer_step begin with that comparison. Local, but
+ * the ranks must give the same number, between the same steps.
+ *   optimizer   the optimizer
+ *   steps       0: no more after the first step, as it is from the beginning
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an optimizer that counts its
+ * steps on a device: call onebit_optimizer_compare). */
+onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimizer, uint64_t steps);
+
 /* What the next step's loss is to be multiplied with; 1 without loss scaling. Local; waits for
  * steps on streams.
  *   optimizer   the optimizer

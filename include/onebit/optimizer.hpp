@@ -44,6 +44,10 @@ public:
     survivors = communicator(made);
     check(status);
   }
+  void compare() { check(onebit_optimizer_compare(get())); } /* the ranks' parameters: collective */
+  void set_compare_interval(std::uint64_t steps) {
+    check(onebit_optimizer_set_compare_interval(get(), steps));
+  }
   double loss_scale() const {
     double scale = 1;
     check(onebit_optimizer_get_loss_scale(get(), &scale));

@@ -45,7 +45,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
 }
 
 /* Makes the parts of the header right that a random input would hardly meet, so that the fuzzer
- * gets behind them. A checksum of all of it would come last, over what was mended before. */
+ * gets behind them. The checksum comes last, of what was mended before. */
 static void mend(struct receiver *receiver, unsigned char *message, size_t bytes, int what) {
   struct ob_header header;
   if (bytes < sizeof header)

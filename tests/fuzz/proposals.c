@@ -1,6 +1,7 @@
 /* The proposals of an agreement (collectives/agree.h): those of all ranks but this one are the
  * input. Whatever they hold, all of it is compared within its slots. */
 #include "base/error.h"
+#include "base/hash.h"
 #include "collectives/agree.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -13,30 +14,47 @@ static void propose(struct onebit_comm *comm, const struct ob_term *terms) {
   FUZZ_CHECK(ob_agree(comm, ONEBIT_OK, terms, TERMS) == ONEBIT_OK);
 }
 
-/* data[0]: the rank that this is, and which proposals are mended; data[1]: how. */
+/* Where the checksum of a proposal is, and where what it is of begins. */
+enum { CHECKSUM = 8, SUMMED = 16 };
+
+static void mend(unsigned char *slot, const unsigned char *own, int what) {
+  memcpy(slot, own, (size_t)(what & 3) * 8); /* magic, version; checksum; number of the agreement */
+  uint64_t sum = ob_hash(OB_HASH_START, slot + SUMMED, OB_AGREE_BYTES - SUMMED);
+  if (what & 4)
+    memcpy(slot + CHECKSUM, &sum, sizeof sum);
+}
+
+/* data[0]: the rank that this is, and which proposals are mended; data[1]: how, and whether one of
+ * them is too short. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const struct ob_term terms[TERMS] = {{"count", 4096}, {"dtype", 1}, {"chunk_size", 7}};
   unsigned char own[OB_AGREE_BYTES] = {0}, *slots;
   struct onebit_comm comm = {.control_memory = own};
+  struct ob_endpoint in[RANKS];
+  struct ob_batch batch = {.receive = in};
   if (size < 2)
     return 0;
   propose(&comm, terms);
-  slots = fuzz_copy(data + 2, size - 2 < RANKS * OB_AGREE_BYTES ? size - 2 : RANKS * OB_AGREE_BYTES,
-                    size - 2 < RANKS * OB_AGREE_BYTES ? RANKS * OB_AGREE_BYTES - (size - 2) : 0);
+  size_t all = RANKS * OB_AGREE_BYTES, given = size - 2 < all ? size - 2 : all;
+  slots = fuzz_copy(data + 2, given, all - given);
   comm.size = RANKS;
   comm.rank = data[0] % RANKS;
   comm.control_memory = slots;
+  comm.control = &batch;
   for (int rank = 0; rank < RANKS; rank++) {
     unsigned char *slot = slots + (size_t)rank * OB_AGREE_BYTES;
-    size_t right = (size_t)(data[1] & 3) * 8; /* magic and status, count, note */
     if (rank == comm.rank)
       memcpy(slot, own, OB_AGREE_BYTES);
     else if (data[0] >> (4 + rank) & 1)
-      memcpy(slot, own, right);
+      mend(slot, own, data[1]);
+    if (rank != comm.rank)
+      in[batch.receives++] = (struct ob_endpoint){slot, OB_AGREE_BYTES, rank};
   }
+  in[0].bytes -= data[1] >> 7;
   onebit_status_t status = ob_agree_check(&comm, terms, TERMS);
-  FUZZ_CHECK(status != ONEBIT_OK || data[1] >> 7 || ob_agree_note(&comm, comm.rank) == 0);
   FUZZ_CHECK(status <= ONEBIT_OK && (status == ONEBIT_OK || *onebit_last_error()));
+  for (int rank = 0; status == ONEBIT_OK && rank < RANKS; rank++) /* what was compared is equal */
+    FUZZ_CHECK(memcmp(slots + (size_t)rank * OB_AGREE_BYTES, own, CHECKSUM) == 0);
   free(slots);
   return 0;
 }

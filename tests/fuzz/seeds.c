@@ -57,6 +57,7 @@ static void write_message(int shape) {
                                 of.one_scale ? 0.5f : 0);
   for (size_t i = 0; i < ob_message_scales(&of); i++)
     view.scales[i] = 0.25f;
+  ob_message_seal(message, &of, &ob_codec_scalar);
   FILE *file = seed("message", "shape-%d", shape);
   fwrite(choices, 1, sizeof choices, file);
   fwrite(message, 1, ob_message_bytes(&of), file);
@@ -69,7 +70,7 @@ static void write_message(int shape) {
 
 static void write_proposals(void) {
   static const struct ob_term terms[] = {{"count", 4096}, {"dtype", 1}, {"chunk_size", 7}};
-  const uint8_t choices[2] = {0xf1, 3};
+  const uint8_t choices[2] = {0xf1, 7};
   unsigned char slot[OB_AGREE_BYTES] = {0};
   struct onebit_comm comm = {.size = 1, .control_memory = slot};
   FUZZ_CHECK(ob_agree(&comm, ONEBIT_OK, terms, 3) == ONEBIT_OK);

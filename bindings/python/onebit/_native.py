@@ -407,6 +407,8 @@ STATUS_FUNCTIONS = {
     "onebit_optimizer_set_gradient": [HANDLE, c_size_t, c_void_p],
     "onebit_optimizer_move": [HANDLE, HANDLE],
     "onebit_optimizer_shrink": [HANDLE, OUT],
+    "onebit_optimizer_compare": [HANDLE],
+    "onebit_optimizer_set_compare_interval": [HANDLE, c_uint64],
     "onebit_optimizer_get_loss_scale": [HANDLE, POINTER(c_double)],
     "onebit_optimizer_get_info": [HANDLE, POINTER(OptimizerInfo)],
     "onebit_optimizer_get_statistics": [HANDLE, POINTER(OptimizerStatistics)],

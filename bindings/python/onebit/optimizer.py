@@ -148,6 +148,15 @@ class Optimizer:
         check(_native.library().onebit_optimizer_set_gradient(self.handle, tensor, address))
         self._gradients[tensor] = found
 
+    def compare(self):
+        """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
+        have the same parameters. Collective. The first step does it by itself."""
+        check(_native.library().onebit_optimizer_compare(self.handle))
+
+    def set_compare_interval(self, steps):
+        """From now on every so many steps begin with `compare`; 0: none does."""
+        check(_native.library().onebit_optimizer_set_compare_interval(self.handle, steps))
+
     @property
     def loss_scale(self):
         """What the next step's loss is to be multiplied with; 1 without loss scaling."""
