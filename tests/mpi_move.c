@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "onebit/mpi.h"
 #include "tests/support_checkpoint.h"
 #include "tests/support_mpi.h"
 

@@ -29,8 +29,8 @@
  *    ONEBIT_ERROR_ARGUMENT, the others ONEBIT_ERROR_PEER with that rank's number, in the same call,
  *    and no recvbuf and no residual is changed.
  *  - Ranks that make their calls on plans in different orders wait for each other, as in MPI, where
- *    calls block; a plan that is NULL or no plan is known to this rank only, and the others wait for
- *    its call. Such a wait ends after ONEBIT_TIMEOUT (onebit/communicator.h) with
+ *    calls block; a plan that is NULL or no plan is known to this rank only, and the others wait
+ *    for its call. Such a wait ends after ONEBIT_TIMEOUT (onebit/communicator.h) with
  *    ONEBIT_ERROR_TRANSPORT on all.
  *  - A damaged message is refused (ONEBIT_ERROR_MESSAGE): a checksum shows any change of it. It and
  *    a failed transport are no errors to go on after: results are applied as they come, so recvbuf

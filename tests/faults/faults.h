@@ -124,7 +124,7 @@ struct scene {
 };
 
 /* One rank's place in it. */
-struct seat {
+struct participant {
   struct scene *scene;
   int rank;
   onebit_comm_t comm;
@@ -144,20 +144,20 @@ bool fault_is_of_messages(enum fault fault);
 
 /* work.c: what a rank does, once it is there, until its record says how it has ended. `connect`
  * makes its communicator. */
-typedef onebit_status_t connect_function(struct seat *seat, onebit_comm_t *comm);
-void seat_run(struct seat *seat, connect_function *connect);
+typedef onebit_status_t connect_function(struct participant *participant, onebit_comm_t *comm);
+void participant_run(struct participant *participant, connect_function *connect);
 
 /* strike.c: does the row's fault if this is its rank and moment. False: the rank is to do nothing
  * more. */
-bool strike(struct seat *seat, enum moment moment);
+bool strike(struct participant *participant, enum moment moment);
 
 /* What becomes of a message that is about to leave: see the faults. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
 /* `data` has room for 8 bytes more than *bytes, and may be changed. */
-enum fate strike_message(struct seat *seat, unsigned char *data, size_t *bytes);
+enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes);
 
-void seat_sleep(double seconds);
-double seat_clock(void);
+void participant_sleep(double seconds);
+double participant_clock(void);
 
 /* ranks.c and its like: the ranks of a job, until all of them have ended. */
 void run_processes(struct scene *scene);
@@ -166,7 +166,7 @@ connect_function connect_sockets, connect_threads;
 void sockets_open(void); /* before the processes are made */
 /* Whose transport is not in this build: NULL. */
 void run_mpi(struct scene *scene, const char *program, const char *path);
-int seat_mpi(struct scene *scene);
+int participant_mpi(struct scene *scene);
 void run_nccl(struct scene *scene);
 
 #endif

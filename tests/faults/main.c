@@ -100,7 +100,7 @@ static void give_up(const char *what) {
 static void begin_job(struct running *running, const struct row *row) {
   static unsigned number;
   const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-  *running = (struct running){.began = seat_clock()};
+  *running = (struct running){.began = participant_clock()};
   snprintf(running->path, sizeof running->path, "%.30s/faults-%d-%u", base, (int)getpid(),
            number++);
   running->scene = map_scene(running->path, true);
@@ -124,8 +124,8 @@ static void continue_ranks(struct running *running) {
     struct record *record = &running->scene->records[rank];
     int pause = atomic_exchange(&record->paused, 0);
     if (pause)
-      running->continue_at[rank] = seat_clock() + pause / 1000.0;
-    if (running->continue_at[rank] > 0 && seat_clock() >= running->continue_at[rank]) {
+      running->continue_at[rank] = participant_clock() + pause / 1000.0;
+    if (running->continue_at[rank] > 0 && participant_clock() >= running->continue_at[rank]) {
       kill(record->process, SIGCONT);
       running->continue_at[rank] = 0;
     }
@@ -228,7 +228,7 @@ static void watch(struct running *running) {
   continue_ranks(running);
   if (waitpid(running->process, &status, WNOHANG) == running->process)
     end_job(running, status, false);
-  else if (seat_clock() - running->began > LIMIT)
+  else if (participant_clock() - running->began > LIMIT)
     end_job(running, 0, true);
 }
 
@@ -297,23 +297,24 @@ static size_t count_leftovers(void) {
 }
 
 static int run_table(void) {
-  double began = seat_clock();
+  double began = participant_clock();
   size_t before = count_leftovers();
   run_rows(true, false);
   run_rows(false, false);
   faults.counts.left += count_leftovers() - before;
   printf("%zu runs in %.0f s: %zu survived, %zu told, %zu hung, %zu wrong, %zu left something "
          "behind, %zu other than promised\n",
-         faults.counts.runs, seat_clock() - began, faults.counts.survived, faults.counts.told,
-         faults.counts.hung, faults.counts.wrong, faults.counts.left, faults.counts.broken);
+         faults.counts.runs, participant_clock() - began, faults.counts.survived,
+         faults.counts.told, faults.counts.hung, faults.counts.wrong, faults.counts.left,
+         faults.counts.broken);
   return faults.counts.runs == 0 || faults.counts.hung || faults.counts.wrong ||
          faults.counts.left || faults.counts.broken;
 }
 
 int main(int count, char **arguments) {
-  static const struct option options[] = {{"filter", 1, NULL, 'f'}, {"every", 1, NULL, 'e'},
-                                          {"jobs", 1, NULL, 'j'},   {"list", 0, NULL, 'l'},
-                                          {"seat", 1, NULL, 's'},   {NULL, 0, NULL, 0}};
+  static const struct option options[] = {{"filter", 1, NULL, 'f'},      {"every", 1, NULL, 'e'},
+                                          {"jobs", 1, NULL, 'j'},        {"list", 0, NULL, 'l'},
+                                          {"participant", 1, NULL, 's'}, {NULL, 0, NULL, 0}};
   char timeout[16];
   bool list = false;
   faults.program = arguments[0];
@@ -334,7 +335,7 @@ int main(int count, char **arguments) {
       list = true;
       break;
     case 's':
-      return seat_mpi(map_scene(optarg, false));
+      return participant_mpi(map_scene(optarg, false));
     default:
       return 2;
     }

@@ -8,9 +8,9 @@
 #include "tests/faults/faults.h"
 
 static void rank_process(struct scene *scene, int rank) {
-  struct seat seat = {.scene = scene, .rank = rank};
+  struct participant participant = {.scene = scene, .rank = rank};
   scene->records[rank].process = getpid();
-  seat_run(&seat, connect_sockets);
+  participant_run(&participant, connect_sockets);
   _exit(0);
 }
 
@@ -28,27 +28,27 @@ void run_processes(struct scene *scene) {
 
 static onebit_comm_t comms[RANKS];
 
-onebit_status_t connect_threads(struct seat *seat, onebit_comm_t *comm) {
-  *comm = comms[seat->rank];
-  comms[seat->rank] = NULL;
+onebit_status_t connect_threads(struct participant *participant, onebit_comm_t *comm) {
+  *comm = comms[participant->rank];
+  comms[participant->rank] = NULL;
   return ONEBIT_OK;
 }
 
 static void *rank_thread(void *argument) {
-  struct seat *seat = argument;
-  seat_run(seat, connect_threads);
-  onebit_comm_destroy(comms[seat->rank]); /* of a rank that left before it took it */
+  struct participant *participant = argument;
+  participant_run(participant, connect_threads);
+  onebit_comm_destroy(comms[participant->rank]); /* of a rank that left before it took it */
   return NULL;
 }
 
 void run_threads(struct scene *scene) {
   pthread_t threads[RANKS];
-  struct seat seats[RANKS];
+  struct participant participants[RANKS];
   if (onebit_comm_create_loopback(RANKS, comms) != ONEBIT_OK)
     exit(3);
   for (int rank = 0; rank < RANKS; rank++) {
-    seats[rank] = (struct seat){.scene = scene, .rank = rank};
-    if (pthread_create(&threads[rank], NULL, rank_thread, &seats[rank]))
+    participants[rank] = (struct participant){.scene = scene, .rank = rank};
+    if (pthread_create(&threads[rank], NULL, rank_thread, &participants[rank]))
       exit(3);
   }
   for (int rank = 0; rank < RANKS; rank++)

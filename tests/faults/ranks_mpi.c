@@ -1,6 +1,6 @@
 /*
- * Ranks that mpirun starts: this program again, with --seat. Messages meet with faults in MPI_Isend,
- * which stands before MPI's own here, by MPI's profiling interface.
+ * Ranks that mpirun starts: this program again, with --participant. Messages meet with faults in
+ * MPI_Isend, which stands before MPI's own here, by MPI's profiling interface.
  */
 #include "tests/faults/faults.h"
 
@@ -11,29 +11,29 @@
 
 #include "onebit/mpi.h"
 
-static struct seat *own;
+static struct participant *own;
 
 void run_mpi(struct scene *scene, const char *program, const char *path) {
   (void)scene;
-  execlp("tests/scripts/ranks", "ranks", "4", program, "--seat", path, (char *)NULL);
+  execlp("tests/scripts/ranks", "ranks", "4", program, "--participant", path, (char *)NULL);
   exit(3);
 }
 
-static onebit_status_t connect_mpi(struct seat *seat, onebit_comm_t *comm) {
-  (void)seat;
+static onebit_status_t connect_mpi(struct participant *participant, onebit_comm_t *comm) {
+  (void)participant;
   return onebit_comm_create_mpi(MPI_COMM_WORLD, comm);
 }
 
-int seat_mpi(struct scene *scene) {
-  static struct seat seat;
+int participant_mpi(struct scene *scene) {
+  static struct participant participant;
   if (!scene || MPI_Init(NULL, NULL) != MPI_SUCCESS)
     return 3;
-  seat.scene = scene;
-  MPI_Comm_rank(MPI_COMM_WORLD, &seat.rank);
-  scene->records[seat.rank].process = getpid();
-  own = &seat;
-  seat_run(&seat, connect_mpi);
-  int status = scene->records[seat.rank].status;
+  participant.scene = scene;
+  MPI_Comm_rank(MPI_COMM_WORLD, &participant.rank);
+  scene->records[participant.rank].process = getpid();
+  own = &participant;
+  participant_run(&participant, connect_mpi);
+  int status = scene->records[participant.rank].status;
   if (status != ONEBIT_OK) /* as a program does: MPI_Finalize would wait for the lost rank */
     _exit(status < 0 ? 4 : 5);
   return MPI_Finalize() != MPI_SUCCESS;
@@ -52,7 +52,7 @@ int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag,
   memcpy(copy, data, bytes);
   enum fate fate = strike_message(own, copy, &bytes);
   if (fate == IS_HELD)
-    seat_sleep(own->held_until - seat_clock());
+    participant_sleep(own->held_until - participant_clock());
   if (fate == IS_LOST) { /* to nobody */
     free(copy);
     return PMPI_Isend(data, 0, type, MPI_PROC_NULL, tag, comm, request);
@@ -70,7 +70,7 @@ void run_mpi(struct scene *scene, const char *program, const char *path) {
   (void)scene, (void)program, (void)path;
 }
 
-int seat_mpi(struct scene *scene) {
+int participant_mpi(struct scene *scene) {
   (void)scene;
   return 3;
 }

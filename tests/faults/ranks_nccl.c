@@ -14,33 +14,33 @@
 
 static _Thread_local ncclComm_t own;
 
-static onebit_status_t connect_nccl(struct seat *seat, onebit_comm_t *comm) {
-  struct scene *scene = seat->scene;
+static onebit_status_t connect_nccl(struct participant *participant, onebit_comm_t *comm) {
+  struct scene *scene = participant->scene;
   ncclUniqueId id;
   memcpy(&id, scene->unique_id, sizeof id);
-  cudaSetDevice(seat->rank);
-  if (ncclCommInitRank(&own, RANKS, id, seat->rank) != ncclSuccess)
+  cudaSetDevice(participant->rank);
+  if (ncclCommInitRank(&own, RANKS, id, participant->rank) != ncclSuccess)
     return ONEBIT_ERROR_TRANSPORT;
   return onebit_comm_create_nccl(own, comm);
 }
 
 static void *rank_thread(void *argument) {
-  struct seat *seat = argument;
-  seat_run(seat, connect_nccl);
+  struct participant *participant = argument;
+  participant_run(participant, connect_nccl);
   return NULL;
 }
 
 void run_nccl(struct scene *scene) {
   pthread_t threads[RANKS];
-  struct seat seats[RANKS];
+  struct participant participants[RANKS];
   ncclUniqueId id;
   setenv("EMULATED_DEVICES", "4", 1);
   if (ncclGetUniqueId(&id) != ncclSuccess)
     exit(3);
   memcpy(scene->unique_id, &id, sizeof id);
   for (int rank = 0; rank < RANKS; rank++) {
-    seats[rank] = (struct seat){.scene = scene, .rank = rank};
-    if (pthread_create(&threads[rank], NULL, rank_thread, &seats[rank]))
+    participants[rank] = (struct participant){.scene = scene, .rank = rank};
+    if (pthread_create(&threads[rank], NULL, rank_thread, &participants[rank]))
       exit(3);
   }
   for (int rank = 0; rank < RANKS; rank++)

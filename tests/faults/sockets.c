@@ -44,7 +44,7 @@ struct line {
 };
 
 struct wire {
-  struct seat *seat;
+  struct participant *participant;
   struct line lines[RANKS];
   struct letter *done; /* receives that are complete, until they are tested */
 };
@@ -112,7 +112,7 @@ static void hand_over(struct wire *wire, struct line *line, struct letter *messa
 /* --- Moving bytes */
 
 static void send_some(struct line *line) {
-  while (line->out && !line->closed && seat_clock() >= line->out->not_before) {
+  while (line->out && !line->closed && participant_clock() >= line->out->not_before) {
     struct letter *letter = line->out;
     ssize_t sent =
         send(line->file, letter->data + letter->moved, letter->bytes - letter->moved, MSG_NOSIGNAL);
@@ -162,14 +162,14 @@ static void move(struct wire *wire, double seconds) {
   struct pollfd files[RANKS];
   for (int rank = 0; rank < RANKS; rank++) {
     struct line *line = &wire->lines[rank];
-    bool away = rank == wire->seat->rank || line->closed;
-    bool sends = line->out && seat_clock() >= line->out->not_before;
+    bool away = rank == wire->participant->rank || line->closed;
+    bool sends = line->out && participant_clock() >= line->out->not_before;
     files[rank] =
         (struct pollfd){away ? -1 : line->file, (short)(POLLIN | (sends ? POLLOUT : 0)), 0};
   }
   poll(files, RANKS, seconds > 0 ? 1 + (int)(seconds * 1000) : 0);
   for (int rank = 0; rank < RANKS; rank++)
-    if (rank != wire->seat->rank) {
+    if (rank != wire->participant->rank) {
       send_some(&wire->lines[rank]);
       receive_some(wire, &wire->lines[rank]);
     }
@@ -185,7 +185,7 @@ static int send_message(void *context, const void *data, size_t bytes, int peer,
   if (!copy)
     exit(3);
   memcpy(copy + sizeof(struct head), data, bytes);
-  enum fate fate = strike_message(wire->seat, copy + sizeof(struct head), &bytes);
+  enum fate fate = strike_message(wire->participant, copy + sizeof(struct head), &bytes);
   const struct head head = {bytes, tag};
   memcpy(copy, &head, sizeof head);
   *operation = NULL;
@@ -193,7 +193,7 @@ static int send_message(void *context, const void *data, size_t bytes, int peer,
     struct letter *letter = new_letter(sizeof head + bytes, tag);
     letter->data = malloc(letter->bytes);
     memcpy(letter->data, copy, letter->bytes);
-    letter->not_before = fate == IS_HELD ? wire->seat->held_until : 0;
+    letter->not_before = fate == IS_HELD ? wire->participant->held_until : 0;
     append(&line->out, letter);
   }
   free(copy);
@@ -246,7 +246,7 @@ static void cancel_message(void *context, void *operation) {
 static void close_all(void *context) {
   struct wire *wire = context;
   for (int rank = 0; rank < RANKS; rank++)
-    if (rank != wire->seat->rank) {
+    if (rank != wire->participant->rank) {
       shutdown(wire->lines[rank].file, SHUT_RDWR);
       wire->lines[rank].closed = true;
     }
@@ -264,22 +264,22 @@ static void move_on(void *context) { move(context, 0); }
 /* What this rank still has to say is said before its connections end. */
 static void release(void *context) {
   struct wire *wire = context;
-  double until = seat_clock() + SHORT_PAUSE;
+  double until = participant_clock() + SHORT_PAUSE;
   for (int rank = 0; rank < RANKS; rank++)
-    while (wire->lines[rank].out && !wire->lines[rank].closed && seat_clock() < until)
+    while (wire->lines[rank].out && !wire->lines[rank].closed && participant_clock() < until)
       move(wire, 0.001);
 }
 
-onebit_status_t connect_sockets(struct seat *seat, onebit_comm_t *comm) {
+onebit_status_t connect_sockets(struct participant *participant, onebit_comm_t *comm) {
   static struct wire wire;
   onebit_transport_callbacks_t callbacks = ONEBIT_TRANSPORT_CALLBACKS_INIT;
-  bool two = seat->scene->row.transport == TWO_HOSTS;
-  wire.seat = seat;
+  bool two = participant->scene->row.transport == TWO_HOSTS;
+  wire.participant = participant;
   for (int rank = 0; rank < RANKS; rank++)
-    wire.lines[rank].file = ends[seat->rank][rank];
+    wire.lines[rank].file = ends[participant->rank][rank];
   for (int a = 0; a < RANKS; a++)
     for (int b = 0; b < RANKS; b++)
-      if (a != b && a != seat->rank)
+      if (a != b && a != participant->rank)
         close(ends[a][b]); /* so that a rank's end is seen by the others */
   callbacks.context = &wire;
   callbacks.send = send_message;
@@ -290,6 +290,6 @@ onebit_status_t connect_sockets(struct seat *seat, onebit_comm_t *comm) {
   callbacks.message = message_of;
   callbacks.progress = move_on;
   callbacks.release = release;
-  callbacks.host = two && seat->rank >= RANKS / 2 ? "second" : "first";
-  return onebit_comm_create_custom(&callbacks, seat->rank, RANKS, comm);
+  callbacks.host = two && participant->rank >= RANKS / 2 ? "second" : "first";
+  return onebit_comm_create_custom(&callbacks, participant->rank, RANKS, comm);
 }

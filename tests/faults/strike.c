@@ -9,46 +9,47 @@
 
 #include "tests/faults/faults.h"
 
-double seat_clock(void) {
+double participant_clock(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-void seat_sleep(double seconds) {
+void participant_sleep(double seconds) {
   struct timespec nap = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
   nanosleep(&nap, NULL);
 }
 
 /* A number that follows from the row's seed and from what it is for. */
-static unsigned choose(const struct seat *seat, unsigned what, unsigned below) {
-  uint64_t x = seat->scene->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
+static unsigned choose(const struct participant *participant, unsigned what, unsigned below) {
+  uint64_t x = participant->scene->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
   x ^= x >> 31;
   x *= 0x94d049bb133111ebu;
   return (unsigned)((x >> 33) % below);
 }
 
-static bool has_threads(const struct seat *seat) {
-  return seat->scene->row.transport == THREADS || seat->scene->row.transport == NCCL;
+static bool has_threads(const struct participant *participant) {
+  return participant->scene->row.transport == THREADS || participant->scene->row.transport == NCCL;
 }
 
 /* A process stops for everyone, itself too; the harness continues it. */
-static void pause_for(struct seat *seat, double seconds) {
-  if (has_threads(seat)) {
-    seat_sleep(seconds);
+static void pause_for(struct participant *participant, double seconds) {
+  if (has_threads(participant)) {
+    participant_sleep(seconds);
     return;
   }
-  atomic_store(&seat->scene->records[seat->rank].paused, (int)(seconds * 1000));
+  atomic_store(&participant->scene->records[participant->rank].paused, (int)(seconds * 1000));
   raise(SIGSTOP);
 }
 
 /* Until every other rank has ended, or the harness ends the job. */
-static void stay_silent(const struct seat *seat) {
+static void stay_silent(const struct participant *participant) {
   for (int others = 1; others;) {
     others = 0;
     for (int rank = 0; rank < RANKS; rank++)
-      others += rank != seat->rank && atomic_load(&seat->scene->records[rank].state) != ENDED;
-    seat_sleep(0.01);
+      others += rank != participant->rank &&
+                atomic_load(&participant->scene->records[rank].state) != ENDED;
+    participant_sleep(0.01);
   }
 }
 
@@ -59,41 +60,41 @@ static void fill_disk(bool full) {
 }
 
 /* Messages of what has just been begun may be some, or many. */
-static void begin_messages(struct seat *seat) {
-  seat->messages_fail = true;
-  seat->skip = (int)choose(seat, 1, 6);
-  if (seat->scene->row.fault == HELD)
-    seat->held_until = seat_clock() + SHORT_PAUSE;
+static void begin_messages(struct participant *participant) {
+  participant->messages_fail = true;
+  participant->skip = (int)choose(participant, 1, 6);
+  if (participant->scene->row.fault == HELD)
+    participant->held_until = participant_clock() + SHORT_PAUSE;
 }
 
-bool strike(struct seat *seat, enum moment moment) {
-  const struct row *row = &seat->scene->row;
+bool strike(struct participant *participant, enum moment moment) {
+  const struct row *row = &participant->scene->row;
   bool is_message = row->moment == MESSAGE && moment == MIDDLE_CALL;
-  if (seat->rank != row_victim(row) || (moment != row->moment && !is_message))
+  if (participant->rank != row_victim(row) || (moment != row->moment && !is_message))
     return true;
   if (fault_is_of_messages(row->fault))
-    begin_messages(seat);
+    begin_messages(participant);
   else if (is_message)
-    seat->messages_fail = true, seat->skip = (int)choose(seat, 1, 6);
+    participant->messages_fail = true, participant->skip = (int)choose(participant, 1, 6);
   else
     switch (row->fault) {
     case KILLED:
       raise(SIGKILL);
       break;
     case PAUSED:
-      pause_for(seat, SHORT_PAUSE);
+      pause_for(participant, SHORT_PAUSE);
       break;
     case STOPPED:
-      pause_for(seat, LONG_PAUSE);
+      pause_for(participant, LONG_PAUSE);
       break;
     case LEFT:
       return false;
     case SILENT:
-      stay_silent(seat);
+      stay_silent(participant);
       return false;
     case ABORTED:
-      if (seat->comm)
-        onebit_comm_abort(seat->comm);
+      if (participant->comm)
+        onebit_comm_abort(participant->comm);
       break;
     case FULL_DISK:
       fill_disk(true);
@@ -104,15 +105,15 @@ bool strike(struct seat *seat, enum moment moment) {
   return true;
 }
 
-static void change(const struct seat *seat, unsigned char *data, size_t *bytes) {
-  switch (seat->scene->row.fault) {
+static void change(const struct participant *participant, unsigned char *data, size_t *bytes) {
+  switch (participant->scene->row.fault) {
   case FLIPPED: {
-    size_t bit = choose(seat, 2, 1u << 30) % (*bytes * 8);
+    size_t bit = choose(participant, 2, 1u << 30) % (*bytes * 8);
     data[bit / 8] = (unsigned char)(data[bit / 8] ^ 1u << bit % 8);
     break;
   }
   case TRUNCATED:
-    *bytes -= 1 + choose(seat, 2, (unsigned)*bytes);
+    *bytes -= 1 + choose(participant, 2, (unsigned)*bytes);
     break;
   case LONGER:
     memset(data + *bytes, 0, 8);
@@ -123,32 +124,32 @@ static void change(const struct seat *seat, unsigned char *data, size_t *bytes) 
   }
 }
 
-enum fate strike_message(struct seat *seat, unsigned char *data, size_t *bytes) {
-  enum fault fault = seat->scene->row.fault;
-  if (!seat->messages_fail)
+enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes) {
+  enum fault fault = participant->scene->row.fault;
+  if (!participant->messages_fail)
     return GOES;
   if (fault == LATE)
-    seat_sleep(0.001 * choose(seat, 3, 8));
+    participant_sleep(0.001 * choose(participant, 3, 8));
   if (fault == LATE)
     return GOES;
   if (fault == HELD)
-    return seat_clock() < seat->held_until ? IS_HELD : GOES;
+    return participant_clock() < participant->held_until ? IS_HELD : GOES;
   if (fault == CUT)
     return IS_LOST;
-  if (seat->struck || seat->skip-- > 0)
+  if (participant->struck || participant->skip-- > 0)
     return GOES;
-  seat->struck = true;
+  participant->struck = true;
   if (!fault_is_of_messages(fault)) { /* a fault of the rank, at this message */
     if (fault == KILLED)
       raise(SIGKILL);
     if (fault == PAUSED || fault == STOPPED)
-      pause_for(seat, fault == PAUSED ? SHORT_PAUSE : LONG_PAUSE);
+      pause_for(participant, fault == PAUSED ? SHORT_PAUSE : LONG_PAUSE);
     if (fault == LEFT)
       _exit(0);
     if (fault == SILENT)
-      stay_silent(seat), _exit(0);
+      stay_silent(participant), _exit(0);
     return GOES;
   }
-  change(seat, data, bytes);
+  change(participant, data, bytes);
   return fault == TWICE ? GOES_TWICE : fault == LOST ? IS_LOST : GOES;
 }

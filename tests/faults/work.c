@@ -17,7 +17,7 @@
 enum { MANY = 20000, FEW = 500, CHUNK = 2048 };
 
 struct job {
-  struct seat *seat;
+  struct participant *participant;
   size_t count;
   float *input, *output;
   float *device_input, *device_output; /* NULL: the host's are used */
@@ -27,11 +27,11 @@ struct job {
   uint64_t hash;
 };
 
-static enum work work_of(const struct job *job) { return job->seat->scene->row.work; }
+static enum work work_of(const struct job *job) { return job->participant->scene->row.work; }
 
 static bool is_mine(const struct job *job, enum fault fault) {
-  const struct row *row = &job->seat->scene->row;
-  return row->fault == fault && job->seat->rank == row_victim(row) &&
+  const struct row *row = &job->participant->scene->row;
+  return row->fault == fault && job->participant->rank == row_victim(row) &&
          job->call == (row->moment == FIRST_CALL ? 0 : MIDDLE);
 }
 
@@ -47,8 +47,8 @@ static float value_of(int rank, int call, size_t i) {
 
 static void fill_input(struct job *job) {
   for (size_t i = 0; i < job->count; i++)
-    job->input[i] = value_of(job->seat->rank, job->call, i);
-  if (is_mine(job, INFINITE) && !job->seat->struck)
+    job->input[i] = value_of(job->participant->rank, job->call, i);
+  if (is_mine(job, INFINITE) && !job->participant->struck)
     job->input[job->count / 2] = INFINITY;
 }
 
@@ -82,7 +82,7 @@ static size_t plan_count(const struct job *job) {
 
 static onebit_status_t make_plans(struct job *job) {
   onebit_plan_options_t options = options_of(job);
-  onebit_comm_t comm = job->seat->comm;
+  onebit_comm_t comm = job->participant->comm;
   onebit_status_t status = onebit_plan_create(comm, plan_count(job), &options, &job->plan);
   if (status == ONEBIT_OK)
     status = onebit_plan_create(comm, plan_count(job), &options, &job->other);
@@ -94,32 +94,32 @@ static onebit_status_t make_plans(struct job *job) {
 
 /* Begun and then waited for: that is where a fault may come in between. */
 static onebit_status_t call_plan(struct job *job, bool *left) {
-  const float *input = is_mine(job, REFUSED) && !job->seat->struck ? NULL : job->input;
-  bool begun = job->call == MIDDLE && job->seat->scene->row.moment == BEGUN;
+  const float *input = is_mine(job, REFUSED) && !job->participant->struck ? NULL : job->input;
+  bool begun = job->call == MIDDLE && job->participant->scene->row.moment == BEGUN;
   onebit_plan_t plan = is_mine(job, OTHER_PLAN) ? job->other : job->plan;
   onebit_request_t request;
   if (is_mine(job, REFUSED) || is_mine(job, INFINITE))
-    job->seat->struck = true;
+    job->participant->struck = true;
   if (work_of(job) == SCATTER)
     return onebit_reduce_scatter(input, job->output, plan);
   if (!begun)
     return onebit_allreduce(input, job->output, plan);
   onebit_status_t status = onebit_iallreduce(input, job->output, plan, &request);
-  *left = !strike(job->seat, BEGUN);
+  *left = !strike(job->participant, BEGUN);
   return status == ONEBIT_OK ? onebit_wait(&request) : status;
 }
 
 #ifdef ONEBIT_HAVE_NCCL
 static onebit_status_t call_device(struct job *job, bool *left) {
   size_t bytes = job->count * sizeof(float);
-  bool begun = job->call == MIDDLE && job->seat->scene->row.moment == BEGUN;
+  bool begun = job->call == MIDDLE && job->participant->scene->row.moment == BEGUN;
   if (is_mine(job, INFINITE))
-    job->seat->struck = true;
+    job->participant->struck = true;
   cudaMemcpy(job->device_input, job->input, bytes, cudaMemcpyDefault);
   onebit_status_t status =
       onebit_allreduce_stream(job->device_input, job->device_output, job->plan, NULL);
   if (begun)
-    *left = !strike(job->seat, BEGUN);
+    *left = !strike(job->participant, BEGUN);
   onebit_status_t ended = onebit_plan_synchronize(job->plan);
   if (status == ONEBIT_OK && ended == ONEBIT_OK)
     cudaMemcpy(job->output, job->device_output, bytes, cudaMemcpyDefault);
@@ -131,7 +131,7 @@ static onebit_status_t call_device(struct job *job, bool *left) { return call_pl
 
 static onebit_status_t gather_back(struct job *job) {
   size_t count = plan_count(job);
-  float *own = job->output + (size_t)job->seat->rank * count;
+  float *own = job->output + (size_t)job->participant->rank * count;
   memmove(own, job->output, count * sizeof *own);
   return onebit_allgather(own, job->output, job->gather);
 }
@@ -161,22 +161,24 @@ static onebit_status_t make_optimizer(struct job *job) {
   adam.common.chunk_size = CHUNK;
   zero_one.variance_freeze_step = 3;
   if (work_of(job) == LOCAL_STEPS)
-    return onebit_zero_one_adam_create(job->seat->comm, tensors, 2, &zero_one, &job->optimizer);
-  return onebit_adam_create(job->seat->comm, tensors, 2, &adam, &job->optimizer);
+    return onebit_zero_one_adam_create(job->participant->comm, tensors, 2, &zero_one,
+                                       &job->optimizer);
+  return onebit_adam_create(job->participant->comm, tensors, 2, &adam, &job->optimizer);
 }
 
 /* A disk that is full costs a checkpoint, and nothing else. */
 static onebit_status_t save(struct job *job) {
-  onebit_status_t status = onebit_optimizer_save_files(job->optimizer, job->seat->scene->directory);
-  bool full = job->seat->scene->row.fault == FULL_DISK;
+  onebit_status_t status =
+      onebit_optimizer_save_files(job->optimizer, job->participant->scene->directory);
+  bool full = job->participant->scene->row.fault == FULL_DISK;
   return full && (status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_PEER) ? ONEBIT_OK : status;
 }
 
 static onebit_status_t train(struct job *job) {
-  float rate = is_mine(job, REFUSED) && !job->seat->struck ? NAN : 0.01f;
+  float rate = is_mine(job, REFUSED) && !job->participant->struck ? NAN : 0.01f;
   fill_input(job);
   if (is_mine(job, REFUSED) || is_mine(job, INFINITE))
-    job->seat->struck = true;
+    job->participant->struck = true;
   onebit_status_t status = onebit_optimizer_step(job->optimizer, rate);
   if (status == ONEBIT_OK && work_of(job) == SAVING && job->call % 3 == 2)
     status = save(job);
@@ -191,7 +193,7 @@ static bool is_training(const struct job *job) { return work_of(job) >= TRAINING
 
 /* What all ranks are told of, and have changed nothing for: the call is made again. */
 static bool is_to_repeat(const struct job *job, onebit_status_t status) {
-  enum fault fault = job->seat->scene->row.fault;
+  enum fault fault = job->participant->scene->row.fault;
   return (fault == REFUSED && (status == ONEBIT_ERROR_ARGUMENT || status == ONEBIT_ERROR_PEER)) ||
          (fault == INFINITE && status == ONEBIT_SKIPPED);
 }
@@ -201,9 +203,9 @@ static enum moment moment_of(int call) {
 }
 
 static onebit_status_t run_calls(struct job *job, bool *left) {
-  struct record *record = &job->seat->scene->records[job->seat->rank];
+  struct record *record = &job->participant->scene->records[job->participant->rank];
   for (job->call = 0; job->call < CALLS && !*left; job->call++) {
-    if (!strike(job->seat, moment_of(job->call)))
+    if (!strike(job->participant, moment_of(job->call)))
       *left = true;
     for (int again = 0; !*left && again < 2; again++) {
       onebit_status_t status = is_training(job) ? train(job) : collective(job, left);
@@ -224,7 +226,7 @@ static bool allocate(struct job *job) {
   job->input = calloc(job->count, sizeof(float));
   job->output = calloc(job->count, sizeof(float));
 #ifdef ONEBIT_HAVE_NCCL
-  if (job->seat->scene->row.transport == NCCL)
+  if (job->participant->scene->row.transport == NCCL)
     return cudaMalloc((void **)&job->device_input, job->count * sizeof(float)) == cudaSuccess &&
            cudaMalloc((void **)&job->device_output, job->count * sizeof(float)) == cudaSuccess;
 #endif
@@ -236,7 +238,7 @@ static void release(struct job *job) {
   onebit_plan_destroy(job->plan);
   onebit_plan_destroy(job->other);
   onebit_plan_destroy(job->gather);
-  onebit_comm_destroy(job->seat->comm);
+  onebit_comm_destroy(job->participant->comm);
 #ifdef ONEBIT_HAVE_NCCL
   cudaFree(job->device_input);
   cudaFree(job->device_output);
@@ -248,22 +250,22 @@ static void release(struct job *job) {
 static onebit_status_t run(struct job *job, connect_function *connect, bool *left) {
   if (!allocate(job))
     return ONEBIT_ERROR_MEMORY;
-  if ((*left = !strike(job->seat, BEFORE_COMM)))
+  if ((*left = !strike(job->participant, BEFORE_COMM)))
     return ONEBIT_OK;
-  onebit_status_t status = connect(job->seat, &job->seat->comm);
-  if (status != ONEBIT_OK || (*left = !strike(job->seat, BEFORE_PLAN)))
+  onebit_status_t status = connect(job->participant, &job->participant->comm);
+  if (status != ONEBIT_OK || (*left = !strike(job->participant, BEFORE_PLAN)))
     return status;
   status = is_training(job) ? make_optimizer(job) : make_plans(job);
   if (status == ONEBIT_OK)
     status = run_calls(job, left);
   if (status == ONEBIT_OK && !*left)
-    *left = !strike(job->seat, LAST);
+    *left = !strike(job->participant, LAST);
   return status;
 }
 
-void seat_run(struct seat *seat, connect_function *connect) {
-  struct record *record = &seat->scene->records[seat->rank];
-  struct job job = {.seat = seat};
+void participant_run(struct participant *participant, connect_function *connect) {
+  struct record *record = &participant->scene->records[participant->rank];
+  struct job job = {.participant = participant};
   bool left = false;
   atomic_store(&record->state, RUNNING);
   record->status = run(&job, connect, &left);
