@@ -39,6 +39,7 @@ struct nccl_batch {
   unsigned char *memory;
   size_t capacity;
   struct ob_endpoint *there;
+  bool is_there; /* what was received is still to be brought to the host */
 };
 
 static struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
@@ -198,9 +199,21 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   at = own->memory;
   location(there.send, there.sends, &at);
   location(there.receive, there.receives, &at);
-  OB_TRY(put(&there, state->stream));
-  at = own->memory + sent;
-  return stage(own, batch->receive, batch->receives, &at, false);
+  own->is_there = true;
+  return put(&there, state->stream);
+}
+
+/* Behind messages that have not come, a copy to memory that is not pinned would wait for them in
+ * the driver, where nobody can look whether they ever will: so it begins when they are here. */
+static onebit_status_t bring(struct nccl_batch *own) {
+  struct ob_batch *batch = &own->batch;
+  unsigned char *at = own->memory + bytes_of(batch->send, batch->sends);
+  if (!own->is_there)
+    return ONEBIT_OK;
+  own->is_there = false;
+  OB_TRY(stage(own, batch->receive, batch->receives, &at, false));
+  OB_TRY_CUDA(cudaStreamSynchronize(state_of(batch->comm)->stream));
+  return ONEBIT_OK;
 }
 
 static onebit_status_t begin(struct ob_batch *batch, int tag) {
@@ -226,6 +239,8 @@ static onebit_status_t test(struct ob_batch *batch, double seconds) {
     status = ONEBIT_IN_PROGRESS;
   else if (status == ONEBIT_OK && error != cudaSuccess)
     status = ob_cuda_error(error, "waiting for NCCL");
+  else if (status == ONEBIT_OK)
+    status = bring((struct nccl_batch *)batch);
   ob_cuda_leave(before);
   return status;
 }

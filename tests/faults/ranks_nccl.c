@@ -18,7 +18,6 @@ static onebit_status_t connect_nccl(struct participant *participant, onebit_comm
   struct scene *scene = participant->scene;
   ncclUniqueId id;
   memcpy(&id, scene->unique_id, sizeof id);
-  cudaSetDevice(participant->rank);
   if (ncclCommInitRank(&own, RANKS, id, participant->rank) != ncclSuccess)
     return ONEBIT_ERROR_TRANSPORT;
   return onebit_comm_create_nccl(own, comm);
@@ -26,6 +25,7 @@ static onebit_status_t connect_nccl(struct participant *participant, onebit_comm
 
 static void *rank_thread(void *argument) {
   struct participant *participant = argument;
+  cudaSetDevice(participant->rank);
   participant_run(participant, connect_nccl);
   return NULL;
 }

@@ -115,7 +115,8 @@ bool table_row(size_t number, struct row *row) {
       for (int fault = 0; fault < FAULTS; fault++)
         for (int moment = 0; moment < MOMENTS; moment++) {
           bool hooked = transport != THREADS && transport != NCCL;
-          if ((moment == MESSAGE && !hooked) ||
+          /* Until NCCL has made its communicator, waits are its own. */
+          if ((moment == MESSAGE && !hooked) || (moment == BEFORE_COMM && transport == NCCL) ||
               !is_done_there((enum transport)transport, (enum work)work) ||
               !is_possible((enum transport)transport, (enum fault)fault) ||
               !is_the_moment((enum work)work, (enum fault)fault, (enum moment)moment))
