@@ -147,7 +147,7 @@ static void wrong_rates(struct learner *learner, int attempt) {
   learner_send_gradients(learner, attempt, learner->streams[0]);
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
   check_step(learner, guilty ? -1.0f : 0.5f, guilty ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER,
-             guilty ? "learning_rate is -1" : "could not take part");
+             guilty ? "learning_rate is -1" : "rank ");
   if (learner->size > 1)
     check_step(learner, guilty ? 0.25f : 0.5f, ONEBIT_ERROR_MISMATCH, "learning_rate");
 }
