@@ -176,7 +176,13 @@
   X(PMPI_Request_c2f)                                                                              \
   X(PMPI_Request_f2c)                                                                              \
   X(PMPI_Type_f2c)
+#ifdef MPIX_C_FLOAT16 /* Open MPI 5's */
+#define OB_MPI_SHORT_FLOAT(X) X(ompi_mpi_short_float)
+#else
+#define OB_MPI_SHORT_FLOAT(X)
+#endif
 #define OB_MPI_VARIABLES(X)                                                                        \
+  OB_MPI_SHORT_FLOAT(X)                                                                            \
   X(ompi_mpi_byte)                                                                                 \
   X(ompi_mpi_char)                                                                                 \
   X(ompi_mpi_comm_null)                                                                            \
