@@ -56,7 +56,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
                                const int *host_of, void *state, struct ob_engine *engine,
                                onebit_comm_t *comm);
 
-/* Room for the names of the hosts (ob_agree_names). ONEBIT_ERROR_MEMORY. */
+/* Memory for the names of the hosts (ob_agree_names). ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_comm_make_names(onebit_comm_t comm);
 
 /* A tag for what the latest agreement was about: the same on all ranks, another after each one. */

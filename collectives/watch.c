@@ -10,9 +10,14 @@
 #include "collectives/communicator.h"
 #include "collectives/progress.h"
 
+/* Half an hour, as NCCL's watchdog and Gloo in PyTorch have it by default: longer than a checkpoint
+ * or an evaluation on one rank. */
 #define DEFAULT_TIMEOUT 1800.0
-#define LOOK_SECONDS    0.001
-#define LONGEST_GAP     1.0
+/* A look costs a call of the clock and takes the communicator's state: a thousand a second are
+ * nothing, and no timeout is finer. */
+#define LOOK_SECONDS 0.001
+/* What a stopped process is charged when it goes on (struct ob_watch). */
+#define LONGEST_GAP 1.0
 
 double ob_watch_notice = 10.0;
 

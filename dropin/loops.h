@@ -39,7 +39,7 @@ int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *se
                       const void *recvbuf, bool *look);
 
 /* Agrees on a loop, if there is one. Collective. True where positions have got new meanings: there
- * was no room for more. */
+ * was no space for more. */
 bool ob_loops_look(struct ob_loops *loops);
 
 /* The position behind this one in the loop, where it has the same signature; or OB_NO_POSITION. */

@@ -178,7 +178,7 @@ struct onebit_optimizer {
   /* Parameters were compared; calls of step since then, by which all ranks count alike. */
   bool compared;
   uint64_t calls, compare_interval;
-  uint64_t *hashes; /* room for one of each tensor */
+  uint64_t *hashes; /* scratch: one a tensor */
   /* Deferred: skipped because of the norm, before the buckets' exchanges, whose executor counts
    * what they skip. */
   uint64_t skipped_by_norm;

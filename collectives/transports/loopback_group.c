@@ -126,7 +126,7 @@ static bool all_are_here(const struct group *group) {
   return true;
 }
 
-/* The lists of those who came; comms has room for all. */
+/* The lists of those who came; comms has space for all. */
 static int list_survivors(const struct group *group, int *host_of) {
   int count = 0;
   for (int rank = 0; rank < group->size; rank++)

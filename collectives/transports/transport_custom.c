@@ -197,7 +197,7 @@ static onebit_status_t health(onebit_comm_t comm) {
 }
 
 static void abort_for_all(onebit_comm_t comm, const char *text) {
-  (void)text; /* callbacks have no room for it */
+  (void)text; /* callbacks take none */
   give_up(comm->state);
 }
 

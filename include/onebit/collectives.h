@@ -32,7 +32,7 @@
  *    calls block; a plan that is NULL or no plan is known to this rank only, and the others wait
  *    for its call. Such a wait ends after ONEBIT_TIMEOUT (onebit/communicator.h) with
  *    ONEBIT_ERROR_TRANSPORT on all.
- *  - A damaged message is refused (ONEBIT_ERROR_MESSAGE): a checksum shows any change of it. It and
+ *  - A damaged message is refused (ONEBIT_ERROR_MESSAGE), by its checksum. It and
  *    a failed transport are no errors to go on after: results are applied as they come, so recvbuf
  *    may hold part of one, and other ranks may have ended the call well. Therefore the rank that
  *    refused takes part in no later call of the plan, and all ranks are told (ONEBIT_ERROR_MESSAGE

@@ -88,7 +88,7 @@ uint64_t onebit_comm_bytes_sent(onebit_comm_t comm);
  *   comm   the communicator
  * Thread-safe, also while other threads wait in calls on comm: below MPI_THREAD_MULTIPLE it is then
  * one of these that tells the other ranks.
- * Errors: ONEBIT_ERROR_ARGUMENT (comm is NULL), ONEBIT_ERROR_TRANSPORT (of NCCL). */
+ * Errors: ONEBIT_ERROR_ARGUMENT (no communicator). */
 onebit_status_t onebit_comm_abort(onebit_comm_t comm);
 
 /* Makes a communicator of the ranks that are left of one that has lost some. Collective over those;

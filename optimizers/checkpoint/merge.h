@@ -4,7 +4,7 @@
  * Every rank tells the others how many steps it has made and which sections it has. The one with
  * the most steps, of several the lowest, is the source; who is hardly behind has its state from the
  * same run, and is a holder; the others are joiners, whose own state counts for nothing. All make
- * room for a part with every section that the source's stage has, whole, fill in what they have,
+ * memory for a part with every section that the source's stage has, whole, fill in what they have,
  * and go through it piece by piece. Of each piece they tell each other a hash, so that only what
  * differs travels.
  */

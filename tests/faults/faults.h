@@ -135,7 +135,7 @@ struct participant {
 };
 
 const char *transport_name(enum transport transport);
-void row_name(const struct row *row, char *text, size_t room);
+void row_name(const struct row *row, char *text, size_t bytes);
 
 /* table.c: rows are numbers from 0 on; false past the last. */
 bool table_row(size_t number, struct row *row);
@@ -153,7 +153,7 @@ bool strike(struct participant *participant, enum moment moment);
 
 /* What becomes of a message that is about to leave: see the faults. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
-/* `data` has room for 8 bytes more than *bytes, and may be changed. */
+/* `data` has space for 8 bytes more than *bytes, and may be changed. */
 enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes);
 
 void participant_sleep(double seconds);
@@ -168,5 +168,8 @@ void sockets_open(void); /* before the processes are made */
 void run_mpi(struct scene *scene, const char *program, const char *path);
 int participant_mpi(struct scene *scene);
 void run_nccl(struct scene *scene);
+
+/* Runs `body` in a thread a rank, each with its struct participant, until all have ended. */
+void run_in_threads(struct scene *scene, void *(*body)(void *participant));
 
 #endif

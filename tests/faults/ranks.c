@@ -41,16 +41,20 @@ static void *rank_thread(void *argument) {
   return NULL;
 }
 
-void run_threads(struct scene *scene) {
+void run_in_threads(struct scene *scene, void *(*body)(void *participant)) {
   pthread_t threads[RANKS];
   struct participant participants[RANKS];
-  if (onebit_comm_create_loopback(RANKS, comms) != ONEBIT_OK)
-    exit(3);
   for (int rank = 0; rank < RANKS; rank++) {
     participants[rank] = (struct participant){.scene = scene, .rank = rank};
-    if (pthread_create(&threads[rank], NULL, rank_thread, &participants[rank]))
+    if (pthread_create(&threads[rank], NULL, body, &participants[rank]))
       exit(3);
   }
   for (int rank = 0; rank < RANKS; rank++)
     pthread_join(threads[rank], NULL);
+}
+
+void run_threads(struct scene *scene) {
+  if (onebit_comm_create_loopback(RANKS, comms) != ONEBIT_OK)
+    exit(3);
+  run_in_threads(scene, rank_thread);
 }

@@ -6,7 +6,6 @@
 #if defined(ONEBIT_HAVE_NCCL) && defined(ONEBIT_EMULATED_CUDA)
 #include <cuda_runtime_api.h>
 #include <nccl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,20 +30,12 @@ static void *rank_thread(void *argument) {
 }
 
 void run_nccl(struct scene *scene) {
-  pthread_t threads[RANKS];
-  struct participant participants[RANKS];
   ncclUniqueId id;
   setenv("EMULATED_DEVICES", "4", 1);
   if (ncclGetUniqueId(&id) != ncclSuccess)
     exit(3);
   memcpy(scene->unique_id, &id, sizeof id);
-  for (int rank = 0; rank < RANKS; rank++) {
-    participants[rank] = (struct participant){.scene = scene, .rank = rank};
-    if (pthread_create(&threads[rank], NULL, rank_thread, &participants[rank]))
-      exit(3);
-  }
-  for (int rank = 0; rank < RANKS; rank++)
-    pthread_join(threads[rank], NULL);
+  run_in_threads(scene, rank_thread);
 }
 
 #else

@@ -15,8 +15,8 @@ static const char *const moments[] = {"before-comm", "before-plan", "first-call"
 
 const char *transport_name(enum transport transport) { return transports[transport]; }
 
-void row_name(const struct row *row, char *text, size_t room) {
-  snprintf(text, room, "%s/%s/%s/%s/%u", transports[row->transport], works[row->work],
+void row_name(const struct row *row, char *text, size_t bytes) {
+  snprintf(text, bytes, "%s/%s/%s/%s/%u", transports[row->transport], works[row->work],
            faults[row->fault], moments[row->moment], row->seed);
 }
 

@@ -18,14 +18,14 @@ struct rows {
   size_t at;                       /* where they are */
 };
 
-/* False: there is no room for the rows. */
+/* False: the rows do not fit. */
 static int read_rows(struct rows *rows, const unsigned char *part, size_t bytes) {
   rows->section = NULL;
   if (bytes < sizeof rows->header)
     return 0;
   memcpy(&rows->header, part, sizeof rows->header);
-  uint64_t room = bytes - sizeof rows->header, tensors = rows->header.tensors;
-  if (tensors > room / sizeof(struct ob_part_tensor))
+  uint64_t left = bytes - sizeof rows->header, tensors = rows->header.tensors;
+  if (tensors > left / sizeof(struct ob_part_tensor))
     return 0;
   rows->at = sizeof rows->header + (size_t)tensors * sizeof(struct ob_part_tensor);
   if (rows->header.sections > (bytes - rows->at) / sizeof *rows->section)
