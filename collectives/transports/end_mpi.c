@@ -180,14 +180,13 @@ void ob_mpi_abort(onebit_comm_t comm, const char *text) {
   pthread_mutex_unlock(&state->lock);
 }
 
-static void fail_of(onebit_comm_t comm, int code) {
+static void hear_of_failed(onebit_comm_t comm) {
   int rank = ob_mpi_failed_rank(comm);
   char text[OB_END_BYTES];
   if (rank < 0)
     return; /* what waits finds its own error */
   snprintf(text, sizeof text, "the process of rank %d%s%s has failed", rank,
            *ob_comm_host_name(comm, rank) ? " on host " : "", ob_comm_host_name(comm, rank));
-  (void)code;
   ob_comm_hear_end(comm, text);
 }
 
@@ -204,7 +203,7 @@ static void look(onebit_comm_t comm) {
   if (code == MPI_SUCCESS && found)
     ob_comm_hear_end(comm, state->in);
   else if (code != MPI_SUCCESS)
-    fail_of(comm, code);
+    hear_of_failed(comm);
 }
 
 onebit_status_t ob_mpi_health(onebit_comm_t comm) {
