@@ -76,7 +76,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   unsigned char *message = plan.geometry.whole
                                ? plan.geometry.outgoing
                                : result_of(plan, next_of(plan, now), plan.geometry.member);
-  write_mean(plan, senders_of(plan, now), location, weight, view_of(message, location).values);
+  write_mean<ONEBIT_FLOAT32>(plan, senders_of(plan, now), location, 1, weight,
+                             view_of(message, location).values);
 }
 
 cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {

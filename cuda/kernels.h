@@ -174,11 +174,16 @@ cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outp
 
 /* --- Inside a host */
 
+/* The inputs to the messages for the ranks of the host, as ob_cuda_load; with geometry.half as they
+ * are, without their factor. */
+cudaError_t ob_cuda_host_put(struct ob_cuda_plan window, struct ob_cuda_source source, size_t chunk,
+                             cudaStream_t stream);
+
 /* The mean of the inputs of `host`'s members, the ranks of the host: of the share of the plan's
  * member m, of `members`, from values + m * step on. A rank's messages about them lie one after the
- * other. */
-cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, size_t members, float *values, size_t step,
-                              size_t chunk, cudaStream_t stream);
+ * other; `factor` is what values of 16 bits are still multiplied with. */
+cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, float factor, size_t members, float *values,
+                              size_t step, size_t chunk, cudaStream_t stream);
 
 /* --- The optimizers' local passes */
 

@@ -3,10 +3,11 @@
  * shared memory for, in messages between its GPUs.
  *
  * The inputs travel as dense messages, each share's to the rank that will send it on: what a
- * reduce-scatter moves. They are added up here and not by ncclReduceScatter, whose order is its
- * own: in the order of the ranks the bits are those of every other hierarchical plan. Results
- * travel as they came from their servers, headers and all. Every rank is a server, so each hears
- * every other's word itself, and all come to the same end; nobody speaks for its host.
+ * reduce-scatter moves; inputs of 16 bits as they are, half the bytes. They are added up here and
+ * not by ncclReduceScatter, whose order is its own: in the order of the ranks the bits are those of
+ * every other hierarchical plan. Results travel as they came from their servers, headers and all.
+ * Every rank is a server, so each hears every other's word itself, and all come to the same end;
+ * nobody speaks for its host.
  *
  * A chunk of a neighbour's inputs is sealed at once, so its first message says all that they say.
  * Steps follow each other on the stream: nobody waits until memory is free.
@@ -111,6 +112,7 @@ static size_t message_bytes(const struct onebit_plan *plan, size_t segment, size
                             bool values) {
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
   shape.dense |= values;
+  shape.half |= values && plan->device->host.window.geometry.half;
   return ob_message_bytes(&shape);
 }
 
@@ -161,14 +163,23 @@ static onebit_status_t put(struct onebit_plan *plan, size_t chunk,
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
+/* Whether inputs travel as they are is the call's: an optimizer's may be float32 in a plan of 16
+ * bits. */
+static void set_half(struct onebit_plan *plan) {
+  struct ob_device_host *host = &plan->device->host;
+  bool half = plan->work.dtype != ONEBIT_FLOAT32 && !plan->call.source.float32;
+  host->window.geometry.half = host->host.geometry.half = half;
+}
+
 /* A rank that fails here still sends what the others wait for. */
 bool ob_stream_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_cuda_plan *window = &plan->device->host.window;
   cudaStream_t stream = plan->device->stream;
   cudaError_t error = cudaSuccess;
   (void)wait;
+  set_half(plan);
   if (plan->status == ONEBIT_OK)
-    error = ob_cuda_load(*window, ob_device_source(plan), chunk, stream);
+    error = ob_cuda_host_put(*window, ob_device_source(plan), chunk, stream);
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
   ob_stream_seal(plan, window, chunk, OB_MESSAGE_WORKER);
@@ -202,7 +213,8 @@ bool ob_stream_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
 static cudaError_t mean_to_messages(const struct onebit_plan *plan, size_t chunk,
                                     cudaStream_t stream) {
   unsigned char *first = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
-  return ob_cuda_host_mean(plan->device->host.host, plan->geometry.members,
+  return ob_cuda_host_mean(plan->device->host.host, plan->call.source.factor,
+                           plan->geometry.members,
                            (float *)(void *)(first + sizeof(struct ob_header)),
                            plan->geometry.peer_stride / sizeof(float), chunk, stream);
 }
@@ -215,8 +227,8 @@ cudaError_t ob_stream_host_compress(const struct onebit_plan *plan, size_t chunk
     return mean_to_messages(plan, chunk, stream);
   source.values = host->mean;
   source.step = ob_plan_longest_message(plan);
-  cudaError_t error =
-      ob_cuda_host_mean(host->host, plan->geometry.members, host->mean, source.step, chunk, stream);
+  cudaError_t error = ob_cuda_host_mean(host->host, source.factor, plan->geometry.members,
+                                        host->mean, source.step, chunk, stream);
   return error == cudaSuccess ? ob_cuda_compress(plan->device->kernel, source, chunk, stream)
                               : error;
 }

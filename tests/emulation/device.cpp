@@ -22,7 +22,7 @@ namespace {
 
 thread_local int device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
-std::atomic<long> counters[5];
+std::atomic<long> counters[static_cast<int>(counted::kinds)];
 std::atomic<long> allocations_left, launches_left;
 
 constexpr int PROCESSORS = 4;
@@ -143,7 +143,7 @@ cudaError_t result(cudaError_t error) {
   return error;
 }
 
-void count(counted what) { counters[static_cast<int>(what)]++; }
+void count(counted what, long times) { counters[static_cast<int>(what)] += times; }
 bool allocation_fails() { return falls_due(allocations_left); }
 bool launch_fails() { return falls_due(launches_left); }
 
@@ -170,7 +170,7 @@ cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
 using namespace emulation;
 
 struct emulation_counters emulation_counts(void) {
-  return {counters[0], counters[1], counters[2], counters[3], counters[4]};
+  return {counters[0], counters[1], counters[2], counters[3], counters[4], counters[5]};
 }
 void emulation_reset_counts(void) {
   for (std::atomic<long> &counter : counters)

@@ -15,8 +15,8 @@ int current_device();
 /* Remembers an error for cudaGetLastError and gives it back; success passes. */
 cudaError_t result(cudaError_t error);
 
-enum class counted { kernels, copies, memsets, synchronisations, allocations };
-void count(counted what);
+enum class counted { kernels, copies, memsets, synchronisations, allocations, sent_bytes, kinds };
+void count(counted what, long times = 1);
 
 /* Whether this allocation (launch) is the one that a test makes fail. */
 bool allocation_fails();

@@ -77,6 +77,8 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &
     return refuse(ncclInvalidArgument, "no such data type or reduction");
   if (!memory_is_right(what, ranks))
     return refuse(ncclInvalidArgument, "a buffer is not memory of a device, or too small");
+  if (what.kind == transfer::send)
+    count(counted::sent_bytes, static_cast<long>(what.count * size_of(what.type)));
   group.push_back({comm, stream, what});
   held.unlock();
   return group_depth ? ncclSuccess : flush();

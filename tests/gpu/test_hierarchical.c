@@ -319,7 +319,44 @@ static void call_and_count(const struct gpu_rank *self, const struct hosts_split
     check_counts(&part);
   close_part(&part);
 }
+
+/* Every rank sends the others of its host their segments, whose lengths are whole words. */
+enum { SENT_COUNT = 64 * 6 * 7 };
+
+static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts_split *split,
+                                 bool device, void *context) {
+  const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
+  long sent[3] = {0};
+  (void)context;
+  for (int k = 0; device && k < 3; k++) {
+    const struct plan_case what = {"bytes", SENT_COUNT,
+                                   OPTIONS(.dtype = dtypes[k], .block_size = 64)};
+    struct part part = {.what = &what, .rank = self->rank, .size = self->size, .device = true};
+    if (open_part(&part, self->comm)) {
+      check_counts(&part);
+      sent[k] = emulation_counts().sent_bytes;
+    }
+    pthread_barrier_wait(&together);
+    close_part(&part);
+  }
+  long halves = 2L * SENT_COUNT * split->hosts * (split->each - 1);
+  CHECK(!device || (sent[0] - sent[1] == halves && sent[0] - sent[2] == halves),
+        "%ld bytes as float32, %ld as bfloat16, %ld as float16: not %ld fewer", sent[0], sent[1],
+        sent[2], halves);
+}
 #endif
+
+/* Inputs of 16 bits travel as they are inside a host. */
+static void inputs_are_sent_as_they_are(void) {
+#ifdef ONEBIT_EMULATED_CUDA
+  const struct hosts_split *split = &hosts_splits[1];
+  pthread_barrier_init(&together, NULL, (unsigned)(split->hosts * split->each));
+  hosts_run(split, call_and_count_bytes, NULL);
+  pthread_barrier_destroy(&together);
+#else
+  SKIP("only the emulated device counts bytes");
+#endif
+}
 
 static void no_host_waits(void) {
 #ifdef ONEBIT_EMULATED_CUDA
@@ -366,6 +403,7 @@ static const struct gpu_test tests[] = {
     {"has the bits of loopback", has_the_bits_of_loopback, false},
     {"trouble reaches all hosts", trouble_reaches_all_hosts, false},
     {"no host waits", no_host_waits, false},
+    {"inputs are sent as they are", inputs_are_sent_as_they_are, false},
     {"few bytes leave a host", few_bytes_leave_a_host, false},
     {"without memory there is no plan", without_memory_there_is_no_plan, false},
 };

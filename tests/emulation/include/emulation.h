@@ -39,6 +39,7 @@ struct emulation_counters {
   long memsets;
   long synchronisations; /* calls in which the host waited for the device */
   long allocations;      /* of device memory and of pinned memory */
+  long sent_bytes;       /* that ncclSend was given */
 };
 struct emulation_counters emulation_counts(void);
 void emulation_reset_counts(void);
