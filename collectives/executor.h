@@ -26,6 +26,9 @@ struct ob_executor {
   onebit_status_t (*create)(struct onebit_plan *plan);
   void (*destroy)(struct onebit_plan *plan);
 
+  /* The blocks of the host's other ranks are attached. NULL: they are used as they are. */
+  onebit_status_t (*attached)(struct onebit_plan *plan);
+
   /* Fails unless it can work on this buffer. The error message names the argument. */
   onebit_status_t (*check)(const struct onebit_plan *plan, const char *name, const void *buffer);
 

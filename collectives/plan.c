@@ -284,7 +284,10 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
 /* The second half, where ranks share memory: all have made their memory, now they attach each
  * other's. */
 static onebit_status_t attach_host(struct onebit_plan *plan) {
-  onebit_status_t status = ob_agree(plan->comm, ob_host_attach(plan), NULL, 0);
+  onebit_status_t status = ob_host_attach(plan);
+  if (status == ONEBIT_OK && plan->executor->attached)
+    status = plan->executor->attached(plan);
+  status = ob_agree(plan->comm, status, NULL, 0);
   ob_shared_hide(&plan->host.shared);
   return status;
 }

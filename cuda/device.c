@@ -75,8 +75,12 @@ static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
   geometry->layout.piece = plan->device->pieces;
   for (int copy = 0; copy < 2; copy++)
     if (geometry->results[copy])
-      geometry->results[copy] += geometry->first_segment * geometry->peer_stride;
+      geometry->results[copy] += ob_device_results_before(plan);
   return kernel;
+}
+
+size_t ob_device_results_before(const struct onebit_plan *plan) {
+  return plan->geometry.first_segment * plan->geometry.peer_stride;
 }
 
 static onebit_status_t mirror(struct onebit_plan *plan, const unsigned char *of,
@@ -91,15 +95,33 @@ static onebit_status_t mirror(struct onebit_plan *plan, const unsigned char *of,
   return *memory ? ONEBIT_OK : out_of_memory(plan);
 }
 
+/* The results of all, of which the group's own are told to most kernels. */
+static onebit_status_t mirror_results(struct onebit_plan *plan, unsigned char **memory) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  size_t count = plan->host.ranks ? geometry->segments : geometry->members;
+  plan->memory_bytes += count * geometry->peer_stride;
+  *memory = ob_memory_cuda.allocate(count, geometry->peer_stride);
+  if (!*memory)
+    return out_of_memory(plan);
+  *memory += ob_device_results_before(plan);
+  return ONEBIT_OK;
+}
+
+static void release_results(const struct onebit_plan *plan, unsigned char *memory) {
+  if (memory)
+    ob_memory_cuda.release(memory - ob_device_results_before(plan));
+}
+
 static onebit_status_t mirror_messages(struct onebit_plan *plan) {
   const struct ob_geometry *host = &plan->geometry;
   struct ob_geometry *device = &plan->device->kernel.geometry;
   device->outgoing = device->incoming = device->results[0] = device->results[1] = NULL;
   OB_TRY(mirror(plan, host->outgoing, &device->outgoing));
   OB_TRY(mirror(plan, host->incoming, &device->incoming));
-  OB_TRY(mirror(plan, host->results[0], &device->results[0]));
+  if (host->results[0])
+    OB_TRY(mirror_results(plan, &device->results[0]));
   if (host->results[1] != host->results[0])
-    return mirror(plan, host->results[1], &device->results[1]);
+    return mirror_results(plan, &device->results[1]);
   device->results[1] = device->results[0];
   return ONEBIT_OK;
 }
@@ -134,8 +156,8 @@ void ob_device_destroy(struct onebit_plan *plan, bool mirrors) {
     ob_memory_cuda.release(geometry->outgoing);
     ob_memory_cuda.release(geometry->incoming);
     if (geometry->results[1] != geometry->results[0])
-      ob_memory_cuda.release(geometry->results[1]);
-    ob_memory_cuda.release(geometry->results[0]);
+      release_results(plan, geometry->results[1]);
+    release_results(plan, geometry->results[0]);
   }
   ob_release(device);
   plan->device = NULL;

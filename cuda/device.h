@@ -17,15 +17,27 @@ struct ob_staging {
   struct ob_cuda_state *seen; /* pinned; as many */
 };
 
-/* What is known of the inside of a host, where its ranks send each other messages (stream_host.c).
- * The window has inputs of all shares, and the host's of those that this rank sends. */
+/* Chunks of inputs in a host's window: one being added up, one on its way. */
+#define OB_WINDOW_CHUNKS 2
+
+/* Of a host whose ranks share memory (staged_host.c). */
+struct ob_staged_host {
+  size_t registered;                   /* blocks of shared memory that copies are made from */
+  size_t applied;                      /* chunks of the call whose results are being applied */
+  cudaEvent_t there[OB_WINDOW_CHUNKS]; /* a chunk of inputs is in this rank's block */
+  struct ob_cuda_state *seen;          /* pinned: what was met in it */
+};
+
+/* What is known of the inside of a host (device_host.c). The window has inputs of all shares, and
+ * the host's of those that this rank sends. */
 struct ob_device_host {
   unsigned char *outgoing, *incoming;
   float *mean; /* scratch: a chunk of the host's inputs, by member */
   /* What kernels are told: of the window, as this rank fills it and as it adds it up; of everyone's
    * results. */
   struct ob_cuda_plan window, host, results;
-  struct ob_batch *batch;
+  struct ob_batch *batch; /* stream_host.c */
+  struct ob_staged_host staged;
 };
 
 struct ob_device {
@@ -95,6 +107,21 @@ struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan);
 
 /* What kernels are told of an optimizer's pass (optimizer.c). */
 struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
+
+/* The inside of a host: after ob_device_create, before ob_device_destroy. */
+onebit_status_t ob_device_host_create(struct onebit_plan *plan);
+void ob_device_host_destroy(struct onebit_plan *plan);
+
+/* Whether inputs travel as they are is the call's: an optimizer's may be float32 in a plan of 16
+ * bits. */
+void ob_device_host_begin(struct onebit_plan *plan);
+
+/* A chunk of the host's inputs to messages for the other hosts. */
+cudaError_t ob_device_host_compress(const struct onebit_plan *plan, size_t chunk,
+                                    cudaStream_t stream);
+
+/* Bytes of the results of a hierarchical plan that lie before those of its own group. */
+size_t ob_device_results_before(const struct onebit_plan *plan);
 
 /* What kernels are told where everyone's results count. */
 const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan);

@@ -30,8 +30,7 @@ static cudaError_t reach_end(cudaStream_t stream, bool wait) {
 
 /* --- Around a call -----------------------------------------------------------------------------*/
 
-/* From here on this rank only tells the others that it cannot take part. */
-static void fail(struct onebit_plan *plan, onebit_status_t status) {
+void ob_staged_fail(struct onebit_plan *plan, onebit_status_t status) {
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
 }
@@ -54,6 +53,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   memset(staging->seen, 0, (plan->geometry.slots + 1) * sizeof *staging->seen);
+  ob_staged_host_begin(plan);
   OB_TRY_CUDA(ob_cuda_reach(staging->copied_in, true));
   if (plan->call.on_stream)
     OB_TRY(follow(plan));
@@ -82,31 +82,29 @@ static void end(struct onebit_plan *plan) {
   if (!plan->call.on_stream || plan->status != ONEBIT_OK)
     return;
   int before = ob_cuda_enter(plan->device->number);
-  fail(plan, lead(plan));
+  ob_staged_fail(plan, lead(plan));
   ob_cuda_leave(before);
 }
 
-/* Whether a query or a wait is over. An error ends the waiting too, and fails the call. */
-static bool over(struct onebit_plan *plan, cudaError_t error) {
+bool ob_staged_over(struct onebit_plan *plan, cudaError_t error) {
   if (error == cudaErrorNotReady)
     return cudaGetLastError(), false;
   if (error != cudaSuccess)
-    fail(plan, ob_cuda_error(error, "waiting for the device"));
+    ob_staged_fail(plan, ob_cuda_error(error, "waiting for the device"));
   return true;
 }
 
 static bool settled(struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
   int before = ob_cuda_enter(plan->device->number);
-  bool yes = over(plan, reach_end(stream, wait));
+  bool yes = ob_staged_over(plan, reach_end(stream, wait));
   ob_cuda_leave(before);
   return yes;
 }
 
 /* --- What the host learns ----------------------------------------------------------------------*/
 
-/* What the device had met when it sent this. */
-static void hear(struct onebit_plan *plan, const struct ob_cuda_state *seen) {
+void ob_staged_hear(struct onebit_plan *plan, const struct ob_cuda_state *seen) {
   if (seen->flags & OB_FLAG_NOT_FINITE)
     atomic_store_explicit(&plan->work.not_finite, true, memory_order_relaxed);
   if (seen->flags & OB_FLAG_LARGE)
@@ -116,9 +114,9 @@ static void hear(struct onebit_plan *plan, const struct ob_cuda_state *seen) {
 static bool arrived(struct onebit_plan *plan, size_t index, bool wait) {
   struct ob_staging *staging = &plan->device->staging;
   cudaEvent_t event = staging->ready[index];
-  if (!over(plan, ob_cuda_reach(event, wait)))
+  if (!ob_staged_over(plan, ob_cuda_reach(event, wait)))
     return false;
-  hear(plan, &staging->seen[index]);
+  ob_staged_hear(plan, &staging->seen[index]);
   return true;
 }
 
@@ -142,8 +140,13 @@ static bool ready(struct onebit_plan *plan, size_t chunk, bool wait) {
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
+/* What is ready was made of the host's inputs, which are no longer needed then. */
 static bool send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
-  return ready(plan, chunk, wait) && ob_send_to_servers(plan, chunk, wait);
+  if (!ready(plan, chunk, wait))
+    return false;
+  if (plan->host.ranks)
+    ob_host_used(plan, chunk);
+  return ob_send_to_servers(plan, chunk, wait);
 }
 
 static bool send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -163,7 +166,10 @@ static bool decide(struct onebit_plan *plan, size_t chunk, bool wait) {
 
 static onebit_status_t compress_chunk(struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
-  OB_TRY_CUDA(ob_device_compress(plan, chunk, staging->compute));
+  if (plan->host.ranks)
+    OB_TRY(ob_staged_host_compress(plan, chunk));
+  else
+    OB_TRY_CUDA(ob_device_compress(plan, chunk, staging->compute));
   OB_TRY(ob_staging_computed(staging));
   if (plan->geometry.whole)
     OB_TRY(ob_staging_send_result(plan, chunk));
@@ -184,13 +190,13 @@ static void clear_outgoing(struct onebit_plan *plan, size_t chunk) {
 
 /* Copies that have begun may still write what is cleared. */
 static void finish_copies(struct onebit_plan *plan) {
-  over(plan, reach_end(plan->device->staging.out, true));
+  ob_staged_over(plan, reach_end(plan->device->staging.out, true));
 }
 
 static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->status == ONEBIT_OK)
-    fail(plan, compress_chunk(plan, chunk));
+    ob_staged_fail(plan, compress_chunk(plan, chunk));
   if (plan->status != ONEBIT_OK) {
     finish_copies(plan);
     clear_outgoing(plan, chunk);
@@ -208,14 +214,14 @@ static onebit_status_t finish(struct onebit_plan *plan, bool server) {
 static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->status == ONEBIT_OK)
-    fail(plan, finish(plan, false));
+    ob_staged_fail(plan, finish(plan, false));
   return true;
 }
 
 static bool finish_server(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->status == ONEBIT_OK)
-    fail(plan, finish(plan, true));
+    ob_staged_fail(plan, finish(plan, true));
   return true;
 }
 
@@ -231,7 +237,7 @@ static onebit_status_t reduce_chunk(struct onebit_plan *plan, size_t chunk) {
 static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->status == ONEBIT_OK)
-    fail(plan, reduce_chunk(plan, chunk));
+    ob_staged_fail(plan, reduce_chunk(plan, chunk));
   if (plan->status != ONEBIT_OK) {
     finish_copies(plan);
     memset(ob_staging_result(plan, &plan->geometry, chunk), 0, plan->geometry.stride);
@@ -251,7 +257,7 @@ static onebit_status_t reduce_whole_chunk(struct onebit_plan *plan, size_t chunk
 static bool reduce_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->status == ONEBIT_OK)
-    fail(plan, reduce_whole_chunk(plan, chunk));
+    ob_staged_fail(plan, reduce_whole_chunk(plan, chunk));
   return true;
 }
 
@@ -262,7 +268,7 @@ static void apply_brought(struct onebit_plan *plan, size_t chunk, onebit_status_
   cudaError_t error = cudaSuccess;
   if (brought == ONEBIT_OK)
     error = launch(plan, chunk, plan->device->staging.compute);
-  fail(plan, error == cudaSuccess ? brought : ob_cuda_error(error, "launching a kernel"));
+  ob_staged_fail(plan, error == cudaSuccess ? brought : ob_cuda_error(error, "launching a kernel"));
 }
 
 static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -309,7 +315,7 @@ static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
   if (ob_is_dense(plan))
     return true;
   if (plan->status == ONEBIT_OK)
-    fail(plan, commit_residual(plan));
+    ob_staged_fail(plan, commit_residual(plan));
   if (plan->status == ONEBIT_OK) {
     ob_residual_commit(&plan->worker);
     ob_residual_commit(&plan->server);
@@ -328,6 +334,13 @@ static onebit_status_t create_here(struct onebit_plan *plan) {
   return status;
 }
 
+static onebit_status_t attached_there(struct onebit_plan *plan) {
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = ob_staged_host_attached(plan);
+  ob_cuda_leave(before);
+  return status;
+}
+
 static void destroy_there(struct onebit_plan *plan) {
   if (!plan->device)
     return;
@@ -340,20 +353,26 @@ const struct ob_executor ob_executor_staged = {
     .codec = "cuda",
     .residuals = &ob_memory_cuda,
     .messages = &ob_memory_pinned,
+    .shares_memory = true,
     .open = ob_device_open,
     .create = create_here,
     .destroy = destroy_there,
+    .attached = attached_there,
     .check = ob_device_check,
     .begin = begin,
     .end = end,
     .enter = ob_device_enter,
     .leave = ob_cuda_leave,
     .settled = settled,
-    .run = {[OB_STEP_COMPRESS] = compress,
+    .run = {[OB_STEP_HOST_PUT] = ob_staged_host_put,
+            [OB_STEP_HOST_BARRIER] = ob_staged_host_barrier,
+            [OB_STEP_HOST_COMPRESS] = compress,
+            [OB_STEP_COMPRESS] = compress,
             [OB_STEP_COMPRESS_WHOLE] = compress,
             [OB_STEP_FINISH_WORKER] = finish_worker,
             [OB_STEP_EXCHANGE] = send_to_servers,
             [OB_STEP_RECEIVE] = ob_receive_from_workers,
+            [OB_STEP_HOST_WAIT_FREE] = ob_host_wait_free,
             [OB_STEP_REDUCE] = reduce,
             [OB_STEP_FINISH_SERVER] = finish_server,
             [OB_STEP_REDUCE_WHOLE] = reduce_whole,
@@ -361,11 +380,15 @@ const struct ob_executor ob_executor_staged = {
             [OB_STEP_COLLECT] = ob_receive_from_servers,
             [OB_STEP_BEGIN_ROUND] = begin_round,
             [OB_STEP_END_ROUND] = ob_end_round,
+            [OB_STEP_HOST_PUBLISH] = ob_host_publish,
+            [OB_STEP_HOST_WAIT] = ob_host_wait,
             [OB_STEP_CHECK_EARLY] = ob_steps_check_early,
             [OB_STEP_APPLY_EARLY] = ob_steps_apply_early,
+            [OB_STEP_HOST_APPLY_EARLY] = ob_staged_host_apply_early,
             [OB_STEP_DECIDE] = decide,
             [OB_STEP_APPLY] = apply,
             [OB_STEP_APPLY_LATE] = ob_steps_apply_late,
+            [OB_STEP_HOST_APPLY_LATE] = ob_staged_host_apply_late,
             [OB_STEP_APPLY_WHOLE] = apply_whole,
             [OB_STEP_APPLY_SEGMENT] = apply_segment,
             [OB_STEP_COMMIT] = commit},

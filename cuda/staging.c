@@ -33,7 +33,8 @@ onebit_status_t ob_staging_create(struct onebit_plan *plan) {
   OB_TRY(ob_device_create(plan, true));
   OB_TRY(create_streams(&plan->device->staging));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->started, cudaEventDisableTiming));
-  return create_ready(plan);
+  OB_TRY(create_ready(plan));
+  return ob_staged_host_create(plan);
 }
 
 static void destroy_event(cudaEvent_t event) {
@@ -60,6 +61,7 @@ void ob_staging_destroy(struct onebit_plan *plan) {
   destroy_event(staging->copied_in);
   ob_release(staging->ready);
   ob_memory_pinned.release(staging->seen);
+  ob_staged_host_destroy(plan);
   ob_device_destroy(plan, true);
 }
 
@@ -84,19 +86,21 @@ onebit_status_t ob_staging_computed(struct ob_staging *staging) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t compute_follows(struct ob_staging *staging) {
+onebit_status_t ob_staging_compute_follows(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->copied_in, staging->in));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, staging->copied_in, 0));
   return ONEBIT_OK;
 }
 
-/* In a window the slot may still be read by kernels of two chunks ago. */
-static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
-  if (plan->geometry.slots == plan->geometry.chunks)
-    return ONEBIT_OK;
+onebit_status_t ob_staging_in_follows(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
   return ONEBIT_OK;
+}
+
+/* In a window the slot may still be read by kernels of two chunks ago. */
+static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
+  return plan->geometry.slots == plan->geometry.chunks ? ONEBIT_OK : ob_staging_in_follows(staging);
 }
 
 /* One slot of all members, between the host's messages and the device's. */
@@ -137,10 +141,12 @@ onebit_status_t ob_staging_send_result(struct onebit_plan *plan, size_t chunk) {
 onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   int next = !plan->result_now;
+  if (plan->host.ranks)
+    return ob_staged_host_bring_results(plan, chunk);
   OB_TRY(in_follows(plan, staging));
   OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.geometry.results[next],
                          plan->geometry.results[next], chunk, cudaMemcpyHostToDevice, staging->in));
-  return compute_follows(staging);
+  return ob_staging_compute_follows(staging);
 }
 
 /* This rank's own never left the device, but with one scale its header, where
@@ -155,5 +161,5 @@ onebit_status_t ob_staging_bring_incoming(struct onebit_plan *plan, size_t chunk
     OB_TRY_CUDA(copy_message(plan, ob_message_at(device, device->outgoing, device->member, chunk),
                              ob_message_at(host, host->outgoing, host->member, chunk),
                              sizeof(struct ob_header), true));
-  return compute_follows(staging);
+  return ob_staging_compute_follows(staging);
 }

@@ -251,7 +251,7 @@ static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
 
 static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return LAUNCHED(plan, ob_stream_host_compress(plan, chunk, stream_of(plan)));
+  return LAUNCHED(plan, ob_device_host_compress(plan, chunk, stream_of(plan)));
 }
 
 static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {

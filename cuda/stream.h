@@ -24,10 +24,6 @@ void ob_stream_host_destroy(struct onebit_plan *plan);
 /* Its steps (collectives/steps.h). */
 ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
 
-/* A chunk of the host's inputs to messages for the other hosts. */
-cudaError_t ob_stream_host_compress(const struct onebit_plan *plan, size_t chunk,
-                                    cudaStream_t stream);
-
 /* The rank that a state's origin stands for. */
 int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
 

@@ -13,84 +13,23 @@
  * Steps follow each other on the stream: nobody waits until memory is free.
  */
 #include "base/error.h"
-#include "base/memory.h"
 #include "collectives/messages.h"
 #include "cuda/stream.h"
 
-/* Chunks of inputs in the window: one being added up, one on its way. */
-#define WINDOW_CHUNKS 2
-
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-static void *allocate(struct onebit_plan *plan, size_t count, size_t size) {
-  plan->memory_bytes += count * size;
-  return ob_memory_cuda.allocate(count, size);
-}
-
-/* The window as this rank fills it: a dense message a segment. */
-static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
-  struct ob_cuda_plan window = plan->device->kernel;
-  struct ob_geometry *geometry = &window.geometry;
-  size_t bytes = sizeof(struct ob_header) + ob_plan_longest_message(plan) * sizeof(float);
-  geometry->dense = true;
-  geometry->slots = geometry->chunks < WINDOW_CHUNKS ? geometry->chunks : WINDOW_CHUNKS;
-  geometry->stride = (bytes + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
-  geometry->peer_stride = geometry->slots * geometry->stride;
-  geometry->members = geometry->segments;
-  geometry->first_segment = 0;
-  return window;
-}
-
-/* As it is added up. Its members are the host's ranks, and the first of the segments that this rank
- * sends is its own among them; the segments of one rank lie next to each other. A rank goes by the
- * number of the segment that it reduces. */
-static struct ob_cuda_plan describe_host(const struct onebit_plan *plan) {
-  struct ob_cuda_plan host = plan->device->host.window;
-  host.geometry.members = plan->host.ranks;
-  host.geometry.member = plan->host.local_rank;
-  host.geometry.first_segment = plan->geometry.first_segment - plan->host.local_rank;
-  host.geometry.peer_stride *= plan->geometry.members;
-  host.origin = plan->geometry.member;
-  host.origin_step = plan->geometry.members;
-  return host;
-}
-
-static struct ob_cuda_plan describe_results(const struct onebit_plan *plan) {
-  struct ob_cuda_plan results = plan->device->kernel;
-  results.geometry.members = plan->geometry.segments;
-  results.geometry.first_segment = 0;
-  results.geometry.member = ob_own_segment(plan);
-  results.origin = 0;
-  for (int copy = 0; copy < 2; copy++)
-    results.geometry.results[copy] = plan->geometry.results[copy];
-  return results;
-}
-
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan) {
-  struct ob_device_host *host = &plan->device->host;
   if (!plan->host.ranks)
     return ONEBIT_OK;
-  host->window = describe_window(plan);
-  struct ob_geometry *window = &host->window.geometry;
-  host->outgoing = window->outgoing = allocate(plan, window->segments, window->peer_stride);
-  host->incoming = window->incoming = allocate(plan, window->segments, window->peer_stride);
-  host->mean =
-      allocate(plan, plan->geometry.members * ob_plan_longest_message(plan), sizeof(float));
-  if (!host->outgoing || !host->incoming || !host->mean)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the sums of %zu ranks", plan->host.ranks);
-  host->host = describe_host(plan);
-  host->results = describe_results(plan);
+  OB_TRY(ob_device_host_create(plan));
   return plan->comm->transport->batch_create(
-      plan->comm, plan->geometry.segments - plan->geometry.members, &host->batch);
+      plan->comm, plan->geometry.segments - plan->geometry.members, &plan->device->host.batch);
 }
 
 void ob_stream_host_destroy(struct onebit_plan *plan) {
-  struct ob_device_host *host = &plan->device->host;
-  if (host->batch)
-    plan->comm->transport->batch_destroy(host->batch);
-  ob_memory_cuda.release(host->outgoing);
-  ob_memory_cuda.release(host->incoming);
-  ob_memory_cuda.release(host->mean);
+  if (plan->device->host.batch)
+    plan->comm->transport->batch_destroy(plan->device->host.batch);
+  ob_device_host_destroy(plan);
 }
 
 /* --- Messages ----------------------------------------------------------------------------------*/
@@ -163,21 +102,13 @@ static onebit_status_t put(struct onebit_plan *plan, size_t chunk,
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-/* Whether inputs travel as they are is the call's: an optimizer's may be float32 in a plan of 16
- * bits. */
-static void set_half(struct onebit_plan *plan) {
-  struct ob_device_host *host = &plan->device->host;
-  bool half = plan->work.dtype != ONEBIT_FLOAT32 && !plan->call.source.float32;
-  host->window.geometry.half = host->host.geometry.half = half;
-}
-
 /* A rank that fails here still sends what the others wait for. */
 bool ob_stream_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_cuda_plan *window = &plan->device->host.window;
   cudaStream_t stream = plan->device->stream;
   cudaError_t error = cudaSuccess;
   (void)wait;
-  set_half(plan);
+  ob_device_host_begin(plan);
   if (plan->status == ONEBIT_OK)
     error = ob_cuda_host_put(*window, ob_device_source(plan), chunk, stream);
   if (error != cudaSuccess)
@@ -207,28 +138,4 @@ bool ob_stream_host_publish(struct onebit_plan *plan, size_t chunk, bool wait) {
 bool ob_stream_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return judge(plan, &plan->device->host.results, chunk, OB_MESSAGE_SERVER);
-}
-
-/* What is dense travels as it is. */
-static cudaError_t mean_to_messages(const struct onebit_plan *plan, size_t chunk,
-                                    cudaStream_t stream) {
-  unsigned char *first = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
-  return ob_cuda_host_mean(plan->device->host.host, plan->call.source.factor,
-                           plan->geometry.members,
-                           (float *)(void *)(first + sizeof(struct ob_header)),
-                           plan->geometry.peer_stride / sizeof(float), chunk, stream);
-}
-
-cudaError_t ob_stream_host_compress(const struct onebit_plan *plan, size_t chunk,
-                                    cudaStream_t stream) {
-  const struct ob_device_host *host = &plan->device->host;
-  struct ob_cuda_source source = ob_device_source(plan);
-  if (ob_is_dense(plan))
-    return mean_to_messages(plan, chunk, stream);
-  source.values = host->mean;
-  source.step = ob_plan_longest_message(plan);
-  cudaError_t error = ob_cuda_host_mean(host->host, source.factor, plan->geometry.members,
-                                        host->mean, source.step, chunk, stream);
-  return error == cudaSuccess ? ob_cuda_compress(plan->device->kernel, source, chunk, stream)
-                              : error;
 }

@@ -175,27 +175,35 @@ void ob_host_give_up(struct onebit_plan *plan) {
   atomic_store_explicit(&page->gone, 1, memory_order_release);
 }
 
-static float *window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk) {
+float *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk) {
   const struct ob_host *host = &plan->host;
   size_t slot = (host->base + chunk) % host->slots;
   return (float *)(void *)(host->shared.base[rank] + host->inputs_at +
                            (slot * plan->geometry.segments + segment) * host->segment_bytes);
 }
 
+/* What lies there from a chunk before may still be wanted. */
+bool ob_host_is_free(struct onebit_plan *plan, size_t chunk) {
+  uint64_t number = plan->host.base + chunk + 1, slots = plan->host.slots;
+  return number <= slots || all_have(plan, USED, number - slots);
+}
+
+void ob_host_loaded(struct onebit_plan *plan, size_t chunk) {
+  tell_flags(plan);
+  set(&plan->host, LOADED, plan->host.base + chunk + 1);
+}
+
 bool ob_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  struct ob_host *host = &plan->host;
-  uint64_t number = host->base + chunk + 1;
-  if (number > host->slots && !all_have(plan, USED, number - host->slots))
-    return false; /* what lies there is still wanted */
+  if (!ob_host_is_free(plan, chunk))
+    return false;
   for (size_t segment = 0; plan->status == ONEBIT_OK && segment < plan->geometry.segments;
        segment++) {
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
-    struct ob_view out = {.values = window(plan, host->local_rank, segment, chunk)};
+    struct ob_view out = {.values = ob_host_window(plan, plan->host.local_rank, segment, chunk)};
     ob_load_blocks(&plan->work, &plan->call.source, &shape, &out);
   }
-  tell_flags(plan);
-  set(host, LOADED, number);
+  ob_host_loaded(plan, chunk);
   return true;
 }
 
@@ -211,7 +219,7 @@ void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out) {
   const struct ob_host *host = &plan->host;
   for (size_t k = 0; k < host->ranks; k++)
-    host->views[k].values = window(plan, k, segment, chunk);
+    host->views[k].values = ob_host_window(plan, k, segment, chunk);
   ob_mean_blocks(&plan->work, host->views, host->ranks, 1, shape, out);
 }
 
@@ -257,9 +265,13 @@ bool ob_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
+void ob_host_applied(struct onebit_plan *plan, size_t chunk) {
+  set(&plan->host, APPLIED, plan->host.base + chunk + 1);
+}
+
 static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
   plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
-  set(&plan->host, APPLIED, plan->host.base + chunk + 1);
+  ob_host_applied(plan, chunk);
   return true;
 }
 

@@ -53,6 +53,14 @@ void ob_host_give_up(struct onebit_plan *plan);
 ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob_host_wait,
     ob_host_apply_early, ob_host_apply_late;
 
+/* What an executor makes its own steps of. A chunk of this rank's inputs may be put into its window;
+ * where that of a rank's is, about a segment; it is there, and the flags of this rank with it; the
+ * results of a chunk are no longer used. */
+bool ob_host_is_free(struct onebit_plan *plan, size_t chunk);
+float *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
+void ob_host_loaded(struct onebit_plan *plan, size_t chunk);
+void ob_host_applied(struct onebit_plan *plan, size_t chunk);
+
 /* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_used. */
 void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);

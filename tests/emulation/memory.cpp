@@ -49,6 +49,11 @@ std::map<uintptr_t, allocation> &allocations() {
   static std::map<uintptr_t, allocation> all;
   return all;
 }
+/* The host's own memory that copies may be made from without a wait: where it begins, its size. */
+std::map<uintptr_t, size_t> &registered() {
+  static std::map<uintptr_t, size_t> all;
+  return all;
+}
 std::deque<allocation> freed;
 size_t freed_bytes, used[MAX_DEVICES];
 int accesses;
@@ -163,13 +168,45 @@ cudaError_t release(lock &held, void *pointer, bool pinned) {
   return cudaSuccess;
 }
 
+bool is_registered(const void *pointer, size_t size) {
+  auto next = registered().upper_bound(address_of(pointer));
+  if (next == registered().begin())
+    return false;
+  const auto &[start, bytes] = *std::prev(next);
+  return address_of(pointer) - start <= bytes && size <= bytes - (address_of(pointer) - start);
+}
+
+/* With the lock. Registering and taking it back wait for the device, as allocating may. */
+cudaError_t register_memory(lock &held, void *pointer, size_t size) {
+  if (!pointer || !size)
+    return cudaErrorInvalidValue;
+  if (cudaError_t refused = refuse_in_capture())
+    return refused;
+  count(counted::allocations);
+  if (allocation_fails())
+    return cudaErrorMemoryAllocation;
+  if (is_registered(pointer, 1))
+    return cudaErrorHostMemoryAlreadyRegistered;
+  synchronise_device(held, current_device());
+  registered().emplace(address_of(pointer), size);
+  return cudaSuccess;
+}
+
+cudaError_t unregister_memory(lock &held, void *pointer) {
+  if (!registered().count(address_of(pointer)))
+    return cudaErrorHostMemoryNotRegistered;
+  synchronise_device(held, current_device());
+  registered().erase(address_of(pointer));
+  return cudaSuccess;
+}
+
 enum class place { pageable, pinned, device, broken };
 
 /* Where these bytes are; broken if they end beyond their allocation. */
 place where(const void *pointer, size_t size) {
   const allocation *block = find(pointer);
   if (!block)
-    return place::pageable;
+    return is_registered(pointer, size) ? place::pinned : place::pageable;
   if (address_of(pointer) - address_of(block->start()) + size > block->size)
     return place::broken;
   return block->pinned ? place::pinned : place::device;
@@ -289,6 +326,14 @@ cudaError_t cudaFree(void *devPtr) {
 cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int) {
   lock held(guard());
   return result(allocate(pHost, size, true));
+}
+cudaError_t cudaHostRegister(void *ptr, size_t size, unsigned int) {
+  lock held(guard());
+  return result(register_memory(held, ptr, size));
+}
+cudaError_t cudaHostUnregister(void *ptr) {
+  lock held(guard());
+  return result(unregister_memory(held, ptr));
 }
 cudaError_t cudaMallocHost(void **ptr, size_t size) { return cudaHostAlloc(ptr, size, 0); }
 cudaError_t cudaFreeHost(void *ptr) {

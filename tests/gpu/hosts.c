@@ -21,29 +21,32 @@ static void tell_hosts(onebit_comm_t comm, const struct hosts_split *split) {
   CHECK_STATUS(ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size), ONEBIT_OK);
 }
 
-static void run_here(const struct gpu_rank *self, const struct run *run, bool device) {
+static void run_here(const struct gpu_rank *self, const struct run *run, enum hosts_place place) {
+  static const char *const words[] = {"on the processor", "staged", "NCCL"};
   check_case("%d hosts of %d%s, rank %d, %s", run->split->hosts, run->split->each,
-             run->split->in_turns ? " in turns" : "", self->rank, device ? "NCCL" : "loopback");
+             run->split->in_turns ? " in turns" : "", self->rank, words[place]);
   tell_hosts(self->comm, run->split);
-  run->body(self, run->split, device, run->context);
+  run->body(self, run->split, place, run->context);
 }
 
 static void on_processor(const struct gpu_rank *self, void *context) {
-  run_here(self, context, false);
+  run_here(self, context, ON_PROCESSOR);
 }
 
+static void staged(const struct gpu_rank *self, void *context) { run_here(self, context, STAGED); }
+
 #ifdef ONEBIT_HAVE_NCCL
-static void over_nccl(const struct gpu_rank *self, void *context) { run_here(self, context, true); }
+static void over_nccl(const struct gpu_rank *self, void *context) {
+  run_here(self, context, OVER_NCCL);
+}
 #endif
 
 void hosts_run(const struct hosts_split *split, hosts_body *body, void *context) {
   struct run run = {split, body, context};
   int size = split->hosts * split->each;
+  if (!gpu_threads(size, on_processor, &run) || !gpu_threads(size, staged, &run))
+    return;
 #ifdef ONEBIT_HAVE_NCCL
-  if (gpu_threads(size, on_processor, &run))
-    ranks_nccl(size, over_nccl, &run);
-#else
-  (void)run, (void)size, (void)on_processor;
-  SKIP("this build is without NCCL");
+  ranks_nccl(size, over_nccl, &run);
 #endif
 }

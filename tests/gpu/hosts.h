@@ -18,11 +18,14 @@ struct hosts_split {
 #define HOSTS_SPLITS 6
 extern const struct hosts_split hosts_splits[HOSTS_SPLITS];
 
-typedef void hosts_body(const struct gpu_rank *self, const struct hosts_split *split, bool device,
-                        void *context);
+/* Where a plan is, and what its messages travel over. */
+enum hosts_place { ON_PROCESSOR, STAGED, OVER_NCCL };
 
-/* The body on all ranks over loopback, with `device` false, and then over NCCL, with `device` true;
- * self->comm is the rank's. What the first leaves in a gpu_area the second finds there. */
+typedef void hosts_body(const struct gpu_rank *self, const struct hosts_split *split,
+                        enum hosts_place place, void *context);
+
+/* The body on all ranks: on the processor over loopback, on the device over loopback, and over
+ * NCCL; self->comm is the rank's. What the first leaves in a gpu_area the others find there. */
 void hosts_run(const struct hosts_split *split, hosts_body *body, void *context);
 
 #endif

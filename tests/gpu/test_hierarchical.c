@@ -1,7 +1,7 @@
 /*
- * Hierarchical plans over NCCL against those over loopback: the same hosts, the same inputs, and
- * the same bits of every result and residual; and where a rank is in trouble, the same end on all
- * ranks, with nothing changed.
+ * Hierarchical plans on a device, staged over loopback and over NCCL, against those of processors:
+ * the same hosts, the same inputs, and the same bits of every result and residual; and where a rank
+ * is in trouble, the same end on all ranks, with nothing changed.
  */
 #define _DEFAULT_SOURCE /* for barriers */
 #include <math.h>
@@ -58,7 +58,7 @@ struct record {
 struct part {
   const struct plan_case *what;
   int rank, size;
-  bool device;
+  bool device, on_stream; /* on_stream: no host takes part */
   onebit_plan_t plan;
   size_t bytes;
   void *in, *out;
@@ -147,7 +147,7 @@ static onebit_status_t call_in_graph(struct part *part) {
 
 static onebit_status_t call(struct part *part, int number) {
   const void *in = number == REFUSED && part->rank == 0 ? NULL : part->in;
-  if (part->device && number >= CAPTURED)
+  if (part->on_stream && number >= CAPTURED)
     return call_in_graph(part);
   if (part->device && number % 2 == 0)
     return call_on_stream(part, in);
@@ -189,7 +189,8 @@ static void after_call(struct part *part, int number, onebit_status_t status,
     memcpy(record->results[number], part->received, part->bytes);
     return;
   }
-  check_words(part, number);
+  if (part->on_stream)
+    check_words(part, number);
   CHECK(status == record->status[number], "call %d: status %d, not %d (%s)", number, (int)status,
         (int)record->status[number], onebit_last_error());
   CHECK(!memcmp(part->received, record->results[number], part->bytes),
@@ -220,12 +221,15 @@ struct shared {
   struct record *records;
 };
 
-static void on_rank(const struct gpu_rank *self, const struct hosts_split *split, bool device,
-                    void *context) {
+static void on_rank(const struct gpu_rank *self, const struct hosts_split *split,
+                    enum hosts_place place, void *context) {
   const struct shared *shared = context;
   struct record *record = &shared->records[self->rank];
-  struct part part = {
-      .what = shared->what, .rank = self->rank, .size = self->size, .device = device};
+  struct part part = {.what = shared->what,
+                      .rank = self->rank,
+                      .size = self->size,
+                      .device = place != ON_PROCESSOR,
+                      .on_stream = place == OVER_NCCL};
   check_case("%s: %d hosts of %d%s, rank %d", shared->what->name, split->hosts, split->each,
              split->in_turns ? " in turns" : "", self->rank);
   if (open_part(&part, self->comm)) {
@@ -247,11 +251,11 @@ static void has_the_bits_of_loopback(void) {
 }
 
 /* What trouble comes to is as loopback has it; but that it is trouble at all is checked here. */
-static void check_ends(const struct gpu_rank *self, const struct hosts_split *split, bool device,
-                       void *context) {
+static void check_ends(const struct gpu_rank *self, const struct hosts_split *split,
+                       enum hosts_place place, void *context) {
   const struct shared *shared = context;
   const struct record *record = &shared->records[self->rank];
-  on_rank(self, split, device, context);
+  on_rank(self, split, place, context);
   CHECK(record->status[SPOILT] == ONEBIT_SKIPPED, "a skipped call ends with %d",
         (int)record->status[SPOILT]);
   CHECK(record->status[REFUSED] == (self->rank ? ONEBIT_ERROR_PEER : ONEBIT_ERROR_ARGUMENT),
@@ -268,8 +272,8 @@ static void trouble_reaches_all_hosts(void) {
 }
 
 /* Of n elements in bits a host sends 2 (H - 1) / H n, and scales and headers. */
-static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split, bool device,
-                        void *context) {
+static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split,
+                        enum hosts_place place, void *context) {
   const size_t count = 1 << 21;
   const double hosts = split->hosts, ranks = split->each;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -277,7 +281,7 @@ static void check_bytes(const struct gpu_rank *self, const struct hosts_split *s
   onebit_plan_t plan;
   (void)context;
   options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-  options.device = device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  options.device = place == ON_PROCESSOR ? ONEBIT_DEVICE_HOST : ONEBIT_DEVICE_CUDA;
   if (!CHECK_STATUS(onebit_plan_create(self->comm, count, &options, &plan), ONEBIT_OK))
     return;
   CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
@@ -312,10 +316,11 @@ static void check_counts(struct part *part) {
 }
 
 static void call_and_count(const struct gpu_rank *self, const struct hosts_split *split,
-                           bool device, void *context) {
-  struct part part = {.what = context, .rank = self->rank, .size = self->size, .device = device};
+                           enum hosts_place place, void *context) {
+  struct part part = {.what = context, .rank = self->rank, .size = self->size};
   (void)split;
-  if (open_part(&part, self->comm) && device)
+  part.device = place != ON_PROCESSOR;
+  if (open_part(&part, self->comm) && place == OVER_NCCL)
     check_counts(&part);
   close_part(&part);
 }
@@ -324,11 +329,11 @@ static void call_and_count(const struct gpu_rank *self, const struct hosts_split
 enum { SENT_COUNT = 64 * 6 * 7 };
 
 static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts_split *split,
-                                 bool device, void *context) {
+                                 enum hosts_place place, void *context) {
   const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
   long sent[3] = {0};
   (void)context;
-  for (int k = 0; device && k < 3; k++) {
+  for (int k = 0; place == OVER_NCCL && k < 3; k++) {
     const struct plan_case what = {"bytes", SENT_COUNT,
                                    OPTIONS(.dtype = dtypes[k], .block_size = 64)};
     struct part part = {.what = &what, .rank = self->rank, .size = self->size, .device = true};
@@ -340,7 +345,7 @@ static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts
     close_part(&part);
   }
   long halves = 2L * SENT_COUNT * split->hosts * (split->each - 1);
-  CHECK(!device || (sent[0] - sent[1] == halves && sent[0] - sent[2] == halves),
+  CHECK(place != OVER_NCCL || (sent[0] - sent[1] == halves && sent[0] - sent[2] == halves),
         "%ld bytes as float32, %ld as bfloat16, %ld as float16: not %ld fewer", sent[0], sent[1],
         sent[2], halves);
 }
@@ -372,12 +377,12 @@ static void no_host_waits(void) {
 /* Each allocation of a device's fails in its turn, on some rank: then no rank has a plan. */
 #ifdef ONEBIT_EMULATED_CUDA
 static void create_without_memory(const struct gpu_rank *self, const struct hosts_split *split,
-                                  bool device, void *context) {
+                                  enum hosts_place place, void *context) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-  options.device = device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
-  for (long n = 1; device && status != ONEBIT_OK; n++) {
+  options.device = ONEBIT_DEVICE_CUDA;
+  for (long n = 1; place != ON_PROCESSOR && status != ONEBIT_OK; n++) {
     onebit_plan_t plan = NULL;
     if (self->rank == 0)
       emulation_fail_allocation(n);

@@ -1,7 +1,7 @@
 /*
- * 1-bit Adam over NCCL on several hosts against the same over loopback: warm-up, freeze and
- * compressed steps, skipped ones too and one with ranks at odds, in one bucket and in many, and
- * replayed from a graph.
+ * 1-bit Adam on devices of several hosts, staged and over NCCL, against the same on processors:
+ * warm-up, freeze and compressed steps, skipped ones too and one with ranks at odds, in one bucket
+ * and in many, and replayed from a graph.
  */
 #include <math.h>
 #include <stdio.h>
@@ -50,7 +50,7 @@ struct record {
 
 struct learner {
   int rank, size;
-  bool device;
+  bool device, on_stream;        /* on_stream: no host takes part */
   float *parameters, *gradients; /* where the optimizer is */
   float *sent, *fetched;         /* here */
   cudaStream_t stream;
@@ -79,7 +79,7 @@ static bool open_learner(struct learner *learner, onebit_comm_t comm,
   bool several = split->hosts > 1 && split->each > 1;
   options.common.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
   options.common.schedule =
-      learner->device && several ? ONEBIT_SCHEDULE_AUTOMATIC : ONEBIT_SCHEDULE_HIERARCHICAL;
+      learner->on_stream && several ? ONEBIT_SCHEDULE_AUTOMATIC : ONEBIT_SCHEDULE_HIERARCHICAL;
   learner->parameters = take(learner->device);
   learner->gradients = take(learner->device);
   learner->sent = take(false);
@@ -144,7 +144,7 @@ static onebit_status_t make_step(struct learner *learner, int step) {
   float own = step == AT_ODDS && learner->rank == learner->size - 1 ? 2 * rate : rate;
   if (!learner->device || step % 3 == 2)
     return onebit_optimizer_step(learner->optimizer, own);
-  if (step >= CAPTURED)
+  if (learner->on_stream && step >= CAPTURED)
     return step_in_graph(learner);
   onebit_status_t status = onebit_optimizer_step_stream(learner->optimizer, own, learner->stream);
   CHECK_CUDA(cudaStreamSynchronize(learner->stream));
@@ -189,11 +189,13 @@ struct shared {
   struct record *records;
 };
 
-static void on_rank(const struct gpu_rank *self, const struct hosts_split *split, bool device,
-                    void *context) {
+static void on_rank(const struct gpu_rank *self, const struct hosts_split *split,
+                    enum hosts_place place, void *context) {
   const struct shared *shared = context;
   struct record *record = &shared->records[self->rank];
-  struct learner learner = {.rank = self->rank, .size = self->size, .device = device};
+  struct learner learner = {.rank = self->rank, .size = self->size};
+  learner.device = place != ON_PROCESSOR;
+  learner.on_stream = place == OVER_NCCL;
   check_case("%s: %d hosts of %d%s, rank %d", shared->what->name, split->hosts, split->each,
              split->in_turns ? " in turns" : "", self->rank);
   if (open_learner(&learner, self->comm, split, shared->what)) {

@@ -27,6 +27,8 @@ typedef enum cudaError {
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
   cudaErrorLaunchOutOfResources = 701,
+  cudaErrorHostMemoryAlreadyRegistered = 712,
+  cudaErrorHostMemoryNotRegistered = 713,
   cudaErrorMisalignedAddress = 716,
   cudaErrorLaunchFailure = 719,
   cudaErrorNotSupported = 801,
@@ -92,6 +94,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76
 };
 
+#define cudaHostRegisterPortable   0x01
 #define cudaHostAllocDefault       0x00
 #define cudaHostAllocPortable      0x01
 #define cudaHostAllocMapped        0x02
