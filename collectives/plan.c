@@ -126,7 +126,8 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->one_scale = shape->one_scale;
   work->threads = shape->options.threads;
   work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
-  work->half = plan->geometry.half;
+  work->half = plan->geometry.half || (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL &&
+                                       work->dtype != ONEBIT_FLOAT32);
   work->bounded =
       shape->options.operation == ONEBIT_REDUCE_SCATTER && shape->options.wire == ONEBIT_WIRE_DENSE;
   OB_TRY(ob_codec_choose(&work->codec));

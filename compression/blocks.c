@@ -27,7 +27,7 @@ void ob_parallel(int threads, size_t first, size_t end,
 }
 
 size_t ob_work_wide(const struct ob_work *work) {
-  size_t threads = (size_t)work->threads, sums = work->streams + 1;
+  size_t threads = (size_t)work->threads, sums = work->max_streams + 1;
   if (!work->half && !work->bounded)
     return 0;
   return (threads > sums ? threads : sums) * work->layout->block;
@@ -36,6 +36,7 @@ size_t ob_work_wide(const struct ob_work *work) {
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams) {
   size_t slots = streams * (size_t)work->threads;
   work->streams = streams;
+  work->max_streams = max_streams;
   work->words = ob_allocate(slots, sizeof *work->words);
   work->scales = ob_allocate(slots, sizeof *work->scales);
   work->values = ob_allocate(max_streams, sizeof *work->values);

@@ -78,6 +78,7 @@ struct ob_work {
   bool half, bounded;
   int threads;
   size_t streams;         /* messages that are reduced or summed */
+  size_t max_streams;     /* of which means are made, if those are more */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
   const float **values;   /* scratch of ob_mean_blocks: max_streams */

@@ -112,8 +112,7 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
 onebit_status_t ob_device_host_create(struct onebit_plan *plan);
 void ob_device_host_destroy(struct onebit_plan *plan);
 
-/* Whether inputs travel as they are is the call's: an optimizer's may be float32 in a plan of 16
- * bits. */
+/* At the beginning of a call, or of its first step. */
 void ob_device_host_begin(struct onebit_plan *plan);
 
 /* A chunk of the host's inputs to messages for the other hosts. */

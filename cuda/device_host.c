@@ -78,7 +78,7 @@ void ob_device_host_destroy(struct onebit_plan *plan) {
 
 void ob_device_host_begin(struct onebit_plan *plan) {
   struct ob_device_host *host = &plan->device->host;
-  bool half = plan->work.dtype != ONEBIT_FLOAT32 && !plan->call.source.float32;
+  bool half = ob_host_is_half(plan);
   host->window.geometry.half = host->host.geometry.half = half;
 }
 

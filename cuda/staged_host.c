@@ -62,7 +62,7 @@ static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *th
   const struct ob_geometry *window = &plan->device->host.window.geometry;
   const struct ob_staging *staging = &plan->device->staging;
   size_t bytes = ob_plan_longest_message(plan) * (window->half ? sizeof(uint16_t) : sizeof(float));
-  float *here = ob_host_window(plan, rank, segment, chunk);
+  void *here = ob_host_window(plan, rank, segment, chunk);
   there += chunk % window->slots * window->stride + sizeof(struct ob_header);
   return down ? cudaMemcpy2DAsync(there, window->peer_stride, here, plan->host.segment_bytes, bytes,
                                   count, cudaMemcpyHostToDevice, staging->in)

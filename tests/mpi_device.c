@@ -74,14 +74,16 @@ struct plan_case {
 };
 
 #define PLAN(...)                                                                                  \
-  { .size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE, __VA_ARGS__ }
+  { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
+
+#define EXCHANGE .schedule = ONEBIT_SCHEDULE_EXCHANGE
 
 static const struct plan_case plan_cases[] = {
-    {PLAN(.dtype = ONEBIT_FLOAT32), "bits"},
-    {PLAN(.dtype = ONEBIT_BFLOAT16, .chunk_size = 8192), "bfloat16 in chunks"},
-    {PLAN(.block_size = ONEBIT_BLOCK_BUFFER), "one scale"},
-    {PLAN(.wire = ONEBIT_WIRE_DENSE), "dense"},
-    {PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED), "deepspeed"},
+    {PLAN(EXCHANGE, .dtype = ONEBIT_FLOAT32), "bits"},
+    {PLAN(EXCHANGE, .dtype = ONEBIT_BFLOAT16, .chunk_size = 8192), "bfloat16 in chunks"},
+    {PLAN(EXCHANGE, .block_size = ONEBIT_BLOCK_BUFFER), "one scale"},
+    {PLAN(EXCHANGE, .wire = ONEBIT_WIRE_DENSE), "dense"},
+    {PLAN(EXCHANGE, .profile = ONEBIT_PROFILE_DEEPSPEED), "deepspeed"},
 };
 
 /* The results of all steps. A call without a stream, then one on a stream, in turn. */
@@ -248,7 +250,16 @@ Test(mpi_device, adam_equals_the_host) {
   mpi_end();
 }
 
-/* --- Left to the library ---*/
+/* --- Ranks that share a host ---*/
+
+static const struct plan_case hosts_cases[] = {
+    {PLAN(.schedule = ONEBIT_SCHEDULE_HIERARCHICAL), "hierarchical"},
+    {PLAN(.schedule = ONEBIT_SCHEDULE_HIERARCHICAL, .dtype = ONEBIT_FLOAT16, .chunk_size = 1024),
+     "hierarchical, float16 in chunks"},
+    {PLAN(.schedule = ONEBIT_SCHEDULE_HIERARCHICAL, .dtype = ONEBIT_BFLOAT16,
+          .wire = ONEBIT_WIRE_DENSE),
+     "hierarchical, dense"},
+};
 
 /* Lets the library think that two ranks each share a host. */
 static void pretend_hosts(onebit_comm_t comm) {
@@ -270,16 +281,22 @@ static void create_mixed(onebit_comm_t comm, onebit_schedule_t schedule, onebit_
   release(options.common.device, arrays);
 }
 
+/* Devices that the host sends for share its memory as processors do. One whose memory the transport
+ * sends has its own way inside a host. */
 static void leave_it_to_the_library(onebit_comm_t comm, void *context) {
+  bool shared = !(comm->transport->device_messages && comm->transport->device_messages());
   (void)context;
   pretend_hosts(comm);
   check_case("a mixed job");
-  create_mixed(comm, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_ERROR_MISMATCH);
+  create_mixed(comm, ONEBIT_SCHEDULE_AUTOMATIC, shared ? ONEBIT_OK : ONEBIT_ERROR_MISMATCH);
   create_mixed(comm, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_OK);
+  for (size_t k = 0; shared && k < sizeof hosts_cases / sizeof hosts_cases[0]; k++) {
+    struct plan_case what = hosts_cases[k];
+    compare_plans(comm, &what);
+  }
 }
 
-/* On hosts with several ranks processors go by way of their neighbours, and devices do not. */
-Test(mpi_device, a_mixed_job_names_its_schedule) {
+Test(mpi_device, several_ranks_share_a_host) {
   int size;
   skip_without_device();
   mpi_begin();

@@ -175,11 +175,15 @@ void ob_host_give_up(struct onebit_plan *plan) {
   atomic_store_explicit(&page->gone, 1, memory_order_release);
 }
 
-float *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk) {
+bool ob_host_is_half(const struct onebit_plan *plan) {
+  return plan->work.dtype != ONEBIT_FLOAT32 && !plan->call.source.float32;
+}
+
+void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk) {
   const struct ob_host *host = &plan->host;
   size_t slot = (host->base + chunk) % host->slots;
-  return (float *)(void *)(host->shared.base[rank] + host->inputs_at +
-                           (slot * plan->geometry.segments + segment) * host->segment_bytes);
+  return host->shared.base[rank] + host->inputs_at +
+         (slot * plan->geometry.segments + segment) * host->segment_bytes;
 }
 
 /* What lies there from a chunk before may still be wanted. */
@@ -201,6 +205,7 @@ bool ob_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
        segment++) {
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
     struct ob_view out = {.values = ob_host_window(plan, plan->host.local_rank, segment, chunk)};
+    shape.half = ob_host_is_half(plan);
     ob_load_blocks(&plan->work, &plan->call.source, &shape, &out);
   }
   ob_host_loaded(plan, chunk);
@@ -218,9 +223,13 @@ bool ob_host_barrier(struct onebit_plan *plan, size_t chunk, bool wait) {
 void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out) {
   const struct ob_host *host = &plan->host;
-  for (size_t k = 0; k < host->ranks; k++)
+  struct ob_message_shape inputs = *shape;
+  inputs.half = ob_host_is_half(plan);
+  for (size_t k = 0; k < host->ranks; k++) {
     host->views[k].values = ob_host_window(plan, k, segment, chunk);
-  ob_mean_blocks(&plan->work, host->views, host->ranks, 1, shape, out);
+    host->views[k].halves = (uint16_t *)(void *)host->views[k].values;
+  }
+  ob_mean_blocks(&plan->work, host->views, host->ranks, plan->call.source.factor, &inputs, out);
 }
 
 void ob_host_used(struct onebit_plan *plan, size_t chunk) {

@@ -3,8 +3,8 @@
  * shared memory, each for one part of the elements, and see each other's results there. (GPUs that
  * send each other messages do not: cuda/stream_host.c.)
  *
- * Every rank has a block: counters, a window of its inputs as float32, and the results that it
- * collects from the other hosts. A counter only grows, by one a chunk, over all calls of the plan;
+ * Every rank has a block: counters, a window of its inputs, in their own type, and the results that
+ * it collects from the other hosts. A counter only grows, by one a chunk, over all calls of the plan;
  * whoever waits looks at all counters of one kind. A rank writes only into its own block.
  */
 #ifndef OB_COLLECTIVES_HOST_H
@@ -53,11 +53,15 @@ void ob_host_give_up(struct onebit_plan *plan);
 ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob_host_wait,
     ob_host_apply_early, ob_host_apply_late;
 
+/* Whether the call's inputs are of 16 bits, and so those in the windows: an optimizer's may be
+ * float32 in a plan of another type. */
+bool ob_host_is_half(const struct onebit_plan *plan);
+
 /* What an executor makes its own steps of. A chunk of this rank's inputs may be put into its window;
  * where that of a rank's is, about a segment; it is there, and the flags of this rank with it; the
  * results of a chunk are no longer used. */
 bool ob_host_is_free(struct onebit_plan *plan, size_t chunk);
-float *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
+void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
 void ob_host_loaded(struct onebit_plan *plan, size_t chunk);
 void ob_host_applied(struct onebit_plan *plan, size_t chunk);
 
