@@ -22,6 +22,10 @@ struct ob_executor {
   /* Called first: fails where this executor is not available. NULL: it always is. */
   onebit_status_t (*open)(struct onebit_plan *plan);
 
+  /* How many messages each segment is cut in, where the options do not say; `elements` of all
+   * segments. NULL: as the cost model has it. */
+  size_t (*chunks)(const struct onebit_plan *plan, size_t elements);
+
   /* What else it needs, once the plan is built; and gives that back. NULL: nothing. */
   onebit_status_t (*create)(struct onebit_plan *plan);
   void (*destroy)(struct onebit_plan *plan);

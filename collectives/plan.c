@@ -277,6 +277,9 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"the schedule that was decided (from each rank's device and the library's costs: name "
        "ONEBIT_SCHEDULE_EXCHANGE in the options)",
        plan ? (uint64_t)plan->choice.schedule : 0},
+      {"the number of messages that was decided (from each rank's device: name chunk_size in the "
+       "options)",
+       plan ? plan->geometry.chunks : 0},
   };
   return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0],
                          plan ? plan->host.shared.name : 0);

@@ -98,6 +98,9 @@ bool ob_cuda_is_capturing(cudaStream_t stream);
 /* Fails unless the plan's device can be given work on this stream. */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
 
+/* The executors' chunks (chunks.c). */
+size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements);
+
 /* cudaErrorNotReady until the event has come; with `wait`, waits for it. */
 cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait);
 

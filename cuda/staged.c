@@ -355,6 +355,7 @@ const struct ob_executor ob_executor_staged = {
     .messages = &ob_memory_pinned,
     .shares_memory = true,
     .open = ob_device_open,
+    .chunks = ob_device_chunks,
     .create = create_here,
     .destroy = destroy_there,
     .attached = attached_there,

@@ -412,6 +412,7 @@ const struct ob_executor ob_executor_stream = {
     .messages = &ob_memory_cuda,
     .deferred = true,
     .open = ob_device_open,
+    .chunks = ob_device_chunks,
     .create = create_here,
     .destroy = destroy,
     .check = ob_device_check,

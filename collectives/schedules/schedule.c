@@ -2,6 +2,7 @@
 #include "collectives/schedules/schedule.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -33,20 +34,38 @@ static size_t first_word(const struct onebit_plan *plan, const struct ob_plan_sh
   return fraction(layout->words, k, plan->geometry.segments);
 }
 
-static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
-  size_t elements = words * OB_LANES, asked = plan->options.chunk_size;
-  size_t chunk = asked                            ? asked
-                 : plan->comm->transport->network ? plan->choice.chunk
-                                                  : CHUNK_ELEMENTS;
+/* Elements of a segment in a message, as a host would have it. */
+static size_t chunk_of_host(const struct onebit_plan *plan, size_t elements) {
+  size_t chunk = plan->comm->transport->network ? plan->choice.chunk : CHUNK_ELEMENTS;
   /* A chunk of the host's inputs is as many elements of every segment, which should stay in the
    * caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
-  if (!asked && plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > CHUNK_ELEMENTS)
+  if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > CHUNK_ELEMENTS)
     chunk = CHUNK_ELEMENTS;
-  if (!asked && divided_up(elements, chunk) > MAX_CHUNKS)
-    chunk = divided_up(elements, MAX_CHUNKS);
-  if (chunk > OB_MAX_CHUNK_ELEMENTS)
-    chunk = OB_MAX_CHUNK_ELEMENTS;
-  return elements ? divided_up(elements, chunk) : 1;
+  return divided_up(elements, chunk) > MAX_CHUNKS ? divided_up(elements, MAX_CHUNKS) : chunk;
+}
+
+static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
+  const struct ob_executor *executor = plan->executor;
+  size_t elements = words * OB_LANES, chunk = plan->options.chunk_size;
+  size_t max = plan->comm->transport->put ? OB_MAX_STREAM_ELEMENTS : OB_MAX_CHUNK_ELEMENTS;
+  if (!elements)
+    return 1;
+  if (!chunk && executor->chunks)
+    chunk = divided_up(elements, executor->chunks(plan, elements * plan->geometry.segments));
+  else if (!chunk)
+    chunk = chunk_of_host(plan, elements);
+  return divided_up(elements, chunk < max ? chunk : max);
+}
+
+/* What the cost model says of messages is for a host. */
+static void tell_of_chunks(struct onebit_plan *plan) {
+  char *text = plan->choice.text;
+  size_t length = strlen(text);
+  if (plan->executor->chunks && !plan->options.chunk_size)
+    snprintf(text + length, sizeof plan->choice.text - length,
+             "on a device: %zu message%s to a rank in a phase, of at most %zu elements\n",
+             plan->geometry.chunks, plan->geometry.chunks == 1 ? "" : "s",
+             ob_plan_longest_message(plan));
 }
 
 static void cut_segment(struct onebit_plan *plan, const struct ob_plan_shape *shape,
@@ -137,6 +156,7 @@ onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_s
   geometry->slots = window && geometry->chunks > window ? window : geometry->chunks;
   set_strides(geometry, plan);
   consider_doubling(plan);
+  tell_of_chunks(plan);
   plan->schedule->sizes(plan, &plan->sizes);
   plan->wire_bytes = plan->sizes.wire_bytes;
   return ONEBIT_OK;

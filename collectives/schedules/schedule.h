@@ -19,6 +19,10 @@
 /* In a message: an MPI count is an int, and a dense message has 4 bytes an element. */
 #define OB_MAX_CHUNK_ELEMENTS ((size_t)1 << 28)
 
+/* Where a message is put on a stream, the counts are a size_t, and a launch has fewer than 2^31
+ * thread blocks, each of which takes 4 blocks of at least 32 elements. */
+#define OB_MAX_STREAM_ELEMENTS ((size_t)1 << 37)
+
 struct onebit_plan;
 struct ob_plan_shape;
 

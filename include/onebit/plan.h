@@ -110,7 +110,7 @@ typedef struct onebit_plan_options {
   size_t block_size;
   /* Elements in one message, a multiple of 32 up to 2^28 (a message's bytes are an MPI count),
    * rounded up to whole blocks; default: chosen so that small messages are sent eagerly and chunks
-   * overlap. */
+   * overlap; on a device, the few long ones that overlap needs (docs/cuda.md). */
   size_t chunk_size;
   /* Nonzero: forget the error after each call. A control for experiments, not for use. */
   int no_error_feedback;

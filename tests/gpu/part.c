@@ -209,19 +209,21 @@ void part_scale_errors(struct part *part, float factor) {
   free(server);
 }
 
-/* Not what depends on where it is, nor the bytes of messages that a rank passes on for others. */
+/* Not what depends on where it is, nor the bytes of messages that a rank passes on for others, nor
+ * messages that it was left to the plan to cut. */
 uint64_t part_account(const struct part *part) {
   const onebit_plan_info_t *info = &part->info;
   const bool passed_on = info->schedule == ONEBIT_SCHEDULE_ALLGATHER && part->size >= 4;
+  const bool cut = part->what.options.chunk_size != 0;
   const uint64_t numbers[] = {info->worker_residual_start,
                               info->worker_residual_count,
                               info->server_residual_start,
                               info->server_residual_count,
                               info->block_size,
-                              info->chunks,
-                              passed_on ? 0 : info->wire_bytes,
+                              cut ? info->chunks : 0,
+                              passed_on || !cut ? 0 : info->wire_bytes,
                               info->schedule,
                               info->wire,
-                              info->chunk_size};
+                              cut ? info->chunk_size : 0};
   return digest(numbers, sizeof numbers);
 }
