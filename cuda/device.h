@@ -40,6 +40,13 @@ struct ob_device_host {
   struct ob_staged_host staged;
 };
 
+/* Messages beside kernels (overlap.h); without a stream there is one chunk only. */
+struct ob_overlap {
+  cudaStream_t stream;  /* for messages */
+  cudaEvent_t computed; /* the kernels before the next message */
+  cudaEvent_t *moved;   /* one a slot: its latest batch */
+};
+
 struct ob_device {
   int number;                 /* of the CUDA device */
   struct ob_cuda_plan kernel; /* what kernels are told */
@@ -48,6 +55,7 @@ struct ob_device {
   struct ob_device_host host; /* of a hierarchical plan */
   cudaEvent_t started;        /* what was on the caller's stream before a call */
   struct ob_staging staging;  /* staged.c */
+  struct ob_overlap overlap;
   /* stream.c */
   cudaStream_t own;           /* for calls without one */
   cudaStream_t stream;        /* of the call in flight; */

@@ -1,8 +1,9 @@
 /*
  * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
- * stream, kernels and messages, in the order of the plan's list, and no host takes part: headers
- * are stamped and judged on the device (headers.cu), which also decides whether the call ends well.
- * So the host learns only afterwards, from the last copy of the state.
+ * stream, kernels and messages, in the order of the plan's list (of several chunks the messages on
+ * one beside it: overlap.h), and no host takes part: headers are stamped and judged on the device
+ * (headers.cu), which also decides whether the call ends well. So the host learns only afterwards,
+ * from the last copy of the state.
  *
  * Where the transport is the host's to drive (a CUDA-aware MPI), the host waits for the device at
  * each message that leaves, and for the transport at each that comes; nothing else differs.
@@ -15,6 +16,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
+#include "cuda/overlap.h"
 #include "cuda/stream.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
@@ -24,6 +26,7 @@ static onebit_status_t create(struct onebit_plan *plan) {
   OB_TRY(ob_device_create(plan, false));
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
   OB_TRY(ob_stream_host_create(plan));
+  OB_TRY(ob_overlap_create(plan));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->started, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->reached, cudaEventDisableTiming));
@@ -57,6 +60,7 @@ static void destroy(struct onebit_plan *plan) {
   if (device->own)
     cudaStreamDestroy(device->own);
   ob_memory_pinned.release(device->seen);
+  ob_overlap_destroy(plan);
   ob_stream_host_destroy(plan);
   ob_device_destroy(plan, false);
   ob_cuda_leave(before);
@@ -181,7 +185,7 @@ static onebit_status_t send(struct onebit_plan *plan, struct ob_batch *batch, si
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
   if (!is_driven(plan))
-    return ob_comm_put(batch, stream_of(plan));
+    return ob_overlap_put(plan, batch, chunk);
   OB_TRY(reach(plan, wait));
   return ob_comm_begin(batch, plan->tag);
 }
@@ -206,6 +210,7 @@ static onebit_status_t receive(struct onebit_plan *plan, struct ob_batch *batch,
                                enum ob_message_kind kind, bool wait) {
   if (is_driven(plan))
     OB_TRY(plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0));
+  OB_TRY(ob_overlap_join(plan, chunk));
   return judge(plan, chunk, kind);
 }
 

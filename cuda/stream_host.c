@@ -10,10 +10,12 @@
  * nobody speaks for its host.
  *
  * A chunk of a neighbour's inputs is sealed at once, so its first message says all that they say.
- * Steps follow each other on the stream: nobody waits until memory is free.
+ * Kernels follow each other on the stream, and messages each other beside it (overlap.h): nobody
+ * waits until memory is free, since a step that reads a message comes before what overwrites it.
  */
 #include "base/error.h"
 #include "collectives/messages.h"
+#include "cuda/overlap.h"
 #include "cuda/stream.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
@@ -97,7 +99,7 @@ static onebit_status_t put(struct onebit_plan *plan, size_t chunk,
   for (size_t step = 1; step < plan->host.ranks; step++)
     for (size_t member = 0; member < plan->geometry.members; member++)
       add(plan, batch, chunk, (plan->host.local_rank + step) % plan->host.ranks, member);
-  return ob_comm_put(batch, plan->device->stream);
+  return ob_overlap_put(plan, batch, chunk);
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
@@ -120,6 +122,9 @@ bool ob_stream_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
 static bool judge(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
                   enum ob_message_kind kind) {
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, kind);
+  onebit_status_t joined = ob_overlap_join(plan, chunk);
+  if (joined != ONEBIT_OK)
+    return ob_stream_ended(plan, joined);
   cudaError_t error = ob_cuda_open(*messages, stamp, chunk, plan->device->stream);
   return ob_stream_ended(plan, error == cudaSuccess ? ONEBIT_OK
                                                     : ob_cuda_error(error, "launching a kernel"));

@@ -57,7 +57,7 @@ ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob
  * float32 in a plan of another type. */
 bool ob_host_is_half(const struct onebit_plan *plan);
 
-/* What an executor makes its own steps of. A chunk of this rank's inputs may be put into its window;
+/* What an executor makes its own steps of. A chunk of this rank's inputs may be put in its window;
  * where that of a rank's is, about a segment; it is there, and the flags of this rank with it; the
  * results of a chunk are no longer used. */
 bool ob_host_is_free(struct onebit_plan *plan, size_t chunk);

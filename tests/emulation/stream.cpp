@@ -180,6 +180,15 @@ cudaError_t cudaStreamCreate(cudaStream_t *pStream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags) {
   return result(create_stream(pStream, flags));
 }
+/* Priorities are a hint: work runs as late as it may whatever they are. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream, unsigned int flags, int) {
+  return result(create_stream(pStream, flags));
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority, int *greatestPriority) {
+  *leastPriority = 0;
+  *greatestPriority = -5;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return result(destroy_stream(stream)); }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return result(wait_for_stream(stream)); }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return result(query_stream(stream)); }

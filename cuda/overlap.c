@@ -1,0 +1,74 @@
+/* Messages beside kernels. */
+#include "cuda/overlap.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/messages.h"
+
+/* Kernels wait for a batch before the next one of the same slot is put: an event a slot will do. */
+static onebit_status_t create_events(struct onebit_plan *plan) {
+  struct ob_overlap *overlap = &plan->device->overlap;
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&overlap->computed, cudaEventDisableTiming));
+  overlap->moved = ob_allocate(plan->geometry.slots, sizeof *overlap->moved);
+  if (!overlap->moved)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way",
+                    plan->geometry.slots);
+  for (size_t i = 0; i < plan->geometry.slots; i++)
+    OB_TRY_CUDA(cudaEventCreateWithFlags(&overlap->moved[i], cudaEventDisableTiming));
+  return ONEBIT_OK;
+}
+
+/* With the highest priority: a kernel of NCCL is a few thread blocks, and would else wait for the
+ * last of those of a kernel that fills the device. */
+onebit_status_t ob_overlap_create(struct onebit_plan *plan) {
+  struct ob_overlap *overlap = &plan->device->overlap;
+  int lowest, highest;
+  if (!plan->comm->transport->put || plan->comm->size == 1 || plan->geometry.chunks == 1)
+    return ONEBIT_OK;
+  OB_TRY_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  OB_TRY_CUDA(cudaStreamCreateWithPriority(&overlap->stream, cudaStreamNonBlocking, highest));
+  return create_events(plan);
+}
+
+void ob_overlap_destroy(struct onebit_plan *plan) {
+  struct ob_overlap *overlap = &plan->device->overlap;
+  for (size_t i = 0; overlap->moved && i < plan->geometry.slots; i++)
+    if (overlap->moved[i])
+      cudaEventDestroy(overlap->moved[i]);
+  ob_release(overlap->moved);
+  if (overlap->computed)
+    cudaEventDestroy(overlap->computed);
+  if (overlap->stream)
+    cudaStreamDestroy(overlap->stream);
+}
+
+static onebit_status_t branch(struct onebit_plan *plan) {
+  struct ob_overlap *overlap = &plan->device->overlap;
+  OB_TRY_CUDA(cudaEventRecord(overlap->computed, plan->device->stream));
+  OB_TRY_CUDA(cudaStreamWaitEvent(overlap->stream, overlap->computed, 0));
+  return ONEBIT_OK;
+}
+
+/* The others wait for the messages: where they cannot go beside, they go behind the kernels. */
+onebit_status_t ob_overlap_put(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk) {
+  struct ob_overlap *overlap = &plan->device->overlap;
+  cudaStream_t stream = plan->device->stream;
+  if (!overlap->stream)
+    return ob_comm_put(batch, stream);
+  onebit_status_t forked = branch(plan);
+  if (forked == ONEBIT_OK)
+    stream = overlap->stream;
+  else
+    ob_steps_fail(plan, forked);
+  OB_TRY(ob_comm_put(batch, stream));
+  OB_TRY_CUDA(cudaEventRecord(overlap->moved[chunk % plan->geometry.slots], stream));
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_overlap_join(struct onebit_plan *plan, size_t chunk) {
+  struct ob_overlap *overlap = &plan->device->overlap;
+  if (overlap->stream)
+    OB_TRY_CUDA(
+        cudaStreamWaitEvent(plan->device->stream, overlap->moved[chunk % plan->geometry.slots], 0));
+  return ONEBIT_OK;
+}
