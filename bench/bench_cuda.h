@@ -63,9 +63,10 @@ int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry);
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
                          struct bench_passes *passes);
+int bench_kernels_extend(struct bench_passes *passes); /* with what only optimizers need */
 void bench_kernels_destroy(struct bench_kernels *kernels);
 cudaStream_t bench_kernels_stream(const struct bench_passes *passes);
-extern const struct bench_list bench_codec_kernels, bench_adam_kernels;
+extern const struct bench_list bench_codec_kernels, bench_adam_kernels, bench_optimizer_kernels;
 
 /* A row of PyTorch's fused Adam, or a note of why there is none; a note about DeepSpeed. */
 void bench_torch(const struct bench_sheet *sheet);

@@ -11,14 +11,17 @@
 #include "cuda/device.h"
 #include "onebit/optimizer.h"
 
+enum { DTYPES = ONEBIT_FLOAT16 + 1 };
+
 /* What passes have besides on a device. */
 struct bench_kernels {
   struct bench_device *device;
-  onebit_plan_t half, dense; /* half: of bfloat16; the passes' own plan is of bits */
-  void *half_input;
+  onebit_plan_t bits[DTYPES], dense[DTYPES]; /* bits[ONEBIT_FLOAT32] is the passes' own plan */
+  void *inputs[DTYPES];                      /* likewise the passes' own */
   unsigned char *dense_messages;
   struct piece {
     float *parameters;
+    void *gradients[DTYPES];
     float factors[2]; /* its rate's factor, and its weight decay */
   } * piece;          /* the one that there is */
 };
@@ -42,31 +45,55 @@ static struct ob_cuda_pieces pieces_of(const struct bench_passes *passes, void *
   return (struct ob_cuda_pieces){.base = buffer, .step = passes->count * sizeof(float)};
 }
 
-static struct ob_cuda_pass pass_of(const struct bench_passes *passes, enum ob_pass_kind kind) {
+static struct ob_cuda_pass pass_of(const struct bench_passes *passes,
+                                   const struct bench_pass *pass) {
   const struct bench_kernels *kernels = passes->kernels;
-  enum bench_array variance = kind == OB_PASS_APPLY ? BENCH_RECIPROCALS : BENCH_VARIANCE;
-  return (struct ob_cuda_pass){.kind = kind,
-                               .arrays = {[OB_MOMENTUM] = passes->plan->worker.values[0],
-                                          [OB_VARIANCE] = passes->arrays[variance],
-                                          [OB_SCRATCH] = passes->plan->worker.values[1]},
-                               .parameters = &kernels->piece->parameters,
-                               .rate_factors = kernels->piece->factors,
-                               .weight_decays = kernels->piece->factors + 1,
-                               .learning_rate = passes->learning_rate,
-                               .factors = {.adam = bench_factors,
-                                           .gradient_factor = 1,
-                                           .bound = ONEBIT_STEP_BOUND,
-                                           .keep_zero = true},
-                               .sums = {passes->sums[0]}};
+  enum bench_array variance = pass->frozen ? BENCH_RECIPROCALS : BENCH_VARIANCE;
+  struct ob_cuda_pass of = {.kind = pass->kinds[0],
+                            .arrays = {[OB_MOMENTUM] = passes->plan->worker.values[0],
+                                       [OB_VARIANCE] = passes->arrays[variance],
+                                       [OB_FRESH] = passes->arrays[BENCH_FRESH],
+                                       [OB_ANCHOR] = passes->arrays[BENCH_ANCHOR],
+                                       [OB_SCRATCH] = passes->plan->worker.values[1]},
+                            .parameters = &kernels->piece->parameters,
+                            .gradients = &kernels->piece->gradients[pass->dtype],
+                            .gradient_dtype = pass->dtype,
+                            .rate_factors = kernels->piece->factors,
+                            .weight_decays = kernels->piece->factors + 1,
+                            .learning_rate = passes->learning_rate,
+                            .last_decay = bench_factors.beta1,
+                            .factors = {.adam = bench_factors,
+                                        .lion = bench_lion_factors,
+                                        .gradient_factor = 1,
+                                        .rate_sum = 1,
+                                        .bound = ONEBIT_STEP_BOUND,
+                                        .keep_zero = true}};
+  for (int k = 0; k < OB_SUMS; k++)
+    of.sums[k] = ob_pass_sums(of.kind) & OB_MASK(k) ? passes->sums[k] : NULL;
+  return of;
 }
 
-static struct ob_cuda_source source_of(const struct bench_passes *passes, void *input,
-                                       bool momentum) {
-  return (struct ob_cuda_source){.inputs = pieces_of(passes, input),
-                                 .factor = 1,
-                                 .momentum = momentum,
-                                 .decay = bench_factors.beta1,
-                                 .weight = momentum ? bench_factors.one_minus_beta1 : 1};
+static struct ob_cuda_source source_of(const struct bench_passes *passes,
+                                       const struct bench_pass *pass) {
+  return (struct ob_cuda_source){
+      .inputs = pieces_of(passes, passes->kernels->inputs[pass->dtype]),
+      .factor = 1,
+      .momentum = pass->momentum,
+      .decay = bench_factors.beta1,
+      .weight = pass->momentum || pass->moments ? bench_factors.one_minus_beta1 : 1,
+      .reciprocals = pass->reciprocals ? passes->arrays[BENCH_RECIPROCALS] : NULL,
+      .moment_rule = pass->moments ? OB_MOMENTS_SECOND : OB_MOMENTS_NONE,
+      .moment = {bench_factors.beta2, bench_factors.one_minus_beta2, bench_factors.epsilon,
+                 .now = 0.0625f, .before = 0.1875f}};
+}
+
+/* The kernels' plan with moments, where the pass has them. */
+static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
+                                        const struct bench_pass *pass) {
+  struct ob_cuda_plan kernel = passes->kernels->bits[pass->dtype]->device->kernel;
+  for (int k = 0; k < 2; k++)
+    kernel.worker.moments[k] = pass->moments ? passes->moments[k] : NULL;
+  return kernel;
 }
 
 /* A pass that is so many launches, each of a chunk, on stream `s`, of entry `e` of passes `p` with
@@ -82,11 +109,8 @@ static struct ob_cuda_source source_of(const struct bench_passes *passes, void *
     return BENCH_OK;                                                                               \
   }
 
-KERNEL(compress, p->plan->geometry.chunks,
-       ob_cuda_compress(p->plan->device->kernel, source_of(p, p->input, e->pass->momentum), chunk,
-                        s))
-KERNEL(compress_half, k->half->geometry.chunks,
-       ob_cuda_compress(k->half->device->kernel, source_of(p, k->half_input, false), chunk, s))
+KERNEL(compress, k->bits[e->pass->dtype]->geometry.chunks,
+       ob_cuda_compress(with_moments(p, e->pass), source_of(p, e->pass), chunk, s))
 KERNEL(reduce, p->plan->geometry.chunks,
        ob_cuda_reduce(among(p->plan, p->messages, e->streams), chunk, s))
 KERNEL(sum, p->plan->geometry.chunks,
@@ -95,15 +119,16 @@ KERNEL(sum, p->plan->geometry.chunks,
 KERNEL(store, p->plan->geometry.chunks,
        ob_cuda_store(p->plan->device->kernel, pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk, s))
 KERNEL(apply, p->plan->geometry.chunks,
-       ob_cuda_apply(p->plan->device->kernel, pass_of(p, OB_PASS_APPLY), chunk, s))
-KERNEL(load, k->dense->geometry.chunks,
-       ob_cuda_load(k->dense->device->kernel, source_of(p, p->input, false), chunk, s))
-KERNEL(mean, k->dense->geometry.chunks,
-       ob_cuda_mean(among(k->dense, k->dense_messages, e->streams), chunk, s))
-KERNEL(convert, k->dense->geometry.chunks,
-       ob_cuda_convert(k->dense->device->kernel, pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk, s))
+       ob_cuda_apply(p->plan->device->kernel, pass_of(p, e->pass), chunk, s))
+KERNEL(load, k->dense[e->pass->dtype]->geometry.chunks,
+       ob_cuda_load(k->dense[e->pass->dtype]->device->kernel, source_of(p, e->pass), chunk, s))
+KERNEL(mean, k->dense[0]->geometry.chunks,
+       ob_cuda_mean(among(k->dense[0], k->dense_messages, e->streams), chunk, s))
+KERNEL(convert, k->dense[0]->geometry.chunks,
+       ob_cuda_convert(k->dense[0]->device->kernel, pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk,
+                       s))
 
-KERNEL(adam, 1, ob_cuda_pass_over(p->plan->device->kernel, pass_of(p, OB_PASS_ADAM), s))
+KERNEL(over, 1, ob_cuda_pass_over(p->plan->device->kernel, pass_of(p, e->pass), s))
 KERNEL(loop, 1, bench_copy_loop(p->arrays[BENCH_OUTPUT], p->input, p->count * sizeof(float), s))
 KERNEL(copy_memory, 1,
        cudaMemcpyAsync(p->arrays[BENCH_OUTPUT], p->input, p->count * sizeof(float),
@@ -118,24 +143,54 @@ static const struct bench_pass
     kernel_compress = {"compress", compress, .floats = 3, .bits = 1, .scales = 3},
     kernel_momentum = {"compress with momentum", compress, .floats = 3, .bits = 2, .scales = 4,
                        .momentum = true},
-    kernel_half = {"compress bfloat16", compress_half, .floats = 2.5, .bits = 1, .scales = 3},
+    kernel_bfloat16 = {"compress bfloat16", compress, .dtype = ONEBIT_BFLOAT16, .floats = 2.5,
+                       .bits = 1, .scales = 3},
+    kernel_float16 = {"compress float16", compress, .dtype = ONEBIT_FLOAT16, .floats = 2.5,
+                      .bits = 1, .scales = 3},
     kernel_reduce = {"reduce", reduce, .floats = 2, .bits = 1, .scales = 3,
                      .each = {.bits = 1, .scales = 1}, .streams = true},
     kernel_store = {"store", store, .floats = 1, .bits = 1, .scales = 1},
     kernel_sum = {"sum", sum, .floats = 1, .each = {.bits = 1, .scales = 1}, .streams = true},
-    kernel_apply = {"Adam apply", apply, .floats = 3, .bits = 1, .scales = 1},
-    kernel_adam = {"fused Adam step", adam, .floats = 7, .scales = 2},
+    kernel_apply = {"Adam apply", apply, .floats = 3, .bits = 1, .scales = 1,
+                    .kinds = {OB_PASS_APPLY}, .frozen = true},
+    kernel_adam = {"fused Adam step", over, .floats = 7, .scales = 2, .kinds = {OB_PASS_ADAM}},
     kernel_load = {"load", load, .floats = 2},
+    load_bfloat16 = {"load bfloat16", load, .dtype = ONEBIT_BFLOAT16, .floats = 1.5},
+    load_float16 = {"load float16", load, .dtype = ONEBIT_FLOAT16, .floats = 1.5},
     kernel_mean = {"mean", mean, .floats = 1, .each = {.floats = 1}, .streams = true},
     kernel_convert = {"convert", convert, .floats = 2};
 
+/* Those of optimizers. Where nothing is said of bytes, it is the pass's row that says it. */
+static const struct bench_pass
+    compress_step = {"compress step", compress, .floats = 4, .bits = 2, .scales = 4,
+                     .momentum = true, .reciprocals = true},
+    compress_normalized = {"compress normalized", compress, .floats = 4, .bits = 2, .scales = 4,
+                           .momentum = true, .moments = true},
+    apply_step = {"apply step", apply, .kinds = {OB_PASS_APPLY_STEP}},
+    sgd = {"momentum SGD step", over, .kinds = {OB_PASS_SGD}},
+    lion = {"Lion step", over, .kinds = {OB_PASS_LION}},
+    lamb = {"LAMB step", over, .kinds = {OB_PASS_LAMB}},
+    lamb_move = {"LAMB move", over, .kinds = {OB_PASS_LAMB_MOVE}},
+    lamb_fresh = {"LAMB fresh", apply, .kinds = {OB_PASS_LAMB_FRESH}, .frozen = true},
+    zero_one = {"0/1 Adam apply", apply, .kinds = {OB_PASS_ZERO_ONE}, .frozen = true},
+    zero_one_local = {"0/1 Adam local", over, .kinds = {OB_PASS_ZERO_ONE_LOCAL}, .frozen = true},
+    zero_one_meet = {"0/1 Adam meet", over, .kinds = {OB_PASS_ZERO_ONE_STORE}, .frozen = true},
+    zero_one_met = {"0/1 Adam met", apply, .kinds = {OB_PASS_ZERO_ONE_MET}, .frozen = true},
+    squares = {"squares", over, .kinds = {OB_PASS_SQUARES}},
+    squares_float16 = {"squares float16", over, .dtype = ONEBIT_FLOAT16, .floats = 0.5,
+                       .kinds = {OB_PASS_SQUARES}};
+
 const struct bench_list bench_codec_kernels = {NULL, 2, 0, 0,
-    {&copy, &copy_loop, &kernel_compress, &kernel_momentum, &kernel_half, &kernel_reduce,
-     &kernel_store, &kernel_sum, &kernel_apply, &kernel_adam, &kernel_load, &kernel_mean,
-     &kernel_convert}};
+    {&copy, &copy_loop, &kernel_compress, &kernel_momentum, &kernel_bfloat16, &kernel_float16,
+     &kernel_reduce, &kernel_store, &kernel_sum, &kernel_apply, &kernel_adam, &kernel_load,
+     &load_bfloat16, &load_float16, &kernel_mean, &kernel_convert}};
 const struct bench_list bench_adam_kernels = {NULL, 2, 1, 2,
     {&copy, &copy_loop, &kernel_adam, &bench_step, &kernel_momentum, &kernel_apply,
      &kernel_reduce}};
+const struct bench_list bench_optimizer_kernels = {NULL, 2, 0, 0,
+    {&copy, &copy_loop, &kernel_adam, &compress_step, &compress_normalized, &apply_step, &sgd,
+     &lion, &lamb, &lamb_move, &lamb_fresh, &zero_one, &zero_one_local, &zero_one_meet,
+     &zero_one_met, &squares, &squares_float16}};
 /* clang-format on */
 
 /* --- What they work on */
@@ -143,27 +198,39 @@ const struct bench_list bench_adam_kernels = {NULL, 2, 1, 2,
 static int create_plans(const struct bench_options *options, struct bench_passes *passes) {
   struct bench_kernels *kernels = passes->kernels;
   onebit_status_t status = onebit_comm_create_self(&passes->comm);
-  if (status == ONEBIT_OK)
-    status = bench_passes_plan(options, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, passes, &passes->plan);
-  if (status == ONEBIT_OK)
-    status = bench_passes_plan(options, ONEBIT_BFLOAT16, ONEBIT_WIRE_BITS, passes, &kernels->half);
-  if (status == ONEBIT_OK)
-    status = bench_passes_plan(options, ONEBIT_FLOAT32, ONEBIT_WIRE_DENSE, passes, &kernels->dense);
+  for (int k = 0; k < DTYPES && status == ONEBIT_OK; k++) {
+    onebit_dtype_t dtype = (onebit_dtype_t)k;
+    onebit_plan_t *bits = &kernels->bits[k], *dense = &kernels->dense[k];
+    status = bench_passes_plan(options, dtype, ONEBIT_WIRE_BITS, passes, bits);
+    if (status == ONEBIT_OK)
+      status = bench_passes_plan(options, dtype, ONEBIT_WIRE_DENSE, passes, dense);
+  }
+  passes->plan = kernels->bits[ONEBIT_FLOAT32];
   return bench_status(status, "onebit_plan_create");
+}
+
+static int create_inputs(struct bench_passes *passes) {
+  void **inputs = passes->kernels->inputs;
+  inputs[ONEBIT_FLOAT32] = passes->input = passes->arrays[BENCH_GRADIENT];
+  for (int k = ONEBIT_FLOAT32 + 1; k < DTYPES; k++) {
+    inputs[k] = ob_memory_cuda.allocate(passes->count, 2);
+    if (!inputs[k])
+      return bench_no_memory("elements on the device", passes->count);
+    BENCH_TRY(bench_space_fill(passes->space, inputs[k], passes->count, (onebit_dtype_t)k, 1));
+  }
+  return BENCH_OK;
 }
 
 static int allocate(struct bench_passes *passes) {
   struct bench_kernels *kernels = passes->kernels;
   void *(*get)(size_t, size_t) = ob_memory_cuda.allocate;
   BENCH_TRY(bench_passes_allocate(passes, 0, BENCH_MOMENTUM));
-  passes->input = passes->arrays[BENCH_GRADIENT];
+  BENCH_TRY(create_inputs(passes));
   passes->messages = get(passes->streams, passes->plan->geometry.peer_stride);
   passes->sums[0] = get(passes->plan->geometry.layout.blocks, sizeof(double));
-  kernels->half_input = get(passes->count, 2);
-  kernels->dense_messages = get(passes->streams, kernels->dense->geometry.peer_stride);
+  kernels->dense_messages = get(passes->streams, kernels->dense[0]->geometry.peer_stride);
   kernels->piece = get(1, sizeof *kernels->piece);
-  return passes->messages && passes->sums[0] && kernels->half_input && kernels->dense_messages &&
-                 kernels->piece
+  return passes->messages && passes->sums[0] && kernels->dense_messages && kernels->piece
              ? BENCH_OK
              : bench_no_memory("elements on the device", passes->count);
 }
@@ -210,19 +277,31 @@ static onebit_status_t fill_residual(const struct ob_cuda_residual *residual,
 
 static onebit_status_t fill(struct bench_passes *passes) {
   struct bench_kernels *kernels = passes->kernels;
-  const struct onebit_plan *plans[] = {passes->plan, kernels->half};
-  const struct piece piece = {passes->arrays[BENCH_PARAMETERS], {1, 0}};
+  struct piece piece = {.parameters = passes->arrays[BENCH_PARAMETERS], .factors = {1, 0}};
+  memcpy(piece.gradients, kernels->inputs, sizeof piece.gradients);
   onebit_status_t status = ob_memory_cuda.copy(kernels->piece, &piece, sizeof piece);
-  for (int k = 0; k < 4 && status == ONEBIT_OK; k++) {
-    const struct ob_cuda_plan *kernel = &plans[k / 2]->device->kernel;
-    status = fill_residual(k % 2 ? &kernel->server : &kernel->worker, passes,
-                           plans[k / 2]->work.one_scale);
+  for (int k = 0; k < 2 * DTYPES && status == ONEBIT_OK; k++) {
+    const struct onebit_plan *plan = kernels->bits[k / 2];
+    const struct ob_cuda_plan *kernel = &plan->device->kernel;
+    status = fill_residual(k % 2 ? &kernel->server : &kernel->worker, passes, plan->work.one_scale);
   }
   if (status == ONEBIT_OK)
     status = fill_messages(passes->plan, passes->messages, passes->streams);
   if (status == ONEBIT_OK)
-    status = fill_messages(kernels->dense, kernels->dense_messages, passes->streams);
+    status = fill_messages(kernels->dense[0], kernels->dense_messages, passes->streams);
   return status;
+}
+
+int bench_kernels_extend(struct bench_passes *passes) {
+  const struct onebit_plan *plan = passes->plan;
+  BENCH_TRY(bench_passes_allocate(passes, BENCH_FRESH, BENCH_ARRAYS));
+  for (int k = 1; k < OB_SUMS; k++)
+    if (!(passes->sums[k] = ob_memory_cuda.allocate(plan->geometry.layout.blocks, sizeof(double))))
+      return bench_no_memory("sums", plan->geometry.layout.blocks);
+  for (int k = 0; k < 2; k++)
+    if (!(passes->moments[k] = ob_memory_cuda.allocate(passes->count, sizeof(uint16_t))))
+      return bench_no_memory("moments", passes->count);
+  return BENCH_OK;
 }
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
@@ -237,19 +316,21 @@ int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
   passes->kernels->device = job->device;
   BENCH_TRY(create_plans(job->options, passes));
   BENCH_TRY(allocate(passes));
-  BENCH_TRY(
-      bench_space_fill(passes->space, passes->kernels->half_input, count, ONEBIT_BFLOAT16, 1));
   return bench_status(fill(passes), "filling arrays of the device");
 }
 
 void bench_kernels_destroy(struct bench_kernels *kernels) {
   if (!kernels)
     return;
-  ob_memory_cuda.release(kernels->half_input);
+  for (int k = 0; k < DTYPES; k++) {
+    onebit_plan_destroy(kernels->dense[k]);
+    if (k == ONEBIT_FLOAT32)
+      continue; /* the passes' own */
+    onebit_plan_destroy(kernels->bits[k]);
+    ob_memory_cuda.release(kernels->inputs[k]);
+  }
   ob_memory_cuda.release(kernels->dense_messages);
   ob_memory_cuda.release(kernels->piece);
-  onebit_plan_destroy(kernels->half);
-  onebit_plan_destroy(kernels->dense);
   ob_release(kernels);
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "collectives/schedules/schedule.h"
 #include "compression/codec.h"
 #include "onebit/optimizer.h"
 
@@ -276,6 +277,8 @@ onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dt
   wanted.scale = options->scale;
   wanted.block_size = options->block_size;
   wanted.chunk_size = options->chunk_size;
+  if (!wanted.chunk_size && wanted.device == ONEBIT_DEVICE_CUDA)
+    wanted.chunk_size = OB_MAX_CHUNK_ELEMENTS; /* a kernel a pass: what a card's memory allows */
   wanted.threads = options->threads;
   return onebit_plan_create(passes->comm, passes->count, &wanted, plan);
 }

@@ -47,7 +47,8 @@ struct bench_passes {
  * said, compression/passes.h says it of `kinds`. */
 struct bench_pass {
   const char *name;
-  bench_timed *run; /* its context is a struct bench_passes */
+  bench_timed *run;     /* its context is a struct bench_passes */
+  onebit_dtype_t dtype; /* of the input; on a device */
   double inputs, floats, bits, scales;
   struct {
     double floats, bits, scales;

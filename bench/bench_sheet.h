@@ -15,7 +15,7 @@
 struct bench_list {
   const char *name; /* of the step, or NULL */
   size_t copies, dense, parts;
-  const struct bench_pass *passes[15];
+  const struct bench_pass *passes[20];
 };
 
 struct bench_sheet {

@@ -272,6 +272,12 @@ static int print_memory(struct bench_table *table, const struct bench_passes *pa
 }
 
 static int measure_optimizers(struct bench_job *job, struct bench_passes *passes) {
+#ifdef ONEBIT_HAVE_CUDA
+  if (job->device) {
+    BENCH_TRY(bench_kernels_extend(passes));
+    return measure_list(job, passes, &bench_optimizer_kernels);
+  }
+#endif
   BENCH_TRY(bench_passes_extend(passes));
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++)
     BENCH_TRY(measure_list(job, passes, &steps[k]));

@@ -186,7 +186,6 @@ Test(bench, wrong_command_lines_get_words) {
       {"iallreduce", "--mpi-algorithms all"},
       {"iallreduce", "-t -1"},
       {"codec", "--csv --json"},
-      {"optimizers", "-d cuda"},
       {"allreduce", "-d gpu"},
       {"allreduce", "-d"},
       {"buckets", "-d cuda"},

@@ -244,10 +244,12 @@ Test(bench_rows, json_of_kernels, .timeout = 60) {
       "\"emulated\":true", "\"bytes\":65536",        "\"row\":\"", "\"members\":", "\"median_us\":",
       "\"gelements\":",    "\"bytes_per_element\":", "\"gbs\":",   "\"of_copy\":", NULL};
   const char *said = program(0, "onebit-bench codec -d cuda -m64K -i3 -x0 --json");
-  cr_expect_eq(objects(said, fields), 2 + 3 + 4 + 1 + 4 + 2 + 1 + 4 + 1);
+  cr_expect_eq(objects(said, fields), 2 + 4 + 4 + 1 + 4 + 2 + 3 + 4 + 1);
   said = program(0, "onebit-bench adam -d cuda -m64K -i3 -x0 --json --streams 2 2>/dev/null");
   cr_expect_eq(objects(said, fields), 2 + 1 + 2 + 2 + 1 + 1);
   expect_said(said, "\"host_synchronisations\":0");
+  said = program(0, "onebit-bench optimizers -d cuda -m64K -i3 -x0 --json");
+  cr_expect_eq(objects(said, fields), 2 + 15);
 }
 
 Test(bench_rows, text_says_that_the_device_is_emulated, .timeout = 60) {
