@@ -9,6 +9,7 @@
 
 #include "tests/oracle_zero_one.h"
 #include "tests/support_program.h"
+#include "tools/tune/card.h"
 #include "tools/tune/training.h"
 #include "tools/tune/tune.h"
 
@@ -140,6 +141,58 @@ Test(tune, fit_bears_one_wild_measurement) {
       points.point[points.count - 2].predicted / points.point[points.count - 2].measured, 1, 0.1);
 }
 
+/* --- GPUs */
+
+static struct tune_card some_card(double link) {
+  struct tune_card card = tune_card_default;
+  card.link = link;
+  return card;
+}
+
+/* Nothing but the memory: 1-bit Adam's step among 8 ranks moves 12.26 + 12.13 and an eighth of
+ * reduce's 9.15 bytes a parameter, a fused dense one 28 (docs/cuda.md). */
+Test(tune, kernels_take_what_their_bytes_take) {
+  struct tune_card card = some_card(0);
+  const struct tune_training host = {.parameters = 1e9, .hosts = 1, .ranks_per_host = 8};
+  card.launch = card.group = 0;
+  double bits = tune_card_update(&card, &host, TUNE_FLAT).kernels * card.copy / host.parameters;
+  double dense = tune_card_update(&card, &host, TUNE_DENSE).kernels * card.copy / host.parameters;
+  cr_expect_float_eq(bits, 12.26 + 12.13 + 9.15 / 8, 0.01, "%g", bits);
+  cr_expect_float_eq(dense, 28, 1e-9, "%g", dense);
+}
+
+/* As many chunks as cuda/chunks.c cuts, 7 kernels in each. */
+Test(tune, small_tensors_cost_launches) {
+  struct tune_card card = some_card(0);
+  struct tune_training host = {.parameters = 1000, .hosts = 1, .ranks_per_host = 8};
+  struct tune_update update = tune_card_update(&card, &host, TUNE_FLAT);
+  cr_expect_eq(update.launches, 11);
+  cr_expect_eq(update.groups, 2);
+  cr_expect_float_eq(update.kernels, 11 * card.launch, 1e-8);
+  cr_expect_float_eq(update.messages, 2 * card.group, 1e-8);
+  host.parameters = 64 << 20;
+  update = tune_card_update(&card, &host, TUNE_FLAT);
+  cr_expect_eq(update.launches, 4 + 4 * 7);
+  cr_expect_eq(update.groups, 4 * 2);
+}
+
+Test(tune, a_slow_link_takes_what_its_bytes_take) {
+  struct tune_card card = some_card(1e8);
+  static const struct tune_training hosts = {
+      .parameters = 1e9, .steps = 1e5, .hosts = 2, .ranks_per_host = 8};
+  static const double bits = 1.0 / 8 + 4.0 / 2048;
+  const double wanted[] = {4e9, 2e9, 2 * 8 * 8 / 16.0 * 1e9 * bits, 1e9 * bits};
+  for (int m = TUNE_DENSE; m <= TUNE_HIERARCHICAL; m++) {
+    struct tune_update update = tune_card_update(&card, &hosts, (enum tune_method)m);
+    cr_expect_float_eq(update.host_bytes / wanted[m], 1, 1e-9, "%s: %g", tune_method_names[m],
+                       update.host_bytes);
+    cr_expect_float_eq(update.messages / (wanted[m] / card.link), 1, 0.01, "%s: %g",
+                       tune_method_names[m], update.messages);
+    cr_expect_leq(update.together, update.kernels + update.messages);
+  }
+  cr_expect_lt(tune_card_update(&card, &hosts, TUNE_ZERO_ONE).host_bytes, wanted[3]);
+}
+
 /* --- Words and files */
 
 Test(tune, writes_a_file_and_its_directories) {
@@ -171,6 +224,29 @@ Test(tune, predicts) {
   expect_said(said, "941 Mbit/s of payload");
   expect_said(said, "\n1024 ");
   expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
+}
+
+#define PREDICT_CARDS "onebit-tune --predict --device cuda --parameters 340M --compute 0.1 "
+
+/* A slow network pays, and NVLink does not: the summary says both. */
+Test(tune, predicts_for_gpus) {
+  const char *said = program(0, PREDICT_CARDS "--hosts 2 --ranks-per-host 8");
+  for (int m = 0; m < TUNE_METHODS; m++)
+    expect_said(said, tune_method_names[m]);
+  expect_said(said, "Counted from the source, not measured");
+  expect_said(said, "One host, 8 GPUs");
+  expect_said(said, "does not pay here");
+  expect_said(said, "links of 9.41 Gbit/s");
+  expect_said(said, "Compression pays: ");
+  expect_said(said, "links of 94.1 Gbit/s");
+  said = program(0, PREDICT_CARDS
+                 "--hosts 2 --bandwidth 1gbit --latency 1ms --launch-time 9us --json");
+  expect_said(said, "\"hosts\": 2, \"payload_bits_per_s\": 941");
+  cr_expect(!strstr(said, "\"hosts\": 1,"), "a host of one GPU: %s", said);
+  cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
+  said = program(0, PREDICT_CARDS "--hosts 1 --nvlink-rate 64G --copy-rate 1500G");
+  expect_said(said, "1.5 TB/s");
+  expect_said(said, "64 GB/s");
 }
 
 /* The same hosts, ranks and link: even so a prediction is the model's. */
@@ -206,5 +282,8 @@ Test(tune, says_what_is_wrong_in_a_command_line) {
   expect_said(program(2, PREDICT "--compute 1 --quick"), "leave out --output");
   expect_said(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
   expect_said(program(2, "onebit-tune --parameters 3M"), "are for --predict");
+  expect_said(program(2, "onebit-tune --device cuda"), "are for --predict");
+  expect_said(program(2, PREDICT "--compute 1 --launch-time 1us"), "are for --device cuda");
+  expect_said(program(2, PREDICT "--compute 1 --device cuda --cores 4"), "not for --device cuda");
   expect_said(program(2, "onebit-tune --doctor --quick"), "--doctor takes no other option");
 }

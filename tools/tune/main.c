@@ -4,6 +4,7 @@
 
 #include "tools/doctor/doctor.h"
 #include "tools/options.h"
+#include "tools/tune/card.h"
 #include "tools/tune/tune.h"
 
 #ifdef ONEBIT_HAVE_MPI
@@ -11,6 +12,8 @@
 #endif
 
 #define AT(field) offsetof(struct tune_options, field)
+
+static const char *const devices[] = {"host", "cuda", NULL};
 
 static const struct tool_option rows[] = {
     {"output", 0, TOOL_TEXT, AT(output), .argument = "PATH",
@@ -48,6 +51,21 @@ static const struct tool_option rows[] = {
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
      .help = "the tuning file, of whatever machine; 'none': the defaults"},
     {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables"},
+    {.kind = TOOL_HEADING,
+     .help =
+         "With --predict --device cuda, ranks are GPUs that talk over NCCL, beside ncclAllReduce: "
+         "from\ncounted bytes, launches and latencies, in one host and, without --bandwidth, "
+         "between hosts at\n10, 25 and 100 Gbit/s. The figures are an H200's."},
+    {"device", 0, TOOL_CHOICE, AT(device), "NAME", "host or cuda; default host", .names = devices},
+    {"copy-rate", 0, TOOL_REAL, AT(copy), "N",
+     "bytes a second that a copy reads and writes; default 4300G", .low = 1e6, .high = 1e18},
+    {"nvlink-rate", 0, TOOL_REAL, AT(inside), "N",
+     "bytes a second of a GPU to those of its host, each way; default 450G", .low = 1e6,
+     .high = 1e18},
+    {"launch-time", 0, TOOL_SECONDS, AT(launch), "SECONDS", "of the smallest kernel; default 2.5us",
+     .high = 1},
+    {"group-time", 0, TOOL_SECONDS, AT(group), "SECONDS",
+     "of an NCCL group inside a host; default 10us", .high = 1},
     {0}};
 
 static const struct tool tool = {
@@ -63,16 +81,25 @@ static const struct tool tool = {
     .notes = "Exit status: 0; 1 when measuring or writing failed, or the doctor has findings; 2 "
              "for a wrong\ncommand line."};
 
+static bool has_card(const struct tune_options *options) {
+  return options->copy > 0 || options->inside > 0 || options->launch >= 0 || options->group >= 0;
+}
+
 /* What is wrong with options that are right each alone; NULL: nothing. */
 static const char *check(const struct tune_options *options) {
   bool measures = options->output || options->dry_run || options->quick;
   bool asks = options->parameters > 0 || options->hosts > 0 || !isnan(options->compute) ||
-              options->bandwidth > 0 || options->json;
+              options->bandwidth > 0 || options->json || options->device || has_card(options);
   if (options->doctor && (options->predict || measures || asks))
     return "--doctor takes no other option";
   if (!options->predict)
-    return asks ? "--parameters, --hosts, --compute, --bandwidth and --json are for --predict"
+    return asks ? "--parameters, --hosts, --compute, --bandwidth, --device and --json are for "
+                  "--predict"
                 : NULL;
+  if (options->device == TUNE_CUDA && (options->tuning || options->cores > 0))
+    return "--tuning and --cores are not for --device cuda";
+  if (options->device == TUNE_HOST && has_card(options))
+    return "--copy-rate, --nvlink-rate, --launch-time and --group-time are for --device cuda";
   return measures                   ? "--predict measures and writes nothing: leave out --output, "
                                       "--dry-run and --quick"
          : options->parameters == 0 ? "--predict needs --parameters"
@@ -96,13 +123,24 @@ static int run(const struct tune_options *options) {
 }
 #endif
 
+/* Of an H200, what the command line does not say. */
+static void fill_in_card(struct tune_options *options) {
+  const struct tune_card *card = &tune_card_default;
+  options->copy = options->copy > 0 ? options->copy : card->copy;
+  options->inside = options->inside > 0 ? options->inside : card->inside;
+  options->launch = options->launch >= 0 ? options->launch : card->launch;
+  options->group = options->group >= 0 ? options->group : card->group;
+}
+
 int main(int argc, char **argv) {
-  struct tune_options options = {.compute = NAN, .ranks_per_host = 1, .steps = 100000};
+  struct tune_options options = {
+      .compute = NAN, .ranks_per_host = 1, .steps = 100000, .launch = NAN, .group = NAN};
   char error[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, error);
   if (asked != TOOL_RUN)
     return tool_answer(&tool, asked, error);
   if (check(&options))
     return tool_answer(&tool, TOOL_WRONG, check(&options));
+  fill_in_card(&options);
   return options.predict ? tune_predict(&options) : run(&options);
 }

@@ -7,9 +7,6 @@
 #include "tools/tune/training.h"
 #include "tools/tune/tune.h"
 
-/* TCP over Ethernet carries 1448 bytes in every 1538. */
-#define PAYLOAD (1448.0 / 1538)
-
 static void load_costs(const struct tune_options *options, struct ob_costs *costs) {
   static const struct ob_tuning_here anywhere = {NULL, NULL};
   char found[OB_TUNING_PATH_CAPACITY];
@@ -21,7 +18,7 @@ static void load_costs(const struct tune_options *options, struct ob_costs *cost
   /* What whole calls took is of one network and one number of hosts: not what is asked for. */
   memset(&costs->measured, 0, sizeof costs->measured);
   if (options->bandwidth > 0)
-    costs->between.bandwidth = options->bandwidth * PAYLOAD;
+    costs->between.bandwidth = options->bandwidth * TUNE_PAYLOAD;
   if (options->latency > 0) {
     costs->mpi_round += options->latency - costs->between.latency;
     costs->mpi_round = fmax(costs->mpi_round, options->latency);
@@ -33,7 +30,7 @@ static void load_costs(const struct tune_options *options, struct ob_costs *cost
   }
 }
 
-static void rate_text(double bytes_a_second, char text[24]) {
+void tune_rate_text(double bytes_a_second, char text[24]) {
   double bits = 8 * bytes_a_second;
   if (isinf(bits))
     snprintf(text, 24, "none: always");
@@ -46,7 +43,7 @@ static void rate_text(double bytes_a_second, char text[24]) {
 static void print_assumptions(const struct ob_costs *costs, const struct tune_training *training) {
   struct tune_policy policy = tune_policy(training->steps);
   char rate[24], latency[24];
-  rate_text(costs->between.bandwidth, rate);
+  tune_rate_text(costs->between.bandwidth, rate);
   tune_time_text(costs->between.latency, latency);
   printf("# Costs: %s\n# Link of a host: %s of payload each way, latency %s.", costs->source, rate,
          latency);
@@ -88,7 +85,7 @@ static void print_methods(const struct ob_costs *costs, const struct tune_traini
     tune_time_text(hidden, hidden_text);
     tune_bytes_text(exchange.host_bytes, bytes);
     if (m != TUNE_DENSE)
-      rate_text(tune_break_even(costs, training, m), rate);
+      tune_rate_text(tune_break_even(costs, training, m), rate);
     printf("%-20s%13s%13s%14s%10.2f%13s%10.2f%16s\n", tune_method_names[m], exchange_text,
            step_text, bytes, tune_step_seconds(costs, training, TUNE_DENSE, false) / step,
            hidden_text, tune_step_seconds(costs, training, TUNE_DENSE, true) / hidden, rate);
@@ -137,6 +134,8 @@ static void print_json(const struct ob_costs *costs, const struct tune_training 
 }
 
 int tune_predict(const struct tune_options *options) {
+  if (options->device == TUNE_CUDA)
+    return tune_predict_card(options);
   struct ob_costs costs;
   const struct tune_training training = {.parameters = options->parameters,
                                          .compute = options->compute,

@@ -41,6 +41,9 @@ struct tune_policy tune_policy(double steps);
 #define TUNE_HIDING  (2.0 / 3)
 #define TUNE_EXPOSED (1.0 / 25)
 
+/* TCP over Ethernet carries 1448 bytes in every 1538. */
+#define TUNE_PAYLOAD (1448.0 / 1538)
+
 /* An exchange of all parameters. */
 struct tune_exchange {
   double seconds, host_bytes; /* bytes out of a host */

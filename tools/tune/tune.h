@@ -4,7 +4,7 @@
  *
  * run_mpi.c finds out who is where, and measures links and the codec; calls_mpi.c measures whole
  * calls, fit.c brings the model near to them; report.c prints and writes. training.c knows what a
- * step of training costs, predict.c prints that.
+ * step of training costs, predict.c prints that; card.c and predict_card.c are the same for GPUs.
  */
 #ifndef TOOLS_TUNE_H
 #define TOOLS_TUNE_H
@@ -23,14 +23,19 @@ struct tune_options {
   /* For predict; 0 where the command line does not say, but NAN for `compute`. */
   double parameters, compute, bandwidth, latency, cores, steps;
   int hosts, ranks_per_host;
+  int device;                         /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
+  double copy, launch, group, inside; /* of struct tune_card */
 };
+
+enum { TUNE_HOST, TUNE_CUDA };
 
 /* Prints "onebit-tune: " and a line to stderr. */
 void tune_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* "64 KiB", "1.5 MiB"; "36 us", "1.20 s". */
+/* "64 KiB", "1.5 MiB"; "36 us", "1.20 s"; bytes a second as "941 Mbit/s". */
 void tune_bytes_text(double bytes, char text[24]);
 void tune_time_text(double seconds, char text[24]);
+void tune_rate_text(double bytes_a_second, char text[24]);
 
 /* A call that was measured, or would be: what, how long, and what the model says. */
 struct tune_point {
@@ -62,6 +67,7 @@ bool tune_write(const char *path, const struct ob_costs *costs,
 
 /* Each is an exit status; run: everything of an mpirun. */
 int tune_predict(const struct tune_options *options);
+int tune_predict_card(const struct tune_options *options);
 int tune_run(const struct tune_options *options);
 
 #endif

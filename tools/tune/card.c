@@ -1,0 +1,163 @@
+/* What a step takes on GPUs. */
+#include "tools/tune/card.h"
+
+#include <math.h>
+
+#define BLOCK 2048.0 /* elements that share a scale */
+#define BITS  (1.0 / 8 + 4 / BLOCK)
+
+/* Bytes an element: cuda/compress.cu with momentum, cuda/reduce.cu of so many members,
+ * cuda/passes.cu, cuda/dense.cu. */
+#define COMPRESS          12.26
+#define APPLY             12.13
+#define ADAM(of_gradient) (24.0 + (of_gradient))
+#define LOCAL             24.0 /* 0/1 Adam's local step */
+#define LOAD              8.0
+#define MEAN              4.0 /* of what is read: a rank's own share of each of the host's ranks */
+#define REDUCE(members)   (8 + ((members) + 1) / 8 + 4 * ((members) + 3) / BLOCK)
+
+/* Kernels of a call and of a chunk of it, as tests/gpu/test_counts.c has them: begin, decide,
+ * conclude, commit; compress, seal, open, reduce, seal, open, apply. Inside a host load, seal,
+ * open, mean and open besides. */
+#define CALL_KERNELS       4
+#define CHUNK_KERNELS      7
+#define CHUNK_KERNELS_HOST 12
+
+/* Chunks of a plan over NCCL: as many as overlap pays for, or a window of dense messages has. */
+#define ELEMENTS_A_CHUNK      (4.0 * (1 << 20))
+#define MAX_CHUNKS            8
+#define ELEMENTS_A_CHUNK_HOST (2.0 * (1 << 20))
+#define MAX_CHUNKS_HOST       16
+
+/* NVIDIA H200: a device-to-device copy, measured; a small kernel after another on a stream, and an
+ * NCCL group of a few messages over NVLink, as they are usually seen; NVLink 4, 18 links of 25 GB/s
+ * each way. Sockets between hosts: an interrupt and a switch. */
+const struct tune_card tune_card_default = {
+    .copy = 4.3e12, .launch = 2.5e-6, .group = 10e-6, .inside = 450e9, .latency = 30e-6};
+
+struct shape {
+  double n, hosts, each, ranks;
+};
+
+static struct shape shape_of(const struct tune_training *training) {
+  return (struct shape){training->parameters, training->hosts, training->ranks_per_host,
+                        (double)training->hosts * training->ranks_per_host};
+}
+
+static double between(double low, double value, double high) {
+  return fmax(low, fmin(floor(value), high));
+}
+
+static double group_seconds(const struct tune_card *card, const struct shape *shape) {
+  return card->group + (shape->hosts > 1 ? card->latency : 0);
+}
+
+/* Bytes that a GPU sends inside its host and those that its host sends, at once. */
+static double wire(const struct tune_card *card, double inside, double host) {
+  return fmax(inside / card->inside, host > 0 ? host / card->link : 0);
+}
+
+/* The least that an allreduce can send: in a host as a ring does, and between hosts what of a
+ * host's sum the others lack, as a tree of hosts does; a ring through all ranks sends up to twice
+ * that. */
+static struct tune_update dense(const struct tune_card *card, const struct shape *shape,
+                                double size) {
+  const double bytes = 2 * size * shape->n, hops = 2 * ceil(log2(shape->hosts));
+  const double near = (shape->each - 1) / shape->each * bytes;
+  struct tune_update update = {.kernels = card->launch + ADAM(size) * shape->n / card->copy,
+                               .launches = 1,
+                               .groups = shape->ranks > 1,
+                               .host_bytes = (shape->hosts - 1) / shape->hosts * bytes};
+  if (shape->ranks > 1)
+    update.messages = card->group + hops * card->latency + wire(card, near, update.host_bytes);
+  update.together = update.kernels + update.messages;
+  return update;
+}
+
+/* The first chunk passes through all, and of the others the longer part hides the shorter; what is
+ * applied is there only at the end, for the device decides before. */
+static struct tune_update in_chunks(const struct tune_card *card, double chunks,
+                                    struct tune_update update, double apply) {
+  const double launches = update.launches * card->launch, early = update.kernels + launches;
+  update.kernels = early + apply;
+  update.together =
+      (early + update.messages) / chunks + (1 - 1 / chunks) * fmax(early, update.messages) + apply;
+  return update;
+}
+
+static struct tune_update flat(const struct tune_card *card, const struct shape *shape) {
+  const double others = shape->ranks - 1, message = shape->n / shape->ranks * BITS;
+  const double chunks = others > 0 ? between(1, sqrt(shape->n / ELEMENTS_A_CHUNK), MAX_CHUNKS) : 1;
+  const double near = (shape->each - 1) * message;
+  const double host = shape->each * (shape->ranks - shape->each) * message;
+  const double bytes = COMPRESS * shape->n + REDUCE(shape->ranks) * shape->n / shape->ranks;
+  struct tune_update update = {.kernels = bytes / card->copy,
+                               .launches = CALL_KERNELS + chunks * CHUNK_KERNELS,
+                               .groups = others > 0 ? 2 * chunks : 0,
+                               .host_bytes = 2 * host};
+  update.messages = update.groups * group_seconds(card, shape) + 2 * wire(card, near, host);
+  return in_chunks(card, chunks, update, APPLY * shape->n / card->copy);
+}
+
+/* Gradients as float32 to the rank of the host that sends them on, bits between hosts, and bits to
+ * all of the host. Each rank has an n-th of the elements to compress. */
+static struct tune_update hierarchical(const struct tune_card *card, const struct shape *shape) {
+  const double share = shape->n / shape->each, away = (shape->hosts - 1) / shape->hosts;
+  const double near = (shape->each - 1) / shape->each * shape->n;
+  const double chunks = between(1, shape->n / ELEMENTS_A_CHUNK_HOST, MAX_CHUNKS_HOST);
+  const double bytes = (LOAD + MEAN) * shape->n + (4 + COMPRESS) * share +
+                       REDUCE(shape->hosts) * share / shape->hosts;
+  struct tune_update update = {.kernels = bytes / card->copy,
+                               .launches = CALL_KERNELS + chunks * CHUNK_KERNELS_HOST,
+                               .groups = 4 * chunks,
+                               .host_bytes = 2 * away * shape->n * BITS};
+  update.messages = 2 * chunks * (card->group + group_seconds(card, shape)) +
+                    wire(card, near * (4 + BITS), update.host_bytes);
+  return in_chunks(card, chunks, update, APPLY * shape->n / card->copy);
+}
+
+static struct tune_update compressed(const struct tune_card *card, const struct shape *shape,
+                                     enum tune_method method) {
+  struct tune_update one = flat(card, shape);
+  if (method == TUNE_FLAT || shape->hosts < 2 || shape->each < 2)
+    return one;
+  struct tune_update two = hierarchical(card, shape);
+  return method == TUNE_HIERARCHICAL || two.together < one.together ? two : one;
+}
+
+/* As often as the policy has it: steps in bits, and dense ones; between them a local step. */
+static struct tune_update zero_one(const struct tune_card *card, const struct shape *shape,
+                                   double steps) {
+  const struct tune_policy policy = tune_policy(steps);
+  const struct tune_update bits = compressed(card, shape, TUNE_ZERO_ONE),
+                           full = dense(card, shape, 4);
+  const double none = 1 - policy.one_bit - policy.dense;
+  const double alone = card->launch + LOCAL * shape->n / card->copy;
+#define MEAN_OF(what) (policy.one_bit * bits.what + policy.dense * full.what)
+  return (struct tune_update){.kernels = MEAN_OF(kernels) + none * alone,
+                              .messages = MEAN_OF(messages),
+                              .together = MEAN_OF(together) + none * alone,
+                              .launches = MEAN_OF(launches) + none,
+                              .groups = MEAN_OF(groups),
+                              .host_bytes = MEAN_OF(host_bytes)};
+#undef MEAN_OF
+}
+
+struct tune_update tune_card_update(const struct tune_card *card,
+                                    const struct tune_training *training, enum tune_method method) {
+  const struct shape shape = shape_of(training);
+  if (method == TUNE_DENSE || method == TUNE_HALF)
+    return dense(card, &shape, method == TUNE_DENSE ? 4 : 2);
+  if (method == TUNE_ZERO_ONE)
+    return zero_one(card, &shape, training->steps);
+  return compressed(card, &shape, method);
+}
+
+double tune_card_step(const struct tune_card *card, const struct tune_training *training,
+                      enum tune_method method, bool overlap) {
+  const struct tune_update update = tune_card_update(card, training, method);
+  if (!overlap)
+    return training->compute + update.together;
+  return training->compute + update.kernels +
+         fmax(update.messages - TUNE_HIDING * training->compute, TUNE_EXPOSED * update.messages);
+}
