@@ -7,6 +7,7 @@
 #   make faults         ranks that are killed, stop or leave, damaged messages: 2,500 jobs, about 20 minutes
 #   make installed-check TESTS="..."   those that are built, and that look at an installation
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
+#   make kernels        what each GPU kernel costs, counted in its SASS, and whether that is as it was
 #   make demo           four ranks train on a text, dense and with one bit, side by side
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
@@ -154,7 +155,7 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-.PHONY: all tests deps demo check check-long faults installed-check gpu-check bench reference install \
+.PHONY: all tests deps demo check check-long faults installed-check gpu-check kernels bench reference install \
   uninstall clean format fuzz fuzz-seeds fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
@@ -246,6 +247,8 @@ all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(FORTRANS)
 
 gpu-check:
 	tests/gpu/run $(if $(is_emulated),--emulated --quick)
+kernels: $(call objects_cu,cuda/*.cu)
+	@tests/scripts/check-kernels
 
 export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
 # Of the tests only what is asked for is built; scripts that run programs say so by their names.

@@ -1,0 +1,204 @@
+"""SASS as cuobjdump prints it: kernels, their control flow, and the cheapest way through a loop.
+
+What a warp executes for each iteration is a path through the loop's basic blocks, from its header
+back to it. A loop has other paths, for the end of a block and for buffers that are not aligned; the
+one that counts is that which moves at least the bytes an iteration is known to move, with the
+fewest accesses and the least besides (check-kernels weighs them); of several the one with the most
+floating-point arithmetic (it leaves out no element), then with the fewest instructions (of two
+forms, the one for whole tiles).
+"""
+import re
+
+WIDTHS = {'U8': 1, 'S8': 1, 'U16': 2, 'S16': 2, '64': 8, '128': 16}
+LINE = re.compile(r'^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*(.*?)\s*;')
+FLOATS = re.compile(r'(FADD|FMUL|FFMA|FMNMX|FSETP|MUFU|DADD|DMUL|DFMA|HADD2|HMUL2|HFMA2|HMNMX2)')
+MAX_BYTES = 4096  # a lane and iteration; more is no path of interest
+
+
+class Instruction:
+    def __init__(self, at, guard, name, operands):
+        self.at, self.guard, self.name, self.operands = at, guard, name, operands
+        parts = name.split('.')
+        self.opcode = parts[0]
+        width = next((WIDTHS[part] for part in parts[1:] if part in WIDTHS), 4)
+        self.loads = width if self.opcode in ('LDG', 'LD') else 0
+        self.stores = width if self.opcode in ('STG', 'ST') else 0
+        self.floats = 1 if FLOATS.match(self.opcode) else 0
+        self.target = int(operands.split()[-1], 16) if self.opcode == 'BRA' else None
+
+    def falls_through(self):
+        if self.opcode == 'BRA':
+            return bool(self.guard) or ',' in self.operands
+        return self.opcode not in ('EXIT', 'RET') or bool(self.guard)
+
+
+class Kernel:
+    def __init__(self, name):
+        self.name, self.code, self.registers, self.shared, self.stack = name, [], 0, 0, 0
+
+    def spills(self):
+        return self.stack + sum(i.opcode in ('STL', 'LDL') for i in self.code)
+
+
+def read(lines):
+    """{architecture: {mangled name: Kernel}} of what `cuobjdump -sass -res-usage` prints."""
+    found, arch, kernel = {}, None, None
+    for line in lines:
+        if line.startswith('arch = '):
+            arch = line.split()[-1]
+        elif match := re.match(r'\s+Function\s?:?\s*(\w+):?\s*$', line):
+            kernels = found.setdefault(arch, {})
+            kernel = kernels.setdefault(match[1], Kernel(match[1]))
+        elif match := re.match(r'\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)', line):
+            kernel.registers, kernel.shared = int(match[1]), int(match[3])
+            kernel.stack = int(match[2]) + int(match[4])
+        elif match := LINE.match(line):
+            if match[3] in ('BRX', 'JMX'):
+                raise SystemExit(f'{kernel.name}: a jump by table, which nobody follows here')
+            kernel.code.append(Instruction(int(match[1], 16), *match.groups()[1:]))
+    return found
+
+
+class Flow:
+    """Basic blocks by number, those that the first one reaches, and the natural loops."""
+
+    def __init__(self, code):
+        starts = {0} | {i.target for i in code if i.target is not None}
+        starts |= {b.at for a, b in zip(code, code[1:]) if not a.falls_through() or
+                   a.opcode in ('BRA', 'EXIT')}
+        self.blocks, number = [], {}
+        for i in code:
+            if i.at in starts:
+                number[i.at] = len(self.blocks)
+                self.blocks.append([])
+            self.blocks[-1].append(i)
+        self.next = []
+        for n, block in enumerate(self.blocks):
+            last, after = block[-1], []
+            if last.falls_through() and n + 1 < len(self.blocks):
+                after.append(n + 1)
+            if last.target is not None:
+                after.append(number[last.target])
+            self.next.append(after)
+        self.order = self.reverse_postorder()
+        self.loops = self.find_loops()
+
+    def reverse_postorder(self):
+        order, seen, stack = [], {0}, [(0, iter(self.next[0]))]
+        while stack:
+            block, after = stack[-1]
+            for n in after:
+                if n not in seen:
+                    seen.add(n)
+                    stack.append((n, iter(self.next[n])))
+                    break
+            else:
+                order.append(block)
+                stack.pop()
+        return order[::-1]
+
+    def dominators(self):
+        rank = {block: n for n, block in enumerate(self.order)}
+        before = {block: [] for block in self.order}
+        for block in self.order:
+            for n in self.next[block]:
+                before[n].append(block)
+        above, changed = {0: 0}, True
+
+        def common(a, b):
+            while a != b:
+                while rank[a] > rank[b]:
+                    a = above[a]
+                while rank[b] > rank[a]:
+                    b = above[b]
+            return a
+        while changed:
+            changed = False
+            for block in self.order[1:]:
+                known = [n for n in before[block] if n in above]
+                new = known[0]
+                for n in known[1:]:
+                    new = common(new, n)
+                changed |= above.get(block) != new
+                above[block] = new
+        return above, before
+
+    def find_loops(self):
+        """{header: set of blocks}"""
+        above, before = self.dominators()
+        loops = {}
+        for block in self.order:
+            for header in self.next[block]:
+                n = block
+                while n != header and n != 0:
+                    n = above[n]
+                if n != header:
+                    continue
+                body, todo = loops.setdefault(header, {header}), [block]
+                while todo:
+                    n = todo.pop()
+                    if n not in body:
+                        body.add(n)
+                        todo += before[n]
+        return loops
+
+    def paths(self, inside, ends, first=0, trips=1, last=None, weighed=True):
+        """{(bytes loaded, bytes stored): (accesses, -floats, instructions, path)} of the best paths
+        from `first`, within `inside`, to one of the edges that `ends` says. A loop on the way,
+        unless `last` is in it, is gone round `trips` times by its dearest way. Not weighed: of all
+        paths the one of the fewest instructions, under (0, 0)."""
+        inner = {h: body for h, body in self.loops.items()
+                 if h in inside and h != first and body < inside and last not in body}
+        outermost = {h: body for h, body in inner.items()
+                     if not any(h in other and h != o for o, other in inner.items())}
+        state, done = {first: {(0, 0): (0, 0, 0, None)}}, {}
+        for block in self.order:
+            if block not in state or block not in inside:
+                continue
+            code, after = self.blocks[block], self.next[block]
+            if block in outermost:
+                body = outermost[block]
+                code = self.dearest(block, trips) * trips
+                after = [n for b in body for n in self.next[b] if n not in body]
+            extended = extend(state[block], code, weighed)
+            for n in after or [None]:
+                merge(done if ends(n) else state.setdefault(n, {}), extended)
+        return done
+
+    def cycle(self, header, trips=1):
+        return self.paths(self.loops[header], lambda n: n == header, header, trips)
+
+    def dearest(self, header, trips):
+        paths = self.cycle(header, trips)
+        best = min(paths, key=lambda key: (-sum(key), *paths[key][:3]))
+        return flat(paths[best][3])
+
+    def shortest(self, first, last):
+        """To the block `last`, or where that is None to the end."""
+        paths = self.paths(set(self.order), lambda n: n == last, first, 1, last, False)
+        return flat(paths[0, 0][3]) if paths else []
+
+
+def extend(paths, code, weighed):
+    counted = code if weighed else []
+    loads, stores = sum(i.loads for i in counted), sum(i.stores for i in counted)
+    floats = sum(i.floats for i in counted)
+    accesses = sum(bool(i.loads or i.stores) for i in counted)
+    return {(loaded + loads, stored + stores):
+            (some + accesses, less - floats, count + len(code), (path, code))
+            for (loaded, stored), (some, less, count, path) in paths.items()
+            if loaded + loads + stored + stores <= MAX_BYTES}
+
+
+def merge(into, paths):
+    for key, value in paths.items():
+        if key not in into or value[:3] < into[key][:3]:
+            into[key] = value
+
+
+def flat(path):
+    parts = []
+    while path:
+        path, code = path
+        parts.append(code)
+    return [i for code in reversed(parts) for i in code]
