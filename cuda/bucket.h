@@ -30,9 +30,15 @@ struct ob_bucket_device {
   struct ob_cuda_state **states;
   uint64_t steps_before, skipped_before; /* what the plans' outcomes do not count */
   cudaEvent_t last;                      /* the end of the latest step on any stream */
+  cudaStream_t parts;                    /* of steps in parts, beside the caller's */
 };
 
-/* Rows of struct ob_optimizer_executor (optimizer_step.c). */
+/* Puts what comes next on one stream behind what is on the other, also in a capture. */
+onebit_status_t ob_cuda_step_order(struct onebit_optimizer *optimizer, cudaStream_t first,
+                                   cudaStream_t next);
+
+/* Rows of struct ob_optimizer_executor (optimizer_step.c, optimizer_calls.c). */
+onebit_status_t ob_cuda_step_follow(struct onebit_optimizer *optimizer, void *stream);
 onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                      struct ob_call *call);
 onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer);

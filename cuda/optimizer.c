@@ -2,10 +2,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/memory.h"
 #include "cuda/bucket.h"
-#include "onebit/cuda.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
@@ -135,6 +133,8 @@ static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob
   OB_TRY(list_states(optimizer, bucket));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&bucket->device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&bucket->device->last, cudaEventDisableTiming));
+  if (bucket == optimizer->buckets)
+    OB_TRY_CUDA(cudaStreamCreateWithFlags(&bucket->device->parts, cudaStreamNonBlocking));
   return ONEBIT_OK;
 }
 
@@ -170,6 +170,8 @@ static void destroy(struct ob_bucket *bucket) {
     cudaEventDestroy(device->last);
   if (device->own)
     cudaStreamDestroy(device->own);
+  if (device->parts)
+    cudaStreamDestroy(device->parts);
   ob_memory_cuda.release(device->parameters);
   ob_memory_cuda.release(device->copies);
   ob_memory_cuda.release(device->gradients);
@@ -301,6 +303,7 @@ static onebit_status_t restored(struct onebit_optimizer *optimizer) {
 const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = check,
                                                                  .create = create,
                                                                  .destroy = destroy,
+                                                                 .follow = ob_cuda_step_follow,
                                                                  .prepare = ob_cuda_step_prepare,
                                                                  .join = ob_cuda_step_join,
                                                                  .pass = ob_cuda_step_pass,
@@ -311,44 +314,3 @@ const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = check,
                                                                  .finish = ob_cuda_step_finish,
                                                                  .wait = wait_for_passes,
                                                                  .restored = restored};
-
-/* --- The public calls --------------------------------------------------------------------------*/
-
-/* What is captured must not depend on what the host has yet to learn. */
-static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
-                                     cudaStream_t stream) {
-  if (!ob_cuda_is_capturing(stream))
-    return ONEBIT_OK;
-  if (optimizer->method->scheduled)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and what a step of %s sends depends on how many "
-                    "were made",
-                    optimizer->method->name);
-  if (optimizer->options.clip_norm > 0)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and clip_norm is %g: the host waits for the norm "
-                    "of the gradients",
-                    optimizer->options.clip_norm);
-  if (!ob_optimizer_is_frozen(optimizer))
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "stream is capturing a graph, and the warm-up is not known to be over: "
-                    "onebit_optimizer_synchronize tells after its last step");
-  return ONEBIT_OK;
-}
-
-onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
-                                             cudaStream_t stream) {
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  if (optimizer->options.device == ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "optimizer is for memory of the host: its device option is "
-                    "ONEBIT_DEVICE_HOST");
-  OB_TRY(check_capture(optimizer, stream));
-  return ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, stream));
-}
-
-onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  OB_TRY(ob_optimizer_catch_up(optimizer));
-  return ob_optimizer_end_outcome(optimizer);
-}

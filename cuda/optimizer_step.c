@@ -278,10 +278,14 @@ static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct o
   return send_before(optimizer, bucket, bits ? bucket->bits : bucket->dense);
 }
 
-static onebit_status_t record_end(struct ob_bucket *first, cudaStream_t stream) {
+/* What the caller does next comes behind a step in parts, which is on another stream. */
+static onebit_status_t record_end(struct onebit_optimizer *optimizer) {
+  const struct ob_bucket_device *first = optimizer->buckets[0].device;
+  cudaStream_t stream = optimizer->step.stream;
   if (!ob_cuda_is_capturing(stream))
-    OB_TRY_CUDA(cudaEventRecord(first->device->last, stream));
-  return ONEBIT_OK;
+    OB_TRY_CUDA(cudaEventRecord(first->last, stream));
+  return stream == first->parts ? ob_cuda_step_order(optimizer, stream, optimizer->step.caller)
+                                : ONEBIT_OK;
 }
 
 onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer) {
@@ -292,7 +296,7 @@ onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer) {
     if (!optimizer->step.on_stream)
       status = settle(optimizer, &first[u]);
     else if (u == 0)
-      status = record_end(first, optimizer->step.stream);
+      status = record_end(optimizer);
     ob_cuda_leave(before);
   }
   return status;

@@ -55,7 +55,8 @@ struct ob_bucket {
   struct ob_pass_sink sink;
   size_t filled;  /* tensors that have elements */
   size_t waiting; /* those of them that are not ready in this step */
-  bool started;   /* its exchange, in this step */
+  bool started;   /* its exchange, in this step; and that it has ended, or is on a stream */
+  bool ended;
 };
 
 struct ob_tensor {
@@ -73,7 +74,8 @@ struct ob_outcome {
 
 /* A step being made. */
 struct ob_step_state {
-  bool open; /* between begin and step */
+  bool open;     /* between begin and step */
+  bool streamed; /* then: all of its calls name a stream */
   float learning_rate;
   enum ob_exchange exchange;
   bool weighed; /* gradient_factor is known */
@@ -83,6 +85,10 @@ struct ob_step_state {
   double ready, prepare;
   bool on_stream;
   void *stream;
+  /* Of an open step, which is on a stream of the executor's: the caller's latest; and whether it is
+   * captured. */
+  void *caller;
+  bool captured;
   /* This rank's mistakes, and once the exchanges are through what came of them. */
   struct ob_outcome outcome;
 };
@@ -101,6 +107,9 @@ struct ob_optimizer_executor {
   /* Of one bucket, once all else of it is made. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   void (*destroy)(struct ob_bucket *bucket);
+  /* An open step on streams: what is put on a stream for it from now on comes behind the caller's,
+   * and finish puts what the caller does next behind the step. NULL: there are no streams. */
+  onebit_status_t (*follow)(struct onebit_optimizer *optimizer, void *stream);
   /* The call is about to start: what the executor has to add to it. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              struct ob_call *call);
@@ -242,6 +251,29 @@ onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer);
 
 /* Whether the step being made is one of which no rank tells another anything. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
+
+onebit_status_t ob_optimizer_check_rate(float learning_rate);
+
+/* A new step, of which nothing is ready. Its factor of gradients, once: with clipping, when all
+ * are there. A bucket's exchange begins; it ends, or is on its stream. */
+void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate);
+onebit_status_t ob_step_weigh(struct onebit_optimizer *optimizer);
+void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
+void ob_step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
+
+/* Steps in parts (ready.c), with a stream or without: opens one; a tensor is ready. What is open
+ * is behind the caller's stream from now on, where it is on one. Notes a mistake unless all calls
+ * of the open step are of one form. */
+onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learning_rate,
+                                      bool streamed);
+onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tensor, bool streamed,
+                                      void *stream);
+onebit_status_t ob_step_follow(struct onebit_optimizer *optimizer, void *stream);
+onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool streamed);
+
+/* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
+ * the next one may be beyond it. */
+bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer);
 
 /* On a stream of the device, or without. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,

@@ -101,7 +101,7 @@ static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_buc
   return status;
 }
 
-static void start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   if (bits && optimizer->method->prepare)
@@ -134,6 +134,14 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   optimizer->times.network += network > 0 ? network : 0;
 }
 
+void ob_step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
+  onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
+  bucket->ended = true;
+  note(&optimizer->step, optimizer->step.on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
+  optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
+}
+
 /* Starts the buckets that have not been started, the last one first, and waits for all. */
 static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
   struct ob_step_state *step = &optimizer->step;
@@ -141,17 +149,11 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     if (!bucket->started && ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE)
-      start(optimizer, bucket);
+      ob_step_start(optimizer, bucket);
   }
-  for (size_t u = optimizer->bucket_count; u-- > 0;) {
-    struct ob_bucket *bucket = &optimizer->buckets[u];
-    bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
-    onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
-    if (!bucket->started)
-      continue;
-    note(step, step->on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
-    optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
-  }
+  for (size_t u = optimizer->bucket_count; u-- > 0;)
+    if (optimizer->buckets[u].started && !optimizer->buckets[u].ended)
+      ob_step_end_exchange(optimizer, &optimizer->buckets[u]);
   step->open = false;
   count_times(optimizer, ob_seconds() - began);
   return tell(&step->outcome);
@@ -183,8 +185,7 @@ onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
   return optimizer->squares ? ob_plan_accept(optimizer->squares) : ONEBIT_OK;
 }
 
-/* A new step, of which nothing is ready. */
-static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
+void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   optimizer->step = (struct ob_step_state){.learning_rate = learning_rate,
                                            .exchange = optimizer->method->exchange(optimizer)};
   set_learning_rates(optimizer, learning_rate);
@@ -193,78 +194,21 @@ static void begin(struct onebit_optimizer *optimizer, float learning_rate) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     bucket->waiting = bucket->filled;
-    bucket->started = false;
+    bucket->started = bucket->ended = false;
     bucket->bits->spent = bucket->dense->spent = (struct ob_spent){0};
   }
   note(&optimizer->step, check_refused(optimizer));
 }
 
-/* Once a step; with clipping, when all gradients are there. */
-static onebit_status_t weigh(onebit_optimizer_t optimizer) {
+onebit_status_t ob_step_weigh(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
   return ob_optimizer_weigh(optimizer, tell(&optimizer->step.outcome));
 }
 
-static onebit_status_t check_rate(float learning_rate) {
+onebit_status_t ob_optimizer_check_rate(float learning_rate) {
   if (!(learning_rate >= 0) || isinf(learning_rate))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "learning_rate is %g, not a finite number from 0 on",
                     (double)learning_rate);
-  return ONEBIT_OK;
-}
-
-onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate) {
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  if (optimizer->step.open)
-    return note(&optimizer->step,
-                ob_error(ONEBIT_ERROR_ARGUMENT,
-                         "a step is open, with learning_rate %g: onebit_optimizer_step ends it",
-                         (double)optimizer->step.learning_rate));
-  if (optimizer->options.device != ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "optimizer is on a device: make its steps in one go");
-  OB_TRY(ob_optimizer_check_held(optimizer));
-  OB_TRY(check_rate(learning_rate));
-  double began = ob_seconds();
-  begin(optimizer, learning_rate);
-  if (optimizer->options.clip_norm == 0)
-    OB_TRY(weigh(optimizer));
-  optimizer->step.open = true;
-  optimizer->times.all += ob_seconds() - began;
-  return ONEBIT_OK;
-}
-
-static onebit_status_t check_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
-  if (tensor >= optimizer->tensor_count)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
-                    optimizer->tensor_count);
-  if (optimizer->tensors[tensor].ready)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor %zu is ready a second time in one step", tensor);
-  return ONEBIT_OK;
-}
-
-/* Clipping wants all gradients before the first can leave. */
-static bool may_start_early(const struct onebit_optimizer *optimizer,
-                            const struct ob_bucket *bucket) {
-  return optimizer->options.clip_norm == 0 &&
-         ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
-}
-
-onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  if (!optimizer->step.open)
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
-                    tensor);
-  OB_TRY(note(&optimizer->step, check_tensor(optimizer, tensor)));
-  double began = ob_seconds();
-  struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
-  optimizer->tensors[tensor].ready = true;
-  if (optimizer->tensors[tensor].count && --bucket->waiting == 0 &&
-      optimizer->step.started + 1 < optimizer->bucket_count && may_start_early(optimizer, bucket))
-    start(optimizer, bucket);
-  ob_engine_advance(optimizer->comm->engine);
-  double seconds = ob_seconds() - began;
-  optimizer->step.ready += seconds;
-  optimizer->times.all += seconds;
   return ONEBIT_OK;
 }
 
@@ -278,9 +222,7 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
                   (double)started);
 }
 
-/* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
- * this step may be beyond it. */
-static bool must_catch_up(const struct onebit_optimizer *optimizer) {
+bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
   if (optimizer->method->scheduled)
     return optimizer->unknown > 0;
   return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
@@ -308,7 +250,8 @@ static onebit_status_t learn(onebit_optimizer_t optimizer) {
   if (made < optimizer->unknown)
     optimizer->exchanges[optimizer->step.exchange] -= optimizer->unknown - made;
   optimizer->unknown = 0;
-  optimizer->step.on_stream = false; /* the step is over, and its stream perhaps gone */
+  if (!optimizer->step.open) /* the step is over, and its stream perhaps gone */
+    optimizer->step.on_stream = false;
   ob_optimizer_rescale(optimizer, made - alone, optimizer->skipped - skipped + alone);
   if (optimizer->steps == known)
     return ONEBIT_OK;
@@ -331,7 +274,10 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
   return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
 }
 
+/* Exchanges may be on a stream, though nothing comes of them. */
 static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
+  if (optimizer->step.on_stream)
+    note(&optimizer->step, optimizer->executor->finish(optimizer));
   if (status == ONEBIT_SKIPPED) {
     optimizer->skipped++;
     optimizer->skipped_by_norm++;
@@ -372,21 +318,28 @@ static void compare(onebit_optimizer_t optimizer) {
     note(&optimizer->step, ob_optimizer_compare(optimizer, tell(&optimizer->step.outcome)));
 }
 
-static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
-                                 void *stream) {
-  if (must_catch_up(optimizer))
-    OB_TRY(ob_optimizer_catch_up(optimizer));
+/* One that is not open is on the caller's stream, or on none. */
+static void open_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
+                      void *stream) {
   if (optimizer->step.open) {
     note(&optimizer->step, check_same_rate(optimizer, learning_rate));
-  } else {
-    begin(optimizer, learning_rate);
-    note(&optimizer->step, check_rate(learning_rate));
+    note(&optimizer->step, ob_step_follow(optimizer, stream));
+    return;
   }
+  ob_step_begin(optimizer, learning_rate);
+  note(&optimizer->step, ob_optimizer_check_rate(learning_rate));
   optimizer->step.on_stream = on_stream;
   optimizer->step.stream = stream;
+}
+
+static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
+                                 void *stream) {
+  if (ob_optimizer_must_catch_up(optimizer))
+    OB_TRY(ob_optimizer_catch_up(optimizer));
+  open_step(optimizer, learning_rate, on_stream, stream);
   compare(optimizer);
   if (!optimizer->step.weighed)
-    note(&optimizer->step, weigh(optimizer));
+    note(&optimizer->step, ob_step_weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
   /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
   if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
@@ -423,6 +376,7 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
 
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  ob_step_check_form(optimizer, false);
   if (!optimizer->deferred)
     return ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
   return step_and_wait(optimizer, learning_rate);
@@ -435,6 +389,6 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
        ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
   compare(optimizer);
   if (!optimizer->step.weighed)
-    note(&optimizer->step, weigh(optimizer));
+    note(&optimizer->step, ob_step_weigh(optimizer));
   exchange(optimizer);
 }

@@ -94,6 +94,37 @@ onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream
 onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
                                              cudaStream_t stream);
 
+/* onebit_optimizer_begin and onebit_optimizer_ready on streams: the exchange of a bucket goes on
+ * beside the backward pass, on a stream of the optimizer's.
+ *
+ *   onebit_optimizer_begin_stream(optimizer, rate, stream);
+ *   for each tensor, as the backward pass comes to it:
+ *     put what computes its gradient on a stream
+ *     onebit_optimizer_ready_stream(optimizer, tensor, that stream);
+ *   onebit_optimizer_step_stream(optimizer, rate, stream);
+ *
+ * The gradient is final when what is on the stream by then is complete: the tensor's bucket
+ * (bucket_size) waits for that, and for nothing that is put there later. The step's update is put
+ * behind the stream of onebit_optimizer_step_stream, which must be behind the backward pass on all
+ * of its streams, and what is put on that one next finds the new parameters. Over NCCL all ranks
+ * send buckets in the same order, from the last tensors to the first: a bucket that is full leaves
+ * when those before it have left, so let tensors become ready in about that order. Each rank may
+ * call ready in an order of its own, or make its step without. No bit of any result depends on it.
+ *   optimizer       made for memory of a device
+ *   learning_rate   as in onebit_optimizer_begin
+ *   tensor          as in onebit_optimizer_ready
+ *   stream          a stream of the optimizer's device; with begin, the one whose capture the step
+ *                   is part of, if there is one: then all streams of the step are
+ * Local. The host waits where onebit_optimizer_step_stream does, begin instead of step. The calls
+ * without a stream work too, and end with onebit_optimizer_step: over NCCL their stream is the
+ * default one. The two forms do not mix in one step.
+ * Errors: those of onebit_optimizer_begin and onebit_optimizer_ready; above; ONEBIT_ERROR_ARGUMENT
+ * for a step that was begun without a stream, or not in the capture that this stream is in. */
+onebit_status_t onebit_optimizer_begin_stream(onebit_optimizer_t optimizer, float learning_rate,
+                                              cudaStream_t stream);
+onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size_t tensor,
+                                              cudaStream_t stream);
+
 /* As onebit_plan_synchronize, for the steps of an optimizer. */
 onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer);
 

@@ -172,9 +172,11 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
  * What is wrong is said at once, and again by the step, which then fails on every rank and changes
  * nothing: the other ranks get ONEBIT_ERROR_PEER. When no step is open (a begin that failed opens
  * none) it is not told further. What goes wrong in an exchange is reported by step.
+ * On a device what the gradient is read from must be complete when ready is called;
+ * onebit_optimizer_ready_stream (onebit/cuda.h) waits for nothing.
  * Errors: ONEBIT_ERROR_ARGUMENT (no optimizer; a learning_rate out of range; begin with a step
- * open; ready with none open, for a tensor that is not in the list, or for the second time),
- * ONEBIT_ERROR_UNSUPPORTED (begin of an optimizer on a device). */
+ * open; ready with none open, for a tensor that is not in the list, or for the second time; a step
+ * that was begun on a stream), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate);
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
 

@@ -152,9 +152,44 @@ static void wrong_rates(struct learner *learner, int attempt) {
     check_step(learner, guilty ? 0.25f : 0.5f, ONEBIT_ERROR_MISMATCH, "learning_rate");
 }
 
+/* A mistake of the last rank in a step in parts, of which buckets are on their way. */
+static void wrong_part(struct learner *learner, bool streamed, bool mixed) {
+  onebit_optimizer_t optimizer = learner->optimizer;
+  cudaStream_t stream = learner->streams[0];
+  if (streamed)
+    CHECK_STATUS(onebit_optimizer_begin_stream(optimizer, 0.5f, stream), ONEBIT_OK);
+  else
+    CHECK_STATUS(onebit_optimizer_begin(optimizer, 0.5f), ONEBIT_OK);
+  for (size_t t = TRAINING_TENSORS; t-- > 1;)
+    CHECK_STATUS(streamed ? onebit_optimizer_ready_stream(optimizer, t, stream)
+                          : onebit_optimizer_ready(optimizer, t),
+                 ONEBIT_OK);
+  if (learner->rank < learner->size - 1)
+    return;
+  CHECK_STATUS(streamed == mixed ? onebit_optimizer_ready(optimizer, mixed ? 0 : 1)
+                                 : onebit_optimizer_ready_stream(optimizer, mixed ? 0 : 1, stream),
+               ONEBIT_ERROR_ARGUMENT);
+  words_say(!mixed     ? "tensor 1 is ready a second time"
+            : streamed ? "begun with a stream"
+                       : "begun without a stream");
+}
+
 static void steps_in_parts(struct learner *learner) {
-  CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 0.5f), ONEBIT_ERROR_UNSUPPORTED);
-  words_say("make its steps in one go");
+  const bool guilty = learner->rank == learner->size - 1;
+  const onebit_status_t wanted = guilty ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER;
+  const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
+  fetch(learner, 0);
+  for (int k = 0; k < 4; k++) {
+    wrong_part(learner, k & 1, k & 2);
+    if (k & 1)
+      CHECK_STATUS(step_on_stream(learner, 0.5f), wanted);
+    else
+      CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 0.5f), wanted);
+    CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
+  }
+  fetch(learner, 1);
+  CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
+        "parameters changed");
   CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
   words_say("no step is open");
 }

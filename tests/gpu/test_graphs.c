@@ -12,6 +12,7 @@
 #include "tests/gpu/training.h"
 
 #ifdef ONEBIT_EMULATED_CUDA
+#include "cuda/bucket.h"
 #include <emulation.h>
 #define REPLAYS 100
 #else
@@ -30,6 +31,10 @@
 static const struct training_case cases[] = {
     ADAM("one bucket", ONE_STREAM, 1u << 9, FROZEN, .beta1 = 0.9),
     ADAM("buckets", ONE_STREAM, 1u << 5 | 1u << 6, FROZEN, .common.bucket_size = 40),
+    {.name = "buckets, in parts",
+     .optimizer = {ANY(adam, FROZEN, .common.bucket_size = 40)},
+     .traits = IN_PARTS,
+     .poison = 1u << 5 | 1u << 6},
     ADAM("one scale, no error feedback", ONE_STREAM, 0, FROZEN,
          .common.block_size = ONEBIT_BLOCK_BUFFER, .common.no_error_feedback = 1),
     ADAM("deepspeed", ONE_STREAM, 1u << 9, .common.profile = ONEBIT_PROFILE_DEEPSPEED,
@@ -37,8 +42,9 @@ static const struct training_case cases[] = {
     {.name = "lamb",
      .optimizer = {ANY(lamb, .freeze_step = WARMUP)},
      .poison = 1u << 2 | 1u << 9}, /* the first compressed step is skipped, too */
-    {.name = "lamb, buckets",
+    {.name = "lamb, buckets, in parts",
      .optimizer = {ANY(lamb, FROZEN, .common.bucket_size = 40)},
+     .traits = IN_PARTS,
      .poison = 1u << 5 | 1u << 6},
     {.name = "lamb, deepspeed",
      .optimizer = {ANY(lamb, .freeze_step = WARMUP + 1,
@@ -130,12 +136,22 @@ static void warm_up(struct learner *learner) {
   CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
 }
 
+static void put_step(struct learner *learner, cudaStream_t stream) {
+  onebit_optimizer_t optimizer = learner->optimizer;
+  const bool in_parts = learner->what->traits & IN_PARTS;
+  if (in_parts)
+    CHECK_STATUS(onebit_optimizer_begin_stream(optimizer, RATE, stream), ONEBIT_OK);
+  for (size_t t = in_parts ? TRAINING_TENSORS : 0; t-- > 0;)
+    CHECK_STATUS(onebit_optimizer_ready_stream(optimizer, t, stream), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step_stream(optimizer, RATE, stream), ONEBIT_OK);
+}
+
 static cudaGraphExec_t capture(struct learner *learner) {
   cudaGraph_t graph = NULL;
   cudaGraphExec_t runs = NULL;
   cudaStream_t stream = learner->streams[0];
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, stream), ONEBIT_OK);
+  put_step(learner, stream);
   if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
     CHECK_CUDA(cudaGraphInstantiate(&runs, graph, 0));
   if (graph)
@@ -382,7 +398,79 @@ static void costs_are_known(void) {
   }
 }
 
+/* --- Exchange beside the backward pass */
+
+static bool is_eager(void) {
+  const char *mode = getenv("EMULATED_STREAMS");
+  return mode && !strcmp(mode, "eager");
+}
+
+static void note_reached(void *reached) { atomic_store((atomic_int *)reached, 1); }
+
+/* After the tensors of the last buckets are ready, and before the others are: nothing but the
+ * optimizer's own stream is waited for, and the exchanges of those buckets have run; while the work
+ * that the caller's stream was given since then has not begun. */
+static void exchange_early(struct learner *learner, struct costs *costs) {
+  const struct ob_bucket_device *device = learner->optimizer->buckets[0].device;
+  cudaStream_t stream = learner->streams[0];
+  atomic_int reached = 0;
+  int turn = 0;
+  learner_send_gradients(learner, WARMUP, stream);
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  meet(costs, learner->size, &turn);
+  if (learner->rank == 0)
+    emulation_reset_counts();
+  meet(costs, learner->size, &turn);
+  CHECK_STATUS(onebit_optimizer_begin_stream(learner->optimizer, RATE, stream), ONEBIT_OK);
+  for (size_t t = TRAINING_TENSORS; t-- > 1;)
+    CHECK_STATUS(onebit_optimizer_ready_stream(learner->optimizer, t, stream), ONEBIT_OK);
+  CHECK_CUDA(cudaLaunchHostFunc(stream, note_reached, &reached));
+  const struct emulation_counters called = emulation_counts();
+  CHECK(called.synchronisations == 0 && called.allocations == 0, "%ld waits, %ld allocations",
+        called.synchronisations, called.allocations);
+  meet(costs, learner->size, &turn);
+  CHECK_CUDA(cudaStreamSynchronize(device->parts));
+  meet(costs, learner->size, &turn);
+  const struct emulation_counters ran = emulation_counts();
+  CHECK(ran.kernels >= costs->kernels * learner->size, "%ld kernels on %d ranks, not %ld each",
+        ran.kernels, learner->size, costs->kernels);
+  CHECK(!atomic_load(&reached) || is_eager(), "the exchange has waited for later work");
+  meet(costs, learner->size, &turn);
+  CHECK_STATUS(onebit_optimizer_ready_stream(learner->optimizer, 0, stream), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, stream), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_synchronize(learner->optimizer), ONEBIT_OK);
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  if (learner->rank == 0)
+    printf("  %d ranks: %ld kernels a rank before the last tensor is ready\n", learner->size,
+           ran.kernels / learner->size);
+}
+
+static void overlap_over_nccl(const struct gpu_rank *self, void *context) {
+  struct training_nccl group;
+  struct learner learner;
+  struct costs *costs = context;
+  if (training_nccl_open(&group, self) &&
+      learner_open(&learner, costs->what, group.comm, self->rank, self->size, true)) {
+    warm_up(&learner);
+    exchange_early(&learner, costs);
+    learner_close(&learner);
+  }
+  training_nccl_close(&group);
+}
+
+/* Of each of three buckets compress, reduce and decide, at least. */
+static void exchanges_begin_early(void) {
+  for (int size = 2; size <= 3; size++) {
+    struct costs costs = {.what = &four, .kernels = 3 * 3};
+    gpu_ranks(size, overlap_over_nccl, &costs);
+  }
+}
+
 #else
+
+static void exchanges_begin_early(void) {
+  SKIP("only the emulated device counts what is launched");
+}
 
 static void costs_are_known(void) { SKIP("only the emulated device counts what is launched"); }
 
@@ -394,5 +482,6 @@ static const struct gpu_test tests[] = {
     {"some steps are refused", some_steps_are_refused, false},
     {"the factor is of the replay", the_factor_is_of_the_replay, false},
     {"costs are known", costs_are_known, false},
+    {"exchanges begin early", exchanges_begin_early, false},
 };
 GPU_SUITE("graphs", tests)

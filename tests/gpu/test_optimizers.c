@@ -138,6 +138,27 @@ static const struct training_case others[] = {
     CASE(adam, "saved, automatic", ONE_STREAM, BIT(3), SAVED_ANEW, .beta2 = 0.8),
 };
 
+static const struct training_case parts[] = {
+    CASE(adam, "parts", ONE_STREAM, BIT(4) | BIT(12), IN_PARTS, .freeze_step = 6, BUCKETS),
+    CASE(adam, "parts, uncompressed, no gradients", SOME_WITHOUT, BIT(3) | BIT(13),
+         IN_PARTS | PLAIN_TENSOR | NO_GRADIENT, .freeze_step = 6, BUCKETS),
+    CASE(adam, "parts, deepspeed, saved", ONE_STREAM, BIT(11), IN_PARTS | SAVED_ANEW,
+         .freeze_step = 6, DEEPSPEED),
+    CASE(adam, "parts, automatic, two streams", TWO_STREAMS, 0, IN_PARTS, .beta2 = 0.8, BUCKETS),
+    CASE(adam, "parts, clipped, scaled", ONE_STREAM, BIT(9), IN_PARTS, .freeze_step = 6,
+         .common.clip_norm = 20, HALVES, SCALED, BUCKETS),
+    CASE(adam, "parts, one bucket", NO_STREAM, BIT(9), IN_PARTS, .freeze_step = 6),
+    CASE(lamb, "parts, lamb", ONE_STREAM, BIT(8) | BIT(15), IN_PARTS, .freeze_step = 8, BUCKETS),
+    CASE(zero_one_adam, "parts, zero-one", ONE_STREAM, BIT(5) | BIT(13), IN_PARTS, SOON, BUCKETS),
+    CASE(zero_one_adam, "parts, zero-one, uncompressed", SOME_WITHOUT, BIT(12),
+         IN_PARTS | PLAIN_TENSOR, SOON, BUCKETS),
+    CASE(efficient_adam, "parts, efficient", DEFAULT_STREAM, BIT(0) | BIT(9), IN_PARTS,
+         .trust_ratio = 1, BUCKETS),
+    CASE(lion, "parts, lion", TWO_STREAMS, 0, IN_PARTS, BUCKETS),
+    CASE(momentum, "parts, momentum", NO_STREAM, BIT(7), IN_PARTS, .warmup_steps = 3, BRAINS,
+         BUCKETS),
+};
+
 #define TESTS(name)                                                                                \
   static const struct training_table table_of_##name = {name, sizeof name / sizeof name[0]};       \
   static void name##_over_loopback(void) { training_over_loopback(&table_of_##name); }             \
@@ -148,6 +169,7 @@ static const struct training_case others[] = {
 
 TESTS(lambs)
 TESTS(zero_ones)
+TESTS(parts)
 TESTS(others)
 
 static const struct gpu_test tests[] = {
@@ -161,6 +183,11 @@ static const struct gpu_test tests[] = {
     {"zero-one, host and device in one job", zero_ones_in_one_job, false},
     {"zero-one over NCCL", zero_ones_over_nccl, false},
     {"zero-one alone", zero_ones_alone, false},
+    {"parts over loopback", parts_over_loopback, false},
+    {"parts over what knows device memory", parts_over_what_knows, false},
+    {"parts, host and device in one job", parts_in_one_job, false},
+    {"parts over NCCL", parts_over_nccl, false},
+    {"parts alone", parts_alone, false},
     {"others over loopback", others_over_loopback, false},
     {"others over what knows device memory", others_over_what_knows, false},
     {"others, host and device in one job", others_in_one_job, false},

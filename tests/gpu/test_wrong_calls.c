@@ -34,18 +34,22 @@ static void are_errors_with_a_message(void) {
   WRONG(onebit_plan_synchronize, (scene.busy), ONEBIT_ERROR_BUSY, "in flight");
 #define STEPS(handle, part)                                                                        \
   WRONG(onebit_optimizer_step_stream, (handle, 0.1F, NULL), ARGUMENT, part);                       \
+  WRONG(onebit_optimizer_begin_stream, (handle, 0.1F, NULL), ARGUMENT, part);                      \
+  WRONG(onebit_optimizer_ready_stream, (handle, 0, NULL), ARGUMENT, part);                         \
   WRONG(onebit_optimizer_synchronize, (handle), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
   STEPS(scene.no_optimizer, "which is no optimizer (destroyed, or never made)");
   STEPS(plan, "which is a plan");
   WRONG(onebit_optimizer_step_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");
+  WRONG(onebit_optimizer_begin_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");
+  WRONG(onebit_optimizer_ready_stream, (scene.optimizer, 0, NULL), ARGUMENT, "of the host");
 #ifdef ONEBIT_HAVE_NCCL
   onebit_comm_t made;
   WRONG(onebit_comm_create_nccl, (NULL, &made), ARGUMENT, "nccl_comm is NULL");
   CHECK(wrong_check_header("nccl") == 1, "nccl.h declares other functions");
 #endif
   wrong_scene_end(&scene);
-  CHECK(wrong_check_header("cuda") == 8, "cuda.h declares other functions");
+  CHECK(wrong_check_header("cuda") == 10, "cuda.h declares other functions");
   CHECK(wrong_failed() == 0, "%zu of %zu went otherwise", wrong_failed(), wrong_made());
 }
 

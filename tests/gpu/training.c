@@ -95,8 +95,35 @@ static void make_ready(struct learner *learner, int attempt) {
     CHECK_CUDA(cudaStreamSynchronize(stream));
 }
 
+/* In another order on each rank; not all of them, in some attempts. */
+static void tell_what_is_ready(struct learner *learner, int attempt) {
+  const bool without = is_without_stream(learner, attempt);
+  const size_t turn = attempt % 2 ? (size_t)(learner->rank + attempt) : 0;
+  for (size_t k = attempt % 5 == 2; k < TRAINING_TENSORS; k++) {
+    const size_t tensor = TRAINING_TENSORS - 1 - (k + turn) % TRAINING_TENSORS;
+    CHECK_STATUS(without ? onebit_optimizer_ready(learner->optimizer, tensor)
+                         : onebit_optimizer_ready_stream(learner->optimizer, tensor,
+                                                         stream_of(learner, attempt + (int)k)),
+                 ONEBIT_OK);
+  }
+}
+
+/* A rank may make its step in one go where others do not. */
+static void make_parts(struct learner *learner, int attempt) {
+  const float rate = training_rate(attempt);
+  if (!learner->device || !(learner->what->traits & IN_PARTS) || (attempt + learner->rank) % 5 == 3)
+    return;
+  CHECK_STATUS(
+      is_without_stream(learner, attempt)
+          ? onebit_optimizer_begin(learner->optimizer, rate)
+          : onebit_optimizer_begin_stream(learner->optimizer, rate, stream_of(learner, attempt)),
+      ONEBIT_OK);
+  tell_what_is_ready(learner, attempt);
+}
+
 static onebit_status_t make_step(struct learner *learner, int attempt) {
   const float rate = training_rate(attempt);
+  make_parts(learner, attempt);
   return is_without_stream(learner, attempt)
              ? onebit_optimizer_step(learner->optimizer, rate)
              : onebit_optimizer_step_stream(learner->optimizer, rate, stream_of(learner, attempt));

@@ -1,0 +1,114 @@
+/*
+ * The public calls of optimizers on streams.
+ *
+ * A step in parts is on a stream of the optimizer's, beside the caller's:
+ *
+ *   the caller's   gradients of bucket 1 . gradients of bucket 0 .               : next
+ *   the step's                            \ exchange 1            \ exchange 0, update /
+ *
+ * Each call puts what it adds behind what is on the caller's stream by then, and the last one puts
+ * the caller's next work behind the step. Both are events, so that a capture takes them along.
+ */
+#include "base/error.h"
+#include "base/handles.h"
+#include "cuda/bucket.h"
+#include "onebit/cuda.h"
+
+/* --- The two streams ---------------------------------------------------------------------------*/
+
+onebit_status_t ob_cuda_step_order(struct onebit_optimizer *optimizer, cudaStream_t first,
+                                   cudaStream_t next) {
+  const struct onebit_plan *plan = optimizer->buckets[0].dense;
+  OB_TRY(ob_device_check_stream(plan, first));
+  OB_TRY_CUDA(cudaStreamWaitEvent(next, plan->device->started, 0));
+  return ONEBIT_OK;
+}
+
+/* A step in a graph is there from its first call to its last. */
+static onebit_status_t check_same_capture(struct onebit_optimizer *optimizer, cudaStream_t stream) {
+  bool captured = optimizer->step.captured, capturing = ob_cuda_is_capturing(stream);
+  if (captured == capturing)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "stream is %scapturing a graph, and the open step was begun %s a capture",
+                  capturing ? "" : "not ", captured ? "in" : "outside of");
+}
+
+onebit_status_t ob_cuda_step_follow(struct onebit_optimizer *optimizer, void *stream) {
+  if (!optimizer->bucket_count)
+    return ONEBIT_OK;
+  struct ob_bucket_device *first = optimizer->buckets[0].device;
+  optimizer->step.on_stream = true;
+  optimizer->step.stream = first->parts;
+  OB_TRY(check_same_capture(optimizer, stream));
+  int before = ob_cuda_enter(first->number);
+  onebit_status_t status = ob_cuda_step_order(optimizer, stream, first->parts);
+  ob_cuda_leave(before);
+  optimizer->step.caller = status == ONEBIT_OK ? stream : first->parts;
+  return status;
+}
+
+/* --- The calls ---------------------------------------------------------------------------------*/
+
+static onebit_status_t check_device(const struct onebit_optimizer *optimizer) {
+  if (optimizer->options.device != ONEBIT_DEVICE_HOST)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "optimizer is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
+}
+
+/* What is captured must not depend on what the host has yet to learn. */
+static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
+                                     cudaStream_t stream) {
+  if (!ob_cuda_is_capturing(stream))
+    return ONEBIT_OK;
+  if (optimizer->method->scheduled)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and what a step of %s sends depends on how many "
+                    "were made",
+                    optimizer->method->name);
+  if (optimizer->options.clip_norm > 0)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and clip_norm is %g: the host waits for the norm "
+                    "of the gradients",
+                    optimizer->options.clip_norm);
+  if (!ob_optimizer_is_frozen(optimizer))
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "stream is capturing a graph, and the warm-up is not known to be over: "
+                    "onebit_optimizer_synchronize tells after its last step");
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
+                                             cudaStream_t stream) {
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_TRY(check_device(optimizer));
+  ob_step_check_form(optimizer, true);
+  if (!optimizer->step.open)
+    OB_TRY(check_capture(optimizer, stream));
+  return ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, stream));
+}
+
+onebit_status_t onebit_optimizer_begin_stream(onebit_optimizer_t optimizer, float learning_rate,
+                                              cudaStream_t stream) {
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_TRY(check_device(optimizer));
+  if (!optimizer->step.open)
+    OB_TRY(check_capture(optimizer, stream));
+  OB_TRY(ob_optimizer_begin_on(optimizer, learning_rate, true));
+  optimizer->step.captured = ob_cuda_is_capturing(stream);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size_t tensor,
+                                              cudaStream_t stream) {
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_TRY(check_device(optimizer));
+  return ob_optimizer_ready_on(optimizer, tensor, true, stream);
+}
+
+onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_TRY(ob_optimizer_catch_up(optimizer));
+  return ob_optimizer_end_outcome(optimizer);
+}
