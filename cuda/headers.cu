@@ -17,9 +17,14 @@ static __device__ struct ob_message_shape shape_of(const struct ob_cuda_plan &pl
   return shape;
 }
 
+/* What must be the same on all ranks. */
+static __device__ uint32_t agreed_of(const struct ob_cuda_stamp &stamp) {
+  return stamp.rate ? ob_bits_of(*stamp.rate) : stamp.agreed;
+}
+
 static __device__ struct ob_message_call call_of(const struct ob_cuda_plan &plan,
                                                  const struct ob_cuda_stamp &stamp) {
-  return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, stamp.agreed};
+  return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, agreed_of(stamp)};
 }
 
 /* A rank that cannot take part tells why it cannot, and not what it hears of others. */
@@ -35,6 +40,17 @@ static __device__ uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed
 
 static __device__ int32_t origin_of(const struct ob_cuda_plan &plan, size_t member) {
   return (int32_t)(plan.origin + member * plan.origin_step);
+}
+
+/* A learning rate that cannot be one, where only the device has it: this rank cannot take part. */
+static __device__ void note_rate(const struct ob_cuda_plan &plan,
+                                 const struct ob_cuda_stamp &stamp) {
+  struct ob_cuda_state *state = plan.state;
+  if (!stamp.rate || (*stamp.rate >= 0 && ob_is_finite(*stamp.rate)) || state->status != ONEBIT_OK)
+    return;
+  state->status = ONEBIT_ERROR_ARGUMENT;
+  state->origin = origin_of(plan, plan.geometry.member);
+  state->agreed = agreed_of(stamp);
 }
 
 /* Who met a value that is not finite: the first, as steps.c has it. For one lane. */
@@ -77,8 +93,10 @@ static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda
   check_run(message, shape, warp_number(), &plan.checks[1 + blockIdx.y]);
   if (!is_last_warp(plan.checks))
     return;
-  if (lane_number() == 0)
+  if (lane_number() == 0) {
+    note_rate(plan, stamp);
     note_own(plan);
+  }
   __syncwarp();
   stamp_headers(plan, stamp);
 }
@@ -93,8 +111,8 @@ static __device__ onebit_status_t judge(const struct ob_cuda_plan &plan,
   if (header.checksum != ob_header_sum(&header) + payload ||
       ob_header_check(&header, &shape, &call) != OB_HEADER_SOUND)
     return ONEBIT_ERROR_MESSAGE;
-  return ob_header_disagrees(header.flags, header.agreed, stamp.agreed) ? ONEBIT_ERROR_MISMATCH
-                                                                        : ONEBIT_OK;
+  return ob_header_disagrees(header.flags, header.agreed, agreed_of(stamp)) ? ONEBIT_ERROR_MISMATCH
+                                                                            : ONEBIT_OK;
 }
 
 /* The lowest lane that says so, or -1. */

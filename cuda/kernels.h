@@ -118,6 +118,7 @@ struct ob_cuda_pass {
   void *const *copies, *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   float learning_rate;
+  const float *rate; /* NULL, or where that is in memory of the device */
   const float *learning_rates, *rate_factors, *weight_decays;
   bool sums_of_rates;       /* multiplied by the pieces' factors too */
   const float *scalings;    /* NULL: 1 */
@@ -202,6 +203,7 @@ struct ob_cuda_lamb {
   size_t count;
   double *coefficients, *factors; /* by number of the tensor */
   float *learning_rates;          /* by piece */
+  const float *rate;              /* as in struct ob_cuda_pass */
   const float *rate_factors;
   const double *sums[OB_SUMS];
 };
@@ -218,7 +220,8 @@ cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda
 struct ob_cuda_stamp {
   enum ob_message_kind kind;
   uint32_t agreed;
-  bool failed; /* this rank cannot take part */
+  const float *rate; /* NULL, or in memory of the device what the other ranks must have too */
+  bool failed;       /* this rank cannot take part */
 };
 
 /* Stamps the messages of a chunk that are about to leave. */

@@ -47,7 +47,8 @@ static __global__ void __launch_bounds__(threads_a_block)
   const struct ob_cuda_tensor &tensor = lamb.tensors[warp_number()];
   const double ratio = ratio_of(lamb, tensor, warm);
   for (size_t k = tensor.first_piece + lane_number(); k < tensor.end_piece; k += OB_LANES)
-    lamb.learning_rates[k] = ob_lamb_rate(learning_rate, lamb.rate_factors[k], ratio);
+    lamb.learning_rates[k] =
+        ob_lamb_rate(lamb.rate ? *lamb.rate : learning_rate, lamb.rate_factors[k], ratio);
 }
 
 cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,

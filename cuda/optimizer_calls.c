@@ -107,6 +107,36 @@ onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size
   return ob_optimizer_ready_on(optimizer, tensor, true, stream);
 }
 
+/* Where the host takes part in a step, it has to know the rate. */
+static onebit_status_t check_rate_there(const struct onebit_optimizer *optimizer,
+                                        const float *rate) {
+  if (optimizer->method->scheduled)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "rate is %p: the host of %s adds up the rates between synchronisations",
+                    (const void *)rate, optimizer->method->name);
+  if (!optimizer->deferred)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "rate is %p: over %s the host sends and updates with the rate",
+                    (const void *)rate, optimizer->comm->transport->name);
+  if ((uintptr_t)rate % sizeof *rate)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "rate is %p, not aligned to float", (const void *)rate);
+  return optimizer->bucket_count ? ob_cuda_check(optimizer->buckets[0].device->number, "rate", rate)
+                                 : ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_set_learning_rate_pointer(onebit_optimizer_t optimizer,
+                                                           const float *rate) {
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_TRY(check_device(optimizer));
+  if (optimizer->step.open)
+    return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
+  OB_TRY(ob_optimizer_check_held(optimizer));
+  if (rate)
+    OB_TRY(check_rate_there(optimizer, rate));
+  optimizer->rate = rate;
+  return ONEBIT_OK;
+}
+
 onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_optimizer_catch_up(optimizer));

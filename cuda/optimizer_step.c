@@ -161,6 +161,7 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
       .copy_dtype = sink->copy_dtype,
       .gradient_dtype = sink->gradient_dtype,
       .learning_rate = device->optimizer->step.learning_rate,
+      .rate = device->optimizer->rate,
       .learning_rates = device->rated ? device->lamb.learning_rates : NULL,
       .rate_factors = device->factors,
       .weight_decays = device->weight_decays,
@@ -258,6 +259,7 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
   if (stage == OB_LAMB_SCALE)
     return ob_lamb_on_host(optimizer, bucket, stage);
   struct ob_bucket_device *device = bucket->device;
+  device->lamb.rate = optimizer->rate;
   int before = ob_cuda_enter(device->number);
   cudaError_t error =
       ob_cuda_lamb_rates(state_of(optimizer, bucket), device->lamb, stage,

@@ -80,8 +80,9 @@ static __device__ inline void set_factors(const struct ob_cuda_plan &plan,
                                           const struct ob_cuda_pass &pass, size_t piece,
                                           struct ob_pass_factors *factors) {
   *factors = pass.factors;
-  factors->learning_rate = pass.learning_rates ? pass.learning_rates[piece]
-                                               : pass.learning_rate * pass.rate_factors[piece];
+  const float rate = pass.rate ? *pass.rate : pass.learning_rate;
+  factors->learning_rate =
+      pass.learning_rates ? pass.learning_rates[piece] : rate * pass.rate_factors[piece];
   factors->weight_decay = pass.weight_decays[piece];
   factors->scaling = pass.scalings ? pass.scalings[piece] : 1;
   const float of_rates = pass.sums_of_rates ? pass.rate_factors[piece] : 1;

@@ -132,8 +132,10 @@ static onebit_status_t publish(struct onebit_plan *plan) {
 /* --- Steps -------------------------------------------------------------------------------------*/
 
 struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind) {
-  return (struct ob_cuda_stamp){
-      .kind = kind, .agreed = plan->call.agreed, .failed = plan->status != ONEBIT_OK};
+  return (struct ob_cuda_stamp){.kind = kind,
+                                .agreed = plan->call.agreed,
+                                .rate = plan->call.rate,
+                                .failed = plan->status != ONEBIT_OK};
 }
 
 void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
@@ -334,6 +336,9 @@ static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome 
     ob_error(status, "skipped: a value on rank %d is not finite", rank);
   else if (status == ONEBIT_ERROR_PEER)
     ob_error(status, "rank %d could not take part in the call", rank);
+  else if (status == ONEBIT_ERROR_ARGUMENT)
+    ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
+             (double)ob_float_of(outcome->agreed));
   else if (status == ONEBIT_ERROR_MISMATCH)
     ob_error(status, "from rank %d: %s differs between ranks: there it is %.9g", rank, name,
              (double)ob_float_of(outcome->agreed));

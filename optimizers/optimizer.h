@@ -184,6 +184,9 @@ struct onebit_optimizer {
   float *square[2];
   double gradient_norm;
   bool refused; /* a plan has refused a message (struct onebit_plan) */
+  /* In memory of the device: the steps' learning rate, which the host then does not know, and calls
+   * with 0. NULL: the calls' is. */
+  const float *rate;
   /* Parameters were compared; calls of step since then, by which all ranks count alike. */
   bool compared;
   uint64_t calls, compare_interval;
@@ -252,7 +255,8 @@ onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer);
 /* Whether the step being made is one of which no rank tells another anything. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
-onebit_status_t ob_optimizer_check_rate(float learning_rate);
+onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
+                                        float learning_rate);
 
 /* A new step, of which nothing is ready. Its factor of gradients, once: with clipping, when all
  * are there. A bucket's exchange begins; it ends, or is on its stream. */

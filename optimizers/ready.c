@@ -45,7 +45,7 @@ onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learni
                                  "ends it",
                                  (double)optimizer->step.learning_rate));
   OB_TRY(ob_optimizer_check_held(optimizer));
-  OB_TRY(ob_optimizer_check_rate(learning_rate));
+  OB_TRY(ob_optimizer_check_rate(optimizer, learning_rate));
   double began = ob_seconds();
   if (ob_optimizer_must_catch_up(optimizer))
     OB_TRY(ob_optimizer_catch_up(optimizer));

@@ -82,6 +82,7 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                           .shard = optimizer->method->sharded ? bucket->arrays[OB_SCRATCH] : NULL,
                           .agreed = ob_bits_of(optimizer->step.learning_rate),
                           .agreed_name = "learning_rate",
+                          .rate = optimizer->rate,
                           .on_stream = optimizer->step.on_stream,
                           .stream = optimizer->step.stream,
                           .hold = optimizer->bucket_count > 1 && optimizer->deferred};
@@ -186,9 +187,9 @@ onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
 }
 
 void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
-  optimizer->step = (struct ob_step_state){.learning_rate = learning_rate,
+  optimizer->step = (struct ob_step_state){.learning_rate = optimizer->rate ? 0 : learning_rate,
                                            .exchange = optimizer->method->exchange(optimizer)};
-  set_learning_rates(optimizer, learning_rate);
+  set_learning_rates(optimizer, optimizer->step.learning_rate);
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -205,8 +206,9 @@ onebit_status_t ob_step_weigh(onebit_optimizer_t optimizer) {
   return ob_optimizer_weigh(optimizer, tell(&optimizer->step.outcome));
 }
 
-onebit_status_t ob_optimizer_check_rate(float learning_rate) {
-  if (!(learning_rate >= 0) || isinf(learning_rate))
+onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
+                                        float learning_rate) {
+  if (!optimizer->rate && (!(learning_rate >= 0) || isinf(learning_rate)))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "learning_rate is %g, not a finite number from 0 on",
                     (double)learning_rate);
   return ONEBIT_OK;
@@ -215,7 +217,7 @@ onebit_status_t ob_optimizer_check_rate(float learning_rate) {
 /* The rate of an open step travels with its messages already. */
 static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer, float rate) {
   float started = optimizer->step.learning_rate;
-  if (ob_bits_of(rate) == ob_bits_of(started))
+  if (optimizer->rate || ob_bits_of(rate) == ob_bits_of(started))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "learning_rate is %.9g, but onebit_optimizer_begin was given %.9g", (double)rate,
@@ -327,7 +329,7 @@ static void open_step(onebit_optimizer_t optimizer, float learning_rate, bool on
     return;
   }
   ob_step_begin(optimizer, learning_rate);
-  note(&optimizer->step, ob_optimizer_check_rate(learning_rate));
+  note(&optimizer->step, ob_optimizer_check_rate(optimizer, learning_rate));
   optimizer->step.on_stream = on_stream;
   optimizer->step.stream = stream;
 }

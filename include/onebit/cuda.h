@@ -83,7 +83,8 @@ onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream
 
 /* onebit_optimizer_step on a stream. Collective.
  *   optimizer       made for memory of a device
- *   learning_rate   as there; a graph keeps the one that it was captured with
+ *   learning_rate   as there; a graph keeps the one that it was captured with, unless it is in
+ *                   memory of the device (onebit_optimizer_set_learning_rate_pointer)
  *   stream          a stream of the optimizer's device
  * Over NCCL a step of the compressed stage can be captured; in the warm-up that is an
  * ONEBIT_ERROR_UNSUPPORTED, since the host has to know when it ends: it waits for the steps before,
@@ -124,6 +125,26 @@ onebit_status_t onebit_optimizer_begin_stream(onebit_optimizer_t optimizer, floa
                                               cudaStream_t stream);
 onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size_t tensor,
                                               cudaStream_t stream);
+
+/* From the next step on the learning rate is what lies in memory of the device when the step runs,
+ * so that one captured graph serves any rate: write the next one there before it is launched. A
+ * graph keeps the address that it was captured with. Local; the ranks need not agree on whether
+ * there is one, but on the rate, which travels with the messages as ever.
+ *   optimizer   made for memory of a device, over NCCL, a CUDA-aware MPI or with one rank; not 0/1
+ *               Adam
+ *   rate        one float32 in memory of the optimizer's device, finite and not negative; the
+ *               caller's, until another is set or NULL, and the last step or graph with it is
+ *               complete. Its value must stay from the begin of a step to its end: put what changes
+ *               it on the stream of the step. The calls' learning_rate is then not looked at.
+ *               NULL: that is the rate again
+ * Bits are those of the same rate in a call's argument. A value that can be no rate fails the step
+ * on every rank, which changes nothing: onebit_optimizer_synchronize gives ONEBIT_ERROR_ARGUMENT,
+ * and on the others ONEBIT_ERROR_PEER.
+ * Errors: ONEBIT_ERROR_ARGUMENT (no optimizer, or one of the host; a rate that is misaligned or not
+ * in memory of its device), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_UNSUPPORTED (0/1 Adam,
+ * whose host adds up the rates; a transport that the host drives). */
+onebit_status_t onebit_optimizer_set_learning_rate_pointer(onebit_optimizer_t optimizer,
+                                                           const float *rate);
 
 /* As onebit_plan_synchronize, for the steps of an optimizer. */
 onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer);

@@ -194,6 +194,45 @@ static void steps_in_parts(struct learner *learner) {
   words_say("no step is open");
 }
 
+/* The last rank's rate is one of these; the others' is 0.5. */
+static const struct {
+  float rate;
+  onebit_status_t guilty, others;
+  const char *part;
+} rates_there[] = {
+    {-1.0f, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_PEER, "in memory of the device is -1"},
+    {0.25f, ONEBIT_ERROR_MISMATCH, ONEBIT_ERROR_MISMATCH, "learning_rate differs"}};
+
+/* Where the host sends, the rate cannot be there. */
+static void wrong_rates_there(struct learner *learner) {
+  const bool guilty = learner->rank == learner->size - 1;
+  onebit_optimizer_t optimizer = learner->optimizer;
+  const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
+  float host = 0.5f, *rate;
+  CHECK_CUDA(cudaMalloc((void **)&rate, sizeof *rate));
+  onebit_status_t status = onebit_optimizer_set_learning_rate_pointer(optimizer, rate);
+  const bool refused = status == ONEBIT_ERROR_UNSUPPORTED;
+  if (refused)
+    words_say("the host sends and updates with the rate");
+  else
+    CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, &host),
+                 ONEBIT_ERROR_ARGUMENT);
+  fetch(learner, 0);
+  for (size_t k = 0; !refused && k < (learner->size > 1 ? 2 : 1); k++) {
+    const float value = guilty ? rates_there[k].rate : 0.5f;
+    CHECK_CUDA(cudaMemcpy(rate, &value, sizeof value, cudaMemcpyHostToDevice));
+    CHECK_STATUS(step_on_stream(learner, 0.5f),
+                 guilty ? rates_there[k].guilty : rates_there[k].others);
+    if (guilty)
+      words_say(rates_there[k].part);
+  }
+  fetch(learner, 1);
+  CHECK(!memcmp(learner_fetched(learner, 0), learner_fetched(learner, 1), bytes),
+        "parameters changed");
+  CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(optimizer, NULL), ONEBIT_OK);
+  CHECK_CUDA(cudaFree(rate));
+}
+
 /* In the warm-up, and after it; with one bucket, and with several. */
 static void wrong_steps(onebit_comm_t comm, int rank, int size) {
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {
@@ -205,6 +244,7 @@ static void wrong_steps(onebit_comm_t comm, int rank, int size) {
     for (int attempt = 0; attempt < 6; attempt++) {
       wrong_rates(&learner, attempt);
       steps_in_parts(&learner);
+      wrong_rates_there(&learner);
       good_step(&learner, attempt);
     }
     learner_close(&learner);

@@ -33,7 +33,7 @@ static const struct training_case cases[] = {
     ADAM("buckets", ONE_STREAM, 1u << 5 | 1u << 6, FROZEN, .common.bucket_size = 40),
     {.name = "buckets, in parts",
      .optimizer = {ANY(adam, FROZEN, .common.bucket_size = 40)},
-     .traits = IN_PARTS,
+     .traits = IN_PARTS | RATE_THERE,
      .poison = 1u << 5 | 1u << 6},
     ADAM("one scale, no error feedback", ONE_STREAM, 0, FROZEN,
          .common.block_size = ONEBIT_BLOCK_BUFFER, .common.no_error_feedback = 1),
@@ -44,24 +44,30 @@ static const struct training_case cases[] = {
      .poison = 1u << 2 | 1u << 9}, /* the first compressed step is skipped, too */
     {.name = "lamb, buckets, in parts",
      .optimizer = {ANY(lamb, FROZEN, .common.bucket_size = 40)},
-     .traits = IN_PARTS,
+     .traits = IN_PARTS | RATE_THERE,
      .poison = 1u << 5 | 1u << 6},
     {.name = "lamb, deepspeed",
      .optimizer = {ANY(lamb, .freeze_step = WARMUP + 1,
-                       .common.profile = ONEBIT_PROFILE_DEEPSPEED)}},
+                       .common.profile = ONEBIT_PROFILE_DEEPSPEED)},
+     .traits = RATE_THERE},
     {.name = "efficient",
      .optimizer = {ANY(efficient_adam, .common.bucket_size = 40)},
+     .traits = RATE_THERE,
      .poison = 1u << 2 | 1u << 9},
     {.name = "efficient, trust ratios",
      .optimizer = {ANY(efficient_adam, .trust_ratio = 1)},
      .poison = 1u << 2 | 1u << 9},
     {.name = "lion",
      .optimizer = {ANY(lion, .common.bucket_size = 40)},
+     .traits = RATE_THERE,
      .poison = 1u << 2 | 1u << 9},
-    {.name = "momentum", .optimizer = {ANY(momentum, .warmup_steps = WARMUP)}, .poison = 1u << 9},
+    {.name = "momentum",
+     .optimizer = {ANY(momentum, .warmup_steps = WARMUP)},
+     .traits = RATE_THERE,
+     .poison = 1u << 9},
     {.name = "a tensor uncompressed",
      .optimizer = {ANY(adam, FROZEN)},
-     .traits = PLAIN_TENSOR,
+     .traits = PLAIN_TENSOR | RATE_THERE,
      .poison = 1u << 9},
 };
 #define CASES (sizeof cases / sizeof cases[0])
@@ -76,6 +82,10 @@ static bool is_poisoned(const struct training_case *what, int attempt) {
   return what->poison >> attempt % TRAINING_ATTEMPTS & 1;
 }
 
+static float rate_of(const struct training_case *what, int attempt) {
+  return what->traits & RATE_THERE ? training_rate(attempt % TRAINING_ATTEMPTS) : RATE;
+}
+
 static void record_case(const struct training_case *what, const struct gpu_rank *self,
                         struct long_record *record) {
   struct learner learner;
@@ -85,7 +95,7 @@ static void record_case(const struct training_case *what, const struct gpu_rank 
   for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
     const int replays = attempt + 1 - WARMUP;
     learner_send_gradients(&learner, attempt % TRAINING_ATTEMPTS, NULL);
-    CHECK_STATUS(onebit_optimizer_step(learner.optimizer, RATE),
+    CHECK_STATUS(onebit_optimizer_step(learner.optimizer, rate_of(what, attempt)),
                  is_poisoned(what, attempt) ? ONEBIT_SKIPPED : ONEBIT_OK);
     if (self->rank == 0 && replays == 1)
       memcpy(record->first, learner.parameters, sizeof record->first);
@@ -101,6 +111,39 @@ static void record_cases(const struct gpu_rank *self, void *context) {
   struct long_record *records = context;
   for (size_t k = 0; k < CASES; k += gpu_stride())
     record_case(&cases[k], self, &records[k]);
+}
+
+/* --- Rates in memory of the device */
+
+static struct rates { float *now, *pinned; /* one; one an attempt */ } no_rates;
+
+/* The calls' argument is then not looked at. */
+static float argument_of(const struct learner *learner) {
+  return learner->what->traits & RATE_THERE ? NAN : RATE;
+}
+
+static struct rates open_rates(struct learner *learner) {
+  struct rates rates = no_rates;
+  if (!(learner->what->traits & RATE_THERE))
+    return rates;
+  CHECK_CUDA(cudaMalloc((void **)&rates.now, sizeof(float)));
+  CHECK_CUDA(cudaMallocHost((void **)&rates.pinned, ATTEMPTS * sizeof(float)));
+  CHECK_STATUS(onebit_optimizer_set_learning_rate_pointer(learner->optimizer, rates.now),
+               ONEBIT_OK);
+  return rates;
+}
+
+static void send_rate(const struct learner *learner, const struct rates *rates, int attempt) {
+  if (!rates->now)
+    return;
+  rates->pinned[attempt] = rate_of(learner->what, attempt);
+  CHECK_CUDA(cudaMemcpyAsync(rates->now, &rates->pinned[attempt], sizeof(float),
+                             cudaMemcpyHostToDevice, learner->streams[0]));
+}
+
+static void close_rates(const struct rates *rates) {
+  CHECK_CUDA(cudaFree(rates->now));
+  CHECK_CUDA(cudaFreeHost(rates->pinned));
 }
 
 /* --- A graph */
@@ -122,14 +165,16 @@ static void check_refusal(struct learner *learner) {
 }
 
 /* These have no warm-up: any of their steps can be captured. */
-static void warm_up(struct learner *learner) {
+static void warm_up(struct learner *learner, const struct rates *rates) {
   const bool refused = !learner->what->optimizer.method->initial.no_warmup;
   for (int attempt = 0; attempt < WARMUP; attempt++) {
     if (refused)
       check_refusal(learner);
     learner_send_gradients(learner, attempt, learner->streams[0]);
-    CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, learner->streams[0]),
-                 ONEBIT_OK);
+    send_rate(learner, rates, attempt);
+    CHECK_STATUS(
+        onebit_optimizer_step_stream(learner->optimizer, argument_of(learner), learner->streams[0]),
+        ONEBIT_OK);
   }
   if (refused)
     check_refusal(learner);
@@ -139,11 +184,12 @@ static void warm_up(struct learner *learner) {
 static void put_step(struct learner *learner, cudaStream_t stream) {
   onebit_optimizer_t optimizer = learner->optimizer;
   const bool in_parts = learner->what->traits & IN_PARTS;
+  const float rate = argument_of(learner);
   if (in_parts)
-    CHECK_STATUS(onebit_optimizer_begin_stream(optimizer, RATE, stream), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_begin_stream(optimizer, rate, stream), ONEBIT_OK);
   for (size_t t = in_parts ? TRAINING_TENSORS : 0; t-- > 0;)
     CHECK_STATUS(onebit_optimizer_ready_stream(optimizer, t, stream), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_step_stream(optimizer, RATE, stream), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step_stream(optimizer, rate, stream), ONEBIT_OK);
 }
 
 static cudaGraphExec_t capture(struct learner *learner) {
@@ -165,11 +211,12 @@ static void check_now(struct learner *learner, const float *wanted, int attempt)
   training_check_parameters(learner, learner_fetched(learner, 0), wanted, attempt);
 }
 
-static void replay(struct learner *learner, cudaGraphExec_t graph,
+static void replay(struct learner *learner, const struct rates *rates, cudaGraphExec_t graph,
                    const struct long_record *record) {
   for (int attempt = WARMUP; attempt < ATTEMPTS; attempt++) {
     const int replays = attempt + 1 - WARMUP;
     learner_send_gradients(learner, attempt % TRAINING_ATTEMPTS, learner->streams[0]);
+    send_rate(learner, rates, attempt);
     CHECK_CUDA(cudaGraphLaunch(graph, learner->streams[0]));
     if (replays == 1)
       check_now(learner, record->first, attempt);
@@ -184,15 +231,17 @@ static void compare_case(const struct training_case *what, onebit_comm_t comm,
   check_case("%s, rank %d of %d", what->name, self->rank, self->size);
   if (!learner_open(&learner, what, comm, self->rank, self->size, true))
     return;
-  warm_up(&learner);
+  const struct rates rates = open_rates(&learner);
+  warm_up(&learner, &rates);
   cudaGraphExec_t graph = capture(&learner);
   if (CHECK(graph, "no graph")) {
-    replay(&learner, graph, record);
+    replay(&learner, &rates, graph, record);
     CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer),
                  what->poison ? ONEBIT_SKIPPED : ONEBIT_OK);
     training_check_info(learner.optimizer, &record->info[self->rank]);
     CHECK_CUDA(cudaGraphExecDestroy(graph));
   }
+  close_rates(&rates);
   learner_close(&learner);
 }
 
@@ -256,7 +305,7 @@ static void factor_changes(const struct gpu_rank *self, void *context) {
   if (!CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK) ||
       !learner_open(&learner, context, comm, self->rank, self->size, true))
     return;
-  warm_up(&learner);
+  warm_up(&learner, &no_rates);
   cudaGraphExec_t graph = capture(&learner);
   if (CHECK(graph, "no graph")) {
     compare_lengths(&learner, graph);
@@ -297,6 +346,9 @@ static void refuse(const struct gpu_rank *self, void *context) {
     CHECK_STATUS(onebit_optimizer_step_stream(learner.optimizer, RATE, learner.streams[0]),
                  ONEBIT_ERROR_UNSUPPORTED);
     CHECK(strstr(onebit_last_error(), words[k]), "the message is: %s", onebit_last_error());
+    CHECK_STATUS(
+        onebit_optimizer_set_learning_rate_pointer(learner.optimizer, (float *)learner.parameters),
+        k == 0 ? ONEBIT_ERROR_UNSUPPORTED : ONEBIT_OK);
     CHECK_CUDA(cudaStreamEndCapture(learner.streams[0], &graph));
     if (graph)
       cudaGraphDestroy(graph);
@@ -355,7 +407,7 @@ static void count_on(onebit_comm_t comm, const struct gpu_rank *self, struct cos
   struct learner learner;
   if (!learner_open(&learner, costs->what, comm, self->rank, self->size, true))
     return;
-  warm_up(&learner);
+  warm_up(&learner, &no_rates);
   count_a_step(&learner, costs);
   CHECK_STATUS(onebit_optimizer_synchronize(learner.optimizer), ONEBIT_OK);
   learner_close(&learner);
@@ -451,7 +503,7 @@ static void overlap_over_nccl(const struct gpu_rank *self, void *context) {
   struct costs *costs = context;
   if (training_nccl_open(&group, self) &&
       learner_open(&learner, costs->what, group.comm, self->rank, self->size, true)) {
-    warm_up(&learner);
+    warm_up(&learner, &no_rates);
     exchange_early(&learner, costs);
     learner_close(&learner);
   }

@@ -24,6 +24,7 @@ static void are_errors_with_a_message(void) {
   if (!CHECK(wrong_scene_make(&scene), "no scene: %s", onebit_last_error()))
     return;
   void *comm = scene.comm, *plan = scene.plan;
+  float rate = 0.1F;
   wrong_plan(NULL, "plan is NULL");
   wrong_plan(scene.no_plan, "which is no plan (destroyed, or never made)");
   wrong_plan(comm, "which is a communicator");
@@ -36,6 +37,7 @@ static void are_errors_with_a_message(void) {
   WRONG(onebit_optimizer_step_stream, (handle, 0.1F, NULL), ARGUMENT, part);                       \
   WRONG(onebit_optimizer_begin_stream, (handle, 0.1F, NULL), ARGUMENT, part);                      \
   WRONG(onebit_optimizer_ready_stream, (handle, 0, NULL), ARGUMENT, part);                         \
+  WRONG(onebit_optimizer_set_learning_rate_pointer, (handle, &rate), ARGUMENT, part);              \
   WRONG(onebit_optimizer_synchronize, (handle), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
   STEPS(scene.no_optimizer, "which is no optimizer (destroyed, or never made)");
@@ -43,13 +45,15 @@ static void are_errors_with_a_message(void) {
   WRONG(onebit_optimizer_step_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");
   WRONG(onebit_optimizer_begin_stream, (scene.optimizer, 0.1F, NULL), ARGUMENT, "of the host");
   WRONG(onebit_optimizer_ready_stream, (scene.optimizer, 0, NULL), ARGUMENT, "of the host");
+  WRONG(onebit_optimizer_set_learning_rate_pointer, (scene.optimizer, &rate), ARGUMENT,
+        "of the host");
 #ifdef ONEBIT_HAVE_NCCL
   onebit_comm_t made;
   WRONG(onebit_comm_create_nccl, (NULL, &made), ARGUMENT, "nccl_comm is NULL");
   CHECK(wrong_check_header("nccl") == 1, "nccl.h declares other functions");
 #endif
   wrong_scene_end(&scene);
-  CHECK(wrong_check_header("cuda") == 10, "cuda.h declares other functions");
+  CHECK(wrong_check_header("cuda") == 11, "cuda.h declares other functions");
   CHECK(wrong_failed() == 0, "%zu of %zu went otherwise", wrong_failed(), wrong_made());
 }
 

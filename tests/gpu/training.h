@@ -31,6 +31,7 @@ enum {
   NO_GRADIENT = 2,   /* odd ranks have none of the fourth tensor in every third attempt */
   SAVED_ANEW = 4,    /* two thirds through all is saved, and another optimizer loads it */
   WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale, where there is one */
+  RATE_THERE = 32,   /* the learning rate is in memory of the device (test_graphs.c) */
   IN_PARTS = 16,     /* on a device most steps are begun, and told of what is ready */
 };
 
