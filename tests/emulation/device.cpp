@@ -23,6 +23,7 @@ namespace {
 thread_local int device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<long> counters[static_cast<int>(counted::kinds)];
+std::atomic<bool> only_counting;
 std::atomic<long> allocations_left, launches_left;
 
 constexpr int PROCESSORS = 4;
@@ -148,6 +149,8 @@ cudaError_t result(cudaError_t error) {
 }
 
 void count(counted what, long times) { counters[static_cast<int>(what)] += times; }
+bool only_counts() { return only_counting; }
+bool leaves(size_t bytes) { return only_counting && bytes > 4096; }
 bool allocation_fails() { return falls_due(allocations_left); }
 bool launch_fails() { return falls_due(launches_left); }
 
@@ -165,7 +168,8 @@ cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
     return result(cudaErrorInvalidResourceHandle);
   return result(submit(held, stream, plain([=, grid = config.gridDim, block = config.blockDim] {
                          count(counted::kernels);
-                         run_grid(grid, block, thread);
+                         if (!only_counts())
+                           run_grid(grid, block, thread);
                        })));
 }
 
@@ -174,12 +178,14 @@ cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
 using namespace emulation;
 
 struct emulation_counters emulation_counts(void) {
-  return {counters[0], counters[1], counters[2], counters[3], counters[4], counters[5]};
+  return {counters[0], counters[1], counters[2], counters[3],
+          counters[4], counters[5], counters[6], counters[7]};
 }
 void emulation_reset_counts(void) {
   for (std::atomic<long> &counter : counters)
     counter = 0;
 }
+void emulation_only_count(int on) { only_counting = on != 0; }
 void emulation_fail_allocation(long n) { allocations_left = n; }
 void emulation_fail_launch(long n) { launches_left = n; }
 

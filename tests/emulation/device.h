@@ -8,15 +8,29 @@
 
 namespace emulation {
 
-constexpr int MAX_DEVICES = 16;
+constexpr int MAX_DEVICES = 64;
 
 int current_device();
 
 /* Remembers an error for cudaGetLastError and gives it back; success passes. */
 cudaError_t result(cudaError_t error);
 
-enum class counted { kernels, copies, memsets, synchronisations, allocations, sent_bytes, kinds };
+enum class counted {
+  kernels,
+  copies,
+  memsets,
+  synchronisations,
+  allocations,
+  groups,
+  events,
+  sent_bytes,
+  kinds
+};
 void count(counted what, long times = 1);
+
+/* Whether emulation_only_count is on; and then, whether so many bytes are left as they are. */
+bool only_counts();
+bool leaves(size_t bytes);
 
 /* Whether this allocation (launch) is the one that a test makes fail. */
 bool allocation_fails();

@@ -39,6 +39,7 @@ struct allocation {
   size_t size;
   int device;
   bool pinned;
+  bool filled; /* with patterns; else it is untouched, and not checked */
 
   unsigned char *start() const { return whole + ZONE; }
   size_t room() const { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT; }
@@ -75,8 +76,9 @@ const allocation *find(const void *pointer) {
 }
 
 void check(const allocation &block) {
-  if (ZONE && !(is_filled(block.start() - CHECKED, CHECKED, GUARD) &&
-                is_filled(block.start() + block.size, CHECKED, GUARD)))
+  if (ZONE && block.filled &&
+      !(is_filled(block.start() - CHECKED, CHECKED, GUARD) &&
+        is_filled(block.start() + block.size, CHECKED, GUARD)))
     fatal("out of bounds: something was written just outside of the %zu bytes that were "
           "allocated at %p",
           block.size, static_cast<void *>(block.start()));
@@ -94,6 +96,10 @@ void forget_oldest() {
 }
 
 void discard(const allocation &block) {
+  if (!block.filled) {
+    munmap(block.whole, block.extent());
+    return;
+  }
   if (!ZONE)
     return free(block.whole);
   memset(block.whole, FREED, block.extent());
@@ -105,7 +111,7 @@ void discard(const allocation &block) {
 
 unsigned char *obtain(const allocation &block) {
   void *exact;
-  if (!ZONE)
+  if (!ZONE && block.filled)
     return posix_memalign(&exact, 256, block.size) ? nullptr : static_cast<unsigned char *>(exact);
   void *pages = mmap(nullptr, block.extent(), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -130,17 +136,19 @@ cudaError_t allocate(void **pointer, size_t size, bool pinned) {
     return refused;
   count(counted::allocations);
   int device = current_device();
-  if (allocation_fails() || (!pinned && size > DEVICE_MEMORY - used[device]))
+  const bool filled = !leaves(size);
+  if (allocation_fails() || (!pinned && filled && size > DEVICE_MEMORY - used[device]))
     return cudaErrorMemoryAllocation;
   if (!size)
     return cudaSuccess;
-  allocation block{nullptr, size, device, pinned};
+  allocation block{nullptr, size, device, pinned, filled};
   if (!(block.whole = obtain(block)))
     return cudaErrorMemoryAllocation;
-  if (ZONE)
+  if (ZONE && filled)
     memset(block.whole, GUARD, block.extent());
-  memset(block.start(), FRESH, size);
-  if (!pinned)
+  if (filled)
+    memset(block.start(), FRESH, size);
+  if (!pinned && filled)
     used[device] += size;
   allocations().emplace(address_of(block.start()), block);
   *pointer = block.start();
@@ -161,7 +169,7 @@ cudaError_t release(lock &held, void *pointer, bool pinned) {
   synchronise_device(held, block.device);
   device_access open;
   check(block);
-  if (!pinned)
+  if (!pinned && block.filled)
     used[block.device] -= block.size;
   allocations().erase(address_of(pointer));
   discard(block);
@@ -310,7 +318,8 @@ static cudaError_t fill(void *pointer, int value, size_t size, cudaStream_t hand
     return cudaErrorInvalidValue;
   return submit(held, stream, plain([=] {
                   count(counted::memsets);
-                  memset(pointer, value, size);
+                  if (!leaves(size))
+                    memset(pointer, value, size);
                 }));
 }
 

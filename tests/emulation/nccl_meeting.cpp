@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device.h"
+
 namespace emulation {
 
 namespace {
@@ -42,7 +44,7 @@ void match(clique &ranks, std::pair<int, int> pair) {
         receiver->error = ncclInvalidArgument;
       return;
     }
-    if (bytes)
+    if (bytes && !leaves(bytes))
       memmove(receive.what.to, send.what.from, bytes);
     sends.pop_front();
     receives.pop_front();
@@ -111,6 +113,7 @@ void post(ncclComm &comm, const transfer &what, const std::shared_ptr<begun> &by
 
 bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operation_ptr &self) {
   lock held(guard());
+  count(counted::groups);
   clique &ranks = *comm.ranks;
   comm.queued.erase(std::find(comm.queued.begin(), comm.queued.end(), self));
   if (comm.breaks)

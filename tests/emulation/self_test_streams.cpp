@@ -120,7 +120,24 @@ void test_counts(cudaStream_t stream, int *seen, void *device) {
   EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);
   struct emulation_counters counts = emulation_counts();
   EXPECT(counts.kernels == 1 && counts.copies == 1 && counts.memsets == 1);
-  EXPECT(counts.synchronisations == 1 && counts.allocations == 0);
+  EXPECT(counts.synchronisations == 1 && counts.allocations == 0 && counts.events == 0);
+}
+
+/* Kernels do not run, and what is large is there without having been touched. */
+void test_only_counting(cudaStream_t stream, int *seen) {
+  const size_t large = size_t{1} << 40;
+  void *memory = nullptr;
+  *seen = 5;
+  emulation_reset_counts();
+  emulation_only_count(1);
+  EXPECT(cudaMalloc(&memory, large) == cudaSuccess);
+  EXPECT(cudaMemsetAsync(memory, 1, large, stream) == cudaSuccess);
+  EXPECT(launch(stream, 1, 1, set, seen, 1) == cudaSuccess);
+  EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);
+  EXPECT(cudaFree(memory) == cudaSuccess);
+  emulation_only_count(0);
+  struct emulation_counters counts = emulation_counts();
+  EXPECT(counts.kernels == 1 && counts.memsets == 1 && *seen == 5);
 }
 
 void test_attributes(void *device, void *host) {
@@ -244,6 +261,7 @@ void test_streams() {
   test_two_threads(seen);
   test_launch_errors(first, seen);
   test_counts(first, seen, device);
+  test_only_counting(first, seen);
   EXPECT(cudaStreamDestroy(first) == cudaSuccess && cudaStreamDestroy(second) == cudaSuccess);
   EXPECT(cudaStreamSynchronize(first) == cudaErrorInvalidResourceHandle);
   EXPECT(cudaFree(device) == cudaSuccess && cudaFreeHost(seen) == cudaSuccess);

@@ -101,6 +101,7 @@ cudaError_t make_wait(cudaStream_t handle, cudaEvent_t event_handle) {
   CUevent_st *event = find_event(event_handle);
   if (!stream || !event)
     return cudaErrorInvalidResourceHandle;
+  count(counted::events);
   if (event->captured || stream->capturing)
     return wait_in_capture(stream, *event);
   if (!is_done(event->recorded))
@@ -114,6 +115,7 @@ cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle) {
   CUevent_st *event = find_event(handle);
   if (!stream || !event || stream->device != event->device)
     return cudaErrorInvalidResourceHandle;
+  count(counted::events);
   if (stream->capturing)
     return record_in_capture(*event, stream);
   event->captured = nullptr;

@@ -39,10 +39,16 @@ struct emulation_counters {
   long memsets;
   long synchronisations; /* calls in which the host waited for the device */
   long allocations;      /* of device memory and of pinned memory */
+  long groups;           /* of NCCL's calls, of one communicator on one stream */
+  long events;           /* recorded, and waited for by streams; not what a graph does again */
   long sent_bytes;       /* that ncclSend was given */
 };
 struct emulation_counters emulation_counts(void);
 void emulation_reset_counts(void);
+
+/* While it is on, kernels are counted and not run, messages and fills of more than 4 KiB leave
+ * memory as it is, and what is allocated is as large as is asked for and untouched: zeros. */
+void emulation_only_count(int on);
 
 /* The n-th allocation (launch) from now fails, once; n <= 0 switches it off. */
 void emulation_fail_allocation(long n);

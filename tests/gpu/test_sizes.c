@@ -1,0 +1,205 @@
+/*
+ * What a step costs besides its arithmetic at sizes that no emulated device could compute: kernels,
+ * groups of NCCL, copies, events and waits of the host, of 1 Mi to 1 Gi elements among 1 to 64
+ * ranks. Plans and calls are real; the emulated device only counts, and leaves memory untouched.
+ *
+ *   gpu_tests --filter '*64 ranks'    prints the table of docs/measured; with a stride up to 8
+ */
+#define _DEFAULT_SOURCE
+#include <stdio.h>
+
+#include "tests/gpu/plans.h"
+
+#if defined ONEBIT_EMULATED_CUDA && defined ONEBIT_HAVE_NCCL
+#include <emulation.h>
+#include <pthread.h>
+
+#include "onebit/adam.h"
+#include "onebit/efficient_adam.h"
+
+#define MI ((size_t)1 << 20)
+
+enum { SIZES = 3, CALLS = 2 };
+static const size_t sizes[SIZES] = {MI, 64 * MI, 1024 * MI};
+
+/* What a rank calls. */
+struct own {
+  onebit_plan_t plan;
+  onebit_optimizer_t optimizer;
+  float *memory[2];
+};
+
+/* A rank's kernels in a call, and what each chunk of it adds; the same of one rank, whose plans
+ * have one chunk. Every chunk is two exchanges. */
+struct row {
+  const char *name;
+  bool (*create)(onebit_comm_t comm, size_t count, struct own *own);
+  onebit_status_t (*call)(const struct own *own);
+  void (*destroy)(const struct own *own);
+  long kernels, more_kernels, alone;
+  size_t chunks[SIZES];
+};
+
+static bool take(struct own *own, size_t count) {
+  return CHECK_CUDA(cudaMalloc((void **)&own->memory[0], count * sizeof(float))) &&
+         CHECK_CUDA(cudaMalloc((void **)&own->memory[1], count * sizeof(float)));
+}
+
+static void give_back(const struct own *own) {
+  CHECK_CUDA(cudaFree(own->memory[0]));
+  CHECK_CUDA(cudaFree(own->memory[1]));
+}
+
+static bool create_plan(onebit_comm_t comm, size_t count, onebit_profile_t profile,
+                        struct own *own) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.device = ONEBIT_DEVICE_CUDA;
+  options.profile = profile;
+  return take(own, count) &&
+         CHECK_STATUS(onebit_plan_create(comm, count, &options, &own->plan), ONEBIT_OK);
+}
+
+static bool create_default(onebit_comm_t comm, size_t count, struct own *own) {
+  return create_plan(comm, count, ONEBIT_PROFILE_DEFAULT, own);
+}
+
+static bool create_deepspeed(onebit_comm_t comm, size_t count, struct own *own) {
+  return create_plan(comm, count, ONEBIT_PROFILE_DEEPSPEED, own);
+}
+
+static onebit_status_t call_plan(const struct own *own) {
+  return onebit_allreduce_stream(own->memory[0], own->memory[1], own->plan, NULL);
+}
+
+static void destroy_plan(const struct own *own) {
+  CHECK_STATUS(onebit_plan_synchronize(own->plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_destroy(own->plan), ONEBIT_OK);
+  give_back(own);
+}
+
+static onebit_tensor_t tensor_of(const struct own *own, size_t count) {
+  return (onebit_tensor_t){.parameter = own->memory[0], .gradient = own->memory[1], .count = count};
+}
+
+static bool create_adam(onebit_comm_t comm, size_t count, struct own *own) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common.device = ONEBIT_DEVICE_CUDA;
+  options.freeze_step = 1000;
+  if (!take(own, count))
+    return false;
+  const onebit_tensor_t tensor = tensor_of(own, count);
+  return CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &own->optimizer), ONEBIT_OK);
+}
+
+static bool create_efficient(onebit_comm_t comm, size_t count, struct own *own) {
+  onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  options.common.device = ONEBIT_DEVICE_CUDA;
+  if (!take(own, count))
+    return false;
+  const onebit_tensor_t tensor = tensor_of(own, count);
+  return CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &own->optimizer),
+                      ONEBIT_OK);
+}
+
+static onebit_status_t call_step(const struct own *own) {
+  return onebit_optimizer_step_stream(own->optimizer, 1e-3f, NULL);
+}
+
+static void destroy_optimizer(const struct own *own) {
+  CHECK_STATUS(onebit_optimizer_synchronize(own->optimizer), ONEBIT_OK);
+  onebit_optimizer_destroy(own->optimizer);
+  give_back(own);
+}
+
+#define PLAN(create)      create, call_plan, destroy_plan
+#define OPTIMIZER(create) create, call_step, destroy_optimizer
+
+static const struct row rows[] = {
+    {"allreduce", PLAN(create_default), 4, 7, 9, {1, 4, 8}},
+    {"allreduce, deepspeed", PLAN(create_deepspeed), 6, 7, 11, {1, 1, 1}},
+    {"step of Efficient-Adam", OPTIMIZER(create_efficient), 6, 7, 11, {1, 4, 8}},
+    {"warm-up step of 1-bit Adam", OPTIMIZER(create_adam), 5, 7, 10, {1, 16, 16}},
+};
+#define ROWS (sizeof rows / sizeof rows[0])
+
+static pthread_barrier_t barrier;
+
+/* All ranks' calls, until the last of their work has been run. */
+static struct emulation_counters count_call(const struct row *row, const struct own *own) {
+  if (pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
+    emulation_reset_counts();
+  pthread_barrier_wait(&barrier);
+  CHECK_STATUS(row->call(own), ONEBIT_OK);
+  pthread_barrier_wait(&barrier);
+  const long waits = emulation_counts().synchronisations;
+  pthread_barrier_wait(&barrier);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  pthread_barrier_wait(&barrier);
+  struct emulation_counters counts = emulation_counts();
+  counts.synchronisations = waits;
+  pthread_barrier_wait(&barrier);
+  return counts;
+}
+
+static void compare(const struct row *row, size_t k, long ranks,
+                    const struct emulation_counters *counts) {
+  const long chunks = ranks > 1 ? (long)row->chunks[k] : 1;
+  const long kernels = ranks > 1 ? row->kernels + chunks * row->more_kernels : row->alone;
+  const long groups = ranks > 1 ? 2 * chunks : 0;
+  CHECK(counts->kernels == ranks * kernels, "%ld kernels, not %ld", counts->kernels / ranks,
+        kernels);
+  CHECK(counts->groups == ranks * groups, "%ld groups, not %ld", counts->groups / ranks, groups);
+  CHECK(counts->copies == ranks && counts->memsets == 0, "%ld copies, %ld memsets", counts->copies,
+        counts->memsets);
+  CHECK(counts->synchronisations == 0, "the host waited %ld times", counts->synchronisations);
+  CHECK(counts->allocations == 0, "%ld allocations", counts->allocations);
+}
+
+static void count_row(const struct gpu_rank *self, const struct row *row, size_t k) {
+  struct own own = {0};
+  struct emulation_counters counts = {0};
+  check_case("rank %d of %d, %s of %zu Mi", self->rank, self->size, row->name, sizes[k] / MI);
+  if (!row->create(self->comm, sizes[k], &own))
+    return;
+  for (int call = 0; call < CALLS; call++) /* the first may be another than those after it */
+    counts = count_call(row, &own);
+  if (self->rank == 0) {
+    compare(row, k, self->size, &counts);
+    printf("| %s | %d | %zu Mi | %ld | %ld | %ld | %ld | %ld |\n", row->name, self->size,
+           sizes[k] / MI, counts.kernels / self->size, counts.groups / self->size,
+           counts.copies / self->size, counts.events / self->size,
+           counts.synchronisations / self->size);
+  }
+  row->destroy(&own);
+}
+
+static void count_rows(const struct gpu_rank *self, void *context) {
+  (void)context;
+  for (size_t i = 0; i < ROWS; i++)
+    for (size_t k = 0; k < SIZES; k++)
+      count_row(self, &rows[i], k);
+}
+
+static void count_sizes(void) {
+  static const int ranks[] = {1, 2, 8, 64};
+  emulation_only_count(1);
+  printf("| call | ranks | elements | kernels | NCCL groups | copies | events | host waits |\n"
+         "|---|---|---|---|---|---|---|---|\n");
+  for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+    if (ranks[i] > 8 && gpu_stride() > 1)
+      break;
+    pthread_barrier_init(&barrier, NULL, (unsigned)ranks[i]);
+    (ranks[i] == 1 ? ranks_self : ranks_nccl)(ranks[i], count_rows, NULL);
+    pthread_barrier_destroy(&barrier);
+  }
+  emulation_only_count(0);
+}
+
+#else
+
+static void count_sizes(void) { SKIP("only an emulated device with NCCL counts"); }
+
+#endif
+
+static const struct gpu_test tests[] = {{"1 to 64 ranks", count_sizes, false}};
+GPU_SUITE("counts of sizes", tests)
