@@ -48,7 +48,15 @@ struct options {
   bool list, device;
 };
 
-static struct tally { size_t passed, failed, skipped; } tally;
+static struct tally { size_t passed, failed, skipped, left; } tally;
+
+/* No test begins later than ONEBIT_TEST_SECONDS after the first; what is left is told. */
+static bool is_too_late(void) {
+  static double start;
+  const char *text = getenv("ONEBIT_TEST_SECONDS");
+  start = start > 0 ? start : ob_seconds();
+  return text && ob_seconds() - start > strtod(text, NULL);
+}
 
 static bool is_wanted(const char *name, const struct options *options) {
   if (options->test)
@@ -91,6 +99,8 @@ static void walk(const struct options *options) {
         continue;
       if (options->list)
         puts(name);
+      else if (!options->test && is_too_late())
+        tally.left++, printf("not run  %s\n", name);
       else
         run_test(&suite->tests[i], name, options->program);
     }
@@ -139,12 +149,14 @@ static int describe_device(void) {
 }
 
 static int sum_up(void) {
-  size_t walked = tally.passed + tally.failed + tally.skipped;
+  size_t walked = tally.passed + tally.failed + tally.skipped + tally.left;
   if (!walked)
     puts("no test has such a name");
   printf("\n%zu passed, %zu failed", tally.passed, tally.failed);
   if (tally.skipped)
     printf(", %zu skipped", tally.skipped);
+  if (tally.left)
+    printf(", %zu not run", tally.left);
   puts("");
   return tally.failed || !walked;
 }

@@ -1,0 +1,118 @@
+# shellcheck shell=bash disable=SC2034,SC2154,SC2086,SC2046 # of tests/gpu/run; lists are split
+# Tables of tests/gpu/run, which includes this: text, JSON and Markdown in $output.
+
+say() { printf '%s\n' "$*" | tee -a "$output/summary.txt"; }
+
+count() { # PASSED FAILED SKIPPED
+  passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+}
+
+leave_out() { # WHAT WHY
+  say "not run: $1: $2"
+  printf '%s: %s\n' "$1" "$2" >>"$output/left-out.txt"
+}
+
+# "name: value" lines as one JSON object.
+facts_as_json() {
+  sed 's/\\/&&/g; s/"/\\"/g' | awk -F ': ' '
+    { printf "%s\"%s\":\"%s\"", NR == 1 ? "{" : ",", $1, substr($0, length($1) + 3) }
+    END { print "}" }'
+}
+
+# The lines of gpu_tests as JSON, one object a test.
+tests_as_json() {
+  sed -nE 's/^(passed|FAILED|skipped) +([^ ].*[^ ]) +([0-9.]+) s( .*)?$/\1 \3 \2/p' |
+    sed -E 's/^([^ ]+) ([^ ]+) (.*)$/{"test":"\3","outcome":"\1","seconds":\2}/'
+}
+
+# The number before these words in the last summary of gpu_tests; nothing where there is none.
+figure() { # FILE WORDS
+  sed -nE '/^[0-9]+ passed, [0-9]+ failed/s/^(.*, )?([0-9]+) '"$2"'.*/\2/p' "$1" | tail -n 1
+}
+
+# Flat JSON objects, one a line, as columns as wide as what is in them.
+json_as_table() {
+  awk '
+    { line = $0; gsub(/^[{]|[}]$/, "", line); n[NR] = split(line, fields, /,"/)
+      for (i = 1; i <= n[NR]; i++) {
+        at = index(fields[i], ":"); name = substr(fields[i], 1, at - 1); gsub(/"/, "", name)
+        value = substr(fields[i], at + 1); gsub(/"/, "", value)
+        names[NR, i] = name; values[NR, i] = value
+        if (length(name) > width[i]) width[i] = length(name)
+        if (length(value) > width[i]) width[i] = length(value) } }
+    END {
+      for (r = 1; r <= NR; r++) {
+        head = row = ""
+        for (i = 1; i <= n[r]; i++) {
+          head = head sprintf("%*s ", width[i], names[r, i])
+          row = row sprintf("%*s ", width[i], values[r, i]) }
+        if (head != before) print head
+        before = head; print row } }'
+}
+
+# JSON objects, one a line, as the elements of an array.
+joined() { paste -sd, "$@" 2>/dev/null; }
+
+# Verdicts, one a line, by a pattern with \1 target, \2 measured, \3 wanted and \4 verdict.
+verdicts_as() { # PATTERN FILE
+  sed -nE 's/^\{"target":"(.*)","measured":"(.*)","wanted":"(.*)","verdict":"(.*)"\}$/'"$1"'/p' "$2"
+}
+
+# Verdicts of the lines of a file, which a card's count as tests.
+judge() { # FILE [TARGET]
+  local line
+  awk -v emulated="$emulated" -v target="${2:-}" -f tests/gpu/verdicts.awk "$1" \
+    >"$output/verdicts.new"
+  cat "$output/verdicts.new" >>"$output/verdicts.json"
+  while IFS= read -r line; do
+    say "$line"
+  done < <(verdicts_as '\1: \2 (\3 wanted): \4' "$output/verdicts.new")
+  count "$(grep -c '"verdict":"ok"' "$output/verdicts.new")" \
+    "$(grep -c '"verdict":"missed"' "$output/verdicts.new")" 0
+  rm "$output/verdicts.new"
+}
+
+describe_machine() {
+  {
+    cat "$output/machine.txt"
+    sed -n 's/^NVRM version: *\(.*\)/driver: \1/p' /proc/driver/nvidia/version 2>/dev/null
+    [ "$emulated" = 1 ] || echo "NCCL: $nccl"
+    [ "$emulated" = 1 ] || "$NVCC" --version | sed -n 's/.*release.*, V/nvcc: /p'
+    echo "processor: $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)"
+    echo "system: $(uname -sr)"
+    echo "revision: $(git describe --always --dirty 2>/dev/null || echo unknown)"
+    echo "date: $(date -u +%FT%TZ)"
+    echo "command: $command_line"
+  } >"$output/machine.new"
+  mv "$output/machine.new" "$output/machine.txt"
+  facts_as_json <"$output/machine.txt" >"$output/machine.json"
+  cat "$output/machine.txt"
+}
+
+write_summary() {
+  touch "$output/verdicts.json" "$output/left-out.txt"
+  printf '{"machine":%s,"verdicts":[%s],"not_run":[%s],"passed":%d,"failed":%d,"skipped":%d}\n' \
+    "$(cat "$output/machine.json")" "$(joined "$output/verdicts.json")" \
+    "$(sed 's/\\/&&/g; s/"/\\"/g; s/.*/"&"/' "$output/left-out.txt" | joined)" \
+    $passed $failed $skipped >"$output/summary.json"
+}
+
+# As a page for docs/measured.
+write_page() {
+  local table
+  {
+    printf '# Measured %s: %s, by tests/gpu/run\n' "$(date -u +%F)" \
+      "$(sed -n 's/^card: //p' "$output/machine.txt")"
+    echo
+    sed 's/^/- /' "$output/machine.txt"
+    printf '\n## Verdicts\n\n| target | measured | wanted | verdict |\n|---|---|---|---|\n'
+    verdicts_as '| \1 | \2 | \3 | \4 |' "$output/verdicts.json"
+    printf '\n## Summary\n\n'
+    sed 's/^/    /' "$output/summary.txt"
+    for table in "$output"/bench-*.txt; do
+      [ -e "$table" ] || continue
+      printf '\n## %s\n\n' "$(head -n 1 "$table")"
+      sed '1d; s/^/    /' "$table"
+    done
+  } >"$output/gpu.md"
+}
