@@ -45,8 +45,12 @@ static void release_cuda(void *memory) {
     cudaFree(memory);
 }
 
+/* Behind what the program has put on the default stream, and complete at return: a copy from
+ * pageable memory may still be on its way when cudaMemcpy returns, one between devices is, and the
+ * streams that the library makes are not ordered behind the default stream. */
 static onebit_status_t copy(void *to, const void *from, size_t bytes) {
   OB_TRY_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+  OB_TRY_CUDA(cudaStreamSynchronize(NULL));
   return ONEBIT_OK;
 }
 

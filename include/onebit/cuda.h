@@ -6,7 +6,8 @@
  * when it is made: compute capability 8.0 or newer. Its buffers are memory of that device
  * (cudaMalloc), and results have the same bits as on a processor, so ranks with a GPU and ranks
  * without can share a job over MPI. The calls without a stream (onebit/collectives.h) work on such
- * plans too: what they read must be complete, and they return when the result is.
+ * plans too: what they read must be complete (a cudaMemcpy from memory of the host that is not
+ * pinned may return before it is: cudaStreamSynchronize), and they return when the result is.
  *
  * The calls here are ordered with the work of a stream: they begin when what was put on it before
  * is complete, and what is put on it next finds the result.

@@ -43,6 +43,11 @@ void *gpu_allocate(size_t count, size_t size) {
   return memory;
 }
 
+bool gpu_copy(void *to, const void *from, size_t bytes) {
+  return CHECK_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault)) &&
+         CHECK_CUDA(cudaStreamSynchronize(NULL));
+}
+
 struct options {
   const char *program, *filter, *rank, *size, *group, *test;
   bool list, device;

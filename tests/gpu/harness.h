@@ -45,6 +45,9 @@ size_t gpu_stride(void);
 /* calloc that ends the program when there is no memory. */
 void *gpu_allocate(size_t count, size_t size);
 
+/* Between host and device, either way: complete at return, for every stream. */
+bool gpu_copy(void *to, const void *from, size_t bytes);
+
 /* ---- Checks (harness_checks.c); from any thread ---- */
 
 /* Notes a failure, with words like printf's, when the condition does not hold; gives the condition.

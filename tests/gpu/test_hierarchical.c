@@ -118,7 +118,7 @@ static void make_input(struct part *part, int call) {
   if (count && call == SPOILT && part->rank == part->size - 1)
     ob_store(part->sent, count - 1, dtype, NAN);
   if (part->device)
-    CHECK_CUDA(cudaMemcpy(part->in, part->sent, part->bytes, cudaMemcpyHostToDevice));
+    gpu_copy(part->in, part->sent, part->bytes);
   else
     memcpy(part->in, part->sent, part->bytes);
 }

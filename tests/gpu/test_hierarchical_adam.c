@@ -66,9 +66,7 @@ static float *take(bool device) {
   return memory;
 }
 
-static void copy(float *to, const float *from) {
-  CHECK_CUDA(cudaMemcpy(to, from, ELEMENTS * sizeof(float), cudaMemcpyDefault));
-}
+static void copy(float *to, const float *from) { gpu_copy(to, from, ELEMENTS * sizeof(float)); }
 
 /* Over NCCL the optimizer finds by itself what it should do on several hosts; on one, or with one
  * rank on each, that would be the exchange. */

@@ -64,9 +64,7 @@ void *twin_in_back(const struct twin *twin, const void *host) {
   return host ? twin->back + ((const unsigned char *)host - twin->host) : NULL;
 }
 
-bool twin_send(struct twin *twin) {
-  return CHECK_CUDA(cudaMemcpy(twin->device, twin->host, twin->used, cudaMemcpyHostToDevice));
-}
+bool twin_send(struct twin *twin) { return gpu_copy(twin->device, twin->host, twin->used); }
 
 bool twin_fetch(struct twin *twin) {
   return CHECK_CUDA(cudaDeviceSynchronize()) &&
