@@ -3,7 +3,8 @@
  * a batch. Messages of the host travel too, through memory of the device, but only while something
  * is made: that is how the ranks agree.
  *
- * NCCL calls of one communicator must not be made by two threads at once: a lock keeps them apart.
+ * NCCL calls of one communicator must not be made by two threads at once, and none when it is
+ * aborted, which frees it: a lock keeps them apart, and whoever has it looks at `aborted` first.
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
@@ -33,13 +34,14 @@ struct nccl_state {
 };
 
 /* Messages of the host: sent from `memory`, and received behind that; `there` has the endpoints of
- * that. */
+ * that. Copies are between it and `pinned`: in one from or to other memory the driver may wait for
+ * messages that have not come, where nobody can look whether they ever will. */
 struct nccl_batch {
   struct ob_batch batch;
-  unsigned char *memory;
+  unsigned char *memory, *pinned;
   size_t capacity;
   struct ob_endpoint *there;
-  bool is_there; /* what was received is still to be brought to the host */
+  bool is_there; /* what was received is still to be given to the caller */
 };
 
 static struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
@@ -72,6 +74,7 @@ static bool batch_destroy(struct ob_batch *batch) {
   struct nccl_batch *own = (struct nccl_batch *)batch;
   if (own) {
     ob_memory_cuda.release(own->memory);
+    ob_memory_pinned.release(own->pinned);
     ob_release(own->there);
   }
   ob_batch_release(batch);
@@ -129,11 +132,15 @@ static onebit_status_t check_health(struct nccl_state *state) {
   return ONEBIT_OK;
 }
 
+/* When NCCL has failed, its kernels go on waiting, and with them streams and who gives memory back,
+ * until the communicator is aborted. */
 static onebit_status_t health(onebit_comm_t comm) {
   struct nccl_state *state = state_of(comm);
   pthread_mutex_lock(&state->lock);
   onebit_status_t status = check_health(state);
   pthread_mutex_unlock(&state->lock);
+  if (status != ONEBIT_OK)
+    ob_comm_give_up(comm, onebit_last_error());
   return status;
 }
 
@@ -156,23 +163,20 @@ static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
   if (bytes <= own->capacity)
     return ONEBIT_OK;
   ob_memory_cuda.release(own->memory);
+  ob_memory_pinned.release(own->pinned);
   own->memory = ob_memory_cuda.allocate(1, bytes);
-  own->capacity = own->memory ? bytes : 0;
-  return own->memory ? ONEBIT_OK
-                     : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message on the device");
+  own->pinned = ob_memory_pinned.allocate(1, bytes);
+  own->capacity = own->memory && own->pinned ? bytes : 0;
+  return own->capacity ? ONEBIT_OK
+                       : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message on the device");
 }
 
-/* Copies between endpoints and the batch's memory, from *at on. */
-static onebit_status_t stage(struct nccl_batch *own, const struct ob_endpoint *endpoints,
-                             size_t count, unsigned char **at, bool down) {
-  cudaStream_t stream = state_of(own->batch.comm)->stream;
+/* Between endpoints and the batch's pinned memory, from *at on. */
+static void stage(const struct ob_endpoint *endpoints, size_t count, unsigned char **at, bool out) {
   for (size_t i = 0; i < count; i++) {
-    void *host = endpoints[i].data;
-    OB_TRY_CUDA(cudaMemcpyAsync(down ? (void *)*at : host, down ? host : (void *)*at,
-                                endpoints[i].bytes, cudaMemcpyDefault, stream));
+    memcpy(out ? *at : endpoints[i].data, out ? endpoints[i].data : *at, endpoints[i].bytes);
     *at += endpoints[i].bytes;
   }
-  return ONEBIT_OK;
 }
 
 /* The endpoints of what lies on the device instead. */
@@ -187,10 +191,11 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
   struct nccl_state *state = state_of(batch->comm);
   size_t sent = bytes_of(batch->send, batch->sends);
-  unsigned char *at;
-  OB_TRY(allocate_groups(own, sent + bytes_of(batch->receive, batch->receives)));
-  at = own->memory;
-  OB_TRY(stage(own, batch->send, batch->sends, &at, true));
+  size_t received = bytes_of(batch->receive, batch->receives);
+  OB_TRY(allocate_groups(own, sent + received));
+  unsigned char *at = own->pinned;
+  stage(batch->send, batch->sends, &at, true);
+  OB_TRY_CUDA(cudaMemcpyAsync(own->memory, own->pinned, sent, cudaMemcpyDefault, state->stream));
   struct ob_batch there = *batch;
   there.send = own->there;
   there.receive = own->there + batch->capacity;
@@ -200,20 +205,18 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   location(there.send, there.sends, &at);
   location(there.receive, there.receives, &at);
   own->is_there = true;
-  return put(&there, state->stream);
+  OB_TRY(put(&there, state->stream));
+  OB_TRY_CUDA(cudaMemcpyAsync(own->pinned + sent, own->memory + sent, received, cudaMemcpyDefault,
+                              state->stream));
+  return ONEBIT_OK;
 }
 
-/* Behind messages that have not come, a copy to memory that is not pinned would wait for them in
- * the driver, where nobody can look whether they ever will: so it begins when they are here. */
-static onebit_status_t bring(struct nccl_batch *own) {
+static void bring(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
-  unsigned char *at = own->memory + bytes_of(batch->send, batch->sends);
-  if (!own->is_there)
-    return ONEBIT_OK;
+  unsigned char *at = own->pinned + bytes_of(batch->send, batch->sends);
+  if (own->is_there)
+    stage(batch->receive, batch->receives, &at, false);
   own->is_there = false;
-  OB_TRY(stage(own, batch->receive, batch->receives, &at, false));
-  OB_TRY_CUDA(cudaStreamSynchronize(state_of(batch->comm)->stream));
-  return ONEBIT_OK;
 }
 
 static onebit_status_t begin(struct ob_batch *batch, int tag) {
@@ -240,7 +243,7 @@ static onebit_status_t test(struct ob_batch *batch, double seconds) {
   else if (status == ONEBIT_OK && error != cudaSuccess)
     status = ob_cuda_error(error, "waiting for NCCL");
   else if (status == ONEBIT_OK)
-    status = bring((struct nccl_batch *)batch);
+    bring((struct nccl_batch *)batch);
   ob_cuda_leave(before);
   return status;
 }
@@ -258,12 +261,25 @@ static onebit_status_t check_current(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-/* Without the lock: a thread may have it that waits in NCCL for the rank that is gone. */
+/* Seconds that an abort waits for a thread which is in a call of NCCL. Calls that look take
+ * microseconds; one that is there longer waits for the rank that is gone, and NCCL lets it go when
+ * another thread aborts. */
+#define ABORT_SECONDS 1.0
+
 static void abort_for_all(onebit_comm_t comm, const char *text) {
   struct nccl_state *state = state_of(comm);
+  struct ob_watch watch = {0};
+  int busy;
   (void)text; /* the others hear of it from NCCL */
-  if (!atomic_exchange(&state->aborted, true))
-    ncclCommAbort(state->comm);
+  if (atomic_exchange(&state->aborted, true))
+    return;
+  while ((busy = pthread_mutex_trylock(&state->lock)) != 0 && watch.waited < ABORT_SECONDS) {
+    ob_watch_count(&watch);
+    sched_yield();
+  }
+  ncclCommAbort(state->comm);
+  if (!busy)
+    pthread_mutex_unlock(&state->lock);
 }
 
 static bool threads(void) { return true; }

@@ -23,8 +23,9 @@ extern "C" {
  * next call or of the call that waits.
  * Errors: ONEBIT_ERROR_ARGUMENT (a NULL handle, another device than nccl_comm's is current),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_DEVICE, ONEBIT_ERROR_TRANSPORT (NCCL's own error). After
- * onebit_comm_abort (onebit/communicator.h), or a wait of ONEBIT_TIMEOUT, nccl_comm is aborted, and
- * gone. */
+ * an ONEBIT_ERROR_TRANSPORT of anything that was made on the communicator (NCCL's error, a wait of
+ * ONEBIT_TIMEOUT), or onebit_comm_abort (onebit/communicator.h), nccl_comm is aborted, and gone:
+ * NCCL's kernels wait for ever otherwise, and what waits for the device with them. */
 onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *comm);
 
 #ifdef __cplusplus

@@ -4,9 +4,12 @@
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "collectives/communicator.h"
+#include "collectives/watch.h"
 #include "tests/gpu/plans.h"
 
 #ifdef ONEBIT_HAVE_NCCL
@@ -129,6 +132,7 @@ static void break_link(const struct gpu_rank *self, void *context) {
     CHECK_STATUS(part_call(&part), ONEBIT_ERROR_TRANSPORT);
     CHECK(strstr(onebit_last_error(), "NCCL"), "%s", onebit_last_error());
   }
+  ranks_nccl_gone();
   check_broken(&part);
   part_destroy(&part);
 }
@@ -175,6 +179,82 @@ static void give_up(const struct gpu_rank *self, void *context) {
 
 static void aborted(void) { three_ranks(give_up, NULL); }
 
+/* Rank 1 never comes: messages of the host that begin behind others of theirs do not wait in the
+ * driver, and the time is up for them. */
+static void send_alone(const struct gpu_rank *self, void *context) {
+  const struct ob_transport *transport = self->comm->transport;
+  struct ob_batch *batches[2] = {NULL, NULL};
+  unsigned char bytes[2] = {0, 0};
+  (void)context;
+  if (self->rank == 1)
+    usleep(1500 * 1000);
+  for (int k = 0; k < 2 && self->rank == 0; k++) {
+    CHECK_STATUS(transport->batch_create(self->comm, 1, &batches[k]), ONEBIT_OK);
+    batches[k]->sends = batches[k]->receives = 1;
+    batches[k]->send[0] = (struct ob_endpoint){&bytes[0], 1, 1};
+    batches[k]->receive[0] = (struct ob_endpoint){&bytes[1], 1, 1};
+    CHECK_STATUS(transport->begin(batches[k], 1), ONEBIT_OK);
+  }
+  if (self->rank == 0)
+    CHECK_STATUS(ob_watch_batch(batches[1], "two messages"), ONEBIT_ERROR_TRANSPORT);
+  ranks_nccl_gone();
+  onebit_comm_abort(self->comm);
+  for (int k = 0; k < 2; k++)
+    transport->batch_destroy(batches[k]);
+}
+
+static void alone(void) {
+  setenv("ONEBIT_TIMEOUT", "0.5", 1);
+  ranks_nccl(2, send_alone, NULL);
+  unsetenv("ONEBIT_TIMEOUT");
+}
+
+/* Rank 1 never calls, the others give up by themselves: what is theirs can be given back, though
+ * calls are still on streams. */
+static void leave_calls(const struct gpu_rank *self, void *context) {
+  (void)context;
+  struct part parts[2];
+  if (!create(&parts[0], self) || !create(&parts[1], self))
+    return;
+  meet();
+  for (int k = 0; k < 2 && self->rank != 1; k++)
+    CHECK_STATUS(part_put(&parts[k], NULL), ONEBIT_OK);
+  ranks_nccl_gone();
+  if (self->rank == 1)
+    usleep(1500 * 1000);
+  for (int k = 0; k < 2; k++)
+    part_destroy(&parts[k]);
+}
+
+static void left_behind(void) {
+  setenv("ONEBIT_TIMEOUT", "0.5", 1);
+  three_ranks(leave_calls, NULL);
+  unsetenv("ONEBIT_TIMEOUT");
+}
+
+/* One thread asks whether NCCL is well, without end, while another aborts, which frees what it
+ * asks. */
+static void *ask(void *context) {
+  while (ob_comm_health(context) == ONEBIT_OK)
+    continue;
+  return NULL;
+}
+
+static void abort_beside(const struct gpu_rank *self, void *context) {
+  (void)context;
+  pthread_t thread;
+  pthread_create(&thread, NULL, ask, self->comm);
+  usleep(20 * 1000);
+  CHECK_STATUS(onebit_comm_abort(self->comm), ONEBIT_OK);
+  ranks_nccl_gone();
+  pthread_join(thread, NULL);
+}
+
+static void asked_meanwhile(void) {
+  for (int k = 0; k < 10; k++)
+    ranks_nccl(2, abort_beside, NULL);
+}
+
 static const struct gpu_test tests[] = {
     {"no plans on the host", host_plan, false},
     {"another device is current", another_device, false},
@@ -183,6 +263,9 @@ static const struct gpu_test tests[] = {
     {"a link breaks", broken_link, false},
 #endif
     {"given up while others wait", aborted, false},
+    {"messages of the host without a rank", alone, false},
+    {"calls that are left behind", left_behind, false},
+    {"asked while another thread aborts", asked_meanwhile, false},
 };
 GPU_SUITE("nccl", tests)
 
