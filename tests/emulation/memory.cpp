@@ -12,6 +12,8 @@
 
 #include <deque>
 #include <map>
+#include <memory>
+#include <vector>
 
 #include "capture.h"
 #include "device.h"
@@ -155,7 +157,8 @@ cudaError_t allocate(void **pointer, size_t size, bool pinned) {
   return cudaSuccess;
 }
 
-/* With the lock. Both kinds wait for the device: nothing may still be using the memory. */
+/* With the lock. Both kinds wait for all of the device's work, a kernel of NCCL whose peers are
+ * gone included: nothing may still be using the memory. */
 cudaError_t release(lock &held, void *pointer, bool pinned) {
   if (!pointer)
     return cudaSuccess;
@@ -166,7 +169,9 @@ cudaError_t release(lock &held, void *pointer, bool pinned) {
     return refused;
   allocation block = place->second;
   count(counted::synchronisations);
-  synchronise_device(held, block.device);
+  synchronise_device(held, block.device,
+                     pinned ? "the device, whose work cudaFreeHost waits for"
+                            : "the device, whose work cudaFree waits for");
   device_access open;
   check(block);
   if (!pinned && block.filled)
@@ -243,8 +248,39 @@ struct rows {
 
 size_t span(size_t pitch, const rows &copy) { return pitch * (copy.height - 1) + copy.width; }
 
-/* Copies from or to pageable memory make the host wait, as the real ones may. `wait`: copies
- * between devices do not even then. */
+void copy_now(const rows &copy) {
+  for (size_t row = 0; row < copy.height; row++)
+    memmove(copy.to + row * copy.to_pitch, copy.from + row * copy.from_pitch, copy.width);
+}
+
+/* Reads from a copy of what the source holds now. */
+work staged_copy(const rows &copy) {
+  auto bytes = std::make_shared<std::vector<char>>(copy.width * copy.height);
+  rows first = copy, second = copy;
+  first.to = bytes->data();
+  second.from = bytes->data();
+  first.to_pitch = second.from_pitch = copy.width;
+  copy_now(first);
+  return plain([second, bytes] {
+    count(counted::copies);
+    copy_now(second);
+  });
+}
+
+/* From pageable memory to a device. What CUDA permits: the host waits until the stream has come so
+ * far, the bytes are staged, and the call returns: the copy itself is the stream's to make. */
+cudaError_t stage(lock &held, const rows &copy, const stream_ptr &stream) {
+  operation_ptr reached;
+  cudaError_t error = submit(held, stream, plain([] {}), &reached);
+  if (error)
+    return error;
+  count(counted::synchronisations);
+  complete(held, reached, "a stream, behind whose work a copy from pageable memory begins");
+  return submit(held, stream, staged_copy(copy));
+}
+
+/* Copies to pageable memory make the host wait, as the real ones do. `wait`: copies between devices
+ * do not even then. */
 cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle, bool wait) {
   if (copy.width > copy.to_pitch || copy.width > copy.from_pitch)
     return cudaErrorInvalidPitchValue;
@@ -263,21 +299,21 @@ cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle
   if (wait)
     if (cudaError_t refused = refuse_in_capture())
       return refused;
+  bool captured = stream->capturing != nullptr;
+  if (from == place::pageable && to == place::device && !captured)
+    return stage(held, copy, stream);
   bool host_waits = to == place::pageable || from == place::pageable ||
                     (wait && !(to == place::device && from == place::device));
-  bool captured = stream->capturing != nullptr;
   operation_ptr done;
   cudaError_t error = submit(held, stream, plain([copy] {
                                count(counted::copies);
-                               for (size_t row = 0; row < copy.height; row++)
-                                 memmove(copy.to + row * copy.to_pitch,
-                                         copy.from + row * copy.from_pitch, copy.width);
+                               copy_now(copy);
                              }),
                              &done);
   if (error || captured || !host_waits)
     return error;
   count(counted::synchronisations);
-  complete(held, done);
+  complete(held, done, "a stream, behind whose work a copy to the host ends");
   return cudaSuccess;
 }
 

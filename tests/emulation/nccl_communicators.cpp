@@ -8,16 +8,24 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "cuda_runtime.h"
 #include "device.h"
+#include "emulation_device.h"
 
 namespace emulation {
 
 namespace {
 
 std::vector<comm_ptr> &comms() {
+  static std::vector<comm_ptr> all;
+  return all;
+}
+
+/* Destroyed or aborted: kept, so that none has the address of one that is gone. */
+std::vector<comm_ptr> &gone() {
   static std::vector<comm_ptr> all;
   return all;
 }
@@ -209,9 +217,10 @@ ncclResult_t split(ncclComm_t handle, choice mine, ncclComm_t *made, const ncclC
 /* What is queued, and what has begun: the last that was enqueued comes after the others. What a
  * launched graph has begun is for the graph's stream to wait for. */
 void drain(lock &held, const comm_ptr &comm) {
+  const char *whom = "kernels of NCCL, in ncclCommFinalize or ncclCommDestroy";
   while (!comm->queued.empty())
-    complete(held, operation_ptr(comm->queued.front()));
-  complete(held, operation_ptr(comm->last));
+    complete(held, operation_ptr(comm->queued.front()), whom);
+  complete(held, operation_ptr(comm->last), whom);
 }
 
 ncclResult_t finalize(ncclComm_t handle) {
@@ -231,11 +240,15 @@ ncclResult_t forget(ncclComm_t handle, bool abort) {
   comm_ptr comm = find_comm(handle);
   if (!comm)
     return refuse(ncclInvalidArgument, "no such communicator");
+  if (comm->polled)
+    fatal("use after free: a communicator is given back while another thread is in "
+          "ncclCommGetAsyncError");
   if (abort)
-    fail(*comm->ranks, nullptr, ncclRemoteError);
+    abort_rank(*comm);
   else
     drain(held, comm);
   comms().erase(std::find(comms().begin(), comms().end(), comm));
+  gone().push_back(comm);
   return ncclSuccess;
 }
 
@@ -267,6 +280,9 @@ comm_ptr find_comm(ncclComm_t handle) {
   for (const comm_ptr &comm : comms())
     if (comm.get() == handle)
       return comm;
+  for (const comm_ptr &comm : gone())
+    if (comm.get() == handle)
+      fatal("use after free: a call on a communicator that was destroyed or aborted");
   return nullptr;
 }
 
@@ -319,10 +335,17 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) { return forget(comm, false); }
 ncclResult_t ncclCommAbort(ncclComm_t comm) { return forget(comm, true); }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
-  int answer = ncclSuccess;
-  ncclResult_t code = tell(comm, &answer, [](const ncclComm &of) -> int { return of.error; });
-  *asyncError = static_cast<ncclResult_t>(answer);
-  return code;
+  lock held(guard());
+  comm_ptr of = find_comm(comm);
+  if (!of)
+    return refuse(ncclInvalidArgument, "no such communicator");
+  of->polled++;
+  held.unlock();
+  std::this_thread::yield(); /* what another thread does to the communicator meanwhile, shows */
+  held.lock();
+  of->polled--;
+  *asyncError = of->error;
+  return ncclSuccess;
 }
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
   return tell(comm, count,

@@ -116,13 +116,13 @@ bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operati
   count(counted::groups);
   clique &ranks = *comm.ranks;
   comm.queued.erase(std::find(comm.queued.begin(), comm.queued.end(), self));
+  if (comm.aborted)
+    return true;
   if (comm.breaks)
     fail(ranks, nullptr, ncclRemoteError);
-  if (ranks.failed)
-    return true;
   /* One more than there are: the operation is not over before all are posted. */
   auto by = std::make_shared<begun>(
-      begun{self, transfers.size() + 1, std::vector<int>(ranks.ranks.size())});
+      begun{self, &comm, transfers.size() + 1, std::vector<int>(ranks.ranks.size())});
   ranks.waiting.push_back(by);
   for (size_t i = 0; i < transfers.size() && !ranks.failed; i++)
     post(comm, transfers[i], by);
@@ -160,13 +160,22 @@ void fail(clique &ranks, ncclComm *culprit, ncclResult_t code) {
   for (const std::weak_ptr<ncclComm> &rank : ranks.ranks)
     if (comm_ptr comm = rank.lock(); comm && !comm->error)
       comm->error = !culprit || comm.get() == culprit ? code : ncclRemoteError;
-  for (const std::shared_ptr<begun> &by : std::exchange(ranks.waiting, {}))
-    finish(by->self);
   ranks.sends.clear();
   ranks.receives.clear();
   ranks.collectives.clear();
   ranks.divisions.clear();
   wake_others(); /* who waits for ranks, not for an operation */
+}
+
+void abort_rank(ncclComm &comm) {
+  clique &ranks = *comm.ranks;
+  comm.aborted = true;
+  fail(ranks, nullptr, ncclRemoteError);
+  for (const std::shared_ptr<begun> &by : std::exchange(ranks.waiting, {}))
+    if (by->comm == &comm)
+      finish(by->self);
+    else
+      ranks.waiting.push_back(by);
 }
 
 } // namespace emulation

@@ -30,9 +30,11 @@ struct transfer {
 /* The calls of a group on one communicator and stream: one operation. */
 work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers);
 
-/* All ranks get an error, `code` or that of another rank for the rest; whoever waits is released.
- * With the lock. */
+/* All ranks get an error, `code` or that of another rank for the rest. What has begun, and what
+ * begins, spins until its rank aborts, as NCCL's kernels do. With the lock. */
 void fail(clique &ranks, ncclComm *culprit, ncclResult_t code);
+/* This rank's kernels end, whatever they wait for, and the other ranks find it gone. */
+void abort_rank(ncclComm &comm);
 
 size_t size_of(ncclDataType_t type);
 
@@ -43,6 +45,7 @@ void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclD
 /* An operation that has begun, until all of its transfers have met. */
 struct begun {
   operation_ptr self;
+  const ncclComm *comm;
   size_t transfers;
   std::vector<int> awaited; /* transfers that wait for each rank */
 };
@@ -82,7 +85,8 @@ struct ncclComm {
   std::shared_ptr<emulation::clique> ranks;
   int rank, device;
   ncclResult_t error = ncclSuccess;
-  bool breaks = false, blocking = true, finalized = false;
+  bool breaks = false, blocking = true, finalized = false, aborted = false;
+  int polled = 0; /* threads that are in ncclCommGetAsyncError */
   long collectives = 0, splits = 0;
   std::deque<emulation::operation_ptr> queued; /* enqueued and not begun */
   emulation::operation_ptr last; /* NCCL orders a communicator's operations across streams */

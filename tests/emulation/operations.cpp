@@ -132,10 +132,10 @@ void wait_for_others(lock &held, const char *whom) {
     fatal("nothing has moved for %ld seconds while waiting for %s", seconds, whom);
 }
 
-void complete(lock &held, const operation_ptr &wanted) {
+void complete(lock &held, const operation_ptr &wanted, const char *whom) {
   while (!is_done(wanted))
     if (!advance(held, wanted))
-      wait_for_others(held, "an operation of another thread or rank");
+      wait_for_others(held, whom);
 }
 
 operation_ptr add_node(work what, std::vector<operation_ptr> after) {
@@ -160,9 +160,9 @@ operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
   return added;
 }
 
-void synchronise_device(lock &held, int device) {
+void synchronise_device(lock &held, int device, const char *whom) {
   for (const stream_ptr &stream : streams_of(device))
-    complete(held, stream->last);
+    complete(held, stream->last, whom);
 }
 
 } // namespace emulation

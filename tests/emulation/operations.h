@@ -52,6 +52,7 @@ struct CUstream_st {
   const int device;
   const bool blocking; /* orders itself with the device's default stream */
   const bool is_default;
+  bool destroyed = false; /* no handle any more: what it holds still runs */
   std::deque<emulation::operation_ptr> queue;
   emulation::operation_ptr last;
   std::shared_ptr<emulation::capture> capturing;
@@ -76,8 +77,10 @@ operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
 /* Without a stream, for graphs. */
 operation_ptr add_node(work what, std::vector<operation_ptr> after);
 
-/* Runs what it takes to have the operation done. NULL is done. */
-void complete(lock &held, const operation_ptr &wanted);
+/* Runs what it takes to have the operation done. NULL is done. `whom`: who waits for what, where
+ * nothing moves. */
+void complete(lock &held, const operation_ptr &wanted,
+              const char *whom = "an operation of another thread or rank");
 /* Runs one operation on the way there, if one can run. */
 bool advance(lock &held, const operation_ptr &wanted);
 bool is_done(const operation_ptr &wanted);
@@ -91,7 +94,8 @@ void wait_for_others(lock &held, const char *whom);
 /* The stream behind a handle, or none. */
 stream_ptr find_stream(cudaStream_t handle);
 std::vector<stream_ptr> streams_of(int device);
-void synchronise_device(lock &held, int device);
+void synchronise_device(lock &held, int device,
+                        const char *whom = "an operation of another thread or rank");
 
 /* What the environment says. */
 long setting(const char *name, long otherwise);

@@ -69,6 +69,7 @@ int main() {
   test_capture();
   test_nccl();
   test_communicators();
+  test_driver();
   test_cublas();
   printf("%d passed, %d failed\n", passed.load(), failed.load());
   return failed != 0;

@@ -42,6 +42,7 @@ void test_memory();
 void test_capture();
 void test_nccl();
 void test_communicators();
+void test_driver();
 void test_cublas();
 
 #endif

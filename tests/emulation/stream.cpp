@@ -32,16 +32,26 @@ CUevent_st *find_event(cudaEvent_t handle) {
   return known ? handle : nullptr;
 }
 
+/* Those that have no handle any more, and nothing left to do. */
+void forget_destroyed() {
+  auto is_over = [](const stream_ptr &stream) {
+    return stream->destroyed && stream->queue.empty();
+  };
+  streams().erase(std::remove_if(streams().begin(), streams().end(), is_over), streams().end());
+}
+
 cudaError_t create_stream(cudaStream_t *handle, unsigned flags) {
   if (!handle || flags > cudaStreamNonBlocking)
     return cudaErrorInvalidValue;
   lock held(guard());
+  forget_destroyed();
   bool blocking = !(flags & cudaStreamNonBlocking);
   streams().push_back(std::make_shared<CUstream_st>(current_device(), blocking));
   *handle = streams().back().get();
   return cudaSuccess;
 }
 
+/* Returns at once: what the stream holds is run when somebody waits for it, or for the device. */
 cudaError_t destroy_stream(cudaStream_t handle) {
   lock held(guard());
   stream_ptr stream = find_stream(handle);
@@ -49,8 +59,7 @@ cudaError_t destroy_stream(cudaStream_t handle) {
     return cudaErrorInvalidResourceHandle;
   if (cudaError_t refused = refuse_capturing(*stream))
     return refused;
-  complete(held, stream->last);
-  streams().erase(std::find(streams().begin(), streams().end(), stream));
+  stream->destroyed = true;
   return cudaSuccess;
 }
 
@@ -159,7 +168,7 @@ stream_ptr find_stream(cudaStream_t handle) {
   if (!handle || handle == cudaStreamLegacy)
     return streams()[static_cast<size_t>(current_device())];
   for (const stream_ptr &stream : streams())
-    if (stream.get() == handle)
+    if (stream.get() == handle && !stream->destroyed)
       return stream;
   return nullptr;
 }

@@ -13,15 +13,23 @@
  *   EMULATED_ORDER=shuffle         the order of threads and CTAs: forward, backward, or shuffled
  *   EMULATED_SEED=1                of the shuffle
  *   EMULATED_STREAMS=deferred      or eager: work runs when it is enqueued
- *   EMULATED_TIMEOUT=60            seconds until ranks that do not meet end the process
+ *   EMULATED_TIMEOUT=60            seconds until a wait in which nothing moves ends the process
  *   EMULATED_PROTECT=0             1: the host touching device memory is a segmentation fault; for
  *                                  programs of one thread
  *
  * Limits. A CUDA thread that spins on memory which another is to write never gives way: CTAs are
  * not resident together. A lane that has exited is not waited for by its warp (the hardware's
  * rule), a thread that has exited is missed at __syncthreads. Shuffles read a NaN from lanes that
- * do not take part. Copies from or to memory that is not pinned make the host wait. Plain
- * misaligned dereferences are the compiler's to find: -fsanitize=alignment.
+ * do not take part. Plain misaligned dereferences are the compiler's to find:
+ * -fsanitize=alignment.
+ *
+ * What CUDA's and NCCL's documents permit, and drivers seldom do, happens always. A copy from
+ * memory that is not pinned waits for its stream, takes the bytes, and is made when the stream
+ * comes to it, after the call; one between devices, and a memset, too. One to memory that is not
+ * pinned waits in the call. cudaFree and cudaFreeHost wait for all of the device;
+ * cudaStreamDestroy for nothing. When NCCL has failed, its kernels spin until their rank aborts;
+ * a communicator that was aborted or destroyed is freed, and a call on it, or one that another
+ * thread is in, ends the process.
  */
 #ifndef EMULATION_H
 #define EMULATION_H
