@@ -37,6 +37,11 @@ struct ob_bucket_device {
 onebit_status_t ob_cuda_step_order(struct onebit_optimizer *optimizer, cudaStream_t first,
                                    cudaStream_t next);
 
+/* Waits, no longer than ONEBIT_TIMEOUT, until the calls that the plans have put on streams are
+ * through or their communicator has failed: what waits for a stream or the device next does not
+ * wait for a rank. */
+void ob_cuda_step_await(const struct onebit_optimizer *optimizer);
+
 /* Rows of struct ob_optimizer_executor (optimizer_step.c, optimizer_calls.c). */
 onebit_status_t ob_cuda_step_follow(struct onebit_optimizer *optimizer, void *stream);
 onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,

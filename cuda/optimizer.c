@@ -166,6 +166,8 @@ static void destroy(struct ob_bucket *bucket) {
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
+  if (bucket == device->optimizer->buckets) /* the first to go: all plans are still there */
+    ob_cuda_step_await(device->optimizer);
   if (device->last)
     cudaEventDestroy(device->last);
   if (device->own)

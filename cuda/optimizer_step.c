@@ -23,6 +23,15 @@ static struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
 
 /* --- Before ------------------------------------------------------------------------------------*/
 
+void ob_cuda_step_await(const struct onebit_optimizer *optimizer) {
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct onebit_plan *plans[OB_PLANS] = {optimizer->buckets[u].dense, optimizer->buckets[u].bits};
+    for (int k = 0; k < OB_PLANS; k++)
+      if (plans[k] && plans[k]->device && plans[k]->device->seen)
+        plans[k]->executor->settled(plans[k], true);
+  }
+}
+
 /* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
  * another stream or on the plan's own, has to wait for them too, and the counting for the plan.
  * What is captured has no place in time yet. */
@@ -31,6 +40,7 @@ static onebit_status_t follow(const struct onebit_optimizer *optimizer,
   cudaEvent_t last = optimizer->buckets[0].device->last;
   cudaStream_t stream = optimizer->step.stream;
   if (!optimizer->step.on_stream) {
+    ob_cuda_step_await(optimizer);
     OB_TRY_CUDA(cudaEventSynchronize(last));
   } else if (!ob_cuda_is_capturing(stream)) {
     OB_TRY(ob_device_check_stream(plan, stream));
@@ -229,6 +239,7 @@ static onebit_status_t read_sums(struct onebit_optimizer *optimizer, struct ob_b
   OB_TRY_CUDA(cudaMemcpyAsync(device->sums, bucket->sums[which],
                               bucket->bits->geometry.layout.blocks * sizeof(double),
                               cudaMemcpyDeviceToHost, stream));
+  ob_cuda_step_await(optimizer);
   OB_TRY_CUDA(cudaStreamSynchronize(stream));
   device->which_sums = which;
   return ONEBIT_OK;

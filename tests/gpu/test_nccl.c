@@ -10,6 +10,7 @@
 
 #include "collectives/communicator.h"
 #include "collectives/watch.h"
+#include "onebit/adam.h"
 #include "tests/gpu/plans.h"
 
 #ifdef ONEBIT_HAVE_NCCL
@@ -232,6 +233,35 @@ static void left_behind(void) {
   unsetenv("ONEBIT_TIMEOUT");
 }
 
+/* A step that rank 1 never makes is on the stream when all is given back. */
+static void step_alone(const struct gpu_rank *self, void *context) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer;
+  float zeros[ELEMENTS] = {0}, *memory;
+  (void)context;
+  options.common.device = ONEBIT_DEVICE_CUDA;
+  CHECK_CUDA(cudaMalloc((void **)&memory, 2 * sizeof zeros));
+  gpu_copy(memory, zeros, sizeof zeros);
+  gpu_copy(memory + ELEMENTS, zeros, sizeof zeros);
+  const onebit_tensor_t tensor = {
+      .parameter = memory, .gradient = memory + ELEMENTS, .count = ELEMENTS};
+  CHECK_STATUS(onebit_adam_create(self->comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  if (self->rank == 1)
+    usleep(1500 * 1000);
+  else
+    CHECK_STATUS(onebit_optimizer_step_stream(optimizer, 1, NULL), ONEBIT_OK);
+  ranks_nccl_gone();
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_abort(self->comm);
+  CHECK_CUDA(cudaFree(memory));
+}
+
+static void step(void) {
+  setenv("ONEBIT_TIMEOUT", "0.5", 1);
+  ranks_nccl(2, step_alone, NULL);
+  unsetenv("ONEBIT_TIMEOUT");
+}
+
 /* One thread asks whether NCCL is well, without end, while another aborts, which frees what it
  * asks. */
 static void *ask(void *context) {
@@ -265,6 +295,7 @@ static const struct gpu_test tests[] = {
     {"given up while others wait", aborted, false},
     {"messages of the host without a rank", alone, false},
     {"calls that are left behind", left_behind, false},
+    {"a step without a rank", step, false},
     {"asked while another thread aborts", asked_meanwhile, false},
 };
 GPU_SUITE("nccl", tests)
