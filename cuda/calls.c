@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "collectives/plan.h"
+#include "cuda/device.h"
 #include "onebit/cuda.h"
 
 onebit_status_t onebit_allreduce_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
@@ -24,4 +25,19 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   return ob_plan_settle(plan);
+}
+
+/* What the device publishes at the end of each call lies in memory of the host. */
+onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped) {
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  if (!made || !skipped)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", made ? "skipped" : "made");
+  if (plan->options.device != ONEBIT_DEVICE_CUDA)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
+  if (plan->executor != &ob_executor_stream)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "over %s the host makes all calls",
+                    plan->comm->transport->name);
+  *made = plan->device->seen->outcome.calls;
+  *skipped = plan->device->seen->outcome.skipped;
+  return ONEBIT_OK;
 }

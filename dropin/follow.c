@@ -144,6 +144,20 @@ ptrdiff_t ob_follower_phase(struct ob_follower *follower, uint64_t signature, co
   return phase;
 }
 
+ptrdiff_t ob_follower_find(const struct ob_follower *follower, uint64_t signature, size_t from) {
+  if (from == OB_FOLLOWER_NEXT && follower->period)
+    from = ob_sequence_next(follower->sequence);
+  for (size_t i = 0; i < follower->period; i++) {
+    size_t phase = (from + i) % follower->period;
+    uint64_t expected;
+    const void *sendbuf, *recvbuf;
+    ob_sequence_expected(follower->sequence, phase, &expected, &sendbuf, &recvbuf);
+    if (expected == signature)
+      return (ptrdiff_t)phase;
+  }
+  return -1;
+}
+
 size_t ob_follower_period(const struct ob_follower *follower) { return follower->period; }
 
 enum ob_reason ob_follower_reason(const struct ob_follower *follower) {

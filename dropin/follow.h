@@ -53,6 +53,12 @@ void ob_follower_forget(struct ob_follower *follower);
 /* The length of the period that is followed; 0: none. */
 size_t ob_follower_period(const struct ob_follower *follower);
 
+/* Of a call that is not to be noted, such as one that a graph captures: the first phase that has
+ * its signature, beginning with `from`, or with OB_FOLLOWER_NEXT at the call that is to come; -1:
+ * none, or nothing is followed. All ranks find alike. */
+#define OB_FOLLOWER_NEXT ((size_t)-1)
+ptrdiff_t ob_follower_find(const struct ob_follower *follower, uint64_t signature, size_t from);
+
 /* Why a call without a phase is dense. */
 enum ob_reason ob_follower_reason(const struct ob_follower *follower);
 

@@ -194,6 +194,8 @@ ptrdiff_t ob_sequence_phase(struct ob_sequence *sequence, uint64_t signature, co
   return (ptrdiff_t)phase;
 }
 
+size_t ob_sequence_next(const struct ob_sequence *sequence) { return sequence->phase; }
+
 void ob_sequence_forget(struct ob_sequence *sequence) {
   if (sequence->period)
     sequence->repeats = 2;

@@ -51,6 +51,9 @@ void ob_sequence_expected(const struct ob_sequence *sequence, size_t phase, uint
 ptrdiff_t ob_sequence_phase(struct ob_sequence *sequence, uint64_t signature, const void *sendbuf,
                             const void *recvbuf, bool *same);
 
+/* Following: the phase of the call that is to come. */
+size_t ob_sequence_next(const struct ob_sequence *sequence);
+
 /* Back to learning: what all ranks have decided to do. */
 void ob_sequence_forget(struct ob_sequence *sequence);
 

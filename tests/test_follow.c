@@ -57,13 +57,15 @@ static void begin(struct world *world) {
 
 static const char memory[TENSORS];
 
+static uint64_t signature_of(int tensor) {
+  return ob_follower_signature(ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, true, (size_t)(100 + tensor));
+}
+
 /* A call on a tensor's buffer, and what a program's library does about it. */
 static ptrdiff_t call(struct world *world, int tensor, bool *same) {
   bool look;
-  uint64_t signature =
-      ob_follower_signature(ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, true, (size_t)(100 + tensor));
-  ptrdiff_t phase =
-      ob_follower_phase(world->follower, signature, &memory[tensor], &memory[tensor], &look, same);
+  ptrdiff_t phase = ob_follower_phase(world->follower, signature_of(tensor), &memory[tensor],
+                                      &memory[tensor], &look, same);
   if (look)
     ob_follower_look(world->follower);
   return phase;
@@ -91,6 +93,31 @@ Test(follow, gives_phases_once_calls_have_repeated) {
     second = call(&world, 1, &same);
     cr_expect(same && first >= 0 && second >= 0 && first != second);
     cr_expect_eq(ob_follower_tensor(world.follower, (size_t)first), OB_NO_TENSOR);
+  }
+  ob_follower_destroy(world.follower);
+}
+
+/* Steps of calls on tensors 0, 0 and 1. What is found is not noted. */
+Test(follow, finds_phases_of_calls_that_are_not_noted) {
+  struct world world;
+  bool same;
+  begin(&world);
+  cr_expect_eq(ob_follower_find(world.follower, signature_of(0), OB_FOLLOWER_NEXT), -1);
+  for (int k = 0; k < 30 || ob_follower_period(world.follower) == 0 || k % 3; k++) {
+    cr_assert_lt(k, 100);
+    call(&world, k % 3 / 2, &same);
+  }
+  cr_assert_eq(ob_follower_period(world.follower), 3);
+  for (ptrdiff_t turn = 0, first = -1; turn < 3; turn++) {
+    first = ob_follower_find(world.follower, signature_of(0), OB_FOLLOWER_NEXT);
+    ptrdiff_t second = ob_follower_find(world.follower, signature_of(0), (size_t)first + 1);
+    cr_expect_eq(second, (first + 1) % 3);
+    cr_expect_eq(ob_follower_find(world.follower, signature_of(1), OB_FOLLOWER_NEXT),
+                 (first + 2) % 3);
+    cr_expect_eq(ob_follower_find(world.follower, signature_of(2), OB_FOLLOWER_NEXT), -1);
+    cr_expect_eq(call(&world, 0, &same), first);
+    cr_expect_eq(call(&world, 0, &same), second);
+    cr_expect_geq(call(&world, 1, &same), 0);
   }
   ob_follower_destroy(world.follower);
 }

@@ -167,7 +167,24 @@ static enum ob_reason judge(const struct ob_nccl_call *call, const struct ob_ncc
     return OB_REASON_REFUSED;
   if (!ob_rules_compress(&ob_preload.rules, call->operation, kind->dtype, call->count, comm->size))
     return OB_REASON_RULE;
-  return is_captured(call->stream) ? OB_REASON_CAPTURED : OB_REASON_NONE;
+  return OB_REASON_NONE;
+}
+
+/* While a graph is captured ranks cannot ask each other, so what is compressed is what they have
+ * agreed on before: a phase of the period that they follow, whose plan is made. They find the same
+ * one, by the order of calls since the capture began. */
+static void decide_captured(uint64_t signature, struct ob_nccl_decision *decision) {
+  struct ob_nccl_comm *comm = decision->comm;
+  ptrdiff_t phase = ob_follower_find(comm->follower, signature, comm->captured_next);
+  int number = phase < 0 ? OB_NO_TENSOR : ob_follower_tensor(comm->follower, (size_t)phase);
+  decision->reason = OB_REASON_CAPTURED;
+  if (number < 0)
+    return;
+  decision->reason = OB_REASON_NONE;
+  decision->captured = true;
+  decision->phase = (size_t)phase;
+  decision->record = comm->tensor[number]->record;
+  comm->captured_next = (size_t)phase + 1;
 }
 
 static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
@@ -179,6 +196,11 @@ static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
   if (decision.reason != OB_REASON_NONE)
     return decision;
   uint64_t signature = ob_follower_signature(call->operation, kind.dtype, kind.sum, call->count);
+  if (is_captured(call->stream)) {
+    decide_captured(signature, &decision);
+    return decision;
+  }
+  comm->captured_next = OB_FOLLOWER_NEXT;
   decision.record = record_of(call, kind.dtype, comm);
   ptrdiff_t phase = ob_follower_phase(comm->follower, signature, call->sendbuf, call->recvbuf,
                                       &look, &decision.same);

@@ -85,6 +85,9 @@ struct ob_nccl_tensor {
   onebit_operation_t operation;
   onebit_plan_t plan;
   uint64_t calls, bytes_sent, bytes_dense;
+  /* Its calls that are in graphs: then plan and buffers stay. How often they have been replayed,
+   * as far as was counted; and results that were not-a-number, of all calls. */
+  uint64_t captures, replays, skipped;
   struct ob_record *record;
   struct ob_nccl_sample *sample; /* NULL: of such calls there is none */
 };
@@ -115,6 +118,7 @@ struct ob_nccl_comm {
   /* Whether it is steady: compressed calls since ranks last asked each other, and those of them
    * with other buffers than before; periods; whether an answer is on its way, and what it was. */
   uint64_t calls, moved, periods;
+  size_t captured_next; /* the phase after that of the last call, which was captured */
   bool asked;
   int64_t answer;
   struct ob_nccl_timer timers[OB_TIMERS];
@@ -163,12 +167,16 @@ struct ob_nccl_decision {
   struct ob_nccl_comm *comm; /* used; NULL where nothing is known of it */
   enum ob_reason reason;     /* OB_REASON_NONE: it is to be compressed */
   size_t phase;              /* then; in the period that is followed */
+  bool captured;             /* by a graph: nothing is asked, noted or timed */
   bool same;                 /* this rank has the buffers that it had a period before */
   struct ob_record *record;  /* NULL: only counted by its reason */
 };
 
 /* A call that is to be compressed is, unless no plan can be made. Not in a group. */
 ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
+
+/* Counts what graphs have replayed since this was last called, where all that is known has come. */
+void ob_nccl_count_replays(struct ob_nccl_tensor *tensor);
 
 /* Looks for a period. Collective; not in a group. */
 void ob_nccl_look(struct ob_nccl_comm *comm);

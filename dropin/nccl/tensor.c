@@ -32,6 +32,7 @@ const struct ob_follower_ranks ob_nccl_ranks = {.largest = largest, .find = find
 
 static void destroy(struct ob_nccl_tensor *tensor) {
   if (tensor) {
+    ob_nccl_count_replays(tensor);
     onebit_plan_destroy(tensor->plan);
     ob_nccl_sample_destroy(tensor->sample);
   }
@@ -120,7 +121,8 @@ static int make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
   return number;
 }
 
-/* What no phase has any more. */
+/* What no phase has any more, nor a graph, which may be launched as long as the communicator is
+ * there. */
 static void prune(struct ob_nccl_comm *comm) {
   bool wanted[OB_MAX_TENSORS] = {false};
   for (size_t phase = 0; phase < ob_follower_period(comm->follower); phase++) {
@@ -129,7 +131,7 @@ static void prune(struct ob_nccl_comm *comm) {
       wanted[number] = true;
   }
   for (int i = 0; i < comm->tensors; i++)
-    if (!wanted[i]) {
+    if (!wanted[i] && comm->tensor[i] && !comm->tensor[i]->captures) {
       ob_nccl_timers_drop(comm, comm->tensor[i]);
       destroy(comm->tensor[i]);
       comm->tensor[i] = NULL;
@@ -202,27 +204,79 @@ static ncclResult_t report_status(const struct ob_nccl_comm *comm, onebit_status
   return code_of(status);
 }
 
-static onebit_status_t forget(const struct ob_nccl_tensor *tensor, const struct ob_nccl_call *call,
-                              bool same) {
-  if (same || !tensor->sendbuf)
-    return ONEBIT_OK;
-  return onebit_plan_reset_residual_stream(tensor->plan, call->stream);
+static onebit_status_t forget(const struct ob_nccl_tensor *tensor, cudaStream_t stream) {
+  return onebit_plan_reset_residual_stream(tensor->plan, stream);
+}
+
+static bool has_buffers(const struct ob_nccl_tensor *tensor, const struct ob_nccl_call *call) {
+  return tensor->sendbuf == call->sendbuf && tensor->recvbuf == call->recvbuf;
 }
 
 /* Each part also after another has failed: the others wait for the messages, and whatever recvbuf
- * held must not be taken for a result. */
+ * held must not be taken for a result. A tensor that is in a graph keeps its buffers, and a call of
+ * others neither finds its residual nor leaves one. */
 static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                              const struct ob_nccl_call *call, bool same) {
-  ncclResult_t forgot = report_status(comm, forget(tensor, call, same));
-  tensor->sendbuf = call->sendbuf;
-  tensor->recvbuf = call->recvbuf;
+  const bool foreign = tensor->captures && !has_buffers(tensor, call);
+  ncclResult_t forgot = ncclSuccess;
+  if (tensor->captures ? foreign : !same && tensor->sendbuf)
+    forgot = report_status(comm, forget(tensor, call->stream));
+  if (!tensor->captures) {
+    tensor->sendbuf = call->sendbuf;
+    tensor->recvbuf = call->recvbuf;
+  }
   tensor->calls++;
   ncclResult_t called = report_status(comm, put(tensor, call));
   ncclResult_t scaled = report_status(
       comm, onebit_scale_result_stream(call->recvbuf, tensor->kind.sum ? (float)comm->size : 1,
                                        tensor->plan, call->stream));
+  if (foreign)
+    forgot = report_status(comm, forget(tensor, call->stream));
   return called != ncclSuccess ? called : scaled != ncclSuccess ? scaled : forgot;
 }
+
+/* ---- In a graph ---- */
+
+/* What calls with other buffers have left is given up now, once, and not by each launch; and before
+ * there is one, since launches are not behind other streams. */
+static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
+  int64_t nothing;
+  ob_nccl_await_answer(comm); /* that waits for the same event */
+  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  onebit_status_t status = forget(tensor, comm->agreement.stream);
+  if (cudaEventRecord(comm->agreement.done, comm->agreement.stream) != cudaSuccess ||
+      !ob_nccl_answer(comm, &nothing, 0))
+    cudaGetLastError(); /* the call will say so */
+  ob_nccl_leave(scope);
+  return status;
+}
+
+/* From the first graph with the tensor on it is of these buffers. */
+static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
+                                 size_t phase) {
+  struct ob_nccl_tensor *tensor = comm->tensor[ob_follower_tensor(comm->follower, phase)];
+  ncclResult_t forgot = ncclSuccess;
+  if (!tensor->captures && !has_buffers(tensor, call))
+    forgot = report_status(comm, forget_now(comm, tensor));
+  ncclResult_t result = compress(comm, tensor, call, true);
+  tensor->captures++;
+  return result != ncclSuccess ? result : forgot;
+}
+
+/* The plan's state on the device counts calls, its graphs' too; the rest is what they were. */
+void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
+  uint64_t made, skipped, direct = tensor->calls - tensor->captures;
+  if (!tensor->captures || onebit_plan_get_calls(tensor->plan, &made, &skipped) != ONEBIT_OK)
+    return;
+  for (; made + skipped > direct + tensor->replays; tensor->replays++) {
+    ob_record_compressed(tensor->record, OB_NOT_TIMED);
+    ob_record_sent(tensor->record, tensor->bytes_sent, tensor->bytes_dense);
+  }
+  for (; skipped > tensor->skipped; tensor->skipped++)
+    ob_record_skipped(tensor->record);
+}
+
+/* ---- Outside of graphs ---- */
 
 static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                    const struct ob_nccl_call *call, bool same) {
@@ -255,6 +309,8 @@ static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
 }
 
 ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
+  if (decision->captured)
+    return run_captured(decision->comm, call, decision->phase);
   struct ob_nccl_tensor *tensor = tensor_of(call, decision);
   ncclResult_t result;
   if (tensor) {

@@ -13,10 +13,14 @@ static void put_down(const struct ob_nccl_timer *timer) {
     ob_record_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
   if (!timer->tensor || timer->tensor->calls != timer->call)
     return;
-  if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED)
+  if (timer->tensor->captures) { /* a graph's may follow, unseen */
+    ob_nccl_count_replays(timer->tensor);
+  } else if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED) {
     ob_record_skipped(timer->record);
-  else
+    timer->tensor->skipped++;
+  } else {
     ob_nccl_sample_look(timer->tensor);
+  }
 }
 
 static bool has_come(const struct ob_nccl_timer *timer) {

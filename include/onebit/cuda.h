@@ -60,6 +60,15 @@ onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf,
  * of the calls. */
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
 
+/* How many of the plan's calls are complete, those that graphs have replayed among them, which no
+ * host sees. Local; waits for nothing.
+ *   plan      over NCCL, a CUDA-aware MPI or with one rank
+ *   made      out: calls that ended well, modulo 2^32
+ *   skipped   out: calls that were skipped (ONEBIT_SKIPPED), modulo 2^32
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a plan on the host), ONEBIT_ERROR_UNSUPPORTED (elsewhere:
+ * there the host makes all calls). */
+onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped);
+
 /* Multiplies the result of the plan's latest call on a stream by a factor: by the number of ranks,
  * and the mean is a sum. Where that call did not end well the result becomes not-a-number
  * throughout, on every rank, so that nobody who does not wait for its status takes what was in

@@ -11,12 +11,14 @@
 #define ARGUMENT ONEBIT_ERROR_ARGUMENT
 
 static void wrong_plan(onebit_plan_t plan, const char *part) {
+  uint64_t made, skipped;
   float x = 0, y = 0;
   WRONG(onebit_allreduce_stream, (&x, &y, plan, NULL), ARGUMENT, part);
   WRONG(onebit_allgather_stream, (&x, &y, plan, NULL), ARGUMENT, part);
   WRONG(onebit_reduce_scatter_stream, (&x, &y, plan, NULL), ARGUMENT, part);
   WRONG(onebit_scale_result_stream, (&y, 2, plan, NULL), ARGUMENT, part);
   WRONG(onebit_plan_reset_residual_stream, (plan, NULL), ARGUMENT, part);
+  WRONG(onebit_plan_get_calls, (plan, &made, &skipped), ARGUMENT, part);
 }
 
 static void are_errors_with_a_message(void) {
@@ -29,6 +31,7 @@ static void are_errors_with_a_message(void) {
   wrong_plan(scene.no_plan, "which is no plan (destroyed, or never made)");
   wrong_plan(comm, "which is a communicator");
   wrong_plan(scene.plan, "host");
+  WRONG(onebit_plan_get_calls, (plan, NULL, NULL), ARGUMENT, "made is NULL");
   WRONG(onebit_plan_synchronize, (NULL), ARGUMENT, "plan is NULL");
   WRONG(onebit_plan_synchronize, (scene.no_plan), ARGUMENT, "which is no plan");
   WRONG(onebit_plan_synchronize, (comm), ARGUMENT, "which is a communicator");
@@ -53,7 +56,7 @@ static void are_errors_with_a_message(void) {
   CHECK(wrong_check_header("nccl") == 1, "nccl.h declares other functions");
 #endif
   wrong_scene_end(&scene);
-  CHECK(wrong_check_header("cuda") == 11, "cuda.h declares other functions");
+  CHECK(wrong_check_header("cuda") == 12, "cuda.h declares other functions");
   CHECK(wrong_failed() == 0, "%zu of %zu went otherwise", wrong_failed(), wrong_made());
 }
 

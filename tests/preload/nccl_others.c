@@ -1,5 +1,6 @@
 /* Cases: what does not repeat, or is no sum; streams, graphs and communicators. */
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "tests/preload/nccl_program.h"
@@ -134,17 +135,14 @@ void streams(void) {
 /* In a graph, between calls that are in none. */
 void graph(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
-  cudaGraph_t captured;
-  cudaGraphExec_t ready;
   for (int step = 0; step < STEPS / 2; step++) {
     fill(mine, COUNT, step, 1);
     sum(mine, all, COUNT);
     check("before a graph", all, COUNT, step, (float)size);
   }
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  captured_begin();
   sum(mine, all, COUNT);
-  CUDA(cudaStreamEndCapture(stream, &captured));
-  CUDA(cudaGraphInstantiate(&ready, captured, 0));
+  cudaGraphExec_t ready = captured_end();
   for (int step = 0; step < STEPS; step++) {
     fill(mine, COUNT, step, 1);
     if (step % 2)
@@ -153,8 +151,56 @@ void graph(void) {
       sum(mine, all, COUNT);
     check("graph", all, COUNT, step, (float)size);
   }
-  CUDA(cudaGraphExecDestroy(ready)), CUDA(cudaGraphDestroy(captured));
+  CUDA(cudaGraphExecDestroy(ready));
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
+}
+
+/* Before there is anything that ranks could have agreed on. */
+void early_graph(void) {
+  float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
+  captured_begin();
+  sum(mine, all, COUNT);
+  cudaGraphExec_t ready = captured_end();
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step, 1);
+    CUDA(cudaGraphLaunch(ready, stream));
+    check("early graph", all, COUNT, step, (float)size);
+  }
+  CUDA(cudaGraphExecDestroy(ready));
+  CUDA(cudaFree(mine)), CUDA(cudaFree(all));
+}
+
+/* Steps of three sums, two of which are as long; then in a graph, where two of them have other
+ * buffers, and now and then outside of it as before. */
+void graph_of_several(void) {
+  float *each[5];
+  cudaGraphExec_t ready = NULL;
+  for (int k = 0; k < 5; k++)
+    each[k] = device_memory((COUNT + 1) * sizeof **each);
+  for (int step = 0; step < 2 * STEPS; step++) {
+    const bool replayed = step > STEPS && step % 8;
+    float *const *at = replayed ? &each[2] : each;
+    if (step == STEPS)
+      captured_begin();
+    for (int k = 0; k < 3; k++) {
+      if (step != STEPS)
+        fill(at[k], COUNT + k % 2, step + k, (float)(k + 1));
+      if (!replayed)
+        sum(step == STEPS ? each[2 + k] : at[k], step == STEPS ? each[2 + k] : at[k],
+            (size_t)(COUNT + k % 2));
+    }
+    if (step == STEPS) {
+      ready = captured_end();
+      continue;
+    }
+    if (replayed)
+      CUDA(cudaGraphLaunch(ready, stream));
+    for (int k = 0; k < 3; k++)
+      check("graph of several", at[k], COUNT + k % 2, step + k, (float)((k + 1) * size));
+  }
+  CUDA(cudaGraphExecDestroy(ready));
+  for (int k = 0; k < 5; k++)
+    CUDA(cudaFree(each[k]));
 }
 
 /* Of a part of the ranks, made and gone again with what was compressed on it. */

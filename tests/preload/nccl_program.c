@@ -37,6 +37,9 @@ static const struct {
              {"order", order},
              {"streams", streams},
              {"graph", graph},
+             {"early-graph", early_graph},
+             {"graph-of-several", graph_of_several},
+             {"graph-feedback", graph_feedback},
              {"communicators", communicators},
              {"nonblocking", nonblocking}};
 

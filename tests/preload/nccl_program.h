@@ -35,14 +35,18 @@ float exact(int step, int i);
 void fill(float *to, int count, int step, float times);
 void check(const char *what, const float *from, int count, int step, float times);
 
-/* On the rank's communicator and stream. */
+/* On the rank's communicator and stream. In graphs: those from captured_begin to captured_end,
+ * which gives it back; it is launched on the stream. */
 void sum(const void *from, void *to, size_t count);
+void captured_begin(void);
+cudaGraphExec_t captured_end(void);
 
 /* --- Cases: nccl_sums.c, nccl_others.c */
 
 void steady(void), queued(void), feedback(void), types(void), groups(void), crowd(void),
     moves(void), another(void);
 void reuse(void), not_a_number(void), foreign(void), gather_and_scatter(void), order(void),
-    streams(void), graph(void), communicators(void), nonblocking(void);
+    streams(void), graph(void), early_graph(void), graph_of_several(void), graph_feedback(void),
+    communicators(void), nonblocking(void);
 
 #endif

@@ -34,17 +34,28 @@ void queued(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
-/* Values that one bit does not hold: what it leaves out of one sum comes with later ones. */
-void feedback(void) {
+/* Values that one bit does not hold: what it leaves out of one sum comes with later ones. From some
+ * step on in a graph, with other buffers. */
+static void feed_back(int captured_from) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
+  float *there = device_memory(COUNT * sizeof *there);
+  cudaGraphExec_t ready = NULL;
   float *drift = calloc(COUNT, sizeof *drift);
   double left = 0, signal = 0;
   for (int step = 0; step < STEPS; step++) {
     for (int i = 0; i < COUNT; i++)
       host[i] = (float)((i * 37 + 11) % 101 - 50) * (float)(rank + 1) +
                 (float)((i + step * 13 + rank) % 17 - 8);
-    load(mine, COUNT * sizeof *mine);
-    sum(mine, all, COUNT);
+    if (step == captured_from) {
+      captured_begin();
+      sum(there, all, COUNT);
+      ready = captured_end();
+    }
+    load(ready ? there : mine, COUNT * sizeof *mine);
+    if (ready)
+      CUDA(cudaGraphLaunch(ready, stream));
+    else
+      sum(mine, all, COUNT);
     fetch(all, COUNT * sizeof *all);
     for (int i = 0; i < COUNT; i++) {
       float whole = (float)((i * 37 + 11) % 101 - 50) * (float)(size * (size + 1) / 2);
@@ -60,8 +71,13 @@ void feedback(void) {
   if (left > 4 * signal) /* without feedback it would be as much a step */
     fail("feedback", STEPS, 0, left, signal);
   free(drift);
-  CUDA(cudaFree(mine)), CUDA(cudaFree(all));
+  if (ready)
+    CUDA(cudaGraphExecDestroy(ready));
+  CUDA(cudaFree(mine)), CUDA(cudaFree(all)), CUDA(cudaFree(there));
 }
+
+void feedback(void) { feed_back(STEPS); }
+void graph_feedback(void) { feed_back(STEPS / 2); }
 
 /* Averages of a type of 16 bits, in which 0.5 is these bits. */
 static void average(const char *what, ncclDataType_t type, uint16_t *mine, int step,

@@ -66,3 +66,16 @@ void check(const char *what, const float *from, int count, int step, float times
 void sum(const void *from, void *to, size_t count) {
   NCCL(ncclAllReduce(from, to, count, ncclFloat, ncclSum, comm, stream));
 }
+
+void captured_begin(void) {
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+}
+
+cudaGraphExec_t captured_end(void) {
+  cudaGraph_t captured;
+  cudaGraphExec_t ready;
+  CUDA(cudaStreamEndCapture(stream, &captured));
+  CUDA(cudaGraphInstantiate(&ready, captured, 0));
+  CUDA(cudaGraphDestroy(captured));
+  return ready;
+}
