@@ -247,9 +247,7 @@ void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_
 }
 
 float ob_finish(struct ob_work *work, struct ob_residual *residual, const double *sums) {
-  double sum = 0;
-  for (size_t b = 0; b < residual->blocks; b++)
-    sum += sums[b];
+  const double sum = ob_add_sums(sums, residual->blocks);
   const onebit_scale_t rule = ob_serve_measure(residual->serving.rule, work->rule);
   size_t count = ob_residual_elements(residual, work->layout);
   float scale = count ? ob_round(ob_buffer_scale(sum, count, rule), residual->result_dtype) : 0;

@@ -68,6 +68,32 @@ OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
   return lanes[0];
 }
 
+/* Lanes of the defined sum of doubles: as many as a block of a device has threads at most, and so
+ * many that the additions of a vector or a warp do not wait for each other. */
+#define OB_SUM_LANES 1024
+
+/* What the sums of blocks add up to: in double, sum number i goes to lane i mod 1024, in order, and
+ * the lanes are halved: 512, 256 .. 1. Lanes past `count` are zeros, and left out: no sum is
+ * negative, so none is -0. */
+OB_INLINE double ob_add_sums(const double *sums, size_t count) {
+  double lanes[OB_SUM_LANES];
+  size_t width = 1;
+  while (width < count && width < OB_SUM_LANES)
+    width *= 2;
+  for (size_t i = 0; i < width; i++)
+    lanes[i] = i < count ? sums[i] : 0;
+  size_t first = width;
+  for (; first + width <= count; first += width)
+    for (size_t i = 0; i < width; i++)
+      lanes[i] += sums[first + i];
+  for (size_t i = 0; first + i < count; i++)
+    lanes[i] += sums[first + i];
+  for (width /= 2; width > 0; width /= 2)
+    for (size_t i = 0; i < width; i++)
+      lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
 /* The scale of `count` > 0 elements whose magnitudes sum to `sum`. Not finite when the sum is
  * not. */
 OB_INLINE float ob_scale(double sum, size_t count, onebit_scale_t rule) {

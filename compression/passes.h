@@ -84,6 +84,16 @@ OB_INLINE float ob_sum_start(int which) {
   return ob_float_of(which == OB_LARGEST ? 0x7f800000u : 0);
 }
 
+/* What the sums of `count` blocks come to, of tensors or of all: none is negative. */
+OB_INLINE double ob_total_of(int which, const double *sums, size_t count) {
+  double largest = 0;
+  if (which != OB_LARGEST)
+    return ob_add_sums(sums, count);
+  for (size_t b = 0; b < count; b++)
+    largest = sums[b] > largest ? sums[b] : largest;
+  return largest;
+}
+
 /* What a step's norm is of the norm of the bits that it travelled as. These have the root mean
  * square of the step with the residuals of servers and workers, which are as long as the step. Of
  * 1/2, 5/8, 2/3, 3/4 and 1 this brought Efficient-Adam with trust ratios nearest to dense LAMB, on

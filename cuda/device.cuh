@@ -230,7 +230,7 @@ static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t ru
 }
 
 /* The sum of the lanes, for lane 0: as ob_sum_lanes. */
-static __device__ inline float sum_lanes(float lane) {
+template <typename T> static __device__ inline T sum_lanes(T lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2)
     lane += __shfl_down_sync(all_lanes, lane, width);
   return lane;
@@ -254,27 +254,45 @@ static __device__ inline float min_lane(float lane) {
   return lane;
 }
 
-/* The sum of doubles in their order, by one warp. Only the additions wait for each other: the lanes
- * have loaded the next 128 before the present ones are added, which takes longer than a load. */
-static __device__ inline double sum_in_order(const double *values, size_t count) {
-  double sum = 0, next[4];
-  const auto load = [&](size_t first) {
+/* Threads of a block that adds sums, where there are few of them and where there are many. */
+constexpr unsigned threads_for_few = 128, threads_for_many = OB_SUM_LANES;
+/* Up to so many sums a block of few threads loads at once all that there are. */
+constexpr size_t few_sums = OB_SUM_LANES;
+
+/* The sum by halving of what a thread has. */
+template <unsigned count> static __device__ inline double halved(double (&values)[count]) {
+  OB_UNROLL
+  for (unsigned width = count / 2; width > 0; width /= 2)
+    for (unsigned k = 0; k < width; k++)
+      values[k] += values[k + width];
+  return values[0];
+}
+
+/* As ob_add_sums, by all threads of a block, for lane 0 of its first warp. Thread t has the lanes t,
+ * t + threads, ..., and loads eight sums before the first addition: a block of 1024 threads then has
+ * 64 KiB in flight. `parts` is the block's, one a thread. */
+template <unsigned threads>
+static __device__ inline double add_sums(const double *sums, size_t count, double *parts) {
+  constexpr unsigned held = OB_SUM_LANES / threads, at_once = 8, rows = threads / OB_LANES;
+  double lane[held] = {}, next[at_once], part[rows];
+  for (size_t first = threadIdx.x; first < count; first += at_once * threads) {
     OB_UNROLL
-    for (unsigned k = 0; k < 4; k++) {
-      const size_t i = first + k * OB_LANES + lane_number();
-      next[k] = i < count ? values[i] : 0; /* adding zero to what is not negative is no rounding */
+    for (unsigned k = 0; k < at_once; k++) {
+      const size_t i = first + k * threads;
+      next[k] = i < count ? __ldcs(&sums[i]) : 0;
     }
-  };
-  load(0);
-  for (size_t first = 0; first < count; first += 4 * OB_LANES) {
-    const double present[4] = {next[0], next[1], next[2], next[3]};
-    load(first + 4 * OB_LANES);
     OB_UNROLL
-    for (unsigned k = 0; k < 4; k++)
-      for (unsigned l = 0; l < OB_LANES; l++)
-        sum += __shfl_sync(all_lanes, present[k], (int)l);
+    for (unsigned k = 0; k < at_once; k++)
+      lane[k % held] += next[k];
   }
-  return sum;
+  parts[threadIdx.x] = halved(lane);
+  __syncthreads();
+  if (threadIdx.x >= OB_LANES)
+    return 0;
+  OB_UNROLL
+  for (unsigned k = 0; k < rows; k++)
+    part[k] = parts[k * OB_LANES + lane_number()];
+  return sum_lanes(halved(part));
 }
 
 #endif

@@ -247,13 +247,10 @@ static onebit_status_t read_sums(struct onebit_optimizer *optimizer, struct ob_b
 
 onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  int which, size_t first, size_t end, double *sum) {
-  const double *sums = bucket->device->sums;
   int before = ob_cuda_enter(bucket->device->number);
   onebit_status_t status = read_sums(optimizer, bucket, which);
   ob_cuda_leave(before);
-  *sum = 0;
-  for (size_t b = first; status == ONEBIT_OK && b < end; b++)
-    *sum = which != OB_LARGEST ? *sum + sums[b] : sums[b] > *sum ? sums[b] : *sum;
+  *sum = status == ONEBIT_OK ? ob_total_of(which, bucket->device->sums + first, end - first) : 0;
   return status;
 }
 

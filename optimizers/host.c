@@ -10,11 +10,8 @@ static onebit_status_t pass_on_host(struct onebit_optimizer *optimizer, struct o
 
 static onebit_status_t sum_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                    int which, size_t first, size_t end, double *sum) {
-  const double *sums = bucket->sums[which];
   (void)optimizer;
-  *sum = 0;
-  for (size_t b = first; b < end; b++)
-    *sum = which != OB_LARGEST ? *sum + sums[b] : sums[b] > *sum ? sums[b] : *sum;
+  *sum = ob_total_of(which, bucket->sums[which] + first, end - first);
   return ONEBIT_OK;
 }
 

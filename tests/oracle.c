@@ -125,6 +125,17 @@ void oracle_destroy(struct oracle *oracle) {
   free(oracle);
 }
 
+void oracle_add(struct oracle_sum *sum, float of_block) {
+  sum->lane[sum->count++ % 1024] += (double)of_block;
+}
+
+double oracle_total(struct oracle_sum *sum) {
+  for (int width = 512; width > 0; width /= 2)
+    for (int i = 0; i < width; i++)
+      sum->lane[i] += sum->lane[i + width];
+  return sum->lane[0];
+}
+
 /* The defined sum of a run. */
 static float magnitudes(const float *values, size_t count, onebit_scale_t rule) {
   float lane[LANES] = {0};
@@ -166,17 +177,18 @@ static float rounded(float value, onebit_dtype_t dtype) {
 static bool quantize(const struct oracle *oracle, const struct oracle_run *runs, size_t run_count,
                      const float *values, float *decoded, onebit_dtype_t dtype) {
   onebit_scale_t rule = oracle->options.scale;
-  double total = 0.0;
+  struct oracle_sum sums = {0};
   size_t count = 0;
   for (size_t k = 0; k < run_count; k++) {
     float sum = magnitudes(values + runs[k].first, runs[k].count, rule);
     if (!isfinite(sum))
       return false;
-    total += (double)sum;
+    oracle_add(&sums, sum);
     count += runs[k].count;
     if (!oracle->common_scale)
       decode(values, &runs[k], rounded(scale_of((double)sum, runs[k].count, rule), dtype), decoded);
   }
+  double total = oracle_total(&sums);
   for (size_t k = 0; k < run_count && oracle->common_scale; k++)
     decode(values, &runs[k], rounded(common_scale_of(total, count, rule), dtype), decoded);
   return true;

@@ -9,7 +9,8 @@
  *
  * The residual e is stored as such. The scale of a block: element i of it goes to lane i mod 32,
  * each lane adds c * c (or |c|) in order, lanes are added by halving, then sqrt(sum / count) (or
- * sum / count) in double, rounded once.
+ * sum / count) in double, rounded once. Where sums of blocks are added up, they go to 1024 lanes of
+ * double in the same way.
  */
 #ifndef ONEBIT_TESTS_ORACLE_H
 #define ONEBIT_TESTS_ORACLE_H
@@ -26,6 +27,14 @@ void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value);
 
 /* The same of a result, or of a parameter: there is no infinity among float16's, but +-65504. */
 void oracle_store_result(void *array, size_t i, onebit_dtype_t dtype, float value);
+
+/* What sums of blocks are added up in, from zeros on; and what they come to, once. */
+struct oracle_sum {
+  double lane[1024];
+  size_t count;
+};
+void oracle_add(struct oracle_sum *sum, float of_block);
+double oracle_total(struct oracle_sum *sum);
 
 /* ---- Exchanges (oracle.c, oracle_layout.c) ---- */
 

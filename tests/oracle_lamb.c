@@ -141,24 +141,24 @@ static float run_squares(const float *values, size_t count) {
  * tensor. */
 static double squares_there(const struct oracle *oracle, size_t before, size_t count,
                             const float *values) {
-  double sum = 0.0;
+  struct oracle_sum sum = {0};
   for (size_t r = 0; r < oracle->run_count; r++) {
     const struct oracle_run *run = &oracle->runs[r];
     if (run->first >= before && run->first < before + count)
-      sum += (double)run_squares(values + run->first - before, run->count);
+      oracle_add(&sum, run_squares(values + run->first - before, run->count));
   }
-  return sum;
+  return oracle_total(&sum);
 }
 
 /* Of a tensor that is in no exchange: in blocks, or in runs where a scale would cover more. */
 static double squares_alone(const struct oracle_lamb *lamb, size_t count, const float *values) {
   size_t length = lamb->state->options.common.block_size;
-  double sum = 0.0;
+  struct oracle_sum sum = {0};
   if (length == 0 || length == ONEBIT_BLOCK_BUFFER)
     length = 2048;
   for (size_t done = 0; done < count; done += length)
-    sum += (double)run_squares(values + done, count - done < length ? count - done : length);
-  return sum;
+    oracle_add(&sum, run_squares(values + done, count - done < length ? count - done : length));
+  return oracle_total(&sum);
 }
 
 double oracle_lamb_squares(const struct oracle_lamb *lamb, size_t k, const float *all_values) {

@@ -69,15 +69,15 @@ static double squares_of_tensor(const struct oracle_weigher *weigher, const floa
       weigher->options.profile == ONEBIT_PROFILE_DEEPSPEED)
     run = RUN;
   size_t begun = weigher->share ? before % part : 0; /* of the part where the tensor begins */
-  double sum = 0.0;
+  struct oracle_sum sum = {0};
   for (size_t first = 0, length; first < count; first += length) {
     size_t into = part ? (begun + first) % part : first, left = count - first;
     length = part && part - into < left ? part - into : left;
     for (size_t at = 0; at < length; at += run)
-      sum += (double)run_of_squares(gradient + first + at, factor,
-                                    length - at < run ? length - at : run);
+      oracle_add(&sum, run_of_squares(gradient + first + at, factor,
+                                      length - at < run ? length - at : run));
   }
-  return sum;
+  return oracle_total(&sum);
 }
 
 static float squares_of_rank(const struct oracle_weigher *weigher, const float *gradient,

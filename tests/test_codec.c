@@ -9,6 +9,7 @@
 
 #include "compression/codec.h"
 #include "tests/codec_cases.h"
+#include "tests/oracle.h"
 #include "tests/support.h"
 
 static void compare(const struct ob_codec *codec, size_t index) {
@@ -71,6 +72,26 @@ Test(codec, compresses_as_defined) {
     for (int i = count; i < 64; i++)
       cr_expect(next[i] == 0, "lane %d past the end is %g", i, (double)next[i]);
     cr_expect(bits[1] >> (count - 32) == 0, "bits past the end are %x", bits[1]);
+  }
+}
+
+/* Lanes are zeros where there are fewer sums, and in their order where there are more. Of values so
+ * far apart any other order gives other bits. */
+Test(codec, adds_sums_as_defined) {
+  static const size_t counts[] = {0, 1, 2, 3, 5, 512, 1023, 1024, 1025, 1536, 2047, 5000};
+  static double sums[5000];
+  for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+    struct oracle_sum wanted = {0};
+    double in_order = 0;
+    for (size_t k = 0; k < counts[i]; k++) {
+      const float sum = ldexpf(1 + (float)(k * 37 % 1009) / 1009, (int)(k * 53 % 61) - 30);
+      sums[k] = (double)sum;
+      oracle_add(&wanted, sum);
+      in_order += sums[k];
+    }
+    const double sum = ob_add_sums(sums, counts[i]);
+    cr_expect_eq(sum, oracle_total(&wanted), "%zu sums", counts[i]);
+    cr_expect_float_eq(sum, in_order, 1e-12 * in_order, "%zu sums", counts[i]);
   }
 }
 

@@ -160,7 +160,7 @@ static void fill_lamb(struct scene *scene) {
   scene->coefficients = take_doubles(scene, "coefficients", 98);
   scene->factors = take_doubles(scene, "tensors' factors", 99);
   scene->lamb = (struct ob_cuda_lamb){
-      .limits = {0.01, 10, 0.9, 0.5, 4, 0.1},
+      .limits = {1e-6, 1e6, 0, 0.5, 4, 0.1}, /* coefficients are ratios, to the last bit */
       .tensors = ON_DEVICE(scene, tensors),
       .count = count,
       .coefficients = ON_DEVICE(scene, scene->coefficients),

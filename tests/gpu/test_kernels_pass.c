@@ -74,11 +74,8 @@ PASS(LION)
 
 static double sum_of(const struct scene *scene, int which, size_t tensor) {
   const struct ob_piece *piece = &scene->host.geometry.layout.piece[tensor];
-  const double *sums = scene->sink.sums[which];
-  double sum = 0;
-  for (size_t b = piece[0].first_block; b < piece[1].first_block; b++)
-    sum = which == OB_LARGEST ? fmax(sum, sums[b]) : sum + sums[b];
-  return sum;
+  return ob_total_of(which, scene->sink.sums[which] + piece[0].first_block,
+                     piece[1].first_block - piece[0].first_block);
 }
 
 static void rates_on_host(struct scene *scene, bool warm) {
