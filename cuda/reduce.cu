@@ -6,87 +6,111 @@
  * written, N/8 signs read, 1/8 written, and 4 (N + 3)/2048 scales: 9.15 for 8 members. Sum: N/8
  * signs read and 4 written as float32: 5.02 for 8.
  *
- * Additions have an order, so a member costs an instruction for each of a lane's elements, and two
- * to make the term: compiled for sm_90 a tile takes 330 instructions and 80 more a member. At 4.3
- * TB/s and 1.75 GHz a multiprocessor of an H200 could issue 1010 in the time that the memory takes
- * for 8 members; so up to 8 the memory is the ceiling, and from there on the instructions are. A
- * share is then so small a part of the elements that compressing takes most of the time anyway.
+ * Additions have an order, so a member costs an instruction for each of a lane's elements, and one
+ * and a half to choose what it adds. Compiled for sm_90 a tile takes about 280 instructions and 51 a
+ * member (80 before words were found by a table in shared memory and signs were predicates); of Sum
+ * about 90 and 51. A multiprocessor of an H200 issues four a cycle at 1.75 GHz, while it gets 18.6
+ * bytes of 4.3 TB/s, and half of the 51 are of the integer pipe, which takes every other cycle of
+ * each quarter:
+ *
+ *                        Reduce of 8   of 16   of 32   Sum of 8   of 16
+ *   instructions a tile          690    1100    1910        500     910
+ *   the memory's time           1010    1120    1340        550     660
+ *
+ * So the memory is the ceiling up to 16 members of Reduce and 8 of Sum. A share is then so small a
+ * part of the elements that compressing takes most of the time anyway.
  */
 #include "cuda/location.cuh"
 
-/* Members whose words are loaded before the first is used. */
-constexpr unsigned members_at_once = 4;
+/* Members whose words are loaded before the first is used; and whose parts a warp knows at once. */
+constexpr unsigned members_at_once = 4, known_members = OB_LANES;
 
-/* Where a lane finds what it needs of the members' messages: its first word, as if a message began
- * there, and so many bytes before it the block's scale. */
-struct parts {
-  struct senders words;
-  size_t scale;
+/* What a warp wants of a member's message: the signs of the block, and the scale times its share of
+ * the mean. */
+struct part {
+  const uint32_t *words;
+  float scale;
 };
 
-static __device__ inline struct parts parts_of(const struct ob_cuda_plan &plan, uint32_t now,
-                                               const struct location &location) {
-  struct parts parts = {senders_of(plan, now), 0};
-  unsigned char *own = sent_by(plan, parts.words, (unsigned)plan.geometry.member);
-  const struct ob_view view = view_of(own, location);
-  const float *scale =
-      location.shape.one_scale ? &view.header->scale : &view.scales[location.index];
-  const uint32_t *words = view.words + location.word + four_at(0) / OB_LANES;
-  const size_t offset = (size_t)((const unsigned char *)words - own);
-  parts.words.own += offset;
-  parts.words.before += offset;
-  parts.words.after += offset;
-  parts.scale = (size_t)((const unsigned char *)words - (const unsigned char *)scale);
-  return parts;
+/* The members' messages, and the warp's part of each from `first` on; past the last member it is
+ * known again, which costs less than to ask. */
+struct parts {
+  struct senders senders;
+  float weight;
+  struct part *known;
+};
+
+static __device__ inline void find_parts(const struct ob_cuda_plan &plan,
+                                         const struct location &location, const struct parts &parts,
+                                         unsigned first) {
+  const unsigned member = min(first + lane_number(), (unsigned)plan.geometry.members - 1);
+  const struct ob_view view = view_of(sent_by(plan, parts.senders, member), location);
+  __syncwarp();
+  parts.known[lane_number()] = {view.words + location.word,
+                                scale_of(view, location) * parts.weight};
+  __syncwarp();
 }
 
-/* The member's scale, and of each of the lane's fours the word that has its signs: eight lanes read
- * the same one, and none has to be passed on. `whole`: the tile is, and no load has a condition. */
+/* Of each of the lane's fours the word that has its signs: eight lanes read the same one, and none
+ * has to be passed on. `whole`: the tile is, and no load has a condition. */
 template <bool whole>
-static __device__ inline float load_member(const struct ob_cuda_plan &plan,
-                                           const struct parts &parts, unsigned first,
-                                           unsigned count, unsigned member,
-                                           uint32_t (&signs)[fours_a_tile]) {
-  const unsigned char *at = sent_by(plan, parts.words, member);
-  const uint32_t *words = (const uint32_t *)at + first / OB_LANES;
+static __device__ inline void load_member(const struct part &part, unsigned first, unsigned count,
+                                          uint32_t (&signs)[fours_a_tile]) {
+  const uint32_t *words = part.words + (first + four_at(0)) / OB_LANES;
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
     signs[k] = whole || first + four_at(k) < count ? __ldg(&words[4 * k]) : 0;
-  return __ldg((const float *)(at - parts.scale));
 }
 
+/* Moved to the top of the word a four's last sign is where a float has its own; the others choose,
+ * so that they become predicates at once (R2P): ten instructions a four, where a shift for each
+ * sign would make it twelve. */
 static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], float scale,
                                          float (&total)[fours_a_tile][4]) {
+  const float minus = ob_decode(1, scale);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
-    const uint32_t four = signs[k] >> four_at(k) % OB_LANES;
+    const uint32_t four = signs[k] << (OB_LANES - 4 - four_at(k) % OB_LANES);
     OB_UNROLL
-    for (unsigned j = 0; j < 4; j++)
-      total[k][j] += ob_decode(four >> j & 1, scale);
+    for (unsigned j = 0; j < 3; j++)
+      total[k][j] += four & 1u << (OB_LANES - 4 + j) ? minus : scale;
+    total[k][3] += ob_float_of(ob_bits_of(scale) | (four & OB_SIGN_BIT));
   }
 }
 
-/* The sum of the members' values, for the tile from `first` on. Past the last member it is loaded
- * again, which costs less than to ask. */
+/* Of up to four members; of `all` nobody has to ask whether there is one. */
+template <bool whole, bool all>
+static __device__ inline void sum_some(const struct part *known, unsigned members, unsigned first,
+                                       unsigned count, float (&total)[fours_a_tile][4]) {
+  uint32_t signs[members_at_once][fours_a_tile];
+  OB_UNROLL
+  for (unsigned s = 0; s < members_at_once; s++)
+    load_member<whole>(known[s], first, count, signs[s]);
+  OB_UNROLL
+  for (unsigned s = 0; s < members_at_once; s++)
+    if (all || s < members)
+      add_member(signs[s], known[s].scale, total);
+}
+
+/* The sum of the members' values, for the tile from `first` on. */
 template <bool whole>
-static __device__ inline void sum_tile(const struct ob_cuda_plan &plan, const struct parts &parts,
-                                       unsigned first, unsigned count, float weight,
+static __device__ inline void sum_tile(const struct ob_cuda_plan &plan,
+                                       const struct location &location, const struct parts &parts,
+                                       unsigned first, unsigned count,
                                        float (&total)[fours_a_tile][4]) {
   const unsigned members = (unsigned)plan.geometry.members;
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     total[i / 4][i % 4] = -0.0f; /* what leaves the first term as it is, be it -0 */
-  for (unsigned member = 0; member < members; member += members_at_once) {
-    uint32_t signs[members_at_once][fours_a_tile];
-    float scale[members_at_once];
-    OB_UNROLL
-    for (unsigned s = 0; s < members_at_once; s++)
-      scale[s] =
-          load_member<whole>(plan, parts, first, count, min(member + s, members - 1), signs[s]);
-    OB_UNROLL
-    for (unsigned s = 0; s < members_at_once; s++)
-      if (member + s < members)
-        add_member(signs[s], scale[s] * weight, total);
+  for (unsigned from = 0; from < members; from += known_members) {
+    if (first == 0 || members > known_members)
+      find_parts(plan, location, parts, from);
+    const unsigned end = min(members - from, known_members);
+    unsigned member = 0;
+    for (; whole && member + members_at_once <= end; member += members_at_once)
+      sum_some<whole, true>(parts.known + member, members_at_once, first, count, total);
+    for (; member < end; member += members_at_once)
+      sum_some<whole, false>(parts.known + member, end - member, first, count, total);
   }
 }
 
@@ -119,8 +143,8 @@ static __device__ inline void serve(const struct ob_reduce_run &run, unsigned el
 template <enum ob_serve_rule rule>
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
                                           const struct ob_cuda_plan &plan,
-                                          const struct parts &parts, unsigned first, float weight,
-                                          float4 *tile) {
+                                          const struct location &location,
+                                          const struct parts &parts, unsigned first, float4 *tile) {
   const unsigned count = (unsigned)run.count, end = whole_words(count);
   float residual[fours_a_tile][4] = {}, total[fours_a_tile][4];
   OB_UNROLL
@@ -128,9 +152,9 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
     if (first + four_at(k) < end)
       load_some<ONEBIT_FLOAT32, true>(run.residual, first + four_at(k), end, true, residual[k]);
   if (first + tile_elements <= count)
-    sum_tile<true>(plan, parts, first, count, weight, total);
+    sum_tile<true>(plan, location, parts, first, count, total);
   else
-    sum_tile<false>(plan, parts, first, count, weight, total);
+    sum_tile<false>(plan, location, parts, first, count, total);
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     serve<rule>(run, i, &residual[i / 4][i % 4], &total[i / 4][i % 4]);
@@ -150,12 +174,13 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
 /* As a codec's reduce; the sum is lane 0's. */
 template <enum ob_serve_rule rule>
 static __device__ inline float reduce(const struct ob_reduce_run &run,
-                                      const struct ob_cuda_plan &plan, const struct parts &parts,
-                                      float weight, float4 *tile) {
+                                      const struct ob_cuda_plan &plan,
+                                      const struct location &location, const struct parts &parts,
+                                      float4 *tile) {
   const unsigned count = (unsigned)run.count;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    reduce_tile<rule>(run, plan, parts, first, weight, tile);
+    reduce_tile<rule>(run, plan, location, parts, first, tile);
     store_signs(run.out, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
@@ -170,6 +195,8 @@ template <enum ob_serve_rule rule>
 static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
     reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float weight) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
+  __shared__ struct part known[warps_a_block][known_members];
+  const unsigned warp = threadIdx.x / OB_LANES;
   const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct location location;
   if (!find_location(plan, segment_of(plan, plan.geometry.member), &location))
@@ -184,8 +211,8 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
   run.residual_scale = residual_scale(plan.server, now, location);
   run.residual_out = values_of(plan.server, !now, location.block);
   run.out = out.words + location.word;
-  const float sum =
-      reduce<rule>(run, plan, parts_of(plan, now, location), weight, tiles[threadIdx.x / OB_LANES]);
+  const struct parts parts = {senders_of(plan, now), weight, known[warp]};
+  const float sum = reduce<rule>(run, plan, location, parts, tiles[warp]);
   if (lane_number() == 0) /* not `now`: to keep it would be one register too many */
     set_scale(plan, plan.state->now, true, location, out, sum);
 }
@@ -195,19 +222,21 @@ template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                const __grid_constant__ struct ob_cuda_pieces outputs, float weight) {
+  __shared__ struct part known[warps_a_block][known_members];
   struct location location;
   if (plan.state->stop || !find_location(plan, segment_of(plan, plan.geometry.member), &location))
     return;
-  const struct parts parts = parts_of(plan, plan.state->now, location);
+  const struct parts parts = {senders_of(plan, plan.state->now), weight,
+                              known[threadIdx.x / OB_LANES]};
   const unsigned valid = (unsigned)location.block.valid;
   void *output = piece_of(outputs, 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float total[fours_a_tile][4];
     if (first + tile_elements <= valid)
-      sum_tile<true>(plan, parts, first, valid, weight, total);
+      sum_tile<true>(plan, location, parts, first, valid, total);
     else
-      sum_tile<false>(plan, parts, first, valid, weight, total);
+      sum_tile<false>(plan, location, parts, first, valid, total);
     OB_UNROLL
     for (unsigned k = 0; k < fours_a_tile; k++) {
       bound_some<dtype>(total[k]);
