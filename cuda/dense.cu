@@ -3,15 +3,14 @@
  *
  * Bytes an element: load 4 read and 4 written (16 bits: 2 and 4), convert 4 read and 4 written (4
  * and 2), mean of N members 4 N read and 4 written. Values lie behind a header of 40 bytes, so they
- * are aligned to 8 bytes only, and accesses are of 8; those of the mean of 4, as its sum wants the
- * lanes' order and a warp's 128 bytes fill a line of the cache.
+ * are aligned to 8 bytes only, and accesses are of 8; of 4 where two elements have 16 bits, eight of
+ * which are 32 bytes in flight a thread, and of reading, which is a third of the bytes, 40 warps
+ * have 40 KiB. Those of the mean are of 4, as its sum wants the lanes' order and a warp's 128 bytes
+ * fill a line of the cache.
  */
 #include "cuda/mean.cuh"
 
 constexpr unsigned pairs_a_tile = 8; /* that a lane has */
-
-/* Where in a tile the lane's pair number k begins. */
-static __device__ inline unsigned pair_at(unsigned k) { return (k * OB_LANES + lane_number()) * 2; }
 
 /* --- Load */
 
@@ -24,16 +23,14 @@ static __device__ inline bool load_tile(const void *input, float factor,
   const unsigned valid = input ? (unsigned)block.valid : 0; /* no input is zeros */
   float pair[pairs_a_tile][2];
   bool finite = true;
-  OB_UNROLL
-  for (unsigned k = 0; k < pairs_a_tile; k++)
-    load_some<dtype, false>(input, first + pair_at(k), valid, aligned, pair[k]);
+  load_parts<dtype>(input, first, valid, aligned, pair);
   OB_UNROLL
   for (unsigned k = 0; k < pairs_a_tile; k++) {
     pair[k][0] *= factor;
     pair[k][1] *= factor;
     finite = finite && ob_is_finite(pair[k][0]) && ob_is_finite(pair[k][1]);
-    store_some<ONEBIT_FLOAT32, false>(values, first + pair_at(k), end, true, pair[k]);
   }
+  store_parts<ONEBIT_FLOAT32>(values, first, end, true, pair);
   return finite;
 }
 
@@ -110,14 +107,11 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   const bool aligned = is_aligned(output, 2 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float pair[pairs_a_tile][2];
+    load_parts<ONEBIT_FLOAT32>(values, first, valid, true, pair);
     OB_UNROLL
     for (unsigned k = 0; k < pairs_a_tile; k++)
-      load_some<ONEBIT_FLOAT32, false>(values, first + pair_at(k), valid, true, pair[k]);
-    OB_UNROLL
-    for (unsigned k = 0; k < pairs_a_tile; k++) {
       bound_some<dtype>(pair[k]);
-      store_some<dtype, false>(output, first + pair_at(k), valid, aligned, pair[k]);
-    }
+    store_parts<dtype>(output, first, valid, aligned, pair);
   }
 }
 

@@ -6,17 +6,19 @@
  * for its order, which nobody promises; float atomics have none at all.)
  *
  * A tile is 512 elements, of which lane l has the fours that begin at 4 l, 128 + 4 l, 256 + 4 l and
- * 384 + 4 l: accesses of 16 bytes, and with all loads of a tile before the first use 4 KiB in
- * flight a warp from two float32 arrays. An H200 needs about 25 KiB in flight on each
- * multiprocessor (4.8 TB/s times 0.7 us, over 132); 24 resident warps may have 96. For the sum,
- * values pass through a tile in shared memory, the warp's own, and there a word's 32 elements meet
- * the 32 lanes.
+ * 384 + 4 l: accesses of 16 bytes, or 8 of types of 16 bits, and with all loads of a tile before
+ * the first use 4 KiB in flight a warp from two float32 arrays. An H200 needs about 25 KiB in
+ * flight on each multiprocessor (4.8 TB/s times 0.7 us, over 132); 24 resident warps may have 96.
+ * For the sum, values pass through a tile in shared memory, the warp's own, and there a word's 32
+ * elements meet the 32 lanes.
  *
  * What is read or written once in a call is marked as such for the caches (__ldcs, __stcs).
  */
 #ifndef OB_CUDA_DEVICE_CUH
 #define OB_CUDA_DEVICE_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <climits>
@@ -85,8 +87,12 @@ static __device__ inline size_t warp_number() {
 
 /* --- Elements */
 
-/* Where in a tile the lane's four number k begins. */
-static __device__ inline unsigned four_at(unsigned k) { return (k * OB_LANES + lane_number()) * 4; }
+/* Where in a tile the lane's part number k begins, of so many elements; its four number k. */
+template <unsigned width> static __device__ inline unsigned part_at(unsigned k) {
+  return (k * OB_LANES + lane_number()) * width;
+}
+
+static __device__ inline unsigned four_at(unsigned k) { return part_at<4>(k); }
 
 static __device__ inline unsigned whole_words(unsigned count) {
   return (count + OB_LANES - 1) / OB_LANES * OB_LANES;
@@ -122,26 +128,68 @@ static __device__ inline void store_raw(void *to, const uint32_t (&raw)[1]) {
   __stcs((uint32_t *)to, raw[0]);
 }
 
-template <onebit_dtype_t dtype> constexpr unsigned size_of = dtype == ONEBIT_FLOAT32 ? 4 : 2;
-
-/* Element i of what was loaded at once: the types of 16 bits lie two in a word. */
-template <onebit_dtype_t dtype>
-static __device__ inline float unpacked(const uint32_t *raw, unsigned i) {
-  if (dtype == ONEBIT_FLOAT32)
-    return ob_float_of(raw[i]);
-  const uint16_t value = (uint16_t)(raw[i / 2] >> i % 2 * 16);
-  return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : ob_from_float16(value);
+/* To shared memory. */
+static __device__ inline void put_raw(void *to, const uint32_t (&raw)[4]) {
+  *(uint4 *)to = make_uint4(raw[0], raw[1], raw[2], raw[3]);
 }
 
-/* Puts element i into a word that has been zero, or has its neighbour. */
+static __device__ inline void put_raw(void *to, const uint32_t (&raw)[2]) {
+  *(uint2 *)to = make_uint2(raw[0], raw[1]);
+}
+
+template <onebit_dtype_t dtype> constexpr unsigned size_of = dtype == ONEBIT_FLOAT32 ? 4 : 2;
+
+/* From 16 bits to float32, by one instruction. It gives the bits of numerics.h's functions for all
+ * numbers and infinities (tests/gpu/test_conversions.c), and of any NaN the one that the hardware's
+ * arithmetic gives too: payloads of NaNs are promised nowhere. */
+template <onebit_dtype_t dtype> static __device__ inline float widened(uint16_t value) {
+  return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : __half2float(__ushort_as_half(value));
+}
+
+/* Two of them back, likewise; the first one in the lower half. */
+template <onebit_dtype_t dtype> static __device__ inline uint32_t narrowed(float low, float high) {
+  uint32_t both;
+  if (dtype == ONEBIT_BFLOAT16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    memcpy(&both, &pair, sizeof both);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    memcpy(&both, &pair, sizeof both);
+  }
+  return both;
+}
+
 template <onebit_dtype_t dtype>
-static __device__ inline void pack(uint32_t *raw, unsigned i, float value) {
+static __device__ inline float load_one(const void *buffer, unsigned i) {
+  return dtype == ONEBIT_FLOAT32 ? __ldcs(&((const float *)buffer)[i])
+                                 : widened<dtype>(__ldcs(&((const uint16_t *)buffer)[i]));
+}
+
+template <onebit_dtype_t dtype>
+static __device__ inline void store_one(void *buffer, unsigned i, float value) {
   if (dtype == ONEBIT_FLOAT32)
-    raw[i] = ob_bits_of(value);
+    __stcs(&((float *)buffer)[i], value);
   else
-    raw[i / 2] |=
-        (uint32_t)(dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value))
-        << i % 2 * 16;
+    __stcs(&((uint16_t *)buffer)[i], (uint16_t)narrowed<dtype>(value, 0));
+}
+
+/* What was loaded at once: the types of 16 bits lie two in a word. */
+template <onebit_dtype_t dtype, unsigned width>
+static __device__ inline void unpack(const uint32_t *raw, float (&some)[width]) {
+  OB_UNROLL
+  for (unsigned i = 0; i < width; i++)
+    some[i] = dtype == ONEBIT_FLOAT32 ? ob_float_of(raw[i])
+                                      : widened<dtype>((uint16_t)(raw[i / 2] >> i % 2 * 16));
+}
+
+template <onebit_dtype_t dtype, unsigned width>
+static __device__ inline void pack(const float (&some)[width], uint32_t *raw) {
+  OB_UNROLL
+  for (unsigned i = 0; i < width; i += 4 / size_of<dtype>)
+    if (dtype == ONEBIT_FLOAT32)
+      raw[i] = ob_bits_of(some[i]);
+    else
+      raw[i / 2] = narrowed<dtype>(some[i], some[i + 1]);
 }
 
 /* Results, before they are stored. */
@@ -157,33 +205,59 @@ static __device__ inline void bound_some(float (&some)[width]) {
 template <onebit_dtype_t dtype, bool whole, unsigned width>
 static __device__ inline void load_some(const void *buffer, unsigned first, unsigned end,
                                         bool aligned, float (&some)[width]) {
-  uint32_t raw[width * size_of<dtype> / 4] = {};
+  uint32_t raw[width * size_of<dtype> / 4];
   if (whole || (aligned && first + width <= end)) {
     load_raw((const char *)buffer + first * size_of<dtype>, raw);
-    OB_UNROLL
-    for (unsigned j = 0; j < width; j++)
-      some[j] = unpacked<dtype>(raw, j);
+    unpack<dtype>(raw, some);
   } else {
     OB_UNROLL
     for (unsigned j = 0; j < width; j++)
-      some[j] = first + j < end ? ob_load(buffer, first + j, dtype) : 0;
+      some[j] = first + j < end ? load_one<dtype>(buffer, first + j) : 0;
   }
 }
 
 template <onebit_dtype_t dtype, bool whole, unsigned width>
 static __device__ inline void store_some(void *buffer, unsigned first, unsigned end, bool aligned,
                                          const float (&some)[width]) {
-  uint32_t raw[width * size_of<dtype> / 4] = {};
+  uint32_t raw[width * size_of<dtype> / 4];
   if (whole || (aligned && first + width <= end)) {
-    OB_UNROLL
-    for (unsigned j = 0; j < width; j++)
-      pack<dtype>(raw, j, some[j]);
+    pack<dtype>(some, raw);
     store_raw((char *)buffer + first * size_of<dtype>, raw);
   } else {
     OB_UNROLL
     for (unsigned j = 0; j < width; j++)
       if (first + j < end)
-        ob_store(buffer, first + j, dtype, some[j]);
+        store_one<dtype>(buffer, first + j, some[j]);
+  }
+}
+
+/* What a lane has of a tile, in parts that lie where part_at says. Of a whole tile no load has a
+ * condition, and no conversion a branch, so that all are on their way before the first use. */
+template <onebit_dtype_t dtype, unsigned parts, unsigned width>
+static __device__ inline void load_parts(const void *buffer, unsigned first, unsigned end,
+                                         bool aligned, float (&some)[parts][width]) {
+  if (aligned && first + tile_elements <= end) {
+    OB_UNROLL
+    for (unsigned k = 0; k < parts; k++)
+      load_some<dtype, true>(buffer, first + part_at<width>(k), end, true, some[k]);
+  } else {
+    OB_UNROLL
+    for (unsigned k = 0; k < parts; k++)
+      load_some<dtype, false>(buffer, first + part_at<width>(k), end, aligned, some[k]);
+  }
+}
+
+template <onebit_dtype_t dtype, unsigned parts, unsigned width>
+static __device__ inline void store_parts(void *buffer, unsigned first, unsigned end, bool aligned,
+                                          const float (&some)[parts][width]) {
+  if (aligned && first + tile_elements <= end) {
+    OB_UNROLL
+    for (unsigned k = 0; k < parts; k++)
+      store_some<dtype, true>(buffer, first + part_at<width>(k), end, true, some[k]);
+  } else {
+    OB_UNROLL
+    for (unsigned k = 0; k < parts; k++)
+      store_some<dtype, false>(buffer, first + part_at<width>(k), end, aligned, some[k]);
   }
 }
 

@@ -33,9 +33,11 @@ static __device__ inline bool put_tile(const uint16_t *input, const struct ob_bl
     load_four(input, first + four_at(k), valid, aligned, raw[k]);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
+    float four[4];
+    unpack<dtype>(raw[k], four);
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++)
-      finite = finite && ob_is_finite(factor * unpacked<dtype>(raw[k], j));
+      finite = finite && ob_is_finite(factor * four[j]);
     if (first + four_at(k) < end)
       store_raw(values + first + four_at(k), raw[k]);
   }

@@ -11,8 +11,7 @@ template <onebit_dtype_t dtype>
 static __device__ inline float load_value(const struct ob_view &message, size_t i, float factor) {
   if (dtype == ONEBIT_FLOAT32)
     return __ldcs(&message.values[i]);
-  const uint16_t value = __ldcs(&message.halves[i]);
-  return factor * (dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : ob_from_float16(value));
+  return factor * load_one<dtype>(message.halves + i, 0);
 }
 
 /* The lane's elements of a member's message, four words of the block from `word` on, which is

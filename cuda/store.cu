@@ -12,7 +12,7 @@
 template <onebit_dtype_t dtype> static __device__ inline uint32_t unsigned_word(float scale) {
   if (dtype == ONEBIT_FLOAT32)
     return ob_bits_of(scale);
-  return (dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(scale) : ob_to_float16(scale)) * 0x10001u;
+  return narrowed<dtype>(scale, scale);
 }
 
 /* Four elements at once. */
@@ -57,7 +57,7 @@ static __global__ void __launch_bounds__(threads_a_block)
         store_four<dtype>(output, at, four, word);
       else
         for (unsigned j = 0; j < 4 && at + j < valid; j++)
-          ob_store(output, at + j, dtype, ob_decode(four >> j & 1, scale));
+          store_one<dtype>(output, at + j, ob_decode(four >> j & 1, scale));
     }
   }
 }
