@@ -23,18 +23,22 @@
 MPI      ?= 1
 MPICC    ?= mpicc
 MPIRUN   ?= $(subst mpicc,mpirun,$(MPICC))
-# CUDA=1: with the GPU code, for these architectures and the PTX of the last; where nvcc is found
-# that is the default. CUDA=0: without. CUDA=emulated: the GPU code too is compiled for this
-# processor, where tests/emulation runs it thread by thread. NCCL=0: without NCCL.
+# CUDA=1: with the GPU code, for CUDA_ARCHS and the PTX of the last of them; where nvcc is found that
+# is the default. CUDA=0: without. CUDA=emulated: the GPU code too is compiled for this processor,
+# where tests/emulation runs it thread by thread. NCCL=0: without NCCL; NCCL_HOME is the folder with
+# its include and lib, as pip's .../nvidia/nccl, where it is neither the toolkit's nor the system's.
 OBJCOPY  ?= objcopy
 NVCC     ?= nvcc
 CUDA     ?= $(if $(shell command -v $(NVCC)),1,0)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
-CUDA_ARCHS ?= 80 90
+# One of each generation that this nvcc knows: the others of a generation run the same code.
+CUDA_ARCHS ?= $(or $(filter $(patsubst sm_%,%,\
+  $(shell $(NVCC) --list-gpu-code 2>/dev/null)),80 90 100 120),80 90)
 # ZLIB=0: train_images reads plain files only; that is also what it does where zlib.h is missing.
 ZLIB     ?= $(shell echo '\#include <zlib.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1 || echo 0)
-NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(CUDA_HOME)/include/nccl.h \
-              /usr/include/nccl.h),$(filter-out 0,$(CUDA)),0))
+NCCL_HOME ?=
+NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(addsuffix /include/nccl.h,\
+              $(NCCL_HOME) $(CUDA_HOME) /usr)),$(filter-out 0,$(CUDA)),0))
 # FORTRAN=0: without the Fortran module; that is also what happens where $(MPIFC) is not found.
 MPIFC    ?= $(subst mpicc,mpifort,$(MPICC))
 FORTRAN  ?= $(strip $(if $(filter 1,$(MPI)),\
@@ -83,7 +87,8 @@ endif
 CUDA_CFLAGS = # exported: a make that this one starts may be without CUDA
 ifneq ($(has_cuda),)
 CUDA_CFLAGS = -DONEBIT_HAVE_CUDA=1 $(if $(has_nccl),-DONEBIT_HAVE_NCCL=1) \
-  -isystem $(if $(is_emulated),tests/emulation/include,$(CUDA_HOME)/include)
+  $(addprefix -isystem ,$(if $(is_emulated),tests/emulation/include,\
+    $(addsuffix /include,$(if $(has_nccl),$(NCCL_HOME)) $(CUDA_HOME))))
 endif
 # Device code has no contraction either. A program needs only those of the libraries that it uses.
 ifeq ($(CUDA),1)
@@ -93,8 +98,15 @@ CUDA_CODE = $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$
 COMPILE_CU = $(NVCC) -std=c++17 -O3 -fmad=false $(CUDA_CODE) -I. -Iinclude $(CPPFLAGS) \
   -Xcompiler=-Wall,-Wextra,-fPIC,-fno-exceptions,-ffp-contract=off \
   $(if $(warns_are_errors),-Werror=all-warnings)
-CUDA_LIBS = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -Wl,--as-needed -lcudart -lcublas \
-  $(if $(has_nccl),-lnccl) -lstdc++ -ldl -Wl,--no-as-needed
+# The toolkit's folder has lib64, pip's lib; pip's libraries have their version's name only.
+CUDA_LIBRARY = $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
+NCCL_LIBRARY = $(if $(has_nccl),$(NCCL_HOME:%=%/lib))
+library_in = $(or $(patsubst $(2)/%,-l:%,$(if $(wildcard $(2)/lib$(1).so),,\
+  $(lastword $(sort $(wildcard $(2)/lib$(1).so.*))))),-l$(1))
+CUDA_LIBS = $(foreach folder,$(NCCL_LIBRARY) $(CUDA_LIBRARY),-L$(folder) -Wl,-rpath,$(folder)) \
+  -Wl,--as-needed $(call library_in,cudart,$(CUDA_LIBRARY)) $(call library_in,cublas,$(CUDA_LIBRARY)) \
+  $(if $(has_nccl),$(call library_in,nccl,$(or $(NCCL_LIBRARY),$(CUDA_LIBRARY)))) \
+  -lstdc++ -ldl -Wl,--no-as-needed
 endif
 SAN_FLAGS  = $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
@@ -250,7 +262,7 @@ gpu-check:
 kernels: $(call objects_cu,cuda/*.cu)
 	@tests/scripts/check-kernels
 
-export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL CUDA_CFLAGS SAN VERSION
+export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL NCCL_HOME CUDA_CFLAGS SAN VERSION
 # Of the tests only what is asked for is built; scripts that run programs say so by their names.
 named   = $(foreach name,$(TESTS),$(filter %/$(name) %/test_$(name),$(UNIT) $(RANKED)))
 preload = $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL)) \

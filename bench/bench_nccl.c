@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nccl_releases.h"
 #include "bench/bench_cuda.h"
 #include "onebit/nccl.h"
 

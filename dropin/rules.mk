@@ -26,7 +26,7 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map 
 NCCL_WRAPPED := $(addprefix nccl,GetErrorString GetLastError \
   $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/next.h))
 EMULATED_LIBS := $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))
-RUNTIME_LIBS := $(if $(is_emulated),$(EMULATED_LIBS),-L$(CUDA_HOME)/lib64 -lcudart_static)
+RUNTIME_LIBS := $(if $(is_emulated),$(EMULATED_LIBS),-L$(CUDA_LIBRARY) -lcudart_static)
 $(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY))
 	$(call say,LD)
 	$(Q)$(CC) -r -nostdlib -o $@ $^

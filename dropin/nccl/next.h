@@ -6,7 +6,7 @@
 #ifndef OB_DROPIN_NCCL_NEXT_H
 #define OB_DROPIN_NCCL_NEXT_H
 
-#include <nccl.h>
+#include "base/nccl_releases.h"
 
 /* X(name, parameters, arguments): all that the library calls. What is not there gives
  * ncclInternalError. */
@@ -60,12 +60,6 @@ OB_NCCL_FUNCTIONS(OB_NCCL_DECLARE)
 /* NCCL's header declares them without saying that they have no parameters. */
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
-
-/* New in 2.23; a program may know it where this was built with an older NCCL. */
-#if NCCL_VERSION_CODE < 22300
-ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int ids,
-                                      ncclUniqueId *id, ncclConfig_t *config);
-#endif
 
 /* The two that give text. */
 const char *ob_next_ncclGetErrorString(ncclResult_t result);

@@ -3,8 +3,9 @@
 #define ONEBIT_TESTS_PRELOAD_NCCL_PROGRAM_H
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
 #include <stddef.h>
+
+#include "base/nccl_releases.h"
 
 enum { COUNT = 20000, STEPS = 40, RANKS_MOST = 8 };
 
