@@ -113,6 +113,19 @@ static onebit_status_t compare(onebit_comm_t comm, int rank, const struct ob_ter
   return ONEBIT_OK;
 }
 
+bool ob_agree_differed_only(onebit_comm_t comm, size_t term) {
+  const struct proposal *first = slot(comm, 0);
+  for (int rank = 0; rank < comm->size; rank++) {
+    const struct proposal *theirs = slot(comm, rank);
+    if (theirs->status != ONEBIT_OK || theirs->count != first->count)
+      return false;
+    for (size_t i = 0; i < first->count; i++)
+      if (i != term && theirs->values[i] != first->values[i])
+        return false;
+  }
+  return true;
+}
+
 onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count) {
   OB_TRY(check_proposals(comm));
   for (int rank = 0; rank < comm->size; rank++)

@@ -36,6 +36,10 @@ onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, 
 /* What a rank told in the latest agreement, if that ended well. */
 uint64_t ob_agree_note(onebit_comm_t comm, int rank);
 
+/* After an agreement that ended with ONEBIT_ERROR_MISMATCH: whether it was this term alone that
+ * differed. All ranks find alike. */
+bool ob_agree_differed_only(onebit_comm_t comm, size_t term);
+
 /* Collective, once: the ranks tell each other the names of their hosts, for error messages. NULL:
  * what gethostname says. */
 onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name);

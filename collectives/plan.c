@@ -257,6 +257,9 @@ static void release(struct onebit_plan *plan) {
     ob_memory_keep(plan); /* and through it the memory of its messages */
 }
 
+/* The last of the terms below: where a device decides otherwise than a processor. */
+#define TERM_MESSAGES 12
+
 /* What all ranks must give alike; each tells the others where its shared memory is. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                                      const struct ob_plan_shape *shape, size_t count,
@@ -277,9 +280,7 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"the schedule that was decided (from each rank's device and the library's costs: name "
        "ONEBIT_SCHEDULE_EXCHANGE in the options)",
        plan ? (uint64_t)plan->choice.schedule : 0},
-      {"the number of messages that was decided (from each rank's device: name chunk_size in the "
-       "options)",
-       plan ? plan->geometry.chunks : 0},
+      [TERM_MESSAGES] = {"the number of messages", plan ? plan->geometry.chunks : 0},
   };
   return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0],
                          plan ? plan->host.shared.name : 0);
@@ -304,16 +305,16 @@ static void explain(const struct onebit_plan *plan) {
             plan->choice.text);
 }
 
-onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
+/* This rank's part, and what the others say to it. */
+static onebit_status_t propose(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
-                               onebit_plan_t *result) {
+                               struct onebit_plan **result) {
   struct onebit_plan *plan = NULL;
-  uint64_t number = ++comm->plans;
   if (status == ONEBIT_OK) {
     plan = ob_handle_create(OB_HANDLE_PLAN, sizeof *plan);
     if (plan) {
       plan->comm = ob_comm_keep(comm);
-      plan->number = number;
+      plan->number = comm->plans;
       plan->count = count;
       plan->refused = shape->refused ? shape->refused : &plan->own_refused;
       plan->memory_bytes = sizeof *plan;
@@ -322,7 +323,28 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
       status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
     }
   }
-  status = agree_on_plan(comm, status, shape, count, plan);
+  *result = plan;
+  return agree_on_plan(comm, status, shape, count, plan);
+}
+
+/* Devices among processors: all cut their messages as processors do, which the ranks find when they
+ * compare. */
+static onebit_status_t propose_as_host(onebit_comm_t comm, const struct ob_plan_shape *shape,
+                                       size_t count, struct onebit_plan **plan) {
+  struct ob_plan_shape mixed = *shape;
+  mixed.among_hosts = true;
+  release(*plan);
+  return propose(comm, ONEBIT_OK, &mixed, count, plan);
+}
+
+onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
+                               const struct ob_plan_shape *shape, size_t count,
+                               onebit_plan_t *result) {
+  struct onebit_plan *plan = NULL;
+  comm->plans++;
+  status = propose(comm, status, shape, count, &plan);
+  if (status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(comm, TERM_MESSAGES))
+    status = propose_as_host(comm, shape, count, &plan);
   if (status == ONEBIT_OK && plan->host.shared.base)
     status = attach_host(plan);
   if (status != ONEBIT_OK) {

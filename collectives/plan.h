@@ -37,6 +37,7 @@ struct ob_plan_shape {
   /* Reduce-scatter and allgather: of the shares of one list of pieces, cut by size as an allreduce
    * cuts them. Dense, an allgather then moves its values as they are, finite or not. */
   bool of_segments;
+  bool among_hosts; /* other ranks' plans are on processors: messages are cut as theirs are */
   size_t pieces;
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
   bool *refused;                /* shared with other plans (struct onebit_plan); NULL: its own */

@@ -136,6 +136,42 @@ Test(mpi_device, plans_equal_the_host) {
   mpi_end();
 }
 
+/* A device by itself cuts longer messages than a processor; where both take part it cuts theirs. */
+static size_t messages_of(onebit_comm_t comm, enum job job) {
+  const size_t count = 500000 * (size_t)onebit_comm_size(comm);
+  onebit_plan_options_t options = {.size = sizeof options, EXCHANGE};
+  onebit_plan_info_t info = {.size = sizeof info};
+  onebit_plan_t plan = NULL;
+  options.device = device_of(job, onebit_comm_rank(comm));
+  void *buffer = room(options.device, count * sizeof(float));
+  void *zeros = allocate(count, sizeof(float));
+  copy(buffer, zeros, count * sizeof(float));
+  free(zeros);
+  check_case("long messages, job %d", (int)job);
+  if (CHECK_STATUS(onebit_plan_create(comm, count, &options, &plan), ONEBIT_OK)) {
+    CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+    CHECK_STATUS(onebit_allreduce(buffer, buffer, plan), ONEBIT_OK);
+  }
+  onebit_plan_destroy(plan);
+  release(options.device, buffer);
+  return info.chunks;
+}
+
+static void cut_messages(onebit_comm_t comm, void *context) {
+  size_t on_hosts = messages_of(comm, ALL_HOST);
+  (void)context;
+  CHECK(messages_of(comm, ALL_DEVICE) < on_hosts, "%zu messages on processors", on_hosts);
+  if (onebit_comm_size(comm) > 1)
+    CHECK(messages_of(comm, ODD_DEVICE) == on_hosts, "%zu messages on processors", on_hosts);
+}
+
+Test(mpi_device, messages_are_cut_alike) {
+  skip_without_device();
+  mpi_begin();
+  on_mpi_ranks(MPI_COMM_WORLD, cut_messages, NULL);
+  mpi_end();
+}
+
 /* --- 1-bit Adam */
 
 #define ADAM(...)                                                                                  \

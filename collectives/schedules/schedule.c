@@ -44,13 +44,14 @@ static size_t chunk_of_host(const struct onebit_plan *plan, size_t elements) {
   return divided_up(elements, chunk) > MAX_CHUNKS ? divided_up(elements, MAX_CHUNKS) : chunk;
 }
 
-static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
+static size_t chunks_for(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
+                         size_t words) {
   const struct ob_executor *executor = plan->executor;
   size_t elements = words * OB_LANES, chunk = plan->options.chunk_size;
   size_t max = plan->comm->transport->put ? OB_MAX_STREAM_ELEMENTS : OB_MAX_CHUNK_ELEMENTS;
   if (!elements)
     return 1;
-  if (!chunk && executor->chunks)
+  if (!chunk && executor->chunks && !shape->among_hosts)
     chunk = divided_up(elements, executor->chunks(plan, elements * plan->geometry.segments));
   else if (!chunk)
     chunk = chunk_of_host(plan, elements);
@@ -58,10 +59,10 @@ static size_t chunks_for(const struct onebit_plan *plan, size_t words) {
 }
 
 /* What the cost model says of messages is for a host. */
-static void tell_of_chunks(struct onebit_plan *plan) {
+static void tell_of_chunks(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   char *text = plan->choice.text;
   size_t length = strlen(text);
-  if (plan->executor->chunks && !plan->options.chunk_size)
+  if (plan->executor->chunks && !plan->options.chunk_size && !shape->among_hosts)
     snprintf(text + length, sizeof plan->choice.text - length,
              "on a device: %zu message%s to a rank in a phase, of at most %zu elements\n",
              plan->geometry.chunks, plan->geometry.chunks == 1 ? "" : "s",
@@ -84,7 +85,7 @@ static onebit_status_t cut_chunks(struct onebit_plan *plan, const struct ob_plan
     size_t words = first_word(plan, shape, k + 1) - first_word(plan, shape, k);
     longest = words > longest ? words : longest;
   }
-  geometry->chunks = chunks_for(plan, longest);
+  geometry->chunks = chunks_for(plan, shape, longest);
   if (geometry->chunks > MAX_CHUNKS_ASKED)
     return plan->options.chunk_size
                ? ob_error(ONEBIT_ERROR_ARGUMENT, "chunk_size is %zu: %zu messages to a rank",
@@ -156,7 +157,7 @@ onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_s
   geometry->slots = window && geometry->chunks > window ? window : geometry->chunks;
   set_strides(geometry, plan);
   consider_doubling(plan);
-  tell_of_chunks(plan);
+  tell_of_chunks(plan, shape);
   plan->schedule->sizes(plan, &plan->sizes);
   plan->wire_bytes = plan->sizes.wire_bytes;
   return ONEBIT_OK;
