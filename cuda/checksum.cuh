@@ -10,7 +10,7 @@
 #include "cuda/device.cuh"
 
 /* Warps for each message of a launch: the runs of the longest, and at least one. */
-static inline size_t check_runs(const struct ob_geometry &geometry) {
+static __host__ __device__ inline size_t check_runs(const struct ob_geometry &geometry) {
   const size_t words = (geometry.stride - sizeof(struct ob_header)) / sizeof(uint32_t);
   return words ? (words + OB_CHECK_RUN - 1) / OB_CHECK_RUN : 1;
 }
@@ -27,8 +27,8 @@ static __device__ inline uint32_t check_lanes(const uint32_t *payload, size_t co
     const unsigned at = round + lane_number();
     if (round >= end)
       continue;
-    one = ob_check_word(one, at < end ? words[at] : 0);
-    two = ob_check_word(two, at + OB_LANES < end ? words[at + OB_LANES] : 0);
+    one = ob_check_word(one, at < end ? __ldcg(&words[at]) : 0);
+    two = ob_check_word(two, at + OB_LANES < end ? __ldcg(&words[at + OB_LANES]) : 0);
   }
   return ob_check_end(one) + ob_check_end(two);
 }
@@ -59,6 +59,22 @@ static __device__ inline bool is_last_warp(uint32_t *done) {
     __threadfence();
   }
   return __shfl_sync(all_lanes, before, 0) + 1 == warps;
+}
+
+/* Likewise of so many thread blocks that come here with the same `done`, by all their threads. The
+ * barriers make one thread's fences those of all. */
+static __device__ inline bool is_last_block(uint32_t *done, uint32_t blocks) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(done, 1u) + 1 == blocks;
+    if (last)
+      *done = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
 }
 
 #endif

@@ -8,7 +8,7 @@
  * card's copy bandwidth over these: at 4.2 TB/s, 346e9
  * elements a second.
  */
-#include "cuda/location.cuh"
+#include "cuda/headers.cuh"
 
 /* What becomes of a gradient before it is weighed: nothing; it is multiplied by reciprocals; or
  * something else is made of it and of its moment. */
@@ -146,10 +146,8 @@ constexpr unsigned blocks_with(enum treatment treatment) {
 
 /* grid.y is the member that the message is for. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment>
-static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment))
-    compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
-                    const __grid_constant__ struct ob_cuda_source source) {
-  __shared__ float4 tiles[warps_a_block][tile_elements / 4];
+static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
+                                             const struct ob_cuda_source &source, float4 *tile) {
   struct location location;
   if (!find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
@@ -174,26 +172,38 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment)
     add_momentum(plan, now, location, &run);
   if (treatment == SECOND_MOMENTS)
     moments = moments_of(plan, now, source, location.block, run.momentum_scale);
-  const float sum =
-      compress<dtype, momentum, treatment>(run, moments, tiles[threadIdx.x / OB_LANES]);
+  const float sum = compress<dtype, momentum, treatment>(run, moments, tile);
   if (lane_number() == 0)
     set_scale(plan, now, false, location, out, sum);
 }
 
+template <onebit_dtype_t dtype, bool momentum, enum treatment treatment, bool besides>
+static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment) - besides)
+    compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
+                    const __grid_constant__ struct ob_cuda_source source) {
+  __shared__ float4 tiles[warps_a_block][tile_elements / 4];
+  compress_block<dtype, momentum, treatment>(plan, source, tiles[threadIdx.x / OB_LANES]);
+  if (besides)
+    finish_messages(plan);
+}
+
 using compress_function = void(struct ob_cuda_plan, struct ob_cuda_source);
+
+template <onebit_dtype_t dtype, bool momentum, bool besides>
+static compress_function *kernel_of(const struct ob_cuda_source &source) {
+  return source.moment_rule   ? compress_kernel<dtype, momentum, SECOND_MOMENTS, besides>
+         : source.reciprocals ? compress_kernel<dtype, momentum, RECIPROCALS, besides>
+                              : compress_kernel<dtype, momentum, AS_IT_IS, besides>;
+}
 
 template <onebit_dtype_t dtype>
 static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
                                    const struct ob_cuda_source &source, cudaStream_t stream) {
-  static compress_function *const kernels[2][2] = {
-      {compress_kernel<dtype, false, AS_IT_IS>, compress_kernel<dtype, false, RECIPROCALS>},
-      {compress_kernel<dtype, true, AS_IT_IS>, compress_kernel<dtype, true, RECIPROCALS>}};
-  static compress_function *const with_moments[2] = {compress_kernel<dtype, false, SECOND_MOMENTS>,
-                                                     compress_kernel<dtype, true, SECOND_MOMENTS>};
-  return launch(source.moment_rule ? with_moments[source.momentum]
-                                   : kernels[source.momentum][source.reciprocals != NULL],
-                plan.max_blocks, plan.geometry.whole ? 1 : plan.geometry.members, stream, plan,
-                source);
+  static compress_function *(*const kernels[2][2])(const struct ob_cuda_source &) = {
+      {kernel_of<dtype, false, false>, kernel_of<dtype, false, true>},
+      {kernel_of<dtype, true, false>, kernel_of<dtype, true, true>}};
+  return launch(kernels[source.momentum][does_besides(plan)](source), plan.max_blocks,
+                plan.geometry.whole ? 1 : plan.geometry.members, stream, plan, source);
 }
 
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,

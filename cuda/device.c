@@ -136,7 +136,8 @@ onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors) {
   if (!device->pieces || !device->bounds)
     return out_of_memory(plan);
   device->kernel = describe(plan);
-  device->kernel.checks = ob_memory_cuda.allocate((size_t)plan->comm->size + 1, sizeof(uint32_t));
+  device->kernel.checks =
+      ob_memory_cuda.allocate(OB_CUDA_CHECKS(plan->comm->size), sizeof(uint32_t));
   if (!device->kernel.checks)
     return out_of_memory(plan);
   device->kernel.state = ob_memory_cuda.allocate(1, sizeof *device->kernel.state);

@@ -64,6 +64,11 @@ struct ob_device {
   bool sealed;                /* and the event of the next ones is on the stream */
   cudaEvent_t last;           /* the end of the latest call on any stream */
   struct ob_cuda_state *seen; /* pinned: how the calls ended */
+  bool has_sealed;            /* messages of the call in flight */
+  /* What has come, and is to be opened before anything depends on it; NULL: nothing. */
+  const struct ob_cuda_plan *unopened;
+  enum ob_message_kind unopened_kind;
+  size_t unopened_chunk;
 };
 
 extern const struct ob_memory ob_memory_cuda, ob_memory_pinned;

@@ -64,11 +64,21 @@ struct ob_cuda_residual {
   double *sums; /* one a block, where there is one scale */
 };
 
+/* What a header says of a call, and what sealing and opening do of the call besides. */
+struct ob_cuda_stamp {
+  enum ob_message_kind kind;
+  uint32_t agreed;
+  const float *rate; /* NULL, or in memory of the device what the other ranks must have too */
+  bool failed;       /* this rank cannot take part */
+  bool begins;       /* sealing: the first messages of the call, which begins */
+  bool decides;      /* opening: the last ones, so that it can be decided how it ends */
+};
+
 /* A plan, as struct onebit_plan has it; what its geometry points to is memory of the device. */
 struct ob_cuda_plan {
   struct ob_geometry geometry;
   size_t max_blocks; /* in a message */
-  /* The results in flight always come to results[1]; ob_cuda_commit copies them to results[0],
+  /* The results in flight always come to results[1]; ob_cuda_conclude copies them to results[0],
    * where those of the last call are. Else it is the state that says which is which. */
   bool results_stay;
   bool gathered; /* and applied as ranks' results next to each other: an allgather */
@@ -78,10 +88,17 @@ struct ob_cuda_plan {
   onebit_dtype_t dtype, output_dtype; /* as struct ob_work has them */
   struct ob_cuda_residual worker, server;
   struct ob_cuda_state *state;
-  /* Scratch of checksums, 0 between kernels: what is summed of each member's message so far; and
-   * before it how many warps are done. */
+  /* Scratch of checksums, 0 between kernels: how many warps, or messages, are done; what is summed
+   * of each member's message so far; how many thread blocks are done with it. */
   uint32_t *checks;
+  /* What ob_cuda_compress and ob_cuda_reduce do besides: the messages that they make are sealed
+   * with this stamp, and the workers' are opened. */
+  bool seals, opens;
+  struct ob_cuda_stamp stamp;
 };
+
+/* 32-bit words of scratch for checksums, for so many members. */
+#define OB_CUDA_CHECKS(members) (1 + 2 * (size_t)(members))
 
 /* Where the pieces of a buffer lie: each[k]; or where `each` is NULL, base + k * step. */
 struct ob_cuda_pieces {
@@ -213,16 +230,13 @@ struct ob_cuda_lamb {
 cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,
                                enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
 
-/* --- Calls that no host looks after (headers.cu). These set, read and judge headers as
+/* --- Calls that no host looks after (headers.cuh). These set, read and judge headers as
  * collectives/messages.c and steps.c do. */
 
-/* What a header says of a call. */
-struct ob_cuda_stamp {
-  enum ob_message_kind kind;
-  uint32_t agreed;
-  const float *rate; /* NULL, or in memory of the device what the other ranks must have too */
-  bool failed;       /* this rank cannot take part */
-};
+/* Whether messages are short enough to be sealed and opened besides; and whether these can be
+ * sealed so: with one scale, the header says what is known after all blocks. */
+bool ob_cuda_is_short(const struct ob_cuda_plan *plan);
+bool ob_cuda_can_seal(const struct ob_cuda_plan *plan);
 
 /* Stamps the messages of a chunk that are about to leave. */
 cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
@@ -236,9 +250,10 @@ cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, s
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
                            cudaStream_t stream);
 
-/* Adds how the call ended to state->outcome: the last kernel but ob_cuda_commit. */
-cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
-                             cudaStream_t stream);
+/* Adds how the call ended to state->outcome; and with `commit` does as ob_cuda_commit, and keeps
+ * the results for the next call. Nothing of a call comes after it. */
+cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, bool commit,
+                             bool forget, cudaStream_t stream);
 
 /* If one of `count` calls stops, all do. `states`: an array on the device. */
 cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cudaStream_t stream);
@@ -249,7 +264,7 @@ cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double be
 
 /* --- The state */
 
-/* A call begins: what is of the call is set back. */
+/* A call begins that the host looks after: what is of the call is set back. */
 cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 
 /* The new residuals become the current ones, unless state->stop. */

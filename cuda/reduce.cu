@@ -20,7 +20,7 @@
  * So the memory is the ceiling up to 16 members of Reduce and 8 of Sum. A share is then so small a
  * part of the elements that compressing takes most of the time anyway.
  */
-#include "cuda/location.cuh"
+#include "cuda/headers.cuh"
 
 /* Members whose words are loaded before the first is used; and whose parts a warp knows at once. */
 constexpr unsigned members_at_once = 4, known_members = OB_LANES;
@@ -192,11 +192,8 @@ constexpr unsigned blocks_with(enum ob_serve_rule rule) {
 }
 
 template <enum ob_serve_rule rule>
-static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
-    reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float weight) {
-  __shared__ float4 tiles[warps_a_block][tile_elements / 4];
-  __shared__ struct part known[warps_a_block][known_members];
-  const unsigned warp = threadIdx.x / OB_LANES;
+static __device__ inline void reduce_block(const struct ob_cuda_plan &plan, float weight,
+                                           float4 *tile, struct part *known) {
   const uint32_t now = plan.state->now; /* no load has to wait for it */
   struct location location;
   if (!find_location(plan, segment_of(plan, plan.geometry.member), &location))
@@ -211,10 +208,29 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule))
   run.residual_scale = residual_scale(plan.server, now, location);
   run.residual_out = values_of(plan.server, !now, location.block);
   run.out = out.words + location.word;
-  const struct parts parts = {senders_of(plan, now), weight, known[warp]};
-  const float sum = reduce<rule>(run, plan, location, parts, tiles[warp]);
+  const struct parts parts = {senders_of(plan, now), weight, known};
+  const float sum = reduce<rule>(run, plan, location, parts, tile);
   if (lane_number() == 0) /* not `now`: to keep it would be one register too many */
     set_scale(plan, plan.state->now, true, location, out, sum);
+}
+
+template <enum ob_serve_rule rule, bool besides>
+static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule) - besides)
+    reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float weight) {
+  __shared__ float4 tiles[warps_a_block][tile_elements / 4];
+  __shared__ struct part known[warps_a_block][known_members];
+  const unsigned warp = threadIdx.x / OB_LANES;
+  if (!besides || warp_number() < whole_blocks(plan.max_blocks))
+    reduce_block<rule>(plan, weight, tiles[warp], known[warp]);
+  else
+    open_besides(plan, whole_blocks(plan.max_blocks));
+  if (besides)
+    finish_messages(plan);
+}
+
+template <bool besides> static auto kernel_of(enum ob_serve_rule rule) {
+  return rule == OB_SERVE_LION ? reduce_kernel<OB_SERVE_LION, besides>
+                               : reduce_kernel<OB_SERVE_MEAN, besides>;
 }
 
 /* What is past `valid` has no place in the caller's buffer. */
@@ -251,9 +267,10 @@ static float weight_of_mean(const struct ob_cuda_plan &plan) {
 }
 
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
-  const bool lion = plan.server.serving.rule == OB_SERVE_LION;
-  return launch(lion ? reduce_kernel<OB_SERVE_LION> : reduce_kernel<OB_SERVE_MEAN>, plan.max_blocks,
-                1, stream, of_chunk(plan, chunk), weight_of_mean(plan));
+  const enum ob_serve_rule rule = plan.server.serving.rule;
+  return launch(does_besides(plan) ? kernel_of<true>(rule) : kernel_of<false>(rule),
+                whole_blocks(plan.max_blocks) + warps_besides(plan), 1, stream,
+                of_chunk(plan, chunk), weight_of_mean(plan));
 }
 
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,

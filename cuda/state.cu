@@ -5,7 +5,7 @@
  * eight at once, and what takes longest are six loads one after the other: about 6 us, where
  * compress takes 280.
  */
-#include "cuda/location.cuh"
+#include "cuda/headers.cuh"
 
 /* --- Begin */
 
@@ -13,12 +13,8 @@ static __global__ void __launch_bounds__(OB_LANES) begin_kernel(struct ob_cuda_s
   if (lane_number() != 0)
     return;
   state->flags = state->residual_flags;
-  state->server_flags = 0;
-  state->stop = 0;
   state->worker_scale = state->server_scale = 0;
-  state->sequence++;
-  state->status = state->refused ? ONEBIT_ERROR_MESSAGE : ONEBIT_OK;
-  state->failed = state->not_finite = -1;
+  begin_call(state);
 }
 
 cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream) {
@@ -56,11 +52,16 @@ cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t s
 
 /* --- Commit */
 
-static __global__ void __launch_bounds__(OB_LANES) commit_kernel(struct ob_cuda_state *state) {
-  if (lane_number() != 0 || state->stop)
+static __device__ inline void commit(struct ob_cuda_state *state) {
+  if (state->stop)
     return;
   state->now = !state->now;
   state->residual_flags = state->server_flags;
+}
+
+static __global__ void __launch_bounds__(OB_LANES) commit_kernel(struct ob_cuda_state *state) {
+  if (lane_number() == 0)
+    commit(state);
 }
 
 /* As ob_residual_reset, a warp a block. */
@@ -92,27 +93,54 @@ static cudaError_t forget_both(const struct ob_cuda_plan &plan, bool even_if_sto
   return error;
 }
 
-/* The results of this call become the last ones, where they do not change places. All messages are
- * multiples of 16 bytes apart. */
+cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream) {
+  cudaError_t error = launch_one_warp(commit_kernel, stream, plan.state);
+  return error == cudaSuccess && forget ? forget_both(plan, false, stream) : error;
+}
+
+/* How the call ended, for whoever asks later. What kernels meet from here on is of the next call,
+ * which begins after it has met something. */
+static __device__ inline void conclude(struct ob_cuda_state *state,
+                                       const struct ob_cuda_stamp &stamp) {
+  struct ob_cuda_outcome *outcome = &state->outcome;
+  state->flags = 0;
+  outcome->calls += !state->stop;
+  outcome->skipped += state->stop && !stamp.failed && state->status == ONEBIT_SKIPPED;
+  if (stamp.failed || !is_worse(state->status, outcome->status))
+    return;
+  outcome->status = state->status;
+  outcome->origin = state->origin;
+  outcome->agreed = state->agreed;
+}
+
+/* All copy the results in flight to where the last ones are kept, unless state->stop, which nobody
+ * changes; one thread does the rest. */
 static __global__ void __launch_bounds__(threads_a_block)
-    keep_results_kernel(const __grid_constant__ struct ob_cuda_plan plan, size_t count) {
+    conclude_kernel(const __grid_constant__ struct ob_cuda_plan plan,
+                    const struct ob_cuda_stamp stamp, bool commits, size_t count) {
   const size_t i = (size_t)blockIdx.x * threads_a_block + threadIdx.x;
   if (!plan.state->stop && i < count)
     ((uint4 *)plan.geometry.results[0])[i] = ((const uint4 *)plan.geometry.results[1])[i];
+  if (i > 0)
+    return;
+  conclude(plan.state, stamp);
+  if (commits)
+    commit(plan.state);
 }
 
-static cudaError_t keep_results(const struct ob_cuda_plan &plan, cudaStream_t stream) {
-  const size_t count = plan.geometry.members * plan.geometry.peer_stride / sizeof(uint4);
-  if (!plan.results_stay || plan.geometry.results[0] == plan.geometry.results[1])
-    return cudaSuccess;
-  return launch(keep_results_kernel, (count + OB_LANES - 1) / OB_LANES, 1, stream, plan, count);
+/* What is to be copied, in 16 bytes, of which all messages are multiples: where results stay. */
+static size_t results_to_copy(const struct ob_cuda_plan &plan) {
+  return !plan.results_stay || plan.geometry.results[0] == plan.geometry.results[1]
+             ? 0
+             : plan.geometry.members * plan.geometry.peer_stride / sizeof(uint4);
 }
 
-cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream) {
-  cudaError_t error = launch_one_warp(commit_kernel, stream, plan.state);
-  if (error == cudaSuccess)
-    error = keep_results(plan, stream);
-  return error == cudaSuccess && forget ? forget_both(plan, false, stream) : error;
+cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, bool commit,
+                             bool forget, cudaStream_t stream) {
+  const size_t count = commit ? results_to_copy(plan) : 0;
+  cudaError_t error =
+      launch(conclude_kernel, 1 + count / OB_LANES, 1, stream, plan, stamp, commit, count);
+  return error == cudaSuccess && commit && forget ? forget_both(plan, false, stream) : error;
 }
 
 /* --- Between calls */

@@ -27,6 +27,7 @@ static onebit_status_t create(struct onebit_plan *plan) {
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
   OB_TRY(ob_stream_host_create(plan));
   OB_TRY(ob_overlap_create(plan));
+  device->kernel.seals = ob_cuda_can_seal(&device->kernel);
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&device->own, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->started, cudaEventDisableTiming));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&device->reached, cudaEventDisableTiming));
@@ -90,24 +91,13 @@ static onebit_status_t follow(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* What the other ranks depend on is launched a second time when it fails: the call is lost, but
- * they can be told, and find the next one's messages numbered as theirs. */
-static onebit_status_t begin_state(struct onebit_plan *plan) {
-  cudaError_t error = ob_cuda_begin(plan->device->kernel, stream_of(plan));
-  if (error == cudaSuccess)
-    return ONEBIT_OK;
-  ob_cuda_begin(plan->device->kernel, stream_of(plan));
-  return ob_cuda_error(error, "launching a kernel");
-}
-
 /* The status of a call without a stream is its own: how those before it ended is looked at now. */
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   if (!plan->call.on_stream)
     settled(plan, true);
   onebit_status_t status = follow(plan);
-  onebit_status_t started = begin_state(plan);
-  if (status == ONEBIT_OK)
-    status = started;
+  plan->device->has_sealed = false;
+  plan->device->unopened = NULL;
   if (status == ONEBIT_OK)
     status = ob_comm_health(plan->comm);
   return status;
@@ -135,17 +125,47 @@ struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_mes
   return (struct ob_cuda_stamp){.kind = kind,
                                 .agreed = plan->call.agreed,
                                 .rate = plan->call.rate,
-                                .failed = plan->status != ONEBIT_OK};
+                                .failed = plan->status != ONEBIT_OK,
+                                .begins = !plan->device->has_sealed};
 }
 
+/* What the other ranks depend on is launched a second time when it fails: the call is lost, but
+ * they can be told, and find the next one's messages numbered as theirs. */
 void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
                     enum ob_message_kind kind) {
   cudaStream_t stream = stream_of(plan);
-  cudaError_t error = ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
-  if (error == cudaSuccess)
+  if (messages->seals && plan->status == ONEBIT_OK)
     return;
-  ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
-  ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
+  cudaError_t error = ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
+  if (error != cudaSuccess) {
+    ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
+    ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
+  }
+  plan->device->has_sealed = true;
+}
+
+static onebit_status_t open_messages(struct onebit_plan *plan, bool decides) {
+  struct ob_device *device = plan->device;
+  const struct ob_cuda_plan *messages = device->unopened;
+  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, device->unopened_kind);
+  stamp.decides = decides;
+  device->unopened = NULL;
+  OB_TRY_CUDA(ob_cuda_open(*messages, stamp, device->unopened_chunk, stream_of(plan)));
+  return ONEBIT_OK;
+}
+
+void ob_stream_open(struct onebit_plan *plan) {
+  onebit_status_t status = plan->device->unopened ? open_messages(plan, false) : ONEBIT_OK;
+  if (status != ONEBIT_OK)
+    ob_steps_fail(plan, status);
+}
+
+void ob_stream_came(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
+                    enum ob_message_kind kind) {
+  ob_stream_open(plan);
+  plan->device->unopened = messages->geometry.members > 1 ? messages : NULL;
+  plan->device->unopened_kind = kind;
+  plan->device->unopened_chunk = chunk;
 }
 
 /* A transport that fails is the end of the plan: what else would be put waits for ever. */
@@ -180,9 +200,10 @@ static onebit_status_t seal(struct onebit_plan *plan, size_t chunk, enum ob_mess
   return ONEBIT_OK;
 }
 
-/* Sealed or not: the others wait for it. */
+/* Sealed or not: the others wait for it. What a header says depends on what theirs have said. */
 static onebit_status_t send(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                             enum ob_message_kind kind, bool wait) {
+  ob_stream_open(plan);
   onebit_status_t status = plan->device->sealed ? ONEBIT_OK : seal(plan, chunk, kind);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
@@ -202,18 +223,13 @@ static bool send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
   return ob_stream_ended(plan, send(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
-static onebit_status_t judge(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
-  OB_TRY_CUDA(
-      ob_cuda_open(plan->device->kernel, ob_stream_stamp(plan, kind), chunk, stream_of(plan)));
-  return ONEBIT_OK;
-}
-
 static onebit_status_t receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                                enum ob_message_kind kind, bool wait) {
   if (is_driven(plan))
     OB_TRY(plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0));
   OB_TRY(ob_overlap_join(plan, chunk));
-  return judge(plan, chunk, kind);
+  ob_stream_came(plan, &plan->device->kernel, chunk, kind);
+  return ONEBIT_OK;
 }
 
 static bool receive_from_workers(struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -238,7 +254,7 @@ static bool end_round(struct onebit_plan *plan, size_t round, bool wait) {
   bool last = (size_t)2 << round >= plan->geometry.members;
   onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_OK && last)
-    status = judge(plan, 0, OB_MESSAGE_SERVER);
+    ob_stream_came(plan, &plan->device->kernel, 0, OB_MESSAGE_SERVER);
   return ob_stream_ended(plan, status);
 }
 
@@ -251,14 +267,30 @@ static bool launched(struct onebit_plan *plan, cudaError_t error) {
 
 #define LAUNCHED(plan, launch) ((plan)->status != ONEBIT_OK || launched(plan, launch))
 
+/* The same of messages that are sealed on the way. */
+static bool launched_sealing(struct onebit_plan *plan, cudaError_t error) {
+  plan->device->has_sealed |= plan->device->kernel.seals && error == cudaSuccess;
+  return launched(plan, error);
+}
+
+static bool compress_with(struct onebit_plan *plan, size_t chunk,
+                          cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
+                                                cudaStream_t stream)) {
+  enum ob_message_kind kind = plan->geometry.whole ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER;
+  ob_stream_open(plan);
+  plan->device->kernel.opens = false;
+  plan->device->kernel.stamp = ob_stream_stamp(plan, kind);
+  return plan->status != ONEBIT_OK || launched_sealing(plan, launch(plan, chunk, stream_of(plan)));
+}
+
 static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return LAUNCHED(plan, ob_device_compress(plan, chunk, stream_of(plan)));
+  return compress_with(plan, chunk, ob_device_compress);
 }
 
 static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return LAUNCHED(plan, ob_device_host_compress(plan, chunk, stream_of(plan)));
+  return compress_with(plan, chunk, ob_device_host_compress);
 }
 
 static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -266,8 +298,16 @@ static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
   return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, false, stream_of(plan)));
 }
 
+/* What it adds up, it may open too: it does not depend on what the headers say. */
 static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
+  struct ob_device *device = plan->device;
   (void)wait;
+  device->kernel.opens =
+      plan->status == ONEBIT_OK && device->unopened && ob_cuda_is_short(&device->kernel);
+  if (!device->kernel.opens)
+    ob_stream_open(plan);
+  device->unopened = NULL;
+  device->kernel.stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   return LAUNCHED(plan, ob_device_reduce(plan, chunk, stream_of(plan)));
 }
 
@@ -287,18 +327,27 @@ static bool apply_sum(struct onebit_plan *plan, size_t chunk, bool wait) {
 }
 
 static bool decide(struct onebit_plan *plan, size_t chunk, bool wait) {
-  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   (void)chunk, (void)wait;
+  onebit_status_t status = plan->device->unopened ? open_messages(plan, true) : ONEBIT_IN_PROGRESS;
+  if (status == ONEBIT_OK)
+    return true;
+  if (status < ONEBIT_OK)
+    ob_steps_fail(plan, status);
+  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   return launched(plan, ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
 }
 
-/* The last part of a call. A windowed one is applied before it is decided, and has no residual. */
+/* The last part of a call. A windowed one is applied before it is decided, and has no residual.
+ * Where it is not launched, at least the next call is not taken for one that met what this one did.
+ */
 static onebit_status_t conclude(struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
-  OB_TRY_CUDA(ob_cuda_conclude(*kernel, stamp, stream_of(plan)));
-  if (!ob_is_dense(plan))
-    OB_TRY_CUDA(ob_cuda_commit(*kernel, plan->options.no_error_feedback, stream_of(plan)));
+  cudaError_t error = ob_cuda_conclude(*kernel, stamp, !ob_is_dense(plan),
+                                       plan->options.no_error_feedback, stream_of(plan));
+  if (error != cudaSuccess)
+    cudaMemsetAsync(&kernel->state->flags, 0, sizeof kernel->state->flags, stream_of(plan));
+  OB_TRY_CUDA(error);
   return publish(plan);
 }
 

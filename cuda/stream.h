@@ -8,10 +8,16 @@
 /* What this rank's headers say, or the others' should. */
 struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind);
 
-/* Stamps the messages of a chunk. When that fails, it is tried again with a stamp that says so: the
- * others wait for the message. */
+/* Stamps the messages of a chunk, unless the kernel that made them does (ob_cuda_can_seal). When
+ * that fails, it is tried again with a stamp that says so: the others wait for the message. */
 void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
                     enum ob_message_kind kind);
+
+/* The messages of a chunk have come. What is computed of them may open them on the way; what else
+ * needs to know what they say opens those that have not been. */
+void ob_stream_came(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
+                    enum ob_message_kind kind);
+void ob_stream_open(struct onebit_plan *plan);
 
 /* What becomes of the call after a step with this status. False: the step has to wait. */
 bool ob_stream_ended(struct onebit_plan *plan, onebit_status_t status);

@@ -115,32 +115,31 @@ bool ob_stream_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
     error = ob_cuda_host_put(*window, ob_device_source(plan), chunk, stream);
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
+  ob_stream_open(plan);
   ob_stream_seal(plan, window, chunk, OB_MESSAGE_WORKER);
   return ob_stream_ended(plan, put(plan, chunk, add_inputs));
 }
 
-static bool judge(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
-                  enum ob_message_kind kind) {
-  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, kind);
+static bool came(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
+                 enum ob_message_kind kind) {
   onebit_status_t joined = ob_overlap_join(plan, chunk);
-  if (joined != ONEBIT_OK)
-    return ob_stream_ended(plan, joined);
-  cudaError_t error = ob_cuda_open(*messages, stamp, chunk, plan->device->stream);
-  return ob_stream_ended(plan, error == cudaSuccess ? ONEBIT_OK
-                                                    : ob_cuda_error(error, "launching a kernel"));
+  if (joined == ONEBIT_OK)
+    ob_stream_came(plan, messages, chunk, kind);
+  return ob_stream_ended(plan, joined);
 }
 
 bool ob_stream_host_barrier(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return judge(plan, &plan->device->host.host, chunk, OB_MESSAGE_WORKER);
+  return came(plan, &plan->device->host.host, chunk, OB_MESSAGE_WORKER);
 }
 
 bool ob_stream_host_publish(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
+  ob_stream_open(plan);
   return ob_stream_ended(plan, put(plan, chunk, add_results));
 }
 
 bool ob_stream_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return judge(plan, &plan->device->host.results, chunk, OB_MESSAGE_SERVER);
+  return came(plan, &plan->device->host.results, chunk, OB_MESSAGE_SERVER);
 }

@@ -16,12 +16,14 @@
 #define MEAN              4.0 /* of what is read: a rank's own share of each of the host's ranks */
 #define REDUCE(members)   (8 + ((members) + 1) / 8 + 4 * ((members) + 3) / BLOCK)
 
-/* Kernels of a call and of a chunk of it, as tests/gpu/test_counts.c has them: begin, decide,
- * conclude, commit; compress, seal, open, reduce, seal, open, apply. Inside a host load, seal,
- * open, mean and open besides. */
-#define CALL_KERNELS       4
-#define CHUNK_KERNELS      7
-#define CHUNK_KERNELS_HOST 12
+/* Kernels of a call and of a chunk of it, as tests/gpu/test_sizes.c has them: conclude; compress,
+ * seal, open, reduce, seal, open, apply. Inside a host load, seal, open, mean and open besides. A
+ * message of at most 8 runs of 1024 words is sealed by compress, opened by reduce, and so on. */
+#define CALL_KERNELS        1
+#define CHUNK_KERNELS       7
+#define CHUNK_KERNELS_SHORT 4
+#define CHUNK_KERNELS_HOST  12
+#define SHORT               (8 * 1024 * 32 / (1 + 32 / BLOCK))
 
 /* Chunks of a plan over NCCL: as many as overlap pays for, or a window of dense messages has. */
 #define ELEMENTS_A_CHUNK      (4.0 * (1 << 20))
@@ -91,8 +93,10 @@ static struct tune_update flat(const struct tune_card *card, const struct shape 
   const double near = (shape->each - 1) * message;
   const double host = shape->each * (shape->ranks - shape->each) * message;
   const double bytes = COMPRESS * shape->n + REDUCE(shape->ranks) * shape->n / shape->ranks;
+  const double kernels =
+      shape->n / shape->ranks / chunks > SHORT ? CHUNK_KERNELS : CHUNK_KERNELS_SHORT;
   struct tune_update update = {.kernels = bytes / card->copy,
-                               .launches = CALL_KERNELS + chunks * CHUNK_KERNELS,
+                               .launches = CALL_KERNELS + chunks * kernels,
                                .groups = others > 0 ? 2 * chunks : 0,
                                .host_bytes = 2 * host};
   update.messages = update.groups * group_seconds(card, shape) + 2 * wire(card, near, host);

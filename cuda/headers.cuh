@@ -1,0 +1,270 @@
+/*
+ * Headers, where no host looks after a call: stamped, judged and added up on the device, with the
+ * functions of compression/message.h and collectives/geometry.h that the host uses too.
+ *
+ * Many warps compute checksums (cuda/checksum.cuh). A header is 40 bytes a message, so one warp,
+ * the last that is done, does all of them: lane l has the member that is l + 1 places further, and
+ * l + 33, ... What came first counts, and that is the lowest lane.
+ */
+#ifndef OB_CUDA_HEADERS_CUH
+#define OB_CUDA_HEADERS_CUH
+
+#include "cuda/checksum.cuh"
+#include "cuda/location.cuh"
+
+/* --- Sealing */
+
+/* What is of a call is set back, but for what kernels before it may have met. For one lane. */
+static __device__ inline void begin_call(struct ob_cuda_state *state) {
+  state->server_flags = 0;
+  state->stop = 0;
+  state->sequence++;
+  state->status = state->refused ? ONEBIT_ERROR_MESSAGE : ONEBIT_OK;
+  state->failed = state->not_finite = -1;
+}
+
+/* The plan's pointers begin at this chunk's (of_chunk). */
+static __device__ inline struct ob_message_shape shape_of(const struct ob_cuda_plan &plan,
+                                                          size_t member) {
+  struct ob_message_shape shape = ob_message_blocks(&plan.geometry, segment_of(plan, member), 0);
+  shape.words = ob_layout_word(&plan.geometry.layout, shape.first + shape.blocks);
+  shape.words -= ob_layout_word(&plan.geometry.layout, shape.first);
+  return shape;
+}
+
+/* What must be the same on all ranks. */
+static __device__ inline uint32_t agreed_of(const struct ob_cuda_stamp &stamp) {
+  return stamp.rate ? ob_bits_of(*stamp.rate) : stamp.agreed;
+}
+
+static __device__ inline struct ob_message_call call_of(const struct ob_cuda_plan &plan,
+                                                        const struct ob_cuda_stamp &stamp) {
+  return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, agreed_of(stamp)};
+}
+
+/* A rank that cannot take part tells why it cannot, and not what it hears of others. */
+static __device__ inline uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
+  const struct ob_cuda_state *state = plan.state;
+  uint32_t flags = state->flags | ob_payload_flags(plan.geometry.dense, plan.geometry.half);
+  if (failed || state->status != ONEBIT_OK)
+    flags |= OB_FLAG_ERROR;
+  if (!failed && state->status == ONEBIT_ERROR_MISMATCH)
+    flags |= OB_FLAG_MISMATCH;
+  return (uint16_t)flags;
+}
+
+static __device__ inline int32_t origin_of(const struct ob_cuda_plan &plan, size_t member) {
+  return (int32_t)(plan.origin + member * plan.origin_step);
+}
+
+/* A learning rate that cannot be one, where only the device has it: this rank cannot take part. */
+static __device__ inline void note_rate(const struct ob_cuda_plan &plan,
+                                        const struct ob_cuda_stamp &stamp) {
+  struct ob_cuda_state *state = plan.state;
+  if (!stamp.rate || (*stamp.rate >= 0 && ob_is_finite(*stamp.rate)) || state->status != ONEBIT_OK)
+    return;
+  state->status = ONEBIT_ERROR_ARGUMENT;
+  state->origin = origin_of(plan, plan.geometry.member);
+  state->agreed = agreed_of(stamp);
+}
+
+/* Who met a value that is not finite: the first, as steps.c has it. For one lane. */
+static __device__ inline void note_own(const struct ob_cuda_plan &plan) {
+  if (plan.state->flags & OB_FLAG_NOT_FINITE && plan.state->not_finite < 0)
+    plan.state->not_finite = origin_of(plan, plan.geometry.member);
+}
+
+/* The messages that are about to leave: number i goes to member i; or one, to all. */
+static __host__ __device__ inline size_t sent_count(const struct ob_cuda_plan &plan,
+                                                    enum ob_message_kind kind) {
+  return kind == OB_MESSAGE_SERVER ? 1 : plan.geometry.members;
+}
+
+static __device__ inline unsigned char *sent(const struct ob_cuda_plan &plan,
+                                             enum ob_message_kind kind, size_t i,
+                                             struct ob_message_shape *shape) {
+  const uint32_t now = plan.state->now;
+  const bool server = kind == OB_MESSAGE_SERVER;
+  *shape = shape_of(plan, server ? plan.geometry.member : i);
+  return server ? result_of(plan, next_of(plan, now), plan.geometry.member) : sent_to(plan, now, i);
+}
+
+static __device__ inline void stamp_headers(const struct ob_cuda_plan &plan,
+                                            const struct ob_cuda_stamp &stamp) {
+  const bool server = stamp.kind == OB_MESSAGE_SERVER;
+  const float scale =
+      server && !plan.geometry.whole ? plan.state->server_scale : plan.state->worker_scale;
+  const struct ob_message_call call = call_of(plan, stamp);
+  for (size_t i = lane_number(); i < sent_count(plan, stamp.kind); i += OB_LANES) {
+    struct ob_message_shape shape;
+    struct ob_header *header = (struct ob_header *)sent(plan, stamp.kind, i, &shape);
+    *header = ob_header_make(&shape, &call, flags_of(plan, stamp.failed), scale);
+    header->checksum = ob_header_sum(header) + atomicExch(&plan.checks[1 + i], 0u);
+  }
+}
+
+/* By one warp, when the checksums are known. */
+static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
+                                             const struct ob_cuda_stamp &stamp) {
+  if (lane_number() == 0) {
+    if (stamp.begins) {
+      begin_call(plan.state);
+      note(plan.state, plan.state->residual_flags);
+    }
+    note_rate(plan, stamp);
+    note_own(plan);
+  }
+  __syncwarp();
+  stamp_headers(plan, stamp);
+}
+
+/* --- Opening */
+
+/* What is wrong with a message, beside what it says of its sender: as ob_message_check, but for its
+ * length, which the transport has matched. */
+static __device__ inline onebit_status_t judge(const struct ob_cuda_plan &plan,
+                                               const struct ob_cuda_stamp &stamp,
+                                               const struct ob_header &header,
+                                               const struct ob_message_shape &shape,
+                                               uint32_t payload) {
+  const struct ob_message_call call = call_of(plan, stamp);
+  if (header.checksum != ob_header_sum(&header) + payload ||
+      ob_header_check(&header, &shape, &call) != OB_HEADER_SOUND)
+    return ONEBIT_ERROR_MESSAGE;
+  return ob_header_disagrees(header.flags, header.agreed, agreed_of(stamp)) ? ONEBIT_ERROR_MISMATCH
+                                                                            : ONEBIT_OK;
+}
+
+/* The lowest lane that says so, or -1. */
+static __device__ inline int first_lane(bool says) {
+  return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
+}
+
+/* What a member sent to this rank, or to all. */
+static __device__ inline unsigned char *received(const struct ob_cuda_plan &plan,
+                                                 enum ob_message_kind kind, size_t member,
+                                                 struct ob_message_shape *shape) {
+  const uint32_t now = plan.state->now;
+  const bool server = kind == OB_MESSAGE_SERVER;
+  *shape = shape_of(plan, server ? member : plan.geometry.member);
+  return server ? result_of(plan, next_of(plan, now), member)
+                : sent_by(plan, senders_of(plan, now), (unsigned)member);
+}
+
+/* The members from `distance` on, one a lane. All lanes take part. */
+static __device__ inline void hear(const struct ob_cuda_plan &plan,
+                                   const struct ob_cuda_stamp &stamp, size_t distance) {
+  struct ob_cuda_state *state = plan.state;
+  const bool there = distance + lane_number() < plan.geometry.members;
+  const size_t member = ob_neighbour(&plan.geometry, distance + lane_number());
+  struct ob_header header = {};
+  onebit_status_t status = ONEBIT_OK;
+  if (there) {
+    struct ob_message_shape shape;
+    header = *(const struct ob_header *)received(plan, stamp.kind, member, &shape);
+    status =
+        judge(plan, stamp, header, shape, atomicExch(&plan.checks[distance + lane_number()], 0u));
+  }
+  const bool heard = there && status == ONEBIT_OK;
+  const int lane = (int)lane_number();
+  const int bad = first_lane(there && !heard);
+  const int failed = first_lane(heard && header.flags & OB_FLAG_ERROR);
+  const int not_finite = first_lane(heard && header.flags & OB_FLAG_NOT_FINITE);
+  if (lane == bad && atomicCAS(&state->status, (int)ONEBIT_OK, (int)status) == ONEBIT_OK) {
+    state->origin = origin_of(plan, member);
+    state->agreed = header.agreed;
+    state->refused |= status == ONEBIT_ERROR_MESSAGE;
+  }
+  if (lane == failed && state->failed < 0)
+    state->failed = origin_of(plan, member);
+  if (lane == not_finite && state->not_finite < 0)
+    state->not_finite = origin_of(plan, member);
+}
+
+/* By one warp: the call fails unless the scales of a member's message are sound. */
+static __device__ inline void check_scales(const struct ob_cuda_plan &plan, unsigned char *message,
+                                           const struct ob_message_shape &shape, size_t member) {
+  const float *scales = ob_message_view(message, &shape).scales;
+  bool bad = false;
+  for (size_t i = lane_number(); i < ob_message_scales(&shape); i += OB_LANES)
+    bad |= !ob_scale_is_sound(scales[i]);
+  if (__ballot_sync(all_lanes, bad) && lane_number() == 0 &&
+      atomicCAS(&plan.state->status, (int)ONEBIT_OK, (int)ONEBIT_ERROR_MESSAGE) == ONEBIT_OK) {
+    plan.state->origin = origin_of(plan, member);
+    plan.state->refused = 1;
+  }
+}
+
+/* By one warp: its run of the message of the member so many places further. */
+static __device__ inline void open_run(const struct ob_cuda_plan &plan, enum ob_message_kind kind,
+                                       size_t away, size_t run) {
+  const size_t member = ob_neighbour(&plan.geometry, away);
+  struct ob_message_shape shape;
+  unsigned char *message = received(plan, kind, member, &shape);
+  check_run(message, shape, run, &plan.checks[away]);
+  if (run == 0)
+    check_scales(plan, message, shape, member);
+}
+
+/* By one warp, when the checksums are known. */
+static __device__ inline void hear_all(const struct ob_cuda_plan &plan,
+                                       const struct ob_cuda_stamp &stamp) {
+  for (size_t distance = 1; distance < plan.geometry.members; distance += OB_LANES)
+    hear(plan, stamp, distance);
+}
+
+/* --- The end */
+
+static __device__ inline bool is_worse(int32_t status, int32_t than) {
+  return status != ONEBIT_OK && status != than && (than == ONEBIT_OK || than == ONEBIT_SKIPPED);
+}
+
+/* --- Besides other work: in kernels of their own, which have a thread block less at once on a
+ * multiprocessor. Registers are scarce in those that messages of any length are made by, and where
+ * these are short, so many blocks at once are never needed. */
+
+/* The warps of whole thread blocks, for so many warps. */
+static __host__ __device__ inline size_t whole_blocks(size_t warps) {
+  return (warps + warps_a_block - 1) / warps_a_block * warps_a_block;
+}
+
+static inline bool does_besides(const struct ob_cuda_plan &plan) {
+  return plan.seals || plan.opens;
+}
+
+/* The warps that open what has come from workers, in a launch that does. */
+static inline size_t warps_besides(const struct ob_cuda_plan &plan) {
+  return plan.opens ? (plan.geometry.members - 1) * check_runs(plan.geometry) : 0;
+}
+
+/* These are in the thread blocks behind those of `count` warps. */
+static __device__ inline void open_besides(const struct ob_cuda_plan &plan, size_t count) {
+  const unsigned warp = (unsigned)warp_number() - (unsigned)count;
+  const unsigned runs = (unsigned)check_runs(plan.geometry), away = 1 + warp / runs;
+  if (away < plan.geometry.members)
+    open_run(plan, OB_MESSAGE_WORKER, away, warp % runs);
+}
+
+/* The end of a kernel that makes messages, of which the blocks of grid.y make one, and opens others.
+ * A message's last block computes its checksum, and the last of these blocks does the headers. All
+ * threads take part. */
+static __device__ inline void finish_messages(const struct ob_cuda_plan &plan) {
+  struct ob_cuda_stamp opened = plan.stamp;
+  const unsigned warp = threadIdx.x / OB_LANES;
+  if (!is_last_block(&plan.checks[1 + plan.geometry.members + blockIdx.y], gridDim.x))
+    return;
+  opened.kind = OB_MESSAGE_WORKER;
+  if (plan.opens && warp == 0)
+    hear_all(plan, opened);
+  if (!plan.seals)
+    return;
+  __syncthreads(); /* the checksums have been taken out of their places */
+  struct ob_message_shape shape;
+  unsigned char *message = sent(plan, plan.stamp.kind, blockIdx.y, &shape);
+  for (size_t run = warp; run * OB_CHECK_RUN < ob_message_payload(&shape); run += warps_a_block)
+    check_run(message, shape, run, &plan.checks[1 + blockIdx.y]);
+  if (is_last_block(plan.checks, gridDim.y) && warp == 0)
+    stamp_messages(plan, plan.stamp);
+}
+
+#endif
