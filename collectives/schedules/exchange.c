@@ -85,7 +85,8 @@ static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
   return ob_overlapped(costs, &parts);
 }
 
-/* Dense: a chunk's result is waited for before the next but one leaves, so nothing overlaps. */
+/* Dense: a chunk's result is waited for before the next but one is reduced: as if nothing
+ * overlapped. */
 static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   double n = (double)model->task->elements, segment = n / model->ranks;
   if (model->task->operation == ONEBIT_REDUCE_SCATTER)

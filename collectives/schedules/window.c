@@ -3,12 +3,13 @@
  * whose plans would else need as much memory as the gradients again (a pipelined reduce-scatter and
  * allgather, segment by segment, with two segments in flight).
  *
- *   allreduce       C0 E0 | C1 E1 r0 R0 G0 c0 A0 | C2 E2 r1 R1 G1 c1 A1 | ... decide
+ *   allreduce       C0 E0 | C1 E1 r0 R0 G0 | C2 E2 r1 R1 G1 c0 A0 | C3 E3 r2 ... decide
  *   reduce-scatter  C0 E0 | C1 E1 r0 A0 | ... decide
  *   allgather       C0 G0 | C1 G1 c0 A0 | ... decide
  *
- * In a hierarchical plan put and barrier come before C, wait free before R, publish and wait after
- * c (hierarchical.c).
+ * An allreduce's results are applied a chunk later than they could be: what the network has to do
+ * next is put there first. In a hierarchical plan they are not; there put and barrier come before
+ * C, wait free before R, publish and wait after c (hierarchical.c).
  *
  * Limits: results are applied before the call is known to be well, so a caller who must be able to
  * skip it gives a buffer of its own to them.
@@ -48,19 +49,26 @@ static void add_after(struct onebit_plan *plan, size_t chunk) {
     ob_steps_add(plan, OB_STEP_RECEIVE, chunk);
     ob_steps_add(plan, OB_STEP_REDUCE, chunk);
     ob_steps_add(plan, OB_STEP_GATHER, chunk);
-    ob_steps_add(plan, OB_STEP_COLLECT, chunk);
-    ob_steps_add(plan, OB_STEP_APPLY, chunk);
     break;
   }
 }
 
+/* What is left of an allreduce's chunk, before the slot of its result is wanted again. */
+static void add_results(struct onebit_plan *plan, size_t chunk) {
+  ob_steps_add(plan, OB_STEP_COLLECT, chunk);
+  ob_steps_add(plan, OB_STEP_APPLY, chunk);
+}
+
 static void build(struct onebit_plan *plan, bool decided) {
   size_t chunks = plan->geometry.chunks;
-  for (size_t i = 0; !decided && i <= chunks; i++) {
+  bool apart = plan->options.operation == ONEBIT_ALLREDUCE && !plan->host.ranks;
+  for (size_t i = 0; !decided && i < chunks + 2; i++) {
     if (i < chunks)
       add_before(plan, i);
-    if (i > 0)
+    if (i > 0 && i <= chunks)
       add_after(plan, i - 1);
+    if (apart && i > 1)
+      add_results(plan, i - 2);
   }
 }
 
