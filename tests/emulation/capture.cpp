@@ -275,6 +275,18 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
   return cudaSuccess;
 }
 
+/* Nodes come after those that they depend on. */
+long emulation_longest_chain(cudaGraph_t graph) {
+  std::vector<long> chains;
+  for (const graph_node &node : graph->nodes) {
+    long before = 0;
+    for (size_t other : node.after)
+      before = std::max(before, chains[other]);
+    chains.push_back(before + 1);
+  }
+  return chains.empty() ? 0 : *std::max_element(chains.begin(), chains.end());
+}
+
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;
   return cudaSuccess;

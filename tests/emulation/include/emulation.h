@@ -58,6 +58,9 @@ void emulation_reset_counts(void);
  * memory as it is, and what is allocated is as large as is asked for and untouched: zeros. */
 void emulation_only_count(int on);
 
+/* The nodes of a graph that have to follow each other: of its longest chain. */
+long emulation_longest_chain(cudaGraph_t graph);
+
 /* The n-th allocation (launch) from now fails, once; n <= 0 switches it off. */
 void emulation_fail_allocation(long n);
 void emulation_fail_launch(long n);
