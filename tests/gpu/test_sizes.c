@@ -7,6 +7,7 @@
  */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
+#include <string.h>
 
 #include "tests/gpu/plans.h"
 
@@ -162,12 +163,27 @@ static void compare(const struct row *row, size_t k, long ranks,
   CHECK(counts->allocations == 0, "%ld allocations", counts->allocations);
 }
 
+/* What a plan says of its messages. */
+static void check_words(const struct row *row, size_t k, int ranks, onebit_plan_t plan) {
+  const size_t chunks = ranks > 1 ? row->chunks[k] : 1;
+  onebit_plan_info_t info = {.size = sizeof info};
+  char words[80];
+  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  snprintf(words, sizeof words, "on a device: %zu message%s to a rank in a phase, of at most %zu",
+           chunks, chunks == 1 ? "" : "s", info.chunk_size);
+  CHECK(info.chunks == chunks, "%zu chunks, not %zu", info.chunks, chunks);
+  CHECK(strstr(onebit_plan_explain(plan), words), "'%s' is not in: %s", words,
+        onebit_plan_explain(plan));
+}
+
 static void count_row(const struct gpu_rank *self, const struct row *row, size_t k) {
   struct own own = {0};
   struct emulation_counters counts = {0};
   check_case("rank %d of %d, %s of %zu Mi", self->rank, self->size, row->name, sizes[k] / MI);
   if (!row->create(self->comm, sizes[k], &own))
     return;
+  if (own.plan)
+    check_words(row, k, self->size, own.plan);
   for (int call = 0; call < CALLS; call++) /* the first may be another than those after it */
     counts = count_call(row, &own);
   if (self->rank == 0) {
