@@ -300,6 +300,8 @@ static void out_of_memory(const struct gpu_rank *self, void *context) {
   onebit_plan_t plan = NULL;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.device = ONEBIT_DEVICE_CUDA;
+  options.block_size = 256;
+  options.chunk_size = 256; /* two messages, or four of one rank */
   for (long n = 1; !plan && n < 1000; n++) {
     const size_t left = memory_left();
     check_case("rank %d, allocation %ld", self->rank, n);
@@ -348,7 +350,9 @@ static bool fail_launch(struct part *part, long n) {
 static void launches(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
-  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  what.options.block_size = 256;
+  what.options.chunk_size = 256;
   if (!part_create(&part, self->comm, &what, true))
     return;
   for (long n = 1; fail_launch(&part, n) && n < 100; n++) {
