@@ -33,10 +33,9 @@ nccl_version() { # [OPTION...]
     "$NVCC" -E "$@" -x c++ - 2>/dev/null | sed -n 's/^ *nccl //p' | tr -d ' '
 }
 
-# NCCL_HOME as given; else what the compiler finds by itself; else pip's, which has no libnccl.so,
-# but its one version: links in the build's folder stand for it.
+# NCCL_HOME as given; else what the compiler finds by itself; else pip's.
 find_nccl() {
-  local folder=${NCCL_HOME:-} home=$PWD/$BUILD/nccl
+  local folder=${NCCL_HOME:-}
   nccl=none
   [ "${NCCL:-1}" != 0 ] || return 0
   if [ -z "$folder" ]; then
@@ -44,12 +43,6 @@ find_nccl() {
     [ -z "$nccl" ] || { cuda+=(NCCL=1) && return 0; }
     folder=$(first_of $(pip_folders | sed 's|$|/nccl/include/nccl.h|'))
     folder=${folder%/include/nccl.h}
-  fi
-  if [ ! -e "$folder/lib/libnccl.so" ] && [ -e "$folder/lib/libnccl.so.2" ]; then
-    mkdir -p "$home/lib" && ln -sfn "$folder/include" "$home/include"
-    ln -sfn "$folder/lib/libnccl.so.2" "$home/lib/libnccl.so.2"
-    ln -sfn libnccl.so.2 "$home/lib/libnccl.so"
-    folder=$home
   fi
   nccl=$([ ! -f "$folder/include/nccl.h" ] || nccl_version -I "$folder/include")
   cuda+=(NCCL=1 NCCL_HOME="$folder")

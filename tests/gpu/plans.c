@@ -174,6 +174,14 @@ bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
   return well;
 }
 
+#else
+
+bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
+  (void)size, (void)run, (void)context;
+  check_skip("this build is without NCCL");
+  return false;
+}
+
 #endif
 
 static void self_body(const struct gpu_rank *self, void *context) {

@@ -187,17 +187,13 @@ static void alone(void) {
   gpu_threads(2, refuse_others, NULL);
 }
 
-#ifdef ONEBIT_HAVE_NCCL
 static void results(void) { ranks_nccl(RANKS, scale_results, NULL); }
 
 static void errors(void) { ranks_nccl(RANKS, forget_each, NULL); }
-#endif
 
 static const struct gpu_test tests[] = {
-#ifdef ONEBIT_HAVE_NCCL
     {"results are multiplied, or not-a-number where the call did not end well", results, false},
     {"residuals are given up on a stream", errors, false},
-#endif
     {"with one rank, and where there is no stream to put it on", alone, false},
 };
 GPU_SUITE("between calls", tests)
