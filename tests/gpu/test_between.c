@@ -55,7 +55,7 @@ static void scale_once(struct part *part, unsigned step, float factor) {
 /* One rank's input is spoilt; nobody waits before the result is looked at. */
 static void spoil_once(struct part *part, unsigned step) {
   size_t numbers = 0;
-  part_make(part, step, part->rank == 1);
+  part_make(part, step, part->rank == 0);
   part_load(part);
   CHECK_CUDA(cudaStreamSynchronize(NULL));
   CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
@@ -181,6 +181,7 @@ static void refuse_others(const struct gpu_rank *self, void *context) {
 }
 
 static void alone(void) {
+  ranks_self(1, scale_results, NULL);
   ranks_self(1, forget_each, NULL);
   ranks_self(1, refuse, NULL);
   ranks_self(1, nothing, NULL);
