@@ -76,15 +76,34 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
 /* The messages of `count` ranks; NULL when there are none of them. */
 static onebit_status_t allocate_members(struct onebit_plan *plan, size_t count,
                                         unsigned char **memory) {
+  struct ob_window *window = plan->window;
   if (!count)
     return ONEBIT_OK;
+  if (window) {
+    *memory = window->memory + window->used;
+    window->used += count * plan->geometry.peer_stride;
+    return ONEBIT_OK;
+  }
   *memory = allocate_from(plan, plan->executor->messages, count, plan->geometry.peer_stride);
   return *memory ? ONEBIT_OK : out_of_memory(plan);
+}
+
+static onebit_status_t allocate_window(struct onebit_plan *plan) {
+  const struct ob_transport *transport = plan->comm->transport;
+  size_t results = plan->sizes.results * (plan->momentum ? 2 : 1);
+  size_t bytes =
+      (plan->sizes.outgoing + plan->sizes.incoming + results) * plan->geometry.peer_stride;
+  if (!transport->window_create || !plan->executor->deferred)
+    return ONEBIT_OK;
+  OB_TRY(transport->window_create(plan->comm, bytes, &plan->window));
+  plan->memory_bytes += plan->window ? bytes : 0;
+  return ONEBIT_OK;
 }
 
 static onebit_status_t allocate_messages(struct onebit_plan *plan) {
   struct ob_geometry *geometry = &plan->geometry;
   size_t results = plan->sizes.results;
+  OB_TRY(allocate_window(plan));
   OB_TRY(allocate_members(plan, plan->sizes.outgoing, &geometry->outgoing));
   OB_TRY(allocate_members(plan, plan->sizes.incoming, &geometry->incoming));
   if (plan->host.shared.base)
@@ -216,13 +235,17 @@ static void release_messages(struct onebit_plan *plan) {
   unsigned char **results = plan->geometry.results;
   if (!executor)
     return;
-  if (!plan->host.shared.base) {
+  if (!plan->host.shared.base && !plan->window) {
     if (results[1] != results[0])
       executor->messages->release(results[1]);
     executor->messages->release(results[0]);
   }
-  executor->messages->release(plan->geometry.outgoing);
-  executor->messages->release(plan->geometry.incoming);
+  if (plan->window) {
+    plan->comm->transport->window_destroy(plan->window);
+  } else {
+    executor->messages->release(plan->geometry.outgoing);
+    executor->messages->release(plan->geometry.incoming);
+  }
   executor->residuals->release(plan->worker_sums);
   executor->residuals->release(plan->server_sums);
 }
@@ -347,6 +370,8 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
     status = propose_as_host(comm, shape, count, &plan);
   if (status == ONEBIT_OK && plan->host.shared.base)
     status = attach_host(plan);
+  if (status == ONEBIT_OK && plan->window)
+    status = ob_agree(comm, comm->transport->window_register(plan->window), NULL, 0);
   if (status != ONEBIT_OK) {
     release(plan);
     plan = NULL;

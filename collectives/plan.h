@@ -95,6 +95,7 @@ struct onebit_plan {
   struct ob_cost_choice choice; /* what was decided, and why */
   const struct ob_schedule *schedule;
   struct ob_schedule_sizes sizes;
+  struct ob_window *window; /* where the messages are; NULL: each kind has memory of its own */
   uint64_t wire_bytes, memory_bytes;
 
   /* Residuals of what this rank sends, and of the segment that it reduces; sums of their runs when

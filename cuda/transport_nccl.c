@@ -7,9 +7,7 @@
  * aborted, which frees it: a lock keeps them apart, and whoever has it looks at `aborted` first.
  */
 #define _DEFAULT_SOURCE
-#include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,18 +18,8 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
-#include "collectives/communicator.h"
 #include "collectives/watch.h"
-#include "cuda/device.h"
-#include "onebit/nccl.h"
-
-struct nccl_state {
-  ncclComm_t comm;
-  int device;
-  cudaStream_t stream; /* for messages of the host */
-  pthread_mutex_t lock;
-  atomic_bool aborted;
-};
+#include "cuda/nccl_state.h"
 
 /* Messages of the host: sent from `memory`, and received behind that; `there` has the endpoints of
  * that. Copies are between it and `pinned`: in one from or to other memory the driver may wait for
@@ -44,20 +32,11 @@ struct nccl_batch {
   bool is_there; /* what was received is still to be given to the caller */
 };
 
-static struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
-
-static onebit_status_t nccl_error(const struct nccl_state *state, ncclResult_t result,
-                                  const char *call) {
+onebit_status_t ob_nccl_error(const struct nccl_state *state, ncclResult_t result,
+                              const char *call) {
   return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: %s (%s): %.150s", ncclGetErrorString(result), call,
                   state->aborted ? "" : ncclGetLastError(state->comm));
 }
-
-#define NCCL_TRY(state, call)                                                                      \
-  do {                                                                                             \
-    ncclResult_t try_result = (call);                                                              \
-    if (try_result != ncclSuccess && try_result != ncclInProgress)                                 \
-      return nccl_error(state, try_result, #call);                                                 \
-  } while (0)
 
 static onebit_status_t aborted(void) {
   return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: the communicator was aborted");
@@ -92,35 +71,49 @@ static onebit_status_t add_to_group(struct nccl_state *state, const struct ob_ba
   return ONEBIT_OK;
 }
 
-static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch *batch,
-                                 cudaStream_t stream) {
-  NCCL_TRY(state, ncclGroupStart());
-  onebit_status_t status = add_to_group(state, batch, stream);
-  ncclResult_t ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
-  /* A communicator that does not block may still be putting it on the stream, where kernels are to
-   * follow: it connects the ranks first. */
+onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const char *what) {
+  struct nccl_state *state = state_of(comm);
   struct ob_watch watch = {0};
-  while (ended == ncclInProgress && !state->aborted &&
-         ncclCommGetAsyncError(state->comm, &ended) == ncclSuccess && ended == ncclInProgress) {
+  while (result == ncclInProgress && !state->aborted &&
+         ncclCommGetAsyncError(state->comm, &result) == ncclSuccess && result == ncclInProgress) {
     ob_watch_count(&watch);
-    if (watch.waited >= batch->comm->timeout)
-      return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: waited %.3g s to begin to send to the others",
-                      watch.waited);
+    if (watch.waited >= comm->timeout)
+      return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: waited %.3g s to %s", watch.waited, what);
     sched_yield();
   }
-  OB_TRY(status);
-  NCCL_TRY(state, ended);
+  if (result != ncclSuccess && result != ncclInProgress)
+    return ob_nccl_error(state, result, what);
   return ONEBIT_OK;
 }
 
-static onebit_status_t put(struct ob_batch *batch, void *stream) {
+/* Kernels are to follow on the stream: NCCL, which connects the ranks first, must have put it
+ * there. */
+static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch *batch,
+                                 cudaStream_t stream, bool of_plan) {
+  bool is_one = false;
+  ncclResult_t ended = of_plan ? ob_nccl_all_to_all(batch, stream, &is_one) : ncclSuccess;
+  onebit_status_t status = ONEBIT_OK;
+  if (!is_one) {
+    NCCL_TRY(state, ncclGroupStart());
+    status = add_to_group(state, batch, stream);
+    ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
+  }
+  onebit_status_t finished = ob_nccl_finish(batch->comm, ended, "begin to send to the others");
+  return status == ONEBIT_OK ? finished : status;
+}
+
+static onebit_status_t put_on(struct ob_batch *batch, cudaStream_t stream, bool of_plan) {
   struct nccl_state *state = state_of(batch->comm);
   if (batch->sends + batch->receives == 0)
     return ONEBIT_OK;
   pthread_mutex_lock(&state->lock);
-  onebit_status_t status = state->aborted ? aborted() : put_group(state, batch, stream);
+  onebit_status_t status = state->aborted ? aborted() : put_group(state, batch, stream, of_plan);
   pthread_mutex_unlock(&state->lock);
   return status;
+}
+
+static onebit_status_t put(struct ob_batch *batch, void *stream) {
+  return put_on(batch, stream, true);
 }
 
 static onebit_status_t check_health(struct nccl_state *state) {
@@ -205,7 +198,7 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   location(there.send, there.sends, &at);
   location(there.receive, there.receives, &at);
   own->is_there = true;
-  OB_TRY(put(&there, state->stream));
+  OB_TRY(put_on(&there, state->stream, false));
   OB_TRY_CUDA(cudaMemcpyAsync(own->pinned + sent, own->memory + sent, received, cudaMemcpyDefault,
                               state->stream));
   return ONEBIT_OK;
@@ -306,6 +299,9 @@ const struct ob_transport ob_transport_nccl = {
     .begin = begin,
     .test = test,
     .put = put,
+    .window_create = ob_nccl_window_create,
+    .window_register = ob_nccl_window_register,
+    .window_destroy = ob_nccl_window_destroy,
     .check_current = check_current,
     .health = health,
     .abort = abort_for_all,

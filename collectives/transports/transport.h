@@ -29,6 +29,13 @@ struct ob_batch {
       *receive; /* filled in before `begin`, which starts the first `sends` and `receives` */
 };
 
+/* Memory of a device that the transport knows to be messages'; its own window begins with it. */
+struct ob_window {
+  onebit_comm_t comm;
+  unsigned char *memory;
+  size_t used; /* of its bytes */
+};
+
 struct ob_transport {
   const char *name;
   bool (*threads)(void); /* whether several threads may use it at once */
@@ -51,6 +58,12 @@ struct ob_transport {
   /* For messages in memory of a device: puts the batch on a stream, where it is complete when what
    * is put there next begins. NULL: the transport moves messages of the host only. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
+  /* Memory for all messages of a plan that it puts on streams, set to zero; all ranks ask for as
+   * many bytes. *window is NULL where it is worth nothing. ONEBIT_ERROR_MEMORY. NULL: never. */
+  onebit_status_t (*window_create)(onebit_comm_t comm, size_t bytes, struct ob_window **window);
+  /* Collective, when all ranks have made theirs. */
+  onebit_status_t (*window_register)(struct ob_window *window);
+  void (*window_destroy)(struct ob_window *window);
   /* Fails unless the current device is the one whose memory it moves. NULL: any will do. */
   onebit_status_t (*check_current)(onebit_comm_t comm);
   /* Fails if it has found since that what has begun cannot end; also brings what other ranks said

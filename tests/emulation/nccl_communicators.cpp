@@ -65,9 +65,6 @@ ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
   return ncclSuccess;
 }
 
-/* What a call that makes communicators gives back: who did not want to wait must be able to. */
-ncclResult_t answer(const ncclComm &made) { return made.blocking ? ncclSuccess : ncclInProgress; }
-
 /* NULL changes nothing. Numbers that nobody has set are NCCL_CONFIG_UNDEF_INT. */
 ncclResult_t read_config(const ncclConfig_t *config, bool *blocking) {
   const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
@@ -243,6 +240,7 @@ ncclResult_t forget(ncclComm_t handle, bool abort) {
   if (comm->polled)
     fatal("use after free: a communicator is given back while another thread is in "
           "ncclCommGetAsyncError");
+  close_windows(handle, abort);
   if (abort)
     abort_rank(*comm);
   else
@@ -275,6 +273,8 @@ ncclResult_t arrive_all() {
 }
 
 void forget_arrivals() { arrivals.clear(); }
+
+ncclResult_t answer(const ncclComm &made) { return made.blocking ? ncclSuccess : ncclInProgress; }
 
 comm_ptr find_comm(ncclComm_t handle) {
   for (const comm_ptr &comm : comms())
@@ -356,13 +356,6 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
 }
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
   return tell(comm, rank, [](const ncclComm &of) { return of.rank; });
-}
-
-ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
-  return cudaMalloc(ptr, size) ? refuse(ncclUnhandledCudaError, "cudaMalloc failed") : ncclSuccess;
-}
-ncclResult_t ncclMemFree(void *ptr) {
-  return cudaFree(ptr) ? refuse(ncclUnhandledCudaError, "cudaFree failed") : ncclSuccess;
 }
 
 void emulation_nccl_break(ncclComm_t comm) {

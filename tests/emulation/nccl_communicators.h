@@ -14,6 +14,15 @@ comm_ptr find_comm(ncclComm_t handle);
 /* Keeps the words for ncclGetLastError, and gives the error back; so does the end of a group. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
+/* Ends the process where this is an NCCL of before that version. */
+void must_be_there(int version, const char *function);
+void count_all_to_all();
+/* A communicator ends: an abort takes its windows along, else there may be none. With the lock. */
+void close_windows(ncclComm_t comm, bool abort);
+
+/* What a call that the ranks make together gives back: who did not want to wait must be able to. */
+ncclResult_t answer(const ncclComm &made);
+
 /* Whether the calling thread is between ncclGroupStart and ncclGroupEnd. */
 bool in_group();
 /* Whether calls wait for the end of its group. */

@@ -67,6 +67,12 @@ struct division {
   std::vector<choice> choices; /* by the parent's rank */
 };
 
+/* A call of ncclCommWindowRegister by all ranks. */
+struct registration {
+  size_t present = 0, size = 0;
+  bool differs = false;
+};
+
 /* The ranks of a communicator. */
 struct clique {
   std::vector<std::weak_ptr<ncclComm>> ranks;
@@ -77,6 +83,7 @@ struct clique {
   std::vector<std::shared_ptr<begun>> waiting;
   std::map<long, std::shared_ptr<division>>
       divisions; /* by their number, until all ranks are there */
+  std::map<long, std::shared_ptr<registration>> registrations; /* likewise */
 };
 
 } // namespace emulation
@@ -87,7 +94,7 @@ struct ncclComm {
   ncclResult_t error = ncclSuccess;
   bool breaks = false, blocking = true, finalized = false, aborted = false;
   int polled = 0; /* threads that are in ncclCommGetAsyncError */
-  long collectives = 0, splits = 0;
+  long collectives = 0, splits = 0, registrations = 0;
   std::deque<emulation::operation_ptr> queued; /* enqueued and not begun */
   emulation::operation_ptr last; /* NCCL orders a communicator's operations across streams */
 };

@@ -146,6 +146,57 @@ static void broken_link(void) {
 
 #endif
 
+/* --- What newer versions of NCCL have */
+
+#ifdef ONEBIT_EMULATED_CUDA
+
+/* A dense plan of as many elements as its window is worth having for, in one chunk; messages of all
+ * ranks are alike. */
+enum { LARGE = 3 * 2048 * 33 };
+
+static void *results; /* of all ranks, from the call before */
+
+static void call_large(const struct gpu_rank *self, void *context) {
+  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, LARGE);
+  struct part part;
+  const bool *older = context;
+  unsigned char *before = (unsigned char *)results + (size_t)self->rank * LARGE * sizeof(float);
+  what.options.wire = ONEBIT_WIRE_DENSE;
+  what.options.chunk_size = LARGE;
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  part_make(&part, 0, false);
+  part_load(&part);
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  CHECK_STATUS(part_call(&part), ONEBIT_OK);
+  part_fetch(&part);
+  if (*older)
+    memcpy(before, part.received, part.received_bytes);
+  CHECK(!memcmp(before, part.received, part.received_bytes), "other bits than with NCCL 2.18");
+  meet();
+  CHECK(emulation_nccl_counts().windows == (*older ? 0 : 3), "%ld windows",
+        emulation_nccl_counts().windows);
+  meet();
+  part_destroy(&part);
+}
+
+static void newer(void) {
+  bool older[] = {true, false};
+  results = gpu_allocate(3 * (size_t)LARGE, sizeof(float));
+  for (int k = 0; k < 2; k++) {
+    setenv("EMULATED_NCCL_VERSION", older[k] ? "21800" : "22809", 1);
+    long calls = emulation_nccl_counts().all_to_alls;
+    three_ranks(call_large, &older[k]);
+    calls = emulation_nccl_counts().all_to_alls - calls;
+    CHECK(calls == (older[k] ? 0 : 3), "%ld calls of ncclAlltoAll", calls);
+    CHECK(emulation_nccl_counts().windows == 0, "a window is left");
+  }
+  unsetenv("EMULATED_NCCL_VERSION");
+  free(results);
+}
+
+#endif
+
 /* --- Somebody gives up */
 
 static void *abort_soon(void *context) {
@@ -291,6 +342,7 @@ static const struct gpu_test tests[] = {
     {"handles that are none", nobody, false},
 #ifdef ONEBIT_EMULATED_CUDA
     {"a link breaks", broken_link, false},
+    {"windows and all-to-all", newer, false},
 #endif
     {"given up while others wait", aborted, false},
     {"messages of the host without a rank", alone, false},

@@ -136,6 +136,15 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);
 ncclResult_t ncclMemFree(void *ptr);
 
+/* Windows are noted only. Collective, waits for the other ranks; memory of ncclMemAlloc, as much on
+ * each. Freed while it is one it ends the process. */
+typedef struct ncclWindow_vidmem *ncclWindow_t;
+#define NCCL_WIN_DEFAULT        0x00
+#define NCCL_WIN_COLL_SYMMETRIC 0x01
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win,
+                                    int winFlags);
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                       ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
@@ -149,12 +158,24 @@ ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recv
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream);
 
+/* As NCCL makes it: a group of sends and receives. */
+ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count,
+                          ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
+
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
 /* The next operation of this rank fails, as when the link to another one breaks: all ranks find
  * ncclRemoteError in ncclCommGetAsyncError. */
 void emulation_nccl_break(ncclComm_t comm);
+
+/* Calls of the functions that are new in NCCL 2.27 and 2.28, so far, of all ranks; and windows that
+ * are registered. With EMULATED_NCCL_VERSION=21800 this is NCCL 2.18, and these calls end the
+ * process. */
+struct emulation_nccl_counters {
+  long all_to_alls, registrations, windows;
+};
+struct emulation_nccl_counters emulation_nccl_counts(void);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,62 @@
+/*
+ * What the files of the transport over NCCL share. Whoever calls NCCL on `comm` has the lock, and
+ * looks at `aborted` first.
+ */
+#ifndef OB_CUDA_NCCL_STATE_H
+#define OB_CUDA_NCCL_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "collectives/communicator.h"
+#include "cuda/device.h"
+#include "onebit/nccl.h"
+
+struct nccl_state {
+  ncclComm_t comm;
+  int device;
+  cudaStream_t stream; /* for messages of the host */
+  pthread_mutex_t lock;
+  atomic_bool aborted;
+};
+
+static inline struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
+
+onebit_status_t ob_nccl_error(const struct nccl_state *state, ncclResult_t result,
+                              const char *call);
+
+#define NCCL_TRY(state, call)                                                                      \
+  do {                                                                                             \
+    ncclResult_t try_result = (call);                                                              \
+    if (try_result != ncclSuccess && try_result != ncclInProgress)                                 \
+      return ob_nccl_error(state, try_result, #call);                                              \
+  } while (0)
+
+/* A communicator that does not block may have only started what a call is to do: waits until it is
+ * done, and gives NCCL's result. ONEBIT_ERROR_TRANSPORT: that took longer than ONEBIT_TIMEOUT. */
+onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const char *what);
+
+/* Of NCCL's functions, those that older versions than the one it was compiled with have not: the
+ * loaded one may be older. */
+#if NCCL_VERSION_CODE >= 22700
+#pragma weak ncclMemAlloc
+#pragma weak ncclMemFree
+#pragma weak ncclCommWindowRegister
+#pragma weak ncclCommWindowDeregister
+#endif
+#if NCCL_VERSION_CODE >= 22800
+#pragma weak ncclAlltoAll
+#endif
+
+/* The version that is loaded; 0: it does not say. */
+int ob_nccl_version(void);
+
+/* A plan's batch as ncclAlltoAll, if it is one and the version has it. */
+ncclResult_t ob_nccl_all_to_all(const struct ob_batch *batch, cudaStream_t stream, bool *is_one);
+
+/* The transport's windows. */
+onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct ob_window **window);
+onebit_status_t ob_nccl_window_register(struct ob_window *window);
+void ob_nccl_window_destroy(struct ob_window *window);
+
+#endif

@@ -1,0 +1,152 @@
+/*
+ * What newer versions of NCCL have: compiled with one, and loaded. From 2.27 on windows, memory
+ * that NCCL knows to be messages' and moves without copies of its own; from 2.28 on the all-to-all.
+ */
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/nccl_state.h"
+
+int ob_nccl_version(void) {
+  int version = 0;
+  return ncclGetVersion(&version) == ncclSuccess ? version : 0;
+}
+
+/* --- All-to-all --------------------------------------------------------------------------------*/
+
+#if NCCL_VERSION_CODE >= 22800
+
+/* Whether the messages of all ranks are as long, `step` bytes from each other: and where that of
+ * rank 0 is, or would be. */
+static bool is_regular(const struct ob_endpoint *endpoints, size_t count, size_t bytes,
+                       ptrdiff_t step, unsigned char **base) {
+  *base = (unsigned char *)endpoints->data - endpoints->peer * step;
+  for (size_t i = 0; i < count; i++)
+    if (endpoints[i].bytes != bytes || endpoints[i].data != *base + endpoints[i].peer * step)
+      return false;
+  return true;
+}
+
+/* What plans leave between messages at most: they begin at multiples of OB_ALIGNMENT, and those of
+ * ranks lie one more apart (collectives/schedules/schedule.c). */
+#define MAX_GAP (2 * OB_ALIGNMENT)
+
+/* Where a plan's batch is an all-to-all: how far its messages are apart, with a place for this
+ * rank's own among them, and where they begin. Plans lay messages out alike on all ranks, and here
+ * all are as long, so all ranks find the same. 0: it is none. */
+static size_t find_all_to_all(const struct ob_batch *batch, unsigned char *base[2]) {
+  size_t peers = (size_t)batch->comm->size - 1;
+  if (peers < 2 || batch->sends != peers || batch->receives != peers)
+    return 0;
+  const struct ob_endpoint *first = batch->send;
+  ptrdiff_t distance = (unsigned char *)first[1].data - (unsigned char *)first[0].data;
+  ptrdiff_t step = distance / (first[1].peer - first[0].peer), bytes = (ptrdiff_t)first->bytes;
+  if (step < bytes || step >= bytes + MAX_GAP ||
+      !is_regular(batch->send, peers, first->bytes, step, &base[0]) ||
+      !is_regular(batch->receive, peers, first->bytes, step, &base[1]))
+    return 0;
+  return (size_t)step;
+}
+
+ncclResult_t ob_nccl_all_to_all(const struct ob_batch *batch, cudaStream_t stream, bool *is_one) {
+  unsigned char *base[2];
+  size_t bytes = ncclAlltoAll && ob_nccl_version() >= 22800 ? find_all_to_all(batch, base) : 0;
+  *is_one = bytes > 0;
+  if (!bytes)
+    return ncclSuccess;
+  return ncclAlltoAll(base[0], base[1], bytes, ncclUint8, state_of(batch->comm)->comm, stream);
+}
+
+#else
+
+ncclResult_t ob_nccl_all_to_all(const struct ob_batch *batch, cudaStream_t stream, bool *is_one) {
+  (void)batch, (void)stream;
+  *is_one = false;
+  return ncclSuccess;
+}
+
+#endif
+
+/* --- Windows -----------------------------------------------------------------------------------*/
+
+#if NCCL_VERSION_CODE >= 22700
+
+struct nccl_window {
+  struct ob_window window;
+  ncclWindow_t handle; /* NULL: not registered, or NCCL could make nothing of it */
+};
+
+/* ncclMemAlloc takes whole pages of the device, which have this size: a plan of fewer messages
+ * would take more memory than it has use for. */
+#define PAGE_BYTES ((size_t)2 << 20)
+
+static bool are_there(void) {
+  return ncclMemAlloc && ncclMemFree && ncclCommWindowRegister && ncclCommWindowDeregister &&
+         ob_nccl_version() >= 22700;
+}
+
+static onebit_status_t out_of_memory(size_t bytes) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory on the device for %zu bytes of messages", bytes);
+}
+
+onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct ob_window **window) {
+  void *memory = NULL;
+  *window = NULL;
+  if (bytes < PAGE_BYTES || comm->size < 2 || !are_there())
+    return ONEBIT_OK;
+  struct nccl_window *own = ob_allocate(1, sizeof *own);
+  if (!own || ob_memory_must_fail() || ncclMemAlloc(&memory, bytes) != ncclSuccess) {
+    cudaGetLastError();
+    ob_release(own);
+    return out_of_memory(bytes);
+  }
+  own->window = (struct ob_window){.comm = comm, .memory = memory};
+  *window = &own->window;
+  return ob_memory_cuda.clear(memory, bytes);
+}
+
+static onebit_status_t register_window(struct nccl_window *own) {
+  onebit_comm_t comm = own->window.comm;
+  const struct nccl_state *state = state_of(comm);
+  if (state->aborted)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: the communicator was aborted");
+  ncclResult_t result = ncclCommWindowRegister(state->comm, own->window.memory, own->window.used,
+                                               &own->handle, NCCL_WIN_COLL_SYMMETRIC);
+  return ob_nccl_finish(comm, result, "register the memory of messages");
+}
+
+onebit_status_t ob_nccl_window_register(struct ob_window *window) {
+  struct nccl_state *state = state_of(window->comm);
+  pthread_mutex_lock(&state->lock);
+  onebit_status_t status = register_window((struct nccl_window *)window);
+  pthread_mutex_unlock(&state->lock);
+  return status;
+}
+
+/* What was aborted has no windows any more. */
+void ob_nccl_window_destroy(struct ob_window *window) {
+  struct nccl_window *own = (struct nccl_window *)window;
+  struct nccl_state *state = state_of(window->comm);
+  pthread_mutex_lock(&state->lock);
+  if (own->handle && !state->aborted)
+    ncclCommWindowDeregister(state->comm, own->handle);
+  pthread_mutex_unlock(&state->lock);
+  ncclMemFree(window->memory);
+  ob_release(own);
+}
+
+#else
+
+onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct ob_window **window) {
+  (void)comm, (void)bytes;
+  *window = NULL;
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_nccl_window_register(struct ob_window *window) {
+  (void)window;
+  return ONEBIT_OK;
+}
+
+void ob_nccl_window_destroy(struct ob_window *window) { (void)window; }
+
+#endif
