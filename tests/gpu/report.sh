@@ -75,7 +75,8 @@ judge() { # FILE [TARGET]
 describe_machine() {
   {
     cat "$output/machine.txt"
-    sed -n 's/^NVRM version: *\(.*\)/driver: \1/p' /proc/driver/nvidia/version 2>/dev/null
+    nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null |
+      sed -nE '1s/^([0-9.]+)$/driver: \1/p'
     [ "$emulated" = 1 ] || echo "NCCL: $nccl"
     [ "$emulated" = 1 ] || "$NVCC" --version | sed -n 's/.*release.*, V/nvcc: /p'
     echo "processor: $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)"
