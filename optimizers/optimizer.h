@@ -80,7 +80,7 @@ struct ob_step_state {
   enum ob_exchange exchange;
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
-  size_t started; /* buckets */
+  size_t senders, started; /* buckets that exchange something; those of them that have begun to */
   /* Seconds: in onebit_optimizer_ready, and where the method brings what it sends to its place. */
   double ready, prepare;
   bool on_stream;

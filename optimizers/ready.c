@@ -71,7 +71,7 @@ static onebit_status_t check_tensor(const struct onebit_optimizer *optimizer, si
 /* Clipping wants all gradients before the first can leave; and the last bucket waits for step. */
 static bool may_start(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
   return optimizer->options.clip_norm == 0 && bucket->waiting == 0 && !bucket->started &&
-         optimizer->step.started + 1 < optimizer->bucket_count;
+         optimizer->step.started + 1 < optimizer->step.senders;
 }
 
 static bool sends(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {

@@ -195,6 +195,7 @@ void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     bucket->waiting = bucket->filled;
+    optimizer->step.senders += ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
     bucket->started = bucket->ended = false;
     bucket->bits->spent = bucket->dense->spent = (struct ob_spent){0};
   }

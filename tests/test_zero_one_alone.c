@@ -296,6 +296,29 @@ Test(zero_one_alone, mistakes_are_told_and_the_step_counts) {
   check_met(3);
 }
 
+/* With a tensor that is exchanged in full there is a message to tell of it, which waits for the end
+ * of the step though its tensor is ready: no rank makes the step. */
+static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  struct learner *learner = come_to_silence(comm, rank, context);
+  uint64_t before = hash_of(learner);
+  CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 1e-3f), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_OK);
+  if (rank == 1)
+    CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
+               rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  CHECK(hash_of(learner) == before, "a mistake, and parameters that change");
+  CHECK(info_of(learner).steps == BEFORE_SILENCE, "the step is counted");
+  end_learning(learner);
+}
+
+Test(zero_one_alone, mistakes_travel_with_uncompressed_tensors) {
+  onebit_zero_one_adam_options_t options = every_fourth();
+  options.common.dense_below = 1001; /* the first of the two */
+  on_ranks(3, make_mistake_with_messages, &options);
+}
+
 /* Rates that differ are found when the ranks meet. */
 static void differ_in_rate(onebit_comm_t comm, void *context) {
   static const float rates[] = {2e-3f, NAN, -1.0f};
