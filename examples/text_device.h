@@ -15,6 +15,7 @@ typedef struct text_model {
   transformer_t *host; /* the model, or what the device's was made from and is fetched to */
   struct transformer_cuda *cuda;       /* NULL on the processor */
   const transformer_tensor_t *tensors; /* host->ntensors, in the device's memory */
+  void *stream;                        /* of the device's work; NULL on the processor */
 } text_model_t;
 
 struct text_device {

@@ -52,8 +52,10 @@ static const char *create(text_model_t *model, const text_options_t *options) {
   const char *words;
   model->cuda = transformer_cuda_create(model->host, options->train.batch,
                                         (transformer_products_t)options->products, &words);
-  if (model->cuda)
+  if (model->cuda) {
     model->tensors = transformer_cuda_tensors(model->cuda);
+    model->stream = transformer_cuda_stream(model->cuda);
+  }
   return words;
 }
 
@@ -76,6 +78,7 @@ static double loss(text_model_t *model, const unsigned char *tokens, size_t sequ
 /* The loss is asked for last, because that waits. */
 static double gradient(text_model_t *model, const unsigned char *tokens, size_t sequences) {
   transformer_cuda_forward(model->cuda, tokens, sequences);
+  transformer_cuda_tell(model->cuda, model->host->ready, model->host->ready_context);
   transformer_cuda_backward(model->cuda, sequences);
   const double found = transformer_cuda_loss(model->cuda, sequences);
   look(model);

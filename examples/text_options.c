@@ -62,11 +62,6 @@ static int check_device(const text_options_t *options, char *words) {
   }
   if (train->dense_mpi)
     snprintf(words, OPTION_WORDS, "--dense-mpi: not with --device cuda");
-  else if (train->bucket_size > 0)
-    snprintf(words, OPTION_WORDS,
-             "--bucket-size %zu: not with --device cuda, where gradients are exchanged after the "
-             "backward pass",
-             train->bucket_size);
   else if (train->parameters || train->gradients || train->loss_scale > 0.0f ||
            train->accumulate > 1)
     snprintf(words, OPTION_WORDS,

@@ -37,6 +37,7 @@ static void tell(void *context, size_t tensor) {
 static void describe(text_task_t *own, const text_data_t *data) {
   const transformer_t *host = own->model.host;
   own->task.memory = data->device->memory;
+  own->task.stream = own->model.stream;
   own->task.ntensors = host->ntensors;
   own->task.parameters = host->parameters;
   own->task.samples = own->options->train.batch * own->options->context;

@@ -3,6 +3,10 @@
 
 #include <stdlib.h>
 
+#ifdef ONEBIT_HAVE_CUDA
+#include "onebit/cuda.h"
+#endif
+
 /* --- The library's -----------------------------------------------------------------------------*/
 
 static onebit_optimizer_options_t common_options(const train_optimizer_t *optimizer) {
@@ -146,13 +150,30 @@ static void note(train_optimizer_t *optimizer, onebit_status_t status) {
     optimizer->status = status;
 }
 
+/* On a device the exchange follows its stream, and goes on beside the backward pass. */
+static onebit_status_t begin_step(train_optimizer_t *optimizer, float learning_rate) {
+#ifdef ONEBIT_HAVE_CUDA
+  if (optimizer->task->memory == ONEBIT_DEVICE_CUDA)
+    return onebit_optimizer_begin_stream(optimizer->onebit, learning_rate, optimizer->task->stream);
+#endif
+  return onebit_optimizer_begin(optimizer->onebit, learning_rate);
+}
+
+static onebit_status_t tell_ready(train_optimizer_t *optimizer, size_t tensor) {
+#ifdef ONEBIT_HAVE_CUDA
+  if (optimizer->task->memory == ONEBIT_DEVICE_CUDA)
+    return onebit_optimizer_ready_stream(optimizer->onebit, tensor, optimizer->task->stream);
+#endif
+  return onebit_optimizer_ready(optimizer->onebit, tensor);
+}
+
 /* The backward pass has come to a tensor. */
 static void tell(void *context, size_t tensor) {
   train_optimizer_t *optimizer = context;
   const size_t micro_batch = optimizer->micro_batch;
   train_arrays_take(&optimizer->arrays, tensor, micro_batch, optimizer->loss_scale);
   if (micro_batch + 1 == optimizer->options->accumulate)
-    note(optimizer, onebit_optimizer_ready(optimizer->onebit, tensor));
+    note(optimizer, tell_ready(optimizer, tensor));
 }
 
 int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task_t *task,
@@ -192,7 +213,7 @@ onebit_status_t train_optimizer_begin(train_optimizer_t *optimizer, float learni
     note(optimizer, onebit_optimizer_get_loss_scale(optimizer->onebit, &loss_scale));
   optimizer->loss_scale = (float)loss_scale;
   if (optimizer->in_parts)
-    note(optimizer, onebit_optimizer_begin(optimizer->onebit, learning_rate));
+    note(optimizer, begin_step(optimizer, learning_rate));
   return optimizer->status;
 }
 

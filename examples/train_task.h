@@ -45,11 +45,13 @@ struct train_task {
   const train_kind_t *kind;
   const team_t *team;
   onebit_device_t memory;
+  void *stream; /* of a device's work */
   train_tensor_t *tensors;
   size_t ntensors;
   size_t parameters; /* numbers in all tensors together */
   size_t samples;    /* of this rank in a micro-batch */
-  /* When not NULL, a task on the host calls it as each tensor's gradient is final. */
+  /* When not NULL, called as each tensor's gradient is final: on a device, when what is on its
+   * stream by then is done. */
   void (*ready)(void *context, size_t tensor);
   void *ready_context;
 };

@@ -20,6 +20,8 @@ struct transformer_cuda {
   std::vector<transformer_tensor_t> tensors;
   unsigned char *tokens;    /* [sequence][context + 1] */
   float *next, *row_losses; /* [row][token], [row] */
+  void (*ready)(void *context, size_t tensor) = nullptr;
+  void *ready_context = nullptr;
 
   explicit transformer_cuda(const transformer_shape_t &its_shape) : shape(its_shape) {
     tokens = device.allocate<unsigned char>(shape.sequences * (shape.context + 1));
@@ -111,6 +113,12 @@ private:
   tensor_t final_gain() const { return &tensors[tensors.size() - 2]; }
   tensor_t head() const { return &tensors[tensors.size() - 1]; }
 
+  /* The tensor's gradient will not change any more in this backward pass. */
+  void tell(tensor_t tensor) const {
+    if (ready)
+      ready(ready_context, static_cast<size_t>(tensor - tensors.data()));
+  }
+
   /* --- Products --------------------------------------------------------------------------------*/
 
   const Number *weights(tensor_t tensor) const { return rounded + (tensor->value - values); }
@@ -126,6 +134,7 @@ private:
   void linear_backward(Result *dx, const Number *dy, const Number *x, tensor_t w, size_t rows,
                        size_t in, size_t out) {
     device.multiply(w->gradient, transposed(x), stored(dy), in, rows, out);
+    tell(w);
     device.multiply(dx, stored(dy), transposed(weights(w)), rows, out, in);
   }
 
@@ -137,6 +146,7 @@ private:
     device.launch(gain_slices, dim3(queue::blocks(width), SLICES), slices, d_normed, x, inverse_rms,
                   rows, width);
     device.launch_elements(sum_slices, width, gain->gradient, slices, SLICES, width);
+    tell(gain);
   }
 
   /* --- Attention -------------------------------------------------------------------------------*/
@@ -226,6 +236,8 @@ private:
                     rows, width);
     device.launch_elements(sum_slices, context * width, tensors[POSITION_EMBEDDING].gradient,
                            d_stream, rows / context, context * width);
+    tell(&tensors[POSITION_EMBEDDING]);
+    tell(&tensors[TOKEN_EMBEDDING]);
   }
 
   /* --- Memory ----------------------------------------------------------------------------------*/
@@ -344,6 +356,12 @@ void transformer_cuda_forward(transformer_cuda_t *model, const unsigned char *to
 
 void transformer_cuda_backward(transformer_cuda_t *model, size_t sequences) {
   model->backward(model->rows(sequences));
+}
+
+void transformer_cuda_tell(transformer_cuda_t *model, void (*ready)(void *context, size_t tensor),
+                           void *context) {
+  model->ready = ready;
+  model->ready_context = context;
 }
 
 double transformer_cuda_loss(transformer_cuda_t *model, size_t sequences) {

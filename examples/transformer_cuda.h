@@ -41,6 +41,10 @@ void transformer_cuda_store(transformer_cuda_t *model, const transformer_t *host
 void transformer_cuda_forward(transformer_cuda_t *model, const unsigned char *tokens,
                               size_t sequences);
 void transformer_cuda_backward(transformer_cuda_t *model, size_t sequences);
+/* As the host's `ready`, while a backward pass is put on the stream: the tensor's gradient is final
+ * when what is there by then is done. NULL: nobody is told. */
+void transformer_cuda_tell(transformer_cuda_t *model, void (*ready)(void *context, size_t tensor),
+                           void *context);
 double transformer_cuda_loss(transformer_cuda_t *model, size_t sequences);
 
 /* transformer_t's `next` of the latest forward pass, which was of so many sequences. */

@@ -147,7 +147,6 @@ static const struct training_case parts[] = {
     CASE(adam, "parts, automatic, two streams", TWO_STREAMS, 0, IN_PARTS, .beta2 = 0.8, BUCKETS),
     CASE(adam, "parts, clipped, scaled", ONE_STREAM, BIT(9), IN_PARTS, .freeze_step = 6,
          .common.clip_norm = 20, HALVES, SCALED, BUCKETS),
-    CASE(adam, "parts, one bucket", NO_STREAM, BIT(9), IN_PARTS, .freeze_step = 6),
     CASE(lamb, "parts, lamb", ONE_STREAM, BIT(8) | BIT(15), IN_PARTS, .freeze_step = 8, BUCKETS),
     CASE(zero_one_adam, "parts, zero-one", ONE_STREAM, BIT(5) | BIT(13), IN_PARTS, SOON, BUCKETS),
     CASE(zero_one_adam, "parts, zero-one, uncompressed", SOME_WITHOUT, BIT(12),

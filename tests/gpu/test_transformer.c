@@ -133,6 +133,48 @@ static void the_same_bits_every_time(void) {
   destroy(&a);
 }
 
+/* A copy of each gradient, put on the stream when it is told of, is what the pass leaves. */
+struct told {
+  transformer_cuda_t *device;
+  float *copies;
+  size_t order[64], count;
+};
+
+static void note_told(void *context, size_t tensor) {
+  struct told *told = context;
+  const transformer_tensor_t *from = &transformer_cuda_tensors(told->device)[tensor];
+  size_t first = 0;
+  for (size_t t = 0; t < tensor; t++)
+    first += transformer_cuda_tensors(told->device)[t].count;
+  CHECK_CUDA(cudaMemcpyAsync(told->copies + first, from->gradient, from->count * sizeof(float),
+                             cudaMemcpyDeviceToDevice, transformer_cuda_stream(told->device)));
+  if (told->count < 64)
+    told->order[told->count++] = tensor;
+}
+
+static void tells_of_final_gradients(void) {
+  struct pair pair = create(&shapes[1], PRODUCTS_BFLOAT16);
+  struct told told = {.device = pair.device};
+  const transformer_t *host = pair.host;
+  float *copies = gpu_allocate(host->parameters, sizeof *copies);
+  size_t first = 0;
+  CHECK_CUDA(cudaMalloc((void **)&told.copies, host->parameters * sizeof *copies));
+  transformer_cuda_tell(pair.device, note_told, &told);
+  run(&pair);
+  transformer_cuda_store(pair.device, pair.fetched);
+  CHECK_CUDA(
+      cudaMemcpy(copies, told.copies, host->parameters * sizeof *copies, cudaMemcpyDeviceToHost));
+  CHECK(told.count == host->ntensors && told.order[0] == host->ntensors - 1,
+        "%zu of %zu tensors are told of", told.count, host->ntensors);
+  for (size_t t = 0; t < host->ntensors; first += host->tensors[t++].count)
+    CHECK(!memcmp(copies + first, pair.fetched->tensors[t].gradient,
+                  host->tensors[t].count * sizeof(float)),
+          "tensor %zu was told of too early", t);
+  CHECK_CUDA(cudaFree(told.copies));
+  free(copies);
+  destroy(&pair);
+}
+
 /* Each allocation fails in its turn, until none is left that could. */
 static void no_memory_gives_words(void) {
 #ifdef ONEBIT_EMULATED_CUDA
@@ -171,6 +213,7 @@ static void a_failed_launch_is_kept(void) {
 static const struct gpu_test tests[] = {
     {"float32 products agree", float32_products_agree, false},
     {"bfloat16 products agree", bfloat16_products_agree, false},
+    {"tells of final gradients", tells_of_final_gradients, false},
     {"the same bits every time", the_same_bits_every_time, false},
     {"no memory gives words", no_memory_gives_words, false},
     {"a failed launch is kept", a_failed_launch_is_kept, false},
