@@ -220,7 +220,9 @@ static void wrong_rates_there(struct learner *learner) {
   fetch(learner, 0);
   for (size_t k = 0; !refused && k < (learner->size > 1 ? 2 : 1); k++) {
     const float value = guilty ? rates_there[k].rate : 0.5f;
-    CHECK_CUDA(cudaMemcpy(rate, &value, sizeof value, cudaMemcpyHostToDevice));
+    CHECK_CUDA(
+        cudaMemcpyAsync(rate, &value, sizeof value, cudaMemcpyHostToDevice, learner->streams[0]));
+    CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
     CHECK_STATUS(step_on_stream(learner, 0.5f),
                  guilty ? rates_there[k].guilty : rates_there[k].others);
     if (guilty)
