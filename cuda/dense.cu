@@ -5,8 +5,7 @@
  * and 2), mean of N members 4 N read and 4 written. Values lie behind a header of 40 bytes, so they
  * are aligned to 8 bytes only, and accesses are of 8; of 4 where two elements have 16 bits, eight of
  * which are 32 bytes in flight a thread, and of reading, which is a third of the bytes, 40 warps
- * have 40 KiB. Those of the mean are of 4, as its sum wants the lanes' order and a warp's 128 bytes
- * fill a line of the cache.
+ * have 40 KiB.
  */
 #include "cuda/mean.cuh"
 
