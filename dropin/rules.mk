@@ -22,15 +22,17 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map 
 # Before NCCL: the library once more, without MPI. It is preloaded into processes that have no MPI,
 # no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so would bring all
 # three there, and its calls of NCCL would end in the wrappers: here they are renamed to functions
-# that look NCCL up.
-NCCL_WRAPPED := $(addprefix nccl,GetErrorString GetLastError \
-  $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/next.h))
+# that look NCCL up. What it would abort is the program's.
+NCCL_WRAPPED := $(addprefix nccl,GetErrorString GetLastError $(filter-out CommAbort, \
+  $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/next.h)))
 EMULATED_LIBS := $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))
 RUNTIME_LIBS := $(if $(is_emulated),$(EMULATED_LIBS),-L$(CUDA_LIBRARY) -lcudart_static)
-$(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY))
+$(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY)) \
+  dropin/nccl/next.h dropin/rules.mk
 	$(call say,LD)
-	$(Q)$(CC) -r -nostdlib -o $@ $^
-	$(Q)$(OBJCOPY) $(foreach call,$(NCCL_WRAPPED),--redefine-sym $(call)=ob_next_$(call)) $@
+	$(Q)$(CC) -r -nostdlib -o $@ $(filter %.o,$^)
+	$(Q)$(OBJCOPY) $(foreach call,$(NCCL_WRAPPED),--redefine-sym $(call)=ob_next_$(call)) \
+	  --redefine-sym ncclCommAbort=ob_nccl_leave_to_program $@
 $(BUILD)/libonebit-nccl.so: $(BUILD)/onebit-inside-nccl.o $(PRELOADED) $(PRELOADED_NCCL) \
   dropin/nccl/preload.map $(EMULATION_SHARED)
 	$(call say,LD)

@@ -269,11 +269,16 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
   pthread_mutex_lock(&comm->lock);
   comm->aborted = true;
   pthread_mutex_unlock(&comm->lock);
-  ncclResult_t result = ncclSuccess;
-  if (!comm->onebit)
-    result = ob_next_ncclCommAbort(handle);
-  else if (onebit_comm_abort(comm->onebit) != ONEBIT_OK)
-    result = ncclInternalError;
+  if (comm->onebit)
+    onebit_comm_abort(comm->onebit); /* from here on the library does not ask NCCL about it */
+  ncclResult_t result = ob_next_ncclCommAbort(handle);
   ob_nccl_comm_release(comm);
   return result;
+}
+
+/* A communicator that has failed is the program's to abort, which goes on asking NCCL about it and
+ * would find it gone: NCCL tells it of the error, too. */
+ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm) {
+  (void)comm;
+  return ncclSuccess;
 }

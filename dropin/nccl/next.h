@@ -61,6 +61,9 @@ OB_NCCL_FUNCTIONS(OB_NCCL_DECLARE)
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
+/* The library's ncclCommAbort (dropin/rules.mk). */
+ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm);
+
 /* The two that give text. */
 const char *ob_next_ncclGetErrorString(ncclResult_t result);
 const char *ob_next_ncclGetLastError(ncclComm_t comm);

@@ -63,7 +63,34 @@ static struct {
 
 static char **names;
 
-/* A case may be `leave`, with everything still there; or `abort`. */
+#ifdef ONEBIT_EMULATED_CUDA
+
+/* The link breaks while a sum is compressed. The program asks NCCL until it has heard of it, makes
+ * another sum, asks once more, and aborts. */
+static void break_link(void) {
+  float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
+  ncclResult_t error = ncclSuccess;
+  for (int step = 0; step < STEPS; step++)
+    sum(mine, all, COUNT);
+  CUDA(cudaStreamSynchronize(stream));
+  if (rank == 0)
+    emulation_nccl_break(comm);
+  for (int call = 0; call < 2; call++) {
+    ncclAllReduce(mine, all, COUNT, ncclFloat, ncclSum, comm, stream);
+    do {
+      cudaStreamQuery(stream); /* moves it */
+      NCCL(ncclCommGetAsyncError(comm, &error));
+    } while (error == ncclSuccess);
+  }
+  NCCL(ncclCommAbort(comm));
+  CUDA(cudaFree(mine)), CUDA(cudaFree(all));
+}
+
+#else
+static void break_link(void) {}
+#endif
+
+/* A case may be `leave`, with everything still there; or `abort`; or `break`, which aborts. */
 static void be_rank(int which) {
   int devices;
   rank = which;
@@ -85,6 +112,9 @@ static void be_rank(int which) {
   int done = 0, leave = 0;
   for (char **name = names; *name; name++)
     if (!strcmp(*name, "leave")) {
+      leave = 1;
+    } else if (!strcmp(*name, "break")) {
+      break_link();
       leave = 1;
     } else if (!strcmp(*name, "abort")) {
       NCCL(ncclCommAbort(comm));
