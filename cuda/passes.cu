@@ -3,11 +3,15 @@
  *
  * A warp takes a block, and lane l its elements l, l + 32, ...: so a word of signs has one bit for
  * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
- * buffer a tensor begins. Eight words are loaded at once, or four: that is 32 bytes in flight a
- * thread with one array, 96 with six, and 24 warps of the former are what a multiprocessor needs
- * (device.cuh); where there is one array only, more are resident. An access of 4 bytes is an
- * instruction for 128 bytes, of which an H200 could issue nine times as many as its memory can
- * serve; the arithmetic of the largest pass, about 100 instructions for 1 KiB, fits beside.
+ * buffer a tensor begins. 16, 8 or 4 words of each array are loaded at once, which is 32 to 96 bytes
+ * in flight a thread, and 24 warps with 32 bytes are what a multiprocessor needs (device.cuh).
+ * Where all of these words are there no load has a condition: a GPU has seven predicates, and loads
+ * that want more wait for each other. An access of 4 bytes is an instruction for 128 bytes, of which
+ * an H200 could issue nine times as many as its memory can serve; the arithmetic of the largest
+ * pass, about 300 instructions for 3 KiB, fits beside.
+ *
+ * Gradients of 16 bits would be accesses of 2 bytes, half as much in flight. They are loaded 16
+ * bytes at once, or 8, and dealt out to the lanes through shared memory.
  *
  * Bytes an element, float32: 4 for each array that ob_pass_reads and ob_pass_writes name, 1/8 for a
  * message.
@@ -28,11 +32,28 @@
 
 #include "cuda/location.cuh"
 
-/* Fewer of many arrays, for which there are not the registers. */
-template <enum ob_pass_kind kind>
-constexpr unsigned words_at_once =
-    kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_LAMB_FROZEN || kind == OB_PASS_ZERO_ONE_STORE ? 4
-                                                                                                : 8;
+/* Words of each array that are loaded at once: so many registers, and no more. */
+constexpr unsigned count_at_once(enum ob_pass_kind kind) {
+  switch (kind) {
+  case OB_PASS_SQUARES: /* one array, and nothing is written */
+  case OB_PASS_POWER:
+    return 16;
+  case OB_PASS_ADAM: /* four and more, messages among them */
+  case OB_PASS_FROZEN:
+  case OB_PASS_LAMB:
+  case OB_PASS_LAMB_FRESH:
+  case OB_PASS_LAMB_FROZEN:
+  case OB_PASS_ZERO_ONE:
+  case OB_PASS_ZERO_ONE_LOCAL:
+  case OB_PASS_ZERO_ONE_STORE:
+  case OB_PASS_SHARD_MOVE:
+    return 4;
+  default:
+    return 8;
+  }
+}
+
+template <enum ob_pass_kind kind> constexpr unsigned words_at_once = count_at_once(kind);
 
 /* What a warp has of a block: where its elements begin. There need not be OB_MOVED, which reads as
  * zeros then. */
@@ -114,81 +135,133 @@ static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
 
 /* --- Elements */
 
-/* Element number `word` of a lane. */
+/* Element number `word` of a lane, and whether there is one. `whole`: all that is loaded at once is
+ * there, so that no access has a condition, and one address serves all of an array. */
 static __device__ inline unsigned element_at(unsigned word) {
   return word * OB_LANES + lane_number();
 }
 
-template <onebit_dtype_t dtype, unsigned words>
+template <bool whole> static __device__ inline bool has_element(const struct run &run, unsigned i) {
+  return whole || i < run.count;
+}
+
+/* Where gradients of 16 bits pass from lane to lane, a warp's own. */
+template <unsigned words> static __device__ inline uint16_t *tile_of_warp() {
+  __shared__ uint4 tiles[warps_a_block][words * OB_LANES / 8];
+  return (uint16_t *)tiles[threadIdx.x / OB_LANES];
+}
+
+/* Those of 16 bits are loaded 16 bytes at once, or 8 of few words, and a lane finds its elements in
+ * shared memory. Where they lie at no multiple of that, it loads each. */
+template <onebit_dtype_t dtype, bool whole, unsigned words>
 static __device__ inline void load_gradients(const struct run &run, unsigned word,
                                              struct ob_element (&e)[words]) {
+  constexpr unsigned width = words < 8 ? words : 8, parts = words / width;
+  if (whole && size_of<dtype> == 2 && is_aligned(run.gradient, 2 * width)) {
+    uint32_t raw[parts][width / 2];
+    OB_UNROLL
+    for (unsigned k = 0; k < parts; k++)
+      load_raw((const uint16_t *)run.gradient + word * OB_LANES + part_at<width>(k), raw[k]);
+    uint16_t *const tile = tile_of_warp<words>();
+    OB_UNROLL
+    for (unsigned k = 0; k < parts; k++)
+      put_raw(tile + part_at<width>(k), raw[k]);
+    __syncwarp();
+    OB_UNROLL
+    for (unsigned w = 0; w < words; w++)
+      e[w].at[OB_GRADIENT] = widened<dtype>(tile[element_at(w)]);
+    __syncwarp(); /* the next ones come into the same place */
+    return;
+  }
   OB_UNROLL
   for (unsigned w = 0; w < words; w++) {
     const unsigned i = element_at(word + w);
-    e[w].at[OB_GRADIENT] = i < run.count ? ob_load(run.gradient, i, dtype) : 0;
+    e[w].at[OB_GRADIENT] = has_element<whole>(run, i) ? load_one<dtype>(run.gradient, i) : 0;
   }
 }
 
-template <unsigned words>
+template <bool whole, unsigned words>
 static __device__ inline void load_gradients(const struct run &run, unsigned word,
                                              struct ob_element (&e)[words]) {
   if (!run.gradient)
     return;
   if (run.gradient_dtype == ONEBIT_FLOAT32)
-    load_gradients<ONEBIT_FLOAT32>(run, word, e);
+    load_gradients<ONEBIT_FLOAT32, whole>(run, word, e);
   else if (run.gradient_dtype == ONEBIT_BFLOAT16)
-    load_gradients<ONEBIT_BFLOAT16>(run, word, e);
+    load_gradients<ONEBIT_BFLOAT16, whole>(run, word, e);
   else
-    load_gradients<ONEBIT_FLOAT16>(run, word, e);
+    load_gradients<ONEBIT_FLOAT16, whole>(run, word, e);
 }
 
 /* What the signs stand for: all lanes read the same word. */
-template <int slot, unsigned words>
-static __device__ inline void load_message(const uint32_t *message, float scale, unsigned word,
-                                           unsigned count, struct ob_element (&e)[words]) {
+template <int slot, bool whole, unsigned words>
+static __device__ inline void load_message(const struct run &run, const uint32_t *message,
+                                           float scale, unsigned word,
+                                           struct ob_element (&e)[words]) {
   OB_UNROLL
   for (unsigned w = 0; w < words; w++) {
-    const uint32_t signs = (word + w) * OB_LANES < count ? message[word + w] : 0;
+    const uint32_t signs = whole || (word + w) * OB_LANES < run.count ? message[word + w] : 0;
     e[w].at[slot] = ob_decode(signs >> lane_number() & 1, scale);
   }
 }
 
-template <unsigned words>
-static __device__ inline void load_array(const float *array, int slot, unsigned word,
-                                         unsigned count, struct ob_element (&e)[words]) {
+template <bool whole, unsigned words>
+static __device__ inline void load_array(const struct run &run, const float *array, int slot,
+                                         unsigned word, struct ob_element (&e)[words]) {
   OB_UNROLL
-  for (unsigned w = 0; w < words; w++)
-    e[w].at[slot] = element_at(word + w) < count ? __ldcs(&array[element_at(word + w)]) : 0;
+  for (unsigned w = 0; w < words; w++) {
+    const unsigned i = element_at(word + w);
+    e[w].at[slot] = has_element<whole>(run, i) ? __ldcs(&array[i]) : 0;
+  }
 }
 
-template <enum ob_pass_kind kind, unsigned words>
+template <enum ob_pass_kind kind, bool whole, unsigned words>
 static __device__ inline void load_elements(const struct run &run, unsigned word,
                                             struct ob_element (&e)[words]) {
   const unsigned reads = ob_pass_reads(kind);
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
     if (reads & OB_MASK(slot) && has(run.arrays, slot))
-      load_array(run.arrays[slot], slot, word, run.count, e);
+      load_array<whole>(run, run.arrays[slot], slot, word, e);
   if (reads & OB_MASK(OB_GRADIENT))
-    load_gradients(run, word, e);
+    load_gradients<whole>(run, word, e);
   if (reads & OB_MASK(OB_MESSAGE))
-    load_message<OB_MESSAGE>(run.message, run.message_scale, word, run.count, e);
+    load_message<OB_MESSAGE, whole>(run, run.message, run.message_scale, word, e);
   if (reads & OB_MASK(OB_LAST) && run.last)
-    load_message<OB_LAST>(run.last, run.last_scale, word, run.count, e);
+    load_message<OB_LAST, whole>(run, run.last, run.last_scale, word, e);
   else if (reads & OB_MASK(OB_LAST))
-    load_array(run.last_values, OB_LAST, word, run.count, e);
+    load_array<whole>(run, run.last_values, OB_LAST, word, e);
 }
 
 template <enum ob_pass_kind kind>
 static __device__ inline void store_element(const struct run &run, unsigned i,
                                             const struct ob_element &e) {
-  const unsigned writes = ob_pass_writes(kind);
   OB_UNROLL
   for (int slot = 0; slot <= OB_PARAMETER; slot++)
-    if (writes & OB_MASK(slot) && has(run.arrays, slot))
+    if (ob_pass_writes(kind) & OB_MASK(slot) && has(run.arrays, slot))
       __stcs(&run.arrays[slot][i], e.at[slot]);
-  if (writes & OB_MASK(OB_PARAMETER) && run.copy)
-    ob_store(run.copy, i, run.copy_dtype, ob_bound(e.at[OB_PARAMETER], run.copy_dtype));
+}
+
+/* The parameters, of which the arrays have the master values, in their own type: 64 bytes at once
+ * of a warp are two whole sectors. */
+template <onebit_dtype_t dtype, bool whole, unsigned words>
+static __device__ inline void store_copies(const struct run &run, unsigned word,
+                                           const struct ob_element (&e)[words]) {
+  OB_UNROLL
+  for (unsigned w = 0; w < words; w++)
+    if (has_element<whole>(run, element_at(word + w)))
+      store_one<dtype>(run.copy, element_at(word + w), ob_bound(e[w].at[OB_PARAMETER], dtype));
+}
+
+template <bool whole, unsigned words>
+static __device__ inline void store_copies(const struct run &run, unsigned word,
+                                           const struct ob_element (&e)[words]) {
+  if (run.copy_dtype == ONEBIT_FLOAT32)
+    store_copies<ONEBIT_FLOAT32, whole>(run, word, e);
+  else if (run.copy_dtype == ONEBIT_BFLOAT16)
+    store_copies<ONEBIT_BFLOAT16, whole>(run, word, e);
+  else
+    store_copies<ONEBIT_FLOAT16, whole>(run, word, e);
 }
 
 template <enum ob_pass_kind kind>
@@ -202,21 +275,31 @@ static __device__ inline void add_element(const struct ob_element &e, float (&su
     sums[OB_LARGEST] = e.sum[OB_LARGEST] < sums[OB_LARGEST] ? e.sum[OB_LARGEST] : sums[OB_LARGEST];
 }
 
+template <enum ob_pass_kind kind, bool whole>
+static __device__ inline void pass_group(const struct run &run, unsigned word,
+                                         float (&sums)[OB_SUMS]) {
+  struct ob_element e[words_at_once<kind>] = {};
+  load_elements<kind, whole>(run, word, e);
+  OB_UNROLL
+  for (unsigned w = 0; w < words_at_once<kind>; w++) {
+    if (!has_element<whole>(run, element_at(word + w)))
+      continue;
+    e[w] = ob_pass_element(kind, e[w], &run.factors);
+    store_element<kind>(run, element_at(word + w), e[w]);
+    add_element<kind>(e[w], sums);
+  }
+  if (ob_pass_writes(kind) & OB_MASK(OB_PARAMETER) && run.copy)
+    store_copies<whole>(run, word, e);
+}
+
 template <enum ob_pass_kind kind>
 static __device__ inline void pass_elements(const struct run &run, float (&sums)[OB_SUMS]) {
   constexpr unsigned words = words_at_once<kind>;
-  for (unsigned word = 0; word * OB_LANES < run.count; word += words) {
-    struct ob_element e[words] = {};
-    load_elements<kind>(run, word, e);
-    OB_UNROLL
-    for (unsigned w = 0; w < words; w++) {
-      if (element_at(word + w) >= run.count)
-        continue;
-      e[w] = ob_pass_element(kind, e[w], &run.factors);
-      store_element<kind>(run, element_at(word + w), e[w]);
-      add_element<kind>(e[w], sums);
-    }
-  }
+  for (unsigned word = 0; word * OB_LANES < run.count; word += words)
+    if ((word + words) * OB_LANES <= run.count)
+      pass_group<kind, true>(run, word, sums);
+    else
+      pass_group<kind, false>(run, word, sums);
 }
 
 /* --- Sums */
