@@ -42,19 +42,15 @@ static __device__ inline void apply_moments(const struct moments &moments, unsig
 
 /* The elements from `first` on, to the residuals and to the tile in shared memory, as
  * group_weigh, group_momentum and group_compensate have it. `whole`: none is padding, and the
- * input is there and aligned. */
+ * input is there. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment, bool whole>
 static __device__ inline void compress_tile(const struct ob_compress_run &run,
                                             const struct moments &moments, unsigned first,
                                             unsigned given, bool aligned, float4 *tile) {
   const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid, end = whole_words(count);
   float residual[fours_a_tile][4], value[fours_a_tile][4], own[4];
-  OB_UNROLL
-  for (unsigned k = 0; k < fours_a_tile; k++)
-    load_some<ONEBIT_FLOAT32, whole>(run.residual, first + four_at(k), end, true, residual[k]);
-  OB_UNROLL
-  for (unsigned k = 0; k < fours_a_tile; k++)
-    load_some<dtype, whole>(run.input, first + four_at(k), given, aligned, value[k]);
+  load_parts<ONEBIT_FLOAT32, whole>(run.residual, first, end, true, residual);
+  load_tile<dtype>(run.input, first, given, aligned, value);
   const uint32_t signs = momentum ? load_signs(run.momentum_bits, first, count) : 0;
   const float decayed = run.decay * (run.momentum_scale / run.scaling);
   OB_UNROLL
@@ -95,7 +91,7 @@ static __device__ inline float compress(const struct ob_compress_run &run,
   const unsigned count = (unsigned)run.count, given = run.input ? (unsigned)run.valid : 0;
   float lane = 0;
   for (unsigned first = 0; first < count; first += tile_elements) {
-    if (aligned && first + tile_elements <= given)
+    if (first + tile_elements <= given)
       compress_tile<dtype, momentum, treatment, true>(run, moments, first, given, aligned, tile);
     else
       compress_tile<dtype, momentum, treatment, false>(run, moments, first, given, aligned, tile);

@@ -15,21 +15,21 @@ constexpr unsigned pairs_a_tile = 8; /* that a lane has */
 
 /* Returns whether what the lane has of the tile is finite. */
 template <onebit_dtype_t dtype>
-static __device__ inline bool load_tile(const void *input, float factor,
-                                        const struct ob_block &block, bool aligned, unsigned first,
-                                        float *values) {
+static __device__ inline bool load_dense(const void *input, float factor,
+                                         const struct ob_block &block, bool aligned, unsigned first,
+                                         float *values) {
   const unsigned end = whole_words((unsigned)block.count);
   const unsigned valid = input ? (unsigned)block.valid : 0; /* no input is zeros */
   float pair[pairs_a_tile][2];
   bool finite = true;
-  load_parts<dtype>(input, first, valid, aligned, pair);
+  load_tile<dtype>(input, first, valid, aligned, pair);
   OB_UNROLL
   for (unsigned k = 0; k < pairs_a_tile; k++) {
     pair[k][0] *= factor;
     pair[k][1] *= factor;
     finite = finite && ob_is_finite(pair[k][0]) && ob_is_finite(pair[k][1]);
   }
-  store_parts<ONEBIT_FLOAT32>(values, first, end, true, pair);
+  store_tile<ONEBIT_FLOAT32>(values, first, end, true, pair);
   return finite;
 }
 
@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   bool finite = true;
   for (unsigned first = 0; first < location.block.count; first += tile_elements)
     finite =
-        load_tile<dtype>(input, source.factor, location.block, aligned, first, values) && finite;
+        load_dense<dtype>(input, source.factor, location.block, aligned, first, values) && finite;
   if (!finite)
     note(plan.state, OB_FLAG_NOT_FINITE);
 }
@@ -106,11 +106,11 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   const bool aligned = is_aligned(output, 2 * size_of<dtype>);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float pair[pairs_a_tile][2];
-    load_parts<ONEBIT_FLOAT32>(values, first, valid, true, pair);
+    load_tile<ONEBIT_FLOAT32>(values, first, valid, true, pair);
     OB_UNROLL
     for (unsigned k = 0; k < pairs_a_tile; k++)
       bound_some<dtype>(pair[k]);
-    store_parts<dtype>(output, first, valid, aligned, pair);
+    store_tile<dtype>(output, first, valid, aligned, pair);
   }
 }
 

@@ -201,18 +201,18 @@ static __device__ inline void bound_some(float (&some)[width]) {
 }
 
 /* `width` elements from `first` on; those from `end` on are zeros. They are loaded at once where
- * the buffer is aligned to that; `whole`: it is, and they end before. */
+ * the buffer is aligned to that. `whole`: they end before. */
 template <onebit_dtype_t dtype, bool whole, unsigned width>
 static __device__ inline void load_some(const void *buffer, unsigned first, unsigned end,
                                         bool aligned, float (&some)[width]) {
   uint32_t raw[width * size_of<dtype> / 4];
-  if (whole || (aligned && first + width <= end)) {
+  if (aligned && (whole || first + width <= end)) {
     load_raw((const char *)buffer + first * size_of<dtype>, raw);
     unpack<dtype>(raw, some);
   } else {
     OB_UNROLL
     for (unsigned j = 0; j < width; j++)
-      some[j] = first + j < end ? load_one<dtype>(buffer, first + j) : 0;
+      some[j] = whole || first + j < end ? load_one<dtype>(buffer, first + j) : 0;
   }
 }
 
@@ -220,45 +220,56 @@ template <onebit_dtype_t dtype, bool whole, unsigned width>
 static __device__ inline void store_some(void *buffer, unsigned first, unsigned end, bool aligned,
                                          const float (&some)[width]) {
   uint32_t raw[width * size_of<dtype> / 4];
-  if (whole || (aligned && first + width <= end)) {
+  if (aligned && (whole || first + width <= end)) {
     pack<dtype>(some, raw);
     store_raw((char *)buffer + first * size_of<dtype>, raw);
   } else {
     OB_UNROLL
     for (unsigned j = 0; j < width; j++)
-      if (first + j < end)
+      if (whole || first + j < end)
         store_one<dtype>(buffer, first + j, some[j]);
   }
 }
 
-/* What a lane has of a tile, in parts that lie where part_at says. Of a whole tile no load has a
- * condition, and no conversion a branch, so that all are on their way before the first use. */
-template <onebit_dtype_t dtype, unsigned parts, unsigned width>
+/* What a lane has of a tile, in parts that lie where part_at says. */
+template <onebit_dtype_t dtype, bool whole, unsigned parts, unsigned width>
 static __device__ inline void load_parts(const void *buffer, unsigned first, unsigned end,
                                          bool aligned, float (&some)[parts][width]) {
-  if (aligned && first + tile_elements <= end) {
-    OB_UNROLL
-    for (unsigned k = 0; k < parts; k++)
-      load_some<dtype, true>(buffer, first + part_at<width>(k), end, true, some[k]);
-  } else {
-    OB_UNROLL
-    for (unsigned k = 0; k < parts; k++)
-      load_some<dtype, false>(buffer, first + part_at<width>(k), end, aligned, some[k]);
-  }
+  OB_UNROLL
+  for (unsigned k = 0; k < parts; k++)
+    load_some<dtype, whole>(buffer, first + part_at<width>(k), end, aligned, some[k]);
+}
+
+/* Of a whole tile no load has a condition, wherever the buffer lies, and no conversion a branch, so
+ * that all are on their way before the first use. */
+template <onebit_dtype_t dtype, unsigned parts, unsigned width>
+static __device__ inline void load_tile(const void *buffer, unsigned first, unsigned end,
+                                        bool aligned, float (&some)[parts][width]) {
+  if (first + tile_elements > end)
+    load_parts<dtype, false>(buffer, first, end, aligned, some);
+  else if (aligned)
+    load_parts<dtype, true>(buffer, first, end, true, some);
+  else
+    load_parts<dtype, true>(buffer, first, end, false, some);
+}
+
+template <onebit_dtype_t dtype, bool whole, unsigned parts, unsigned width>
+static __device__ inline void store_parts(void *buffer, unsigned first, unsigned end, bool aligned,
+                                          const float (&some)[parts][width]) {
+  OB_UNROLL
+  for (unsigned k = 0; k < parts; k++)
+    store_some<dtype, whole>(buffer, first + part_at<width>(k), end, aligned, some[k]);
 }
 
 template <onebit_dtype_t dtype, unsigned parts, unsigned width>
-static __device__ inline void store_parts(void *buffer, unsigned first, unsigned end, bool aligned,
-                                          const float (&some)[parts][width]) {
-  if (aligned && first + tile_elements <= end) {
-    OB_UNROLL
-    for (unsigned k = 0; k < parts; k++)
-      store_some<dtype, true>(buffer, first + part_at<width>(k), end, true, some[k]);
-  } else {
-    OB_UNROLL
-    for (unsigned k = 0; k < parts; k++)
-      store_some<dtype, false>(buffer, first + part_at<width>(k), end, aligned, some[k]);
-  }
+static __device__ inline void store_tile(void *buffer, unsigned first, unsigned end, bool aligned,
+                                         const float (&some)[parts][width]) {
+  if (first + tile_elements > end)
+    store_parts<dtype, false>(buffer, first, end, aligned, some);
+  else if (aligned)
+    store_parts<dtype, true>(buffer, first, end, true, some);
+  else
+    store_parts<dtype, true>(buffer, first, end, false, some);
 }
 
 /* --- Signs */

@@ -19,11 +19,11 @@ static __global__ void __launch_bounds__(threads_a_block)
   const unsigned end = (unsigned)(count - first < tile_elements ? count - first : tile_elements);
   const bool aligned = is_aligned(result, 4 * size_of<dtype>);
   float four[fours_a_tile][4];
-  load_parts<dtype>(result, 0, end, aligned, four);
+  load_tile<dtype>(result, 0, end, aligned, four);
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     four[i / 4][i % 4] = stopped ? ob_float_of(0x7fc00000) : four[i / 4][i % 4] * factor;
-  store_parts<dtype>(result, 0, end, aligned, four);
+  store_tile<dtype>(result, 0, end, aligned, four);
 }
 
 cudaError_t ob_cuda_scale(const struct ob_cuda_state *state, void *result, onebit_dtype_t dtype,
