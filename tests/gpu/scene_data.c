@@ -138,7 +138,7 @@ static struct ob_cuda_pieces take_pieces(struct scene *scene, const char *name, 
   for (size_t k = 0; k < pieces; k++) {
     size_t valid = layout->piece[pieces == layout->pieces ? k : 0].valid;
     host[k] = valid && !(inputs && k % 5 == 3)
-                  ? twin_take(scene->twin, name, valid * size, content, (what->skew + k) % 4 * size)
+                  ? twin_take(scene->twin, name, valid * size, content, (what->skew + k) % 8 * size)
                   : NULL;
     table[k] = ON_DEVICE(scene, host[k]);
   }

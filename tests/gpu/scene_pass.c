@@ -49,7 +49,7 @@ static void *take_numbers(struct scene *scene, const char *name, size_t k, onebi
   if (!count)
     return NULL;
   void *numbers =
-      twin_take(scene->twin, name, count * size, content, (scene->what->skew + k) % 4 * size);
+      twin_take(scene->twin, name, count * size, content, (scene->what->skew + k) % 8 * size);
   for (size_t i = 0; i < count; i++)
     ob_store(numbers, i, dtype, value_at(i, 100 + (uint32_t)k, values));
   return numbers;
