@@ -3,12 +3,12 @@
  *
  * A warp takes a block, and lane l its elements l, l + 32, ...: so a word of signs has one bit for
  * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
- * buffer a tensor begins. 16, 8 or 4 words of each array are loaded at once, which is 32 to 96 bytes
- * in flight a thread, and 24 warps with 32 bytes are what a multiprocessor needs (device.cuh).
- * Where all of these words are there no load has a condition: a GPU has seven predicates, and loads
- * that want more wait for each other. An access of 4 bytes is an instruction for 128 bytes, of which
- * an H200 could issue nine times as many as its memory can serve; the arithmetic of the largest
- * pass, about 300 instructions for 3 KiB, fits beside.
+ * buffer a tensor begins. 16, 8 or 4 words of each array are loaded at once, which is 32 to 96
+ * bytes in flight a thread, and 24 warps with 32 bytes are what a multiprocessor needs
+ * (device.cuh). Where all of these words are there no load has a condition: a GPU has seven
+ * predicates, and loads that want more wait for each other. An access of 4 bytes is an instruction
+ * for 128 bytes, of which an H200 could issue nine times as many as its memory can serve; the
+ * arithmetic of the largest pass, about 300 instructions for 3 KiB, fits beside.
  *
  * Gradients of 16 bits would be accesses of 2 bytes, half as much in flight. They are loaded 16
  * bytes at once, or 8, and dealt out to the lanes through shared memory.
