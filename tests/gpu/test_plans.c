@@ -28,7 +28,6 @@ struct walk {
   struct record *records; /* one a case and rank: what is expected */
   size_t cases;
   int size;
-  bool mixed; /* devices and hosts would cut messages differently, and are told how */
 };
 
 /* On a stream, at once, and as a request; then with other errors, and with none. */
@@ -87,8 +86,6 @@ static void walk_cases(const struct gpu_rank *self, const struct walk *walk, boo
     /* The groups walk different cases. */
     struct plan_case what =
         plan_case_at((i * gpu_stride() * STEP + (size_t)walk->size) % plan_cases_count());
-    if (walk->mixed && !what.options.chunk_size)
-      what.options.chunk_size = 65536;
     struct record *expected = &walk->records[i * MOST_SIZE + (size_t)self->rank];
     struct record got = {0};
     check_case("rank %d of %d, %s", self->rank, self->size,
@@ -114,8 +111,7 @@ static void on_some(const struct gpu_rank *self, void *context) {
 
 static void walk_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
   const size_t step = gpu_stride() * STEP;
-  struct walk walk = {
-      .size = size, .cases = (plan_cases_count() + step - 1) / step, .mixed = body == on_some};
+  struct walk walk = {.size = size, .cases = (plan_cases_count() + step - 1) / step};
   walk.records = gpu_area(walk.cases * MOST_SIZE * sizeof *walk.records);
   gpu_threads(size, on_host, &walk);
   ranks(size, body, &walk);
@@ -131,18 +127,18 @@ static void mixed(void) {
     walk_group(size, gpu_threads, on_some);
 }
 
-/* Left to themselves they would cut the messages differently, which all ranks are told. */
+/* A rank on the host cuts in two what one on a device would not cut: then both do. */
 static void create_unnamed(const struct gpu_rank *self, void *context) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  onebit_plan_t plan;
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 200000);
+  struct part part;
   (void)context;
-  options.schedule = ONEBIT_SCHEDULE_EXCHANGE;
-  options.device = self->rank ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
-  CHECK_STATUS(onebit_plan_create(self->comm, 200000, &options, &plan), ONEBIT_ERROR_MISMATCH);
-  CHECK(strstr(onebit_last_error(), "name chunk_size"), "%s", onebit_last_error());
-  options.chunk_size = 65536;
-  CHECK_STATUS(onebit_plan_create(self->comm, 200000, &options, &plan), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  if (!part_create(&part, self->comm, &what, self->rank == 1))
+    return;
+  CHECK(part.info.chunks == 2, "%zu messages", part.info.chunks);
+  part_make(&part, 0, false);
+  part_load(&part);
+  CHECK_STATUS(part_call(&part), ONEBIT_OK);
+  part_destroy(&part);
 }
 
 static void unnamed(void) { gpu_threads(2, create_unnamed, NULL); }
@@ -175,7 +171,7 @@ static const struct gpu_test tests[] = {
     {"hosts and such devices in one job", aware_and_not, false},
 #endif
     {"hosts and devices in one job", mixed, false},
-    {"such a job names its messages", unnamed, false},
+    {"such a job cuts its messages as hosts do", unnamed, false},
     {"a rank alone as on the host", alone, false},
 #ifdef ONEBIT_HAVE_NCCL
     {"over NCCL as on the host", nccl, false},
