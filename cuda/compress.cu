@@ -178,6 +178,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment)
     compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const __grid_constant__ struct ob_cuda_source source) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
+  await_kernels_ahead();
   compress_block<dtype, momentum, treatment>(plan, source, tiles[threadIdx.x / OB_LANES]);
   if (besides)
     finish_messages(plan);
@@ -198,8 +199,8 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
   static compress_function *(*const kernels[2][2])(const struct ob_cuda_source &) = {
       {kernel_of<dtype, false, false>, kernel_of<dtype, false, true>},
       {kernel_of<dtype, true, false>, kernel_of<dtype, true, true>}};
-  return launch(kernels[source.momentum][does_besides(plan)](source), plan.max_blocks,
-                plan.geometry.whole ? 1 : plan.geometry.members, stream, plan, source);
+  return launch_early(kernels[source.momentum][does_besides(plan)](source), plan.max_blocks,
+                      plan.geometry.whole ? 1 : plan.geometry.members, stream, plan, source);
 }
 
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,

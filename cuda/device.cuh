@@ -43,14 +43,39 @@ constexpr unsigned all_lanes = 0xffffffffu;
 
 /* --- Launching */
 
+/* The first statement of a kernel that is launched early: its thread blocks may come to the device
+ * before the kernel ahead of it on the stream has ended, and wait here until it has, and until all
+ * that it wrote is there. As that one has waited likewise, so have all kernels before. The next one
+ * may come when the last of this kernel's blocks has: there is then a place that nobody else waits
+ * for. What was compiled for older devices is launched in turn, and has nothing to wait for. */
+static __device__ inline void await_kernels_ahead() {
+#if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/* `early`: the kernel calls await_kernels_ahead, and was compiled for devices that can. */
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t launch_grid(void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
-                                      cudaStream_t stream, const Arguments &...arguments) {
+static inline cudaError_t launch_in(bool early, void (*kernel)(Parameters...), dim3 blocks,
+                                    unsigned threads, cudaStream_t stream,
+                                    const Arguments &...arguments) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
   config.blockDim = dim3(threads);
   config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = early;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t launch_grid(void (*kernel)(Parameters...), dim3 blocks, unsigned threads,
+                                      cudaStream_t stream, const Arguments &...arguments) {
+  return launch_in(false, kernel, blocks, threads, stream, arguments...);
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -62,15 +87,30 @@ static inline cudaError_t launch_one_warp(void (*kernel)(Parameters...), cudaStr
 /* One warp for each of `count` things, and that `messages` times. cudaLaunchKernelEx, and not the
  * three brackets: what launches a kernel is then a function like any other. */
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t launch(void (*kernel)(Parameters...), size_t count, size_t messages,
-                                 cudaStream_t stream, const Arguments &...arguments) {
+static inline cudaError_t launch_warps(bool early, void (*kernel)(Parameters...), size_t count,
+                                       size_t messages, cudaStream_t stream,
+                                       const Arguments &...arguments) {
   const size_t blocks = (count + warps_a_block - 1) / warps_a_block;
   if (blocks == 0 || messages == 0)
     return cudaSuccess;
   if (blocks > INT_MAX || messages > USHRT_MAX) /* what a grid may have */
     return cudaErrorInvalidConfiguration;
-  return launch_grid(kernel, dim3((unsigned)blocks, (unsigned)messages), threads_a_block, stream,
-                     arguments...);
+  return launch_in(early, kernel, dim3((unsigned)blocks, (unsigned)messages), threads_a_block,
+                   stream, arguments...);
+}
+
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t launch(void (*kernel)(Parameters...), size_t count, size_t messages,
+                                 cudaStream_t stream, const Arguments &...arguments) {
+  return launch_warps(false, kernel, count, messages, stream, arguments...);
+}
+
+/* A kernel that calls await_kernels_ahead. */
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t launch_early(void (*kernel)(Parameters...), size_t count, size_t messages,
+                                       cudaStream_t stream, const struct ob_cuda_plan &plan,
+                                       const Arguments &...arguments) {
+  return launch_warps(plan.early, kernel, count, messages, stream, plan, arguments...);
 }
 
 /* The kernel of a dtype, among those of a template. */

@@ -2,6 +2,7 @@
 #include "cuda/headers.cuh"
 
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
+  await_kernels_ahead();
   struct ob_message_shape shape;
   unsigned char *message = sent(plan, stamp.kind, blockIdx.y, &shape);
   check_run(message, shape, warp_number(), &plan.checks[1 + blockIdx.y]);
@@ -24,6 +25,7 @@ static __device__ void decide(const struct ob_cuda_plan &plan, const struct ob_c
 /* Number y of the grid looks at the message of the member y + 1 places further. */
 static __global__ void open_messages(const struct ob_cuda_plan plan,
                                      const struct ob_cuda_stamp stamp) {
+  await_kernels_ahead();
   open_run(plan, stamp.kind, 1 + blockIdx.y, warp_number());
   if (!is_last_warp(plan.checks))
     return;
@@ -35,6 +37,7 @@ static __global__ void open_messages(const struct ob_cuda_plan plan,
 
 static __global__ void decide_alone(const struct ob_cuda_plan plan,
                                     const struct ob_cuda_stamp stamp) {
+  await_kernels_ahead();
   if (lane_number() == 0)
     decide(plan, stamp);
 }
@@ -67,6 +70,14 @@ static __global__ void adam_count(struct ob_cuda_state *state, double beta1, dou
 
 /* --- Launching */
 
+/* The code that runs there was compiled for compute capability 9.0 or newer, and so is the device:
+ * with other code, nothing would wait. */
+bool ob_cuda_can_be_early(void) {
+  cudaFuncAttributes code = {};
+  const cudaError_t error = cudaFuncGetAttributes(&code, decide_alone);
+  return error == cudaSuccess && code.ptxVersion >= 90;
+}
+
 /* One thread block computes the checksum of a message, with four runs of 4 KiB in flight, which take
  * about 0.5 us to come from the second cache and to be added up. A launch takes about 2 us, and may
  * use all multiprocessors: so up to eight runs, 1 us, nothing is gained by one. */
@@ -82,21 +93,21 @@ bool ob_cuda_can_seal(const struct ob_cuda_plan *plan) {
 
 cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream) {
-  return launch(seal, check_runs(plan.geometry), sent_count(plan, stamp.kind), stream,
-                of_chunk(plan, chunk), stamp);
+  return launch_early(seal, check_runs(plan.geometry), sent_count(plan, stamp.kind), stream,
+                      of_chunk(plan, chunk), stamp);
 }
 
 cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream) {
   return plan.geometry.members == 1
              ? cudaSuccess
-             : launch(open_messages, check_runs(plan.geometry), plan.geometry.members - 1, stream,
-                      of_chunk(plan, chunk), stamp);
+             : launch_early(open_messages, check_runs(plan.geometry), plan.geometry.members - 1,
+                            stream, of_chunk(plan, chunk), stamp);
 }
 
 cudaError_t ob_cuda_decide(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp,
                            cudaStream_t stream) {
-  return launch_one_warp(decide_alone, stream, plan, stamp);
+  return launch_in(plan.early, decide_alone, dim3(1), OB_LANES, stream, plan, stamp);
 }
 
 cudaError_t ob_cuda_join(struct ob_cuda_state *const *states, size_t count, cudaStream_t stream) {

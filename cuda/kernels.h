@@ -95,6 +95,7 @@ struct ob_cuda_plan {
    * with this stamp, and the workers' are opened. */
   bool seals, opens;
   struct ob_cuda_stamp stamp;
+  bool early; /* kernels may come to the device before those ahead of them have ended */
 };
 
 /* 32-bit words of scratch for checksums, for so many members. */
@@ -232,6 +233,9 @@ cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda
 
 /* --- Calls that no host looks after (headers.cuh). These set, read and judge headers as
  * collectives/messages.c and steps.c do. */
+
+/* Whether kernels can be launched so on the current device. */
+bool ob_cuda_can_be_early(void);
 
 /* Whether messages are short enough to be sealed and opened besides; and whether these can be
  * sealed so: with one scale, the header says what is known after all blocks. */

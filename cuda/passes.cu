@@ -338,6 +338,7 @@ template <enum ob_pass_kind kind>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     pass_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                 const __grid_constant__ struct ob_cuda_pass pass) {
+  await_kernels_ahead();
   struct location location;
   if ((plan.state && plan.state->stop) || !find<kind>(plan, &location))
     return;
@@ -371,11 +372,11 @@ static pass_function *kernel_of(enum ob_pass_kind kind) {
 
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream) {
-  return launch(kernel_of(pass.kind), plan.max_blocks, plan.geometry.members, stream,
-                of_chunk(plan, chunk), pass);
+  return launch_early(kernel_of(pass.kind), plan.max_blocks, plan.geometry.members, stream,
+                      of_chunk(plan, chunk), pass);
 }
 
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream) {
-  return launch(kernel_of(pass.kind), plan.geometry.layout.blocks, 1, stream, plan, pass);
+  return launch_early(kernel_of(pass.kind), plan.geometry.layout.blocks, 1, stream, plan, pass);
 }

@@ -220,6 +220,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule) - be
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
   __shared__ struct part known[warps_a_block][known_members];
   const unsigned warp = threadIdx.x / OB_LANES;
+  await_kernels_ahead();
   if (!besides || warp_number() < whole_blocks(plan.max_blocks))
     reduce_block<rule>(plan, weight, tiles[warp], known[warp]);
   else
@@ -268,9 +269,9 @@ static float weight_of_mean(const struct ob_cuda_plan &plan) {
 
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
   const enum ob_serve_rule rule = plan.server.serving.rule;
-  return launch(does_besides(plan) ? kernel_of<true>(rule) : kernel_of<false>(rule),
-                whole_blocks(plan.max_blocks) + warps_besides(plan), 1, stream,
-                of_chunk(plan, chunk), weight_of_mean(plan));
+  return launch_early(does_besides(plan) ? kernel_of<true>(rule) : kernel_of<false>(rule),
+                      whole_blocks(plan.max_blocks) + warps_besides(plan), 1, stream,
+                      of_chunk(plan, chunk), weight_of_mean(plan));
 }
 
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,

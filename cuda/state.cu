@@ -118,6 +118,7 @@ static __device__ inline void conclude(struct ob_cuda_state *state,
 static __global__ void __launch_bounds__(threads_a_block)
     conclude_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const struct ob_cuda_stamp stamp, bool commits, size_t count) {
+  await_kernels_ahead();
   const size_t i = (size_t)blockIdx.x * threads_a_block + threadIdx.x;
   if (!plan.state->stop && i < count)
     ((uint4 *)plan.geometry.results[0])[i] = ((const uint4 *)plan.geometry.results[1])[i];
@@ -139,7 +140,7 @@ cudaError_t ob_cuda_conclude(struct ob_cuda_plan plan, struct ob_cuda_stamp stam
                              bool forget, cudaStream_t stream) {
   const size_t count = commit ? results_to_copy(plan) : 0;
   cudaError_t error =
-      launch(conclude_kernel, 1 + count / OB_LANES, 1, stream, plan, stamp, commit, count);
+      launch_early(conclude_kernel, 1 + count / OB_LANES, 1, stream, plan, stamp, commit, count);
   return error == cudaSuccess && commit && forget ? forget_both(plan, false, stream) : error;
 }
 

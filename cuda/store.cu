@@ -36,6 +36,7 @@ template <onebit_dtype_t dtype>
 static __global__ void __launch_bounds__(threads_a_block)
     store_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                  const __grid_constant__ struct ob_cuda_pieces outputs) {
+  await_kernels_ahead();
   struct location location;
   if (plan.state->stop || !find_location(plan, segment_of(plan, blockIdx.y), &location))
     return;
@@ -64,6 +65,6 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.output_dtype, store_kernel), plan.max_blocks, plan.geometry.members,
-                stream, of_chunk(plan, chunk), outputs);
+  return launch_early(KERNEL_OF(plan.output_dtype, store_kernel), plan.max_blocks,
+                      plan.geometry.members, stream, of_chunk(plan, chunk), outputs);
 }

@@ -25,6 +25,7 @@ static onebit_status_t create(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   OB_TRY(ob_device_create(plan, false));
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
+  device->kernel.early = ob_cuda_can_be_early();
   OB_TRY(ob_stream_host_create(plan));
   OB_TRY(ob_overlap_create(plan));
   device->kernel.seals = ob_cuda_can_seal(&device->kernel);

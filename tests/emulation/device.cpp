@@ -154,6 +154,26 @@ bool leaves(size_t bytes) { return only_counting && bytes > 4096; }
 bool allocation_fails() { return falls_due(allocations_left); }
 bool launch_fails() { return falls_due(launches_left); }
 
+static thread_local size_t threads_that_waited;
+
+static bool comes_early(const cudaLaunchConfig_t &config) {
+  for (unsigned i = 0; i < config.numAttrs; i++)
+    if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+      return config.attrs[i].val.programmaticStreamSerializationAllowed;
+  return false;
+}
+
+/* What comes early and does not wait reads what the kernel ahead has yet to write. */
+static void run_kernel(dim3 grid, dim3 block, const std::function<void()> &thread, bool early) {
+  const size_t threads = size_t{grid.x} * grid.y * grid.z * (size_t{block.x} * block.y * block.z);
+  threads_that_waited = 0;
+  run_grid(grid, block, thread);
+  if (early && threads_that_waited < threads)
+    fatal("a kernel was launched to come early, and %zu of its %zu threads have not waited for "
+          "the one ahead",
+          threads - threads_that_waited, threads);
+}
+
 cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
                    std::function<void()> thread) {
   if (!kernel)
@@ -166,16 +186,20 @@ cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
   stream_ptr stream = find_stream(config.stream);
   if (!stream || stream->device != device)
     return result(cudaErrorInvalidResourceHandle);
-  return result(submit(held, stream, plain([=, grid = config.gridDim, block = config.blockDim] {
-                         count(counted::kernels);
-                         if (!only_counts())
-                           run_grid(grid, block, thread);
-                       })));
+  return result(submit(
+      held, stream,
+      plain([=, grid = config.gridDim, block = config.blockDim, early = comes_early(config)] {
+        count(counted::kernels);
+        if (!only_counts())
+          run_kernel(grid, block, thread, early);
+      })));
 }
 
 } // namespace emulation
 
 using namespace emulation;
+
+void cudaGridDependencySynchronize() { threads_that_waited++; }
 
 struct emulation_counters emulation_counts(void) {
   return {counters[0], counters[1], counters[2], counters[3],

@@ -122,8 +122,22 @@ typedef struct cudaUUID_t {
   char bytes[16];
 } cudaUUID_t;
 
-/* Attributes of a launch are accepted and have no effect. */
-typedef struct cudaLaunchAttribute_st cudaLaunchAttribute;
+/* Of the attributes of a launch, the one that has an effect. */
+typedef enum cudaLaunchAttributeID {
+  cudaLaunchAttributeIgnore = 0,
+  cudaLaunchAttributeProgrammaticStreamSerialization = 6
+} cudaLaunchAttributeID;
+
+typedef union cudaLaunchAttributeValue {
+  char pad[64];
+  int programmaticStreamSerializationAllowed;
+} cudaLaunchAttributeValue;
+
+typedef struct cudaLaunchAttribute_st {
+  cudaLaunchAttributeID id;
+  char pad[8 - sizeof(cudaLaunchAttributeID)];
+  cudaLaunchAttributeValue val;
+} cudaLaunchAttribute;
 
 typedef struct cudaLaunchConfig_st {
   dim3 gridDim;

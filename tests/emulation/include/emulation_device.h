@@ -169,6 +169,11 @@ T atomicCAS(T *address, emulation::same<T> expected, emulation::same<T> value) {
   return emulation::exchange(address, [=](T old) { return old == expected ? value : old; });
 }
 
+/* Programmatic dependent launch: kernels run in turn; but one that is launched to come early is
+ * fatal unless all of its threads wait. */
+void cudaGridDependencySynchronize();
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
+
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
