@@ -144,21 +144,19 @@ class Flow:
 
     def paths(self, inside, ends, first=0, trips=1, last=None, weighed=True):
         """{(bytes loaded, bytes stored): (accesses, -floats, instructions, path)} of the best paths
-        from `first`, within `inside`, to one of the edges that `ends` says. A loop on the way,
-        unless `last` is in it, is gone round `trips` times by its dearest way. Not weighed: of all
-        paths the one of the fewest instructions, under (0, 0)."""
-        inner = {h: body for h, body in self.loops.items()
-                 if h in inside and h != first and body < inside and last not in body}
-        outermost = {h: body for h, body in inner.items()
-                     if not any(h in other and h != o for o, other in inner.items())}
+        from `first`, within `inside`, to one of the edges that `ends` says. A loop on the way that
+        has no other in it is gone round `trips` times by its dearest way, others once; not one
+        with `last` in it. Not weighed: of all paths the shortest one, under (0, 0)."""
+        inner = {h for h, body in self.loops.items() if h in inside and h != first and
+                 last not in body and not any(o in body for o in self.loops if o != h)}
         state, done = {first: {(0, 0): (0, 0, 0, None)}}, {}
         for block in self.order:
             if block not in state or block not in inside:
                 continue
             code, after = self.blocks[block], self.next[block]
-            if block in outermost:
-                body = outermost[block]
-                code = self.dearest(block, trips) * trips
+            if block in inner:
+                body = self.loops[block]
+                code = self.dearest(block) * trips
                 after = [n for b in body for n in self.next[b] if n not in body]
             extended = extend(state[block], code, weighed)
             for n in after or [None]:
@@ -168,8 +166,8 @@ class Flow:
     def cycle(self, header, trips=1):
         return self.paths(self.loops[header], lambda n: n == header, header, trips)
 
-    def dearest(self, header, trips):
-        paths = self.cycle(header, trips)
+    def dearest(self, header):
+        paths = self.cycle(header)
         best = min(paths, key=lambda key: (-sum(key), *paths[key][:3]))
         return flat(paths[best][3])
 
