@@ -22,14 +22,21 @@ struct moments {
 };
 
 /* Four moments are 8 bytes, and lie as the residuals do. */
-template <enum ob_moment_rule rule>
+template <bool whole>
+static __device__ inline void load_moments(const struct moments &moments, unsigned first,
+                                           unsigned end, uint32_t (&raw)[fours_a_tile][2]) {
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++)
+    if (whole || first + four_at(k) < end)
+      load_raw(moments.now + first + four_at(k), raw[k]);
+}
+
+template <enum ob_moment_rule rule, bool whole>
 static __device__ inline void apply_moments(const struct moments &moments, unsigned first,
-                                            unsigned end, const float (&residual)[4],
-                                            float residual_scale, float (&value)[4]) {
-  if (first >= end)
-    return;
-  uint32_t before[2], after[2] = {};
-  load_raw((const char *)(moments.now + first), before);
+                                            unsigned end, const uint32_t (&before)[2],
+                                            const float (&residual)[4], float residual_scale,
+                                            float (&value)[4]) {
+  uint32_t after[2] = {};
   OB_UNROLL
   for (unsigned j = 0; j < 4; j++) {
     uint16_t moment = (uint16_t)(before[j / 2] >> 16 * (j % 2));
@@ -37,7 +44,8 @@ static __device__ inline void apply_moments(const struct moments &moments, unsig
                                ob_residual_of(residual[j], residual_scale), &moments.factors);
     after[j / 2] |= (uint32_t)moment << 16 * (j % 2);
   }
-  store_raw((char *)(moments.next + first), after);
+  if (whole || first < end)
+    store_raw(moments.next + first, after);
 }
 
 /* The elements from `first` on, to the residuals and to the tile in shared memory, as
@@ -48,25 +56,28 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
                                             const struct moments &moments, unsigned first,
                                             unsigned given, bool aligned, float4 *tile) {
   const unsigned count = (unsigned)run.count, valid = (unsigned)run.valid, end = whole_words(count);
-  float residual[fours_a_tile][4], value[fours_a_tile][4], own[4];
+  float residual[fours_a_tile][4], value[fours_a_tile][4], own[fours_a_tile][4];
+  uint32_t before[fours_a_tile][2] = {};
   load_parts<ONEBIT_FLOAT32, whole>(run.residual, first, end, true, residual);
+  if (treatment == RECIPROCALS)
+    load_parts<ONEBIT_FLOAT32, whole>(run.reciprocals, first, end, true, own);
+  if (treatment == SECOND_MOMENTS)
+    load_moments<whole>(moments, first, end, before);
   load_tile<dtype>(run.input, first, given, aligned, value);
   const uint32_t signs = momentum ? load_signs(run.momentum_bits, first, count) : 0;
   const float decayed = run.decay * (run.momentum_scale / run.scaling);
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     const uint32_t four = momentum ? four_signs(signs, k, 0) : 0;
-    if (treatment == RECIPROCALS)
-      load_some<ONEBIT_FLOAT32, whole>(run.reciprocals, first + four_at(k), end, true, own);
     if (treatment == SECOND_MOMENTS)
-      apply_moments<OB_MOMENTS_SECOND>(moments, first + four_at(k), end, residual[k],
-                                       run.residual_scale, value[k]);
+      apply_moments<OB_MOMENTS_SECOND, whole>(moments, first + four_at(k), end, before[k],
+                                              residual[k], run.residual_scale, value[k]);
     OB_UNROLL
     for (unsigned j = 0; j < 4; j++) {
       const unsigned i = first + four_at(k) + j;
       float input = run.weight * value[k][j];
       if (treatment == RECIPROCALS)
-        input = input * own[j];
+        input = input * own[k][j];
       const float error = ob_residual_of(residual[k][j], run.residual_scale);
       if (momentum && run.momentum_in_residual)
         input = error + input;
@@ -135,9 +146,9 @@ static __device__ inline struct moments moments_of(const struct ob_cuda_plan &pl
           source.values ? 1 : source.factor, ob_moment_factors_for(factors, momentum_scale)};
 }
 
-/* A block less at once where there are moments, which take registers too. */
+/* A block less at once where there are moments or reciprocals, which take registers too. */
 constexpr unsigned blocks_with(enum treatment treatment) {
-  return treatment == SECOND_MOMENTS ? blocks_at_once - 1 : blocks_at_once;
+  return treatment == AS_IT_IS ? blocks_at_once : blocks_at_once - 1;
 }
 
 /* grid.y is the member that the message is for. */
