@@ -340,6 +340,7 @@ static __device__ inline uint32_t four_signs(uint32_t signs, unsigned k, unsigne
 
 /* Adds the magnitudes of a tile to the lanes. Lane l < 16 is given word l of its signs. */
 static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t rule, float *lane) {
+  const uint32_t own = 1u << lane_number();
   uint32_t mine = 0;
   __syncwarp();
   OB_UNROLL
@@ -347,7 +348,7 @@ static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t ru
     const float value = ((const float *)tile)[w * OB_LANES + lane_number()];
     *lane += ob_magnitude(value, rule);
     const uint32_t signs = __ballot_sync(all_lanes, (int)(ob_bits_of(value) >> 31));
-    if (w == lane_number())
+    if (own & 1u << w) /* predicates at once, seven of them (R2P) */
       mine = signs;
   }
   __syncwarp(); /* the next tile comes into the same place */
@@ -393,9 +394,9 @@ template <unsigned count> static __device__ inline double halved(double (&values
   return values[0];
 }
 
-/* As ob_add_sums, by all threads of a block, for lane 0 of its first warp. Thread t has the lanes t,
- * t + threads, ..., and loads eight sums before the first addition: a block of 1024 threads then has
- * 64 KiB in flight. `parts` is the block's, one a thread. */
+/* As ob_add_sums, by all threads of a block, for lane 0 of its first warp. Thread t has the lanes
+ * t, t + threads, ..., and loads eight sums before the first addition: a block of 1024 threads then
+ * has 64 KiB in flight. `parts` is the block's, one a thread. */
 template <unsigned threads>
 static __device__ inline double add_sums(const double *sums, size_t count, double *parts) {
   constexpr unsigned held = OB_SUM_LANES / threads, at_once = 8, rows = threads / OB_LANES;

@@ -7,23 +7,20 @@
  * signs read and 4 written as float32: 5.02 for 8.
  *
  * Additions have an order, so a member costs an instruction for each of a lane's elements, and one
- * and a half to choose what it adds. Compiled for sm_90 a tile takes about 280 instructions and 51 a
- * member (80 before words were found by a table in shared memory and signs were predicates); of Sum
- * about 90 and 51. A multiprocessor of an H200 issues four a cycle at 1.75 GHz, while it gets 18.6
- * bytes of 4.3 TB/s, and half of the 51 are of the integer pipe, which takes every other cycle of
- * each quarter:
- *
- *                        Reduce of 8   of 16   of 32   Sum of 8   of 16
- *   instructions a tile          690    1100    1910        500     910
- *   the memory's time           1010    1120    1340        550     660
- *
- * So the memory is the ceiling up to 16 members of Reduce and 8 of Sum. A share is then so small a
- * part of the elements that compressing takes most of the time anyway.
+ * and a half to choose what it adds: of a tile 50 in all (80 before a table in shared memory had
+ * the members' words and scales, and signs were predicates). tests/scripts/check-kernels counts in
+ * SASS, and expects 0.9 of the copy bandwidth up to 8 members of both. Of 16 members a tile of
+ * Reduce takes 1150 instructions, and a block 530 besides, where 1120 a tile fit into the memory's
+ * time, and words come in two groups a tile, one after the other: 0.77. Sum of 16 takes 890 of 660.
+ * A share is then so small a part of the elements that compressing takes most of the time anyway.
  */
 #include "cuda/headers.cuh"
 
-/* Members whose words are loaded before the first is used; and whose parts a warp knows at once. */
-constexpr unsigned members_at_once = 4, known_members = OB_LANES;
+/* Members whose parts a warp knows at once. Of few members there is one group, all of whose words
+ * are loaded before the first is used; of some there are groups, of eight where registers allow it;
+ * many are not all known at once. */
+constexpr unsigned few_members = 4, known_members = OB_LANES;
+enum crowd { FEW, SOME, MANY };
 
 /* What a warp wants of a member's message: the signs of the block, and the scale times its share of
  * the mean. */
@@ -32,22 +29,23 @@ struct part {
   float scale;
 };
 
-/* The members' messages, and the warp's part of each from `first` on; past the last member it is
- * known again, which costs less than to ask. */
+/* The members' messages, and what the warp knows of them. */
 struct parts {
   struct senders senders;
   float weight;
   struct part *known;
 };
 
+/* The parts of the members from `first` on. Past the last one it has all signs negative and the
+ * scale 0: to add -0 changes no sum, and costs less than to ask. */
 static __device__ inline void find_parts(const struct ob_cuda_plan &plan,
                                          const struct location &location, const struct parts &parts,
                                          unsigned first) {
-  const unsigned member = min(first + lane_number(), (unsigned)plan.geometry.members - 1);
-  const struct ob_view view = view_of(sent_by(plan, parts.senders, member), location);
+  const unsigned member = first + lane_number(), last = (unsigned)plan.geometry.members - 1;
+  const struct ob_view view = view_of(sent_by(plan, parts.senders, min(member, last)), location);
+  const float scale = scale_of(view, location) * parts.weight;
   __syncwarp();
-  parts.known[lane_number()] = {view.words + location.word,
-                                scale_of(view, location) * parts.weight};
+  parts.known[lane_number()] = {view.words + location.word, member <= last ? scale : -0.0f};
   __syncwarp();
 }
 
@@ -78,39 +76,35 @@ static __device__ inline void add_member(const uint32_t (&signs)[fours_a_tile], 
   }
 }
 
-/* Of up to four members; of `all` nobody has to ask whether there is one. */
-template <bool whole, bool all>
-static __device__ inline void sum_some(const struct part *known, unsigned members, unsigned first,
-                                       unsigned count, float (&total)[fours_a_tile][4]) {
-  uint32_t signs[members_at_once][fours_a_tile];
+/* Adds the values of a group that is known, of the tile from `first` on. */
+template <unsigned group, bool whole>
+static __device__ inline void add_group(const struct part *known, unsigned first, unsigned count,
+                                        float (&total)[fours_a_tile][4]) {
+  uint32_t signs[group][fours_a_tile];
   OB_UNROLL
-  for (unsigned s = 0; s < members_at_once; s++)
+  for (unsigned s = 0; s < group; s++)
     load_member<whole>(known[s], first, count, signs[s]);
   OB_UNROLL
-  for (unsigned s = 0; s < members_at_once; s++)
-    if (all || s < members)
-      add_member(signs[s], known[s].scale, total);
+  for (unsigned s = 0; s < group; s++)
+    add_member(signs[s], known[s].scale, total);
 }
 
-/* The sum of the members' values, for the tile from `first` on. */
-template <bool whole>
+template <enum crowd crowd, bool whole, unsigned large_group>
 static __device__ inline void sum_tile(const struct ob_cuda_plan &plan,
                                        const struct location &location, const struct parts &parts,
                                        unsigned first, unsigned count,
                                        float (&total)[fours_a_tile][4]) {
+  constexpr unsigned group = crowd == SOME ? large_group : few_members;
   const unsigned members = (unsigned)plan.geometry.members;
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     total[i / 4][i % 4] = -0.0f; /* what leaves the first term as it is, be it -0 */
-  for (unsigned from = 0; from < members; from += known_members) {
-    if (first == 0 || members > known_members)
-      find_parts(plan, location, parts, from);
-    const unsigned end = min(members - from, known_members);
-    unsigned member = 0;
-    for (; whole && member + members_at_once <= end; member += members_at_once)
-      sum_some<whole, true>(parts.known + member, members_at_once, first, count, total);
-    for (; member < end; member += members_at_once)
-      sum_some<whole, false>(parts.known + member, end - member, first, count, total);
+  if (crowd == FEW)
+    add_group<group, whole>(parts.known, first, count, total);
+  for (unsigned member = 0; crowd != FEW && member < members; member += group) {
+    if (crowd == MANY && member % known_members == 0)
+      find_parts(plan, location, parts, member);
+    add_group<group, whole>(parts.known + member % known_members, first, count, total);
   }
 }
 
@@ -140,11 +134,12 @@ static __device__ inline void serve(const struct ob_reduce_run &run, unsigned el
 
 /* The sum and the residuals of the elements from `first` on, to their array and to the tile
  * in shared memory. A four lies in one word, so it is all there or not at all. */
-template <enum ob_serve_rule rule>
+template <enum ob_serve_rule rule, enum crowd crowd>
 static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
                                           const struct ob_cuda_plan &plan,
                                           const struct location &location,
                                           const struct parts &parts, unsigned first, float4 *tile) {
+  constexpr unsigned group = rule == OB_SERVE_LION ? few_members : 2 * few_members;
   const unsigned count = (unsigned)run.count, end = whole_words(count);
   float residual[fours_a_tile][4] = {}, total[fours_a_tile][4];
   OB_UNROLL
@@ -152,9 +147,9 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
     if (first + four_at(k) < end)
       load_some<ONEBIT_FLOAT32, true>(run.residual, first + four_at(k), end, true, residual[k]);
   if (first + tile_elements <= count)
-    sum_tile<true>(plan, location, parts, first, count, total);
+    sum_tile<crowd, true, group>(plan, location, parts, first, count, total);
   else
-    sum_tile<false>(plan, location, parts, first, count, total);
+    sum_tile<crowd, false, group>(plan, location, parts, first, count, total);
   OB_UNROLL
   for (unsigned i = 0; i < fours_a_tile * 4; i++)
     serve<rule>(run, i, &residual[i / 4][i % 4], &total[i / 4][i % 4]);
@@ -172,15 +167,17 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
 }
 
 /* As a codec's reduce; the sum is lane 0's. */
-template <enum ob_serve_rule rule>
+template <enum ob_serve_rule rule, enum crowd crowd>
 static __device__ inline float reduce(const struct ob_reduce_run &run,
                                       const struct ob_cuda_plan &plan,
                                       const struct location &location, const struct parts &parts,
                                       float4 *tile) {
   const unsigned count = (unsigned)run.count;
   float lane = 0;
+  if (crowd != MANY)
+    find_parts(plan, location, parts, 0);
   for (unsigned first = 0; first < count; first += tile_elements) {
-    reduce_tile<rule>(run, plan, location, parts, first, tile);
+    reduce_tile<rule, crowd>(run, plan, location, parts, first, tile);
     store_signs(run.out, first, count, add_tile(tile, run.rule, &lane));
   }
   return sum_lanes(lane);
@@ -191,7 +188,7 @@ constexpr unsigned blocks_with(enum ob_serve_rule rule) {
   return rule == OB_SERVE_LION ? blocks_at_once - 2 : blocks_at_once - 1;
 }
 
-template <enum ob_serve_rule rule>
+template <enum ob_serve_rule rule, enum crowd crowd>
 static __device__ inline void reduce_block(const struct ob_cuda_plan &plan, float weight,
                                            float4 *tile, struct part *known) {
   const uint32_t now = plan.state->now; /* no load has to wait for it */
@@ -209,12 +206,12 @@ static __device__ inline void reduce_block(const struct ob_cuda_plan &plan, floa
   run.residual_out = values_of(plan.server, !now, location.block);
   run.out = out.words + location.word;
   const struct parts parts = {senders_of(plan, now), weight, known};
-  const float sum = reduce<rule>(run, plan, location, parts, tile);
+  const float sum = reduce<rule, crowd>(run, plan, location, parts, tile);
   if (lane_number() == 0) /* not `now`: to keep it would be one register too many */
     set_scale(plan, plan.state->now, true, location, out, sum);
 }
 
-template <enum ob_serve_rule rule, bool besides>
+template <enum ob_serve_rule rule, enum crowd crowd, bool besides>
 static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule) - besides)
     reduce_kernel(const __grid_constant__ struct ob_cuda_plan plan, float weight) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
@@ -222,20 +219,15 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule) - be
   const unsigned warp = threadIdx.x / OB_LANES;
   await_kernels_ahead();
   if (!besides || warp_number() < whole_blocks(plan.max_blocks))
-    reduce_block<rule>(plan, weight, tiles[warp], known[warp]);
+    reduce_block<rule, crowd>(plan, weight, tiles[warp], known[warp]);
   else
     open_besides(plan, whole_blocks(plan.max_blocks));
   if (besides)
     finish_messages(plan);
 }
 
-template <bool besides> static auto kernel_of(enum ob_serve_rule rule) {
-  return rule == OB_SERVE_LION ? reduce_kernel<OB_SERVE_LION, besides>
-                               : reduce_kernel<OB_SERVE_MEAN, besides>;
-}
-
 /* What is past `valid` has no place in the caller's buffer. */
-template <onebit_dtype_t dtype>
+template <onebit_dtype_t dtype, enum crowd crowd>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                const __grid_constant__ struct ob_cuda_pieces outputs, float weight) {
@@ -248,12 +240,14 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   const unsigned valid = (unsigned)location.block.valid;
   void *output = piece_of(outputs, 0, location.block, size_of<dtype>);
   const bool aligned = is_aligned(output, 4 * size_of<dtype>);
+  if (crowd != MANY)
+    find_parts(plan, location, parts, 0);
   for (unsigned first = 0; first < valid; first += tile_elements) {
     float total[fours_a_tile][4];
     if (first + tile_elements <= valid)
-      sum_tile<true>(plan, location, parts, first, valid, total);
+      sum_tile<crowd, true, 2 * few_members>(plan, location, parts, first, valid, total);
     else
-      sum_tile<false>(plan, location, parts, first, valid, total);
+      sum_tile<crowd, false, 2 * few_members>(plan, location, parts, first, valid, total);
     OB_UNROLL
     for (unsigned k = 0; k < fours_a_tile; k++) {
       bound_some<dtype>(total[k]);
@@ -267,15 +261,41 @@ static float weight_of_mean(const struct ob_cuda_plan &plan) {
   return (float)(1.0 / (double)plan.geometry.members);
 }
 
+static enum crowd crowd_of(const struct ob_cuda_plan &plan) {
+  const size_t members = plan.geometry.members;
+  return members <= few_members ? FEW : members <= known_members ? SOME : MANY;
+}
+
+template <enum ob_serve_rule rule, enum crowd crowd>
+static auto reduce_kernel_for(const struct ob_cuda_plan &plan) {
+  return does_besides(plan) ? reduce_kernel<rule, crowd, true> : reduce_kernel<rule, crowd, false>;
+}
+
+template <enum crowd crowd> static auto reduce_kernel_of(const struct ob_cuda_plan &plan) {
+  return plan.server.serving.rule == OB_SERVE_LION ? reduce_kernel_for<OB_SERVE_LION, crowd>(plan)
+                                                   : reduce_kernel_for<OB_SERVE_MEAN, crowd>(plan);
+}
+
+template <enum crowd crowd> static auto sum_kernel_of(onebit_dtype_t dtype) {
+  return dtype == ONEBIT_FLOAT32    ? sum_kernel<ONEBIT_FLOAT32, crowd>
+         : dtype == ONEBIT_BFLOAT16 ? sum_kernel<ONEBIT_BFLOAT16, crowd>
+                                    : sum_kernel<ONEBIT_FLOAT16, crowd>;
+}
+
+/* The kernel for the plan's members, among those of a template. */
+#define KERNEL_FOR(plan, kernel_of, what)                                                          \
+  (crowd_of(plan) == FEW    ? kernel_of<FEW>(what)                                                 \
+   : crowd_of(plan) == SOME ? kernel_of<SOME>(what)                                                \
+                            : kernel_of<MANY>(what))
+
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
-  const enum ob_serve_rule rule = plan.server.serving.rule;
-  return launch_early(does_besides(plan) ? kernel_of<true>(rule) : kernel_of<false>(rule),
+  return launch_early(KERNEL_FOR(plan, reduce_kernel_of, plan),
                       whole_blocks(plan.max_blocks) + warps_besides(plan), 1, stream,
                       of_chunk(plan, chunk), weight_of_mean(plan));
 }
 
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream) {
-  return launch(KERNEL_OF(plan.output_dtype, sum_kernel), plan.max_blocks, 1, stream,
+  return launch(KERNEL_FOR(plan, sum_kernel_of, plan.output_dtype), plan.max_blocks, 1, stream,
                 of_chunk(plan, chunk), outputs, weight_of_mean(plan));
 }
