@@ -102,6 +102,14 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
   return status == ONEBIT_OK ? finished : status;
 }
 
+/* When NCCL has failed, its kernels go on waiting, and with them streams and who gives memory back,
+ * until the communicator is aborted. */
+static onebit_status_t note_failure(onebit_comm_t comm, onebit_status_t status) {
+  if (status == ONEBIT_ERROR_TRANSPORT)
+    ob_comm_give_up(comm, onebit_last_error());
+  return status;
+}
+
 static onebit_status_t put_on(struct ob_batch *batch, cudaStream_t stream, bool of_plan) {
   struct nccl_state *state = state_of(batch->comm);
   if (batch->sends + batch->receives == 0)
@@ -109,7 +117,7 @@ static onebit_status_t put_on(struct ob_batch *batch, cudaStream_t stream, bool 
   pthread_mutex_lock(&state->lock);
   onebit_status_t status = state->aborted ? aborted() : put_group(state, batch, stream, of_plan);
   pthread_mutex_unlock(&state->lock);
-  return status;
+  return note_failure(batch->comm, status);
 }
 
 static onebit_status_t put(struct ob_batch *batch, void *stream) {
@@ -125,16 +133,12 @@ static onebit_status_t check_health(struct nccl_state *state) {
   return ONEBIT_OK;
 }
 
-/* When NCCL has failed, its kernels go on waiting, and with them streams and who gives memory back,
- * until the communicator is aborted. */
 static onebit_status_t health(onebit_comm_t comm) {
   struct nccl_state *state = state_of(comm);
   pthread_mutex_lock(&state->lock);
   onebit_status_t status = check_health(state);
   pthread_mutex_unlock(&state->lock);
-  if (status != ONEBIT_OK)
-    ob_comm_give_up(comm, onebit_last_error());
-  return status;
+  return note_failure(comm, status);
 }
 
 /* --- Messages of the host ----------------------------------------------------------------------*/
