@@ -4,8 +4,8 @@
  */
 /* The sum of the streams' values for the group whose word is `word`: in their order, one addition
  * after the other. Tables of the sums of four streams, looked up by four signs, were weighed: of 16
- * streams in the caches AVX-512 takes 15 % less, AVX2 11 % more, and a GPU 190 instructions where it
- * has 202, while memory is the ceiling. That is not worth other results. */
+ * streams in the caches AVX-512 takes 15 % less, AVX2 11 % more, and a GPU 190 instructions where
+ * it has 202, while memory is the ceiling. That is not worth other results. */
 FIXED void group_sum(V total[GROUP], size_t word, size_t streams, const uint32_t *const *bits,
                      const float *scales) {
   group_signed(bits[0][word], v_set(scales[0]), total);

@@ -4,8 +4,8 @@
  * send each other messages do not: cuda/stream_host.c.)
  *
  * Every rank has a block: counters, a window of its inputs, in their own type, and the results that
- * it collects from the other hosts. A counter only grows, by one a chunk, over all calls of the plan;
- * whoever waits looks at all counters of one kind. A rank writes only into its own block.
+ * it collects from the other hosts. A counter only grows, by one a chunk, over all calls of the
+ * plan; whoever waits looks at all counters of one kind. A rank writes only into its own block.
  */
 #ifndef OB_COLLECTIVES_HOST_H
 #define OB_COLLECTIVES_HOST_H
