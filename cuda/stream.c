@@ -11,13 +11,11 @@
  * A rank that cannot take part puts the same messages on the stream, stamped so. Where it is the
  * stream that is wrong, a stream of the plan's own serves.
  */
-#include <sched.h>
-
+#include "cuda/stream.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
 #include "cuda/overlap.h"
-#include "cuda/stream.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
@@ -44,15 +42,13 @@ static onebit_status_t create_here(struct onebit_plan *plan) {
   return status;
 }
 
-static bool settled(struct onebit_plan *plan, bool wait);
-
 static void destroy(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   if (!device)
     return;
   int before = ob_cuda_enter(device->number);
   if (device->seen) /* the last that is made: there may be calls to wait for */
-    settled(plan, true);
+    ob_stream_settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
   if (device->reached)
@@ -95,7 +91,7 @@ static onebit_status_t follow(struct onebit_plan *plan) {
 /* The status of a call without a stream is its own: how those before it ended is looked at now. */
 static onebit_status_t begin_call(struct onebit_plan *plan) {
   if (!plan->call.on_stream)
-    settled(plan, true);
+    ob_stream_settled(plan, true);
   onebit_status_t status = follow(plan);
   plan->device->has_sealed = false;
   plan->device->unopened = NULL;
@@ -368,102 +364,6 @@ static void end(struct onebit_plan *plan) {
   ob_cuda_leave(before);
 }
 
-/* --- How it ended ------------------------------------------------------------------------------*/
-
-/* To the caller who waits for this very call, or to whoever asks later. */
-static void tell(struct onebit_plan *plan, onebit_status_t status) {
-  if (plan->in_flight && !plan->call.on_stream)
-    ob_steps_fail(plan, status);
-  else
-    ob_plan_note(plan, status);
-}
-
-static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
-  onebit_status_t status = (onebit_status_t)outcome->status;
-  int rank = ob_stream_origin(plan, outcome->origin);
-  const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
-  if (status == ONEBIT_SKIPPED)
-    ob_error(status, "skipped: a value on rank %d is not finite", rank);
-  else if (status == ONEBIT_ERROR_PEER)
-    ob_error(status, "rank %d could not take part in the call", rank);
-  else if (status == ONEBIT_ERROR_ARGUMENT)
-    ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
-             (double)ob_float_of(outcome->agreed));
-  else if (status == ONEBIT_ERROR_MISMATCH)
-    ob_error(status, "from rank %d: %s differs between ranks: there it is %.9g", rank, name,
-             (double)ob_float_of(outcome->agreed));
-  else
-    ob_error(status, "from rank %d: a damaged or foreign message", rank);
-  *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
-  tell(plan, status);
-}
-
-static onebit_status_t forget_outcome(struct onebit_plan *plan) {
-  struct ob_cuda_state *state = plan->device->kernel.state;
-  plan->device->seen->outcome.status = ONEBIT_OK;
-  return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
-}
-
-/* The stream has come to the end, so the host can look: its view of the plan is the device's. */
-static void look(struct onebit_plan *plan) {
-  struct ob_device *device = plan->device;
-  onebit_status_t status = ONEBIT_OK;
-  plan->worker.now = plan->server.now = (int)device->seen->now;
-  if (device->seen->outcome.status == ONEBIT_OK)
-    return;
-  note_outcome(plan, &device->seen->outcome);
-  status = forget_outcome(plan);
-  if (status != ONEBIT_OK)
-    ob_plan_note(plan, status);
-}
-
-static void give_up(struct onebit_plan *plan, onebit_status_t status) {
-  plan->broken = true;
-  tell(plan, status);
-}
-
-/* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
-static bool settled(struct onebit_plan *plan, bool wait) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = ONEBIT_OK;
-  cudaError_t error = cudaErrorNotReady;
-  while (!plan->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
-    error = cudaEventQuery(plan->device->last);
-    if (error == cudaErrorNotReady)
-      status = ob_comm_health(plan->comm);
-    if (error == cudaErrorNotReady && status == ONEBIT_OK)
-      status = ob_steps_watch(plan);
-    if (!wait)
-      break;
-    if (error == cudaErrorNotReady)
-      sched_yield();
-  }
-  if (error == cudaErrorNotReady)
-    cudaGetLastError();
-  else if (error != cudaSuccess)
-    status = ob_cuda_error(error, "waiting for the device");
-  if (error == cudaSuccess)
-    plan->watch = (struct ob_watch){0};
-  if (status != ONEBIT_OK)
-    give_up(plan, status);
-  else if (error == cudaSuccess)
-    look(plan);
-  ob_cuda_leave(before);
-  return error != cudaErrorNotReady || plan->broken;
-}
-
-/* The host has changed what is kept, and may have found values that are large. */
-static onebit_status_t imported(struct onebit_plan *plan) {
-  struct ob_cuda_state *state = plan->device->kernel.state;
-  uint32_t flags = plan->server_large ? OB_FLAG_LARGE : 0;
-  return ob_memory_cuda.copy(&state->residual_flags, &flags, sizeof flags);
-}
-
-static onebit_status_t accept(struct onebit_plan *plan) {
-  struct ob_cuda_state *state = plan->device->kernel.state;
-  return ob_memory_cuda.clear(&state->refused, sizeof state->refused);
-}
-
 /* In a graph the event is not recorded: what is replayed is the caller's to wait for, and shows in
  * the state itself. Nothing is applied early, since no host knows of the others' flags. */
 const struct ob_executor ob_executor_stream = {
@@ -476,13 +376,13 @@ const struct ob_executor ob_executor_stream = {
     .create = create_here,
     .destroy = destroy,
     .check = ob_device_check,
-    .imported = imported,
-    .accept = accept,
+    .imported = ob_stream_imported,
+    .accept = ob_stream_accept,
     .begin = begin,
     .end = end,
     .enter = ob_device_enter,
     .leave = ob_cuda_leave,
-    .settled = settled,
+    .settled = ob_stream_settled,
     .run = {[OB_STEP_HOST_PUT] = ob_stream_host_put,
             [OB_STEP_HOST_BARRIER] = ob_stream_host_barrier,
             [OB_STEP_HOST_COMPRESS] = compress_host_mean,

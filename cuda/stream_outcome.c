@@ -1,0 +1,99 @@
+/* How calls on a stream ended: what the host learns afterwards, and tells the device. */
+#include <sched.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/stream.h"
+
+/* To the caller who waits for this very call, or to whoever asks later. */
+static void tell(struct onebit_plan *plan, onebit_status_t status) {
+  if (plan->in_flight && !plan->call.on_stream)
+    ob_steps_fail(plan, status);
+  else
+    ob_plan_note(plan, status);
+}
+
+static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
+  onebit_status_t status = (onebit_status_t)outcome->status;
+  int rank = ob_stream_origin(plan, outcome->origin);
+  const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
+  if (status == ONEBIT_SKIPPED)
+    ob_error(status, "skipped: a value on rank %d is not finite", rank);
+  else if (status == ONEBIT_ERROR_PEER)
+    ob_error(status, "rank %d could not take part in the call", rank);
+  else if (status == ONEBIT_ERROR_ARGUMENT)
+    ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
+             (double)ob_float_of(outcome->agreed));
+  else if (status == ONEBIT_ERROR_MISMATCH)
+    ob_error(status, "from rank %d: %s differs between ranks: there it is %.9g", rank, name,
+             (double)ob_float_of(outcome->agreed));
+  else
+    ob_error(status, "from rank %d: a damaged or foreign message", rank);
+  *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
+  tell(plan, status);
+}
+
+static onebit_status_t forget_outcome(struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  plan->device->seen->outcome.status = ONEBIT_OK;
+  return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
+}
+
+/* The stream has come to the end, so the host can look: its view of the plan is the device's. */
+static void look(struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  onebit_status_t status = ONEBIT_OK;
+  plan->worker.now = plan->server.now = (int)device->seen->now;
+  if (device->seen->outcome.status == ONEBIT_OK)
+    return;
+  note_outcome(plan, &device->seen->outcome);
+  status = forget_outcome(plan);
+  if (status != ONEBIT_OK)
+    ob_plan_note(plan, status);
+}
+
+static void give_up(struct onebit_plan *plan, onebit_status_t status) {
+  plan->broken = true;
+  tell(plan, status);
+}
+
+/* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
+bool ob_stream_settled(struct onebit_plan *plan, bool wait) {
+  int before = ob_cuda_enter(plan->device->number);
+  onebit_status_t status = ONEBIT_OK;
+  cudaError_t error = cudaErrorNotReady;
+  while (!plan->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
+    error = cudaEventQuery(plan->device->last);
+    if (error == cudaErrorNotReady)
+      status = ob_comm_health(plan->comm);
+    if (error == cudaErrorNotReady && status == ONEBIT_OK)
+      status = ob_steps_watch(plan);
+    if (!wait)
+      break;
+    if (error == cudaErrorNotReady)
+      sched_yield();
+  }
+  if (error == cudaErrorNotReady)
+    cudaGetLastError();
+  else if (error != cudaSuccess)
+    status = ob_cuda_error(error, "waiting for the device");
+  if (error == cudaSuccess)
+    plan->watch = (struct ob_watch){0};
+  if (status != ONEBIT_OK)
+    give_up(plan, status);
+  else if (error == cudaSuccess)
+    look(plan);
+  ob_cuda_leave(before);
+  return error != cudaErrorNotReady || plan->broken;
+}
+
+onebit_status_t ob_stream_imported(struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  uint32_t flags = plan->server_large ? OB_FLAG_LARGE : 0;
+  return ob_memory_cuda.copy(&state->residual_flags, &flags, sizeof flags);
+}
+
+onebit_status_t ob_stream_accept(struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  return ob_memory_cuda.clear(&state->refused, sizeof state->refused);
+}
