@@ -31,8 +31,7 @@ void ob_stream_host_destroy(struct onebit_plan *plan);
 ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
 
 /* Rows of the executor (stream_outcome.c): whether the last call is over, and then its outcome is
- * told; the host has changed what is kept, and may have found values that are large; ob_plan_accept.
- */
+ * told; the host has changed residuals, and may have found large values; ob_plan_accept. */
 bool ob_stream_settled(struct onebit_plan *plan, bool wait);
 onebit_status_t ob_stream_imported(struct onebit_plan *plan);
 onebit_status_t ob_stream_accept(struct onebit_plan *plan);
