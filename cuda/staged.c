@@ -271,11 +271,14 @@ static void apply_brought(struct onebit_plan *plan, size_t chunk, onebit_status_
   ob_staged_fail(plan, error == cudaSuccess ? brought : ob_cuda_error(error, "launching a kernel"));
 }
 
+/* In memory that ranks share, results may be written anew when they have been brought here. */
 static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
-  (void)wait;
-  if (plan->status == ONEBIT_OK)
+  size_t *applied = &plan->device->host.staged.applied;
+  if (plan->status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))
     apply_brought(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
-  return true;
+  *applied = chunk + 1;
+  return !plan->host.ranks || plan->status != ONEBIT_OK ||
+         ob_staged_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait));
 }
 
 /* A dense mean is on the device already. */
@@ -385,11 +388,11 @@ const struct ob_executor ob_executor_staged = {
             [OB_STEP_HOST_WAIT] = ob_host_wait,
             [OB_STEP_CHECK_EARLY] = ob_steps_check_early,
             [OB_STEP_APPLY_EARLY] = ob_steps_apply_early,
-            [OB_STEP_HOST_APPLY_EARLY] = ob_staged_host_apply_early,
+            [OB_STEP_HOST_APPLY_EARLY] = ob_host_apply_early,
             [OB_STEP_DECIDE] = decide,
             [OB_STEP_APPLY] = apply,
             [OB_STEP_APPLY_LATE] = ob_steps_apply_late,
-            [OB_STEP_HOST_APPLY_LATE] = ob_staged_host_apply_late,
+            [OB_STEP_HOST_APPLY_LATE] = ob_host_apply_late,
             [OB_STEP_APPLY_WHOLE] = apply_whole,
             [OB_STEP_APPLY_SEGMENT] = apply_segment,
             [OB_STEP_COMMIT] = commit},

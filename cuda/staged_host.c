@@ -149,24 +149,3 @@ onebit_status_t ob_staged_host_compress(struct onebit_plan *plan, size_t chunk) 
   OB_TRY_CUDA(ob_device_host_compress(plan, chunk, plan->device->staging.compute));
   return ONEBIT_OK;
 }
-
-/* Once the copies of a chunk's results are over, others may write new ones there. */
-static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
-  struct ob_staged_host *staged = staged_of(plan);
-  if (staged->applied == chunk)
-    plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
-  staged->applied = chunk + 1;
-  if (plan->status == ONEBIT_OK &&
-      !ob_staged_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait)))
-    return false;
-  ob_host_applied(plan, chunk);
-  return true;
-}
-
-bool ob_staged_host_apply_early(struct onebit_plan *plan, size_t chunk, bool wait) {
-  return !plan->apply_early_ok || apply(plan, chunk, wait);
-}
-
-bool ob_staged_host_apply_late(struct onebit_plan *plan, size_t chunk, bool wait) {
-  return plan->apply_early_ok || apply(plan, chunk, wait);
-}

@@ -45,8 +45,7 @@ void ob_staged_host_destroy(struct onebit_plan *plan);
 void ob_staged_host_begin(struct onebit_plan *plan);
 
 /* Its steps (collectives/steps.h). */
-ob_step_run ob_staged_host_put, ob_staged_host_barrier, ob_staged_host_apply_early,
-    ob_staged_host_apply_late;
+ob_step_run ob_staged_host_put, ob_staged_host_barrier;
 
 /* A chunk of the host's inputs, compressed, once they are on the device. */
 onebit_status_t ob_staged_host_compress(struct onebit_plan *plan, size_t chunk);

@@ -274,13 +274,10 @@ bool ob_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-void ob_host_applied(struct onebit_plan *plan, size_t chunk) {
-  set(&plan->host, APPLIED, plan->host.base + chunk + 1);
-}
-
 static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
-  plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
-  ob_host_applied(plan, chunk);
+  if (!plan->executor->run[OB_STEP_APPLY](plan, chunk, wait))
+    return false;
+  set(&plan->host, APPLIED, plan->host.base + chunk + 1);
   return true;
 }
 

@@ -58,12 +58,10 @@ ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob
 bool ob_host_is_half(const struct onebit_plan *plan);
 
 /* What an executor makes its own steps of. A chunk of this rank's inputs may be put in its window;
- * where that of a rank's is, about a segment; it is there, and the flags of this rank with it; the
- * results of a chunk are no longer used. */
+ * where that of a rank's is, about a segment; it is there, and the flags of this rank with it. */
 bool ob_host_is_free(struct onebit_plan *plan, size_t chunk);
 void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
 void ob_host_loaded(struct onebit_plan *plan, size_t chunk);
-void ob_host_applied(struct onebit_plan *plan, size_t chunk);
 
 /* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_used. */
 void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
