@@ -270,18 +270,21 @@ Test(zero_one_alone, clips_by_its_own_norm) { on_ranks(1, clip_alone, NULL); }
 
 /* --- Mistakes */
 
-/* Rank 1 tells of a tensor twice. Nobody else can learn of it: its step counts, as theirs does, and
- * leaves it where it is. */
-static void make_mistake(onebit_comm_t comm, void *context) {
-  int rank = onebit_comm_rank(comm);
-  struct learner *learner = come_to_silence(comm, rank, context);
-  uint64_t before = hash_of(learner);
+/* A step in which rank 1 tells of a tensor twice. */
+static onebit_status_t step_telling_twice(struct learner *learner, int rank) {
   CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 1e-3f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_OK);
   if (rank == 1)
     CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
-  CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
-               rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
+  return onebit_optimizer_step(learner->optimizer, 1e-3f);
+}
+
+/* Nobody else can learn of it: the rank's step counts, as theirs do, and leaves it where it is. */
+static void make_mistake(onebit_comm_t comm, void *context) {
+  int rank = onebit_comm_rank(comm);
+  struct learner *learner = come_to_silence(comm, rank, context);
+  uint64_t before = hash_of(learner);
+  CHECK_STATUS(step_telling_twice(learner, rank), rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
   CHECK((hash_of(learner) == before) == (rank == 1), "a mistake, and parameters that change");
   CHECK(info_of(learner).steps == BEFORE_SILENCE + 1, "the step is not counted");
   for (int step = 1; step < SILENT_STEPS; step++)
@@ -302,11 +305,7 @@ static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = come_to_silence(comm, rank, context);
   uint64_t before = hash_of(learner);
-  CHECK_STATUS(onebit_optimizer_begin(learner->optimizer, 1e-3f), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_OK);
-  if (rank == 1)
-    CHECK_STATUS(onebit_optimizer_ready(learner->optimizer, 0), ONEBIT_ERROR_ARGUMENT);
-  CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
+  CHECK_STATUS(step_telling_twice(learner, rank),
                rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(hash_of(learner) == before, "a mistake, and parameters that change");
   CHECK(info_of(learner).steps == BEFORE_SILENCE, "the step is counted");
