@@ -146,9 +146,17 @@ static __device__ inline struct moments moments_of(const struct ob_cuda_plan &pl
           source.values ? 1 : source.factor, ob_moment_factors_for(factors, momentum_scale)};
 }
 
-/* A block less at once where there are moments or reciprocals, which take registers too. */
-constexpr unsigned blocks_with(enum treatment treatment) {
-  return treatment == AS_IT_IS ? blocks_at_once : blocks_at_once - 1;
+/* Code for 10.0 and newer takes more registers (nvcc 13.0). */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool few_registers = true;
+#else
+constexpr bool few_registers = false;
+#endif
+
+/* A block less at once where there are moments or reciprocals, which take registers too; and one
+ * less where the momentum's signs would not fit in what is left. */
+constexpr unsigned blocks_with(bool momentum, enum treatment treatment) {
+  return blocks_at_once - (treatment != AS_IT_IS) - (momentum && few_registers);
 }
 
 /* grid.y is the member that the message is for. */
@@ -185,7 +193,8 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
 }
 
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment, bool besides>
-static __global__ void __launch_bounds__(threads_a_block, blocks_with(treatment) - besides)
+static __global__ void __launch_bounds__(threads_a_block,
+                                         blocks_with(momentum, treatment) - besides)
     compress_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const __grid_constant__ struct ob_cuda_source source) {
   __shared__ float4 tiles[warps_a_block][tile_elements / 4];
