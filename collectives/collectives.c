@@ -27,7 +27,7 @@ void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait)
 }
 
 static onebit_status_t check_refused(const struct onebit_plan *plan) {
-  if (!*plan->refused)
+  if (!__atomic_load_n(plan->refused, __ATOMIC_RELAXED))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
                   "a message of an earlier call was refused, so the ranks may "

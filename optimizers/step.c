@@ -170,7 +170,7 @@ static void set_learning_rates(struct onebit_optimizer *optimizer, float learnin
 
 /* A step that sends nothing would not notice. */
 static onebit_status_t check_refused(const struct onebit_optimizer *optimizer) {
-  if (!optimizer->refused)
+  if (!__atomic_load_n(&optimizer->refused, __ATOMIC_RELAXED))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
                   "a message of an earlier step was refused, so the ranks may "
