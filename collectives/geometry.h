@@ -27,6 +27,7 @@ struct ob_geometry {
   bool whole;   /* every message is about everything: one segment, sent as a result */
   bool rotated; /* result of member m lies at (m - member) mod members (schedules/doubling.c) */
   bool one_scale, dense, half; /* of messages (struct ob_message_shape) */
+  unsigned width;
   /* The message of member m about chunk i is at base + m * peer_stride + i % slots * stride, base
    * being outgoing (to that member), incoming (from it), or results (its result, to all): two
    * copies of these, or one, which both pointers then lead to. */
@@ -56,6 +57,7 @@ OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *ge
   shape.one_scale = geometry->one_scale;
   shape.dense = geometry->dense;
   shape.half = geometry->half;
+  shape.width = geometry->width;
   return shape;
 }
 

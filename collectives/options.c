@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/knobs.h"
 #include "collectives/plan.h"
+#include "compression/levels.h"
 
 /* A measurement chose it: docs/scales.md. At this size the scales add 1/64 to the bits. */
 #define DEFAULT_BLOCK 2048
@@ -24,7 +25,7 @@ static onebit_status_t check_kinds(const onebit_plan_options_t *options) {
   OB_TRY(check_enum("dtype", (int)options->dtype, ONEBIT_FLOAT16));
   OB_TRY(check_enum("wire", (int)options->wire, ONEBIT_WIRE_DENSE));
   OB_TRY(check_enum("profile", (int)options->profile, ONEBIT_PROFILE_DEEPSPEED));
-  OB_TRY(check_enum("scale", (int)options->scale, ONEBIT_SCALE_MEAN_ABSOLUTE));
+  OB_TRY(check_enum("scale", (int)options->scale, ONEBIT_SCALE_LARGEST));
   OB_TRY(check_enum("schedule", (int)options->schedule, ONEBIT_SCHEDULE_HIERARCHICAL));
   OB_TRY(check_enum("device", (int)options->device, ONEBIT_DEVICE_CUDA));
   return ONEBIT_OK;
@@ -63,6 +64,26 @@ static onebit_status_t check_deepspeed(const onebit_plan_options_t *options) {
   return ONEBIT_OK;
 }
 
+/* Of more than one bit a scale is made of the values of its block, and what it is made of differs.
+ * */
+static onebit_status_t check_bits(const onebit_plan_options_t *options) {
+  if (!ob_width_is_known(options->bits))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, not 1, 2, 4 or 8", options->bits);
+  onebit_scale_t other = options->bits > 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_LARGEST;
+  if (options->scale == other)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "scale is %d, which messages of %d bit%s do not have",
+                    (int)other, options->bits, options->bits > 1 ? "s" : "");
+  if (options->bits == 1)
+    return ONEBIT_OK;
+  if (options->wire == ONEBIT_WIRE_DENSE || options->profile == ONEBIT_PROFILE_DEEPSPEED ||
+      options->block_size == ONEBIT_BLOCK_BUFFER)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "bits is %d: that takes ONEBIT_WIRE_BITS, profile default and a scale for each "
+                    "block",
+                    options->bits);
+  return ONEBIT_OK;
+}
+
 static void resolve_block(struct ob_plan_shape *shape) {
   onebit_plan_options_t *options = &shape->options;
   if (options->profile == ONEBIT_PROFILE_DEEPSPEED)
@@ -86,6 +107,9 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
   OB_TRY(check_sizes(&shape->options));
   if (shape->options.profile == ONEBIT_PROFILE_DEEPSPEED)
     OB_TRY(check_deepspeed(&shape->options));
+  if (shape->options.bits == 0)
+    shape->options.bits = 1;
+  OB_TRY(check_bits(&shape->options));
   if (shape->options.threads == 0)
     OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MAX_THREADS, 1, &shape->options.threads));
   resolve_block(shape);

@@ -60,7 +60,7 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
     ob_plan_segment(plan, &first, &end);
   OB_TRY(ob_residual_create(&plan->server, layout, first, end, work->one_scale, false, memory));
   plan->server.serving = shape->serving;
-  if (plan->options.profile == ONEBIT_PROFILE_DEFAULT) {
+  if (plan->options.profile == ONEBIT_PROFILE_DEFAULT && plan->options.bits == 1) {
     plan->server.result_dtype = work->output_dtype;
     if (plan->options.operation == ONEBIT_ALLGATHER)
       plan->worker.result_dtype = work->output_dtype;
@@ -143,6 +143,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->dtype = shape->options.dtype;
   work->output_dtype = shape->output_dtype;
   work->one_scale = shape->one_scale;
+  work->max_width = (unsigned)shape->options.bits;
   work->threads = shape->options.threads;
   work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
   work->half = plan->geometry.half || (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL &&
@@ -160,6 +161,10 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
 static onebit_status_t check_executor(const struct onebit_plan *plan,
                                       const struct ob_plan_shape *shape) {
   bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
+  if (plan->executor != &ob_executor_host && plan->options.bits > 1)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is ONEBIT_DEVICE_CUDA, bits is %d: that is for memory of the host",
+                    plan->options.bits);
   if (plan->executor == &ob_executor_host || plan->options.operation == ONEBIT_ALLREDUCE ||
       !(dense || shape->of_segments))
     return ONEBIT_OK;
@@ -192,6 +197,7 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
       gathers ? !shape->of_segments : plan->choice.schedule == ONEBIT_SCHEDULE_ALLGATHER;
   geometry->one_scale = shape->one_scale;
   geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
+  geometry->width = (unsigned)plan->options.bits;
   geometry->half = geometry->dense && plan->options.dtype != ONEBIT_FLOAT32 &&
                    plan->options.operation != ONEBIT_ALLREDUCE;
 }
@@ -281,7 +287,7 @@ static void release(struct onebit_plan *plan) {
 }
 
 /* The last of the terms below: where a device decides otherwise than a processor. */
-#define TERM_MESSAGES 12
+#define TERM_MESSAGES 13
 
 /* What all ranks must give alike; each tells the others where its shared memory is. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
@@ -297,6 +303,7 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"scale", (uint64_t)options->scale},
       {"block_size", options->block_size},
       {"chunk_size", options->chunk_size},
+      {"bits", (uint64_t)options->bits},
       {"no_error_feedback", (uint64_t)options->no_error_feedback},
       {"the number of pieces", shape->pieces},
       {"schedule", (uint64_t)options->schedule},
@@ -484,6 +491,7 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .chunk_size = ob_plan_longest_message(plan),
       .hosts = plan->comm->hosts.count,
       .ranks_per_host = plan->comm->hosts.each,
+      .bits = (int)plan->geometry.width,
   };
   return ONEBIT_OK;
 }

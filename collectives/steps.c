@@ -112,7 +112,8 @@ void ob_steps_give_up(struct onebit_plan *plan) {
 /* In a hierarchical plan a rank speaks for its host: the others hear of its neighbours from it. */
 unsigned ob_steps_flags(const struct onebit_plan *plan) {
   bool heard = plan->host.ranks > 0;
-  unsigned flags = ob_payload_flags(plan->geometry.dense, plan->geometry.half);
+  unsigned flags =
+      ob_payload_flags(plan->geometry.dense, plan->geometry.half, plan->geometry.width);
   if (is_set(&plan->work.not_finite) || (heard && plan->not_finite_rank >= 0))
     flags |= OB_FLAG_NOT_FINITE;
   if (plan->status != ONEBIT_OK || (heard && plan->failed_rank >= 0))

@@ -26,11 +26,17 @@ void ob_parallel(int threads, size_t first, size_t end,
   body(context, first, end, 0);
 }
 
+/* Floats: the values of a block that wait for their scale, and their signs, which nobody needs. */
+static size_t scratch_of_levels(const struct ob_work *work) {
+  return work->layout->block + work->layout->block / OB_LANES;
+}
+
 size_t ob_work_wide(const struct ob_work *work) {
   size_t threads = (size_t)work->threads, sums = work->max_streams + 1;
-  if (!work->half && !work->bounded)
-    return 0;
-  return (threads > sums ? threads : sums) * work->layout->block;
+  size_t block = work->layout->block;
+  size_t levels = work->max_width > 1 ? threads * scratch_of_levels(work) : 0;
+  size_t dense = work->half || work->bounded ? (threads > sums ? threads : sums) * block : 0;
+  return levels > dense ? levels : dense;
 }
 
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams) {
@@ -93,7 +99,7 @@ static void *output_of(const struct step *step, const struct ob_block *block) {
   return base ? base + block->offset * size : NULL;
 }
 
-/* What a message's sign bits stand for in this block. */
+/* What a message's sign bits stand for in this block, or what its levels are multiplied with. */
 static float scale_of(const struct step *step, const struct ob_view *view, size_t block) {
   return step->work->one_scale ? view->header->scale : view->scales[block - step->shape->first];
 }
@@ -101,6 +107,12 @@ static float scale_of(const struct step *step, const struct ob_view *view, size_
 static void note_scale(struct ob_work *work, float scale) {
   if (scale >= OB_LARGE_SCALE)
     atomic_store_explicit(&work->large, true, memory_order_relaxed);
+}
+
+/* The words of a message where the block begins. */
+static uint32_t *fields_at(const struct step *step, const struct ob_view *view,
+                           const struct ob_block *block) {
+  return view->words + (block->word - step->first_word) * view->width;
 }
 
 /* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
@@ -134,7 +146,48 @@ static float *residual_values(const struct ob_residual *residual, int copy,
 }
 
 static float residual_scale(const struct ob_residual *residual, size_t block) {
+  if (residual->eager[residual->now])
+    return 0;
   return residual->scales[residual->now][residual->one_scale ? 0 : block - residual->first];
+}
+
+/* Where compress and reduce write the new values of a block of levels, and signs beside. */
+static float *scratch_for(const struct step *step, int thread) {
+  return step->work->wide + (size_t)thread * scratch_of_levels(step->work);
+}
+
+static void keep_in_scratch(const struct step *step, int thread, float **values, uint32_t **signs,
+                            bool *stream) {
+  *values = scratch_for(step, thread);
+  *signs = (uint32_t *)(void *)(*values + step->work->layout->block);
+  *stream = false;
+}
+
+/* These values, whose squares add up to `sum`, become levels in the message, and the new
+ * residual. */
+static void quantise_block(struct step *step, size_t b, const struct ob_block *block,
+                           const float *values, float sum) {
+  struct ob_work *work = step->work;
+  struct ob_residual *residual = step->residual;
+  const unsigned width = step->out->width;
+  float largest = work->codec->largest(values, block->count), scale = 0;
+  if (ob_is_finite(sum))
+    scale = ob_level_scale(sum, block->count, largest, work->rule, width);
+  else
+    atomic_store_explicit(&work->not_finite, true, memory_order_relaxed), largest = 0;
+  note_scale(work, largest);
+  residual->scales[!residual->now][b - residual->first] = largest;
+  step->out->scales[b - step->shape->first] = scale;
+  const struct ob_quantise_run run = {
+      .count = block->count,
+      .width = width,
+      .values = values,
+      .scale = scale,
+      .stream = work->stream,
+      .residual_out = residual_values(residual, !residual->now, block),
+      .fields = fields_at(step, step->out, block),
+  };
+  work->codec->quantise(&run);
 }
 
 /* The moments of the block: what the run reads, and what it writes. */
@@ -155,7 +208,6 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
   const bool factor_applied = source->values || source->moment_rule;
   const float weight = factor_applied ? source->weight : source->weight * source->factor;
   size_t piece = 0;
-  (void)thread;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     size_t word = block.word - step->first_word;
@@ -168,7 +220,8 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
         .rule = work->rule,
         .stream = work->stream,
-        .momentum_bits = source->momentum ? step->last->words + word : NULL,
+        .momentum_bits = source->momentum ? fields_at(step, step->last, &block) : NULL,
+        .momentum_width = source->momentum ? step->last->width : 1,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
         .decay = scaling == 0 ? 1 : source->decay,
         .weight = scaling == 0 ? 0 : weight,
@@ -180,11 +233,17 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         .residual = residual_values(step->residual, step->residual->now, &block),
         .residual_scale = residual_scale(step->residual, b),
         .residual_out = residual_values(step->residual, !step->residual->now, &block),
-        .bits = step->out->words + word,
+        .bits = fields_at(step, step->out, &block),
     };
     if (run.moment_rule)
       point_to_moments(step, &block, &run);
-    set_scale(step, b, block.count, work->codec->compress(&run));
+    if (step->out->width == 1) {
+      set_scale(step, b, block.count, work->codec->compress(&run));
+      continue;
+    }
+    keep_in_scratch(step, thread, &run.residual_out, &run.bits, &run.stream);
+    run.rule = ONEBIT_SCALE_RMS;
+    quantise_block(step, b, &block, run.residual_out, work->codec->compress(&run));
   }
 }
 
@@ -198,16 +257,17 @@ void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
                       .last = last,
                       .out = out,
                       .sums = sums};
+  residual->eager[!residual->now] = out->width > 1;
   run_step(&step, compress_body);
 }
 
 /* Points the thread's scratch at block b of each message; the mean's 1 / streams goes into the
  * scales. */
-static void gather_streams(const struct step *step, size_t b, size_t word, const uint32_t **words,
-                           float *scales) {
+static void gather_streams(const struct step *step, size_t b, const struct ob_block *block,
+                           const uint32_t **words, float *scales) {
   const float weight = (float)(1.0 / (double)step->work->streams);
   for (size_t s = 0; s < step->work->streams; s++) {
-    words[s] = step->in[s].words + word;
+    words[s] = fields_at(step, &step->in[s], block);
     scales[s] = scale_of(step, &step->in[s], b) * weight;
   }
 }
@@ -220,11 +280,11 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
   size_t piece = 0;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    size_t word = block.word - step->first_word;
-    gather_streams(step, b, word, words, scales);
+    gather_streams(step, b, &block, words, scales);
     struct ob_reduce_run run = {
         .count = block.count,
         .streams = work->streams,
+        .width = step->in->width,
         .bits = words,
         .scales = scales,
         .serving = step->residual->serving,
@@ -233,9 +293,15 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
         .residual = residual_values(step->residual, step->residual->now, &block),
         .residual_scale = residual_scale(step->residual, b),
         .residual_out = residual_values(step->residual, !step->residual->now, &block),
-        .out = step->out->words + word,
+        .out = fields_at(step, step->out, &block),
     };
-    set_scale(step, b, block.count, work->codec->reduce(&run));
+    if (step->out->width == 1) {
+      set_scale(step, b, block.count, work->codec->reduce(&run));
+      continue;
+    }
+    keep_in_scratch(step, thread, &run.residual_out, &run.out, &run.stream);
+    run.rule = ONEBIT_SCALE_RMS;
+    quantise_block(step, b, &block, run.residual_out, work->codec->reduce(&run));
   }
 }
 
@@ -243,6 +309,7 @@ void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums) {
   struct step step = {
       .work = work, .shape = shape, .in = in, .residual = residual, .out = out, .sums = sums};
+  residual->eager[!residual->now] = out->width > 1;
   run_step(&step, reduce_body);
 }
 
@@ -268,9 +335,10 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
   size_t piece = 0;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    gather_streams(step, b, block.word - step->first_word, words, scales);
+    gather_streams(step, b, &block, words, scales);
     struct ob_sum_run run = {.count = block.count,
                              .streams = work->streams,
+                             .width = step->in->width,
                              .bits = words,
                              .scales = scales,
                              .output = output_of(step, &block),
@@ -301,7 +369,8 @@ static void store_body(void *context, size_t first, size_t end, int thread) {
     struct ob_store_run run = {.count =
                                    block.valid, /* padding has no place in the caller's buffer */
                                .stream = work->stream,
-                               .bits = step->in->words + (block.word - step->first_word),
+                               .width = step->in->width,
+                               .bits = fields_at(step, step->in, &block),
                                .scale = scale_of(step, step->in, b),
                                .output = output_of(step, &block),
                                .dtype = work->output_dtype};
@@ -349,11 +418,13 @@ static void pass_block(const struct step *step, size_t b, const struct ob_block 
   run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
   point_to_arrays(sink, block, &run);
   if (step->in) {
-    run.message = step->in->words + (block->word - step->first_word);
+    run.width = step->in->width;
+    run.message = fields_at(step, step->in, block);
     run.message_scale = ob_pass_scale(sink->kind, scale_of(step, step->in, b), &run.factors);
   }
   if (step->last) {
-    run.last = step->last->words + (block->word - step->first_word);
+    run.last_width = step->last->width;
+    run.last = fields_at(step, step->last, block);
     run.last_scale = scale_of(step, step->last, b) / run.factors.scaling * sink->last_decay;
   }
   step->work->codec->pass(&run);

@@ -33,6 +33,8 @@ struct ob_residual {
   float *values[2];
   float *scales[2];     /* one a block, or one in all */
   uint16_t *moments[2]; /* one an element; NULL without moments */
+  /* The error is stored as it is, of messages of more than one bit; a scale is only its size. */
+  bool eager[2];
   /* Of a server. Where it keeps no error but something else, it keeps that as it is, and a scale is
    * only its size. */
   struct ob_serving serving;
@@ -71,8 +73,9 @@ struct ob_work {
   const struct ob_layout *layout;
   onebit_scale_t rule;
   onebit_dtype_t dtype, output_dtype; /* of inputs, and of what is stored */
-  bool one_scale; /* one for all blocks: known when the last is compressed (ob_finish) */
-  bool stream;    /* the buffers exceed the caches */
+  bool one_scale;     /* one for all blocks: known when the last is compressed (ob_finish) */
+  unsigned max_width; /* of messages of bits */
+  bool stream;        /* the buffers exceed the caches */
   /* Dense messages: of 16-bit values; and of values whose sum will not be looked at, so each block
    * of the input must have a finite sum of squares. */
   bool half, bounded;
@@ -82,7 +85,7 @@ struct ob_work {
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
   const float **values;   /* scratch of ob_mean_blocks: max_streams */
-  float *wide;            /* scratch of dense messages: blocks of float32, ob_work_wide in all */
+  float *wide;            /* scratch: blocks of float32, ob_work_wide in all */
   /* Set by any step that meets such a value or scale; the caller clears them. */
   atomic_bool not_finite, large;
 };

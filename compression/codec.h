@@ -6,6 +6,12 @@
  * starting at a whole word of the residuals and of the sign bits. What is a run, which scale it
  * has and who works on it is decided above (blocks.h). Bits past the run's last element in its last
  * word are written as zero, and ignored when read.
+ *
+ * Where `width` is more than 1, in place of signs there are levels of so many bits (levels.h), as
+ * many words a group of 32, which stand for the level times the scale. That is a scale of the whole
+ * block: compress and reduce write the new values as `residual_out`, to a place where they stay in
+ * the caches, and `quantise` makes levels of them and the new residual, which is the error itself:
+ * the scale to read it with is 0.
  */
 #ifndef OB_COMPRESSION_CODEC_H
 #define OB_COMPRESSION_CODEC_H
@@ -15,7 +21,7 @@
 #include <stdint.h>
 
 #include "compression/checksum.h"
-#include "compression/numerics.h"
+#include "compression/levels.h"
 #include "compression/passes.h"
 #include "onebit/plan.h"
 
@@ -41,6 +47,7 @@ struct ob_compress_run {
   onebit_scale_t rule;
   bool stream; /* the residuals are larger than the caches: write them past the caches */
   const uint32_t *momentum_bits; /* NULL: RAW */
+  unsigned momentum_width;
   float momentum_scale, decay, scaling;
   bool momentum_in_residual;
   const float *residual;
@@ -55,6 +62,7 @@ struct ob_compress_run {
  * summed. */
 struct ob_reduce_run {
   size_t count, streams;
+  unsigned width;
   const uint32_t *const *bits; /* one pointer a stream */
   const float *scales;         /* one a stream, already divided by the number of streams */
   struct ob_serving serving;
@@ -69,14 +77,27 @@ struct ob_reduce_run {
 /* The plain sum of the streams, stored. */
 struct ob_sum_run {
   size_t count, streams;
+  unsigned width;
   const uint32_t *const *bits;
   const float *scales;
   void *output;
   onebit_dtype_t dtype;
 };
 
+/* Levels of the values, and what they leave: values - decoded. */
+struct ob_quantise_run {
+  size_t count;
+  unsigned width;
+  const float *values; /* whole groups, zeros from count on */
+  float scale;
+  bool stream;         /* as above, for the residuals */
+  float *residual_out; /* whole groups: lanes past count are set to zero */
+  uint32_t *fields;
+};
+
 struct ob_store_run {
   size_t count;
+  unsigned width;
   bool stream; /* as above, for the output */
   const uint32_t *bits;
   float scale;
@@ -94,6 +115,7 @@ struct ob_pass_run {
   onebit_dtype_t copy_dtype;
   const void *gradient; /* NULL: zeros */
   onebit_dtype_t gradient_dtype;
+  unsigned width, last_width;
   const uint32_t *message; /* signs, of this scale (ob_pass_scale) */
   float message_scale;
   const uint32_t *last; /* likewise; NULL: last_values are it */
@@ -108,6 +130,9 @@ struct ob_codec {
   /* These two return the sum of magnitudes of the run, summed as numerics.h defines. */
   float (*compress)(const struct ob_compress_run *);
   float (*reduce)(const struct ob_reduce_run *);
+  /* The largest magnitude of whole groups of values; of such as are not finite, one that is not. */
+  float (*largest)(const float *values, size_t count);
+  void (*quantise)(const struct ob_quantise_run *);
   void (*sum)(const struct ob_sum_run *);
   void (*store)(const struct ob_store_run *);
   void (*pass)(struct ob_pass_run *);

@@ -4,13 +4,6 @@
  * no float array, and of a last, partial group. The compiler makes the vectors, of the arithmetic
  * in passes.h.
  */
-/* The loop that follows may become vectors: its iterations do not depend on each other. */
-#ifdef __clang__
-#define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define OB_INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
 struct pass_group {
   float *at[OB_SLOTS];
   float small[OB_SLOTS][OB_LANES] __attribute__((aligned(64)));
@@ -31,9 +24,10 @@ SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run
   group_store(group, to, 0, ONEBIT_FLOAT32);
 }
 
-FIXED void pass_load_signs(float to[OB_LANES], uint32_t word, float scale, size_t count) {
+FIXED void pass_load_message(float to[OB_LANES], const uint32_t *words, size_t word, unsigned width,
+                             float scale, size_t count) {
   V group[GROUP];
-  group_signed(word, v_set(scale), group);
+  group_values(group, words, word, width, v_set(scale));
   group_store(group, to, 0, ONEBIT_FLOAT32);
   for (size_t i = count; i < OB_LANES; i++)
     to[i] = 0;
@@ -67,10 +61,11 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
   if (reads & OB_MASK(OB_GRADIENT))
     pass_load_gradient(group->small[OB_GRADIENT], run, first, count);
   if (reads & OB_MASK(OB_MESSAGE))
-    pass_load_signs(group->small[OB_MESSAGE], run->message[first / OB_LANES], run->message_scale,
-                    count);
+    pass_load_message(group->small[OB_MESSAGE], run->message, first / OB_LANES, run->width,
+                      run->message_scale, count);
   if (reads & OB_MASK(OB_LAST) && run->last)
-    pass_load_signs(group->small[OB_LAST], run->last[first / OB_LANES], run->last_scale, count);
+    pass_load_message(group->small[OB_LAST], run->last, first / OB_LANES, run->last_width,
+                      run->last_scale, count);
   else if (reads & OB_MASK(OB_LAST))
     for (size_t i = 0; i < count; i++)
       group->small[OB_LAST][i] = run->last_values[first + i];

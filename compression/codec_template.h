@@ -27,8 +27,17 @@
  * sum, so that lane sums come out the same however wide a vector is. A last, partial group passes
  * through a small array.
  */
+#include "compression/levels.h"
+
 #define GROUP (OB_LANES / VL)
 #define FIXED __attribute__((always_inline)) static inline
+
+/* The loop that follows may become vectors: its iterations do not depend on each other. */
+#ifdef __clang__
+#define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define OB_INDEPENDENT _Pragma("GCC ivdep")
+#endif
 
 FIXED size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -163,11 +172,14 @@ FIXED void group_weigh(V group[GROUP], V weight, const float *reciprocals, size_
     group[k] = v_mul(group[k], own[k]);
 }
 
+#include "compression/codec_levels.h"
+
 /* group = scaling * (decay * momentum + group); the product with the momentum's sign is that of the
  * magnitude. */
-FIXED void group_momentum(V group[GROUP], uint32_t signs, V decayed, V scaling) {
+FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word, V decayed,
+                          V scaling) {
   V momentum[GROUP];
-  group_signed(signs, decayed, momentum);
+  group_values(momentum, run->momentum_bits, word, run->momentum_width, decayed);
   for (int k = 0; k < GROUP; k++)
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
@@ -196,7 +208,7 @@ FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype
     if (residual_first)
       group_compensate(group, error);
     if (momentum)
-      group_momentum(group, run->momentum_bits[i / OB_LANES], decayed, scaling);
+      group_momentum(group, run, i / OB_LANES, decayed, scaling);
     if (momentum && !whole) /* padding has no momentum */
       group_cut(group, given > i ? given - i : 0);
     if (!residual_first)
@@ -236,12 +248,12 @@ static float compress(const struct ob_compress_run *run) {
 #include "compression/codec_reduce.h"
 
 /* Whether a sum can be beyond the largest float16. None is larger than that of the scales, which is
- * rounded as often. */
+ * rounded as often; of levels, where that does not hold, it may be. */
 FIXED bool exceeds_float16(const struct ob_sum_run *run) {
   float max = 0;
   for (size_t s = 0; s < run->streams; s++)
     max += run->scales[s];
-  return max > OB_FLOAT16_MAX;
+  return run->width > 1 || max > OB_FLOAT16_MAX;
 }
 
 FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype) {
@@ -250,12 +262,12 @@ FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype) {
       dtype == ONEBIT_FLOAT16 && exceeds_float16(run) ? ONEBIT_FLOAT16 : ONEBIT_FLOAT32;
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    group_sum(total, i / OB_LANES, run->streams, run->width, run->bits, run->scales);
     group_bound(total, bound);
     group_store(total, run->output, i, dtype);
   }
   if (i < run->count) {
-    group_sum(total, i / OB_LANES, run->streams, run->bits, run->scales);
+    group_sum(total, i / OB_LANES, run->streams, run->width, run->bits, run->scales);
     group_bound(total, bound);
     part_store(total, run->output, i, run->count, dtype);
   }
@@ -272,14 +284,18 @@ static void sum(const struct ob_sum_run *run) {
 
 FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype) {
   V group[GROUP];
-  const V scale = v_set(ob_bound(run->scale, dtype));
+  const bool levels = run->width > 1;
+  const V scale = v_set(levels ? run->scale : ob_bound(run->scale, dtype));
+  const onebit_dtype_t bound = levels ? dtype : ONEBIT_FLOAT32;
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    group_signed(run->bits[i / OB_LANES], scale, group);
+    group_values(group, run->bits, i / OB_LANES, run->width, scale);
+    group_bound(group, bound);
     group_store(group, run->output, i, dtype);
   }
   if (i < run->count) {
-    group_signed(run->bits[i / OB_LANES], scale, group);
+    group_values(group, run->bits, i / OB_LANES, run->width, scale);
+    group_bound(group, bound);
     part_store(group, run->output, i, run->count, dtype);
   }
 }
@@ -290,7 +306,7 @@ static void store_streaming(const struct ob_store_run *run) {
   const V scale = v_set(run->scale);
   float *output = run->output;
   for (size_t i = 0; i < run->count; i += OB_LANES) {
-    group_signed(run->bits[i / OB_LANES], scale, group);
+    group_values(group, run->bits, i / OB_LANES, run->width, scale);
     for (int k = 0; k < GROUP; k++)
       v_stream(output + i + k * VL, group[k]);
   }
@@ -410,6 +426,8 @@ const struct ob_codec CODEC = {
     .name = CODEC_NAME,
     .compress = compress,
     .reduce = reduce,
+    .largest = largest,
+    .quantise = quantise,
     .sum = sum,
     .store = store,
     .pass = pass,

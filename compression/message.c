@@ -47,11 +47,11 @@ static onebit_status_t check_header(const struct ob_header *header,
                     "message: wire format version %d, this library has version %d", header->version,
                     OB_MESSAGE_VERSION);
   case OB_HEADER_KIND:
-    return ob_error(ONEBIT_ERROR_MESSAGE, "message: kind %d flags %d, expected kind %d %s",
-                    header->kind, header->flags, (int)call->kind,
-                    shape->half    ? "dense, of 16 bit"
-                    : shape->dense ? "dense"
-                                   : "of bits");
+    return ob_error(ONEBIT_ERROR_MESSAGE, "message: kind %d flags %d, expected kind %d, %s%u bit",
+                    header->kind, header->flags, (int)call->kind, shape->dense ? "dense, of " : "",
+                    shape->half    ? 16
+                    : shape->dense ? 32
+                                   : shape->width);
   case OB_HEADER_SEQUENCE:
     return ob_error(ONEBIT_ERROR_MESSAGE, "message: of call %" PRIu32 ", expected %" PRIu32,
                     header->sequence, call->sequence);

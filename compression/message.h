@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 #define OB_MESSAGE_MAGIC   0x3142314fu /* the bytes "O1B1" */
-#define OB_MESSAGE_VERSION 2
+#define OB_MESSAGE_VERSION 3
 
 /* Below this no later step of a call can overflow. A value of a block is at most sqrt(65536) times
  * its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the value that a server
@@ -45,7 +45,8 @@ enum ob_message_flag {
   OB_FLAG_LARGE = 8,
   /* with OB_FLAG_ERROR: because an argument that all ranks must give alike differs between some */
   OB_FLAG_MISMATCH = 16,
-  OB_FLAG_HALF = 32 /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
+  OB_FLAG_HALF = 32, /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
+  OB_FLAG_WIDTH = 64 /* and 128: the binary logarithm of the bits an element */
 };
 
 struct ob_header {
@@ -64,9 +65,10 @@ struct ob_codec;
 
 /* What both sides know of a message. */
 struct ob_message_shape {
-  size_t first, blocks, words; /* first block; how many blocks and words */
+  size_t first, blocks, words; /* first block; how many blocks, and groups of 32 elements */
   bool one_scale, dense;
-  bool half; /* dense, of 16-bit values */
+  bool half;      /* dense, of 16-bit values */
+  unsigned width; /* else, bits an element */
 };
 
 /* The parts of a message in memory. The values of a dense message lie where the scales of another
@@ -77,6 +79,7 @@ struct ob_view {
   uint32_t *words;
   float *values;
   uint16_t *halves;
+  unsigned width;
 };
 
 /* These are here, since device code asks them too. */
@@ -84,10 +87,10 @@ OB_INLINE size_t ob_message_scales(const struct ob_message_shape *shape) {
   return shape->dense || shape->one_scale ? 0 : shape->blocks;
 }
 
-/* Bytes of what a message has for each word of the layout. */
+/* Bytes of what a message has for each word of the layout, a group of 32 elements. */
 OB_INLINE size_t ob_message_word(const struct ob_message_shape *shape) {
   if (!shape->dense)
-    return sizeof(uint32_t);
+    return shape->width * sizeof(uint32_t);
   return OB_LANES * (shape->half ? sizeof(uint16_t) : sizeof(float));
 }
 
@@ -103,6 +106,7 @@ OB_INLINE struct ob_view ob_message_view(void *memory, const struct ob_message_s
   view.words = (uint32_t *)(void *)(view.scales + ob_message_scales(shape));
   view.values = view.scales;
   view.halves = (uint16_t *)(void *)view.scales;
+  view.width = shape->width;
   return view;
 }
 
@@ -158,8 +162,12 @@ OB_INLINE size_t ob_message_payload(const struct ob_message_shape *shape) {
 OB_INLINE bool ob_scale_is_sound(float scale) { return ob_is_finite(scale) && scale >= 0; }
 
 /* What the payload is, as flags. */
-OB_INLINE unsigned ob_payload_flags(bool dense, bool half) {
-  return (dense ? (unsigned)OB_FLAG_DENSE : 0) | (half ? (unsigned)OB_FLAG_HALF : 0);
+#define OB_PAYLOAD_FLAGS (OB_FLAG_DENSE | OB_FLAG_HALF | 3 * OB_FLAG_WIDTH)
+
+OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
+  if (dense)
+    return (unsigned)OB_FLAG_DENSE | (half ? (unsigned)OB_FLAG_HALF : 0);
+  return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;
 }
 
 /* What is wrong with a header: the first that is. */
@@ -180,8 +188,8 @@ OB_INLINE enum ob_header_fault ob_header_check(const struct ob_header *header,
     return OB_HEADER_MAGIC;
   if (header->version != OB_MESSAGE_VERSION)
     return OB_HEADER_VERSION;
-  if (header->kind != call->kind || (header->flags & (OB_FLAG_DENSE | OB_FLAG_HALF)) !=
-                                        ob_payload_flags(shape->dense, shape->half))
+  if (header->kind != call->kind || (header->flags & OB_PAYLOAD_FLAGS) !=
+                                        ob_payload_flags(shape->dense, shape->half, shape->width))
     return OB_HEADER_KIND;
   if (header->sequence != call->sequence)
     return OB_HEADER_SEQUENCE;

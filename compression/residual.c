@@ -103,9 +103,9 @@ onebit_status_t ob_residual_export(const struct ob_residual *residual,
   for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
     const float *value = values_of(residual, values, &block);
+    const float scale = residual->eager[residual->now] ? 0 : scales[residual->one_scale ? 0 : b];
     for (size_t i = 0; i < block.count; i++)
-      *error++ = ob_residual_content(residual->serving.rule, value[i],
-                                     scales[residual->one_scale ? 0 : b]);
+      *error++ = ob_residual_content(residual->serving.rule, value[i], scale);
   }
   ob_residual_end_view(residual, values, scales);
   return status;

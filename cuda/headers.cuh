@@ -45,7 +45,8 @@ static __device__ inline struct ob_message_call call_of(const struct ob_cuda_pla
 /* A rank that cannot take part tells why it cannot, and not what it hears of others. */
 static __device__ inline uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
-  uint32_t flags = state->flags | ob_payload_flags(plan.geometry.dense, plan.geometry.half);
+  uint32_t flags =
+      state->flags | ob_payload_flags(plan.geometry.dense, plan.geometry.half, plan.geometry.width);
   if (failed || state->status != ONEBIT_OK)
     flags |= OB_FLAG_ERROR;
   if (!failed && state->status == ONEBIT_ERROR_MISMATCH)

@@ -217,7 +217,7 @@ static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_s
     float scale =
         reader->scales[residual->one_scale ? 0 : (run->offset + i) / layout->block - first];
     values[i] = section->content == OB_CONTENT_RESIDUAL
-                    ? ob_residual_of(values[i], scale)
+                    ? ob_residual_of(values[i], residual->eager[residual->now] ? 0 : scale)
                     : ob_decode(ob_bits_of(values[i]) >> 31, scale);
   }
   return ONEBIT_OK;

@@ -131,6 +131,7 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
       .rule = rule,
       .stream = stream,
       .momentum_bits = momentum ? last.data : NULL,
+      .momentum_width = 1,
       .momentum_scale = 0.37f,
       .decay = 0.9f,
       .scaling = momentum && !stream ? 1.7f : 1,
@@ -166,6 +167,7 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
       .rule = stream ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_MEAN_ABSOLUTE,
       .stream = stream && (uintptr_t)next.data % OB_ALIGNMENT == 0,
       .momentum_bits = momentum ? last.data : NULL,
+      .momentum_width = 1,
       .momentum_scale = stream ? 0.37f : 0,
       .decay = 0.9f,
       .scaling = 1,
@@ -213,6 +215,7 @@ static void run_lion(const struct codec_case *c, const struct ob_codec *codec, s
   for (size_t i = 0; i < c->count; i++)
     ((float *)residual.data)[i] *= (float)(i % 3 != 1);
   struct ob_reduce_run run = {.count = c->count,
+                              .width = 1,
                               .streams = count,
                               .bits = pointers,
                               .scales = scales,
@@ -243,6 +246,7 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
     scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == VALUES_OVERFLOW ? 1e30f : 1);
   }
   struct ob_reduce_run reduce = {.count = c->count,
+                                 .width = 1,
                                  .streams = count,
                                  .bits = pointers,
                                  .scales = scales,
@@ -253,7 +257,7 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
                                  .residual_scale = 0.3f,
                                  .residual_out = out.data,
                                  .out = word.data};
-  struct ob_sum_run total = {c->count, count, pointers, scales, plain.data, c->dtype};
+  struct ob_sum_run total = {c->count, count, 1, pointers, scales, plain.data, c->dtype};
   if (sum)
     codec->sum(&total);
   else
@@ -269,9 +273,13 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
 static void run_store(const struct codec_case *c, const struct ob_codec *codec,
                       struct result *result) {
   struct guarded_array bits = bits_create(c->count, 7), out = input_create(c, 8);
-  struct ob_store_run run = {c->count,  c->values != VALUES_GRADIENTS,
-                             bits.data, c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
-                             out.data,  c->dtype};
+  struct ob_store_run run = {c->count,
+                             1,
+                             c->values != VALUES_GRADIENTS,
+                             bits.data,
+                             c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
+                             out.data,
+                             c->dtype};
   codec->store(&run);
   keep_array(result, &out, c->count * ob_dtype_size(c->dtype));
   array_destroy(&bits);
@@ -291,6 +299,8 @@ static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
                                           g = input_create(c, 9), bits = bits_create(c->count, 14),
                                           last = bits_create(c->count, 15);
   struct ob_pass_run run = {.kind = kind,
+                            .width = 1,
+                            .last_width = 1,
                             .count = c->count,
                             .parameter = p.data,
                             .copy = copy.data,

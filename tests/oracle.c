@@ -3,6 +3,7 @@
 #include "tests/oracle.h"
 
 #include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -95,6 +96,9 @@ static struct oracle *create(int size, int each, const size_t *counts, size_t te
   oracle->server_error = floats(oracle->elements);
   oracle->compensated = floats(all);
   oracle->decoded = floats(all);
+  oracle->parts = floats(all);
+  if (!oracle->options.bits)
+    oracle->options.bits = 1;
   return oracle;
 }
 
@@ -122,6 +126,7 @@ void oracle_destroy(struct oracle *oracle) {
   free(oracle->server_error);
   free(oracle->compensated);
   free(oracle->decoded);
+  free(oracle->parts);
   free(oracle);
 }
 
@@ -165,6 +170,60 @@ static void decode(const float *values, const struct oracle_run *run, float scal
     decoded[i] = copysignf(scale, values[i]);
 }
 
+/* The level next to a value over its scale. 2 bits: halves; 4 bits: whole numbers, ties to even; 8
+ * bits: four significant binary digits, ties away from zero, from 1.125 * 2^-15 to 1.875, and 0. */
+static float level_next_to(float ratio, int bits) {
+  if (bits == 2)
+    return fminf(fmaxf(rintf(ratio - 0.5f), -2), 1) + 0.5f;
+  if (bits == 4)
+    return fminf(fmaxf(rintf(ratio), -7), 7) + 0.0f; /* there is no -0 */
+  int exponent;
+  float fraction = frexpf(fabsf(ratio), &exponent); /* in [1/2, 1), or 0 */
+  float level = ldexpf(roundf(ldexpf(fraction, 4)), exponent - 4);
+  if (level < 1.125f * 0x1p-15f)
+    return 0;
+  return copysignf(fminf(level, 1.875f), ratio);
+}
+
+static float level_scale_of(const float *values, size_t count, float squares, onebit_scale_t rule,
+                            int bits) {
+  float limit = 0;
+  for (size_t i = 0; i < count; i++)
+    limit = fmaxf(limit, fabsf(values[i]));
+  float reach = bits == 2 ? 1.5f : bits == 4 ? 3 : INFINITY;
+  reach *= (float)sqrt((double)squares / (double)count);
+  if (rule == ONEBIT_SCALE_RMS)
+    limit = fminf(limit, reach);
+  float scale = limit / (bits == 2 ? 1.5f : bits == 4 ? 7 : 1.875f);
+  return scale < FLT_MIN ? 0 : scale;
+}
+
+/* `part` is what the scale is multiplied by before it is. */
+static void decode_levels(const float *values, size_t count, int bits, float scale, float part,
+                          float *decoded) {
+  float inverse = scale > 0 ? 1 / scale : 0;
+  for (size_t i = 0; i < count; i++)
+    decoded[i] = level_next_to(values[i] * inverse, bits) * (scale * part);
+}
+
+/* Of consecutive runs; parts as decoded, NULL: not wanted. */
+static bool quantize_levels(const struct oracle *oracle, const struct oracle_run *runs,
+                            size_t run_count, const float *values, float *decoded, float *parts) {
+  int bits = oracle->options.bits;
+  for (size_t k = 0; k < run_count; k++) {
+    const float *first = values + runs[k].first;
+    float squares = magnitudes(first, runs[k].count, ONEBIT_SCALE_RMS);
+    if (!isfinite(squares))
+      return false;
+    float scale = level_scale_of(first, runs[k].count, squares, oracle->options.scale, bits);
+    decode_levels(first, runs[k].count, bits, scale, 1, decoded + runs[k].first);
+    if (parts)
+      decode_levels(first, runs[k].count, bits, scale, 1.0f / (float)oracle->size,
+                    parts + runs[k].first);
+  }
+  return true;
+}
+
 /* As a result of the type would be read again. */
 static float rounded(float value, onebit_dtype_t dtype) {
   float room;
@@ -175,7 +234,9 @@ static float rounded(float value, onebit_dtype_t dtype) {
 /* decoded = +-scale by the signs of values, over consecutive runs, the scale rounded to `dtype`.
  * False when some sum is not finite. */
 static bool quantize(const struct oracle *oracle, const struct oracle_run *runs, size_t run_count,
-                     const float *values, float *decoded, onebit_dtype_t dtype) {
+                     const float *values, float *decoded, float *parts, onebit_dtype_t dtype) {
+  if (oracle->options.bits > 1)
+    return quantize_levels(oracle, runs, run_count, values, decoded, parts);
   onebit_scale_t rule = oracle->options.scale;
   struct oracle_sum sums = {0};
   size_t count = 0;
@@ -191,6 +252,9 @@ static bool quantize(const struct oracle *oracle, const struct oracle_run *runs,
   double total = oracle_total(&sums);
   for (size_t k = 0; k < run_count && oracle->common_scale; k++)
     decode(values, &runs[k], rounded(common_scale_of(total, count, rule), dtype), decoded);
+  for (size_t k = 0; parts && k < run_count; k++)
+    for (size_t i = runs[k].first; i < runs[k].first + runs[k].count; i++)
+      parts[i] = decoded[i] * (1.0f / (float)oracle->size);
   return true;
 }
 
@@ -204,7 +268,7 @@ static bool compress(struct oracle *oracle, const float *const *inputs) {
     for (size_t i = 0; i < oracle->elements; i++)
       compensated[i] = oracle->worker_error[base + i] + (i < oracle->valid ? inputs[r][i] : 0.0f);
     if (!quantize(oracle, oracle->runs, oracle->run_count, compensated, oracle->decoded + base,
-                  dtype))
+                  oracle->parts + base, dtype))
       return false;
   }
   return true;
@@ -218,11 +282,10 @@ static void keep_worker_errors(struct oracle *oracle) {
 /* The mean over the ranks of what they sent, in rank order, with the division folded into the
  * scales. */
 static void average(const struct oracle *oracle, float *mean) {
-  float part = 1.0f / (float)oracle->size;
   for (size_t i = 0; i < oracle->elements; i++) {
-    float sum = oracle->decoded[i] * part;
+    float sum = oracle->parts[i];
     for (size_t r = 1; r < (size_t)oracle->size; r++)
-      sum += oracle->decoded[r * oracle->elements + i] * part;
+      sum += oracle->parts[r * oracle->elements + i];
     mean[i] = sum;
   }
 }
@@ -237,7 +300,7 @@ static bool serve(struct oracle *oracle, float *total, float *result) {
     for (end = begin; end < oracle->run_count; end++)
       if (oracle->runs[end].server != oracle->runs[begin].server)
         break;
-    if (!quantize(oracle, oracle->runs + begin, end - begin, total, result, dtype))
+    if (!quantize(oracle, oracle->runs + begin, end - begin, total, result, NULL, dtype))
       return false;
   }
   for (size_t i = 0; i < oracle->elements; i++)

@@ -7,6 +7,10 @@
  *   server   t = sum in rank order of s_r * (1/P) * sign(c_r), then + d    likewise    y = +-scale
  * of t
  *
+ * With bits > 1 an element is sent as the level next to c / s that these bits have, and decoded as
+ * level * s. The scale s is the largest |c| of the block, or so many times its root mean square
+ * where that is less, over the largest level.
+ *
  * The residual e is stored as such. The scale of a block: element i of it goes to lane i mod 32,
  * each lane adds c * c (or |c|) in order, lanes are added by halving, then sqrt(sum / count) (or
  * sum / count) in double, rounded once. Where sums of blocks are added up, they go to 1024 lanes of
@@ -61,6 +65,7 @@ struct oracle {
   float *worker_error;          /* [size][elements] */
   float *server_error;          /* [elements]: each server's part at its place */
   float *compensated, *decoded; /* [size][elements]: of the latest call */
+  float *parts;                 /* likewise, decoded with a scale over the number of workers */
 };
 
 /* A plan of `count` elements on `size` ranks, with the options' operation. */

@@ -75,6 +75,15 @@ static size_t combinations(int size, enum extent extent, size_t count) {
   return extent == EVERY_OPTION ? BLOCK_SIZES * SCALES * DTYPES : BLOCK_SIZES * SCALES;
 }
 
+/* More than one bit an element: the widths in turn, and what such messages have of blocks and
+ * scales. */
+static void widen(struct collective_case *what, size_t number, size_t k) {
+  static const int widths[] = {8, 2, 4};
+  what->options.bits = widths[k % 3];
+  what->options.block_size = block_sizes[drawn(number, 5, BLOCK_SIZES - 1)];
+  what->options.scale = drawn(number, 6, 3) ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_LARGEST;
+}
+
 /* A case of that type, where all of them are wanted. */
 static struct collective_case *add_kind(struct table *table, onebit_operation_t operation,
                                         size_t count, size_t dtypes, size_t dtype) {
@@ -109,6 +118,9 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
                         : wanted == BLOCK_SIZES ? k + BLOCK_SIZES * drawn(table.count, 6, SCALES)
                                                 : k,
                         extent == EVERY_OPTION && wanted > BLOCK_SIZES * SCALES);
+      for (size_t k = 0; k < (extent == FEW ? 1 : 3); k++)
+        widen(add(&table, (onebit_operation_t)operation, test_counts[c]), table.count,
+              extent == FEW ? table.count : k);
     }
     add_other_kinds(&table, test_counts[c], extent);
   }
@@ -128,6 +140,8 @@ static void add_schedule(struct table *table, size_t count, onebit_schedule_t sc
     what->options.scale = (onebit_scale_t)drawn(table->count, 6, SCALES);
     what->options.wire = k % 3 == 2 ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
     what->options.no_error_feedback = k % 8 == 7;
+    if (k % 3 == 1)
+      widen(what, table->count, k / 3);
   }
 }
 

@@ -174,14 +174,15 @@ static void check_step(const struct collective_run *run, const struct buffers *b
 
 static void tell_case(const struct collective_case *what) {
   const onebit_plan_options_t *o = &what->options;
-  check_case(
-      "%s%s%s of %zu %s on %d ranks, scale %d, block %zd, chunk %zu, threads %d, "
-      "placement %d, schedule %d, %d hosts%s%s",
-      o->wire == ONEBIT_WIRE_DENSE ? "dense " : "",
-      o->profile == ONEBIT_PROFILE_DEEPSPEED ? "deepspeed " : "", operation_name(o->operation),
-      what->count, dtype_name(o->dtype), what->size, (int)o->scale, (ptrdiff_t)o->block_size,
-      o->chunk_size, o->threads, (int)what->placement, (int)o->schedule, what->hosts,
-      what->nonblocking ? ", nonblocking" : "", o->no_error_feedback ? ", no error feedback" : "");
+  check_case("%s%s%s of %zu %s on %d ranks, %d bits, scale %d, block %zd, chunk %zu, threads %d, "
+             "placement %d, schedule %d, %d hosts%s%s",
+             o->wire == ONEBIT_WIRE_DENSE ? "dense " : "",
+             o->profile == ONEBIT_PROFILE_DEEPSPEED ? "deepspeed " : "",
+             operation_name(o->operation), what->count, dtype_name(o->dtype), what->size, o->bits,
+             (int)o->scale, (ptrdiff_t)o->block_size, o->chunk_size, o->threads,
+             (int)what->placement, (int)o->schedule, what->hosts,
+             what->nonblocking ? ", nonblocking" : "",
+             o->no_error_feedback ? ", no error feedback" : "");
 }
 
 void collective_on_rank(onebit_comm_t comm, void *context) {

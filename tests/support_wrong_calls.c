@@ -221,7 +221,13 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("dtype is 99", .dtype = (onebit_dtype_t)99);
   PLAN("wire is 2", .wire = (onebit_wire_t)2);
   PLAN("profile is 7", .profile = (onebit_profile_t)7);
-  PLAN("scale is 2", .scale = (onebit_scale_t)2);
+  PLAN("scale is 3", .scale = (onebit_scale_t)3);
+  PLAN("scale is 2, which messages of 1 bit do", .scale = ONEBIT_SCALE_LARGEST);
+  PLAN("scale is 1, which messages of 4 bits do", .bits = 4, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE);
+  PLAN("bits is 3", .bits = 3);
+  PLAN("bits is -1", .bits = -1);
+  PLAN("bits is 8: that takes", .bits = 8, .wire = ONEBIT_WIRE_DENSE);
+  PLAN("bits is 2: that takes", .bits = 2, .block_size = ONEBIT_BLOCK_BUFFER);
   PLAN("block_size is 33", .block_size = 33);
   PLAN("block_size is 65568", .block_size = 65568);
   PLAN("chunk_size is 31", .chunk_size = 31);

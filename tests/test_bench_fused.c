@@ -28,6 +28,7 @@ static const struct ob_lion_factors lion = {0.9f, 0.1f, 0.98f, 0.02f};
 
 static void one_pass(struct fused_arrays *arrays, float *gradient, enum ob_pass_kind kind) {
   struct ob_pass_run run = {.kind = kind,
+                            .width = 1,
                             .count = COUNT,
                             .arrays = {[OB_MOMENTUM] = arrays->momentum,
                                        [OB_VARIANCE] = arrays->variance,

@@ -8,7 +8,7 @@
 #include "compression/layout.h"
 #include "compression/message.h"
 
-static const struct ob_message_shape shape = {.first = 3, .blocks = 2, .words = 65};
+static const struct ob_message_shape shape = {.first = 3, .blocks = 2, .words = 65, .width = 1};
 static const struct ob_message_call expected = {OB_MESSAGE_WORKER, 7, 100003, 0};
 
 static struct ob_view make(unsigned char *memory) {
@@ -31,8 +31,8 @@ Test(message, has_the_documented_layout) {
   struct ob_view view = make(memory);
   cr_expect_eq((unsigned char *)view.scales - memory, 40);
   cr_expect_eq((unsigned char *)view.words - memory, 48);
-  cr_expect_eq(memcmp(memory, "O1B1\2\1\0\0\7\0\0\0", 12), 0);
-  struct ob_message_shape one = {.words = 65, .blocks = 2, .one_scale = true};
+  cr_expect_eq(memcmp(memory, "O1B1\3\1\0\0\7\0\0\0", 12), 0);
+  struct ob_message_shape one = {.words = 65, .blocks = 2, .width = 1, .one_scale = true};
   struct ob_message_shape dense = {.words = 2, .blocks = 2, .dense = true};
   struct ob_message_shape half = {.words = 2, .blocks = 2, .dense = true, .half = true};
   cr_expect_eq(ob_message_bytes(&one), 40 + 65 * 4);
@@ -64,7 +64,7 @@ Test(message, is_refused_when_any_field_is_wrong) {
   refused(memory, bytes, "magic");
   view = make(memory);
   view.header->version = 1;
-  refused(memory, bytes, "version 1, this library has version 2");
+  refused(memory, bytes, "version 1, this library has version 3");
   view = make(memory);
   view.header->kind = OB_MESSAGE_SERVER;
   refused(memory, bytes, "kind 2");

@@ -57,7 +57,7 @@ static void check_store(const struct ob_codec *codec, size_t count, onebit_dtype
     bits[w] = (uint32_t)w * 2654435761u + 5;
   for (size_t k = 0; k < EDGES && isfinite(edges[k]); k++) {
     struct ob_store_run run = {
-        .count = count, .bits = bits, .scale = edges[k], .output = out, .dtype = dtype};
+        .count = count, .width = 1, .bits = bits, .scale = edges[k], .output = out, .dtype = dtype};
     codec->store(&run);
     for (size_t i = 0; i < count; i++)
       check_stored("store", out, i, dtype, bits[i / 32] >> i % 32 & 1 ? -edges[k] : edges[k]);
@@ -77,6 +77,7 @@ static void check_sum(const struct ob_codec *codec, size_t count, onebit_dtype_t
   }
   for (size_t k = 0; k < sizeof pairs / sizeof pairs[0]; k++) {
     struct ob_sum_run run = {.count = count,
+                             .width = 1,
                              .streams = 2,
                              .bits = streams,
                              .scales = pairs[k],
@@ -97,6 +98,7 @@ static void check_pass(const struct ob_codec *codec, size_t count, onebit_dtype_
   static float parameters[MOST];
   static uint16_t copies[MOST];
   struct ob_pass_run run = {.kind = OB_PASS_APPLY_STEP,
+                            .width = 1,
                             .count = count,
                             .parameter = parameters,
                             .copy = copies,

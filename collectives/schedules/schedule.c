@@ -8,8 +8,8 @@
 #include "base/memory.h"
 #include "collectives/plan.h"
 
-/* Elements in a message where neither the plan's options nor the cost model say: 8 kB of bits. With
- * very large segments messages grow, to bound their number. */
+/* Elements in a message of one bit where neither the plan's options nor the cost model say: 8 kB.
+ * Of more bits they are fewer. With very large segments messages grow, to bound their number. */
 #define CHUNK_ELEMENTS ((size_t)65536)
 #define MAX_CHUNKS     ((size_t)256)
 
@@ -41,6 +41,7 @@ static size_t chunk_of_host(const struct onebit_plan *plan, size_t elements) {
    * caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
   if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > CHUNK_ELEMENTS)
     chunk = CHUNK_ELEMENTS;
+  chunk /= plan->geometry.width;
   return divided_up(elements, chunk) > MAX_CHUNKS ? divided_up(elements, MAX_CHUNKS) : chunk;
 }
 

@@ -6,8 +6,8 @@
  * (or per bucket of tensors), use it for every exchange of that tensor, destroy it. Creating a plan
  * allocates everything; the calls allocate nothing.
  *
- * What travels is one bit an element, its IEEE sign, and a scale for each block of elements
- * (docs/wire-format.md).
+ * What travels is one bit an element, its IEEE sign, and a scale for each block of elements; or a
+ * level of 2, 4 or 8 bits in place of the sign (docs/wire-format.md).
  *
  * Threads: a plan is used by one thread at a time. Different plans may be used from different
  * threads at once under the rules of onebit/communicator.h.
@@ -43,17 +43,20 @@ typedef enum onebit_dtype {
   ONEBIT_FLOAT16 = 2
 } onebit_dtype_t;
 
-/* The magnitude that stands for all elements of a block. RMS keeps the block's Euclidean norm; the
- * mean of absolute values is the least-squares choice. docs/scales.md has the measurement that made
- * RMS the default. */
+/* What the scale of a block is made of. In one bit it is the magnitude that stands for all
+ * elements: RMS keeps the block's Euclidean norm; the mean of absolute values is the least-squares
+ * choice. In more bits the largest level stands for the largest magnitude, and with RMS for at most
+ * so many times the root mean square as is best for that width. docs/scales.md has the
+ * measurements. */
 typedef enum onebit_scale {
-  ONEBIT_SCALE_RMS = 0,          /* sqrt(sum c^2 / count) */
-  ONEBIT_SCALE_MEAN_ABSOLUTE = 1 /* sum |c| / count */
+  ONEBIT_SCALE_RMS = 0,           /* sqrt(sum c^2 / count) */
+  ONEBIT_SCALE_MEAN_ABSOLUTE = 1, /* sum |c| / count; of one bit only */
+  ONEBIT_SCALE_LARGEST = 2        /* max |c|; of more than one bit only */
 } onebit_scale_t;
 
 /* What travels. */
 typedef enum onebit_wire {
-  ONEBIT_WIRE_BITS = 0, /* one bit an element, with error feedback */
+  ONEBIT_WIRE_BITS = 0, /* one bit an element, or `bits`, with error feedback */
   /* Values, no error: for warm-up steps, and to compare with. Sums are float32 and in rank order,
    * so all ranks and all transports give the same bits. float32 travels; in an allgather and a
    * reduce-scatter what the buffers hold, and these two are for memory of the host only. */
@@ -119,13 +122,16 @@ typedef struct onebit_plan_options {
   int threads;
   onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
   onebit_device_t device;     /* default ONEBIT_DEVICE_HOST */
+  /* Bits an element, 1, 2, 4 or 8; default 1. What more than one bit takes: ONEBIT_WIRE_BITS, a
+   * scale for each block, profile default, and memory of the host. */
+  int bits;
 } onebit_plan_options_t;
 
 /* clang-format off */
 #define ONEBIT_PLAN_OPTIONS_INIT \
   { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, \
     ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
-    ONEBIT_DEVICE_HOST }
+    ONEBIT_DEVICE_HOST, 0 }
 /* clang-format on */
 
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
@@ -138,7 +144,7 @@ typedef struct onebit_plan_options {
  *   plan      out: the plan; NULL when the call fails
  * Memory, in bytes an element of the send buffer: 8 for the residual (two copies, so that a
  * skipped call leaves it as it was) and 8 / size for the one of the segment that the rank serves,
- * 3/8 for messages.
+ * 3/8 for messages of one bit, and so many times that for more bits.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range, a count whose buffers
  * could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,
@@ -175,6 +181,7 @@ typedef struct onebit_plan_info {
   onebit_wire_t wire;        /* what travels: ONEBIT_WIRE_DENSE also where a plan found that best */
   size_t chunk_size;         /* elements in a message, at most */
   int hosts, ranks_per_host; /* ranks_per_host 0: not the same on all hosts */
+  int bits;                  /* an element, with ONEBIT_WIRE_BITS */
 } onebit_plan_info_t;
 
 /* Says what the plan decided. Local.

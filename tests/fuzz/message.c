@@ -25,6 +25,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
                                               .blocks = receiver->layout.blocks - first,
                                               .words = receiver->layout.words -
                                                        ob_layout_word(&receiver->layout, first),
+                                              .width = 1,
                                               .one_scale = choice[2] & 4,
                                               .dense = choice[2] & 8,
                                               .half = (choice[2] & 24) == 24};

@@ -47,13 +47,14 @@ static void write_message(int shape) {
   struct ob_message_shape of = {.first = first,
                                 .blocks = layout.blocks - first,
                                 .words = layout.words - ob_layout_word(&layout, first),
+                                .width = 1,
                                 .one_scale = shape & 4,
                                 .dense = shape & 8,
                                 .half = (shape & 24) == 24};
   struct ob_message_call call = {OB_MESSAGE_WORKER, choices[4], count, 0};
   unsigned char *message = fuzz_copy(NULL, 0, ob_message_bytes(&of));
   struct ob_view view = ob_message_view(message, &of);
-  *view.header = ob_header_make(&of, &call, (uint16_t)ob_payload_flags(of.dense, of.half),
+  *view.header = ob_header_make(&of, &call, (uint16_t)ob_payload_flags(of.dense, of.half, of.width),
                                 of.one_scale ? 0.5f : 0);
   for (size_t i = 0; i < ob_message_scales(&of); i++)
     view.scales[i] = 0.25f;

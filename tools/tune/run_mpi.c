@@ -68,10 +68,15 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
                                                       .residual_out = arrays->next + at,
                                                       .bits = first});
   else if (pass == STORE)
-    arrays->codec->store(&(struct ob_store_run){
-        .count = BLOCK, .stream = true, .bits = first, .scale = 0.1f, .output = arrays->next + at});
+    arrays->codec->store(&(struct ob_store_run){.count = BLOCK,
+                                                .width = 1,
+                                                .stream = true,
+                                                .bits = first,
+                                                .scale = 0.1f,
+                                                .output = arrays->next + at});
   else
     arrays->codec->reduce(&(struct ob_reduce_run){.count = BLOCK,
+                                                  .width = 1,
                                                   .streams = pass == REDUCE_2 ? 2 : STREAMS,
                                                   .bits = bits,
                                                   .scales = scales,

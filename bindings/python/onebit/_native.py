@@ -68,6 +68,7 @@ class Scale(enum.IntEnum):
 
     SCALE_RMS = 0
     SCALE_MEAN_ABSOLUTE = 1
+    SCALE_LARGEST = 2
 
 
 class Wire(enum.IntEnum):
@@ -172,6 +173,7 @@ class PlanOptions(Structure):
         ("threads", c_int),
         ("schedule", c_int),
         ("device", c_int),
+        ("bits", c_int),
     ]
 
 
@@ -194,6 +196,7 @@ class PlanInfo(Structure):
         ("chunk_size", c_size_t),
         ("hosts", c_int),
         ("ranks_per_host", c_int),
+        ("bits", c_int),
     ]
 
 
