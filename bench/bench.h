@@ -58,6 +58,7 @@ struct bench_options {
   bool full, tails, check, no_dense, json, csv, timeline;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
+  int bits; /* an element; 0: 1 */
   onebit_dtype_t dtype;
   onebit_device_t device; /* where the buffers are */
   int threads;

@@ -8,7 +8,7 @@
 #include "compression/codec.h"
 
 const char *const bench_dtypes[] = {"float32", "bfloat16", "float16", NULL};
-const char *const bench_scales[] = {"rms", "mean-absolute", NULL};
+const char *const bench_scales[] = {"rms", "mean-absolute", "largest", NULL};
 const char *const bench_schedules[] = {"automatic", "exchange", "allgather", "hierarchical", NULL};
 const char *const bench_wires[] = {"bits", "dense", NULL};
 static const char *const devices[] = {"host", "cuda", NULL};
@@ -134,7 +134,9 @@ static const struct tool_option rows[] = {
      .names = devices},
     {"block-size", 0, TOOL_CALL, 0, "N", "elements that share a scale, or buffer: all of them",
      .read = read_block_size},
-    {"scale", 0, TOOL_CHOICE, AT(scale), "NAME", "rms or mean-absolute", .names = bench_scales},
+    {"scale", 0, TOOL_CHOICE, AT(scale), "NAME", "rms, mean-absolute or largest",
+     .names = bench_scales},
+    {"bits", 0, TOOL_INTEGER, AT(bits), "N", "bits an element: 1, 2, 4 or 8", .low = 1},
     {"dtype", 0, TOOL_CHOICE, AT(dtype), "NAME",
      "float32, bfloat16 or float16, of the compressed buffers",
      .names = bench_dtypes, .groups = BENCH_RANKED | BENCH_CODEC},

@@ -200,7 +200,7 @@ static double bytes_of_kind(const struct bench_passes *passes, enum ob_pass_kind
       if (accesses[k] & OB_MASK(slot))
         bytes += slot == OB_MOVED                        ? 0
                  : slot == OB_GRADIENT                   ? (double)ob_dtype_size(passes->work.dtype)
-                 : slot == OB_MESSAGE || slot == OB_LAST ? 1.0 / 8
+                 : slot == OB_MESSAGE || slot == OB_LAST ? passes->plan->geometry.width / 8.0
                                                          : 4;
   return bytes;
 }
@@ -210,7 +210,7 @@ double bench_pass_bytes(const struct bench_passes *passes, const struct bench_pa
   double each = (double)streams, block = (double)passes->plan->geometry.layout.block;
   double bytes = pass->inputs * (double)ob_dtype_size(passes->work.dtype) +
                  4 * (pass->floats + each * pass->each.floats) +
-                 (pass->bits + each * pass->each.bits) / 8 +
+                 (pass->bits + each * pass->each.bits) * passes->plan->geometry.width / 8 +
                  4 * (pass->scales + each * pass->each.scales) / block;
   if (bytes == 0)
     bytes = bytes_of_kind(passes, pass->kinds[0]);
@@ -234,7 +234,7 @@ void bench_fill_message(unsigned char *message, const struct ob_message_shape *s
     bench_fill(view.values, shape->words * OB_LANES, seed);
   for (size_t k = 0; !shape->dense && !shape->one_scale && k < shape->blocks; k++)
     view.scales[k] = 0.01f / (float)(1 + k % 7);
-  for (size_t k = 0; !shape->dense && k < shape->words; k++)
+  for (size_t k = 0; !shape->dense && k < shape->words * shape->width; k++)
     view.words[k] = random_word(&seed);
 }
 
@@ -275,6 +275,7 @@ onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dt
   wanted.dtype = dtype;
   wanted.wire = wire;
   wanted.scale = options->scale;
+  wanted.bits = wire == ONEBIT_WIRE_BITS ? options->bits : 0;
   wanted.block_size = options->block_size;
   wanted.chunk_size = options->chunk_size;
   if (!wanted.chunk_size && wanted.device == ONEBIT_DEVICE_CUDA)
