@@ -1,36 +1,29 @@
 /*
  * Messages of more than one bit an element: the part of codec_template.h that makes them and reads
  * them, with its parameters and its words for groups. The compiler makes the vectors, of the
- * arithmetic in levels.h. Fields are handled as bytes, which machines have vectors of: this library
- * is for little-endian ones.
+ * arithmetic in levels.h, but for packing and unpacking fields: a vocabulary that defines
+ * VECTOR_FIELDS has these two.
  */
-FIXED void unpack(const uint8_t *bytes, unsigned width, int32_t code[OB_LANES]) {
-  const int shift = 32 - (int)width;
-  OB_INDEPENDENT
-  for (int i = 0; i < OB_LANES; i++) {
-    const int each = 8 / (int)width;
-    const uint32_t byte = bytes[i / each];
-    code[i] =
-        width == 8 ? (int32_t)byte : (int32_t)(byte << (shift - i % each * (int)width)) >> shift;
-  }
+#ifndef VECTOR_FIELDS
+FIXED void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
+  for (unsigned i = 0; i < OB_LANES; i++)
+    code[i] = ob_read_code(fields, i, width);
 }
 
-FIXED void pack(const int32_t code[OB_LANES], unsigned width, uint8_t *bytes) {
-  const int each = 8 / (int)width;
-  const uint32_t mask = (1u << width) - 1;
-  OB_INDEPENDENT
-  for (int b = 0; b < 4 * (int)width; b++) {
-    uint32_t byte = 0;
-    for (int k = 0; k < each; k++)
-      byte |= ((uint32_t)code[b * each + k] & mask) << k * (int)width;
-    bytes[b] = (uint8_t)byte;
+FIXED void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fields) {
+  const unsigned each = 32 / width;
+  for (unsigned word = 0; word < width; word++) {
+    fields[word] = 0;
+    for (unsigned k = 0; k < each; k++)
+      fields[word] |= ((uint32_t)code[word * each + k] & ((1u << width) - 1)) << k * width;
   }
 }
+#endif
 
 FIXED void group_levels(V group[GROUP], const uint32_t *fields, unsigned width, V scale) {
   int32_t code[OB_LANES];
   float level[OB_LANES];
-  unpack((const uint8_t *)fields, width, code);
+  group_unpack(fields, width, code);
   OB_INDEPENDENT
   for (int i = 0; i < OB_LANES; i++)
     level[i] = ob_level_of(code[i], width);
@@ -66,7 +59,7 @@ FIXED void quantise_run(const struct ob_quantise_run *run, unsigned width) {
     }
     for (size_t k = left; k < OB_LANES; k++)
       code[k] = 0, error[k] = 0;
-    pack(code, width, (uint8_t *)(run->fields + i / OB_LANES * width));
+    group_pack(code, width, run->fields + i / OB_LANES * width);
     group_load(group, error, 0, ONEBIT_FLOAT32);
     for (int k = 0; k < GROUP; k++)
       if (run->stream)

@@ -84,3 +84,57 @@ static inline void group_signed(uint32_t word, V magnitude, V group[4]) {
     group[k] = v_with_sign(magnitude, _mm256_castsi256_ps(_mm256_sllv_epi32(all, shift)));
   }
 }
+
+/* Each lane shifts its code to the top, and down again with its sign; of 8 bits, which have a sign
+ * of their own, it gets a byte. */
+#define VECTOR_FIELDS
+static inline void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i at = _mm256_mullo_epi32(lane, _mm256_set1_epi32((int)width));
+  const __m256i up = _mm256_sub_epi32(_mm256_set1_epi32(32 - (int)width), at);
+  for (int k = 0; k < 4; k++) {
+    __m256i codes;
+    if (width == 8) {
+      codes =
+          _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(fields + 2 * k)));
+    } else {
+      const uint32_t word = width == 4 ? fields[k] : fields[k / 2] >> k % 2 * 16;
+      codes = _mm256_sllv_epi32(_mm256_set1_epi32((int)word), up);
+      codes = _mm256_srai_epi32(codes, 32 - (int)width);
+    }
+    _mm256_storeu_si256((__m256i *)(void *)(code + 8 * k), codes);
+  }
+}
+
+/* Whole numbers of 32 bits, of which each is at most 255, as bytes. */
+static inline __m256i bytes_of(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i halves = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+  return _mm256_permutevar8x32_epi32(halves, order);
+}
+
+/* Neighbours are brought together in lanes of twice the size, until a lane has a byte. */
+static inline void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fields) {
+  const __m256i mask = _mm256_set1_epi32((1 << width) - 1), zero = _mm256_setzero_si256();
+  __m256i one[4];
+  for (int k = 0; k < 4; k++)
+    one[k] =
+        _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(const void *)(code + 8 * k)), mask);
+  const __m256i bytes = bytes_of(one[0], one[1], one[2], one[3]);
+  if (width == 8) {
+    _mm256_storeu_si256((__m256i *)(void *)fields, bytes);
+    return;
+  }
+  const __m256i two = _mm256_or_si256(bytes, _mm256_srli_epi16(bytes, 8 - (int)width));
+  if (width == 4) {
+    const __m256i low = _mm256_and_si256(two, _mm256_set1_epi16(255));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, zero), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)fields, _mm256_castsi256_si128(packed));
+    return;
+  }
+  const __m256i low = _mm256_and_si256(two, _mm256_set1_epi16(15));
+  const __m256i four =
+      _mm256_and_si256(_mm256_or_si256(low, _mm256_srli_epi32(low, 12)), _mm256_set1_epi32(255));
+  _mm_storel_epi64((__m128i *)(void *)fields,
+                   _mm256_castsi256_si128(bytes_of(four, zero, zero, zero)));
+}

@@ -84,3 +84,49 @@ static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
   group[0] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(size, first, sign, 0xf8));
   group[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(size, second, sign, 0xf8));
 }
+
+/* Each lane gets the word that has its code, shifts it up to the top, and down again with its sign;
+ * of 8 bits, which have a sign of their own, a byte. */
+#define VECTOR_FIELDS
+static inline void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)width));
+  const __m512i word = _mm512_srli_epi32(at, 5),
+                up = _mm512_sub_epi32(_mm512_set1_epi32(32 - (int)width),
+                                      _mm512_and_si512(at, _mm512_set1_epi32(31)));
+  for (int k = 0; k < 2; k++) {
+    const void *from = (const uint8_t *)fields + 2 * (int)width * k;
+    __m512i codes;
+    if (width == 8) {
+      codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
+    } else {
+      const __m128i loaded =
+          width == 4 ? _mm_loadl_epi64((const __m128i *)from) : _mm_cvtsi32_si128((int)fields[k]);
+      codes = _mm512_permutexvar_epi32(word, _mm512_castsi128_si512(loaded));
+      codes = _mm512_srai_epi32(_mm512_sllv_epi32(codes, up), 32 - width);
+    }
+    _mm512_storeu_si512(code + 16 * k, codes);
+  }
+}
+
+/* Neighbours are brought together in lanes of twice the size, until a lane has a byte. */
+static inline void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fields) {
+  for (int k = 0; k < 2; k++) {
+    void *to = (uint8_t *)fields + 2 * (int)width * k;
+    const __m512i mask = _mm512_set1_epi32((1 << width) - 1),
+                  one = _mm512_and_si512(_mm512_loadu_si512(code + 16 * k), mask);
+    if (width == 8) {
+      _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(one));
+      continue;
+    }
+    const __m512i two = _mm512_or_si512(one, _mm512_srli_epi64(one, 32 - width));
+    const __m128i pairs = _mm512_cvtepi64_epi16(two);
+    if (width == 4) {
+      _mm_storel_epi64((__m128i *)to, _mm_cvtepi16_epi8(pairs));
+      continue;
+    }
+    const __m128i low = _mm_and_si128(pairs, _mm_set1_epi16(15));
+    fields[k] =
+        (uint32_t)_mm_cvtsi128_si32(_mm_cvtepi32_epi8(_mm_or_si128(low, _mm_srli_epi32(low, 12))));
+  }
+}
