@@ -137,7 +137,8 @@ onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, co
                [OB_HANDLE_PLAN] = {"a", "plan", "destroyed"},
                [OB_HANDLE_OPTIMIZER] = {"an", "optimizer", "destroyed"},
                [OB_HANDLE_REQUEST] = {"a", "request", "finished"},
-               [OB_HANDLE_MPI_REQUEST] = {"an", "ONEBIT_Request", "finished"}};
+               [OB_HANDLE_MPI_REQUEST] = {"an", "ONEBIT_Request", "finished"},
+               [OB_HANDLE_OUTER] = {"an", "outer step", "destroyed"}};
   uintptr_t is = kind_of(handle);
   if (is == (uintptr_t)kind)
     return ONEBIT_OK;

@@ -20,7 +20,8 @@ enum ob_handle_kind {
   OB_HANDLE_PLAN,
   OB_HANDLE_OPTIMIZER,
   OB_HANDLE_REQUEST,
-  OB_HANDLE_MPI_REQUEST
+  OB_HANDLE_MPI_REQUEST,
+  OB_HANDLE_OUTER
 };
 
 /* An object of `bytes` bytes, set to zero, as ob_allocate gives it, and registered; NULL when there

@@ -157,6 +157,9 @@ static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned fla
     return ONEBIT_OK;
   if (agreed == plan->call.agreed)
     return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks that it has heard of", name);
+  if (plan->call.agreed_whole)
+    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %08x, there %08x",
+                    name, (unsigned)plan->call.agreed, (unsigned)agreed);
   return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %.9g, there %.9g",
                   name, (double)ob_float_of(plan->call.agreed), (double)ob_float_of(agreed));
 }

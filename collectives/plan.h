@@ -55,6 +55,7 @@ struct ob_call {
   /* The bits of a float32 argument that must be the same on all ranks, and its name. */
   uint32_t agreed;
   const char *agreed_name;
+  bool agreed_whole; /* it is no float32, but a whole number */
   const float *rate; /* NULL, or in memory of the device what counts instead of `agreed` */
   /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
    * outputs are parts of one buffer. */

@@ -59,5 +59,6 @@ void wrong_creations(const struct wrong_scene *scene);
 void wrong_steps(const struct wrong_scene *scene);
 void wrong_looks(const struct wrong_scene *scene);
 void wrong_checkpoints(const struct wrong_scene *scene);
+void wrong_outers(const struct wrong_scene *scene);
 
 #endif

@@ -20,6 +20,7 @@ static void make_all(void) {
   wrong_steps(&scene);
   wrong_looks(&scene);
   wrong_checkpoints(&scene);
+  wrong_outers(&scene);
   wrong_scene_end(&scene);
 }
 
@@ -35,7 +36,7 @@ Test(wrong_calls, are_made_of_every_function) {
   static const char *const headers[] = {"adam",     "checkpoint", "collectives",    "communicator",
                                         "counters", "custom",     "efficient_adam", "lamb",
                                         "lion",     "momentum",   "optimizer",      "statistics",
-                                        "plan",     "status",     "zero_one_adam"};
+                                        "plan",     "status",     "zero_one_adam",  "outer"};
   size_t found = 0;
   make_all();
   for (size_t k = 0; k < sizeof headers / sizeof headers[0]; k++)

@@ -1,0 +1,207 @@
+/*
+ * The outer step: every rank trains by itself for many steps, and then the ranks exchange how far
+ * they have come. For networks of 10 Mbit/s to 10 Gbit/s, between sites above all: between two
+ * exchanges there is no traffic at all, and what an exchange sends is one bit an element.
+ *
+ *   x   the consensus: float32, the same on all ranks to the bit, at first the parameters
+ *   p   this rank's parameters, which any optimizer updates from this rank's gradients
+ *
+ *   every local_steps steps   d = mean over ranks of (x - p), compressed with error feedback
+ *     MEAN                    x = x - lr d
+ *     MOMENTUM                m = b m + d,  x = x - lr m
+ *     NESTEROV                m = b m + d,  x = x - lr (d + b m)
+ *     all                     p = x
+ *
+ * x - p is called the drift. The inner optimizer is the caller's: one of its own, or one of this
+ * library on a communicator of one rank (onebit_comm_create_self), or of one site. Its state stays
+ * each rank's own, as in DiLoCo. docs/outer.md says how to choose.
+ *
+ *   onebit_outer_create(comm, tensors, ntensors, NULL, &outer);
+ *   for each step
+ *     compute gradients, update the parameters          (no communication)
+ *     onebit_outer_step(outer, 1);                      (communication, every 30th time)
+ *   onebit_outer_synchronize(outer);
+ *
+ * Rule and bits. The residual delays a part of the drift, and outer momentum amplifies what is
+ * late: one bit goes with MEAN, and 4 bits, which cost nothing in loss, with NESTEROV. That is what
+ * `bits` is by default; onebit_outer_check warns of other pairs (docs/outer.md has the figures).
+ *
+ * Streaming. With `fragments` F the elements are cut into F parts, and part f is exchanged
+ * local_steps f / F steps later than part 0, so that the largest burst is 1 / F of the whole. With
+ * `delay` the result of an exchange is applied so many local steps after it has begun, and the
+ * training goes on meanwhile: then
+ *   p = (1 - mixing) p + mixing x
+ *
+ * Ranks of unequal speed. With `weighted` the mean is weighted by what onebit_outer_step was told
+ * since the last exchange, tokens for example, and local_steps may differ between ranks: a rank of
+ * half the speed gives half the local steps. All make as many exchanges. It costs a message of a
+ * few bytes to each rank.
+ *
+ * Mixed precision. Where parameters are float16 or bfloat16 the consensus is float32. The drift is
+ * then what has changed since the parameters were last set, so rounding is no drift. An inner
+ * optimizer that keeps float32 master values of its own would not see what the outer step does to
+ * the parameters: give the tensors of the master values here.
+ *
+ * Not-a-number. If the drift of some rank is not finite every rank skips that exchange. The rank
+ * whose drift it was goes back to the consensus; the others train on, and what they have done
+ * counts in the next exchange.
+ *
+ * Sources: Douillard et al., "DiLoCo", arXiv 2311.08105 (NESTEROV with rate 0.7 and momentum 0.9,
+ * and the inner state); "Streaming DiLoCo with overlapping communication", arXiv 2501.18512,
+ * algorithm 2 (fragments and delay; its alpha is 1 - mixing); error feedback as in plan.h.
+ *
+ * Threads: as a plan, by one thread at a time.
+ */
+#ifndef ONEBIT_OUTER_H
+#define ONEBIT_OUTER_H
+
+#include "onebit/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct onebit_outer *onebit_outer_t;
+
+/* What is done with the mean drift: the formulas are above. */
+typedef enum onebit_outer_rule {
+  ONEBIT_OUTER_MEAN = 0,
+  ONEBIT_OUTER_MOMENTUM = 1, /* heavy ball, without dampening */
+  ONEBIT_OUTER_NESTEROV = 2
+} onebit_outer_rule_t;
+
+/* bits: no compression and no residual, float32 travels. */
+#define ONEBIT_OUTER_DENSE 32
+
+/* Start from ONEBIT_OUTER_OPTIONS_INIT; in every field zero means the default. All ranks give the
+ * same, except threads, and, with `weighted`, local_steps and delay. */
+typedef struct onebit_outer_options {
+  size_t size;              /* sizeof(onebit_outer_options_t) */
+  size_t local_steps;       /* H, from one exchange of an element to the next; default 30 */
+  onebit_outer_rule_t rule; /* default ONEBIT_OUTER_MEAN */
+  double learning_rate;     /* lr, positive; default 1, of NESTEROV 0.7 */
+  double momentum;          /* b, in (0, 1); default 0.5, of NESTEROV 0.9; not with MEAN */
+  /* An element's, in messages: 1, 2, 4, 8, or ONEBIT_OUTER_DENSE. Default 1 with MEAN, and with
+   * MOMENTUM up to 0.5; else 4. */
+  int bits;
+  size_t fragments; /* F, at most local_steps; default 1 */
+  size_t delay;     /* local steps, less than local_steps; default 0: an exchange is waited for */
+  /* What the consensus counts when it becomes the parameters, in (0, 1]; default 1, with a delay
+   * 0.5. */
+  double mixing;
+  int weighted;                   /* nonzero: by what onebit_outer_step is told */
+  onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32 */
+  onebit_scale_t scale;           /* as in onebit_plan_options_t, and so are the next six */
+  size_t block_size;              /* a block never spans two tensors */
+  size_t chunk_size;
+  int no_error_feedback;
+  int threads;
+  onebit_schedule_t schedule;
+  onebit_device_t device; /* ONEBIT_DEVICE_HOST only, so far */
+  size_t dense_below;     /* tensors of fewer elements count as `uncompressed`; default 0: none */
+} onebit_outer_options_t;
+
+/* clang-format off */
+#define ONEBIT_OUTER_OPTIONS_INIT \
+  { sizeof(onebit_outer_options_t), 0, ONEBIT_OUTER_MEAN, 0, 0, 0, 0, 0, 0, 0, ONEBIT_FLOAT32, \
+    ONEBIT_SCALE_RMS, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_DEVICE_HOST, 0 }
+/* clang-format on */
+
+/* Makes the outer step of a list of tensors. Collective.
+ *   comm       the ranks among which drifts are exchanged; it may be destroyed before the outer
+ *   tensors    parameter, count and uncompressed of each count (that is exchanged in float32); the
+ *              list that an optimizer of this library was made from will do. Parameters are equal
+ *              on all ranks. The arrays are the caller's and must outlive the outer; the list is
+ *              not kept
+ *   ntensors   how many; 0 is allowed
+ *   options    how, or NULL for the defaults; not kept
+ *   outer      out; NULL when the call fails
+ * Memory, in bytes an element: 8 (the consensus and the drift), 4 more with a rule other than
+ * MEAN, and what the plan keeps (onebit_plan_create), which with ONEBIT_OUTER_DENSE are messages
+ * only.
+ * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range or that does not go with
+ * another, a NULL or misaligned parameter, a parameter that is not finite),
+ * ONEBIT_ERROR_MISMATCH (options or parameters differ between ranks), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_UNSUPPORTED (a
+ * device, bits or a schedule that this build does not have). */
+onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                    size_t ntensors, const onebit_outer_options_t *options,
+                                    onebit_outer_t *outer);
+
+/* Counts a local step, after the inner optimizer has updated the parameters, and does what is due:
+ * begins the exchange of a fragment, and applies that of one whose delay is over, for which it
+ * waits. Collective in the steps in which something is due; local in all others, where it moves
+ * what is in flight on.
+ *   outer    the outer step
+ *   weight   with `weighted` what this local step counts, in samples or tokens, finite and not
+ *            negative; the units are the caller's, the same on all ranks. Without, it is not looked
+ *            at
+ * ONEBIT_SKIPPED (some rank's drift was not finite, in the exchange that ends here) and all errors
+ * but two leave consensus, momentum and residuals as they were, on every rank; the local steps
+ * count in the next exchange. After ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT ranks may have
+ * come to differ: go back to a checkpoint. A step counts whatever it returns.
+ * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (no outer; a weight out of range: the step counts
+ * with weight 0, and an exchange that begins in it fails on all ranks), ONEBIT_ERROR_MISMATCH (the
+ * consensus is not the same on all ranks: every exchange compares a checksum of it, at no cost),
+ * ONEBIT_ERROR_PEER, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_TRANSPORT. */
+onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight);
+
+/* Ends what is in flight, exchanges all fragments once more, and sets the parameters to the
+ * consensus: afterwards they are equal on all ranks, to the bit. Collective. For the end of a
+ * training, or before something that wants equal parameters. It is an outer step of its own, whose
+ * drift is that of the local steps since the last one.
+ *   outer   the outer step
+ * Errors: those of onebit_outer_step; the first of several fragments. */
+onebit_status_t onebit_outer_synchronize(onebit_outer_t outer);
+
+/* Copies the consensus of one tensor: to validate with, or to keep. Local, and no traffic.
+ *   outer    the outer step
+ *   tensor   place in the list that it was made from
+ *   values   out: as many floats as the tensor has elements, owned by the caller
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, no such tensor). */
+onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, float *values);
+
+/* Set `size` to sizeof(onebit_outer_info_t), the call fills in the rest. */
+typedef struct onebit_outer_info {
+  size_t size;
+  size_t local_steps; /* as decided, and so are the next seven */
+  onebit_outer_rule_t rule;
+  double learning_rate, momentum, mixing;
+  int bits;
+  size_t fragments, delay;
+  uint64_t steps;          /* local steps that were counted */
+  uint64_t exchanges;      /* of one fragment each, that were applied */
+  uint64_t skipped;        /* of one fragment each, that every rank skipped */
+  uint64_t exchange_bytes; /* bytes that this rank hands to the transport for all fragments once */
+  uint64_t memory_bytes;   /* bytes allocated for it on this rank */
+  double drift_norm;       /* Euclidean norm of the latest mean drifts */
+  double residual_norm;    /* of this rank's residual; of what it sends */
+  double momentum_norm;    /* of the outer momentum; 0 with MEAN */
+  uint32_t checksum;       /* of the consensus: equal on all ranks */
+  int in_flight;           /* exchanges that have begun and are not yet applied */
+} onebit_outer_info_t;
+
+/* Says how the outer step stands. Local; reads the state once for the norms and the checksum.
+ *   outer   the outer step
+ *   info    out: all of it; `size` is set by the caller. With an exchange in flight residual_norm
+ *           is without that fragment's
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know), ONEBIT_ERROR_MEMORY.
+ */
+onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info);
+
+/* Looks whether something wants attention: bits that are too few for the rule, or a residual that
+ * is many times the drift. Local; to be called after creation, and now and then.
+ *   outer   the outer step
+ * ONEBIT_WARNING, with a message that says what to change; else ONEBIT_OK.
+ * Errors: those of onebit_outer_get_info. */
+onebit_status_t onebit_outer_check(onebit_outer_t outer);
+
+/* Gives the outer step back; parameters stay as they are. What is in flight ends without being
+ * applied, for which it is waited. Local where nothing is in flight.
+ *   outer   NULL is fine; what is no outer step is left alone, and onebit_last_error() says so */
+void onebit_outer_destroy(onebit_outer_t outer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

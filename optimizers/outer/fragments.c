@@ -1,0 +1,100 @@
+/*
+ * Fragments: the elements of all tensors, one after the other, cut into parts of the same size but
+ * for a block. A fragment may begin and end within a tensor, so there may be more fragments than
+ * tensors, and none is larger than it must be.
+ */
+#include "base/error.h"
+#include "base/memory.h"
+#include "optimizers/outer/outer.h"
+
+void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size) {
+  outer->own_bytes += count * size;
+  return ob_allocate(count, size);
+}
+
+static onebit_status_t no_memory(const struct onebit_outer *outer) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
+                  outer->count);
+}
+
+/* Where a tensor may be cut: between blocks. */
+static size_t quantum(const struct onebit_outer *outer) {
+  struct ob_plan_shape shape;
+  const bool dense = outer->options.bits == ONEBIT_OUTER_DENSE;
+  return ob_outer_shape(outer, dense, &shape) == ONEBIT_OK ? shape.block : 1;
+}
+
+/* The elements of a tensor up to a cut, after `before` of all tensors. */
+static size_t cut_at(size_t before, size_t count, size_t end, size_t block) {
+  if (before + count <= end)
+    return count;
+  size_t left = end > before ? end - before : 0;
+  left = (left + block / 2) / block * block;
+  return left < count ? left : count;
+}
+
+/* Fills in outer->pieces, in the order of fragments. */
+static void cut(struct onebit_outer *outer) {
+  const size_t parts = outer->options.fragments, block = quantum(outer);
+  size_t tensor = 0, first = 0, before = 0; /* elements of the tensors before this one */
+  for (size_t f = 0; f < parts; f++) {
+    struct ob_fragment *fragment = &outer->fragments[f];
+    const size_t end = outer->count / parts * (f + 1) + outer->count % parts * (f + 1) / parts;
+    fragment->piece = outer->pieces + outer->piece_count;
+    while (tensor < outer->tensor_count) {
+      const struct ob_outer_tensor *of = &outer->tensors[tensor];
+      const size_t upto = f + 1 == parts ? of->count : cut_at(before, of->count, end, block);
+      if (upto > first) {
+        fragment->piece[fragment->pieces++] =
+            (struct ob_outer_piece){tensor, first, upto - first, fragment->count, of->uncompressed};
+        fragment->count += upto - first;
+        first = upto;
+      }
+      if (first < of->count)
+        break;
+      before += of->count;
+      tensor++;
+      first = 0;
+    }
+    outer->piece_count += fragment->pieces;
+  }
+}
+
+static onebit_status_t allocate_fragment(struct onebit_outer *outer, struct ob_fragment *fragment) {
+  fragment->consensus = ob_outer_allocate(outer, fragment->count, sizeof(float));
+  fragment->drift = ob_outer_allocate(outer, fragment->count, sizeof(float));
+  if (outer->options.rule != ONEBIT_OUTER_MEAN)
+    fragment->momentum = ob_outer_allocate(outer, fragment->count, sizeof(float));
+  if (!fragment->consensus || !fragment->drift ||
+      (outer->options.rule != ONEBIT_OUTER_MEAN && !fragment->momentum))
+    return no_memory(outer);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
+  const size_t parts = outer->options.fragments;
+  outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
+  outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
+  if (!outer->fragments || !outer->pieces)
+    return no_memory(outer);
+  cut(outer);
+  for (size_t f = 0; f < parts; f++) {
+    struct ob_fragment *fragment = &outer->fragments[f];
+    fragment->outer = outer;
+    fragment->number = f;
+    fragment->begin_step = outer->options.local_steps * (f + 1) / parts;
+    OB_TRY(allocate_fragment(outer, fragment));
+  }
+  return ONEBIT_OK;
+}
+
+void ob_fragments_destroy(struct onebit_outer *outer) {
+  for (size_t f = 0; outer->fragments && f < outer->options.fragments; f++) {
+    struct ob_fragment *fragment = &outer->fragments[f];
+    ob_release(fragment->consensus);
+    ob_release(fragment->momentum);
+    ob_release(fragment->drift);
+  }
+  ob_release(outer->fragments);
+  ob_release(outer->pieces);
+}

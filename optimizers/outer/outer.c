@@ -1,0 +1,278 @@
+/* The outer step: made, ended, asked. */
+#include "onebit/outer.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "base/hash.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "onebit/statistics.h"
+#include "optimizers/outer/outer.h"
+
+/* --- Made --------------------------------------------------------------------------------------*/
+
+static onebit_status_t check_finite(const onebit_tensor_t *tensor, size_t t, onebit_dtype_t dtype) {
+  for (size_t i = 0; i < tensor->count; i++)
+    if (!ob_is_finite(ob_load(tensor->parameter, i, dtype)))
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter[%zu] is %g, not finite", t, i,
+                      (double)ob_load(tensor->parameter, i, dtype));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_tensor(const onebit_tensor_t *tensor, size_t t, onebit_dtype_t dtype,
+                                    size_t before) {
+  if (tensor->count > SIZE_MAX / 64 - before)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].count is %zu: too large to address", t,
+                    tensor->count);
+  if (tensor->count && !tensor->parameter)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter is NULL", t);
+  if (tensor->count && (uintptr_t)tensor->parameter % ob_dtype_size(dtype))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter is %p, not aligned to %zu bytes",
+                    t, tensor->parameter, ob_dtype_size(dtype));
+  return check_finite(tensor, t, dtype);
+}
+
+static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_tensor_t *tensors,
+                                    size_t ntensors) {
+  if (ntensors && !tensors)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors is NULL");
+  outer->tensors = ob_outer_allocate(outer, ntensors, sizeof *outer->tensors);
+  if (!outer->tensors)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu tensors", ntensors);
+  for (size_t t = 0; t < ntensors; t++) {
+    OB_TRY(check_tensor(&tensors[t], t, outer->options.parameter_dtype, outer->count));
+    const size_t count = tensors[t].count;
+    outer->tensors[t] = (struct ob_outer_tensor){
+        .parameter = tensors[t].parameter,
+        .count = count,
+        .uncompressed = tensors[t].uncompressed || count < outer->options.dense_below};
+    outer->count += count;
+  }
+  outer->tensor_count = ntensors;
+  return ONEBIT_OK;
+}
+
+/* This rank's part. */
+static onebit_status_t prepare(struct onebit_outer *outer, const onebit_tensor_t *tensors,
+                               size_t ntensors, const onebit_outer_options_t *options) {
+  struct ob_plan_shape shape;
+  OB_TRY(ob_outer_resolve(options, &outer->options));
+  OB_TRY(ob_outer_shape(outer, outer->options.bits == ONEBIT_OUTER_DENSE, &shape));
+  OB_TRY(ob_codec_choose(&outer->codec));
+  OB_TRY(keep_tensors(outer, tensors, ntensors));
+  OB_TRY(ob_fragments_create(outer));
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    ob_fragment_read(&outer->fragments[f]);
+  return ONEBIT_OK;
+}
+
+static uint64_t bits_of(double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static uint64_t parameters_of(const struct onebit_outer *outer, onebit_status_t status) {
+  uint64_t hash = OB_HASH_START;
+  for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++) {
+    const uint32_t sum = ob_fragment_checksum(&outer->fragments[f]);
+    hash = ob_hash(hash, &sum, sizeof sum);
+  }
+  return hash;
+}
+
+static uint64_t tensors_of(const struct onebit_outer *outer, onebit_status_t status) {
+  uint64_t hash = OB_HASH_START;
+  for (size_t t = 0; status == ONEBIT_OK && t < outer->tensor_count; t++) {
+    const uint64_t row[] = {outer->tensors[t].count, outer->tensors[t].uncompressed};
+    hash = ob_hash(hash, row, sizeof row);
+  }
+  return hash;
+}
+
+static onebit_status_t agree(onebit_comm_t comm, const struct onebit_outer *outer,
+                             onebit_status_t status) {
+  static const struct onebit_outer none;
+  const struct onebit_outer *of = status == ONEBIT_OK ? outer : &none;
+  const onebit_outer_options_t *options = &of->options;
+  const bool weighted = options->weighted;
+  const struct ob_term terms[] = {
+      {"the kind of object (an outer step)", ob_hash(OB_HASH_START, "outer", 5)},
+      {"the list of tensors (its fingerprint)", tensors_of(of, status)},
+      {"rule", (uint64_t)options->rule},
+      {"learning_rate (as bits)", bits_of(options->learning_rate)},
+      {"momentum (as bits)", bits_of(options->momentum)},
+      {"bits", (uint64_t)options->bits},
+      {"fragments", options->fragments},
+      {"weighted", weighted},
+      {"local_steps", weighted ? 0 : options->local_steps},
+      {"delay", weighted ? 0 : options->delay},
+      {"mixing (as bits)", bits_of(options->mixing)},
+      {"parameter_dtype", (uint64_t)options->parameter_dtype},
+      {"the parameters of all tensors (their fingerprint)", parameters_of(of, status)},
+  };
+  return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
+}
+
+static onebit_status_t create_weigh(struct ob_fragment *fragment) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.wire = ONEBIT_WIRE_DENSE;
+  options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip */
+  options.threads = 1;
+  struct ob_plan_shape shape;
+  size_t count, valid;
+  onebit_status_t status = ob_plan_resolve(&options, &shape);
+  shape.refused = &fragment->outer->refused;
+  ob_plan_cut(&shape, (size_t)fragment->outer->comm->size, 1, &count, &valid);
+  return ob_plan_create(fragment->outer->comm, status, &shape, 1, &fragment->weigh);
+}
+
+/* All ranks come this far. */
+static onebit_status_t build(struct onebit_outer *outer) {
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    OB_TRY(outer->exchange->create(&outer->fragments[f]));
+    if (outer->options.weighted)
+      OB_TRY(create_weigh(&outer->fragments[f]));
+  }
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                    size_t ntensors, const onebit_outer_options_t *options,
+                                    onebit_outer_t *result) {
+  if (result)
+    *result = NULL;
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  struct onebit_outer *outer = ob_handle_create(OB_HANDLE_OUTER, sizeof *outer);
+  onebit_status_t status;
+  if (outer) {
+    outer->comm = ob_comm_keep(comm);
+    outer->exchange = &ob_outer_plans;
+    outer->own_bytes = sizeof *outer;
+    status = result ? prepare(outer, tensors, ntensors, options)
+                    : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
+  } else {
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  }
+  status = agree(comm, outer, status);
+  if (status == ONEBIT_OK)
+    status = build(outer);
+  if (status != ONEBIT_OK) {
+    onebit_outer_destroy(outer);
+    return status;
+  }
+  *result = outer;
+  return ONEBIT_OK;
+}
+
+/* --- Ended -------------------------------------------------------------------------------------*/
+
+void onebit_outer_destroy(onebit_outer_t outer) {
+  if (!outer || ob_handle_check(outer, OB_HANDLE_OUTER, "outer") != ONEBIT_OK)
+    return;
+  ob_handle_retire(outer);
+  for (size_t f = 0; outer->fragments && f < outer->options.fragments; f++) {
+    ob_fragment_wait(&outer->fragments[f]);
+    if (outer->fragments[f].state)
+      outer->exchange->destroy(&outer->fragments[f]);
+    onebit_plan_destroy(outer->fragments[f].weigh);
+  }
+  ob_fragments_destroy(outer);
+  ob_release(outer->tensors);
+  ob_comm_drop(outer->comm);
+  ob_handle_release(outer);
+}
+
+/* --- Asked -------------------------------------------------------------------------------------*/
+
+onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, float *values) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  if (tensor >= outer->tensor_count)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
+                    outer->tensor_count);
+  if (!values && outer->tensors[tensor].count)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "values is NULL");
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    const struct ob_fragment *fragment = &outer->fragments[f];
+    for (size_t k = 0; k < fragment->pieces; k++) {
+      const struct ob_outer_piece *piece = &fragment->piece[k];
+      if (piece->tensor == tensor)
+        memcpy(values + piece->first, fragment->consensus + piece->at,
+               piece->count * sizeof(float));
+    }
+  }
+  return ONEBIT_OK;
+}
+
+static double squares_of(const float *values, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; values && i < count; i++)
+    sum += (double)values[i] * (double)values[i];
+  return sum;
+}
+
+/* Adds to the info; its norms are squares so far. */
+static onebit_status_t add_fragment(const struct onebit_outer *outer,
+                                    const struct ob_fragment *fragment, onebit_outer_info_t *info) {
+  uint64_t wire, memory;
+  outer->exchange->cost(fragment, &wire, &memory);
+  info->exchange_bytes += wire + (fragment->weigh ? fragment->weigh->wire_bytes : 0);
+  info->memory_bytes += memory + (fragment->weigh ? fragment->weigh->memory_bytes : 0);
+  info->drift_norm += fragment->drift_squares;
+  info->momentum_norm += squares_of(fragment->momentum, fragment->count);
+  const uint32_t sum = ob_fragment_checksum(fragment);
+  info->checksum = (uint32_t)ob_hash(info->checksum, &sum, sizeof sum);
+  info->in_flight += fragment->stage != OB_FRAGMENT_IDLE;
+  if (fragment->stage != OB_FRAGMENT_IDLE)
+    return ONEBIT_OK;
+  return outer->exchange->add_squares(fragment, &info->residual_norm);
+}
+
+onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  if (!info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
+  if (info->size != sizeof *info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  const onebit_outer_options_t *options = &outer->options;
+  *info = (onebit_outer_info_t){.size = sizeof *info,
+                                .local_steps = options->local_steps,
+                                .rule = options->rule,
+                                .learning_rate = options->learning_rate,
+                                .momentum = options->momentum,
+                                .mixing = options->mixing,
+                                .bits = options->bits,
+                                .fragments = options->fragments,
+                                .delay = options->delay,
+                                .steps = outer->steps,
+                                .exchanges = outer->exchanges,
+                                .skipped = outer->skipped,
+                                .memory_bytes = outer->own_bytes};
+  for (size_t f = 0; f < options->fragments; f++)
+    OB_TRY(add_fragment(outer, &outer->fragments[f], info));
+  info->drift_norm = sqrt(info->drift_norm);
+  info->residual_norm = sqrt(info->residual_norm);
+  info->momentum_norm = sqrt(info->momentum_norm);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_outer_check(onebit_outer_t outer) {
+  onebit_outer_info_t info = {.size = sizeof info};
+  OB_TRY(onebit_outer_get_info(outer, &info));
+  const int wanted = ob_outer_bits_for(info.rule, info.momentum);
+  if (info.bits < wanted)
+    return ob_error(ONEBIT_WARNING,
+                    "bits is %d, and the outer momentum %g amplifies what so few bits delay: set "
+                    "bits to %d, or rule to ONEBIT_OUTER_MEAN",
+                    info.bits, info.momentum, wanted);
+  if (info.drift_norm > 0 && info.residual_norm > ONEBIT_RESIDUAL_RATIO_LIMIT * info.drift_norm)
+    return ob_error(ONEBIT_WARNING,
+                    "the residual is %.3g times the mean drift: %d bits are too few for it, set "
+                    "bits to more",
+                    info.residual_norm / info.drift_norm, info.bits);
+  return ONEBIT_OK;
+}

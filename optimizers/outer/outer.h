@@ -1,0 +1,123 @@
+/*
+ * The outer step, inside:
+ *
+ *   options.c     options and their defaults
+ *   outer.c       made, ended, asked
+ *   fragments.c   which elements are exchanged together, and their memory
+ *   update.c      the arithmetic
+ *   plans.c       how a drift is exchanged: by plans of this library (struct ob_outer_exchange)
+ *   step.c        when an exchange begins, and when it is applied
+ */
+#ifndef OB_OPTIMIZERS_OUTER_H
+#define OB_OPTIMIZERS_OUTER_H
+
+#include <stdbool.h>
+
+#include "collectives/plan.h"
+#include "onebit/outer.h"
+
+struct ob_fragment;
+
+/* How drifts are exchanged: a row for each way. */
+struct ob_outer_exchange {
+  const char *name;
+  /* Collective: what it keeps of the fragment goes to fragment->state. On failure all ranks get an
+   * error, and `destroy` follows. */
+  onebit_status_t (*create)(struct ob_fragment *fragment);
+  void (*destroy)(struct ob_fragment *fragment);
+  /* Begins the exchange of fragment->drift times fragment->factor, and returns at once. Where
+   * `status` is an error, this rank takes part to tell the others, and all fail. */
+  onebit_status_t (*begin)(struct ob_fragment *fragment, onebit_status_t status);
+  /* Called only if `begin` returned ONEBIT_OK: ONEBIT_IN_PROGRESS, unless `wait`; or how it has
+   * ended, on all ranks alike. After ONEBIT_OK fragment->drift is the mean over the ranks, the same
+   * bits on all; after all else residuals are as they were. */
+  onebit_status_t (*test)(struct ob_fragment *fragment, bool wait);
+  /* Bytes that an exchange hands to the transport on this rank; bytes of memory. */
+  void (*cost)(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory);
+  /* Adds the squares of this rank's residual; not while an exchange is in flight. */
+  onebit_status_t (*add_squares)(const struct ob_fragment *fragment, double *sum);
+};
+
+extern const struct ob_outer_exchange ob_outer_plans;
+
+/* Elements of a tensor that are in a fragment: `count` from number `first` on, which lie from `at`
+ * on in the fragment's arrays. */
+struct ob_outer_piece {
+  size_t tensor, first, count, at;
+  bool uncompressed;
+};
+
+enum ob_fragment_stage {
+  OB_FRAGMENT_IDLE,
+  OB_FRAGMENT_WEIGHING, /* the weights travel */
+  OB_FRAGMENT_SENDING,  /* the drift travels */
+  OB_FRAGMENT_ENDED     /* `status` says how; not applied yet */
+};
+
+struct ob_fragment {
+  struct onebit_outer *outer;
+  size_t number, pieces, count;
+  struct ob_outer_piece *piece;
+  float *consensus, *momentum, *drift; /* `count` each; momentum NULL with ONEBIT_OUTER_MEAN */
+  void *state;                         /* the exchange's */
+  size_t begin_step; /* from 1 to local_steps: the step of a round in which it begins */
+
+  double weight; /* of the local steps since the last exchange began */
+  enum ob_fragment_stage stage;
+  uint64_t apply_step; /* the local step that applies it */
+  double sent_weight;  /* of the exchange in flight */
+  float weights[2];    /* this rank's, and the mean */
+  float factor;        /* the drift is sent times this */
+  uint32_t checksum;   /* of the consensus */
+  bool finite;         /* this rank's drift is */
+  onebit_status_t status;
+  char error[256];
+  double drift_squares; /* of the latest mean drift */
+  onebit_plan_t weigh;  /* NULL without weights */
+};
+
+struct ob_outer_tensor {
+  void *parameter;
+  size_t count;
+  bool uncompressed;
+};
+
+struct onebit_outer {
+  onebit_comm_t comm;
+  onebit_outer_options_t options; /* every default filled in */
+  const struct ob_outer_exchange *exchange;
+  const struct ob_codec *codec;
+  struct ob_outer_tensor *tensors;
+  struct ob_fragment *fragments; /* options.fragments of them */
+  size_t tensor_count, count, piece_count;
+  struct ob_outer_piece *pieces; /* of all fragments */
+  uint64_t steps, exchanges, skipped, own_bytes;
+  bool refused; /* a message was (struct onebit_plan) */
+};
+
+/* Checks, and fills in the defaults. */
+onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given, onebit_outer_options_t *out);
+/* What a plan of a fragment is made with, less the pieces. */
+onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
+                               struct ob_plan_shape *shape);
+/* The fewest bits that a rule with that momentum bears. */
+int ob_outer_bits_for(onebit_outer_rule_t rule, double momentum);
+
+/* Fragments and their memory, from the tensors. Local. */
+onebit_status_t ob_fragments_create(struct onebit_outer *outer);
+void ob_fragments_destroy(struct onebit_outer *outer);
+void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
+
+/* The arithmetic of a fragment. read: the consensus from the parameters. drift: what has changed
+ * since the parameters were set; says whether it can be sent. update: the outer rule. set: the
+ * consensus becomes the parameters, with that mixing. */
+void ob_fragment_read(struct ob_fragment *fragment);
+bool ob_fragment_drift(struct ob_fragment *fragment);
+void ob_fragment_update(struct ob_fragment *fragment);
+void ob_fragment_set(const struct ob_fragment *fragment, double mixing);
+uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
+
+/* Waits for an exchange in flight, and does not apply it. */
+void ob_fragment_wait(struct ob_fragment *fragment);
+
+#endif

@@ -1,0 +1,180 @@
+/*
+ * Drifts exchanged by plans: one of the compressed elements of a fragment, and one in float32 of
+ * those that stay uncompressed. Both, or none, are applied.
+ */
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "optimizers/outer/outer.h"
+
+/* A plan and the pieces that it is of; plan NULL: none are. */
+struct part {
+  onebit_plan_t plan;
+  size_t pieces, *counts;
+  float **values; /* in fragment->drift */
+  bool in_flight;
+  onebit_status_t status;
+};
+
+enum { COMPRESSED, DENSE, PARTS };
+
+struct plans {
+  struct part part[PARTS];
+};
+
+static struct plans *plans_of(const struct ob_fragment *fragment) { return fragment->state; }
+
+static int part_of(const struct ob_fragment *fragment, const struct ob_outer_piece *piece) {
+  const bool all = fragment->outer->options.bits == ONEBIT_OUTER_DENSE;
+  return all || piece->uncompressed ? DENSE : COMPRESSED;
+}
+
+static onebit_status_t allocate(struct ob_fragment *fragment) {
+  struct onebit_outer *outer = fragment->outer;
+  struct plans *plans = ob_outer_allocate(outer, 1, sizeof *plans);
+  fragment->state = plans;
+  for (int p = 0; plans && p < PARTS; p++) {
+    struct part *part = &plans->part[p];
+    part->counts = ob_outer_allocate(outer, fragment->pieces, sizeof *part->counts);
+    part->values = ob_outer_allocate(outer, fragment->pieces, sizeof *part->values);
+    if (!part->counts || !part->values)
+      plans = NULL;
+  }
+  if (!plans)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
+                    outer->count);
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_outer_piece *piece = &fragment->piece[k];
+    struct part *part = &plans->part[part_of(fragment, piece)];
+    part->counts[part->pieces] = piece->count;
+    part->values[part->pieces++] = fragment->drift + piece->at;
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t create_plan(struct ob_fragment *fragment, int p) {
+  struct part *part = &plans_of(fragment)->part[p];
+  struct ob_plan_shape shape;
+  size_t count = 0;
+  for (size_t k = 0; k < part->pieces; k++)
+    count += part->counts[k];
+  onebit_status_t status = ob_outer_shape(fragment->outer, p == DENSE, &shape);
+  shape.pieces = part->pieces;
+  shape.counts = part->counts;
+  shape.valid = NULL;
+  shape.segment_a_piece = false;
+  shape.refused = &fragment->outer->refused;
+  return ob_plan_create(fragment->outer->comm, status, &shape, count, &part->plan);
+}
+
+static onebit_status_t create(struct ob_fragment *fragment) {
+  OB_TRY(ob_agree(fragment->outer->comm, allocate(fragment), NULL, 0));
+  for (int p = 0; p < PARTS; p++)
+    if (plans_of(fragment)->part[p].pieces)
+      OB_TRY(create_plan(fragment, p));
+  return ONEBIT_OK;
+}
+
+static void destroy(struct ob_fragment *fragment) {
+  struct plans *plans = plans_of(fragment);
+  for (int p = 0; plans && p < PARTS; p++) {
+    onebit_plan_destroy(plans->part[p].plan);
+    ob_release(plans->part[p].counts);
+    ob_release(plans->part[p].values);
+  }
+  ob_release(plans);
+  fragment->state = NULL;
+}
+
+/* --- An exchange -------------------------------------------------------------------------------*/
+
+/* Held: nothing is applied before both are known to be well. */
+static struct ob_call call_of(const struct ob_fragment *fragment, const struct part *part) {
+  return (struct ob_call){.source = {.inputs = (const void *const *)part->values,
+                                     .factor = fragment->factor,
+                                     .weight = 1},
+                          .outputs = (void *const *)part->values,
+                          .agreed = fragment->checksum,
+                          .agreed_name = "the consensus (its checksum)",
+                          .agreed_whole = true,
+                          .hold = true};
+}
+
+/* What began is ended by test, also where another part could not begin. */
+static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t status) {
+  struct plans *plans = plans_of(fragment);
+  bool any = false;
+  for (int p = 0; p < PARTS; p++) {
+    struct part *part = &plans->part[p];
+    part->status = ONEBIT_OK;
+    if (!part->plan)
+      continue;
+    const struct ob_call call = call_of(fragment, part);
+    part->status = ob_plan_start(part->plan, status, &call);
+    part->in_flight = part->status == ONEBIT_OK;
+    any |= part->in_flight;
+    if (status == ONEBIT_OK)
+      status = part->status;
+  }
+  return any ? ONEBIT_OK : status;
+}
+
+static onebit_status_t worse_of(onebit_status_t a, onebit_status_t b) {
+  return a == ONEBIT_OK || (a == ONEBIT_SKIPPED && b != ONEBIT_OK) ? b : a;
+}
+
+static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
+  struct plans *plans = plans_of(fragment);
+  onebit_status_t status = ONEBIT_OK;
+  for (int p = 0; p < PARTS; p++) {
+    struct part *part = &plans->part[p];
+    if (!part->in_flight)
+      continue;
+    part->status = ob_plan_test(part->plan, wait);
+    if (part->status == ONEBIT_IN_PROGRESS)
+      return ONEBIT_IN_PROGRESS;
+    part->in_flight = false;
+  }
+  for (int p = 0; p < PARTS; p++) {
+    status = worse_of(status, plans->part[p].status);
+    if (status != ONEBIT_OK && status == plans->part[p].status && plans->part[p].plan)
+      ob_error(status, "%s", plans->part[p].plan->error);
+  }
+  for (int p = 0; status == ONEBIT_OK && p < PARTS; p++)
+    if (plans->part[p].plan)
+      ob_plan_apply(plans->part[p].plan);
+  return status;
+}
+
+static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
+  const struct plans *plans = plans_of(fragment);
+  *wire = *memory = 0;
+  for (int p = 0; p < PARTS; p++)
+    if (plans->part[p].plan) {
+      *wire += plans->part[p].plan->wire_bytes;
+      *memory += plans->part[p].plan->memory_bytes;
+    }
+}
+
+static onebit_status_t add_squares(const struct ob_fragment *fragment, double *sum) {
+  const struct onebit_plan *plan = plans_of(fragment)->part[COMPRESSED].plan;
+  if (!plan)
+    return ONEBIT_OK;
+  const size_t count = ob_residual_elements(&plan->worker, &plan->geometry.layout);
+  float *residual = ob_allocate(count, sizeof *residual);
+  if (!residual)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at a residual of %zu elements", count);
+  onebit_status_t status = ob_residual_export(&plan->worker, &plan->geometry.layout, residual);
+  for (size_t i = 0; status == ONEBIT_OK && i < count; i++)
+    *sum += (double)residual[i] * (double)residual[i];
+  ob_release(residual);
+  return status;
+}
+
+const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
+                                                 .create = create,
+                                                 .destroy = destroy,
+                                                 .begin = begin,
+                                                 .test = test,
+                                                 .cost = cost,
+                                                 .add_squares = add_squares};

@@ -1,0 +1,176 @@
+/*
+ * When an exchange begins, and when it is applied. Every rank begins each fragment's exchanges in
+ * the same order, however its local steps fall, and a rank that is not well takes part with its
+ * status: so nobody waits for one that does not come.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "optimizers/outer/outer.h"
+
+/* --- One fragment ------------------------------------------------------------------------------*/
+
+static void end(struct ob_fragment *fragment, onebit_status_t status) {
+  fragment->stage = OB_FRAGMENT_ENDED;
+  fragment->status = status;
+  snprintf(fragment->error, sizeof fragment->error, "%s",
+           status == ONEBIT_OK ? "" : onebit_last_error());
+}
+
+static void send(struct ob_fragment *fragment, onebit_status_t status) {
+  status = fragment->outer->exchange->begin(fragment, status);
+  if (status == ONEBIT_OK)
+    fragment->stage = OB_FRAGMENT_SENDING;
+  else
+    end(fragment, status);
+}
+
+static onebit_status_t send_weight(struct ob_fragment *fragment, onebit_status_t status) {
+  onebit_plan_t plan = fragment->weigh;
+  fragment->weights[0] = (float)fragment->sent_weight;
+  plan->inputs[0] = &fragment->weights[0];
+  plan->outputs[0] = &fragment->weights[1];
+  const struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
+                               .outputs = plan->outputs};
+  return ob_plan_start(plan, status, &call);
+}
+
+static void begin(struct ob_fragment *fragment, onebit_status_t status) {
+  struct onebit_outer *outer = fragment->outer;
+  fragment->finite = ob_fragment_drift(fragment);
+  fragment->checksum = ob_fragment_checksum(fragment);
+  fragment->sent_weight = fragment->weight;
+  fragment->weight = 0;
+  fragment->factor = 1;
+  fragment->apply_step = outer->steps + outer->options.delay;
+  if (!fragment->weigh) {
+    send(fragment, status);
+    return;
+  }
+  status = send_weight(fragment, status);
+  if (status == ONEBIT_OK)
+    fragment->stage = OB_FRAGMENT_WEIGHING;
+  else
+    end(fragment, status);
+}
+
+/* The weights are here. Where nobody has made a step nothing has drifted, and all know. */
+static void weigh(struct ob_fragment *fragment) {
+  const float own = fragment->weights[0], mean = fragment->weights[1];
+  if (mean > 0) {
+    fragment->factor = own / mean;
+    send(fragment, ONEBIT_OK);
+  } else {
+    memset(fragment->drift, 0, fragment->count * sizeof(float));
+    end(fragment, ONEBIT_OK);
+  }
+}
+
+static void move_on(struct ob_fragment *fragment, bool wait) {
+  if (fragment->stage == OB_FRAGMENT_WEIGHING) {
+    onebit_status_t status = ob_plan_test(fragment->weigh, wait);
+    if (status == ONEBIT_OK)
+      weigh(fragment);
+    else if (status != ONEBIT_IN_PROGRESS)
+      end(fragment, status);
+  }
+  if (fragment->stage == OB_FRAGMENT_SENDING) {
+    onebit_status_t status = fragment->outer->exchange->test(fragment, wait);
+    if (status != ONEBIT_IN_PROGRESS)
+      end(fragment, status);
+  }
+}
+
+void ob_fragment_wait(struct ob_fragment *fragment) {
+  if (fragment->stage != OB_FRAGMENT_IDLE)
+    move_on(fragment, true);
+}
+
+/* What was not applied counts in the next exchange, unless it is of no use. */
+static void keep(struct ob_fragment *fragment) {
+  if (fragment->finite) {
+    fragment->weight += fragment->sent_weight;
+    return;
+  }
+  fragment->weight = 0;
+  ob_fragment_set(fragment, 1);
+}
+
+static onebit_status_t apply(struct ob_fragment *fragment, double mixing) {
+  struct onebit_outer *outer = fragment->outer;
+  ob_fragment_wait(fragment);
+  fragment->stage = OB_FRAGMENT_IDLE;
+  if (fragment->status != ONEBIT_OK) {
+    outer->skipped += fragment->status == ONEBIT_SKIPPED;
+    keep(fragment);
+    return ob_error(fragment->status, "%s", fragment->error);
+  }
+  ob_fragment_update(fragment);
+  ob_fragment_set(fragment, mixing);
+  outer->exchanges++;
+  return ONEBIT_OK;
+}
+
+/* --- All of them -------------------------------------------------------------------------------*/
+
+/* The first error of several fragments counts, and any error more than a skip. */
+struct outcome {
+  onebit_status_t status;
+  char error[256];
+};
+
+static void note(struct outcome *outcome, onebit_status_t status) {
+  if (status == ONEBIT_OK || (outcome->status != ONEBIT_OK && outcome->status != ONEBIT_SKIPPED))
+    return;
+  outcome->status = status;
+  snprintf(outcome->error, sizeof outcome->error, "%s", onebit_last_error());
+}
+
+static onebit_status_t tell(const struct outcome *outcome) {
+  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
+}
+
+static onebit_status_t check_weight(const struct onebit_outer *outer, double weight) {
+  if (outer->options.weighted && !(weight >= 0 && weight <= 1e30))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "weight is %g, not a number from 0 to 1e30", weight);
+  return ONEBIT_OK;
+}
+
+/* Before a fragment that is due begins, its exchange before has been applied: delays are shorter
+ * than rounds. */
+onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  const onebit_outer_options_t *options = &outer->options;
+  struct outcome outcome = {.status = ONEBIT_OK};
+  const onebit_status_t status = check_weight(outer, weight);
+  note(&outcome, status);
+  outer->steps++;
+  for (size_t f = 0; f < options->fragments; f++) {
+    struct ob_fragment *fragment = &outer->fragments[f];
+    fragment->weight += options->weighted && status == ONEBIT_OK ? weight : 0;
+    move_on(fragment, false);
+    if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
+      note(&outcome, apply(fragment, options->mixing));
+    if ((outer->steps + options->local_steps - fragment->begin_step) % options->local_steps == 0)
+      begin(fragment, status);
+    if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
+      note(&outcome, apply(fragment, options->mixing));
+  }
+  return tell(&outcome);
+}
+
+onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  struct outcome outcome = {.status = ONEBIT_OK};
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    if (outer->fragments[f].stage != OB_FRAGMENT_IDLE)
+      note(&outcome, apply(&outer->fragments[f], outer->options.mixing));
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    begin(&outer->fragments[f], ONEBIT_OK);
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    note(&outcome, apply(&outer->fragments[f], 1));
+  return tell(&outcome);
+}

@@ -1,0 +1,75 @@
+/* Wrong calls on outer steps. */
+#include <math.h>
+
+#include "tests/support_wrong_calls.h"
+
+#define ARGUMENT ONEBIT_ERROR_ARGUMENT
+
+static void wrong_options(const struct wrong_scene *scene) {
+  onebit_outer_t made;
+#define OPTIONS(status, message, ...)                                                              \
+  WRONG(onebit_outer_create,                                                                       \
+        (scene->comm, &scene->tensor, 1,                                                           \
+         &(onebit_outer_options_t){.size = sizeof(onebit_outer_options_t), __VA_ARGS__}, &made),   \
+        status, message)
+  OPTIONS(ARGUMENT, "rule is 3", .rule = (onebit_outer_rule_t)3);
+  OPTIONS(ARGUMENT, "learning_rate is -1", .learning_rate = -1);
+  OPTIONS(ARGUMENT, "momentum is 0.5, and rule is ONEBIT_OUTER_MEAN", .momentum = 0.5);
+  OPTIONS(ARGUMENT, "momentum is 1", .rule = ONEBIT_OUTER_NESTEROV, .momentum = 1);
+  OPTIONS(ARGUMENT, "bits is 3", .bits = 3);
+  OPTIONS(ARGUMENT, "fragments is 31", .fragments = 31);
+  OPTIONS(ARGUMENT, "delay is 30", .delay = 30);
+  OPTIONS(ARGUMENT, "mixing is 1.5", .mixing = 1.5);
+  OPTIONS(ARGUMENT, "mixing is nan", .mixing = NAN);
+  OPTIONS(ARGUMENT, "parameter_dtype is 7", .parameter_dtype = (onebit_dtype_t)7);
+  OPTIONS(ARGUMENT, "block_size is 33", .block_size = 33);
+  OPTIONS(ARGUMENT, "threads is -2", .threads = -2);
+  OPTIONS(ONEBIT_ERROR_UNSUPPORTED, "device is 1", .device = ONEBIT_DEVICE_CUDA);
+}
+
+static void wrong_creations_of_outer(const struct wrong_scene *scene) {
+  onebit_outer_t made;
+  float nan = NAN;
+  const onebit_tensor_t none = {.count = 1},
+                        odd = {.parameter = (char *)scene->send + 1, .count = 1},
+                        not_finite = {.parameter = &nan, .count = 1},
+                        large = {.parameter = scene->send, .count = SIZE_MAX / 2};
+#define CREATE(comm, tensors, result, message)                                                     \
+  WRONG(onebit_outer_create, (comm, tensors, 1, NULL, result), ARGUMENT, message)
+  CREATE(NULL, &scene->tensor, &made, "comm is NULL");
+  CREATE(scene->no_comm, &scene->tensor, &made, "which is no communicator");
+  CREATE(scene->comm, &scene->tensor, NULL, "outer is NULL");
+  CREATE(scene->comm, NULL, &made, "tensors is NULL");
+  CREATE(scene->comm, &none, &made, "tensors[0].parameter is NULL");
+  CREATE(scene->comm, &odd, &made, "not aligned");
+  CREATE(scene->comm, &not_finite, &made, "tensors[0].parameter[0] is nan");
+  CREATE(scene->comm, &large, &made, "too large to address");
+  WRONG(onebit_outer_create,
+        (scene->comm, &scene->tensor, 1, &(onebit_outer_options_t){.size = 12}, &made), ARGUMENT,
+        "options->size is 12");
+}
+
+void wrong_outers(const struct wrong_scene *scene) {
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
+  onebit_outer_info_t info = {.size = 3};
+  onebit_outer_t outer = NULL, plan = (void *)scene->plan;
+  wrong_creations_of_outer(scene);
+  wrong_options(scene);
+  options.weighted = 1;
+  onebit_outer_create(scene->comm, &scene->tensor, 1, &options, &outer);
+  WRONG(onebit_outer_step, (NULL, 1), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_step, (plan, 1), ARGUMENT, "which is a plan");
+  WRONG(onebit_outer_step, (outer, -1), ARGUMENT, "weight is -1");
+  WRONG(onebit_outer_step, (outer, NAN), ARGUMENT, "weight is nan");
+  WRONG(onebit_outer_synchronize, (NULL), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_get_consensus, (NULL, 0, scene->send), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_get_consensus, (outer, 1, scene->send), ARGUMENT, "tensor is 1");
+  WRONG(onebit_outer_get_consensus, (outer, 0, NULL), ARGUMENT, "values is NULL");
+  WRONG(onebit_outer_get_info, (NULL, &info), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_get_info, (outer, NULL), ARGUMENT, "info is NULL");
+  WRONG(onebit_outer_get_info, (outer, &info), ARGUMENT, "info->size is 3");
+  WRONG(onebit_outer_check, (NULL), ARGUMENT, "outer is NULL");
+  WRONG_VALUE(onebit_outer_destroy, (plan), (onebit_outer_destroy(plan), true), "which is a plan");
+  onebit_outer_destroy(outer);
+  WRONG(onebit_outer_check, (outer), ARGUMENT, "which is no outer step");
+}
