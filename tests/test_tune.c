@@ -12,6 +12,7 @@
 #include "tools/tune/card.h"
 #include "tools/tune/training.h"
 #include "tools/tune/tune.h"
+#include "tools/tune/whole.h"
 
 static void begin(void) { setenv("ONEBIT_TUNING", "none", 1); }
 TestSuite(tune, .init = begin, .timeout = 60);
@@ -92,6 +93,108 @@ Test(tune, bytes_of_the_methods_stand_in_their_ratios) {
   cr_expect_float_eq(dense / half, 2, 1e-9);
   cr_expect_float_eq(dense / levels, 32 / (1 + 1.0 / 64) * (127.0 / 128) / (15.0 / 16), 1e-6);
   cr_expect_lt(tune_exchange(&costs, &some_training, TUNE_ZERO_ONE).host_bytes, levels);
+}
+
+/* --- A whole run */
+
+static const struct tune_training slow_training = {
+    .parameters = 1.25e8, .compute = 1, .steps = 99991, .hosts = 4, .ranks_per_host = 1};
+
+static struct ob_costs slow_costs(double bits_a_second) {
+  struct ob_costs costs = some_costs();
+  costs.between.latency = costs.mpi_round = 0.04;
+  costs.between.bandwidth = bits_a_second / 8;
+  return costs;
+}
+
+/* Bytes of an exchange in bits: 2(K-1)/K of them and the scales, and 1/(30 H) of dense fp32's. */
+Test(tune, a_run_sends_what_its_rounds_send) {
+  struct ob_costs costs = slow_costs(1e8);
+  const double rounds = ceil(slow_training.steps / 30), exchanged = 1.5 * slow_training.parameters;
+  for (int bits = 1; bits <= 8; bits *= 2)
+    for (int fragments = 1; fragments <= 4; fragments += 3) {
+      const struct tune_way way = {"", bits, bits, 0, 30, fragments, 5};
+      const double bytes = tune_whole(&costs, &slow_training, &way).host_bytes;
+      cr_expect_float_eq(bytes / (rounds * exchanged * (bits / 8.0 + 4.0 / 2048)), 1, 1e-6);
+    }
+  const struct tune_way sparse = {"", TUNE_SPARSE, TUNE_SPARSE, 0, 30, 1, 0};
+  const double gathered = tune_whole(&costs, &slow_training, &sparse).host_bytes;
+  cr_expect_float_eq(gathered / (rounds * 3 * slow_training.parameters * 84 / 4096), 1, 1e-6);
+  const struct tune_way dense = {"", TUNE_FLOAT32, TUNE_FLOAT32, 0, 1, 1, 0};
+  const struct tune_way one = {"", 1, 1, 0, 30, 1, 0};
+  cr_expect_gt(tune_whole(&costs, &slow_training, &dense).host_bytes,
+               900 * tune_whole(&costs, &slow_training, &one).host_bytes);
+}
+
+/* Dense and compressed steps, in their shares. */
+Test(tune, a_warm_up_costs_its_share) {
+  struct ob_costs costs = slow_costs(1e8);
+  const struct tune_way dense = {"", TUNE_FLOAT32, TUNE_FLOAT32, 0, 1, 1, 0};
+  const struct tune_way bits = {"", 1, 1, 0, 1, 1, 0};
+  struct tune_way mixed = {"", 1, TUNE_FLOAT32, 0.25, 1, 1, 0};
+  const double steps = slow_training.steps, first = floor(0.25 * steps);
+  struct tune_whole all[2] = {tune_whole(&costs, &slow_training, &dense),
+                              tune_whole(&costs, &slow_training, &bits)};
+  struct tune_whole whole = tune_whole(&costs, &slow_training, &mixed);
+  double bytes = (first * all[0].host_bytes + (steps - first) * all[1].host_bytes) / steps;
+  double seconds = (first * all[0].seconds + (steps - first) * all[1].seconds) / steps;
+  cr_expect_float_eq(whole.host_bytes / bytes, 1, 1e-9);
+  cr_expect_float_eq(whole.seconds / seconds, 1, 1e-9);
+  mixed.warm_up_bits = 8;
+  cr_expect_lt(tune_whole(&costs, &slow_training, &mixed).seconds, whole.seconds);
+}
+
+/* A fragment waits for what `delay` steps do not hide, and never less than the codec takes. */
+Test(tune, delay_hides_the_exchange) {
+  struct ob_costs costs = slow_costs(1e8);
+  struct tune_way way = {"", 4, 4, 0, 30, 1, 0};
+  const double rounds = ceil(slow_training.steps / 30);
+  const struct tune_whole blocking = tune_whole(&costs, &slow_training, &way);
+  cr_expect_float_eq(blocking.waiting / (rounds * blocking.exchange), 1, 1e-9);
+  way.delay = 3;
+  const struct tune_whole later = tune_whole(&costs, &slow_training, &way);
+  cr_expect_float_eq(blocking.waiting - later.waiting, rounds * 3 * slow_training.compute, 1e-3);
+  way.delay = 30;
+  const struct tune_whole hidden = tune_whole(&costs, &slow_training, &way);
+  cr_expect(hidden.waiting > 0 && hidden.waiting < 0.05 * blocking.waiting, "%g", hidden.waiting);
+  way.fragments = 2;
+  cr_expect(tune_way_error(&way), "two exchanges would be on the way at once");
+  way.delay = 15;
+  cr_expect(!tune_way_error(&way));
+}
+
+/* Ever slower links: what is chosen is near to no network or the fastest, and changes training
+ * ever more. */
+Test(tune, chooses_the_mildest_way_that_is_fast) {
+  const struct tune_wanted wanted = {.bits = -1, .delay = -1, .warm_up = 0.15};
+  struct tune_way ways[TUNE_WAYS];
+  size_t last = 0, count = tune_ways(&wanted, ways);
+  for (double link = 1e12; link > 1e4; link /= 3) {
+    struct ob_costs costs = slow_costs(link);
+    costs.mpi_byte = 0;
+    size_t chosen = tune_choose(&costs, &slow_training, ways, count);
+    double least = INFINITY, bound = TUNE_NEAR * slow_training.steps * slow_training.compute;
+    cr_assert_lt(chosen, count);
+    cr_expect_geq(chosen, last, "%g bit/s", link);
+    for (size_t k = 0; k < count; k++) {
+      double seconds = tune_whole(&costs, &slow_training, &ways[k]).seconds;
+      least = fmin(least, seconds);
+      cr_expect(k >= chosen || seconds > bound, "%g bit/s: %zu before %zu", link, k, chosen);
+    }
+    double seconds = tune_whole(&costs, &slow_training, &ways[chosen]).seconds;
+    cr_expect(seconds <= bound || seconds == least, "%g bit/s", link);
+    last = chosen;
+  }
+  cr_expect_gt(last, 3);
+}
+
+Test(tune, ways_are_what_is_asked_for) {
+  struct tune_way ways[TUNE_WAYS];
+  const struct tune_wanted wanted = {50, 2, 5, 10, 0.1};
+  cr_assert_eq(tune_ways(&wanted, ways), 4);
+  const struct tune_way *way = &ways[3];
+  cr_expect(way->local_steps == 50 && way->bits == 2 && way->fragments == 5 && way->delay == 10);
+  cr_expect(ways[1].warm_up == 0.1 && ways[1].local_steps == 1);
 }
 
 /* --- The fit: from other numbers back to those that made the measurements. */
@@ -224,6 +327,29 @@ Test(tune, predicts) {
   expect_said(said, "941 Mbit/s of payload");
   expect_said(said, "\n1024 ");
   expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
+}
+
+/* Without a link all usual ones, with one all ways; and what each option is for. */
+Test(tune, predicts_a_whole_run) {
+  const char *said = program(0, PREDICT "--compute 0.5 --latency 40ms --whole-run");
+  static const char *const links[] = {"10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s"};
+  for (size_t k = 0; k < sizeof links / sizeof links[0]; k++)
+    expect_said(said, links[k]);
+  expect_said(said, "outer step");
+  said = program(0, PREDICT "--compute 0.5 --bandwidth 10mbit --whole-run --local-steps 50 "
+                            "--bits 2 --fragments 5 --delay 10 --warm-up 0.1");
+  expect_said(said, "   50        2   5     10");
+  expect_said(said, "<- chosen");
+  expect_said(said, "SparseLoCo");
+  expect_said(said, "10 % of the steps");
+  said = program(0, PREDICT "--compute 0.5 --bandwidth 10mbit --whole-run --bits sparse --json");
+  expect_said(said, "\"bits\": \"sparse\"");
+  cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
+  said = program(2, PREDICT "--compute 1 --whole-run --local-steps 10 --fragments 4 --delay 3");
+  expect_said(said, "exchanges would pile up");
+  expect_said(program(2, PREDICT "--compute 1 --delay 3"), "are for --whole-run");
+  expect_said(program(2, PREDICT "--compute 1 --whole-run --device cuda"), "not for --device cuda");
+  expect_said(program(2, PREDICT "--compute 1 --whole-run --bits 3"), "--bits=3: expected");
 }
 
 #define PREDICT_CARDS "onebit-tune --predict --device cuda --parameters 340M --compute 0.1 "

@@ -52,6 +52,22 @@ static const struct tool_option rows[] = {
      .help = "the tuning file, of whatever machine; 'none': the defaults"},
     {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables"},
     {.kind = TOOL_HEADING,
+     .help = "With --predict --whole-run, says what the whole run of --steps takes over a slow "
+             "network: with\nan exchange in each step, and with an outer step every H steps; and "
+             "which to choose. Without\n--bandwidth, for links of 10 Mbit/s to 10 Gbit/s."},
+    {"whole-run", 0, TOOL_FLAG, AT(whole), .help = "of the whole run, warm-up included"},
+    {"local-steps", 0, TOOL_INTEGER, AT(local_steps), "H",
+     "between two outer steps; default: 10, 30, 100 and 300", .low = 2, .high = 1e6},
+    {"bits", 0, TOOL_CHOICE, AT(bits), "NAME",
+     "of the outer step: 1, 2, 4, 8, float32 or sparse; default: 4 and 1",
+     .names = tune_width_names},
+    {"fragments", 0, TOOL_INTEGER, AT(fragments), "F", "of the outer step; default: 1 and 4",
+     .low = 1, .high = 1e6},
+    {"delay", 0, TOOL_INTEGER, AT(delay), "N",
+     "steps until a fragment is applied; default: 0 and H/F", .high = 1e6},
+    {"warm-up", 0, TOOL_REAL, AT(warm_up), "SHARE",
+     "of the steps, before 1-bit Adam compresses; default 0.15", .high = 1},
+    {.kind = TOOL_HEADING,
      .help =
          "With --predict --device cuda, ranks are GPUs that talk over NCCL, beside ncclAllReduce: "
          "from\ncounted bytes, launches and latencies, in one host and, without --bandwidth, "
@@ -85,16 +101,31 @@ static bool has_card(const struct tune_options *options) {
   return options->copy > 0 || options->inside > 0 || options->launch >= 0 || options->group >= 0;
 }
 
+static bool has_outer(const struct tune_options *options) {
+  return options->local_steps > 0 || options->bits >= 0 || options->fragments > 0 ||
+         options->delay >= 0 || !isnan(options->warm_up);
+}
+
+/* What is wrong with options of the whole run; NULL: nothing. */
+static const char *check_whole(const struct tune_options *options) {
+  if (!options->whole)
+    return has_outer(options) ? "--local-steps, --bits, --fragments, --delay and --warm-up are "
+                                "for --whole-run"
+                              : NULL;
+  return options->device == TUNE_CUDA ? "--whole-run is not for --device cuda" : NULL;
+}
+
 /* What is wrong with options that are right each alone; NULL: nothing. */
 static const char *check(const struct tune_options *options) {
   bool measures = options->output || options->dry_run || options->quick;
   bool asks = options->parameters > 0 || options->hosts > 0 || !isnan(options->compute) ||
-              options->bandwidth > 0 || options->json || options->device || has_card(options);
+              options->bandwidth > 0 || options->json || options->device || has_card(options) ||
+              options->whole;
   if (options->doctor && (options->predict || measures || asks))
     return "--doctor takes no other option";
   if (!options->predict)
-    return asks ? "--parameters, --hosts, --compute, --bandwidth, --device and --json are for "
-                  "--predict"
+    return asks ? "--parameters, --hosts, --compute, --bandwidth, --device, --whole-run and --json "
+                  "are for --predict"
                 : NULL;
   if (options->device == TUNE_CUDA && (options->tuning || options->cores > 0))
     return "--tuning and --cores are not for --device cuda";
@@ -105,7 +136,7 @@ static const char *check(const struct tune_options *options) {
          : options->parameters == 0 ? "--predict needs --parameters"
          : options->hosts == 0      ? "--predict needs --hosts"
          : isnan(options->compute)  ? "--predict needs --compute"
-                                    : NULL;
+                                    : check_whole(options);
 }
 
 #ifdef ONEBIT_HAVE_MPI
@@ -133,8 +164,14 @@ static void fill_in_card(struct tune_options *options) {
 }
 
 int main(int argc, char **argv) {
-  struct tune_options options = {
-      .compute = NAN, .ranks_per_host = 1, .steps = 100000, .launch = NAN, .group = NAN};
+  struct tune_options options = {.compute = NAN,
+                                 .ranks_per_host = 1,
+                                 .steps = 100000,
+                                 .launch = NAN,
+                                 .group = NAN,
+                                 .bits = -1,
+                                 .delay = -1,
+                                 .warm_up = NAN};
   char error[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, error);
   if (asked != TOOL_RUN)

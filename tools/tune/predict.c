@@ -7,7 +7,7 @@
 #include "tools/tune/training.h"
 #include "tools/tune/tune.h"
 
-static void load_costs(const struct tune_options *options, struct ob_costs *costs) {
+void tune_load_costs(const struct tune_options *options, struct ob_costs *costs) {
   static const struct ob_tuning_here anywhere = {NULL, NULL};
   char found[OB_TUNING_PATH_CAPACITY];
   const char *path = options->tuning ? options->tuning : ob_tuning_path(found) ? found : "none";
@@ -136,13 +136,15 @@ static void print_json(const struct ob_costs *costs, const struct tune_training 
 int tune_predict(const struct tune_options *options) {
   if (options->device == TUNE_CUDA)
     return tune_predict_card(options);
+  if (options->whole)
+    return tune_predict_whole(options);
   struct ob_costs costs;
   const struct tune_training training = {.parameters = options->parameters,
                                          .compute = options->compute,
                                          .steps = options->steps,
                                          .hosts = options->hosts,
                                          .ranks_per_host = options->ranks_per_host};
-  load_costs(options, &costs);
+  tune_load_costs(options, &costs);
   if (options->json) {
     print_json(&costs, &training);
     return TUNE_OK;

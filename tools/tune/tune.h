@@ -4,7 +4,8 @@
  *
  * run_mpi.c finds out who is where, and measures links and the codec; calls_mpi.c measures whole
  * calls, fit.c brings the model near to them; report.c prints and writes. training.c knows what a
- * step of training costs, predict.c prints that; card.c and predict_card.c are the same for GPUs.
+ * step of training costs, predict.c prints that; card.c and predict_card.c are the same for GPUs,
+ * whole.c and predict_whole.c for a whole run over a slow network.
  */
 #ifndef TOOLS_TUNE_H
 #define TOOLS_TUNE_H
@@ -18,14 +19,21 @@
 enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
 
 struct tune_options {
-  bool doctor, predict, dry_run, quick, json;
+  bool doctor, predict, whole, dry_run, quick, json;
   const char *output, *tuning; /* NULL: where the environment says */
   /* For predict; 0 where the command line does not say, but NAN for `compute`. */
   double parameters, compute, bandwidth, latency, cores, steps;
   int hosts, ranks_per_host;
   int device;                         /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
   double copy, launch, group, inside; /* of struct tune_card */
+  /* Of struct tune_wanted; 0, and -1 for bits and delay, and NAN for the share, where the command
+   * line does not say. `bits` is a place in tune_widths. */
+  int local_steps, bits, fragments, delay;
+  double warm_up;
 };
+
+/* What --bits may be: "1", "2", "4", "8", "float32", "sparse". */
+extern const char *const tune_width_names[];
 
 enum { TUNE_HOST, TUNE_CUDA };
 
@@ -65,9 +73,13 @@ void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_ta
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin);
 
+/* From the tuning file, and what the command line says of the network. */
+void tune_load_costs(const struct tune_options *options, struct ob_costs *costs);
+
 /* Each is an exit status; run: everything of an mpirun. */
 int tune_predict(const struct tune_options *options);
 int tune_predict_card(const struct tune_options *options);
+int tune_predict_whole(const struct tune_options *options);
 int tune_run(const struct tune_options *options);
 
 #endif
