@@ -15,6 +15,7 @@
 #include "collectives/agree.h"
 #include "collectives/cost/tuning.h"
 #include "compression/blocks.h"
+#include "compression/sparse.h"
 #include "optimizers/checkpoint/manifest.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/optimizers.h"
@@ -65,6 +66,23 @@ static void write_message(int shape) {
   fclose(file);
   free(message);
   ob_layout_destroy(&layout);
+}
+
+/* --- A sparse message: a whole chunk, and a short one */
+
+static void write_sparse(void) {
+  enum { count = 111 * 37 + 31 };
+  static float values[count];
+  const uint8_t choices[3] = {111, 31, 0};
+  uint32_t message[2 * OB_SPARSE_STRIDE];
+  for (int i = 0; i < count; i++)
+    values[i] = (float)(i * 7919 % count) - count / 2;
+  FUZZ_CHECK(sizeof message == ob_sparse_bytes(count));
+  FUZZ_CHECK(ob_sparse_compress(values, count, message));
+  FILE *file = seed("sparse", "two-chunks");
+  fwrite(choices, 1, sizeof choices, file);
+  fwrite(message, 1, sizeof message, file);
+  fclose(file);
 }
 
 /* --- Proposals of four ranks that agree */
@@ -193,6 +211,7 @@ int main(int count, char **arguments) {
   root = arguments[1];
   for (int shape = 0; shape < 32; shape += 4)
     write_message(shape);
+  write_sparse();
   write_proposals();
   for (int kind = 0; kind < FUZZ_OPTIMIZERS; kind++)
     write_parts(kind, 1 + kind % 2, kind < 3 ? 4 : 1);
