@@ -146,6 +146,23 @@ Test(cost, counts_the_bytes_of_a_host) {
   cr_expect_float_eq(levels, 2 * 3.0 / 4 * bits, 1);
 }
 
+/* As many bytes more as bits, but for the scales; and messages of as many bytes. */
+Test(cost, more_bits_are_longer_messages) {
+  struct ob_costs costs = some_costs();
+  struct ob_cost_task one = some_task(1 << 24, 4, 1), eight = one;
+  struct ob_cost_choice few, many;
+  eight.bits = 8;
+  double ratio = ob_cost_host_bytes(&eight, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS) /
+                 ob_cost_host_bytes(&one, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS);
+  cr_expect_float_eq(ratio, (8 + 1.0 / 64) / (1 + 1.0 / 64), 1e-3);
+  ob_cost_choose(&costs, &one, &few);
+  ob_cost_choose(&costs, &eight, &many);
+  cr_expect_eq(few.chunk / 8, many.chunk);
+  cr_expect_gt(many.seconds, 4 * few.seconds);
+  cr_expect(strstr(few.text, "one bit") && strstr(many.text, "8 bits"), "%s%s", few.text,
+            many.text);
+}
+
 Test(cost, one_scale_costs_the_overlap) {
   struct ob_costs costs = some_costs();
   struct ob_cost_task blocks = some_task(1 << 24, 4, 1), buffer = blocks;

@@ -91,6 +91,7 @@ struct ob_cost_task {
   size_t elements; /* the plan's count */
   size_t block;    /* elements a scale; 0: the default; ONEBIT_BLOCK_BUFFER: no overlap */
   onebit_wire_t wire;
+  int bits;                   /* of an element, with ONEBIT_WIRE_BITS; 0 is 1 */
   int hosts, ranks_per_host;  /* ranks_per_host 0: not the same on all */
   int ranks, max_ranks;       /* in all, and on the fullest host; 0: by the two above */
   int threads;                /* of each rank; 0 is 1 */
@@ -151,7 +152,7 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
 
 const char *ob_cost_schedule_name(onebit_schedule_t schedule);
 
-/* As people read it: "one bit", "float32". */
-const char *ob_cost_wire_name(onebit_wire_t wire);
+/* As people read it: "one bit", "8 bits", "float32". */
+const char *ob_cost_wire_name(onebit_wire_t wire, int bits);
 
 #endif

@@ -7,7 +7,7 @@
 /* Room for what a schedule says of itself. */
 #define LINE 128
 
-/* Elements a message of bits may have; the first is preferred. From 64 Ki, 8 kB, below which the
+/* Elements a message of one bit may have; the first is preferred. Of more bits they are fewer. From 64 Ki, 8 kB, below which the
  * cost of each message outweighs what finer overlap brings (measured: 16 Ki took 1.3 to 2 times as
  * long from 1 MiB on, 2 and 4 hosts at 1 Gbit/s), to 448 Ki, 57 kB with its scales: the largest
  * that stays below the 64 KiB which MPI libraries send eagerly over TCP. */
@@ -30,8 +30,10 @@ const char *ob_cost_schedule_name(onebit_schedule_t schedule) {
   return (unsigned)schedule < sizeof names / sizeof names[0] ? names[schedule] : "unknown";
 }
 
-const char *ob_cost_wire_name(onebit_wire_t wire) {
-  return wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit";
+const char *ob_cost_wire_name(onebit_wire_t wire, int bits) {
+  if (wire == ONEBIT_WIRE_DENSE)
+    return "float32";
+  return bits == 8 ? "8 bits" : bits == 4 ? "4 bits" : bits == 2 ? "2 bits" : "one bit";
 }
 
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
@@ -62,10 +64,12 @@ static struct estimate by_model(const struct ob_costs *costs, const struct ob_co
 static struct estimate estimate(const struct ob_costs *costs, const struct ob_cost_task *task,
                                 size_t k) {
   const struct ob_cost_candidate *row = &ob_cost_candidates[k];
-  size_t given = task->chunk ? task->chunk : ob_cost_measured_chunk(costs, task, k);
-  struct estimate best = by_model(costs, task, row, given ? given : chunks[0]);
+  size_t given = ob_cost_measured_chunk(costs, task, k);
+  const size_t width = row->wire == ONEBIT_WIRE_BITS && task->bits > 1 ? (size_t)task->bits : 1;
+  given = task->chunk ? task->chunk : given / width;
+  struct estimate best = by_model(costs, task, row, given ? given : chunks[0] / width);
   for (size_t i = 1; !given && i < sizeof chunks / sizeof chunks[0]; i++) {
-    struct estimate other = by_model(costs, task, row, chunks[i]);
+    struct estimate other = by_model(costs, task, row, chunks[i] / width);
     if (other.seconds < WORTH * best.seconds)
       best = other;
   }
@@ -93,11 +97,11 @@ static bool tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
   return possible;
 }
 
-static void conclude(struct ob_cost_choice *choice, const struct ob_costs *costs) {
+static void conclude(struct ob_cost_choice *choice, const struct ob_costs *costs, int bits) {
   char line[OB_COST_SOURCE_CAPACITY + 128];
   snprintf(line, sizeof line, "chosen: %s, %s, messages of %zu elements (costs: %s)\n",
-           ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire), choice->chunk,
-           costs->source);
+           ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire, bits),
+           choice->chunk, costs->source);
   append(choice, line);
 }
 
@@ -137,5 +141,5 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
   }
   if (choice->chunk == 0)
     fall_back(costs, task, choice);
-  conclude(choice, costs);
+  conclude(choice, costs, task->bits);
 }

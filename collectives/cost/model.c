@@ -43,7 +43,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
     return 4;
   if (task->block == ONEBIT_BLOCK_BUFFER)
     return 1.0 / 8;
-  return 1.0 / 8 + 4 / (task->block ? (double)task->block : DEFAULT_BLOCK);
+  return larger(1, task->bits) / 8 + 4 / (task->block ? (double)task->block : DEFAULT_BLOCK);
 }
 
 /* --- Phases ------------------------------------------------------------------------------------*/

@@ -57,7 +57,7 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
 static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
                      size_t capacity) {
   return task->operation == ONEBIT_ALLREDUCE &&
-         ob_schedule_describe("allgather", wire, chunk, line, capacity);
+         ob_schedule_describe("allgather", task, wire, chunk, line, capacity);
 }
 
 static double bits_cost(const struct ob_cost_model *model, const struct ob_phase *phase,

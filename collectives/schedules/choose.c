@@ -43,6 +43,7 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
       .elements = elements_of(shape) / (shape->of_segments ? (size_t)plan->comm->size : 1),
       .block = options->block_size,
       .wire = options->wire,
+      .bits = options->bits,
       .hosts = hosts->count,
       .ranks_per_host = ob_hierarchical_can_add(plan) || hosts->each == 1 ? hosts->each : 0,
       .ranks = plan->comm->size,
@@ -97,8 +98,7 @@ static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *tas
   choice->schedule = task->schedule;
   snprintf(choice->text, sizeof choice->text,
            "chosen: %s, %s, as asked for: the cost model has no time for it here\n",
-           ob_cost_schedule_name(choice->schedule),
-           choice->wire == ONEBIT_WIRE_DENSE ? "float32" : "one bit");
+           ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire, task->bits));
 }
 
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape) {

@@ -67,7 +67,7 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
 static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
                      size_t capacity) {
   (void)task;
-  return ob_schedule_describe("exchange", wire, chunk, line, capacity);
+  return ob_schedule_describe("exchange", task, wire, chunk, line, capacity);
 }
 
 static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {

@@ -105,7 +105,7 @@ static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t
   if (task->operation != ONEBIT_ALLREDUCE || wire == ONEBIT_WIRE_DENSE)
     return false;
   if (task->hosts > 1 && task->ranks_per_host > 1)
-    return ob_schedule_describe("hierarchical", wire, chunk, line, capacity);
+    return ob_schedule_describe("hierarchical", task, wire, chunk, line, capacity);
   snprintf(line, capacity, "hierarchical: %s",
            task->hosts < 2             ? "not with one host"
            : task->ranks_per_host == 0 ? "hosts have different numbers of ranks"

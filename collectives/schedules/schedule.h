@@ -86,8 +86,8 @@ uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan);
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
 
 /* describe() of a schedule that can do the task. */
-bool ob_schedule_describe(const char *name, onebit_wire_t wire, size_t chunk, char *line,
-                          size_t capacity);
+bool ob_schedule_describe(const char *name, const struct ob_cost_task *task, onebit_wire_t wire,
+                          size_t chunk, char *line, size_t capacity);
 
 /* --- Steps of doubling (doubling.c); `chunk` is the number of the round */
 
