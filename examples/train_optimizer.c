@@ -24,6 +24,7 @@ static onebit_optimizer_options_t common_options(const train_optimizer_t *optimi
   common.initial_loss_scale = (double)options->loss_scale;
   common.loss_scale_interval = options->loss_scale_interval;
   common.dense_below = options->dense_below;
+  common.warmup_bits = optimizer->form == DENSE ? 0 : 4 * options->warmup_bits;
   return common;
 }
 

@@ -80,6 +80,8 @@ static const option_t optimizer[] = {
      "all at once, after it"},
     {"dense-below", OPTION_COUNT, AT(dense_below), 0, 1e15, NULL, 0,
      "tensors of fewer elements are never compressed; default 0: none"},
+    {"warmup-bits", OPTION_CHOICE, AT(warmup_bits), 0, 0, "none|4|8", 0,
+     "bits an element of the dense steps' gradients; default none: they are float32"},
 };
 
 static const option_t numbers[] = {

@@ -48,6 +48,7 @@ typedef struct train_options {
   int shards;                                  /* an onebit_shards_t */
   int scale;                                   /* an onebit_scale_t */
   size_t block_size, bucket_size, dense_below; /* as in onebit_optimizer_options_t */
+  int warmup_bits;                             /* 0: dense, 1: 4 bits, 2: 8 */
   int parameters, gradients;                   /* onebit_dtype_t */
   float loss_scale;
   size_t loss_scale_interval;

@@ -217,6 +217,19 @@ onebit_status_t ob_buckets_set_gradient(onebit_optimizer_t optimizer, size_t ten
   return ONEBIT_OK;
 }
 
+/* Dense messages; or of a warm-up that is compressed, which has no momentum to send yet. */
+static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
+                      struct ob_plan_shape *dense) {
+  int bits = bucket->uncompressed ? 0 : optimizer->options.warmup_bits;
+  dense->windowed = !bits;
+  dense->one_scale = dense->segment_a_piece = false;
+  dense->segment_pieces = NULL;
+  dense->options.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
+  dense->options.bits = bits ? bits : 1;
+  dense->options.scale = ONEBIT_SCALE_RMS;
+  dense->options.profile = ONEBIT_PROFILE_DEFAULT;
+}
+
 /* The plans of a bucket: collective. `status` is how this rank fares so far. Messages that are
  * dense have other elements of the pieces. */
 static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
@@ -232,11 +245,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
   bits.refused = dense.refused = &optimizer->refused;
   dense.counts = dense_counts;
   bits.from_servers = true;
-  dense.windowed = true;
-  dense.one_scale = dense.segment_a_piece = false;
-  dense.segment_pieces = NULL;
-  dense.options.wire = ONEBIT_WIRE_DENSE;
-  dense.options.profile = ONEBIT_PROFILE_DEFAULT;
+  set_dense(optimizer, bucket, &dense);
   bits.output_dtype = dense.output_dtype = ONEBIT_FLOAT32; /* momentum, mean gradient */
   if (method->plans) {
     OB_TRY(method->plans(optimizer, bucket, &bits, &dense, count));

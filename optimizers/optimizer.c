@@ -42,6 +42,7 @@ static const struct ob_option common[] = {
     WHOLE(OB_OPTION_COUNT, loss_scale_interval, 2000),
     DOUBLE(min_loss_scale, 1),
     WHOLE(OB_OPTION_COUNT, dense_below, 0),
+    WHOLE(OB_OPTION_CHOICE, warmup_bits, 0),
 };
 /* clang-format on */
 enum { COMMON = sizeof common / sizeof common[0] };
@@ -274,6 +275,31 @@ static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tens
   return ONEBIT_OK;
 }
 
+/* Whether its warm-up can be compressed. Profile deepspeed's is dense, and shards' plans are their
+ * own; a variance that changes all along (0/1 Adam) has no warm-up, nor has none at all. */
+static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
+  const struct ob_method *method = recipe->method;
+  int bits = recipe->common.warmup_bits;
+  if (bits == 0)
+    return ONEBIT_OK;
+  if (bits != 4 && bits != 8)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "warmup_bits is %d, not 0, 4 or 8", bits);
+  if (recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, warmup_bits is %d: the warm-up is dense "
+                    "there, leave it 0",
+                    bits);
+  if (method->exchange != ob_freeze_exchange || recipe->moments.no_warmup || method->plans)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "warmup_bits is %d: it is for 1-bit Adam without shards, 1-bit LAMB and "
+                    "momentum SGD",
+                    bits);
+  if (recipe->common.device != ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "warmup_bits is %d, and device is not ONEBIT_DEVICE_HOST", bits);
+  return ONEBIT_OK;
+}
+
 /* Checks and allocates what this rank can alone. */
 static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_recipe *recipe,
                                const onebit_tensor_t *tensors, size_t ntensors) {
@@ -281,6 +307,7 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
   OB_TRY(recipe->status);
   OB_TRY(resolve(&recipe->common, &optimizer->options));
   OB_TRY(resolve_plan(&optimizer->options, &shape));
+  OB_TRY(check_warmup(recipe));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(check_tensors(optimizer, tensors, ntensors));
   OB_TRY(keep_list(optimizer, tensors, ntensors));

@@ -73,6 +73,11 @@ bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
   return true;
 }
 
+/* What it keeps may only change when all buckets' exchanges are through. */
+static bool keeps_residual(const struct onebit_plan *plan) {
+  return plan->options.wire == ONEBIT_WIRE_BITS;
+}
+
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                                  struct ob_bucket *bucket) {
   return (struct ob_call){.source = {.inputs = bucket->gradients,
@@ -85,7 +90,8 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                           .rate = optimizer->rate,
                           .on_stream = optimizer->step.on_stream,
                           .stream = optimizer->step.stream,
-                          .hold = optimizer->bucket_count > 1 && optimizer->deferred};
+                          .hold = optimizer->bucket_count > 1 &&
+                                  (optimizer->deferred || keeps_residual(bucket->dense))};
 }
 
 static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -175,6 +181,13 @@ static onebit_status_t check_refused(const struct onebit_optimizer *optimizer) {
   return ob_error(ONEBIT_ERROR_MESSAGE,
                   "a message of an earlier step was refused, so the ranks may "
                   "differ: load a checkpoint");
+}
+
+onebit_status_t ob_optimizer_reset_warmup(struct onebit_optimizer *optimizer) {
+  if (optimizer->options.warmup_bits)
+    for (size_t u = 0; u < optimizer->bucket_count; u++)
+      OB_TRY(onebit_plan_reset_residual(optimizer->buckets[u].dense));
+  return ONEBIT_OK;
 }
 
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {

@@ -273,6 +273,7 @@ static const struct {
     {"loss_scale_interval", 2, COUNT, 0, 0, ADAM(.common.loss_scale_interval = 8)},
     {"min_loss_scale", 2, COUNT, 0, 0, ADAM(.common.min_loss_scale = 0.5)},
     {"dense_below", 2, COUNT, 0, 0, ADAM(.common.dense_below = 10)},
+    {"warmup_bits", 2, COUNT, 0, 0, ADAM(.common.warmup_bits = 4)},
     {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_STEP)},
     {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_PARAMETERS)},
     {"profile", 2, COUNT, 0, 0,

@@ -49,6 +49,8 @@ static void wrong_common(const struct wrong_scene *scene) {
   COMMON("clip_norm is nan", .clip_norm = NAN);
   COMMON("initial_loss_scale is 0.5", .initial_loss_scale = 0.5);
   COMMON("min_loss_scale is inf", .min_loss_scale = INFINITY);
+  COMMON("warmup_bits is 2", .warmup_bits = 2);
+  COMMON("warmup_bits is -8", .warmup_bits = -8);
 }
 
 void wrong_creations(const struct wrong_scene *scene) {

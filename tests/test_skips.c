@@ -236,6 +236,19 @@ Test(skips, leave_no_trace_with_clipping) {
   check_all(&common, 1);
 }
 
+/* A compressed warm-up has a residual of its own, in every bucket. */
+Test(skips, leave_no_trace_in_a_compressed_warm_up) {
+  static const char *const names[] = {"adam", "adam that freezes by itself", "lamb", "momentum"};
+  for (size_t k = 0; k < OPTIMIZERS; k++)
+    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
+      onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+      common.warmup_bits = n % 2 ? 8 : 4;
+      common.bucket_size = n < 2;
+      if (!strcmp(optimizers[k].name, names[n]))
+        check_optimizer(k, &common, n == 1 ? 2 : 0);
+    }
+}
+
 /* --- Replicas */
 
 enum { REPLICAS = 4, LONG = 2000 };

@@ -125,12 +125,19 @@ typedef struct onebit_optimizer_options {
   size_t loss_scale_interval;     /* good steps before the scale doubles; default 2000 */
   double min_loss_scale;          /* the scale does not fall below; default 1 */
   size_t dense_below; /* tensors of fewer elements count as `uncompressed`; default 0: none */
+  /* Bits an element in which the mean gradients of the warm-up travel, 4 or 8, with error feedback
+   * of their own (none with no_error_feedback) and scales as of ONEBIT_SCALE_RMS; default 0:
+   * float32. Of 1-bit Adam without shards, 1-bit LAMB and momentum SGD, in profile default and
+   * memory of the host; `uncompressed` tensors stay dense. Memory: as much again as the residual
+   * of the bits, kept after the freeze too, where it is of no use any more. It begins as zeros
+   * after a checkpoint is loaded, and after onebit_optimizer_move. */
+  int warmup_bits;
 } onebit_optimizer_options_t;
 
 /* clang-format off */
 #define ONEBIT_OPTIMIZER_OPTIONS_INIT \
   { ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
-    ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0 }
+    ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0, 0 }
 /* clang-format on */
 
 /* One step: reads the gradients, exchanges, updates the parameters. Collective.

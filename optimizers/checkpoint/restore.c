@@ -276,5 +276,6 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   reset_scalings(optimizer);
   restore_counts(loading);
   OB_TRY(ob_optimizer_accept(optimizer));
+  OB_TRY(ob_optimizer_reset_warmup(optimizer));
   return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
 }

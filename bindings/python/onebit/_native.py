@@ -232,6 +232,7 @@ class OptimizerOptions(Structure):
         ("loss_scale_interval", c_size_t),
         ("min_loss_scale", c_double),
         ("dense_below", c_size_t),
+        ("warmup_bits", c_int),
     ]
 
 

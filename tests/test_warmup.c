@@ -1,0 +1,223 @@
+/*
+ * A compressed warm-up: what it comes to beside a dense one, replicas that are equal to the bit,
+ * bytes, edge counts, what a checkpoint leaves of it, and who has none.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support.h"
+#include "tests/support_descent.h"
+#include "tests/support_disk.h"
+#include "tests/support_optimizers.h"
+
+TestSuite(warmup, .timeout = 300);
+
+static const struct any_case methods[] = {
+    {ANY(adam, .freeze_step = 60, .beta2 = 0.98)},
+    {ANY(lamb, .freeze_step = 60, .beta2 = 0.98)},
+    {ANY(momentum, .warmup_steps = 60)},
+};
+enum { METHODS = sizeof methods / sizeof methods[0], STEPS = 120 };
+
+struct run {
+  struct any_case made;
+  onebit_optimizer_options_t common;
+  size_t counts[2];
+  int steps;
+  uint64_t bytes[RANKS]; /* of a warm-up step */
+  float *parameters[RANKS];
+};
+
+static void run_on_rank(onebit_comm_t comm, void *context) {
+  struct run *run = context;
+  const int rank = onebit_comm_rank(comm);
+  const size_t count = run->counts[0] + run->counts[1];
+  float *parameters = run->parameters[rank], *gradients = allocate(count + 1, sizeof(float));
+  const onebit_tensor_t tensors[] = {
+      {parameters, gradients, run->counts[0], 0, 0, 0},
+      {parameters + run->counts[0], gradients + run->counts[0], run->counts[1], 0, 0, 0}};
+  struct any_options options = any_options_of(run->made.method, run->made.options);
+  *any_common(&options) = run->common;
+  onebit_optimizer_t optimizer;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(any_create(&options, comm, tensors, 2, &optimizer), ONEBIT_OK);
+  for (int step = 0; step < run->steps; step++) {
+    for (size_t i = 0; i < count; i++)
+      gradients[i] = descent_slope(parameters[i], rank, i);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_optimizer_compare(optimizer), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  run->bytes[rank] = info.warmup_bytes;
+  onebit_optimizer_destroy(optimizer);
+  free(gradients);
+}
+
+/* All ranks come to the same bits; the caller gives rank 0's back. */
+static float *run_of(struct run *run) {
+  const size_t count = run->counts[0] + run->counts[1];
+  for (int rank = 0; rank < RANKS; rank++)
+    run->parameters[rank] = allocate(count + 1, sizeof(float));
+  on_ranks(RANKS, run_on_rank, run);
+  for (int rank = 1; rank < RANKS; rank++) {
+    cr_expect_arr_eq(run->parameters[rank], run->parameters[0], count * sizeof(float),
+                     "%s: rank %d differs", run->made.method->name, rank);
+    free(run->parameters[rank]);
+  }
+  return run->parameters[0];
+}
+
+static double excess_of(struct any_case made, int bits, size_t bucket_size, int steps) {
+  struct run run = {.made = made,
+                    .common = ONEBIT_OPTIMIZER_OPTIONS_INIT,
+                    .counts = {UNKNOWNS / 3, UNKNOWNS - UNKNOWNS / 3},
+                    .steps = steps};
+  run.common.warmup_bits = bits;
+  run.common.bucket_size = bucket_size;
+  float *end = run_of(&run);
+  double excess = descent_excess(end);
+  free(end);
+  return excess;
+}
+
+/* Just before the freeze all that differs is the warm-up. In 4 bits, and without noise in the
+ * gradients, what the residual holds back is seen there. */
+Test(warmup, comes_to_what_a_dense_one_does) {
+  const double start = excess_of(methods[0], 0, 0, 0);
+  for (size_t k = 0; k < METHODS; k++) {
+    const double dense = excess_of(methods[k], 0, 0, 60);
+    for (int bits = 4; bits <= 8; bits += 4)
+      for (size_t bucket_size = 0; bucket_size < 2; bucket_size++) {
+        const double excess = excess_of(methods[k], bits, bucket_size, 60);
+        cr_log_info("%s, %d bits: from %g to %g, dense %g", methods[k].method->name, bits, start,
+                    excess, dense);
+        cr_expect_leq(fabs(excess - dense), bits == 8 ? 0.005 * dense : 0.01 * start,
+                      "%s, %d bits: %g, dense %g", methods[k].method->name, bits, excess, dense);
+        cr_expect_neq(excess, dense, "%s, %d bits: it was dense", methods[k].method->name, bits);
+      }
+  }
+}
+
+/* 2^20 elements: the scales are a 64th of a bit an element, and headers less. */
+Test(warmup, sends_bits) {
+  for (size_t k = 0; k < METHODS; k++) {
+    struct run run = {
+        .made = methods[k], .common = ONEBIT_OPTIMIZER_OPTIONS_INIT, .counts = {1 << 20, 0}};
+    free(run_of(&run));
+    const double dense = (double)run.bytes[0];
+    for (int bits = 4; bits <= 8; bits += 4) {
+      run.common.warmup_bits = bits;
+      free(run_of(&run));
+      cr_expect_float_eq((double)run.bytes[0] / dense, (bits + 1.0 / 64) / 32, 0.01 * bits / 32,
+                         "%d bits: %llu bytes of %g", bits, (unsigned long long)run.bytes[0],
+                         dense);
+    }
+  }
+}
+
+/* Into the compressed steps and with every count that is a corner of a word or a block. */
+Test(warmup, any_count) {
+  static const size_t counts[][2] = {{0, 0}, {0, 1}, {1, 0}, {3, 31}, {32, 33}, {100, 65}};
+  for (size_t k = 0; k < METHODS; k++)
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+      for (size_t bucket_size = 0; bucket_size < 2; bucket_size++) {
+        struct run run = {.made = methods[k],
+                          .common = ONEBIT_OPTIMIZER_OPTIONS_INIT,
+                          .counts = {counts[c][0], counts[c][1]},
+                          .steps = 70};
+        run.common.warmup_bits = c % 2 ? 8 : 4;
+        run.common.bucket_size = bucket_size;
+        run.common.block_size = 32;
+        run.common.dense_below = c == 4 ? 33 : 0;
+        float *end = run_of(&run);
+        for (size_t i = 0; i < counts[c][0] + counts[c][1]; i++)
+          cr_expect(isfinite(end[i]) && end[i] != 0, "element %zu of %zu is %g", i,
+                    counts[c][0] + counts[c][1], (double)end[i]);
+        free(end);
+      }
+}
+
+/* --- Checkpoints -------------------------------------------------------------------------------*/
+
+enum { COUNT = 777 };
+
+static void some_steps(onebit_optimizer_t optimizer, const float *parameters, float *gradients,
+                       int rank) {
+  for (int step = 0; step < 20; step++) {
+    for (size_t i = 0; i < COUNT; i++)
+      gradients[i] = descent_slope(parameters[i], rank, i);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
+  }
+}
+
+/* Loaded into the optimizer that has a residual, and into a new one, it goes on alike. */
+static void load_on_rank(onebit_comm_t comm, void *context) {
+  const char *directory = context;
+  float used[COUNT] = {0}, fresh[COUNT] = {0}, gradients[2][COUNT];
+  const int rank = onebit_comm_rank(comm);
+  const onebit_tensor_t tensors[] = {{used, gradients[0], COUNT, 0, 0, 0},
+                                     {fresh, gradients[1], COUNT, 0, 0, 0}};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.freeze_step = 30;
+  options.common.warmup_bits = 4;
+  onebit_optimizer_t optimizers[2];
+  for (int k = 0; k < 2; k++)
+    CHECK_STATUS(onebit_adam_create(comm, &tensors[k], 1, &options, &optimizers[k]), ONEBIT_OK);
+  some_steps(optimizers[0], used, gradients[0], rank);
+  CHECK_STATUS(onebit_optimizer_save_files(optimizers[0], directory), ONEBIT_OK);
+  some_steps(optimizers[0], used, gradients[0], rank);
+  CHECK_STATUS(onebit_optimizer_load_files(optimizers[0], directory), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_load_files(optimizers[1], directory), ONEBIT_OK);
+  some_steps(optimizers[0], used, gradients[0], rank);
+  some_steps(optimizers[1], fresh, gradients[1], rank);
+  CHECK_BITS("parameters", used, fresh, COUNT, ONEBIT_FLOAT32);
+  for (int k = 0; k < 2; k++)
+    onebit_optimizer_destroy(optimizers[k]);
+}
+
+Test(warmup, begins_without_a_residual_after_a_load) {
+  struct directories directories = directories_create();
+  on_ranks(RANKS, load_on_rank, directories.saved);
+  directory_empty(directories.saved);
+  directories_remove(&directories);
+}
+
+/* --- Who has none ------------------------------------------------------------------------------*/
+
+static const struct {
+  struct any_case made;
+  onebit_profile_t profile;
+  onebit_device_t device;
+  onebit_status_t status;
+  const char *words;
+} refused[] = {
+    {{ANY(adam, .shards = ONEBIT_SHARDS_STEP)}, 0, 0, ONEBIT_ERROR_UNSUPPORTED, "without shards"},
+    {{ANY(zero_one_adam, .epsilon = 0)}, 0, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
+    {{ANY(efficient_adam, .gain = 0)}, 0, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
+    {{ANY(lion, .beta2 = 0)}, 0, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
+    {{ANY(adam, .beta1 = 0)}, 0, ONEBIT_DEVICE_CUDA, ONEBIT_ERROR_UNSUPPORTED, "device is not"},
+    {{ANY(lamb, .beta1 = 0)},
+     ONEBIT_PROFILE_DEEPSPEED,
+     0,
+     ONEBIT_ERROR_ARGUMENT,
+     "warmup_bits is 8: the warm-up is dense"},
+};
+
+static void refuse_on_rank(onebit_comm_t comm, void *context) {
+  (void)context;
+  static float parameters[8], gradients[8];
+  const onebit_tensor_t tensor = {parameters, gradients, 8, 0, 0, 0};
+  for (size_t k = 0; k < sizeof refused / sizeof refused[0]; k++) {
+    struct any_options options = any_options_of(refused[k].made.method, refused[k].made.options);
+    any_common(&options)->warmup_bits = 8;
+    any_common(&options)->profile = refused[k].profile;
+    any_common(&options)->device = refused[k].device;
+    onebit_optimizer_t optimizer;
+    CHECK_STATUS(any_create(&options, comm, &tensor, 1, &optimizer), refused[k].status);
+    CHECK(strstr(onebit_last_error(), refused[k].words), "case %zu: %s", k, onebit_last_error());
+  }
+}
+
+Test(warmup, is_refused_where_there_is_none) { on_ranks(1, refuse_on_rank, NULL); }
