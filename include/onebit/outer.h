@@ -73,6 +73,12 @@ typedef enum onebit_outer_rule {
 /* bits: no compression and no residual, float32 travels. */
 #define ONEBIT_OUTER_DENSE 32
 
+/* bits: SparseLoCo's messages (arXiv 2508.15706), for comparison. Of every 4096 elements of a
+ * tensor the 64 of the largest compensated drift are sent, two bits each and their positions, 0.164
+ * bits an element in all, from every rank to all others; of the residual 0.95 counts in the next
+ * exchange. As published it goes with MEAN. Memory: 8 bytes an element for the residual. */
+#define ONEBIT_OUTER_SPARSE (-1)
+
 /* Start from ONEBIT_OUTER_OPTIONS_INIT; in every field zero means the default. All ranks give the
  * same, except threads, and, with `weighted`, local_steps and delay. */
 typedef struct onebit_outer_options {
@@ -81,8 +87,8 @@ typedef struct onebit_outer_options {
   onebit_outer_rule_t rule; /* default ONEBIT_OUTER_MEAN */
   double learning_rate;     /* lr, positive; default 1, of NESTEROV 0.7 */
   double momentum;          /* b, in (0, 1); default 0.5, of NESTEROV 0.9; not with MEAN */
-  /* An element's, in messages: 1, 2, 4, 8, or ONEBIT_OUTER_DENSE. Default 1 with MEAN, and with
-   * MOMENTUM up to 0.5; else 4. */
+  /* An element's, in messages: 1, 2, 4, 8, ONEBIT_OUTER_DENSE or ONEBIT_OUTER_SPARSE. Default 1
+   * with MEAN, and with MOMENTUM up to 0.5; else 4. */
   int bits;
   size_t fragments; /* F, at most local_steps; default 1 */
   size_t delay;     /* local steps, less than local_steps; default 0: an exchange is waited for */

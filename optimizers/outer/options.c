@@ -32,10 +32,12 @@ static onebit_status_t resolve_rule(onebit_outer_options_t *options) {
 
 static onebit_status_t resolve_bits(onebit_outer_options_t *options) {
   int bits = options->bits ? options->bits : ob_outer_bits_for(options->rule, options->momentum);
-  if (bits != 1 && bits != 2 && bits != 4 && bits != 8 && bits != ONEBIT_OUTER_DENSE)
+  if (bits != 1 && bits != 2 && bits != 4 && bits != 8 && bits != ONEBIT_OUTER_DENSE &&
+      bits != ONEBIT_OUTER_SPARSE)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "bits is %d, not 1, 2, 4, 8 or ONEBIT_OUTER_DENSE, which is %d", bits,
-                    ONEBIT_OUTER_DENSE);
+                    "bits is %d, not 1, 2, 4, 8, ONEBIT_OUTER_DENSE, which is %d, or "
+                    "ONEBIT_OUTER_SPARSE, which is %d",
+                    bits, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE);
   options->bits = bits;
   return ONEBIT_OK;
 }
@@ -85,6 +87,7 @@ onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
                                struct ob_plan_shape *shape) {
   const onebit_outer_options_t *options = &outer->options;
   onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
+  dense = dense || options->bits == ONEBIT_OUTER_SPARSE; /* words that travel as they are */
   plan.wire = dense ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
   plan.scale = dense ? ONEBIT_SCALE_RMS : options->scale;
   plan.block_size = options->block_size;

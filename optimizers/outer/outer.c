@@ -159,6 +159,8 @@ onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *t
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
   }
   status = agree(comm, outer, status);
+  if (status == ONEBIT_OK && outer->options.bits == ONEBIT_OUTER_SPARSE)
+    outer->exchange = &ob_outer_sparse;
   if (status == ONEBIT_OK)
     status = build(outer);
   if (status != ONEBIT_OK) {
@@ -264,6 +266,8 @@ onebit_status_t onebit_outer_check(onebit_outer_t outer) {
   onebit_outer_info_t info = {.size = sizeof info};
   OB_TRY(onebit_outer_get_info(outer, &info));
   const int wanted = ob_outer_bits_for(info.rule, info.momentum);
+  if (info.bits == ONEBIT_OUTER_SPARSE) /* its residual is many times the drift by design */
+    return ONEBIT_OK;
   if (info.bits < wanted)
     return ob_error(ONEBIT_WARNING,
                     "bits is %d, and the outer momentum %g amplifies what so few bits delay: set "

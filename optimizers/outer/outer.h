@@ -6,6 +6,7 @@
  *   fragments.c   which elements are exchanged together, and their memory
  *   update.c      the arithmetic
  *   plans.c       how a drift is exchanged: by plans of this library (struct ob_outer_exchange)
+ *   sparse.c      or in sparse messages, which every rank gets of all
  *   step.c        when an exchange begins, and when it is applied
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
@@ -38,7 +39,7 @@ struct ob_outer_exchange {
   onebit_status_t (*add_squares)(const struct ob_fragment *fragment, double *sum);
 };
 
-extern const struct ob_outer_exchange ob_outer_plans;
+extern const struct ob_outer_exchange ob_outer_plans, ob_outer_sparse;
 
 /* Elements of a tensor that are in a fragment: `count` from number `first` on, which lie from `at`
  * on in the fragment's arrays. */

@@ -1,0 +1,225 @@
+/*
+ * Drifts exchanged as sparse messages (compression/sparse.h): every rank's goes to all others, in
+ * words that a dense allgather moves as they are, so that waits, checksums and failures are a
+ * plan's. A rank's message:
+ *
+ *   word 0   1: a value is not finite, and all skip the exchange; else 0
+ *   then     piece by piece: sparse words, or float32 values of one that stays uncompressed
+ *
+ * All ranks decode the same messages in the same order, so they come to the same mean, and to the
+ * same status where a message is not sound.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "compression/sparse.h"
+#include "optimizers/outer/outer.h"
+
+/* What of a residual counts in the next exchange, as SparseLoCo has it: the rest of it is as if it
+ * had been momentum that decays (arXiv 2508.15706). */
+#define RESIDUAL_DECAY 0.95f
+
+struct sparse {
+  onebit_plan_t plan;
+  size_t words;           /* of a message */
+  uint32_t *own, *all;    /* this rank's message, and those of all */
+  float *residual, *next; /* fragment->count each; next: of the exchange in flight */
+  const void **inputs;    /* by rank: all ranks' is this one's */
+  void **outputs;
+};
+
+static struct sparse *sparse_of(const struct ob_fragment *fragment) { return fragment->state; }
+
+static size_t piece_length(const struct ob_outer_piece *piece) {
+  return piece->uncompressed ? piece->count : ob_sparse_bytes(piece->count) / sizeof(uint32_t);
+}
+
+static onebit_status_t allocate(struct ob_fragment *fragment) {
+  struct onebit_outer *outer = fragment->outer;
+  const size_t ranks = (size_t)onebit_comm_size(outer->comm);
+  struct sparse *sparse = ob_outer_allocate(outer, 1, sizeof *sparse);
+  fragment->state = sparse;
+  if (!sparse)
+    goto out_of_memory;
+  sparse->words = 1;
+  for (size_t k = 0; k < fragment->pieces; k++)
+    sparse->words += piece_length(&fragment->piece[k]);
+  sparse->own = ob_outer_allocate(outer, sparse->words, sizeof *sparse->own);
+  sparse->all = ob_outer_allocate(outer, sparse->words * ranks, sizeof *sparse->all);
+  sparse->residual = ob_outer_allocate(outer, fragment->count, sizeof(float));
+  sparse->next = ob_outer_allocate(outer, fragment->count, sizeof(float));
+  sparse->inputs = ob_outer_allocate(outer, ranks, sizeof *sparse->inputs);
+  sparse->outputs = ob_outer_allocate(outer, ranks, sizeof *sparse->outputs);
+  if (!sparse->own || !sparse->all || !sparse->residual || !sparse->next || !sparse->inputs ||
+      !sparse->outputs)
+    goto out_of_memory;
+  for (size_t rank = 0; rank < ranks; rank++) {
+    sparse->inputs[rank] = sparse->own;
+    sparse->outputs[rank] = sparse->all + rank * sparse->words;
+  }
+  return ONEBIT_OK;
+out_of_memory:
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
+                  outer->count);
+}
+
+/* A piece for each rank, all as long. */
+static onebit_status_t create_plan(struct ob_fragment *fragment, size_t *counts) {
+  struct onebit_outer *outer = fragment->outer;
+  struct sparse *sparse = sparse_of(fragment);
+  struct ob_plan_shape shape;
+  onebit_status_t status = ob_outer_shape(outer, true, &shape);
+  shape.options.operation = ONEBIT_ALLGATHER;
+  shape.options.schedule = ONEBIT_SCHEDULE_AUTOMATIC;
+  shape.pieces = (size_t)onebit_comm_size(outer->comm);
+  shape.counts = counts;
+  shape.valid = NULL;
+  shape.segment_a_piece = shape.of_segments = true;
+  shape.refused = &outer->refused;
+  for (size_t rank = 0; rank < shape.pieces; rank++)
+    counts[rank] = sparse->words;
+  return ob_plan_create(outer->comm, status, &shape, sparse->words * shape.pieces, &sparse->plan);
+}
+
+static onebit_status_t create(struct ob_fragment *fragment) {
+  struct onebit_outer *outer = fragment->outer;
+  size_t *counts = ob_allocate((size_t)onebit_comm_size(outer->comm), sizeof *counts);
+  onebit_status_t status =
+      counts ? allocate(fragment) : ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  status = ob_agree(outer->comm, status, NULL, 0);
+  if (status == ONEBIT_OK)
+    status = create_plan(fragment, counts);
+  ob_release(counts);
+  return status;
+}
+
+static void destroy(struct ob_fragment *fragment) {
+  struct sparse *sparse = sparse_of(fragment);
+  if (!sparse)
+    return;
+  onebit_plan_destroy(sparse->plan);
+  ob_release(sparse->own);
+  ob_release(sparse->all);
+  ob_release(sparse->residual);
+  ob_release(sparse->next);
+  ob_release((void *)sparse->inputs);
+  ob_release(sparse->outputs);
+  ob_release(sparse);
+  fragment->state = NULL;
+}
+
+/* --- An exchange -------------------------------------------------------------------------------*/
+
+static void compensate(const float *residual, const float *drift, float decay, float factor,
+                       float *next, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    next[i] = decay * residual[i] + factor * drift[i];
+}
+
+/* Returns whether all is finite. */
+static bool write_message(struct ob_fragment *fragment) {
+  const onebit_outer_options_t *options = &fragment->outer->options;
+  const float decay = options->no_error_feedback ? 0 : RESIDUAL_DECAY;
+  struct sparse *sparse = sparse_of(fragment);
+  uint32_t *message = sparse->own + 1;
+  bool finite = fragment->finite;
+  for (size_t k = 0; finite && k < fragment->pieces; k++) {
+    const struct ob_outer_piece *piece = &fragment->piece[k];
+    float *next = sparse->next + piece->at;
+    compensate(sparse->residual + piece->at, fragment->drift + piece->at, decay, fragment->factor,
+               next, piece->count);
+    if (!piece->uncompressed) {
+      finite = ob_sparse_compress(next, piece->count, message);
+    } else {
+      memcpy(message, next, piece->count * sizeof *next);
+      memset(next, 0, piece->count * sizeof *next);
+    }
+    message += piece_length(piece);
+  }
+  return finite;
+}
+
+static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t status) {
+  struct sparse *sparse = sparse_of(fragment);
+  const struct ob_call call = {.source = {.inputs = sparse->inputs, .factor = 1, .weight = 1},
+                               .outputs = sparse->outputs,
+                               .agreed = fragment->checksum,
+                               .agreed_name = "the consensus (its checksum)",
+                               .agreed_whole = true};
+  if (status == ONEBIT_OK)
+    sparse->own[0] = !write_message(fragment);
+  return ob_plan_start(sparse->plan, status, &call);
+}
+
+static onebit_status_t check_message(const struct ob_fragment *fragment, size_t rank) {
+  const struct sparse *sparse = sparse_of(fragment);
+  const uint32_t *message = sparse->all + rank * sparse->words;
+  if (message[0] > 1)
+    return ob_error(ONEBIT_ERROR_MESSAGE, "from rank %zu: a sparse message begins with %u", rank,
+                    message[0]);
+  if (message[0])
+    return ob_error(ONEBIT_SKIPPED, "the drift of rank %zu is not finite", rank);
+  message++;
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_outer_piece *piece = &fragment->piece[k];
+    const size_t bytes = piece_length(piece) * sizeof *message;
+    if (!piece->uncompressed && ob_sparse_check(message, bytes, piece->count) != ONEBIT_OK)
+      return ob_error(ONEBIT_ERROR_MESSAGE, "from rank %zu: %.200s", rank, onebit_last_error());
+    message += piece_length(piece);
+  }
+  return ONEBIT_OK;
+}
+
+/* In order of ranks. */
+static void add_message(struct ob_fragment *fragment, size_t rank, float weight) {
+  const struct sparse *sparse = sparse_of(fragment);
+  const uint32_t *message = sparse->all + rank * sparse->words + 1;
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_outer_piece *piece = &fragment->piece[k];
+    float *drift = fragment->drift + piece->at;
+    if (!piece->uncompressed)
+      ob_sparse_add(message, piece->count, weight, drift);
+    for (size_t i = 0; piece->uncompressed && i < piece->count; i++)
+      drift[i] += weight * ob_float_of(message[i]);
+    message += piece_length(piece);
+  }
+}
+
+static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
+  struct sparse *sparse = sparse_of(fragment);
+  const size_t ranks = (size_t)onebit_comm_size(fragment->outer->comm);
+  onebit_status_t status = ob_plan_test(sparse->plan, wait);
+  for (size_t rank = 0; status == ONEBIT_OK && rank < ranks; rank++)
+    status = check_message(fragment, rank);
+  if (status != ONEBIT_OK)
+    return status;
+  memset(fragment->drift, 0, fragment->count * sizeof *fragment->drift);
+  for (size_t rank = 0; rank < ranks; rank++)
+    add_message(fragment, rank, 1 / (float)ranks);
+  float *residual = sparse->residual;
+  sparse->residual = sparse->next;
+  sparse->next = residual;
+  return ONEBIT_OK;
+}
+
+static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
+  *wire = sparse_of(fragment)->plan->wire_bytes;
+  *memory = sparse_of(fragment)->plan->memory_bytes;
+}
+
+static onebit_status_t add_squares(const struct ob_fragment *fragment, double *sum) {
+  const float *residual = sparse_of(fragment)->residual;
+  for (size_t i = 0; i < fragment->count; i++)
+    *sum += (double)residual[i] * (double)residual[i];
+  return ONEBIT_OK;
+}
+
+const struct ob_outer_exchange ob_outer_sparse = {.name = "sparse",
+                                                  .create = create,
+                                                  .destroy = destroy,
+                                                  .begin = begin,
+                                                  .test = test,
+                                                  .cost = cost,
+                                                  .add_squares = add_squares};
