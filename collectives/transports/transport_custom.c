@@ -1,17 +1,11 @@
 /* Batches over functions of the caller's (onebit/custom.h). */
-#define _POSIX_C_SOURCE 200809L
 #include <stdatomic.h>
 #include <stdint.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
-#include "base/hash.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
 #include "collectives/communicator.h"
-#include "collectives/cost/tuning.h"
-#include "collectives/watch.h"
+#include "collectives/transports/settle.h"
 #include "onebit/custom.h"
 
 #define MIN_LARGEST_TAG 32767 /* as in MPI */
@@ -275,52 +269,6 @@ static onebit_status_t check_tail(const onebit_transport_callbacks_t *call, bool
   return ONEBIT_OK;
 }
 
-/* The host as a number. */
-static uint64_t host_number(const char *name) {
-  char own[256] = "";
-  if (!name && gethostname(own, sizeof own - 1) == 0)
-    name = own;
-  return ob_hash(OB_HASH_START, name ? name : "", name ? strlen(name) : 0);
-}
-
-static onebit_status_t agree(onebit_comm_t comm, onebit_status_t status, const char *host) {
-  const struct ob_term terms[] = {{"size", (uint64_t)comm->size},
-                                  {"largest_tag", (uint64_t)comm->largest_tag}};
-  return ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0], host_number(host));
-}
-
-/* From what the ranks have told of their hosts. */
-static onebit_status_t find_hosts(onebit_comm_t comm) {
-  int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
-  if (!host_of)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
-  for (int rank = 0; rank < comm->size; rank++)
-    while (ob_agree_note(comm, host_of[rank]) != ob_agree_note(comm, rank))
-      host_of[rank]++;
-  ob_hosts_destroy(&comm->hosts);
-  onebit_status_t status = ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size);
-  ob_release(host_of);
-  return status;
-}
-
-/* All ranks choose by the costs of rank 0, so that they choose alike. */
-static onebit_status_t find_costs(onebit_comm_t comm) {
-  struct ob_batch *batch = comm->control;
-  batch->sends = batch->receives = 0;
-  if (comm->rank == 0)
-    ob_tuning_find(&comm->costs);
-  for (int peer = 1; comm->rank == 0 && peer < comm->size; peer++)
-    batch->send[batch->sends++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, peer};
-  if (comm->rank != 0)
-    batch->receive[batch->receives++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, 0};
-  OB_TRY(begin(batch, 0));
-  OB_TRY(ob_watch_batch(batch, "creation of the communicator: rank 0's costs"));
-  if (batch->receives && batch->receive[0].bytes != sizeof comm->costs)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "rank 0 sent %zu bytes of costs, not %zu",
-                    batch->receive[0].bytes, sizeof comm->costs);
-  return ONEBIT_OK;
-}
-
 static onebit_status_t create_local(const onebit_transport_callbacks_t *call, int rank, int size,
                                     onebit_comm_t *comm) {
   struct custom *custom = ob_allocate(1, sizeof *custom);
@@ -347,15 +295,9 @@ static onebit_status_t create_local(const onebit_transport_callbacks_t *call, in
 
 static onebit_status_t wait_for_others(onebit_comm_t comm, onebit_status_t status,
                                        const char *host) {
-  OB_TRY(agree(comm, status, host));
-  OB_TRY(ob_agree(comm, find_hosts(comm), NULL, 0));
-  status = find_costs(comm);
-  if (status == ONEBIT_ERROR_TRANSPORT)
-    return status;
-  const struct ob_term costs = {"what rank 0 has sent of its costs (its fingerprint)",
-                                ob_hash(OB_HASH_START, &comm->costs, sizeof comm->costs)};
-  OB_TRY(ob_agree(comm, status, &costs, 1));
-  return ob_agree_names(comm, host);
+  const struct ob_term terms[] = {{"size", (uint64_t)comm->size},
+                                  {"largest_tag", (uint64_t)comm->largest_tag}};
+  return ob_settle(comm, status, terms, sizeof terms / sizeof terms[0], host, NULL);
 }
 
 onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,

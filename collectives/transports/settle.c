@@ -1,0 +1,67 @@
+/* Hosts, costs and names of a new communicator, in messages of its own. */
+#define _POSIX_C_SOURCE 200809L
+#include "collectives/transports/settle.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/memory.h"
+#include "collectives/cost/tuning.h"
+#include "collectives/watch.h"
+
+/* The host as a number. */
+static uint64_t host_number(const char *name) {
+  char own[256] = "";
+  if (!name && gethostname(own, sizeof own - 1) == 0)
+    name = own;
+  return ob_hash(OB_HASH_START, name ? name : "", name ? strlen(name) : 0);
+}
+
+/* From what the ranks have told of their hosts. */
+static onebit_status_t find_hosts(onebit_comm_t comm) {
+  int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
+  if (!host_of)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
+  for (int rank = 0; rank < comm->size; rank++)
+    while (ob_agree_note(comm, host_of[rank]) != ob_agree_note(comm, rank))
+      host_of[rank]++;
+  ob_hosts_destroy(&comm->hosts);
+  onebit_status_t status = ob_hosts_create(&comm->hosts, host_of, comm->rank, comm->size);
+  ob_release(host_of);
+  return status;
+}
+
+/* All ranks choose by the costs of rank 0, so that they choose alike. */
+static onebit_status_t find_costs(onebit_comm_t comm, void (*fit)(onebit_comm_t comm)) {
+  struct ob_batch *batch = comm->control;
+  batch->sends = batch->receives = 0;
+  if (comm->rank == 0)
+    ob_tuning_find(&comm->costs);
+  if (comm->rank == 0 && fit)
+    fit(comm);
+  for (int peer = 1; comm->rank == 0 && peer < comm->size; peer++)
+    batch->send[batch->sends++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, peer};
+  if (comm->rank != 0)
+    batch->receive[batch->receives++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, 0};
+  OB_TRY(comm->transport->begin(batch, 0));
+  OB_TRY(ob_watch_batch(batch, "creation of the communicator: rank 0's costs"));
+  if (batch->receives && batch->receive[0].bytes != sizeof comm->costs)
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank 0 sent %zu bytes of costs, not %zu",
+                    batch->receive[0].bytes, sizeof comm->costs);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_settle(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
+                          size_t count, const char *host, void (*fit)(onebit_comm_t comm)) {
+  OB_TRY(ob_agree_noting(comm, status, terms, count, host_number(host)));
+  OB_TRY(ob_agree(comm, find_hosts(comm), NULL, 0));
+  status = find_costs(comm, fit);
+  if (status == ONEBIT_ERROR_TRANSPORT)
+    return status;
+  const struct ob_term costs = {"what rank 0 has sent of its costs (its fingerprint)",
+                                ob_hash(OB_HASH_START, &comm->costs, sizeof comm->costs)};
+  OB_TRY(ob_agree(comm, status, &costs, 1));
+  return ob_agree_names(comm, host);
+}
