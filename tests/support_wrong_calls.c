@@ -161,6 +161,16 @@ static void wrong_callbacks(void) {
         "callbacks->largest_tag is -1");
   WRONG(onebit_comm_create_custom, (CALLBACKS(.timeout = NAN), 0, 1, &comm), ARGUMENT,
         "callbacks->timeout is nan");
+#define SOCKETS(...)                                                                               \
+  &(onebit_sockets_options_t){                                                                     \
+      .size = sizeof(onebit_sockets_options_t), .rendezvous = "127.0.0.1:1", __VA_ARGS__}
+  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 1), NULL), ARGUMENT, "comm is NULL");
+  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = -1), &comm), ARGUMENT, "ranks is -1");
+  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 2, .rank = 2), &comm), ARGUMENT, "rank is 2");
+  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 1, .streams = 65), &comm), ARGUMENT,
+        "streams is 65");
+  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 1, .timeout = NAN), &comm), ARGUMENT,
+        "timeout is nan");
 }
 
 static void wrong_values(const struct wrong_scene *scene) {

@@ -33,10 +33,10 @@ Test(wrong_calls, are_errors_with_a_message) {
 
 /* Of mpi.h and mpi_calls.h in mpi_wrong_calls.c, of cuda.h and nccl.h in tests/gpu. */
 Test(wrong_calls, are_made_of_every_function) {
-  static const char *const headers[] = {"adam",     "checkpoint", "collectives",    "communicator",
-                                        "counters", "custom",     "efficient_adam", "lamb",
-                                        "lion",     "momentum",   "optimizer",      "statistics",
-                                        "plan",     "status",     "zero_one_adam",  "outer"};
+  static const char *const headers[] = {
+      "adam",           "checkpoint", "collectives",   "communicator", "counters",  "custom",
+      "efficient_adam", "lamb",       "lion",          "momentum",     "optimizer", "statistics",
+      "plan",           "status",     "zero_one_adam", "outer",        "sockets"};
   size_t found = 0;
   make_all();
   for (size_t k = 0; k < sizeof headers / sizeof headers[0]; k++)

@@ -87,7 +87,7 @@ extern const struct ob_transport ob_transport_nccl;
 #endif
 
 extern const struct ob_transport ob_transport_self, ob_transport_loopback, ob_transport_mpi,
-    ob_transport_custom;
+    ob_transport_sockets, ob_transport_custom;
 
 /* The parts of a batch that are the same for all: `bytes` is the size of the transport's own
  * batch. */

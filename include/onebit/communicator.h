@@ -1,10 +1,11 @@
 /*
  * Communicators: who takes part, and how bytes move between them.
  *
- * A communicator is one rank's handle on a group of ranks. Five kinds exist: `self` (one rank),
+ * A communicator is one rank's handle on a group of ranks. Six kinds exist: `self` (one rank),
  * `loopback` (the ranks are threads of one process; for tests, and for trying things out without
- * MPI), MPI (onebit/mpi.h), between GPUs NCCL (onebit/nccl.h), and `custom`, over functions of the
- * caller's (onebit/custom.h). Plans and optimizers may outlive the handle they were made on.
+ * MPI), MPI (onebit/mpi.h), between GPUs NCCL (onebit/nccl.h), `sockets`, over TCP connections of
+ * the library's own (onebit/sockets.h), and `custom`, over functions of the caller's
+ * (onebit/custom.h). Plans and optimizers may outlive the handle they were made on.
  *
  * Waits: every wait for another rank is bounded. After 10 seconds without a sign a rank says on
  * standard error whom it waits for, once; after ONEBIT_TIMEOUT seconds (default 1800; 0 or `never`:

@@ -24,6 +24,7 @@
 #include "onebit/optimizer.h"
 #include "onebit/outer.h"
 #include "onebit/plan.h"
+#include "onebit/sockets.h"
 #include "onebit/statistics.h"
 #include "onebit/status.h"
 #include "onebit/zero_one_adam.h"

@@ -1,0 +1,120 @@
+/* Names, addresses and listeners. */
+#define _GNU_SOURCE
+#include "collectives/transports/sockets_address.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+#define BACKLOG 1024
+
+static onebit_status_t look_up(const char *host, const char *port, struct ob_address *address) {
+  const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+  struct addrinfo *found = NULL;
+  int code = getaddrinfo(host, port, &wanted, &found);
+  if (code != 0)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "sockets: \"%s\" is no address and no known name: %s",
+                    host, gai_strerror(code));
+  memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
+  address->length = found->ai_addrlen;
+  freeaddrinfo(found);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t not_a_rendezvous(const char *text) {
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "options->rendezvous \"%.100s\": expected host:port, e.g. node1:29400", text);
+}
+
+onebit_status_t ob_address_resolve(const char *text, struct ob_address *address) {
+  const char *colon = strrchr(text, ':');
+  char host[256], *end;
+  size_t length = colon ? (size_t)(colon - text) : 0;
+  bool brackets = length > 2 && text[0] == '[' && text[length - 1] == ']';
+  long port = colon ? strtol(colon + 1, &end, 10) : 0;
+  if (length == 0 || length >= sizeof host || port < 1 || port > 65535 || *end ||
+      (!brackets && memchr(text, ':', length)))
+    return not_a_rendezvous(text);
+  snprintf(host, sizeof host, "%.*s", (int)(brackets ? length - 2 : length), text + brackets);
+  return look_up(host, colon + 1, address);
+}
+
+static bool is_loopback(const struct ob_address *address) {
+  const struct sockaddr_in *four = (const struct sockaddr_in *)&address->storage;
+  const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address->storage;
+  if (address->storage.ss_family == AF_INET)
+    return ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
+}
+
+void ob_address_local(int file, struct ob_address *address) {
+  address->length = sizeof address->storage;
+  getsockname(file, (struct sockaddr *)&address->storage, &address->length);
+}
+
+/* The port is at the same place in both families. */
+int ob_address_port(const struct ob_address *address) {
+  return ntohs(((const struct sockaddr_in *)&address->storage)->sin_port);
+}
+
+void ob_address_set_port(struct ob_address *address, int port) {
+  ((struct sockaddr_in *)&address->storage)->sin_port = htons((uint16_t)port);
+}
+
+void ob_address_print(const struct ob_address *address, char text[OB_ADDRESS_BYTES]) {
+  char host[NI_MAXHOST] = "";
+  getnameinfo((const struct sockaddr *)&address->storage, address->length, host, sizeof host, NULL,
+              0, NI_NUMERICHOST);
+  snprintf(text, OB_ADDRESS_BYTES, "%.56s %d", host, ob_address_port(address));
+}
+
+int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *address) {
+  const struct addrinfo wanted = {
+      .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
+  struct addrinfo *found = NULL;
+  char host[OB_ADDRESS_BYTES];
+  int port = 0;
+  if (!memchr(text, '\0', OB_ADDRESS_BYTES) || sscanf(text, "%63s %d", host, &port) != 2 ||
+      port < 1 || port > 65535 || getaddrinfo(host, NULL, &wanted, &found) != 0)
+    return 0;
+  memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
+  address->length = found->ai_addrlen;
+  freeaddrinfo(found);
+  ob_address_set_port(address, port);
+  return 1;
+}
+
+static struct ob_address any_of(const struct ob_address *address) {
+  struct ob_address any = *address;
+  if (is_loopback(address))
+    return any;
+  if (address->storage.ss_family == AF_INET)
+    ((struct sockaddr_in *)&any.storage)->sin_addr.s_addr = htonl(INADDR_ANY);
+  else
+    ((struct sockaddr_in6 *)&any.storage)->sin6_addr = in6addr_any;
+  return any;
+}
+
+int ob_address_listen(const struct ob_address *address) {
+  const struct ob_address at = any_of(address);
+  int yes = 1;
+  int file = socket(at.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (file < 0)
+    return -1;
+  /* Connections of a job that has ended keep a port for a minute. */
+  setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  if (bind(file, (const struct sockaddr *)&at.storage, at.length) == 0 &&
+      listen(file, BACKLOG) == 0)
+    return file;
+  int code = errno;
+  close(file);
+  errno = code;
+  return -1;
+}

@@ -1,0 +1,34 @@
+/* Addresses as text, "192.0.2.7 29500": the form that ranks tell each other. */
+#ifndef OB_COLLECTIVES_SOCKETS_ADDRESS_H
+#define OB_COLLECTIVES_SOCKETS_ADDRESS_H
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "onebit/status.h"
+
+#define OB_ADDRESS_BYTES 64
+
+struct ob_address {
+  struct sockaddr_storage storage;
+  socklen_t length;
+};
+
+/* "host:port" or "[host]:port", into what it resolves to. ONEBIT_ERROR_ARGUMENT. */
+onebit_status_t ob_address_resolve(const char *text, struct ob_address *address);
+
+/* The local end of a connection, or the port that a listener has got. */
+void ob_address_local(int file, struct ob_address *address);
+
+int ob_address_port(const struct ob_address *address);
+void ob_address_set_port(struct ob_address *address, int port);
+
+void ob_address_print(const struct ob_address *address, char text[OB_ADDRESS_BYTES]);
+/* False: it is none. */
+int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *address);
+
+/* Listens, nonblocking, at the address's port: on all interfaces, unless the address is a loopback
+ * one. -1, with errno. */
+int ob_address_listen(const struct ob_address *address);
+
+#endif

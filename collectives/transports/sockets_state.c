@@ -1,0 +1,129 @@
+/* The connections of a communicator: memory for them, taking them over, closing them. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/transports/sockets_state.h"
+
+/* Linux 6.15: how long the system waits at most before it sends again, in milliseconds. Its own
+ * limit, two minutes, would add as much to each time that a host is away. */
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44
+#endif
+#define RESEND_MS 3000
+
+/* Routers forget connections without traffic, some after five minutes; between two exchanges of an
+ * outer step it may be as long. A host that does not answer is no reason to give up here: for that
+ * there is the timeout. */
+#define KEEP_IDLE   60
+#define KEEP_PROBES 127
+
+/* Reads, each of OB_SEGMENT_MIN bytes, of what nobody wants at the end. */
+#define LAST_READS 64
+
+static size_t stream_count(const struct ob_sockets *sockets) {
+  return (size_t)sockets->size * ((size_t)sockets->streams + 1);
+}
+
+static void lay_out(struct ob_sockets *sockets) {
+  for (int rank = 0; rank < sockets->size; rank++) {
+    struct ob_sockets_link *link = &sockets->links[rank];
+    link->sockets = sockets;
+    link->peer = rank;
+    link->last = &link->first;
+    link->streams = sockets->all_streams + (size_t)rank * ((size_t)sockets->streams + 1);
+    for (int i = 0; i <= sockets->streams; i++)
+      link->streams[i] = (struct ob_stream){.link = link, .file = -1};
+  }
+}
+
+onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_sockets **result) {
+  struct ob_sockets *sockets = ob_allocate(1, sizeof *sockets);
+  *result = NULL;
+  if (!sockets)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+  sockets->rank = rank;
+  sockets->size = size;
+  sockets->streams = streams;
+  pthread_mutex_init(&sockets->lock, NULL);
+  sockets->events = epoll_create1(EPOLL_CLOEXEC);
+  sockets->links = ob_allocate((size_t)size, sizeof *sockets->links);
+  sockets->all_streams = ob_allocate(stream_count(sockets), sizeof *sockets->all_streams);
+  if (sockets->events < 0 || !sockets->links || !sockets->all_streams) {
+    if (sockets->all_streams)
+      ob_release(sockets->all_streams);
+    sockets->all_streams = NULL;
+    ob_sockets_destroy(sockets);
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the connections with %d ranks", size);
+  }
+  lay_out(sockets);
+  *result = sockets;
+  return ONEBIT_OK;
+}
+
+/* What has come and is not read would make the system throw away what is still to leave. */
+static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
+  if (stream->file < 0)
+    return;
+  for (int i = 0; i < LAST_READS; i++)
+    if (recv(stream->file, sockets->waste, sizeof sockets->waste, MSG_DONTWAIT) <= 0)
+      break;
+  close(stream->file);
+}
+
+void ob_sockets_destroy(struct ob_sockets *sockets) {
+  if (!sockets)
+    return;
+  for (size_t i = 0; sockets->all_streams && i < stream_count(sockets); i++)
+    close_stream(sockets, &sockets->all_streams[i]);
+  for (int rank = 0; sockets->links && rank < sockets->size; rank++) {
+    struct ob_sockets_link *link = &sockets->links[rank];
+    for (struct ob_incoming *message = link->incoming, *next; message; message = next) {
+      next = message->next;
+      if (!message->endpoint)
+        ob_release(message);
+    }
+    ob_release(link->tags);
+  }
+  if (sockets->events >= 0)
+    close(sockets->events);
+  pthread_mutex_destroy(&sockets->lock);
+  ob_release(sockets->links);
+  ob_release(sockets->all_streams);
+  ob_release(sockets);
+}
+
+static void set(int file, int level, int option, int value) {
+  setsockopt(file, level, option, &value, sizeof value); /* without it, slower */
+}
+
+/* The sizes of buffers are left to the system, which makes them as large as the link needs; one
+ * that is set stays as it is, and below net.core.rmem_max. */
+static void tune(int file) {
+  set(file, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
+  set(file, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE);
+  set(file, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_IDLE);
+  set(file, IPPROTO_TCP, TCP_KEEPCNT, KEEP_PROBES);
+  set(file, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
+bool ob_sockets_adopt(struct ob_sockets *sockets, int rank, int number, int file) {
+  struct ob_stream *stream = &sockets->links[rank].streams[number];
+  struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
+  if (stream->file >= 0 || fcntl(file, F_SETFL, fcntl(file, F_GETFL) | O_NONBLOCK) < 0)
+    return false;
+  tune(file);
+  if (epoll_ctl(sockets->events, EPOLL_CTL_ADD, file, &event) < 0)
+    return false;
+  stream->file = file;
+  return true;
+}

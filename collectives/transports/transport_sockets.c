@@ -1,0 +1,289 @@
+/* Batches over connections of the library's own (onebit/sockets.h). */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "collectives/transports/settle.h"
+#include "collectives/transports/sockets_state.h"
+#include "collectives/watch.h"
+
+/* The windows of so many together fill 500 Mbit/s at 80 ms (5 MB) with 640 kB each. */
+#define DEFAULT_STREAMS 8
+
+struct sockets_batch {
+  struct ob_batch base;
+  struct ob_incoming *incoming;
+  struct ob_outgoing *outgoing;
+  size_t open; /* messages that are not complete */
+};
+
+/* Requests on different communicators may depend on each other, as over MPI. */
+static struct ob_engine process_engine = OB_ENGINE_INIT;
+
+static struct ob_sockets *state_of(onebit_comm_t comm) { return comm->state; }
+
+static void lock(struct ob_sockets *sockets) { pthread_mutex_lock(&sockets->lock); }
+static void unlock(struct ob_sockets *sockets) { pthread_mutex_unlock(&sockets->lock); }
+
+static void cancel_all(struct sockets_batch *batch) {
+  struct ob_sockets *sockets = state_of(batch->base.comm);
+  if (batch->open == 0)
+    return;
+  lock(sockets);
+  for (size_t i = 0; i < batch->base.capacity; i++) {
+    if (batch->incoming[i].open)
+      ob_sockets_cancel_receive(&sockets->links[batch->base.receive[i].peer], &batch->incoming[i]);
+    if (batch->outgoing[i].open)
+      ob_sockets_cancel_send(&sockets->links[batch->base.send[i].peer], &batch->outgoing[i]);
+  }
+  unlock(sockets);
+}
+
+static bool batch_destroy(struct ob_batch *base) {
+  struct sockets_batch *batch = (struct sockets_batch *)base;
+  if (!batch)
+    return true;
+  if (batch->incoming && batch->outgoing)
+    cancel_all(batch);
+  ob_release(batch->incoming);
+  ob_release(batch->outgoing);
+  ob_batch_release(base);
+  return true;
+}
+
+static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+  struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct sockets_batch));
+  struct sockets_batch *batch = (struct sockets_batch *)base;
+  *result = base;
+  if (base) {
+    batch->incoming = ob_allocate(capacity, sizeof *batch->incoming);
+    batch->outgoing = ob_allocate(capacity, sizeof *batch->outgoing);
+    if (batch->incoming && batch->outgoing)
+      return ONEBIT_OK;
+  }
+  batch_destroy(base);
+  *result = NULL;
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
+}
+
+static onebit_status_t ended(onebit_comm_t comm) {
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", comm->end.text);
+}
+
+static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
+  struct ob_batch *base = &batch->base;
+  struct ob_sockets *sockets = state_of(base->comm);
+  batch->open = 0;
+  for (size_t i = 0; i < base->receives; i++) {
+    struct ob_endpoint *in = &base->receive[i];
+    batch->incoming[i] =
+        (struct ob_incoming){.data = in->data, .endpoint = in, .open = &batch->open};
+    batch->open++;
+    OB_TRY(ob_sockets_receive(&sockets->links[in->peer], &batch->incoming[i], tag));
+  }
+  for (size_t i = 0; i < base->sends; i++) {
+    const struct ob_endpoint *out = &base->send[i];
+    batch->outgoing[i] =
+        (struct ob_outgoing){.data = out->data, .total = out->bytes, .open = &batch->open};
+    batch->open++;
+    OB_TRY(ob_sockets_send(&sockets->links[out->peer], &batch->outgoing[i], tag));
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t begin(struct ob_batch *base, int tag) {
+  struct ob_sockets *sockets = state_of(base->comm);
+  if (atomic_load(&base->comm->end.set))
+    return ended(base->comm);
+  lock(sockets);
+  onebit_status_t status = begin_all((struct sockets_batch *)base, tag);
+  unlock(sockets);
+  return status;
+}
+
+/* The rank of the first message that is not complete, of those on links that are lost or of all. */
+static int first_open(const struct sockets_batch *batch, bool lost) {
+  const struct ob_batch *base = &batch->base;
+  const struct ob_sockets_link *links = state_of(base->comm)->links;
+  for (size_t i = 0; i < base->receives; i++)
+    if (batch->incoming[i].open && (!lost || links[base->receive[i].peer].lost))
+      return base->receive[i].peer;
+  for (size_t i = 0; i < base->sends; i++)
+    if (batch->outgoing[i].open && (!lost || links[base->send[i].peer].lost))
+      return base->send[i].peer;
+  return -1;
+}
+
+/* What another rank said of the end is told rather than that its connections have ended. */
+static onebit_status_t judge(const struct sockets_batch *batch) {
+  onebit_comm_t comm = batch->base.comm;
+  const struct ob_sockets *sockets = state_of(comm);
+  if (batch->open == 0)
+    return ONEBIT_OK;
+  int lost = sockets->any_lost ? first_open(batch, true) : -1;
+  if (atomic_load(&comm->end.set))
+    return ended(comm);
+  if (lost < 0)
+    return ONEBIT_IN_PROGRESS;
+  const char *host = ob_comm_host_name(comm, lost);
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank %d%s%s: %s", lost,
+                  *host ? " on host " : "", host, sockets->links[lost].why);
+}
+
+static onebit_status_t test(struct ob_batch *base, double seconds) {
+  struct sockets_batch *batch = (struct sockets_batch *)base;
+  struct ob_sockets *sockets = state_of(base->comm);
+  lock(sockets);
+  ob_sockets_move(sockets, 0);
+  onebit_status_t status = judge(batch);
+  if (status == ONEBIT_IN_PROGRESS && seconds > 0) {
+    ob_sockets_move(sockets, seconds);
+    status = judge(batch);
+  }
+  unlock(sockets);
+  return status;
+}
+
+static int peer_awaited(struct ob_batch *base) {
+  struct ob_sockets *sockets = state_of(base->comm);
+  lock(sockets);
+  int peer = first_open((struct sockets_batch *)base, false);
+  unlock(sockets);
+  return peer;
+}
+
+static void progress(onebit_comm_t comm) {
+  struct ob_sockets *sockets = state_of(comm);
+  lock(sockets);
+  ob_sockets_move(sockets, 0);
+  unlock(sockets);
+}
+
+static onebit_status_t health(onebit_comm_t comm) {
+  progress(comm);
+  return ONEBIT_OK; /* what is lost matters to those who wait for it */
+}
+
+static void abort_for_all(onebit_comm_t comm, const char *text) {
+  struct ob_sockets *sockets = state_of(comm);
+  lock(sockets);
+  ob_sockets_tell(sockets, text);
+  unlock(sockets);
+}
+
+static bool threads(void) { return true; }
+
+static void destroy(onebit_comm_t comm) {
+  ob_sockets_destroy(comm->state);
+  comm->state = NULL;
+}
+
+const struct ob_transport ob_transport_sockets = {
+    .threads = threads,
+    .name = "sockets",
+    .host_messages = true,
+    .network = true,
+    .batch_create = batch_create,
+    .batch_destroy = batch_destroy,
+    .begin = begin,
+    .test = test,
+    .peer_awaited = peer_awaited,
+    .health = health,
+    .abort = abort_for_all,
+    .progress = progress,
+    .destroy = destroy,
+};
+
+/* --- Creation ----------------------------------------------------------------------------------*/
+
+static onebit_status_t number_of(const char *name, int *value) {
+  const char *text = getenv(name);
+  char *end = NULL;
+  long number = text ? strtol(text, &end, 10) : -1;
+  if (!text || end == text || *end || number < 0 || number > 1 << 20)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "options->ranks is 0, and %s of the environment is \"%.40s\", no number", name,
+                    text ? text : "");
+  *value = (int)number;
+  return ONEBIT_OK;
+}
+
+/* What the caller leaves open; `memory` holds the address then. */
+static onebit_status_t complete(onebit_sockets_options_t *options, char memory[256]) {
+  const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+  if (options->ranks == 0 && options->rank == 0) {
+    OB_TRY(number_of("WORLD_SIZE", &options->ranks));
+    OB_TRY(number_of("RANK", &options->rank));
+  }
+  if (options->streams == 0)
+    options->streams = DEFAULT_STREAMS;
+  if (options->rendezvous || options->ranks == 1)
+    return ONEBIT_OK;
+  if (!host || !port)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "options->rendezvous is NULL, and MASTER_ADDR or MASTER_PORT not set");
+  snprintf(memory, 256, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
+  options->rendezvous = memory;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check(const onebit_sockets_options_t *options) {
+  if (options->ranks < 1)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->ranks is %d, not 1 or more", options->ranks);
+  if (options->rank < 0 || options->rank >= options->ranks)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->rank is %d, not 0 to ranks - 1, %d",
+                    options->rank, options->ranks - 1);
+  if (options->streams < 1 || options->streams > ONEBIT_SOCKETS_STREAMS)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->streams is %d, not 1 to %d", options->streams,
+                    ONEBIT_SOCKETS_STREAMS);
+  if (!(options->timeout >= 0))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->timeout is %g seconds", options->timeout);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t create(const onebit_sockets_options_t *options, double timeout,
+                              struct ob_sockets *sockets, onebit_comm_t *comm) {
+  onebit_status_t status = ob_comm_create(&ob_transport_sockets, options->rank, options->ranks,
+                                          NULL, sockets, &process_engine, comm);
+  if (status == ONEBIT_OK)
+    status = ob_comm_make_names(*comm);
+  if (status != ONEBIT_OK)
+    return status; /* the others see the connections end */
+  (*comm)->timeout = timeout;
+  sockets->comm = *comm;
+  const struct ob_term terms[] = {{"size", (uint64_t)options->ranks}};
+  return ob_settle(*comm, ONEBIT_OK, terms, 1, options->host, NULL);
+}
+
+onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
+                                           onebit_comm_t *result) {
+  onebit_sockets_options_t own = ONEBIT_SOCKETS_OPTIONS_INIT;
+  struct ob_sockets *sockets;
+  onebit_comm_t comm = NULL;
+  char memory[256];
+  double timeout;
+  if (!result)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+  *result = NULL;
+  if (options && options->size != sizeof own)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->size is %zu, not %zu", options->size,
+                    sizeof own);
+  own = options ? *options : own;
+  OB_TRY(complete(&own, memory));
+  OB_TRY(check(&own));
+  OB_TRY(ob_watch_timeout(&timeout));
+  timeout = own.timeout > 0 ? own.timeout : timeout;
+  OB_TRY(ob_sockets_connect(&own, timeout, &sockets));
+  onebit_status_t status = create(&own, timeout, sockets, &comm);
+  if (status == ONEBIT_OK) {
+    *result = comm;
+    return ONEBIT_OK;
+  }
+  ob_comm_release(comm);
+  ob_sockets_destroy(sockets);
+  return status;
+}

@@ -1,0 +1,81 @@
+/*
+ * Communicators over TCP connections of the library's own, several between each two ranks: for
+ * networks that MPI and NCCL do not span, and for long ones, where the window of one connection is
+ * less than what is under way. No MPI, no other library; any launcher that tells each process its
+ * number will do, such as torchrun or a loop over ssh.
+ *
+ * How ranks find each other. Rank 0 listens at an address that all are told (`rendezvous`). Each
+ * other rank listens at a port that the system chooses, at the address that reaches rank 0, and of
+ * each two ranks the one with the higher number connects to the other, `streams` times and once
+ * more for the end of the communicator: all ranks must be reachable from those above. Traffic is
+ * neither encrypted nor authenticated: between sites it belongs into a tunnel. What connects
+ * without the key that rank 0 draws for each communicator, a scanner or a rank of another job, is
+ * turned away.
+ *
+ * A message goes out in segments, each over the next connection that has space, so that
+ * connections share a message by their speed, and a packet that is lost holds up one of them only.
+ * The system sizes the buffers (net.ipv4.tcp_rmem, tcp_wmem). Ranks move messages whenever they
+ * call the library; where exchanges run beside other work, ONEBIT_PROGRESS=thread moves them.
+ *
+ * A rank whose process has ended is found at once, since the system closes its connections; a host
+ * that is gone without a word, after ONEBIT_TIMEOUT. One that comes back before that goes on where
+ * it was.
+ */
+#ifndef ONEBIT_SOCKETS_H
+#define ONEBIT_SOCKETS_H
+
+#include <stddef.h>
+
+#include "onebit/communicator.h"
+#include "onebit/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Start from ONEBIT_SOCKETS_OPTIONS_INIT; what stays zero has the default. */
+typedef struct onebit_sockets_options {
+  size_t size; /* sizeof(onebit_sockets_options_t): lets the struct grow */
+  /* This rank's number, 0 to ranks - 1, and how many there are. Default (ranks is 0, and rank too):
+   * RANK and WORLD_SIZE of the environment, as torchrun sets them. */
+  int rank, ranks;
+  /* Where rank 0 listens, "host:port": a name, an IPv4 address, or an IPv6 one in brackets. The
+   * same on all ranks. Default: MASTER_ADDR and MASTER_PORT of the environment; torchrun itself
+   * listens there unless it is told to use another port. */
+  const char *rendezvous;
+  /* Ranks that give the same name share a host, and its /dev/shm. Default: what gethostname says.
+   */
+  const char *host;
+  /* What only ranks of this job know, to keep those of others away from rank 0's port. Default:
+   * none is wanted. The same on all ranks. */
+  const char *secret;
+  /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's number
+   * counts. Default 8. */
+  int streams;
+  /* Seconds that a rank waits for others, here and in all calls; INFINITY: for ever. Default
+   * ONEBIT_TIMEOUT, as onebit/communicator.h has it. */
+  double timeout;
+} onebit_sockets_options_t;
+
+/* clang-format off */
+#define ONEBIT_SOCKETS_OPTIONS_INIT \
+  { sizeof(onebit_sockets_options_t), 0, 0, NULL, NULL, NULL, 0, 0 }
+#define ONEBIT_SOCKETS_STREAMS 64
+/* clang-format on */
+
+/* Makes a communicator over sockets. Collective: all ranks call it, each with its number. With one
+ * rank nothing is connected, nor looked at.
+ *   options   NULL: all from the environment. Nothing of it is kept
+ *   comm      out: the communicator; NULL when the call fails
+ * Errors: ONEBIT_ERROR_ARGUMENT (an option out of range, or missing here and in the environment; a
+ * name that does not resolve; the other ranks get ONEBIT_ERROR_TRANSPORT after their timeout),
+ * ONEBIT_ERROR_MISMATCH (ranks differ in their number of ranks), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_TRANSPORT (the port is taken, two ranks have one number, another version of the
+ * library, ranks that do not come within the timeout: the message names them). */
+onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
+                                           onebit_comm_t *comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

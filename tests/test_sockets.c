@@ -1,0 +1,411 @@
+/*
+ * Communicators over the library's own connections: what holds over loopback holds there too, to
+ * the bit; a rank that is gone, a stranger at the port and a rank that never comes give a status
+ * and an error message on every rank, and none hangs.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <math.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "collectives/transports/sockets_state.h"
+#include "tests/support.h"
+#include "tests/support_collectives.h"
+#include "tests/support_errors.h"
+#include "tests/support_requests.h"
+
+TestSuite(sockets, .timeout = 120);
+
+#define MOST_RANKS 4
+
+/* A port that is free; nobody else takes it so soon. `keep`: it is taken from now on. */
+static int free_port(int family, int *keep) {
+  struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
+  socklen_t length = sizeof address;
+  int file = socket(family, SOCK_STREAM, 0);
+  if (family == AF_INET6)
+    ((struct sockaddr_in6 *)&address)->sin6_addr = in6addr_loopback;
+  else
+    ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  cr_assert(file >= 0 && bind(file, (struct sockaddr *)&address, length) == 0);
+  if (keep)
+    cr_assert(listen(file, 16) == 0);
+  getsockname(file, (struct sockaddr *)&address, &length);
+  if (keep)
+    *keep = file;
+  else
+    close(file);
+  return ntohs(((struct sockaddr_in *)&address)->sin_port);
+}
+
+typedef void attempt_body(onebit_sockets_options_t *options, void *context);
+
+struct member {
+  onebit_sockets_options_t options;
+  attempt_body *body;
+  void *context;
+};
+
+static void *run_member(void *argument) {
+  struct member *member = argument;
+  member->body(&member->options, member->context);
+  return NULL;
+}
+
+/* Each rank a thread, with options that it may change. */
+static void attempt(int size, int hosts, int streams, attempt_body *body, void *context) {
+  static const char *const names[MOST_RANKS] = {"h0", "h1", "h2", "h3"};
+  struct member members[MOST_RANKS];
+  pthread_t threads[MOST_RANKS];
+  char where[64];
+  snprintf(where, sizeof where, "127.0.0.1:%d", free_port(AF_INET, NULL));
+  for (int rank = 0; rank < size; rank++) {
+    members[rank] = (struct member){ONEBIT_SOCKETS_OPTIONS_INIT, body, context};
+    members[rank].options.rank = rank;
+    members[rank].options.ranks = size;
+    members[rank].options.rendezvous = where;
+    members[rank].options.streams = streams;
+    members[rank].options.timeout = 20;
+    members[rank].options.host = names[rank * hosts / size];
+    cr_assert(pthread_create(&threads[rank], NULL, run_member, &members[rank]) == 0);
+  }
+  for (int rank = 0; rank < size; rank++)
+    pthread_join(threads[rank], NULL);
+}
+
+struct whole {
+  rank_body *body;
+  void *context;
+};
+
+static void create_and_run(onebit_sockets_options_t *options, void *context) {
+  const struct whole *whole = context;
+  onebit_comm_t comm = NULL;
+  if (!CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK))
+    return;
+  whole->body(comm, whole->context);
+  onebit_comm_destroy(comm);
+}
+
+static void on_sockets(int size, int hosts, int streams, rank_body *body, void *context) {
+  struct whole whole = {body, context};
+  attempt(size, hosts, streams, create_and_run, &whole);
+  checks_must_hold();
+}
+
+/* --- As over loopback --------------------------------------------------------------------------*/
+
+static void run_cases(onebit_comm_t comm, void *context) {
+  struct collective_run **runs = context;
+  for (size_t k = 0; runs[k]; k++)
+    collective_on_rank(comm, runs[k]);
+}
+
+/* All cases over one communicator. */
+static void walk(struct collective_case *cases, size_t count, int size, int hosts, int streams) {
+  struct collective_run *prepared = calloc(count, sizeof *prepared);
+  struct collective_run **runs = calloc(count + 1, sizeof *runs);
+  size_t chosen = 0;
+  for (size_t k = 0; k < count; k += test_stride()) {
+    prepared[chosen] = collective_prepare(&cases[k]);
+    runs[chosen] = &prepared[chosen];
+    chosen++;
+  }
+  on_sockets(size, hosts, streams, run_cases, runs);
+  for (size_t k = 0; k < chosen; k++)
+    collective_release(&prepared[k]);
+  free(prepared);
+  free(runs);
+  free(cases);
+}
+
+Test(sockets, collectives_equal_the_oracle) {
+  for (int size = 1; size <= MOST_RANKS; size++) {
+    size_t count;
+    struct collective_case *cases = collective_cases(size, FEW, &count);
+    walk(cases, count, size, 1, size == 2 ? 1 : 3);
+  }
+}
+
+Test(sockets, schedules_equal_the_oracle) {
+  size_t count;
+  struct collective_case *cases = schedule_cases(4, 2, FEW, &count);
+  walk(cases, count, 4, 2, 8);
+}
+
+static void in_flight(rank_body *scenario) {
+  struct flight *flight = flight_prepare(3);
+  on_sockets(3, 1, 2, scenario, flight);
+  flight_release(flight);
+  flight = flight_prepare_hosts(4, 2);
+  on_sockets(4, 2, 4, scenario, flight);
+  flight_release(flight);
+}
+
+Test(sockets, waited_for_in_any_order) { in_flight(waited_in_any_order); }
+Test(sockets, started_in_any_order) { in_flight(started_in_any_order_and_tested); }
+Test(sockets, moved_by_progress) { in_flight(moved_by_progress); }
+Test(sockets, a_late_rank) { in_flight(late_rank_is_waited_for); }
+Test(sockets, several_threads) { in_flight(threads_share_a_communicator); }
+
+Test(sockets, mistakes_are_told_to_all) {
+  struct culprit culprit = {.rank = 2};
+  on_sockets(3, 1, 2, wrong_buffers_on_one_rank, &culprit);
+  on_sockets(3, 1, 2, wrong_plan_on_one_rank, &culprit);
+  on_sockets(3, 1, 2, other_plan_on_one_rank, &culprit);
+}
+
+static void over_ipv6(onebit_sockets_options_t *options, void *context) {
+  onebit_comm_t comm = NULL;
+  options->rendezvous = context;
+  CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
+  CHECK(onebit_comm_size(comm) == 2 && onebit_comm_hosts(comm) == 2, "%d ranks on %d hosts",
+        onebit_comm_size(comm), onebit_comm_hosts(comm));
+  onebit_comm_destroy(comm);
+}
+
+Test(sockets, over_ipv6) {
+  char where[64];
+  int file = socket(AF_INET6, SOCK_STREAM, 0);
+  struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+  bool there = file >= 0 && bind(file, (struct sockaddr *)&any, sizeof any) == 0;
+  close(file);
+  if (!there)
+    cr_skip_test("no IPv6 here");
+  snprintf(where, sizeof where, "[::1]:%d", free_port(AF_INET6, NULL));
+  attempt(2, 2, 2, over_ipv6, where);
+  checks_must_hold();
+}
+
+Test(sockets, from_the_environment) {
+  onebit_comm_t comm = NULL;
+  unsetenv("WORLD_SIZE");
+  CHECK_STATUS(onebit_comm_create_sockets(NULL, &comm), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("WORLD_SIZE");
+  setenv("WORLD_SIZE", "1", 1);
+  setenv("RANK", "0", 1);
+  CHECK_STATUS(onebit_comm_create_sockets(NULL, &comm), ONEBIT_OK);
+  CHECK(onebit_comm_size(comm) == 1, "%d ranks", onebit_comm_size(comm));
+  onebit_comm_destroy(comm);
+  setenv("WORLD_SIZE", "2", 1);
+  unsetenv("MASTER_ADDR");
+  CHECK_STATUS(onebit_comm_create_sockets(NULL, &comm), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("MASTER_ADDR");
+  checks_must_hold();
+}
+
+/* --- Wrong arguments ---------------------------------------------------------------------------*/
+
+#define REFUSES(field, value, words)                                                               \
+  do {                                                                                             \
+    onebit_sockets_options_t wrong = ONEBIT_SOCKETS_OPTIONS_INIT;                                  \
+    onebit_comm_t comm = NULL;                                                                     \
+    wrong.ranks = 2;                                                                               \
+    wrong.rendezvous = "127.0.0.1:29400";                                                          \
+    wrong.field = value;                                                                           \
+    CHECK_STATUS(onebit_comm_create_sockets(&wrong, &comm), ONEBIT_ERROR_ARGUMENT);                \
+    CHECK_WORDS(words);                                                                            \
+    CHECK(!comm, "a communicator came of it");                                                     \
+  } while (0)
+
+Test(sockets, wrong_arguments) {
+  CHECK_STATUS(onebit_comm_create_sockets(NULL, NULL), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("comm is NULL");
+  REFUSES(size, 3, "options->size is 3");
+  REFUSES(ranks, -1, "options->ranks is -1");
+  REFUSES(rank, 2, "options->rank is 2, not 0 to ranks - 1, 1");
+  REFUSES(rank, -1, "options->rank is -1");
+  REFUSES(streams, 65, "options->streams is 65, not 1 to 64");
+  REFUSES(streams, -1, "options->streams is -1");
+  REFUSES(timeout, -1.0, "options->timeout is -1");
+  REFUSES(timeout, (double)NAN, "options->timeout is");
+  REFUSES(rendezvous, "127.0.0.1", "expected host:port");
+  REFUSES(rendezvous, "::1:80", "expected host:port");
+  REFUSES(rendezvous, "127.0.0.1:0", "expected host:port");
+  REFUSES(rendezvous, "127.0.0.1:65536", "expected host:port");
+  REFUSES(rendezvous, "no.such.name.invalid:80", "no known name");
+  checks_must_hold();
+}
+
+/* --- Meeting -----------------------------------------------------------------------------------*/
+
+Test(sockets, the_port_is_taken) {
+  onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
+  onebit_comm_t comm = NULL;
+  char where[64];
+  int keep;
+  snprintf(where, sizeof where, "127.0.0.1:%d", free_port(AF_INET, &keep));
+  options.ranks = 2;
+  options.rendezvous = where;
+  options.timeout = 0.2;
+  CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS("cannot listen at 127.0.0.1:");
+  options.rank = 1; /* what listens there does not answer */
+  CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS("sockets: rank 0's list of ranks: waited 0.2 s");
+  close(keep);
+  CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS("waited 0.2 s for rank 0 at 127.0.0.1:");
+  checks_must_hold();
+}
+
+static void without_rank_2(onebit_sockets_options_t *options, void *context) {
+  onebit_comm_t comm = NULL;
+  (void)context;
+  if (options->rank == 2)
+    return;
+  options->timeout = 0.3;
+  CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_ERROR_TRANSPORT);
+  if (options->rank == 0)
+    CHECK_WORDS("waited 0.3 s for rank 2 to join");
+}
+
+Test(sockets, a_rank_that_never_comes) {
+  attempt(3, 1, 2, without_rank_2, NULL);
+  checks_must_hold();
+}
+
+static void other_size(onebit_sockets_options_t *options, void *context) {
+  onebit_comm_t comm = NULL;
+  (void)context;
+  options->timeout = 0.3;
+  bool wrong = options->rank == 1;
+  options->ranks += wrong;
+  CHECK_STATUS(onebit_comm_create_sockets(options, &comm),
+               wrong ? ONEBIT_ERROR_MISMATCH : ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS(wrong ? "2 on rank 0, 3 on rank 1" : "for rank 1 to join");
+}
+
+static void other_secret(onebit_sockets_options_t *options, void *context) {
+  onebit_comm_t comm = NULL;
+  (void)context;
+  options->timeout = 0.3;
+  options->secret = options->rank == 1 ? "guessed" : "chosen";
+  CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS(options->rank == 1 ? "does not have this secret" : "for rank 1 to join");
+}
+
+Test(sockets, ranks_that_do_not_belong_together) {
+  attempt(2, 1, 2, other_size, NULL);
+  attempt(2, 1, 2, other_secret, NULL);
+  checks_must_hold();
+}
+
+/* Rank 1 comes late; until then strangers send other things to rank 0's port, or nothing. */
+static void among_strangers(onebit_sockets_options_t *options, void *context) {
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  unsigned char bytes[300];
+  int files[20];
+  onebit_comm_t comm = NULL;
+  (void)context;
+  memset(bytes, 0x5a, sizeof bytes);
+  if (options->rank == 1) {
+    to.sin_port = htons((uint16_t)atoi(strchr(options->rendezvous, ':') + 1));
+    for (int i = 0; i < 20; i++) {
+      files[i] = socket(AF_INET, SOCK_STREAM, 0);
+      while (connect(files[i], (struct sockaddr *)&to, sizeof to) != 0)
+        usleep(1000);
+      (void)!send(files[i], bytes, i % 2 ? sizeof bytes : (size_t)i, MSG_NOSIGNAL);
+    }
+  }
+  CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
+  for (int i = 0; options->rank == 1 && i < 20; i++)
+    close(files[i]);
+  onebit_comm_destroy(comm);
+}
+
+Test(sockets, strangers_are_turned_away) {
+  attempt(2, 1, 2, among_strangers, NULL);
+  checks_must_hold();
+}
+
+/* --- Failures ----------------------------------------------------------------------------------*/
+
+/* Rank 1 leaves, or gives up, or is late; the others wait for it in a call. */
+enum leaving { DESTROYS, ABORTS, STAYS_AWAY };
+
+static void one_leaves(onebit_sockets_options_t *options, void *context) {
+  static const char *const words[] = {"rank 1 on host h", "rank 1 called onebit_comm_abort",
+                                      "waited 0.5 s for rank 1"};
+  enum leaving how = *(enum leaving *)context;
+  float values[4096] = {1.0f};
+  onebit_comm_t comm = NULL;
+  onebit_plan_t plan = NULL;
+  options->timeout = how == STAYS_AWAY ? 0.5 : 20;
+  CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_create(comm, 4096, NULL, &plan), ONEBIT_OK);
+  if (options->rank == 1) {
+    if (how == ABORTS)
+      CHECK_STATUS(onebit_comm_abort(comm), ONEBIT_OK);
+    if (how == STAYS_AWAY)
+      usleep(1500000);
+  } else {
+    CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_ERROR_TRANSPORT);
+    CHECK(strstr(onebit_last_error(), words[how]) || strstr(onebit_last_error(), "gave up"),
+          "\"%s\"", onebit_last_error());
+    CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_ERROR_TRANSPORT);
+  }
+  onebit_plan_destroy(plan);
+  onebit_comm_destroy(comm);
+}
+
+Test(sockets, a_rank_that_leaves) {
+  enum leaving all[] = {DESTROYS, ABORTS, STAYS_AWAY};
+  for (int i = 0; i < 3; i++)
+    attempt(3, 3, 3, one_leaves, &all[i]);
+  checks_must_hold();
+}
+
+/* --- Segments ----------------------------------------------------------------------------------*/
+
+Test(sockets, messages_are_cut_without_gaps) {
+  const uint64_t totals[] = {
+      0, 1, 4097, OB_SEGMENT_MIN, OB_SEGMENT_MIN + 1, 1000000, (UINT64_C(5) << 30) + 3};
+  for (size_t k = 0; k < sizeof totals / sizeof totals[0]; k++)
+    for (int streams = 1; streams <= ONEBIT_SOCKETS_STREAMS; streams *= 4) {
+      uint64_t given = 0, segments = 0;
+      while (given < totals[k]) {
+        size_t bytes = ob_segment_bytes(totals[k], given, streams);
+        struct ob_segment segment = {
+            .total = totals[k], .offset = given, .bytes = (uint32_t)bytes, .number = 7, .tag = 3};
+        ob_segment_seal(&segment);
+        cr_assert(bytes > 0 && bytes <= OB_SEGMENT_MAX && ob_segment_is_valid(&segment));
+        given += bytes;
+        segments++;
+      }
+      cr_assert(given == totals[k]);
+      cr_assert(totals[k] < 1000000 || segments >= (uint64_t)(streams > 1 ? streams : 2));
+    }
+}
+
+Test(sockets, heads_that_lie_are_refused) {
+  struct ob_segment good = {.total = UINT64_C(5) << 30, .offset = UINT64_C(4) << 30, .bytes = 100};
+  ob_segment_seal(&good);
+  cr_assert(ob_segment_is_valid(&good));
+  for (size_t bit = 0; bit < 8 * sizeof good; bit++) {
+    struct ob_segment wrong = good;
+    ((unsigned char *)&wrong)[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    cr_assert(!ob_segment_is_valid(&wrong), "bit %zu", bit);
+  }
+  const struct ob_segment lies[] = {{.total = 10, .offset = 5, .bytes = 6},
+                                    {.total = 10, .offset = 11, .bytes = 0},
+                                    {.total = 10, .offset = 0, .bytes = 0},
+                                    {.total = 10, .offset = UINT64_MAX, .bytes = 2},
+                                    {.total = UINT64_MAX, .offset = 0, .bytes = 2},
+                                    {.total = 2, .bytes = 2, .tag = -1},
+                                    {.total = 1 << 30, .offset = 0, .bytes = OB_SEGMENT_MAX + 1}};
+  for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+    struct ob_segment lie = lies[i];
+    ob_segment_seal(&lie);
+    cr_assert(!ob_segment_is_valid(&lie), "lie %zu", i);
+  }
+}
