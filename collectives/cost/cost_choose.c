@@ -7,10 +7,11 @@
 /* Room for what a schedule says of itself. */
 #define LINE 128
 
-/* Elements a message of one bit may have; the first is preferred. Of more bits they are fewer. From 64 Ki, 8 kB, below which the
- * cost of each message outweighs what finer overlap brings (measured: 16 Ki took 1.3 to 2 times as
- * long from 1 MiB on, 2 and 4 hosts at 1 Gbit/s), to 448 Ki, 57 kB with its scales: the largest
- * that stays below the 64 KiB which MPI libraries send eagerly over TCP. */
+/* Elements a message of one bit may have; the first is preferred. Of more bits they are fewer. From
+ * 64 Ki, 8 kB, below which the cost of each message outweighs what finer overlap brings (measured:
+ * 16 Ki took 1.3 to 2 times as long from 1 MiB on, 2 and 4 hosts at 1 Gbit/s), to 448 Ki, 57 kB
+ * with its scales: the largest that stays below the 64 KiB which MPI libraries send eagerly over
+ * TCP. */
 static const size_t chunks[] = {131072, 65536, 262144, 458752};
 
 /* A tie of chunks goes to the first: the model does not know two per cent. */
