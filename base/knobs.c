@@ -33,6 +33,9 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_EVERY_RANK] = {"ONEBIT_EVERY_RANK", "0",
                             "preloaded: 1: every rank has libonebit-mpi.so, where its launcher has "
                             "no name service to find that out by"},
+    [OB_KNOB_BITS] = {"ONEBIT_BITS", "8",
+                      "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8; 1 where SGD "
+                      "with momentum gets the sums. NCCL: always 1"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {
@@ -53,6 +56,15 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
                     ob_knobs[knob].name, text, low, high);
   *value = (int)number;
   return ONEBIT_OK;
+}
+
+onebit_status_t ob_knob_bits(int fallback, int *bits) {
+  onebit_status_t status = ob_knob_number(OB_KNOB_BITS, 1, 8, fallback, bits);
+  if (status == ONEBIT_OK && (*bits & (*bits - 1)))
+    status = ob_error(ONEBIT_ERROR_ARGUMENT, "ONEBIT_BITS=%d: not 1, 2, 4 or 8", *bits);
+  if (status != ONEBIT_OK)
+    *bits = -1;
+  return status;
 }
 
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value) {

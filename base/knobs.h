@@ -20,6 +20,7 @@ enum ob_knob {
   OB_KNOB_REPORT,
   OB_KNOB_REQUIRE,
   OB_KNOB_EVERY_RANK,
+  OB_KNOB_BITS,
   OB_KNOB_COUNT
 };
 
@@ -36,6 +37,14 @@ const char *ob_knob_text(enum ob_knob knob);
 
 /* A knob that is a whole number: *value becomes it, or `fallback` when it is not set. */
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value);
+
+/* With so many bits a program's own Adam trains as with dense sums, with 4 and less it does not
+ * (docs/scales.md). */
+#define OB_SAFE_BITS 8
+
+/* ONEBIT_BITS: bits of an element in sums that go to an optimizer which is not this library's, or
+ * `fallback` when it is not set. With an error it is -1. */
+onebit_status_t ob_knob_bits(int fallback, int *bits);
 
 /* A knob that is a number of seconds, with decimals; 0 and `never` are INFINITY. */
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value);

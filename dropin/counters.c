@@ -143,9 +143,10 @@ void ob_record_decided(struct ob_record *record, double seconds) {
     add_seconds(&record->seconds_deciding, seconds);
 }
 
-void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_dense) {
+void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t bytes_dense) {
   if (!record)
     return;
+  atomic_store_explicit(&record->bits, bits, memory_order_relaxed);
   add(&record->bytes_sent, bytes);
   add(&record->bytes_dense, bytes_dense);
 }

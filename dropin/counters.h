@@ -33,6 +33,7 @@ struct ob_record {
   _Atomic uint64_t calls, compressed, dense[OB_REASON_COUNT];
   _Atomic uint64_t bytes_sent, bytes_dense;
   _Atomic uint64_t skipped; /* results that are not-a-number */
+  _Atomic int bits;         /* an element, in the latest compressed call; 0: there was none */
   /* Of blocking calls: how many, and their seconds. The first dense call is left out: it connects
    * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
   _Atomic uint64_t timed_dense, timed_compressed;
@@ -66,7 +67,8 @@ static inline void ob_counters_pass(enum ob_reason reason) {
 void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds);
 void ob_record_compressed(struct ob_record *record, double seconds);
 void ob_record_decided(struct ob_record *record, double seconds);
-void ob_record_sent(struct ob_record *record, uint64_t bytes, uint64_t bytes_dense);
+/* Of a compressed call; `bits` an element. */
+void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t bytes_dense);
 
 /* What a rank sends in such a call that is dense, as the common algorithms go about it: each
  * element once in each phase, but for a rank's own part. */

@@ -11,11 +11,12 @@
 
 struct ob_preload ob_preload = {.min_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
 
-onebit_status_t ob_preload_read_settings(void) {
+onebit_status_t ob_preload_read_settings(int bits) {
   int required = 0;
   OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
   ob_preload.required = required;
-  return ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules);
+  OB_TRY(ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules));
+  return ob_rules_settle_bits(bits, &ob_preload.rules);
 }
 
 uint64_t ob_preload_hash(void) {

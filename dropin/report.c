@@ -17,6 +17,14 @@ const char *ob_report_operation(onebit_operation_t operation) {
                                          : "reduce-scatter";
 }
 
+const char *ob_report_bits(int bits) {
+  return bits == 1   ? "one bit"
+         : bits == 2 ? "2 bits"
+         : bits == 4 ? "4 bits"
+         : bits == 8 ? "8 bits"
+                     : "float32";
+}
+
 double ob_report_factor(const struct ob_report *report) {
   return report->seconds > 0 ? (report->seconds + report->seconds_saved) / report->seconds : 1;
 }
@@ -41,8 +49,8 @@ static void print_plan(int size, const char *over, const char *call, bool recogn
   const char *rules = ob_knob_text(OB_KNOB_RULES);
   fprintf(stderr,
           "onebit %s: preloaded, %d ranks over %s; results of compressed sums are approximate. "
-          "Compresses sums of floats by %s %s",
-          onebit_version(), size, over, call,
+          "Compresses sums of floats to %s an element by %s %s",
+          onebit_version(), size, over, ob_report_bits(ob_preload.rules.bits), call,
           recognises ? "that are like a gradient for some tens of steps, " : "");
   if (rules)
     fprintf(stderr, "as %s says (%zu rules, else from %zu bytes on)", rules, ob_preload.rules.rules,

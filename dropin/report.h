@@ -42,6 +42,9 @@ double ob_report_max_residual_ratio(void);
 /* Of a record's calls those that were passed on, by why. */
 void ob_report_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]);
 
+/* "one bit", "8 bits"; of 32, "float32". */
+const char *ob_report_bits(int bits);
+
 /* Of records: "float" and the like. */
 const char *ob_report_dtype(onebit_dtype_t dtype);
 const char *ob_report_operation(onebit_operation_t operation);

@@ -53,7 +53,8 @@ static void print_record(FILE *file, const struct ob_record *record) {
           ob_report_dtype(record->of.dtype), record->communicator, record->of.comm_size,
           (unsigned long long)atomic_load(&record->calls), compressed);
   if (compressed)
-    fprintf(file, "; %.2f MB instead of %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
+    fprintf(file, " to %s; %.2f MB instead of %.2f MB", ob_report_bits(atomic_load(&record->bits)),
+            megabytes(atomic_load(&record->bytes_sent)),
             megabytes(atomic_load(&record->bytes_dense)));
   if (atomic_load(&record->max_residual_ratio) > 0)
     fprintf(file, "; residual %.2f of the signal, %.2f at most",
@@ -95,6 +96,25 @@ static void print_sum(FILE *file, const struct ob_report *report) {
           report->seconds + report->seconds_saved);
 }
 
+/* The fewest bits of what has been compressed, with what they mean to the program's optimizer. */
+static void print_width(FILE *file) {
+  int bits = 32;
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next) {
+    int own = atomic_load(&record->bits);
+    bits = own && own < bits ? own : bits;
+  }
+  fprintf(
+      file,
+      "  The sums came back in %s an element with error feedback: one result is approximate, the "
+      "running sum converges. %s\n",
+      ob_report_bits(bits),
+      bits >= 8 ? "8 bits serve every optimizer; where SGD with momentum gets the sums, "
+                  "ONEBIT_BITS=1 sends an eighth of the bytes."
+                : "That is for SGD with momentum; Adam and its like train worse with less than 8 "
+                  "bits (ONEBIT_BITS=8), or take onebit's optimizers, which compress the "
+                  "momentum. Compare the loss with a dense run's.");
+}
+
 void ob_report_text(FILE *file, const struct ob_report *report) {
   int rows = 0;
   fprintf(file, "onebit: what was compressed, %s own calls\n",
@@ -107,8 +127,5 @@ void ob_report_text(FILE *file, const struct ob_report *report) {
   print_unseen(file, report);
   print_sum(file, report);
   if (report->compressed)
-    fprintf(file, "  The sums came back as one bit an element with error feedback, under the "
-                  "program's own optimizer: one result is approximate, the running sum "
-                  "converges. Compare its loss with a dense run's; onebit's optimizers, which "
-                  "compress the momentum, follow it more closely.\n");
+    print_width(file);
 }

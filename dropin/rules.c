@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/knobs.h"
 
 static size_t size_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
 
@@ -55,6 +56,16 @@ bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, o
   return rules->all_sums || find(rules, operation, dtype, count, comm_size);
 }
 
+int ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
+                  size_t count, int comm_size) {
+  const struct ob_rule *rule = find(rules, operation, dtype, count, comm_size);
+  return rule && rule->bits ? rule->bits : rules->bits;
+}
+
+onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules) {
+  return rules->bits ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
+}
+
 /* Elements that so many bytes can be at least: of the widest type, on the most ranks. */
 static uint64_t elements(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / 4;
@@ -79,10 +90,12 @@ static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value
 
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
   uint64_t hash = mix(mix(OB_HASH_START, rules->min_bytes), rules->warmup);
+  hash = mix(hash, (uint64_t)rules->bits);
   hash = rules->all_sums ? mix(hash, true) : hash;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);
+    hash = mix(hash, (uint64_t)rule->bits);
     for (size_t key = 0; key < OB_RULE_KEYS; key++) {
       const struct ob_rule_range *range = &rule->range[key];
       hash = mix(mix(hash, range->low), range->high);
@@ -112,7 +125,8 @@ static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
 }
 
 static bool is_text(const char *value) {
-  static const char *const keywords[] = {"compress", "pass", "least", "warmup", "recognise"};
+  static const char *const keywords[] = {"compress", "pass",      "least",
+                                         "warmup",   "recognise", "bits"};
   size_t length = strcspn(value, " \t\n;");
   for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++)
     if (strlen(keywords[i]) == length && !strncmp(keywords[i], value, length) && value[length])

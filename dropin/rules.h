@@ -8,6 +8,7 @@
  *   least    64K                                       # where no rule fits
  *   warmup   20
  *   recognise off                                      # as if a rule named all of those
+ *   bits     4                                         # an element, where the rule has no bits=
  *
  * docs/preload.md has every word. Pure bookkeeping: no MPI, no memory but the struct's.
  */
@@ -38,6 +39,7 @@ struct ob_rule_range {
 
 struct ob_rule {
   bool compress;
+  int bits;                    /* an element; 0: the rules' */
   unsigned operations, dtypes; /* a bit for each onebit_operation_t and onebit_dtype_t */
   struct ob_rule_range range[OB_RULE_KEYS];
 };
@@ -49,6 +51,7 @@ struct ob_rules {
   size_t rules;
   size_t min_bytes; /* bytes: allreduces that no rule fits are compressed from here on */
   unsigned warmup;  /* steps */
+  int bits;         /* of an element, where the rule that fits does not say; 0: ONEBIT_BITS says */
   bool all_sums;    /* what no rule fits is compressed without being recognised */
 };
 
@@ -65,6 +68,10 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
  * Errors: ONEBIT_ERROR_ARGUMENT as above, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
 
+/* Sets `bits`, where no line of the rules has, from ONEBIT_BITS, or to `fallback`.
+ * Errors: ONEBIT_ERROR_ARGUMENT. */
+onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules);
+
 /* Equal where the rules are: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
 
@@ -75,6 +82,10 @@ bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operatio
 /* Of one that may: whether it is to be, whatever its values are. */
 bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
                    size_t count, int comm_size);
+
+/* Bits of an element in a call that is compressed. */
+int ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
+                  size_t count, int comm_size);
 
 /* The smallest count with which a call of the operation can be compressed, whatever its type and
  * communicator; SIZE_MAX where none can. For deciding quickly. */

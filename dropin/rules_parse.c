@@ -83,7 +83,8 @@ static const struct {
 } keys[] = {{"bytes", OB_RULE_BYTES}, {"count", OB_RULE_COUNT}, {"comm-size", OB_RULE_COMM_SIZE}};
 
 static const char condition_message[] =
-    "neither an operation, a type, nor bytes, count or comm-size with a sign and a number";
+    "neither an operation, a type, bits=, nor bytes, count or comm-size with a sign and a number";
+static const char bits_message[] = "bits are 1, 2, 4 or 8";
 static const char number_message[] =
     "a sign (= != < <= > >=) wants a whole number behind it, which "
     "may end in K, M or G";
@@ -170,6 +171,28 @@ static unsigned bits_of(struct word list, const struct name *table, size_t rows)
   return bits;
 }
 
+static bool bits_from(struct word word, int *bits) {
+  uint64_t number;
+  bool known = number_of(word, &number) && number >= 1 && number <= 8 && !(number & (number - 1));
+  *bits = known ? (int)number : 0;
+  return known;
+}
+
+/* What says how, and not of which calls. True: it was this. */
+static onebit_status_t parse_way(const struct reader *reader, struct word word,
+                                 struct ob_rule *rule, bool *was) {
+  static const char prefix[] = "bits=";
+  const size_t length = sizeof prefix - 1;
+  *was = word.length > length && !memcmp(word.at, prefix, length);
+  if (!*was)
+    return ONEBIT_OK;
+  if (!rule->compress)
+    return wrong(reader, word, "what is passed on has no bits");
+  if (!bits_from((struct word){word.at + length, word.length - length}, &rule->bits))
+    return wrong(reader, word, bits_message);
+  return ONEBIT_OK;
+}
+
 static onebit_status_t parse_rule(struct reader *reader, struct word first, bool compress) {
   struct ob_rules *rules = reader->rules;
   if (rules->rules == OB_MAX_RULES)
@@ -182,7 +205,10 @@ static onebit_status_t parse_rule(struct reader *reader, struct word first, bool
     unsigned dtype = bits_of(word, dtypes, sizeof dtypes / sizeof dtypes[0]);
     rule.operations |= operation;
     rule.dtypes |= dtype;
-    if (!operation && !dtype)
+    bool was = operation || dtype;
+    if (!was)
+      OB_TRY(parse_way(reader, word, &rule, &was));
+    if (!was)
       OB_TRY(parse_condition(reader, word, &rule));
   }
   if (!rule.operations)
@@ -236,9 +262,15 @@ static onebit_status_t parse_line(struct reader *reader, struct word first) {
     reader->rules->warmup = (unsigned)number;
     return ONEBIT_OK;
   }
+  if (is(first, "bits")) {
+    OB_TRY(parse_number(reader, first, 1, 8, bits_message, &number));
+    reader->rules->bits = (int)number;
+    return number & (number - 1) ? wrong(reader, first, bits_message) : ONEBIT_OK;
+  }
   if (is(first, "recognise"))
     return parse_switch(reader, first);
-  return wrong(reader, first, "a line begins with compress, pass, least, warmup or recognise");
+  return wrong(reader, first,
+               "a line begins with compress, pass, bits, least, warmup or recognise");
 }
 
 onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,

@@ -1,9 +1,9 @@
 /*
- * Whether a tensor is like a gradient: what an optimizer averages over its steps, so that one bit
- * an element with error feedback does no harm. A rank keeps a sample of what it gives to some calls
- * in a row, while they are dense, and judges it. What is judged is only what is known to be wrong
- * for sums that must be right each time; docs/preload.md has the bounds and the streams by which
- * they were chosen.
+ * Whether a tensor is like a gradient: what an optimizer averages over its steps, so that few
+ * bits an element with error feedback do no harm. A rank keeps a sample of what it gives to some
+ * calls in a row, while they are dense, and judges it. What is judged is only what is known to be
+ * wrong for sums that must be right each time; docs/preload.md has the bounds and the streams by
+ * which they were chosen.
  *
  * Pure bookkeeping: no MPI, no messages. A finding is one rank's: ranks agree on the largest.
  */

@@ -121,6 +121,59 @@ Test(mpi_calls, are_exact_where_one_bit_says_all) {
   mpi_end();
 }
 
+/* ---- Widths ---- */
+
+/* Values whose magnitudes are all different, so that what a width can not say shows. */
+static double error_of(MPI_Comm comm, const char *bits) {
+  static float send[COUNT], receive[COUNT];
+  double error = 0, all = 0;
+  setenv("ONEBIT_BITS", bits, 1);
+  for (int i = 0; i < COUNT; i++)
+    send[i] = (float)(i - COUNT / 2) / COUNT;
+  CHECK(ONEBIT_Allreduce(send, receive, COUNT, MPI_FLOAT, ONEBIT_AVG, comm) == MPI_SUCCESS, "%s",
+        onebit_last_error());
+  for (int i = 0; i < COUNT; i++) {
+    double missed = (double)receive[i] - (double)send[i];
+    error += missed * missed;
+    all += (double)send[i] * (double)send[i];
+  }
+  return sqrt(error / all);
+}
+
+/* "" is as if it were not set. */
+Test(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
+  static const struct {
+    const char *text;
+    int bits;
+    double most; /* of workers and servers together */
+  } cases[] = {{"", 8, 0.06}, {"8", 8, 0.06}, {"4", 4, 0.2}, {"2", 2, 0.6}, {"1", 1, 1.1}};
+  mpi_begin();
+  double before = 0;
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0] && size_of(MPI_COMM_WORLD) > 1; k++) {
+    MPI_Comm comm = duplicate();
+    double error = error_of(comm, cases[k].text);
+    CHECK(tally_of(comm, NULL).bits == cases[k].bits, "%s: %d bits", cases[k].text,
+          tally_of(comm, NULL).bits);
+    CHECK(error < cases[k].most && error >= before, "%s: error %g", cases[k].text, error);
+    before = error;
+    MPI_Comm_free(&comm);
+  }
+  mpi_end();
+}
+
+Test(mpi_calls, fail_on_all_ranks_where_the_variable_is_wrong_on_one) {
+  float values[COUNT] = {1};
+  int rank = mpi_begin(), size = size_of(MPI_COMM_WORLD);
+  MPI_Comm comm = duplicate();
+  setenv("ONEBIT_BITS", rank == size - 1 ? "3" : "4", 1);
+  int code = ONEBIT_Allreduce(MPI_IN_PLACE, values, COUNT, MPI_FLOAT, MPI_SUM, comm);
+  CHECK(code == (size > 1 ? MPI_ERR_OTHER : MPI_SUCCESS), "code %d", code);
+  CHECK(size == 1 || rank < size - 1 || strstr(onebit_last_error(), "ONEBIT_BITS=3"), "%s",
+        onebit_last_error());
+  MPI_Comm_free(&comm);
+  mpi_end();
+}
+
 /* ---- Over many calls ---- */
 
 static void first_plan(const struct ob_exchange *exchange, const struct ob_mpi_call *call,

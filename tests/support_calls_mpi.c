@@ -76,6 +76,7 @@ static void add(const struct ob_exchange *exchange, const struct ob_mpi_call *ca
   const struct ob_tally *tally = ob_exchange_tally(exchange);
   (void)call;
   sum->tensors++;
+  sum->tally.bits = tally->bits;
   sum->tally.calls += tally->calls;
   sum->tally.compressed += tally->compressed;
   sum->tally.bytes_sent += tally->compressed * tally->bytes_sent;

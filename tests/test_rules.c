@@ -118,6 +118,34 @@ Test(rules, nothing_below_the_least_count_is_compressed) {
   cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLGATHER), SIZE_MAX);
 }
 
+static int bits_of_floats(const struct ob_rules *rules, size_t count) {
+  return ob_rules_bits(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
+}
+
+Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
+  struct ob_rules rules =
+      parsed("compress allreduce count=100 bits=2; compress allreduce count=200");
+  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(bits_of_floats(&rules, 100), 2);
+  cr_assert_eq(bits_of_floats(&rules, 200), 8);
+  cr_assert_eq(bits_of_floats(&rules, 1 << 20), 8);
+  rules = parsed("bits 4; compress allreduce count=100 bits=1");
+  setenv("ONEBIT_BITS", "2", 1);
+  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(bits_of_floats(&rules, 100), 1);
+  cr_assert_eq(bits_of_floats(&rules, 1 << 20), 4);
+  rules = parsed("");
+  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(bits_of_floats(&rules, 1 << 20), 2);
+  static const char *const bad[] = {"0", "3", "5", "16", "eight"};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    setenv("ONEBIT_BITS", bad[i], 1);
+    rules = parsed("");
+    cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad[i]);
+    cr_assert(strstr(onebit_last_error(), "ONEBIT_BITS="), "%s", onebit_last_error());
+  }
+}
+
 Test(rules, a_mistake_is_named_with_its_line_and_word) {
   static const struct {
     const char *text, *words;
@@ -141,6 +169,12 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"warmup 1", "f:1: '1': expected an integer from 2 to 1000000"},
       {"warmup 20 30", "f:1: '30': one number"},
       {"least much", "f:1: 'much': expected an integer, e.g. 64K"},
+      {"bits", "f:1: 'bits': wants a number"},
+      {"bits 3", "f:1: 'bits': bits are 1, 2, 4 or 8"},
+      {"bits 16", "f:1: '16': bits are 1, 2, 4 or 8"},
+      {"compress all bits=3", "f:1: 'bits=3': bits are"},
+      {"compress all bits=", "f:1: 'bits=': neither"},
+      {"pass all bits=1", "f:1: 'bits=1': what is passed on"},
       {"\x01\xff", "f:1: '\?\?': a line"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -165,6 +199,8 @@ Test(rules, equal_rules_have_equal_hashes) {
   static const char *const different[] = {"",
                                           "least 1",
                                           "warmup 3",
+                                          "bits 2",
+                                          "compress all bits=2",
                                           "pass all",
                                           "compress all",
                                           "pass allreduce",
@@ -183,7 +219,7 @@ Test(rules, equal_rules_have_equal_hashes) {
       cr_assert_neq(hash[i], hash[k], "%s and %s", different[i], different[k]);
   }
   struct ob_rules same = parsed("  pass\tall # the same\n\n");
-  cr_assert_eq(ob_rules_hash(&same), hash[3]);
+  cr_assert_eq(ob_rules_hash(&same), hash[5]);
 }
 
 Test(rules, a_value_is_a_file_or_the_rules) {
@@ -226,8 +262,9 @@ Test(rules, a_file_is_a_regular_one) {
 /* Good rules with bytes changed at random, and bytes that are all random: never more than an
  * error. In a block of its own size, so that a sanitizer sees a step beyond it. */
 Test(rules, no_text_does_harm) {
-  static const char good[] = "compress allreduce,allgather float bytes>=1M count!=7\nwarmup 20;"
-                             "least 64K # words\npass all comm-size<2\n";
+  static const char good[] =
+      "compress allreduce,allgather float bytes>=1M count!=7\nwarmup 20;"
+      "least 64K # words\nbits 4\ncompress all bits=2\npass all comm-size<2\n";
   uint64_t random = 1;
   for (int round = 0; round < 20000; round++) {
     size_t length = (size_t)round % sizeof good;

@@ -65,6 +65,10 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
       isinf(seconds) ? snprintf(value, capacity, "never")
                      : snprintf(value, capacity, "%g", seconds);
     break;
+  case OB_KNOB_BITS:
+    if ((status = ob_knob_bits(OB_SAFE_BITS, &on)) == ONEBIT_OK)
+      snprintf(value, capacity, "%d", on);
+    break;
   case OB_KNOB_RULES:
     status = ob_rules_load(text, &rules);
     break;

@@ -159,13 +159,17 @@ static int make_slot(struct ob_attached *attached) {
   return oldest;
 }
 
+/* What ONEBIT_BITS says. */
+#define OWN_BITS 0
+
 /* Collective. Gives the slot, or OB_FAILED_TENSOR on all ranks. */
-static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call, int bits,
                        uint64_t signature) {
   int slot = make_slot(attached);
   struct ob_exchange *exchange = NULL;
   struct tensor *tensor = ob_allocate(1, sizeof *tensor);
-  onebit_status_t status = ob_exchange_create(attached->queue, call, tensor != NULL, &exchange);
+  onebit_status_t status =
+      ob_exchange_create(attached->queue, call, bits, tensor != NULL, &exchange);
   if (status != ONEBIT_OK) {
     attached->failure = status;
     ob_release(tensor);
@@ -214,7 +218,7 @@ static struct ob_exchange *use_phase(struct ob_attached *attached, size_t phase,
                                      bool by_buffers, bool *withdraw) {
   int slot = ob_follower_tensor(attached->follower, phase);
   if (slot == OB_NO_TENSOR) {
-    slot = make_tensor(attached, call, signature);
+    slot = make_tensor(attached, call, OWN_BITS, signature);
     ob_follower_set(attached->follower, phase, slot);
   }
   return slot == OB_FAILED_TENSOR ? NULL : use(attached, slot, call, by_buffers, withdraw);
@@ -251,15 +255,15 @@ static bool is_strange(struct tensor *tensor, const struct ob_mpi_call *call) {
 static struct ob_exchange *use_position(struct ob_attached *attached,
                                         struct ob_candidate *candidate,
                                         const struct ob_mpi_call *call, uint64_t signature,
-                                        bool *withdraw) {
+                                        struct ob_followed *followed) {
   if (!candidate->tensor) {
-    int slot = make_tensor(attached, call, signature);
+    int slot = make_tensor(attached, call, followed->bits, signature);
     if (slot == OB_FAILED_TENSOR)
       return NULL;
     candidate->tensor = slot + 1;
   }
   struct tensor *tensor = attached->tensors[candidate->tensor - 1];
-  *withdraw = is_strange(tensor, call);
+  followed->withdraw = is_strange(tensor, call);
   tensor->again = tensor->used != 0;
   tensor->used = attached->calls;
   if (candidate->is_restarted)
@@ -316,7 +320,7 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
   if (followed->reason != OB_REASON_NONE)
     return NULL;
   struct ob_exchange *exchange =
-      use_position(attached, followed->candidate, call, signature, &followed->withdraw);
+      use_position(attached, followed->candidate, call, signature, followed);
   followed->reason = exchange ? OB_REASON_NONE : OB_REASON_MEMORY;
   return exchange;
 }
@@ -363,7 +367,7 @@ static struct ob_exchange *find_tensor(struct ob_attached *attached, const struc
   if (*code != MPI_SUCCESS)
     return NULL;
   if (slot == OB_NO_TENSOR && may_make(attached, call))
-    slot = make_tensor(attached, call, signature);
+    slot = make_tensor(attached, call, OWN_BITS, signature);
   if (slot < 0)
     return NULL;
   struct ob_exchange *exchange = use(attached, slot, call, true, withdraw);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/knobs.h"
 #include "base/memory.h"
 #include "dropin/counters.h"
 #include "dropin/elements.h"
@@ -18,14 +19,21 @@ onebit_status_t ob_mpi_failed(const char *call, int code) {
 
 /* ---- Exchanges ---- */
 
-static onebit_status_t make_plan(struct ob_exchange *exchange) {
+/* A variable that is wrong on this rank alone makes the plan fail on all of them. */
+static onebit_status_t make_plan(struct ob_exchange *exchange, int bits) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
+  onebit_status_t known = bits ? ONEBIT_OK : ob_knob_bits(OB_SAFE_BITS, &bits);
+  options.bits = bits;
   options.operation = exchange->operation;
   options.dtype = exchange->dtype;
-  OB_TRY(onebit_plan_create(exchange->queue->comm, exchange->count, &options, &exchange->plan));
+  onebit_status_t status =
+      onebit_plan_create(exchange->queue->comm, exchange->count, &options, &exchange->plan);
+  if (status != ONEBIT_OK)
+    return known == ONEBIT_OK ? status : ob_knob_bits(OB_SAFE_BITS, &bits); /* for its message */
   OB_TRY(onebit_plan_get_info(exchange->plan, &info));
   exchange->tally.bytes_sent = info.wire_bytes;
+  exchange->tally.bits = info.wire == ONEBIT_WIRE_DENSE ? 32 : info.bits;
   return ONEBIT_OK;
 }
 
@@ -63,7 +71,7 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
 
 /* Once every rank is here, nobody waits for what another has in flight: so a plan may be made by
  * calls that do not move it. */
-onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
+onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call, int bits,
                                    bool has_memory, struct ob_exchange **result) {
   struct ob_exchange *exchange = has_memory ? allocate(queue, call) : NULL;
   int64_t missing = exchange == NULL;
@@ -74,7 +82,7 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
   else if (missing)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an exchange, on some rank");
   else
-    status = make_plan(exchange);
+    status = make_plan(exchange, bits);
   *result = status == ONEBIT_OK ? exchange : NULL;
   if (status != ONEBIT_OK)
     release(exchange);

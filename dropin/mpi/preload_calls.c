@@ -20,8 +20,7 @@ static struct ob_record *record_of(const struct ob_mpi_call *call, onebit_dtype_
 }
 
 /* What is decided without a word to other ranks, in the order of what it costs to find out. */
-static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record,
-                            bool *named) {
+static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_followed *followed) {
   onebit_dtype_t dtype;
   bool sum;
   int other = 1, size = 1;
@@ -33,8 +32,9 @@ static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **r
     return OB_REASON_ALONE;
   if (!ob_rules_compress(&ob_preload.rules, call->operation, dtype, call->count, size))
     return OB_REASON_RULE;
-  *named = ob_rules_name(&ob_preload.rules, call->operation, dtype, call->count, size);
-  *record = record_of(call, dtype, size);
+  followed->named = ob_rules_name(&ob_preload.rules, call->operation, dtype, call->count, size);
+  followed->bits = ob_rules_bits(&ob_preload.rules, call->operation, dtype, call->count, size);
+  followed->record = record_of(call, dtype, size);
   return ob_preload_settled(call->comm, size);
 }
 
@@ -47,7 +47,8 @@ void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm) 
 void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {
   *decision = (struct ob_preload_decision){.withdraw = false};
   struct ob_followed followed = {.named = false};
-  decision->reason = judge(call, &decision->record, &followed.named);
+  decision->reason = judge(call, &followed);
+  decision->record = followed.record;
   if (decision->reason != OB_REASON_NONE) {
     ob_preload_note(call->operation, call->count, call->comm);
     return;
@@ -55,7 +56,6 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
   double start = ob_seconds();
   ob_flights_hold();
   struct ob_attached *attached = ob_attached_of(call->comm, ob_preload.rules.warmup);
-  followed.record = decision->record;
   followed.reason = OB_REASON_REFUSED;
   if (attached)
     decision->exchange = ob_attached_follow(attached, call, &followed);
@@ -75,7 +75,7 @@ static void note(const struct ob_mpi_call *call, const struct ob_preload_decisio
     return;
   }
   ob_record_compressed(decision->record, seconds);
-  ob_record_sent(decision->record, tally->bytes_sent, tally->bytes_dense);
+  ob_record_sent(decision->record, tally->bits, tally->bytes_sent, tally->bytes_dense);
   ob_residual_sample(decision->record, call, ob_exchange_plan(decision->exchange));
 }
 

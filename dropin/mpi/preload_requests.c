@@ -8,6 +8,7 @@ int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *cal
                    const struct ob_preload_decision *decision) {
   const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
   *flown = (struct ob_preload_flown){.record = decision->record,
+                                     .bits = tally->bits,
                                      .bytes_sent = tally->bytes_sent,
                                      .bytes_dense = tally->bytes_dense};
   ob_flights_hold();
@@ -27,7 +28,7 @@ bool ob_preload_flown(struct ob_preload_flown *flown, int *code) {
   }
   if (compressed) {
     ob_record_compressed(flown->record, OB_NOT_TIMED);
-    ob_record_sent(flown->record, flown->bytes_sent, flown->bytes_dense);
+    ob_record_sent(flown->record, flown->bits, flown->bytes_sent, flown->bytes_dense);
   } else {
     ob_record_pass(flown->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
   }

@@ -41,7 +41,7 @@ static const struct variable variables[] = {
     {"onebit_calls", MPI_T_PVAR_CLASS_COUNTER, OFFSET(calls),
      "allreduces since MPI_Init, and the other collectives that rules name", OB_REASON_NONE},
     {"onebit_compressed", MPI_T_PVAR_CLASS_COUNTER, OFFSET(compressed),
-     "those of onebit_calls with one bit an element; all others were passed on to MPI",
+     "those of onebit_calls that were compressed; all others were passed on to MPI",
      OB_REASON_NONE},
     {"onebit_bytes_sent", MPI_T_PVAR_CLASS_COUNTER, OFFSET(bytes_sent),
      "bytes that the compressed calls of this rank have sent", OB_REASON_NONE},

@@ -29,7 +29,7 @@ static void check_driver(void) {
 static void start(void) {
   ob_counters_start(ob_seconds());
   check_driver();
-  if (ob_preload_read_settings() != ONEBIT_OK)
+  if (ob_preload_read_settings(1) != ONEBIT_OK) /* all that messages of a device have */
     snprintf(wrong_settings, sizeof wrong_settings, "%s", onebit_last_error());
   ob_preload_judge_exit(end_well);
 }

@@ -84,6 +84,7 @@ struct ob_nccl_tensor {
   struct ob_nccl_kind kind;
   onebit_operation_t operation;
   onebit_plan_t plan;
+  int bits; /* an element, of what is sent */
   uint64_t calls, bytes_sent, bytes_dense;
   /* Its calls that are in graphs: then plan and buffers stay. How often they have been replayed,
    * as far as was counted; and results that were not-a-number, of all calls. */

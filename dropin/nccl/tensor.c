@@ -68,6 +68,8 @@ static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl
   options.operation = call->operation;
   options.dtype = tensor->kind.dtype;
   options.device = ONEBIT_DEVICE_CUDA;
+  options.bits =
+      ob_rules_bits(&ob_preload.rules, call->operation, options.dtype, call->count, comm->size);
   if (status == ONEBIT_OK)
     status = onebit_plan_create(comm->onebit, call->count, &options, &tensor->plan);
   if (status == ONEBIT_OK)
@@ -75,6 +77,7 @@ static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl
   if (status == ONEBIT_OK)
     tensor->sample = ob_nccl_sample_create(tensor, comm->size);
   tensor->bytes_sent = info.wire_bytes;
+  tensor->bits = info.wire == ONEBIT_WIRE_DENSE ? 32 : info.bits;
   return status;
 }
 
@@ -270,7 +273,7 @@ void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
     return;
   for (; made + skipped > direct + tensor->replays; tensor->replays++) {
     ob_record_compressed(tensor->record, OB_NOT_TIMED);
-    ob_record_sent(tensor->record, tensor->bytes_sent, tensor->bytes_dense);
+    ob_record_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
   }
   for (; skipped > tensor->skipped; tensor->skipped++)
     ob_record_skipped(tensor->record);
@@ -289,7 +292,7 @@ static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_ten
   comm->calls++;
   comm->moved += !same;
   ob_record_compressed(tensor->record, OB_NOT_TIMED);
-  ob_record_sent(tensor->record, tensor->bytes_sent, tensor->bytes_dense);
+  ob_record_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
   return ncclSuccess;
 }
 

@@ -24,7 +24,7 @@ extern "C" {
 typedef struct onebit_counters {
   size_t size;
   uint64_t calls;      /* allreduces, and the other collectives that rules name */
-  uint64_t compressed; /* those with one bit an element; all others were passed on */
+  uint64_t compressed; /* those that were compressed; all others were passed on */
   uint64_t passed[ONEBIT_COUNTERS_REASONS]; /* by why: onebit_counters_reason */
   uint64_t bytes_sent;                      /* by the compressed calls of this rank */
   uint64_t bytes_dense;                     /* what the same calls had sent in full precision */

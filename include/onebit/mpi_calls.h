@@ -1,8 +1,10 @@
 /*
  * Calls in the shape of MPI's: a program that sums gradients with MPI_Allreduce writes
- * ONEBIT_Allreduce instead, and one bit an element travels. Nothing is created and nothing
- * destroyed: what a tensor needs (onebit/plan.h) is kept with the communicator, made by the first
- * call and gone with MPI_Comm_free or MPI_Finalize.
+ * ONEBIT_Allreduce instead, and 8 bits an element travel, with which every optimizer trains as with
+ * dense sums; or as few as ONEBIT_BITS says, alike on all ranks: 1 is for sums that go to SGD with
+ * momentum, while a program's own Adam trains worse with less than 8 (docs/preload.md). Nothing is
+ * created and nothing destroyed: what a tensor needs (onebit/plan.h) is kept with the communicator,
+ * made by the first call and gone with MPI_Comm_free or MPI_Finalize.
  *
  * Tensors. The residual belongs to a tensor, and a tensor is known by its two buffers, count,
  * type and operation, on each rank for itself: one pair of buffers for each. Before a program's
