@@ -42,11 +42,13 @@ def train(options, compressed, **plan_options):
         nn.Linear(HIDDEN, CLASSES),
     )
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     state = None
     if compressed:
-        state = onebit.torch.HookState(warmup_steps=options.warmup, **plan_options)  # onebit
+        state = onebit.torch.HookState(  # onebit
+            warmup_steps=options.warmup, optimizer=optimizer, **plan_options
+        )
         model.register_comm_hook(state, onebit.torch.allreduce_hook)  # onebit
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
     points, classes = teacher_data(4096, seed=100 + rank)
     shuffle = torch.Generator().manual_seed(200 + rank)

@@ -1,12 +1,14 @@
 """A communication hook for torch.nn.parallel.DistributedDataParallel.
 
-    state = onebit.torch.HookState(warmup_steps=20)
+    state = onebit.torch.HookState(warmup_steps=20, optimizer=optimizer)
     model = DistributedDataParallel(model)
     model.register_comm_hook(state, onebit.torch.allreduce_hook)
 
-Gradients are then averaged with one bit an element, and what a bit could not say is added to the
-next step's. This suits plain SGD and SGD with momentum; for Adam take onebit.torch.EfficientAdam,
-without DistributedDataParallel: its variance would be that of the bits.
+Gradients are then averaged with one bit an element where the optimizer is SGD with momentum, and
+with 8 bits where it is any other, or not known; what the bits could not say is added to the next
+step's. Fewer bits than 8 spoil the variance that Adam divides by: with `bits=2` gradients are
+normalised for it (see `HookState`). For one bit take onebit.torch.EfficientAdam, without
+DistributedDataParallel.
 """
 
 import queue
@@ -20,6 +22,7 @@ from onebit._native import Dtype, Status
 from onebit.communicator import Communicator
 from onebit.plan import Plan
 from onebit.torch.transport import checked_group
+from onebit.torch.width import Normaliser, choose
 
 _DTYPES = {
     torch.float32: Dtype.FLOAT32,
@@ -35,6 +38,7 @@ class _Job(NamedTuple):
     layout: Any  # which elements of which parameters lie where
     parameters: Any  # kept alive with the plan, so that no other gets the id of one
     dense: bool
+    gradients: Any  # views of the tensor, one a parameter; None: they are not looked at
 
 
 class HookState:
@@ -43,8 +47,17 @@ class HookState:
 
     process_group: over gloo, of the same processes as the model's, and for this state's use alone;
         None: a new group of all processes
-    warmup_steps: steps that are dense at the beginning, exactly as without a hook. At least 1,
-        since DistributedDataParallel lays its buckets out anew after the first step
+    warmup_steps: steps that are dense at the beginning, exactly as without a hook unless gradients
+        are normalised. At least 1, since DistributedDataParallel lays its buckets out anew after
+        the first step
+    optimizer: what gets the gradients, a torch.optim.Optimizer, of which only the kind is looked
+        at; None: not known
+    bits: an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. docs/scales.md has what
+        each costs in loss
+    normalise: whether a rank divides its gradients by the root of their own second moments before
+        they are averaged, also in the warm-up. For Adam, AdamW and their like, whose steps do not
+        change by it, but for the weight of epsilon, and of clipping and coupled weight decay, which
+        see gradients of magnitude 1. None: with 1 and 2 bits, where such an optimizer is known
     timeout: seconds that a rank waits for a message before that is an error; default 1800
     plan_options: as for `onebit.Plan` (scale, block_size, schedule, threads, ...)
 
@@ -54,17 +67,29 @@ class HookState:
     A thread of the state's own makes the exchanges, one bucket after the other, while the backward
     pass goes on. Counts, to look at:
 
+    bits, normalise: as they were asked for, or chosen
     steps: made with this hook, the warm-up included
     skipped: buckets that were averaged by torch because some rank's gradient was not finite
     dropped: residuals that were dropped because a bucket was laid out anew
     """
 
-    def __init__(self, process_group=None, warmup_steps=1, timeout=None, **plan_options):
+    def __init__(
+        self,
+        process_group=None,
+        warmup_steps=1,
+        timeout=None,
+        optimizer=None,
+        bits=None,
+        normalise=None,
+        **plan_options,
+    ):
         if warmup_steps < 1:
             raise ValueError(f"warmup_steps is {warmup_steps}, not at least 1")
+        self.bits, self.normalise = choose(optimizer, bits, normalise)
+        self._normaliser = Normaliser() if self.normalise else None
         self.warmup_steps = warmup_steps
         self.steps = self.skipped = self.dropped = 0
-        self._plan_options = plan_options
+        self._plan_options = {"bits": self.bits, **plan_options}
         self._group = checked_group(process_group)
         self.comm = Communicator.torch(self._group, timeout)
         self._plans = {}  # by the bucket's index: its layout, the plan, its parameters
@@ -79,7 +104,8 @@ class HookState:
         layout = (tensor.numel(), tensor.dtype, tuple(id(one) for one in parameters))
         done = torch.futures.Future()
         dense = self.steps < self.warmup_steps or tensor.dtype not in _DTYPES
-        self._jobs.put(_Job(done, tensor, bucket.index(), layout, parameters, dense))
+        gradients = bucket.gradients() if self.normalise else None
+        self._jobs.put(_Job(done, tensor, bucket.index(), layout, parameters, dense, gradients))
         if bucket.is_last():
             self.steps += 1
         return done.then(_unwrap)
@@ -101,6 +127,8 @@ class HookState:
             job.future.set_result((job.tensor, reason))
 
     def _average(self, job):
+        if job.gradients is not None:
+            self._normaliser.divide(job.parameters, job.gradients)
         if not job.dense:
             status = self._plan(job).allreduce(job.tensor, job.tensor)
             if status != Status.SKIPPED:

@@ -1,0 +1,67 @@
+"""How many bits the gradients of a program's own optimizer can have, and whether they are divided
+by their own magnitudes before."""
+
+import torch
+
+# Their step is the same when an element's gradients are all multiplied by one positive number.
+_ADAPTIVE = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+)
+
+
+def is_momentum(optimizer):
+    """SGD with momentum averages over steps as error feedback does: one bit is enough."""
+    groups = optimizer.param_groups
+    return isinstance(optimizer, torch.optim.SGD) and all(one["momentum"] > 0 for one in groups)
+
+
+def is_adaptive(optimizer):
+    """Adam and its like, where weight decay is not added to the gradient."""
+    coupled = not isinstance(optimizer, torch.optim.AdamW) and any(
+        one.get("weight_decay", 0) and not one.get("decoupled_weight_decay")
+        for one in optimizer.param_groups
+    )
+    return isinstance(optimizer, _ADAPTIVE) and not coupled
+
+
+def choose(optimizer, bits, normalise):
+    """Bits and whether to normalise, where they are None: by the optimizer, if it is known."""
+    if bits is None:
+        bits = 1 if optimizer is not None and is_momentum(optimizer) else 8
+    if bits not in (1, 2, 4, 8):
+        raise ValueError(f"bits is {bits}, not 1, 2, 4 or 8")
+    if normalise is None:
+        normalise = bits < 4 and optimizer is not None and is_adaptive(optimizer)
+    if normalise and optimizer is not None and not is_adaptive(optimizer):
+        raise ValueError(f"normalise is for Adam and its like, not for {type(optimizer).__name__}")
+    return bits, bool(normalise)
+
+
+class Normaliser:
+    """Divides a rank's gradients by the root of their own second moments, which go on with every
+    step: 4 bytes a parameter. An element's results are then all of about one magnitude, so that few
+    bits hold them; Adam divides by that magnitude anyway."""
+
+    _BETA = 0.999
+
+    def __init__(self):
+        self._moments = {}  # by parameter: the mean of squares, and of how many steps
+
+    def divide(self, parameters, gradients):
+        """In place. What is not finite changes no moment."""
+        for parameter, gradient in zip(parameters, gradients):
+            moment, steps = self._moments.get(parameter, (None, 0))
+            if moment is None:
+                moment = torch.zeros(parameter.shape, dtype=torch.float32)
+            wide = gradient.float()
+            if bool(wide.isfinite().all()):
+                steps += 1
+                moment.mul_(self._BETA).addcmul_(wide, wide, value=1 - self._BETA)
+                self._moments[parameter] = moment, steps
+            root = (moment / (1 - self._BETA ** max(steps, 1))).sqrt_()
+            gradient.copy_(torch.where(root > 0, wide / root, wide))
