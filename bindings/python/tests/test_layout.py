@@ -98,7 +98,8 @@ def test_every_function_has_its_arguments():
 
 
 def test_every_optimizer_has_its_row():
-    """Of the calls that make an optimizer of tensors."""
+    """Of the calls that make an optimizer of tensors; the outer step is none."""
     made = re.findall(r"onebit_(\w+)_create\(onebit_comm_t comm, const onebit_tensor_t", headers())
+    made.remove("outer")
     assert sorted(made) == sorted(method.name for method in METHODS)
     assert all(issubclass(getattr(onebit, name), onebit.Optimizer) for name in NAMES)
