@@ -172,9 +172,12 @@ typedef struct onebit_outer_info {
   size_t size;
   size_t local_steps; /* as decided, and so are the next seven */
   onebit_outer_rule_t rule;
-  double learning_rate, momentum, mixing;
+  double learning_rate;
+  double momentum;
+  double mixing;
   int bits;
-  size_t fragments, delay;
+  size_t fragments;
+  size_t delay;
   uint64_t steps;          /* local steps that were counted */
   uint64_t exchanges;      /* of one fragment each, that were applied */
   uint64_t skipped;        /* of one fragment each, that every rank skipped */

@@ -60,7 +60,7 @@ typedef struct onebit_sockets_options {
 /* clang-format off */
 #define ONEBIT_SOCKETS_OPTIONS_INIT \
   { sizeof(onebit_sockets_options_t), 0, 0, NULL, NULL, NULL, 0, 0 }
-#define ONEBIT_SOCKETS_STREAMS 64
+#define ONEBIT_SOCKETS_STREAMS 64 /* connections of two ranks, at most */
 /* clang-format on */
 
 /* Makes a communicator over sockets. Collective: all ranks call it, each with its number. With one
