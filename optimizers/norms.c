@@ -89,7 +89,7 @@ static onebit_status_t look_at(struct look *look, ob_run_body *body) {
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a look at the state");
   if (status == ONEBIT_OK) {
     look->more = look->values + OB_CHUNK;
-    status = ob_each_run(&look->section.bucket->bits->geometry.layout, first, end, body, look);
+    status = ob_each_run(&look->section.plan->geometry.layout, first, end, body, look);
   }
   ob_reader_destroy(&look->reader);
   ob_release(look->values);

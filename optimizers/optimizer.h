@@ -299,8 +299,6 @@ onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_st
 
 /* A checkpoint was loaded, so the ranks have the same: ob_plan_accept of all plans. */
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer);
-/* Likewise: what a compressed warm-up has not sent yet is of other steps. */
-onebit_status_t ob_optimizer_reset_warmup(struct onebit_optimizer *optimizer);
 
 /* Whether the step being made compares the ranks' parameters: of the first one, and at the interval
  * that was asked for. Collective: compares them; `status` is how this rank fares so far. */

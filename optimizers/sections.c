@@ -38,7 +38,7 @@ enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer) {
 }
 
 /* Fresh variance, anchor and movement begin at the freeze; and residuals there, where momentum is
- * what is sent or the state is sharded. */
+ * what is sent or the state is sharded. A warm-up that is compressed has residuals of its own. */
 bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                     enum ob_saved what) {
   const struct ob_method *method = optimizer->method;
@@ -57,7 +57,8 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
         (what == OB_SAVED_SERVER && method->serve_rule != OB_SERVE_MEAN))
       return false;
     return stage == OB_STAGE_SENT || !(method->momentum || method->sharded) ||
-           (method->sharded && stage == OB_STAGE_FROZEN);
+           (method->sharded && stage == OB_STAGE_FROZEN) ||
+           (stage == OB_STAGE_WARMUP && optimizer->options.warmup_bits);
   case OB_SAVED_MOMENTS:
     return method->moments;
   default:
@@ -82,11 +83,11 @@ static void set_residual(struct ob_section *section, const struct ob_residual *r
  * residual that is; servers that keep no residual have the momentum in that place. */
 static void set_compressed(struct ob_section *section, enum ob_stage stage) {
   const struct ob_bucket *bucket = section->bucket;
-  const struct ob_residual *worker = &bucket->bits->worker, *server = &bucket->bits->server;
+  const struct ob_residual *worker = &section->plan->worker, *server = &section->plan->server;
   bool from_servers = server->serving.rule != OB_SERVE_MEAN;
   if (section->what == OB_SAVED_WORKER) {
     set_residual(section, worker, OB_CONTENT_RESIDUAL);
-    ob_plan_compressed(bucket->bits, &section->first, &section->end);
+    ob_plan_compressed(section->plan, &section->first, &section->end);
   } else if (section->what == OB_SAVED_MOMENTS) {
     set_residual(section, worker, OB_CONTENT_BFLOATS);
     section->values = worker->moments[worker->now];
@@ -107,6 +108,7 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
                                 enum ob_saved what) {
   struct ob_section section = {.what = what,
                                .bucket = bucket,
+                               .plan = bucket->bits,
                                .first = bucket->first_block,
                                .end = bucket->first_block + bucket->blocks,
                                .first_word = bucket->first_word};
@@ -117,6 +119,9 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
     section.first = 0;
     section.end = bucket->bits->geometry.layout.blocks;
   }
+  if (stage == OB_STAGE_WARMUP && (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER) &&
+      bucket->dense->options.wire == ONEBIT_WIRE_BITS)
+    section.plan = bucket->dense;
   if (!bucket->uncompressed)
     set_compressed(&section, stage);
   else if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER || !(parameters || section.values))
@@ -185,7 +190,7 @@ static void *address_of(const struct ob_section *section, const struct ob_run *r
   const struct ob_bucket *bucket = section->bucket;
   if (section->content == OB_CONTENT_PIECES)
     return bucket->parameters[run->piece] + run->offset;
-  size_t word = bucket->bits->geometry.layout.piece[run->piece].first_word - section->first_word;
+  size_t word = section->plan->geometry.layout.piece[run->piece].first_word - section->first_word;
   size_t size = section->content == OB_CONTENT_BFLOATS ? sizeof(uint16_t) : sizeof(float);
   return (char *)section->values + (word * OB_LANES + run->offset) * size;
 }
@@ -204,7 +209,7 @@ static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *
 static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_section *section,
                                      const struct ob_run *run, float *values) {
   const struct ob_residual *residual = section->residual;
-  const struct ob_layout *layout = &section->bucket->bits->geometry.layout;
+  const struct ob_layout *layout = &section->plan->geometry.layout;
   size_t first = run->offset / layout->block;
   size_t count =
       residual->one_scale ? 1 : (run->offset + run->count - 1) / layout->block + 1 - first;
@@ -271,7 +276,7 @@ static onebit_status_t read_messages(struct ob_reader *reader, const struct oneb
 
 onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_section *section,
                                 const struct ob_run *run, float *values) {
-  const struct onebit_plan *plan = section->bucket->bits;
+  const struct onebit_plan *plan = section->plan;
   const struct ob_memory *memory = plan->executor->residuals;
   switch (section->content) {
   case OB_CONTENT_BFLOATS:
@@ -289,7 +294,7 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
 /* Means over ranks are rounded to what moments are kept in. */
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
                                  const float *values, float *scratch) {
-  const struct ob_memory *memory = section->bucket->bits->executor->residuals;
+  const struct ob_memory *memory = section->plan->executor->residuals;
   if (section->content != OB_CONTENT_BFLOATS)
     return memory->copy(address_of(section, run), values, run->count * sizeof *values);
   for (size_t i = 0; i < run->count; i++)

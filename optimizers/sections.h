@@ -62,6 +62,7 @@ struct ob_section {
   enum ob_saved what;
   enum ob_content content;
   const struct ob_bucket *bucket;
+  struct onebit_plan *plan; /* whose layout, residuals and messages these are */
   size_t first, end;
   /* Not of messages and pieces: the array, in memory of the bucket's executor; its first word. */
   void *values;

@@ -183,13 +183,6 @@ static onebit_status_t check_refused(const struct onebit_optimizer *optimizer) {
                   "differ: load a checkpoint");
 }
 
-onebit_status_t ob_optimizer_reset_warmup(struct onebit_optimizer *optimizer) {
-  if (optimizer->options.warmup_bits)
-    for (size_t u = 0; u < optimizer->bucket_count; u++)
-      OB_TRY(onebit_plan_reset_residual(optimizer->buckets[u].dense));
-  return ONEBIT_OK;
-}
-
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
   optimizer->refused = false;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {

@@ -154,6 +154,7 @@ Test(checkpoint_elastic, other_numbers_of_ranks_of_every_optimizer) {
                                       "adam, buckets",
                                       "adam, automatic freeze",
                                       "adam in bfloat16",
+                                      "adam, compressed warm-up",
                                       "adam, shards of steps",
                                       "adam, shards of parameters in bfloat16",
                                       "lamb",
@@ -176,6 +177,7 @@ Test(checkpoint_elastic, other_hosts) {
   check_others(*find_case("adam, three hosts"), 4, 2);
   check_others(*find_case("adam, steps"), 4, 2);
   check_others(*find_case("lamb, hosts"), 6, 3);
+  check_others(*find_case("lamb, hosts, compressed warm-up"), 6, 3);
   check_others(*find_case("0/1 adam, hosts"), 2, 1);
   check_others(*find_case("lion, hosts"), 3, 1);
   check_others(*find_case("lion, hosts"), 6, 3);

@@ -129,8 +129,7 @@ typedef struct onebit_optimizer_options {
    * of their own (none with no_error_feedback) and scales as of ONEBIT_SCALE_RMS; default 0:
    * float32. Of 1-bit Adam without shards, 1-bit LAMB and momentum SGD, in profile default and
    * memory of the host; `uncompressed` tensors stay dense. Memory: as much again as the residual
-   * of the bits, kept after the freeze too, where it is of no use any more. It begins as zeros
-   * after a checkpoint is loaded, and after onebit_optimizer_move. */
+   * of the bits, kept after the freeze too, where it is of no use any more. */
   int warmup_bits;
 } onebit_optimizer_options_t;
 

@@ -125,14 +125,15 @@ static bool is_wanted(const struct ob_loading *loading, enum ob_saved what) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   bool residual = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
   if (residual && optimizer->method->momentum)
-    return loading->stage == OB_STAGE_SENT;
+    return loading->stage == OB_STAGE_SENT ||
+           (loading->stage == OB_STAGE_WARMUP && ob_has_section(optimizer, loading->stage, what));
   return ob_has_section(optimizer, (enum ob_stage)loading->parts.list[0].header.stage, what);
 }
 
 static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved what) {
   const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
   struct restoring restoring = {loading, ob_section_of(bucket, loading->stage, what), false};
+  const struct ob_layout *layout = &restoring.to.plan->geometry.layout;
   if (!is_wanted(loading, what))
     return ONEBIT_OK;
   if (what == OB_SAVED_PARAMETERS)
@@ -141,7 +142,7 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
     return ob_restore_messages(loading);
   OB_TRY(ob_each_run(layout, restoring.to.first, restoring.to.end, restore_run, &restoring));
   if (what == OB_SAVED_SERVER && !loading->dry)
-    bucket->bits->server_large = restoring.large;
+    restoring.to.plan->server_large = restoring.large;
   return ONEBIT_OK;
 }
 
@@ -175,6 +176,8 @@ static onebit_status_t restore_bucket(struct ob_loading *loading) {
     OB_TRY(reset(plan));
   if (!loading->dry && bucket->steps_back)
     OB_TRY(reset(bucket->steps_back));
+  if (!loading->dry && bucket->dense->options.wire == ONEBIT_WIRE_BITS)
+    OB_TRY(reset(bucket->dense));
   for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
     OB_TRY(restore_section(loading, (enum ob_saved)what));
   return loading->dry || !plan->executor->imported ? ONEBIT_OK : plan->executor->imported(plan);
@@ -276,6 +279,5 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   reset_scalings(optimizer);
   restore_counts(loading);
   OB_TRY(ob_optimizer_accept(optimizer));
-  OB_TRY(ob_optimizer_reset_warmup(optimizer));
   return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
 }

@@ -98,8 +98,8 @@ static struct ob_section saved_section(const struct ob_saving *saving,
 static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
                         const struct ob_stretch *stretch, uint64_t low, uint64_t high) {
   const struct ob_bucket *bucket = &saving->optimizer->buckets[stretch->bucket];
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
   struct ob_section section = saved_section(saving, bucket, what);
+  const struct ob_layout *layout = &section.plan->geometry.layout;
   uint64_t before = space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
   uint64_t after = before + stretch->count[space], number = stretch->first[space];
   uint64_t first = clip(ob_offset_in(layout, stretch->piece, section.first), before, after);
