@@ -43,8 +43,8 @@ static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
   adam.gain = (double)optimizer->options->gain;
   adam.trust_ratio = optimizer->options->method == EFFICIENT_LAMB;
   adam.common = common_options(optimizer);
-  return onebit_efficient_adam_create(optimizer->task->team->gradients, tensors,
-                                      optimizer->task->ntensors, &adam, &optimizer->onebit);
+  return onebit_efficient_adam_create(optimizer->comm, tensors, optimizer->task->ntensors, &adam,
+                                      &optimizer->onebit);
 }
 
 static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
@@ -56,8 +56,8 @@ static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_te
   adam.exchange = options->exchange ? ONEBIT_ADAM_EXCHANGE_STEP : ONEBIT_ADAM_EXCHANGE_MOMENTUM;
   adam.shards = (onebit_shards_t)options->shards;
   adam.common = common_options(optimizer);
-  return onebit_adam_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
-                            &adam, &optimizer->onebit);
+  return onebit_adam_create(optimizer->comm, tensors, optimizer->task->ntensors, &adam,
+                            &optimizer->onebit);
 }
 
 static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
@@ -67,8 +67,8 @@ static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_te
   lamb.epsilon = (double)options->epsilon;
   lamb.freeze_step = freeze_step(optimizer);
   lamb.common = common_options(optimizer);
-  return onebit_lamb_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
-                            &lamb, &optimizer->onebit);
+  return onebit_lamb_create(optimizer->comm, tensors, optimizer->task->ntensors, &lamb,
+                            &optimizer->onebit);
 }
 
 static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
@@ -82,8 +82,8 @@ static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
   adam.local_step_scaler = options->local_scaler;
   adam.local_step_clipper = options->local_clipper;
   adam.common = common_options(optimizer);
-  return onebit_zero_one_adam_create(optimizer->task->team->gradients, tensors,
-                                     optimizer->task->ntensors, &adam, &optimizer->onebit);
+  return onebit_zero_one_adam_create(optimizer->comm, tensors, optimizer->task->ntensors, &adam,
+                                     &optimizer->onebit);
 }
 
 static onebit_status_t create_momentum(train_optimizer_t *optimizer,
@@ -93,8 +93,8 @@ static onebit_status_t create_momentum(train_optimizer_t *optimizer,
   momentum.momentum = (double)options->momentum;
   momentum.warmup_steps = freeze_step(optimizer);
   momentum.common = common_options(optimizer);
-  return onebit_momentum_create(optimizer->task->team->gradients, tensors,
-                                optimizer->task->ntensors, &momentum, &optimizer->onebit);
+  return onebit_momentum_create(optimizer->comm, tensors, optimizer->task->ntensors, &momentum,
+                                &optimizer->onebit);
 }
 
 /* Its dense form is that of tensors that stay uncompressed. */
@@ -106,8 +106,8 @@ static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_te
   lion.common = common_options(optimizer);
   if (optimizer->form == DENSE)
     lion.common.dense_below = SIZE_MAX;
-  return onebit_lion_create(optimizer->task->team->gradients, tensors, optimizer->task->ntensors,
-                            &lion, &optimizer->onebit);
+  return onebit_lion_create(optimizer->comm, tensors, optimizer->task->ntensors, &lion,
+                            &optimizer->onebit);
 }
 
 /* Dense 0/1 Adam and Efficient-Adam are Adam, and with trust ratios LAMB. */
@@ -179,11 +179,20 @@ static void tell(void *context, size_t tensor) {
 
 int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task_t *task,
                            const train_options_t *options) {
-  *optimizer = (train_optimizer_t){
-      .form = form, .options = options, .task = task, .loss_scale = 1.0f, .arrays = {.task = task}};
+  *optimizer = (train_optimizer_t){.form = form == OUTER ? DENSE : form,
+                                   .options = options,
+                                   .task = task,
+                                   .comm = task->team->gradients,
+                                   .loss_scale = 1.0f,
+                                   .arrays = {.task = task}};
   if (form == DENSE_MPI) {
     optimizer->dense = train_dense_create(task, options);
     return agree(task->team, optimizer->dense != NULL, "out of memory for dense moments");
+  }
+  if (form == OUTER) {
+    if (train_outer_create(&optimizer->outer, task, options) != 0)
+      return -1;
+    optimizer->comm = optimizer->outer.alone;
   }
   if (agree(task->team, train_arrays_create(&optimizer->arrays, task, options) == 0,
             "out of memory for rounded parameters and gradients") != 0 ||
@@ -201,6 +210,7 @@ void train_optimizer_destroy(train_optimizer_t *optimizer) {
   if (!optimizer->task)
     return;
   onebit_optimizer_destroy(optimizer->onebit);
+  train_outer_destroy(&optimizer->outer);
   train_dense_destroy(optimizer->dense);
   train_arrays_destroy(&optimizer->arrays);
 }
@@ -237,22 +247,41 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
     train_dense_step(optimizer->dense, learning_rate);
     return ONEBIT_OK;
   }
-  const onebit_status_t status = task->kind->step(task, optimizer->onebit, learning_rate);
+  onebit_status_t status = task->kind->step(task, optimizer->onebit, learning_rate);
   train_arrays_refresh(&optimizer->arrays);
-  return optimizer->status != ONEBIT_OK ? optimizer->status : status;
+  if (optimizer->status != ONEBIT_OK)
+    status = optimizer->status;
+  const onebit_status_t outer = train_outer_step(&optimizer->outer);
+  return outer != ONEBIT_OK ? outer : status;
+}
+
+/* What the steps of --outer have sent. A round is an exchange of all fragments. */
+static void count_rounds(onebit_optimizer_info_t *info, const onebit_outer_info_t *outer) {
+  const uint64_t rounds = outer->exchanges / outer->fragments;
+  const int dense = outer->bits == ONEBIT_OUTER_DENSE;
+  info->exchanges[0] = dense ? rounds : 0;
+  info->exchanges[1] = dense ? 0 : rounds;
+  info->exchanges[2] = outer->steps > rounds ? outer->steps - rounds : 0;
+  info->skipped += outer->skipped;
 }
 
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer) {
   onebit_optimizer_info_t info = {.size = sizeof info, .synchronized = 1};
+  const onebit_outer_info_t outer = train_outer_info(&optimizer->outer);
   if (optimizer->onebit)
     onebit_optimizer_get_info(optimizer->onebit, &info);
   else
     info.exchanges[0] = info.steps = optimizer->dense->steps;
+  if (optimizer->outer.onebit)
+    count_rounds(&info, &outer);
   return info;
 }
 
 double train_optimizer_residual_ratio(const train_optimizer_t *optimizer) {
   onebit_optimizer_statistics_t statistics = {.size = sizeof statistics};
+  const onebit_outer_info_t outer = train_outer_info(&optimizer->outer);
+  if (outer.drift_norm > 0.0)
+    return outer.residual_norm / outer.drift_norm;
   if (optimizer->onebit)
     onebit_optimizer_get_statistics(optimizer->onebit, &statistics);
   return statistics.residual_ratio;

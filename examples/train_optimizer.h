@@ -1,19 +1,22 @@
 /*
- * What a training makes its steps with: an optimizer of the library, compressed or dense, or
- * train_dense.h, behind the same few calls.
+ * What a training makes its steps with: an optimizer of the library, compressed or dense, or dense
+ * on each rank with an outer step, or train_dense.h, behind the same few calls.
  */
 #ifndef EXAMPLES_TRAIN_OPTIMIZER_H
 #define EXAMPLES_TRAIN_OPTIMIZER_H
 
 #include "examples/train_arrays.h"
 #include "examples/train_dense.h"
+#include "examples/train_outer.h"
 
 typedef struct train_optimizer {
-  form_t form;
+  form_t form; /* of --outer that of the inner optimizer, DENSE */
   const train_options_t *options;
   train_task_t *task;
   onebit_optimizer_t onebit; /* NULL for DENSE_MPI, which has the other one */
   train_dense_t *dense;
+  train_outer_t outer;
+  onebit_comm_t comm; /* the library's optimizer is made on it */
   train_arrays_t arrays;
   int in_parts;           /* gradients are told of as they become final */
   size_t micro_batch;     /* of the step, that is computed now */
@@ -34,7 +37,8 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
 
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer);
 
-/* This rank's residual relative to the signal, as onebit/statistics.h has it; 0 without one. */
+/* This rank's residual relative to the signal, as onebit/statistics.h has it, or of an outer step
+ * to the mean drift; 0 without one. */
 double train_optimizer_residual_ratio(const train_optimizer_t *optimizer);
 
 /* Bytes that this rank has sent for it so far. */

@@ -84,6 +84,27 @@ static const option_t optimizer[] = {
      "bits an element of the dense steps' gradients; default none: they are float32"},
 };
 
+static const option_t outer[] = {
+    {"outer", OPTION_COUNT, AT(outer), 1, 1e9, NULL, 0,
+     "train each rank by itself, with the optimizer's dense form, and exchange every so many steps "
+     "how far the ranks have come (onebit/outer.h); by default the ranks exchange in every step"},
+    {"outer-rule", OPTION_CHOICE, AT(outer_rule), 0, 0, "mean|momentum|nesterov", 0,
+     "what is done with the mean of that; default mean"},
+    {"outer-bits", OPTION_CHOICE, AT(outer_bits), 0, 0, "auto|1|2|4|8|32|sparse", 0,
+     "bits an element of an exchange, 32: float32, sparse: SparseLoCo's messages; default auto: "
+     "what the rule bears"},
+    {"outer-rate", OPTION_REAL, AT(outer_rate), 0, 10, NULL, 0,
+     "learning rate of the outer rule; default 1, of nesterov 0.7"},
+    {"outer-momentum", OPTION_REAL, AT(outer_momentum), 0, 0.999999, NULL, 0,
+     "its momentum; default 0.5, of nesterov 0.9"},
+    {"outer-fragments", OPTION_COUNT, AT(outer_fragments), 1, 1e9, NULL, 0,
+     "parts that are exchanged at different steps; default 1"},
+    {"outer-delay", OPTION_COUNT, AT(outer_delay), 0, 1e9, NULL, 0,
+     "steps after which an exchange is applied, while the training goes on; default 0"},
+    {"outer-mixing", OPTION_REAL, AT(outer_mixing), 0, 1, NULL, 0,
+     "weight of the consensus against the rank's parameters; default 1, with a delay 0.5"},
+};
+
 static const option_t numbers[] = {
     {"parameters", OPTION_CHOICE, AT(parameters), 0, 0, "float32|bfloat16|float16", 0,
      "what the model's parameters are rounded to, beside float32 masters; default float32: none"},
@@ -115,8 +136,8 @@ static const option_t reports[] = {
 };
 
 const option_table_t train_option_tables[TRAIN_TABLES] = {
-    TABLE("Training", training), TABLE("Optimizer", optimizer), TABLE("Precision", numbers),
-    TABLE("Reports and checkpoints", reports)};
+    TABLE("Training", training), TABLE("Optimizer", optimizer), TABLE("Outer step", outer),
+    TABLE("Precision", numbers), TABLE("Reports and checkpoints", reports)};
 
 /* --- Defaults that depend on others, and options that do not go together -----------------------*/
 
@@ -142,7 +163,10 @@ void train_options_complete(train_options_t *options, const float learning_rates
 }
 
 form_t train_options_form(const train_options_t *options) {
-  return options->dense_mpi ? DENSE_MPI : options->dense ? DENSE : COMPRESSED;
+  return options->dense_mpi ? DENSE_MPI
+         : options->dense   ? DENSE
+         : options->outer   ? OUTER
+                            : COMPRESSED;
 }
 
 static int check_form(const train_options_t *options, char *words) {
@@ -158,6 +182,21 @@ static int check_form(const train_options_t *options, char *words) {
     snprintf(words, OPTION_WORDS,
              "--dense-mpi: is the plainest form: no checkpoint, parameters, gradients, loss-scale, "
              "clip-norm, accumulate, bucket-size or shards");
+  else
+    return 0;
+  return -1;
+}
+
+static int check_outer(const train_options_t *options, char *words) {
+  const int has_more = options->outer_rule || options->outer_bits || options->outer_rate > 0.0f ||
+                       options->outer_momentum > 0.0f || options->outer_fragments ||
+                       options->outer_delay || options->outer_mixing > 0.0f;
+  if (!options->outer && has_more)
+    snprintf(words, OPTION_WORDS, "--outer: missing; the other options of the outer step want it");
+  else if (options->outer && (options->dense || options->dense_mpi || options->checkpoint ||
+                              options->parameters || options->loss_scale > 0.0f || options->shards))
+    snprintf(words, OPTION_WORDS,
+             "--outer: not with dense, dense-mpi, checkpoint, parameters, loss-scale or shards");
   else
     return 0;
   return -1;
@@ -198,7 +237,8 @@ static int check_files(const train_options_t *options, char *words) {
 int train_options_check(const train_options_t *options, char words[OPTION_WORDS]) {
   if (options->help)
     return 0;
-  if (check_form(options, words) != 0 || check_method(options, words) != 0)
+  if (check_form(options, words) != 0 || check_outer(options, words) != 0 ||
+      check_method(options, words) != 0)
     return -1;
   return check_files(options, words);
 }
@@ -209,16 +249,18 @@ static const struct {
   const char *name, *forms[FORMS]; /* the name is that of --optimizer */
 } methods[METHODS] = {
     [EFFICIENT_ADAM] = {"efficient-adam",
-                        {"Efficient-Adam", "dense Adam", "dense Adam over MPI_Allreduce"}},
-    [ADAM] = {"adam", {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce"}},
+                        {"Efficient-Adam", "dense Adam", "dense Adam over MPI_Allreduce",
+                         "local Adam"}},
+    [ADAM] = {"adam", {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce", "local Adam"}},
     [EFFICIENT_LAMB] = {"efficient-lamb",
                         {"Efficient-Adam with trust ratios", "dense LAMB",
-                         "dense LAMB over MPI_Allreduce"}},
-    [LAMB] = {"lamb", {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce"}},
+                         "dense LAMB over MPI_Allreduce", "local LAMB"}},
+    [LAMB] = {"lamb", {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce", "local LAMB"}},
     [ZERO_ONE_ADAM] = {"zero-one-adam",
-                       {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce"}},
-    [MOMENTUM] = {"momentum", {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce"}},
-    [LION] = {"lion", {"1-bit Lion", "dense Lion", "dense Lion over MPI_Allreduce"}},
+                       {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce", "local Adam"}},
+    [MOMENTUM] = {"momentum",
+                  {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce", "local SGD"}},
+    [LION] = {"lion", {"1-bit Lion", "dense Lion", "dense Lion over MPI_Allreduce", "local Lion"}},
 };
 
 const char *train_method_name(int method) { return methods[method].name; }

@@ -19,9 +19,9 @@ typedef enum method {
   METHODS
 } method_t;
 
-/* How gradients travel: with the bits of the method, dense by the same optimizer, or dense by
- * MPI_Allreduce and an optimizer of train_dense.h. */
-typedef enum form { COMPRESSED, DENSE, DENSE_MPI, FORMS } form_t;
+/* How gradients travel: with the bits of the method, dense by the same optimizer, dense by
+ * MPI_Allreduce and an optimizer of train_dense.h, or not at all: --outer. */
+typedef enum form { COMPRESSED, DENSE, DENSE_MPI, OUTER, FORMS } form_t;
 
 #define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
 
@@ -49,7 +49,12 @@ typedef struct train_options {
   int scale;                                   /* an onebit_scale_t */
   size_t block_size, bucket_size, dense_below; /* as in onebit_optimizer_options_t */
   int warmup_bits;                             /* 0: dense, 1: 4 bits, 2: 8 */
-  int parameters, gradients;                   /* onebit_dtype_t */
+  size_t outer;                                /* local steps; 0: none */
+  int outer_rule;                              /* an onebit_outer_rule_t */
+  int outer_bits;                              /* the place of the word among the choices */
+  float outer_rate, outer_momentum, outer_mixing;
+  size_t outer_fragments, outer_delay;
+  int parameters, gradients; /* onebit_dtype_t */
   float loss_scale;
   size_t loss_scale_interval;
 
@@ -71,8 +76,9 @@ typedef struct train_options {
   .local_scaler = COUNT_UNSET, .local_clipper = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,     \
   .loss_scale_interval = 2000, .report_every = 20
 
-/* The tables of train_options_t: what is trained how, numbers, checkpoints and reports. */
-enum { TRAIN_TABLES = 4 };
+/* The tables of train_options_t: what is trained how, the outer step, numbers, checkpoints and
+ * reports. */
+enum { TRAIN_TABLES = 5 };
 extern const option_table_t train_option_tables[TRAIN_TABLES];
 
 /* The defaults that depend on other options; learning_rates: the program's, of each

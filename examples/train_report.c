@@ -7,6 +7,7 @@
 static const char *stage_name(const training_t *training, onebit_stage_t stage) {
   static const char *const names[][2] = {{"warm-up", "compressed"}, {"variance", "local"}};
   return training->form == COMPRESSED ? names[training->options->method == ZERO_ONE_ADAM][stage]
+         : training->form == OUTER    ? "local"
                                       : "dense";
 }
 
@@ -49,6 +50,10 @@ static double seconds(const training_t *training) {
 
 static uint64_t bytes(const training_t *training) {
   return training->tally[0].bytes + training->tally[1].bytes;
+}
+
+static size_t steps(const training_t *training) {
+  return training->tally[0].steps + training->tally[1].steps;
 }
 
 /* Fails where the loss is not finite, or too many steps in a row were skipped. Some are skipped
@@ -120,8 +125,28 @@ static void print_compression(const training_t *training) {
   printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
 }
 
-static size_t steps(const training_t *training) {
-  return training->tally[0].steps + training->tally[1].steps;
+/* What a rank sends for a gradient in float32, by reduce-scatter and allgather, in every step. */
+static double float32_bytes(const training_t *training) {
+  const double ranks = (double)training->team->size;
+  return 2.0 * (ranks - 1.0) / ranks * 4.0 * (double)training->parameters * (double)steps(training);
+}
+
+static void print_outer(const training_t *training) {
+  static const char *const rules[] = {"mean", "momentum", "Nesterov"};
+  const onebit_outer_info_t *outer = &training->outer;
+  printf("outer step: every %zu steps; %s, rate %g, momentum %g; ", outer->local_steps,
+         rules[outer->rule], outer->learning_rate, outer->momentum);
+  if (outer->bits == ONEBIT_OUTER_SPARSE)
+    printf("sparse");
+  else
+    printf("%d bits", outer->bits);
+  printf("; %zu fragments, delay %zu; residual / drift: %.2f; exchanges skipped: %llu\n",
+         outer->fragments, outer->delay, training->residual_ratio,
+         (unsigned long long)outer->skipped);
+  if (bytes(training) > 0)
+    printf("sent per rank: %llu bytes a round; in all 1/%.1f of float32 in every step\n",
+           (unsigned long long)outer->exchange_bytes,
+           float32_bytes(training) / (double)bytes(training));
 }
 
 static void print_sum(const training_t *training) {
@@ -134,8 +159,15 @@ static void print_sum(const training_t *training) {
          (unsigned long long)rounds[2]);
 }
 
+static void print_json_outer(const onebit_outer_info_t *outer) {
+  printf(",\"outer\":%zu,\"outer_rule\":%d,\"outer_bits\":%d,\"outer_fragments\":%zu",
+         outer->local_steps, (int)outer->rule, outer->bits, outer->fragments);
+  printf(",\"outer_delay\":%zu,\"round_bytes\":%llu", outer->delay,
+         (unsigned long long)outer->exchange_bytes);
+}
+
 static void print_json(const training_t *training) {
-  static const char *const forms[] = {"compressed", "dense", "dense-mpi"};
+  static const char *const forms[FORMS] = {"compressed", "dense", "dense-mpi", "outer"};
   const train_options_t *options = training->options;
   const onebit_optimizer_info_t *info = &training->info;
   printf("{\"training\":\"%s\",\"name\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\"",
@@ -152,6 +184,9 @@ static void print_json(const training_t *training) {
   printf(",\"bytes\":%llu", (unsigned long long)bytes(training));
   print_json_number(stdout, "bytes_per_step",
                     (double)bytes(training) / fmax(1.0, (double)steps(training)));
+  print_json_number(stdout, "float32_bytes", float32_bytes(training));
+  if (training->form == OUTER)
+    print_json_outer(&training->outer);
   printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"local_steps\":%llu,\"skipped\":%llu",
          (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1],
          (unsigned long long)info->exchanges[2], (unsigned long long)info->skipped);
@@ -168,7 +203,10 @@ void report_end(const training_t *training) {
     return;
   if (!training->options->quiet) {
     print_speed(training);
-    print_compression(training);
+    if (training->form == OUTER)
+      print_outer(training);
+    else
+      print_compression(training);
     if (!training->options->compare)
       print_sum(training);
     if (training->task->kind->show)
@@ -203,7 +241,7 @@ void report_comparison(const training_t *dense, const training_t *bits) {
   const int method = bits->options->method;
   const tally_t a = steady(dense), b = steady(bits);
   printf("\n%-34s %14s %14s %8s\n", "", train_form_name(method, DENSE),
-         train_form_name(method, COMPRESSED), "ratio");
+         train_form_name(method, bits->form), "ratio");
   print_row("validation loss", "%.4f", dense->quality.loss, bits->quality.loss);
   if (dense->quality.accuracy >= 0.0)
     print_row("accuracy", "%.4f", dense->quality.accuracy, bits->quality.accuracy);
@@ -213,7 +251,7 @@ void report_comparison(const training_t *dense, const training_t *bits) {
             1e3 * per_step(&b, b.seconds));
   print_row("  of them in the optimizer *", "%.2f", 1e3 * per_step(&a, a.optimizer_seconds),
             1e3 * per_step(&b, b.optimizer_seconds));
-  if (method == ZERO_ONE_ADAM)
+  if (method == ZERO_ONE_ADAM || bits->form == OUTER)
     printf("* over all steps\n");
   else if (bits->tally[ONEBIT_STAGE_WARMUP].steps == 0)
     printf("* over all steps; %s is compressed from the first\n",

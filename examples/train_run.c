@@ -145,6 +145,7 @@ uint64_t train_hash(uint64_t start, const void *data, size_t size) {
 static int check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);
+  training->outer = train_outer_info(&training->optimizer.outer);
   training->residual_ratio = train_optimizer_residual_ratio(&training->optimizer);
   training->checksum = training->task->kind->checksum(training->task);
   const int equal = same(team, training->checksum);
@@ -177,9 +178,7 @@ int train(training_t *training, const train_kind_t *kind, const void *data) {
 
 int train_all(const team_t *team, const train_options_t *options, const train_kind_t *kind,
               const void *data) {
-  training_t training = {.options = options,
-                         .team = team,
-                         .form = options->compare ? COMPRESSED : train_options_form(options)};
+  training_t training = {.options = options, .team = team, .form = train_options_form(options)};
   training_t dense = {.options = options, .team = team, .form = DENSE};
   if (options->compare && train(&dense, kind, data) != 0)
     return -1;

@@ -30,6 +30,7 @@ typedef struct training {
   double loss;      /* of all ranks' samples, since the report before the last one */
   train_quality_t quality;
   onebit_optimizer_info_t info;
+  onebit_outer_info_t outer; /* of --outer; else zeros */
   double residual_ratio;
   uint64_t checksum; /* of rank 0's parameters */
   size_t parameters, ntensors;

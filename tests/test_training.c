@@ -108,6 +108,30 @@ Test(training, lamb_learns) { learns("--optimizer lamb --learning-rate 0.005"); 
 Test(training, zero_one_adam_learns) { learns("--optimizer zero-one-adam --learning-rate 0.005"); }
 Test(training, momentum_learns) { learns("--optimizer momentum --learning-rate 0.02"); }
 
+/* 60 exchanges, of all elements at once or a part at a time, applied at once or later. Guessing has
+ * a loss of 2.3. */
+Test(training, outer_steps_learn) {
+  const char *const cases[] = {
+      "", "--outer-fragments 3 --outer-delay 5", "--outer-rule momentum --optimizer momentum",
+      "--outer-rule nesterov --outer-bits 8 --optimizer lamb", "--outer-bits sparse"};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const training_t training =
+        train_on(RANKS, "--batch 8 --steps 600 --learning-rate 0.005 --outer 10 %s", cases[i]);
+    cr_expect_lt(training.loss, 1.6, "%s: loss %g", cases[i], training.loss);
+  }
+}
+
+/* Momentum SGD is linear: the mean of steps is the step of the mean. */
+Test(training, dense_outer_steps_of_one_step_are_data_parallel) {
+  const char *run = "--optimizer momentum --batch 4 --steps 20";
+  const training_t dense = train_on(RANKS, "%s --dense", run);
+  const training_t outer = train_on(RANKS, "%s --outer 1 --outer-bits 32", run);
+  const training_t alone = train_on(RANKS, "%s --outer 20 --outer-bits 32", run);
+  cr_expect_float_eq(outer.quality.loss, dense.quality.loss, 1e-4, "%.9g and %.9g",
+                     outer.quality.loss, dense.quality.loss);
+  cr_expect_gt(fabs(alone.quality.loss - dense.quality.loss), 1e-3, "local steps have no effect");
+}
+
 /* Numbers of 16 bits learn as well; float16's small gradients want a loss scale. */
 static void learns_in_sixteen_bits(const char *method) {
   const char *const cases[] = {
@@ -324,4 +348,16 @@ Test(training, rounds_and_bytes_are_those_of_the_schedule) {
       "%d dense steps, %d compressed, %d local", (int)rounds[0], (int)rounds[1], (int)rounds[2]);
   const uint64_t bytes = zero_one.tally[0].bytes + zero_one.tally[1].bytes;
   cr_expect_eq(bytes, rounds[0] * adam.info.warmup_bytes + rounds[1] * adam.info.compressed_bytes);
+}
+
+Test(training, an_outer_step_sends_in_its_rounds_only) {
+  const training_t even = train_on(RANKS, "--batch 4 --steps 40 --outer 10");
+  cr_expect_eq(even.info.exchanges[1], 4);
+  cr_expect_eq(even.info.exchanges[2], 36);
+  cr_expect_eq(even.tally[0].bytes, 4 * even.outer.exchange_bytes);
+  const training_t more = train_on(RANKS, "--batch 4 --steps 44 --outer 10 --outer-fragments 2");
+  cr_expect_eq(more.tally[0].bytes, 5 * more.outer.exchange_bytes, "the last round is not whole");
+  const training_t dense = train_on(RANKS, "--batch 4 --steps 40 --outer 10 --outer-bits 32");
+  cr_expect_eq(dense.info.exchanges[0], 4);
+  cr_expect_gt(dense.tally[0].bytes, 8 * even.tally[0].bytes);
 }

@@ -186,6 +186,9 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--save-every 3", "--save-every: wants --checkpoint"},
       {"--optimizer lamb --freeze-step 0", "--freeze-step 0: wants at least one dense step"},
       {"--optimizer momentum --freeze-step auto", "--freeze-step auto: of adam and lamb only"},
+      {"--outer-bits 1", "--outer: missing"},
+      {"--outer 3 --outer-bits 3", "--outer-bits 3: not one of auto|1|2|4|8|32|sparse"},
+      {"--outer 3 --dense", "--outer: not with dense"},
       {"--images x", "--labels: missing"},
       {"--labels x", "--images: missing"},
       {"--side 9", "--side 9: not a number from 10 to 256"},
@@ -248,6 +251,10 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_said(said, "\n{\"training\":\"images\",\"name\":\"1-bit Adam\",\"optimizer\":\"adam\",");
   said = program(0, "examples/train_images --drawn 60 --side 12 --compare %s", small);
   expect_said(said, "* over all steps; Efficient-Adam is compressed from the first");
+  said = program(0, "examples/train_images --drawn 60 --side 12 --compare --outer 2 %s", small);
+  expect_said(said, "local Adam, ");
+  expect_said(said, "outer step: every 2 steps; mean, rate 1, momentum 0; 1 bits; 1 fragments");
+  expect_said(said, " of float32 in every step");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--sample 20 --optimizer momentum --compare %s",
@@ -288,6 +295,9 @@ Test(training_parts, programs_say_what_is_wrong) {
   expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 5 --resume "
                          "--checkpoint /nowhere"),
               "train_images: --resume: ONEBIT_ERROR_FILE");
+  expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 5 --outer 2 "
+                         "--outer-delay 2"),
+              "train_images: outer step: ONEBIT_ERROR_ARGUMENT");
   expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 50 "
                          "--weight-decay 10 --learning-rate 10"),
               "train_images: no gradient is a number any more");

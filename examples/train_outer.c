@@ -1,0 +1,77 @@
+/* The outer step of train_outer.h. */
+#include "examples/train_outer.h"
+
+#include <stdlib.h>
+
+static onebit_outer_options_t options_of(const train_options_t *options, onebit_device_t device) {
+  static const int bits[] = {0, 1, 2, 4, 8, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
+  onebit_outer_options_t outer = ONEBIT_OUTER_OPTIONS_INIT;
+  outer.local_steps = options->outer;
+  outer.rule = (onebit_outer_rule_t)options->outer_rule;
+  outer.learning_rate = (double)options->outer_rate;
+  outer.momentum = (double)options->outer_momentum;
+  outer.bits = bits[options->outer_bits];
+  outer.fragments = options->outer_fragments;
+  outer.delay = options->outer_delay;
+  outer.mixing = (double)options->outer_mixing;
+  outer.scale = (onebit_scale_t)options->scale;
+  outer.block_size = options->block_size;
+  outer.no_error_feedback = options->no_error_feedback;
+  outer.dense_below = options->dense_below;
+  outer.device = device;
+  return outer;
+}
+
+static onebit_status_t create(train_outer_t *outer, const train_task_t *task) {
+  const onebit_outer_options_t options = options_of(outer->options, task->memory);
+  onebit_tensor_t *tensors = calloc(task->ntensors, sizeof *tensors);
+  for (size_t t = 0; tensors && t < task->ntensors; t++)
+    tensors[t] =
+        (onebit_tensor_t){.parameter = task->tensors[t].value, .count = task->tensors[t].count};
+  const onebit_status_t status =
+      onebit_outer_create(task->team->gradients, tensors, task->ntensors, &options, &outer->onebit);
+  free(tensors);
+  return status;
+}
+
+int train_outer_create(train_outer_t *outer, const train_task_t *task,
+                       const train_options_t *options) {
+  *outer = (train_outer_t){.options = options};
+  if (agree(task->team, onebit_comm_create_self(&outer->alone) == ONEBIT_OK,
+            "out of memory for a communicator") != 0 ||
+      check(task->team, create(outer, task), "outer step") != 0)
+    return -1;
+  if (onebit_outer_check(outer->onebit) == ONEBIT_WARNING)
+    complain(task->team, onebit_last_error());
+  return 0;
+}
+
+void train_outer_destroy(train_outer_t *outer) {
+  onebit_outer_destroy(outer->onebit);
+  onebit_comm_destroy(outer->alone);
+}
+
+/* An exchange of all elements, applied at once, leaves nothing to be done. */
+static int ends_equal(const train_outer_t *outer) {
+  const train_options_t *options = outer->options;
+  return outer->steps % options->outer == 0 && options->outer_fragments <= 1 &&
+         options->outer_delay == 0;
+}
+
+onebit_status_t train_outer_step(train_outer_t *outer) {
+  if (!outer->onebit)
+    return ONEBIT_OK;
+  const onebit_status_t status = onebit_outer_step(outer->onebit, 1);
+  outer->steps++;
+  const int goes_on = status == ONEBIT_OK || status == ONEBIT_SKIPPED;
+  if (!goes_on || outer->steps < train_last_step(outer->options) || ends_equal(outer))
+    return status;
+  return onebit_outer_synchronize(outer->onebit);
+}
+
+onebit_outer_info_t train_outer_info(const train_outer_t *outer) {
+  onebit_outer_info_t info = {.size = sizeof info};
+  if (outer->onebit)
+    onebit_outer_get_info(outer->onebit, &info);
+  return info;
+}
