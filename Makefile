@@ -160,7 +160,7 @@ LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED) $(PRELOADED_MPI),
               $(if $(has_cuda),$(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
-PROGRAMS := $(addprefix $(BUILD)/onebit-,bench info replay tune)
+PROGRAMS := $(addprefix $(BUILD)/onebit-,bench info relay replay tune)
 SCRIPTS  := tools/netlab tools/onebit
 # A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
 FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
@@ -233,6 +233,7 @@ DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c tools/median.
             tools/cluster_mpi.c))
 TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR)
 $(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
+$(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
 REPLAYED := $(filter-out %/main.o,$(call objects,tools/replay/*.c))
 $(BUILD)/onebit-replay: $(BUILD)/tools/replay/main.o $(REPLAYED)
 
@@ -242,6 +243,7 @@ $(BUILD)/tests/test_rules: $(RULES)
 $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
+$(BUILD)/tests/test_relay: $(BUILD)/tools/relay/network.o
 $(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): $(REPLAYED)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(DOCTOR))
 

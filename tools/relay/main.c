@@ -1,0 +1,274 @@
+/*
+ * onebit-relay: packets between network namespaces, over the TUN device that each of them gets,
+ * through links with a rate, a delay and losses (network.h). What tools/netlab uses where the
+ * kernel has no netem.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <arpa/inet.h>
+#include <linux/if.h>
+#include <linux/if_tun.h>
+
+#include "tools/options.h"
+#include "tools/relay/network.h"
+
+enum { DONE = 0, FAILED = 1 }; /* exit statuses, besides TOOL_USAGE */
+enum { HOSTS = 254, LONGEST = 65535, TURN = 64 /* packets of one host before the others' turn */ };
+
+struct options {
+  double delay, loss;
+  size_t queue;
+  size_t seed;
+  const char *interface;
+};
+
+struct relay {
+  struct relay_network network;
+  struct pollfd files[HOSTS + 1]; /* the hosts' devices, and the commands */
+  uint32_t addresses[HOSTS];      /* in the order of the network */
+  char line[128];                 /* of the commands */
+  size_t line_bytes;
+};
+
+#define AT(field) offsetof(struct options, field)
+
+static const struct tool_option rows[] = {
+    {"delay", 0, TOOL_SECONDS, AT(delay), "TIME", "a packet's way from one link to another: 40ms",
+     .high = 60},
+    {"loss", 0, TOOL_REAL, AT(loss), "P", "percent of all packets that are lost by chance",
+     .high = 100},
+    {"queue", 0, TOOL_SIZE, AT(queue), "BYTES",
+     "what may wait for each way of a link (1M); the rest is lost", .low = 1},
+    {"seed", 0, TOOL_COUNT, AT(seed), "N", "of the losses", .low = 0},
+    {"interface", 0, TOOL_TEXT, AT(interface), "NAME", "of the devices (eth0)", .low = 0},
+    {0},
+};
+
+static const struct tool tool = {
+    .name = "onebit-relay",
+    .usage = "onebit-relay [OPTION...] NAMESPACE=ADDRESS=RATE...",
+    .purpose =
+        "Carries IPv4 packets between network namespaces through links with a rate, a delay and\n"
+        "losses. Each NAMESPACE, a file such as /run/netns/NAME, gets a TUN device, which is to\n"
+        "be given ADDRESS; its link sends and receives at RATE: 10mbit, or none: no limit.\n",
+    .options = rows,
+    .notes =
+        "Prints \"ready\" when there are all devices, and ends when its standard input does. What\n"
+        "it reads there are commands, each answered with \"ok\" or a line that says what is bad:\n"
+        "  rate N RATE           of the link of the N-th host\n"
+        "  vanish N, return N    nothing comes from it and goes to it any more, or again\n"
+        "  down N, up N          the same, and the host sees it, as it sees a pulled cable\n"
+        "  count                 packets of each host so far, a line each, before the ok\n"
+        "Needs root. What it models: a packet waits until those before it have left the sender's\n"
+        "link at its rate, needs the delay, is lost by chance, and waits for the receiver's link;\n"
+        "each way of a link has a queue. No jitter, no losses in bursts, nothing out of order.\n",
+    .operands = true,
+};
+
+static uint64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* --- Devices -----------------------------------------------------------------------------------*/
+
+/* A TUN device belongs to the namespace that it was made in. Its file, or -1. */
+static int make_device(const char *namespace, const char *name, int own) {
+  struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
+  snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
+  int in = open(namespace, O_RDONLY | O_CLOEXEC), file = -1;
+  if (in >= 0 && setns(in, CLONE_NEWNET) == 0) {
+    file = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    if (file >= 0 && ioctl(file, TUNSETIFF, &request) != 0) {
+      close(file);
+      file = -1;
+    }
+  }
+  if (file < 0)
+    tool_complain(&tool, "%s: no TUN device %s: %s", namespace, name, strerror(errno));
+  if (in >= 0)
+    close(in);
+  if (setns(own, CLONE_NEWNET) != 0)
+    return -1;
+  return file;
+}
+
+static bool read_rate(const char *text, double *rate) {
+  *rate = 0;
+  return strcmp(text, "none") == 0 || (tool_read_quantity(text, TOOL_RATE, rate) && *rate > 0);
+}
+
+/* NAMESPACE=ADDRESS=RATE */
+static bool add_host(struct relay *relay, int host, char *text, const char *interface, int own) {
+  char *rate = strrchr(text, '='), *address = rate ? memrchr(text, '=', (size_t)(rate - text)) : 0;
+  if (address)
+    *rate = *address = '\0';
+  if (!address || !read_rate(rate + 1, &relay->network.links[host].bytes_per_second) ||
+      inet_pton(AF_INET, address + 1, &relay->addresses[host]) != 1) {
+    tool_complain(&tool, "%s: not NAMESPACE=ADDRESS=RATE", text);
+    return false;
+  }
+  relay->files[host] = (struct pollfd){.fd = make_device(text, interface, own), .events = POLLIN};
+  return relay->files[host].fd >= 0;
+}
+
+/* --- Packets -----------------------------------------------------------------------------------*/
+
+static int host_of(const struct relay *relay, const unsigned char *packet) {
+  uint32_t address;
+  memcpy(&address, packet + 16, sizeof address); /* of an IPv4 header: who it goes to */
+  for (int host = 0; host < relay->network.hosts; host++)
+    if (relay->addresses[host] == address)
+      return host;
+  return -1;
+}
+
+static void take_from(struct relay *relay, int host) {
+  static unsigned char packet[LONGEST];
+  for (int i = 0; i < TURN; i++) {
+    ssize_t bytes = read(relay->files[host].fd, packet, sizeof packet);
+    if (bytes <= 0)
+      return;
+    int to = bytes >= 20 && packet[0] >> 4 == 4 ? host_of(relay, packet) : -1;
+    if (to >= 0)
+      relay_network_send(&relay->network, host, to, packet, (size_t)bytes, now());
+  }
+}
+
+static void deliver(struct relay *relay) {
+  struct relay_packet *packet;
+  while ((packet = relay_network_receive(&relay->network, now())) != NULL) {
+    (void)!write(relay->files[packet->to].fd, packet->data, packet->bytes);
+    free(packet);
+  }
+}
+
+/* --- Commands ----------------------------------------------------------------------------------*/
+
+static void set_carrier(const struct relay *relay, int host, int carrier) {
+  ioctl(relay->files[host].fd, TUNSETCARRIER, &carrier);
+}
+
+static void count(const struct relay_network *network) {
+  for (int host = 0; host < network->hosts; host++) {
+    const struct relay_link *link = &network->links[host];
+    printf("%d sent %llu received %llu lost %llu dropped %llu missing %llu\n", host + 1,
+           (unsigned long long)link->sent, (unsigned long long)link->received,
+           (unsigned long long)link->lost, (unsigned long long)link->dropped,
+           (unsigned long long)link->missing);
+  }
+}
+
+/* NULL, or what is wrong. */
+static const char *obey(struct relay *relay, const char *line) {
+  char verb[16] = "", rate[32] = "";
+  int host = 0, read = sscanf(line, "%15s %d %31s", verb, &host, rate);
+  if (read == 1 && strcmp(verb, "count") == 0) {
+    count(&relay->network);
+    return NULL;
+  }
+  if (read < 2 || host < 1 || host > relay->network.hosts)
+    return "no command, or no such host";
+  struct relay_link *link = &relay->network.links[host - 1];
+  bool down = strcmp(verb, "down") == 0, up = strcmp(verb, "up") == 0;
+  if (strcmp(verb, "rate") == 0)
+    return read == 3 && read_rate(rate, &link->bytes_per_second) ? NULL : "no rate";
+  if (!down && !up && strcmp(verb, "vanish") != 0 && strcmp(verb, "return") != 0)
+    return "no such command";
+  link->vanished = down || strcmp(verb, "vanish") == 0;
+  if (down || up)
+    set_carrier(relay, host - 1, up);
+  return NULL;
+}
+
+/* False: the end of the input. */
+static bool take_commands(struct relay *relay) {
+  char *line = relay->line, *end;
+  ssize_t bytes =
+      read(STDIN_FILENO, line + relay->line_bytes, sizeof relay->line - 1 - relay->line_bytes);
+  if (bytes <= 0)
+    return bytes < 0 && errno == EINTR;
+  relay->line_bytes += (size_t)bytes;
+  line[relay->line_bytes] = '\0';
+  while ((end = strchr(line, '\n')) != NULL || relay->line_bytes == sizeof relay->line - 1) {
+    size_t length = end ? (size_t)(end - line) + 1 : relay->line_bytes;
+    if (end)
+      *end = '\0';
+    const char *wrong = obey(relay, line);
+    puts(wrong ? wrong : "ok");
+    fflush(stdout);
+    relay->line_bytes -= length;
+    memmove(line, line + length, relay->line_bytes + 1);
+  }
+  return true;
+}
+
+/* --- The program -------------------------------------------------------------------------------*/
+
+static void carry(struct relay *relay) {
+  const int hosts = relay->network.hosts;
+  relay->files[hosts] = (struct pollfd){.fd = STDIN_FILENO, .events = POLLIN};
+  for (bool open = true; open;) {
+    uint64_t next = relay_network_next(&relay->network), time = now();
+    uint64_t left = next == RELAY_NEVER ? 1000000000u : next > time ? next - time : 0;
+    struct timespec wait = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+    if (ppoll(relay->files, (nfds_t)hosts + 1, &wait, NULL) > 0) {
+      for (int host = 0; host < hosts; host++)
+        if (relay->files[host].revents)
+          take_from(relay, host);
+      open = !relay->files[hosts].revents || take_commands(relay);
+    }
+    deliver(relay);
+  }
+}
+
+/* False, after saying why. */
+static bool open_all(struct relay *relay, char **hosts, const struct options *options) {
+  int own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), host = 0;
+  bool well = own >= 0;
+  relay->network.delay = (uint64_t)(options->delay * 1e9);
+  relay->network.loss = options->loss / 100;
+  relay->network.queue = options->queue;
+  relay->network.seed = options->seed;
+  for (; well && *hosts; hosts++, host++)
+    well = add_host(relay, host, *hosts, options->interface, own);
+  close(own);
+  return well;
+}
+
+int main(int argc, char **argv) {
+  static struct relay relay;
+  struct options options = {.queue = 1 << 20, .interface = "eth0"};
+  char wrong[TOOL_ERROR];
+  enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, wrong);
+  if (asked == TOOL_RUN && (argc < 2 || argc > HOSTS + 1)) {
+    snprintf(wrong, sizeof wrong, "%d hosts: expected 1 to %d", argc - 1, HOSTS);
+    asked = TOOL_WRONG;
+  }
+  if (asked != TOOL_RUN)
+    return tool_answer(&tool, asked, wrong);
+  if (!relay_network_create(&relay.network, argc - 1))
+    return FAILED;
+  if (!open_all(&relay, argv + 1, &options))
+    return FAILED;
+  /* Ahead of those whose packets it carries, where it may: it is their network. */
+  (void)setpriority(PRIO_PROCESS, 0, -10);
+  puts("ready");
+  fflush(stdout);
+  carry(&relay);
+  relay_network_destroy(&relay.network);
+  return DONE;
+}
