@@ -36,6 +36,29 @@ def test_a_rank_that_is_gone():
     assert sorted(launch("gone", 3).splitlines()) == ["rank 0 knows", "rank 1 knows"]
 
 
+def test_a_process_ends_after_its_threads(tmp_path):
+    """Rank 0 closes last; where rank 1's threads outlive its interpreter they abort it."""
+    script = (
+        "import atexit, sys, threading, time\n"
+        "def left():\n"
+        "    print([one.name for one in threading.enumerate() if one.name.startswith('onebit')])\n"
+        "atexit.register(left)  # called after what is registered later\n"
+        f"sys.path.insert(0, {str(HERE.parent)!r}); rank = int(sys.argv[1])\n"
+        "import torch.distributed as dist, onebit.torch\n"
+        "store = dist.FileStore(sys.argv[2], 2)\n"
+        "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
+        "state = onebit.torch.HookState()\n"
+        "time.sleep(1 - rank); state.close(); dist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-c", script]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    said = [one.communicate(timeout=100)[0] for one in ranks]
+    assert said == [b"[]\n", b"[]\n"] and all(one.returncode == 0 for one in ranks)
+
+
 def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():
     script = (
         f"import sys; sys.path.insert(0, {str(HERE.parent)!r}); import array, onebit\n"

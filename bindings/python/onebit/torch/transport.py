@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import datetime
 import threading
+import time
 import weakref
 
 import torch
@@ -30,7 +31,10 @@ FOR_EVER = datetime.timedelta(days=3650)
 # receives whatever the peer does.
 MOST_UNDER_WAY = 64
 
+SECONDS_AT_EXIT = 30  # in all, for the others to say goodbye too
+
 _open = weakref.WeakSet()
+_ending = []  # threads of transports that are released
 
 
 class GlooTransport(Transport):
@@ -99,6 +103,7 @@ class GlooTransport(Transport):
     def release(self):
         """Says goodbye, and waits until that is sent: the threads end when the others do too."""
         _open.discard(self)
+        _ending[:] = [one for one in _ending if one.is_alive()] + self._threads
         self._tell_all(GOODBYE)
         for peer in self._under_way:
             with contextlib.suppress(Exception):
@@ -180,13 +185,12 @@ class GlooTransport(Transport):
 
 @atexit.register
 def _leave_all():
-    """Threads in the middle of a receive would meet the end of the program there."""
-    left = list(_open)
-    for transport in left:
+    """A thread that returns from a receive while the interpreter ends aborts the process."""
+    for transport in list(_open):
         transport.release()
-    for transport in left:
-        for thread in transport._threads:
-            thread.join(2)
+    until = time.monotonic() + SECONDS_AT_EXIT
+    for thread in _ending:
+        thread.join(max(until - time.monotonic(), 0))
 
 
 def checked_group(group):
