@@ -33,6 +33,8 @@ struct network {
 
 /* ---- Data ---- */
 
+static uint64_t seed; /* other data and other weights to begin with */
+
 static float normal(uint64_t *state) { /* nearly: the sum of four uniform numbers */
   float sum = 0;
   for (int i = 0; i < 4; i++) {
@@ -72,7 +74,7 @@ static float *array(size_t count) {
 
 static struct network make_network(long parameters) {
   struct network net = {.hidden = (size_t)parameters / (INPUTS + CLASSES)};
-  uint64_t state = 7;
+  uint64_t state = 7 + seed;
   net.first = net.hidden * INPUTS;
   net.count = net.first + net.hidden * CLASSES;
   net.weights = array(net.count);
@@ -144,10 +146,10 @@ static double learn(struct network *net, float *active, uint64_t *state, long ba
   return loss;
 }
 
-/* The same points on every rank and in every run. */
+/* The same points on every rank, and in every run with the same seed. */
 static double held_out_loss(const struct network *net, float *active) {
   float input[INPUTS], classes[CLASSES];
-  uint64_t state = 99;
+  uint64_t state = 99 + seed;
   double sum = 0;
   for (int n = 0; n < HELD_OUT; n++) {
     int label = draw(&state, input);
@@ -183,7 +185,7 @@ static void update(struct network *net, const struct options *options, long step
 
 static void train(struct network *net, const struct options *options, int rank, int size) {
   float *active = array(net->hidden);
-  uint64_t state = 1000 + (uint64_t)rank;
+  uint64_t state = 1000 + (uint64_t)rank + seed;
   long every = (options->steps + 9) / 10;
   double start = MPI_Wtime(), summing = 0, loss = 0;
   for (long step = 1; step <= options->steps; step++) {
@@ -206,7 +208,8 @@ static void train(struct network *net, const struct options *options, int rank, 
 static int read_options(int argc, char **argv, struct options *options) {
   static const struct option names[] = {{"parameters", 1, NULL, 'p'}, {"steps", 1, NULL, 's'},
                                         {"batch", 1, NULL, 'b'},      {"rate", 1, NULL, 'r'},
-                                        {"sgd", 0, NULL, 'g'},        {NULL, 0, NULL, 0}};
+                                        {"seed", 1, NULL, 'd'},       {"sgd", 0, NULL, 'g'},
+                                        {NULL, 0, NULL, 0}};
   for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
     switch (c) {
     case 'p':
@@ -220,6 +223,9 @@ static int read_options(int argc, char **argv, struct options *options) {
       break;
     case 'r':
       options->rate = atof(optarg);
+      break;
+    case 'd':
+      seed = strtoull(optarg, NULL, 10) * 0x9E3779B97F4A7C15U;
       break;
     case 'g':
       options->sgd = 1;
@@ -240,7 +246,7 @@ int main(int argc, char **argv) {
   if (!read_options(argc, argv, &options)) {
     if (rank == 0)
       fprintf(stderr, "Usage: train_plain [--parameters N] [--steps N] [--batch N] [--rate R] "
-                      "[--sgd]\n");
+                      "[--seed N] [--sgd]\n");
     MPI_Finalize();
     return 2;
   }
