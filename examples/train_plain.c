@@ -206,9 +206,12 @@ static void train(struct network *net, const struct options *options, int rank, 
 }
 
 static int read_options(int argc, char **argv, struct options *options) {
-  static const struct option names[] = {{"parameters", 1, NULL, 'p'}, {"steps", 1, NULL, 's'},
-                                        {"batch", 1, NULL, 'b'},      {"rate", 1, NULL, 'r'},
-                                        {"seed", 1, NULL, 'd'},       {"sgd", 0, NULL, 'g'},
+  static const struct option names[] = {{"parameters", 1, NULL, 'p'},
+                                        {"steps", 1, NULL, 's'},
+                                        {"batch", 1, NULL, 'b'},
+                                        {"rate", 1, NULL, 'r'},
+                                        {"seed", 1, NULL, 'd'},
+                                        {"sgd", 0, NULL, 'g'},
                                         {NULL, 0, NULL, 0}};
   for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
     switch (c) {
