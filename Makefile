@@ -3,7 +3,7 @@
 #   make                everything, in build/
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
-#   make check-long     those that CI has no time for with sanitizers, about a quarter of an hour
+#   make check-long     what CI has no time for, with sanitizers and without, about half an hour
 #   make faults         ranks that are killed, stop or leave, damaged messages: 2,500 jobs, about 20 minutes
 #   make installed-check TESTS="..."   those that are built, and that look at an installation
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
@@ -275,7 +275,7 @@ check: all $(TESTED)
 check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
 	$(MAKE) faults
-	.ci/run asan-long tsan-long clang-asan gpu-alone
+	.ci/run check-full asan-long tsan-long clang-asan gpu-alone
 faults: $(FAULTS)
 	$< --jobs 12
 # Of the tests that are built, and of what is installed.

@@ -420,6 +420,8 @@ static void run_kernel(size_t kernel, const struct codec_case *c, const struct o
   }
 }
 
+size_t codec_kernels_count(void) { return all_count; }
+
 size_t codec_cases_count(void) { return all_count * count_count * dtype_count * value_count; }
 
 static struct codec_case case_at(size_t index, size_t *kernel) {

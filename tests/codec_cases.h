@@ -12,6 +12,7 @@
 #include "compression/codec.h"
 
 size_t codec_cases_count(void);
+size_t codec_kernels_count(void);
 
 /* Writes what the case is, as one word. */
 void codec_case_name(size_t index, char *name, size_t size);

@@ -130,7 +130,12 @@ size_t test_stride(void) {
   return stride > 0 ? (size_t)stride : 1;
 }
 
-bool test_wanted(size_t number) { return number % test_stride() == 3 % test_stride(); }
+bool test_wanted(size_t number) {
+  size_t stride = test_thins() ? test_stride() : 1;
+  return number % stride == 3 % stride;
+}
+
+bool test_thins(void) { return test_stride() > 5; }
 
 bool use_codec(const char *name) {
   onebit_comm_t comm;

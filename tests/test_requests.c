@@ -81,7 +81,7 @@ static void meet_many_plans(onebit_comm_t comm, void *context) {
 }
 
 Test(requests, old_plans_work_beside_any_number_of_new_ones, .timeout = 60) {
-  if (test_stride() == 1) /* with a sanitizer it takes too long; Criterion's own skip leaks */
+  if (!test_thins()) /* with a sanitizer it takes too long; Criterion's own skip leaks */
     on_ranks(2, meet_many_plans, NULL);
 }
 
