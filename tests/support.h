@@ -66,7 +66,7 @@ void on_hosts(int size, int hosts, rank_body *body, void *context);
 /* Waits until all ranks of comm are here: a collective of its own on a dense plan of no element. */
 void meet(onebit_comm_t comm);
 
-/* Every how many cases of a long table to walk: ONEBIT_TEST_STRIDE, or 1. CI sets it. */
+/* Every how many cases of a long table to walk: ONEBIT_TEST_STRIDE, or 1. tests/run sets it. */
 size_t test_stride(void);
 
 /* Whether short lists are thinned, too: not with a stride of up to 5, which plain runs may have. */
