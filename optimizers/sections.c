@@ -18,6 +18,9 @@ const struct ob_saved_row ob_saved_rows[OB_SAVED_END] = {
   [OB_SAVED_WORKER] =     {"worker residuals", 4, true,  false, true,  true},
   [OB_SAVED_SERVER] =     {"server residuals", 4, false, false, true,  true},
   [OB_SAVED_MOMENTS] =    {"own moments",      4, true,  false, false, true},
+  [OB_SAVED_CONSENSUS] =  {"consensus",        4, false, false, false, true},
+  [OB_SAVED_OUTER_MOMENTUM] = {"outer momentum", 4, false, false, false, true},
+  [OB_SAVED_DRIFT] =      {"drift",            4, false, false, false, true},
 };
 /* clang-format on */
 
@@ -61,6 +64,10 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
            (stage == OB_STAGE_WARMUP && optimizer->options.warmup_bits);
   case OB_SAVED_MOMENTS:
     return method->moments;
+  case OB_SAVED_CONSENSUS:
+  case OB_SAVED_OUTER_MOMENTUM:
+  case OB_SAVED_DRIFT:
+    return false;
   default:
     return true;
   }

@@ -20,6 +20,10 @@ enum ob_saved {
   OB_SAVED_WORKER,  /* residual of what this rank sends */
   OB_SAVED_SERVER,  /* and of what it sends as the server of its shard */
   OB_SAVED_MOMENTS, /* of each rank's own gradients */
+  /* Of outer steps (optimizers/outer/save.c): */
+  OB_SAVED_CONSENSUS,
+  OB_SAVED_OUTER_MOMENTUM,
+  OB_SAVED_DRIFT, /* the mean drift that is not applied yet */
   OB_SAVED_END
 };
 

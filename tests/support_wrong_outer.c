@@ -49,6 +49,27 @@ static void wrong_creations_of_outer(const struct wrong_scene *scene) {
         "options->size is 12");
 }
 
+static void wrong_outer_checkpoints(onebit_outer_t outer) {
+  size_t bytes;
+  unsigned char memory[8] = {0};
+  const void *parts[] = {memory};
+  const size_t some[] = {sizeof memory};
+  WRONG(onebit_outer_save, (NULL, NULL, 0, &bytes), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_save, (outer, NULL, 0, NULL), ARGUMENT, "bytes is NULL");
+  WRONG(onebit_outer_save, (outer, memory, sizeof memory, &bytes), ARGUMENT, "capacity is 8");
+  WRONG(onebit_outer_load, (NULL, parts, some, 1), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_load, (outer, NULL, some, 1), ARGUMENT, "parts is NULL");
+  WRONG(onebit_outer_load, (outer, parts, NULL, 1), ARGUMENT, "bytes is NULL");
+  WRONG(onebit_outer_load, (outer, parts, some, 0), ARGUMENT, "count is 0");
+  WRONG(onebit_outer_load, (outer, parts, some, 1), ONEBIT_ERROR_CHECKPOINT, "truncated");
+  WRONG(onebit_outer_save_files, (NULL, "."), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_save_files, (outer, NULL), ARGUMENT, "directory is NULL");
+  WRONG(onebit_outer_save_files, (outer, ""), ARGUMENT, "directory is empty");
+  WRONG(onebit_outer_load_files, (NULL, "."), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_load_files, (outer, NULL), ARGUMENT, "directory is NULL");
+  WRONG(onebit_outer_load_files, (outer, "/nowhere"), ONEBIT_ERROR_FILE, "/nowhere");
+}
+
 void wrong_outers(const struct wrong_scene *scene) {
   onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_outer_info_t info = {.size = 3};
@@ -69,6 +90,7 @@ void wrong_outers(const struct wrong_scene *scene) {
   WRONG(onebit_outer_get_info, (outer, NULL), ARGUMENT, "info is NULL");
   WRONG(onebit_outer_get_info, (outer, &info), ARGUMENT, "info->size is 3");
   WRONG(onebit_outer_check, (NULL), ARGUMENT, "outer is NULL");
+  wrong_outer_checkpoints(outer);
   WRONG_VALUE(onebit_outer_destroy, (plan), (onebit_outer_destroy(plan), true), "which is a plan");
   onebit_outer_destroy(outer);
   WRONG(onebit_outer_check, (outer), ARGUMENT, "which is no outer step");

@@ -1,7 +1,7 @@
 /*
- * Checkpoints of optimizers that lose nothing: parameters (the master values), moments,
- * residuals, step counts, stage, schedules and loss scale. A run that is loaded goes on as the one
- * that was saved would have, to the bit.
+ * Checkpoints of optimizers, and of outer steps, that lose nothing: parameters (the master values),
+ * moments, residuals, step counts, stage, schedules and loss scale. A run that is loaded goes on as
+ * the one that was saved would have, to the bit.
  *
  * Each rank saves its part: its share of what all ranks have alike, and what is its own. A part
  * says what it is of, and every section of it carries a checksum; docs/checkpoints.md is the
@@ -24,7 +24,7 @@
 
 #include <stddef.h>
 
-#include "onebit/optimizer.h"
+#include "onebit/outer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -77,6 +77,41 @@ onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const 
  *                       been taken
  *   directory           its path */
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory);
+
+/* Writes this rank's part of an outer step to memory: the parameters as this rank has them, its
+ * residuals, its share of consensus and outer momentum, and how far an exchange in flight has come.
+ * Local but where an exchange is in flight, which it waits for: so to be called by all ranks after
+ * the same exchanges have begun. A resumed run goes on to the bit, also in the middle of a round.
+ *   outer      the outer step; unchanged
+ *   the rest   as in onebit_optimizer_save
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
+ * ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed. */
+onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
+                                  size_t *bytes);
+
+/* Takes the state from the parts of all ranks that saved, parameters too, as onebit_optimizer_load
+ * does. Collective. What is in flight ends without being applied.
+ *   outer               made from tensors of the same counts, with as many fragments, weights in
+ *                       both or neither, and outer momentum in both or neither. All else may
+ *                       differ; residuals are of no use to ONEBIT_OUTER_DENSE. In a round of
+ *                       another length the fragment that was next is
+ *   parts, bytes, count   as in onebit_optimizer_load
+ * Another number of ranks begins with the means of the parameters (with weights, weighted) and of
+ * the residuals: so the mean drift, and the mean of what is held back, stay what they were.
+ * Consensus and momentum are the same to the bit.
+ * Errors: those of onebit_optimizer_load but ONEBIT_ERROR_BUSY and ONEBIT_ERROR_DEVICE;
+ * ONEBIT_ERROR_MISMATCH also where the ranks have not begun the same exchanges. */
+onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,
+                                  const size_t *bytes, int count);
+
+/* The same with files, a file a rank, as onebit_optimizer_save_files and
+ * onebit_optimizer_load_files. Collective. An optimizer wants another directory.
+ *   outer       the outer step
+ *   directory   its path
+ * Errors: those of onebit_outer_save, onebit_outer_load; ONEBIT_ERROR_MISMATCH (the ranks have not
+ * begun the same exchanges), ONEBIT_ERROR_FILE, ONEBIT_ERROR_PEER. */
+onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *directory);
+onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory);
 
 #ifdef __cplusplus
 }

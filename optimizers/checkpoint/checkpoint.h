@@ -4,6 +4,7 @@
  *
  *   map.c                  which element is where in the optimizer
  *   part.c                 a part: its header and its list of sections, checked
+ *   write.c                a part written
  *   save.c                 an optimizer to a part
  *   parts.c                what the parts of all ranks have of some elements
  *   restore.c, messages.c  and that into an optimizer; momentum that was sent
@@ -17,6 +18,7 @@
 #ifndef OB_OPTIMIZERS_CHECKPOINT_H
 #define OB_OPTIMIZERS_CHECKPOINT_H
 
+#include "optimizers/checkpoint/manifest.h"
 #include "optimizers/checkpoint/system.h"
 #include "optimizers/sections.h"
 
@@ -154,13 +156,36 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
 onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_section *section,
                              uint64_t first, size_t count, void *values);
 
-/* --- Saving (save.c) */
+/* --- Writing (write.c) */
 
 /* Where a part is written; from any offset on, all bytes once. */
 struct ob_sink {
   onebit_status_t (*put)(void *context, uint64_t offset, const void *data, size_t bytes);
   void *context;
 };
+
+/* What is written. `read`: `count` <= OB_CHUNK numbers of a section, from number `first` on. */
+struct ob_part_writer {
+  struct ob_part_header *header;
+  const struct ob_part_tensor *tensors; /* as many as the header says, and so many sections */
+  struct ob_part_section *sections;
+  onebit_status_t (*read)(void *context, const struct ob_part_section *section, uint64_t first,
+                          size_t count, void *values);
+  void *context;
+};
+
+/* Where each section is, and so how many bytes the part has. */
+void ob_part_lay_out(struct ob_part_header *header, struct ob_part_section *sections);
+
+/* All of it. Then header->checksum is known too. */
+onebit_status_t ob_part_write(const struct ob_part_writer *writer, const struct ob_sink *sink);
+
+/* Into the memory of a caller, who may only ask for the bytes, with NULL. */
+typedef onebit_status_t ob_write_body(void *context, const struct ob_sink *sink);
+onebit_status_t ob_part_to_memory(const struct ob_part_header *header, ob_write_body *write,
+                                  void *context, void *memory, size_t capacity, size_t *bytes);
+
+/* --- Saving (save.c) */
 
 /* A part of this rank's, described: `header.bytes` is known. */
 struct ob_saving {
@@ -204,7 +229,10 @@ struct ob_parts {
   int own;           /* the part that this rank had, where the ranks are the same; else -1 */
   bool same_padding; /* what is known of padding is of use */
   int latest;        /* of what all have alike: the part that was looked at last */
-  double *sums;      /* scratch for means: OB_CHUNK; */
+  /* NULL, or what each part counts in means of what is each rank's own; together as many as they
+   * are. */
+  const double *factors;
+  double *sums; /* scratch for means: OB_CHUNK; */
   uint32_t *counts;
 };
 
@@ -219,6 +247,10 @@ struct ob_sources {
 onebit_status_t ob_parts_open(struct ob_parts *parts, const struct ob_sources *sources);
 void ob_parts_close(struct ob_parts *parts);
 
+/* Fails unless they are all parts of one checkpoint; which one that is. */
+onebit_status_t ob_parts_together(const struct ob_parts *parts);
+uint64_t ob_parts_identity(const struct ob_parts *parts);
+
 /* Fails unless they fit together, and this optimizer. */
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
@@ -226,6 +258,34 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
 /* At most OB_CHUNK elements; values NULL: only checks that they are there, and sound. After that
  * only reading a file can fail. */
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
+
+/* --- In a directory (files.c) */
+
+/* What a checkpoint is of: an optimizer, or an outer step. */
+struct ob_subject {
+  onebit_comm_t comm;
+  const char *kind;
+  uint64_t steps;
+  void *object;
+  /* This rank's part, and its checksum. */
+  onebit_status_t (*write)(void *object, const struct ob_sink *sink, uint64_t *checksum);
+};
+
+/* Collective. `status`: how this rank fares so far. */
+onebit_status_t ob_files_save(const struct ob_subject *subject, onebit_status_t status,
+                              const char *directory);
+
+/* The parts that a manifest names. */
+struct ob_opened {
+  struct ob_manifest manifest;
+  struct ob_directory directory;
+  struct ob_stored *parts;
+};
+
+/* Local; `status`: how this rank fares so far. Closed also after a failure. */
+onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
+                              const char *directory);
+void ob_files_close(struct ob_opened *opened);
 
 /* --- Loading */
 

@@ -71,7 +71,7 @@ static onebit_status_t look_through(const struct ob_directory *directory, uint64
 /* --- Saving ------------------------------------------------------------------------------------*/
 
 struct files {
-  onebit_optimizer_t optimizer;
+  const struct ob_subject *subject;
   const char *path;
   struct ob_directory directory;
   uint64_t generation;
@@ -80,21 +80,22 @@ struct files {
   bool published;
 };
 
-static onebit_status_t check(onebit_optimizer_t optimizer, const char *directory) {
+static onebit_status_t check(const char *directory) {
   if (!directory || !*directory)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "directory is %s", directory ? "empty" : "NULL");
   if (strlen(directory) >= PATH_MAX)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "directory is %zu bytes long, and paths are less than %d", strlen(directory),
                     PATH_MAX);
-  return ob_checkpoint_idle(optimizer);
+  return ONEBIT_OK;
 }
 
 /* Rank 0 says which generation this is. */
-static onebit_status_t begin(struct files *files) {
-  onebit_status_t status = check(files->optimizer, files->path);
-  onebit_comm_t comm = files->optimizer->comm;
+static onebit_status_t begin(struct files *files, onebit_status_t status) {
+  onebit_comm_t comm = files->subject->comm;
   uint64_t largest = 0;
+  if (status == ONEBIT_OK)
+    status = check(files->path);
   if (comm->rank == 0 && status == ONEBIT_OK)
     status = make_directory(&files->directory, files->path);
   if (comm->rank == 0 && status == ONEBIT_OK)
@@ -109,14 +110,15 @@ static onebit_status_t put_in_file(void *file, uint64_t offset, const void *data
   return ob_file_write(file, offset, data, bytes);
 }
 
-/* A file, whole and on the disk, or not there: of a part that is being saved, or with a text. */
-static onebit_status_t write_file(const struct files *files, const char *name,
-                                  struct ob_saving *saving, const char *text) {
+/* A file, whole and on the disk, or not there: with a text, or a part. */
+static onebit_status_t write_file(const struct files *files, const char *name, uint64_t *checksum,
+                                  const char *text) {
+  const struct ob_subject *subject = files->subject;
   struct ob_file file;
   const struct ob_sink sink = {put_in_file, &file};
   OB_TRY(ob_file_create(&file, &files->directory, name));
-  onebit_status_t status =
-      saving ? ob_saving_write(saving, &sink) : ob_file_write(&file, 0, text, strlen(text));
+  onebit_status_t status = text ? ob_file_write(&file, 0, text, strlen(text))
+                                : subject->write(subject->object, &sink, checksum);
   if (status == ONEBIT_OK)
     status = ob_file_finish(&file);
   if (status != ONEBIT_OK)
@@ -126,16 +128,10 @@ static onebit_status_t write_file(const struct files *files, const char *name,
 
 /* Its checksum is what the other ranks are told. Rank 0 opened the directory when it made it. */
 static onebit_status_t write_part(struct files *files, uint64_t *checksum) {
-  struct ob_saving saving;
   *checksum = 0;
   if (files->directory.number < 0)
     OB_TRY(ob_directory_open(&files->directory, files->path));
-  onebit_status_t status = ob_saving_create(&saving, files->optimizer, false);
-  if (status == ONEBIT_OK)
-    status = write_file(files, files->name, &saving, NULL);
-  *checksum = saving.header.checksum;
-  ob_saving_destroy(&saving);
-  return status;
+  return write_file(files, files->name, checksum, NULL);
 }
 
 static onebit_status_t write_manifest(const struct files *files) {
@@ -169,19 +165,18 @@ static onebit_status_t look_at_part(struct files *files, int rank) {
   onebit_status_t status = open_stored(&files->directory, name, &stored, &header);
   ob_stored_close(&stored);
   OB_TRY(status);
-  *part =
-      (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->optimizer->comm, rank)};
+  *part = (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->subject->comm, rank)};
   if (header.checksum == part->checksum && header.bytes == part->bytes)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->path, name, rank);
 }
 
 static onebit_status_t publish(struct files *files) {
-  const struct onebit_optimizer *optimizer = files->optimizer;
+  const struct ob_subject *subject = files->subject;
   struct ob_manifest *manifest = &files->manifest;
   *manifest = (struct ob_manifest){
-      .steps = optimizer->steps, .generation = files->generation, .ranks = optimizer->comm->size};
-  snprintf(manifest->kind, sizeof manifest->kind, "%s", optimizer->method->name);
+      .steps = subject->steps, .generation = files->generation, .ranks = subject->comm->size};
+  snprintf(manifest->kind, sizeof manifest->kind, "%s", subject->kind);
   manifest->parts = ob_allocate((size_t)manifest->ranks, sizeof *manifest->parts);
   if (!manifest->parts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
@@ -198,7 +193,7 @@ static onebit_status_t publish(struct files *files) {
 static void remove_parts(const struct files *files) {
   char name[OB_PART_NAME];
   ob_file_remove(&files->directory, OB_MANIFEST_NEW);
-  for (int rank = 0; rank < files->optimizer->comm->size; rank++) {
+  for (int rank = 0; rank < files->subject->comm->size; rank++) {
     ob_part_name(name, files->generation, rank);
     ob_file_remove(&files->directory, name);
   }
@@ -210,12 +205,12 @@ static bool is_agreed(onebit_status_t status) {
   return status != ONEBIT_ERROR_TRANSPORT && status != ONEBIT_ERROR_MESSAGE;
 }
 
-static onebit_status_t save(struct files *files) {
-  onebit_comm_t comm = files->optimizer->comm;
+static onebit_status_t save(struct files *files, onebit_status_t status) {
+  onebit_comm_t comm = files->subject->comm;
   uint64_t checksum, largest;
-  OB_TRY(begin(files));
+  OB_TRY(begin(files, status));
   onebit_status_t written = write_part(files, &checksum);
-  onebit_status_t status = ob_agree_noting(comm, written, NULL, 0, checksum);
+  status = ob_agree_noting(comm, written, NULL, 0, checksum);
   if (status != ONEBIT_OK && written == ONEBIT_OK && is_agreed(status))
     ob_file_remove(&files->directory, files->name);
   OB_TRY(status);
@@ -230,28 +225,40 @@ static onebit_status_t save(struct files *files) {
   return ONEBIT_OK;
 }
 
-onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
-  struct files files = {.optimizer = optimizer, .path = directory, .directory.number = -1};
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  onebit_status_t status = save(&files);
+onebit_status_t ob_files_save(const struct ob_subject *subject, onebit_status_t status,
+                              const char *directory) {
+  struct files files = {.subject = subject, .path = directory, .directory.number = -1};
+  status = save(&files, status);
   ob_directory_close(&files.directory);
   ob_release(files.manifest.parts);
   return status;
 }
 
-/* --- Loading -----------------------------------------------------------------------------------*/
+static onebit_status_t write_optimizer(void *optimizer, const struct ob_sink *sink,
+                                       uint64_t *checksum) {
+  struct ob_saving saving;
+  onebit_status_t status = ob_saving_create(&saving, optimizer, false);
+  if (status == ONEBIT_OK)
+    status = ob_saving_write(&saving, sink);
+  *checksum = saving.header.checksum;
+  ob_saving_destroy(&saving);
+  return status;
+}
 
-/* The parts that a manifest names. */
-struct opened {
-  struct ob_manifest manifest;
-  struct ob_directory directory;
-  struct ob_stored *parts;
-};
+onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  const onebit_status_t status = ob_checkpoint_idle(optimizer);
+  const struct ob_subject subject = {optimizer->comm, optimizer->method->name, optimizer->steps,
+                                     optimizer, write_optimizer};
+  return ob_files_save(&subject, status, directory);
+}
+
+/* --- Loading -----------------------------------------------------------------------------------*/
 
 /* So many parts stay open, of what a process may have open; 1024 are usual. */
 enum { OPEN_PARTS = 256 };
 
-static onebit_status_t read_text(struct opened *opened, const struct ob_stored *stored) {
+static onebit_status_t read_text(struct ob_opened *opened, const struct ob_stored *stored) {
   uint64_t bytes = stored->input.bytes;
   if (bytes > OB_MANIFEST_BYTES)
     return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes are no manifest", bytes);
@@ -265,7 +272,7 @@ static onebit_status_t read_text(struct opened *opened, const struct ob_stored *
   return status;
 }
 
-static onebit_status_t read_manifest(struct opened *opened) {
+static onebit_status_t read_manifest(struct ob_opened *opened) {
   struct ob_stored stored;
   OB_TRY(ob_stored_open(&stored, &opened->directory, OB_MANIFEST));
   onebit_status_t status = read_text(opened, &stored);
@@ -276,7 +283,7 @@ static onebit_status_t read_manifest(struct opened *opened) {
   return status;
 }
 
-static onebit_status_t open_part(struct opened *opened, int rank) {
+static onebit_status_t open_part(struct ob_opened *opened, int rank) {
   const struct ob_manifest_part *part = &opened->manifest.parts[rank];
   const char *directory = opened->directory.path;
   struct ob_stored *stored = &opened->parts[rank];
@@ -296,9 +303,11 @@ static onebit_status_t open_part(struct opened *opened, int rank) {
                   name);
 }
 
-static onebit_status_t open_all(struct opened *opened, onebit_optimizer_t optimizer,
-                                const char *directory) {
-  OB_TRY(check(optimizer, directory));
+onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
+                              const char *directory) {
+  *opened = (struct ob_opened){.directory.number = -1};
+  OB_TRY(status);
+  OB_TRY(check(directory));
   OB_TRY(ob_directory_open(&opened->directory, directory));
   OB_TRY(read_manifest(opened));
   size_t ranks = (size_t)opened->manifest.ranks;
@@ -312,7 +321,7 @@ static onebit_status_t open_all(struct opened *opened, onebit_optimizer_t optimi
   return ONEBIT_OK;
 }
 
-static void close_all(struct opened *opened) {
+void ob_files_close(struct ob_opened *opened) {
   for (int rank = 0; opened->parts && rank < opened->manifest.ranks; rank++)
     ob_stored_close(&opened->parts[rank]);
   ob_directory_close(&opened->directory);
@@ -321,14 +330,14 @@ static void close_all(struct opened *opened) {
 }
 
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
-  struct opened opened = {.directory.number = -1};
+  struct ob_opened opened;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  onebit_status_t status = open_all(&opened, optimizer, directory);
+  onebit_status_t status = ob_files_open(&opened, ob_checkpoint_idle(optimizer), directory);
   bool ready = status == ONEBIT_OK;
   const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};
   status = ob_checkpoint_load(optimizer, status, &sources);
   if (ready && status == ONEBIT_ERROR_CHECKPOINT)
     status = ob_error(status, "%s: %s", directory, onebit_last_error());
-  close_all(&opened);
+  ob_files_close(&opened);
   return status;
 }

@@ -39,19 +39,12 @@ static onebit_status_t look(struct ob_loading *loading, onebit_status_t status,
   return ob_restore(loading);
 }
 
-/* Which checkpoint it is: its parts' checksums. */
-static uint64_t identity(const struct ob_parts *parts) {
-  struct ob_checksum sum = ob_checksum_begin();
-  for (int k = 0; k < parts->count; k++)
-    ob_checksum_add(&sum, &parts->list[k].header.checksum, sizeof(uint64_t));
-  return ob_checksum_end(&sum);
-}
-
 static onebit_status_t load(struct ob_loading *loading, onebit_status_t status) {
   onebit_comm_t comm = loading->optimizer->comm;
   const struct ob_term terms[] = {
       {"count", (uint64_t)loading->parts.count},
-      {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? identity(&loading->parts) : 0},
+      {"the checkpoint (its fingerprint)",
+       status == ONEBIT_OK ? ob_parts_identity(&loading->parts) : 0},
   };
   OB_TRY(ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]));
   loading->dry = false;

@@ -65,7 +65,7 @@ static onebit_status_t check_alike(const struct ob_part *part, const struct ob_p
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_together(const struct ob_parts *parts) {
+onebit_status_t ob_parts_together(const struct ob_parts *parts) {
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
     if (part->header.ranks != (uint32_t)parts->count)
@@ -77,6 +77,13 @@ static onebit_status_t check_together(const struct ob_parts *parts) {
     OB_TRY(check_alike(part, &parts->list[0]));
   }
   return ONEBIT_OK;
+}
+
+uint64_t ob_parts_identity(const struct ob_parts *parts) {
+  struct ob_checksum sum = ob_checksum_begin();
+  for (int k = 0; k < parts->count; k++)
+    ob_checksum_add(&sum, &parts->list[k].header.checksum, sizeof(uint64_t));
+  return ob_checksum_end(&sum);
 }
 
 /* --- Whether they fit the optimizer ------------------------------------------------------------*/
@@ -183,7 +190,7 @@ static bool same_ranks(const struct ob_parts *parts, const struct onebit_optimiz
 
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map) {
-  OB_TRY(check_together(parts));
+  OB_TRY(ob_parts_together(parts));
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
     OB_TRY(check_kind(part, optimizer));
@@ -209,6 +216,7 @@ static onebit_status_t missing(enum ob_saved what, uint64_t element) {
 static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
                                 const struct ob_range *range, bool dry, size_t *found) {
   const uint64_t end = range->first + range->count;
+  const double factor = parts->factors ? parts->factors[part->number] : 1;
   float values[OB_READ_AT_ONCE];
   for (uint64_t at = range->first, some; at < end; at += some) {
     const struct ob_part_section *section = ob_part_from(part, range->what, range->space, at);
@@ -222,7 +230,7 @@ static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
     else
       OB_TRY(ob_part_copy(part, section, at, (size_t)some, values));
     for (size_t j = 0, i = (size_t)(at - range->first); j < some; j++, i++) {
-      parts->sums[i] += dry ? 0 : (double)values[j];
+      parts->sums[i] += dry ? 0 : factor * (double)values[j];
       parts->counts[i]++;
     }
     *found += (size_t)some;

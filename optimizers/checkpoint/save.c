@@ -182,26 +182,13 @@ static void describe(struct ob_saving *saving) {
   memcpy(saving->header.exchanges, optimizer->exchanges, sizeof optimizer->exchanges);
 }
 
-static void lay_out(struct ob_saving *saving) {
-  struct ob_part_header *header = &saving->header;
-  header->front = sizeof *header + header->tensors * sizeof(struct ob_part_tensor) +
-                  header->sections * sizeof(struct ob_part_section);
-  uint64_t offset = header->front;
-  for (uint64_t i = 0; i < header->sections; i++) {
-    struct ob_part_section *section = &saving->sections[i];
-    section->offset = offset;
-    offset += ob_section_bytes(section->what, section->count);
-  }
-  header->bytes = offset;
-}
-
 onebit_status_t ob_saving_create(struct ob_saving *saving, onebit_optimizer_t optimizer,
                                  bool whole) {
   *saving = (struct ob_saving){.optimizer = optimizer, .whole = whole};
   OB_TRY(ob_map_create(&saving->map, optimizer));
   describe(saving);
   OB_TRY(list_sections(saving));
-  lay_out(saving);
+  ob_part_lay_out(&saving->header, saving->sections);
   return ONEBIT_OK;
 }
 
@@ -211,14 +198,6 @@ void ob_saving_destroy(struct ob_saving *saving) {
 }
 
 /* --- Writing it --------------------------------------------------------------------------------*/
-
-/* What goes with it while sections are written. */
-struct writing {
-  struct ob_saving *saving;
-  const struct ob_sink *sink;
-  struct ob_reader reader;
-  uint64_t *buffer; /* OB_CHUNK: floats, doubles or whole numbers */
-};
 
 static onebit_status_t read_elements(const struct ob_saving *saving, struct ob_reader *reader,
                                      const struct ob_part_section *section, uint64_t first,
@@ -251,86 +230,50 @@ onebit_status_t ob_saving_read(const struct ob_saving *saving, struct ob_reader 
   return ONEBIT_OK;
 }
 
-static onebit_status_t write_section(struct writing *writing, struct ob_part_section *section) {
-  struct ob_checksum sum = ob_checksum_begin();
-  uint64_t offset = section->offset;
-  for (uint64_t at = 0; at < section->count; at += OB_CHUNK) {
-    size_t left = (size_t)(section->count - at), count = left < OB_CHUNK ? left : OB_CHUNK;
-    size_t bytes = (size_t)ob_section_bytes(section->what, count);
-    writing->buffer[bytes / 8 - 1] = 0; /* what fills up */
-    OB_TRY(ob_saving_read(writing->saving, &writing->reader, section, section->first + at, count,
-                          writing->buffer));
-    ob_checksum_add(&sum, writing->buffer, bytes);
-    OB_TRY(writing->sink->put(writing->sink->context, offset, writing->buffer, bytes));
-    offset += bytes;
+struct reading {
+  const struct ob_saving *saving;
+  struct ob_reader reader;
+};
+
+static onebit_status_t read_section(void *context, const struct ob_part_section *section,
+                                    uint64_t first, size_t count, void *values) {
+  struct reading *reading = context;
+  return ob_saving_read(reading->saving, &reading->reader, section, first, count, values);
+}
+
+static onebit_status_t list_tensors(const struct onebit_optimizer *optimizer,
+                                    struct ob_part_tensor **rows) {
+  *rows = ob_allocate(optimizer->tensor_count, sizeof **rows);
+  if (!*rows)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu tensors",
+                    optimizer->tensor_count);
+  for (size_t t = 0; t < optimizer->tensor_count; t++) {
+    const struct ob_tensor *tensor = &optimizer->tensors[t];
+    (*rows)[t] =
+        (struct ob_part_tensor){tensor->count, optimizer->buckets[tensor->bucket].uncompressed};
   }
-  section->checksum = ob_checksum_end(&sum);
   return ONEBIT_OK;
 }
 
-/* The front comes last, since it has the checksums. */
-static onebit_status_t write_front(struct ob_saving *saving, const struct ob_sink *sink) {
-  struct ob_part_header *header = &saving->header;
-  const struct onebit_optimizer *optimizer = saving->optimizer;
-  unsigned char *front = ob_allocate(1, (size_t)header->front);
-  if (!front)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of sections");
-  unsigned char *at = front + sizeof *header;
-  for (size_t t = 0; t < optimizer->tensor_count; t++, at += sizeof(struct ob_part_tensor)) {
-    const struct ob_tensor *tensor = &optimizer->tensors[t];
-    struct ob_part_tensor row = {tensor->count, optimizer->buckets[tensor->bucket].uncompressed};
-    memcpy(at, &row, sizeof row);
-  }
-  memcpy(at, saving->sections, (size_t)header->sections * sizeof *saving->sections);
-  header->checksum = 0;
-  memcpy(front, header, sizeof *header);
-  struct ob_checksum sum = ob_checksum_begin();
-  ob_checksum_add(&sum, front, (size_t)header->front);
-  header->checksum = ob_checksum_end(&sum);
-  memcpy(front, header, sizeof *header);
-  onebit_status_t status = sink->put(sink->context, 0, front, (size_t)header->front);
-  ob_release(front);
-  return status;
-}
-
-static onebit_status_t write_sections(struct writing *writing) {
-  struct ob_saving *saving = writing->saving;
-  writing->buffer = ob_allocate(OB_CHUNK, sizeof *writing->buffer);
-  if (!writing->buffer)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an optimizer");
-  for (uint64_t i = 0; i < saving->header.sections; i++)
-    OB_TRY(write_section(writing, &saving->sections[i]));
-  return write_front(saving, writing->sink);
-}
-
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink) {
-  struct writing writing = {.saving = saving, .sink = sink};
-  onebit_status_t status = ob_reader_create(&writing.reader, saving->optimizer);
+  struct reading reading = {.saving = saving};
+  struct ob_part_tensor *tensors = NULL;
+  onebit_status_t status = ob_reader_create(&reading.reader, saving->optimizer);
   if (status == ONEBIT_OK)
-    status = write_sections(&writing);
-  ob_reader_destroy(&writing.reader);
-  ob_release(writing.buffer);
+    status = list_tensors(saving->optimizer, &tensors);
+  const struct ob_part_writer writer = {&saving->header, tensors, saving->sections, read_section,
+                                        &reading};
+  if (status == ONEBIT_OK)
+    status = ob_part_write(&writer, sink);
+  ob_reader_destroy(&reading.reader);
+  ob_release(tensors);
   return status;
 }
 
 /* --- To memory ---------------------------------------------------------------------------------*/
 
-static onebit_status_t put_in_memory(void *memory, uint64_t offset, const void *data,
-                                     size_t bytes) {
-  memcpy((unsigned char *)memory + offset, data, bytes);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t save_to(struct ob_saving *saving, void *memory, size_t capacity,
-                               size_t *bytes) {
-  const struct ob_sink sink = {put_in_memory, memory};
-  *bytes = (size_t)saving->header.bytes;
-  if (!memory)
-    return ONEBIT_OK;
-  if (capacity < *bytes)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "capacity is %zu, and the part takes %zu bytes",
-                    capacity, *bytes);
-  return ob_saving_write(saving, &sink);
+static onebit_status_t write(void *saving, const struct ob_sink *sink) {
+  return ob_saving_write(saving, sink);
 }
 
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
@@ -343,7 +286,7 @@ onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory
   struct ob_saving saving;
   onebit_status_t status = ob_saving_create(&saving, optimizer, false);
   if (status == ONEBIT_OK)
-    status = save_to(&saving, memory, capacity, bytes);
+    status = ob_part_to_memory(&saving.header, write, &saving, memory, capacity, bytes);
   ob_saving_destroy(&saving);
   return status;
 }

@@ -41,6 +41,7 @@ static void cut(struct onebit_outer *outer) {
     struct ob_fragment *fragment = &outer->fragments[f];
     const size_t end = outer->count / parts * (f + 1) + outer->count % parts * (f + 1) / parts;
     fragment->piece = outer->pieces + outer->piece_count;
+    fragment->first = f ? fragment[-1].first + fragment[-1].count : 0;
     while (tensor < outer->tensor_count) {
       const struct ob_outer_tensor *of = &outer->tensors[tensor];
       const size_t upto = f + 1 == parts ? of->count : cut_at(before, of->count, end, block);

@@ -217,6 +217,32 @@ static double squares_of(const float *values, size_t count) {
   return sum;
 }
 
+size_t ob_outer_residual_count(const struct ob_fragment *fragment, enum ob_saved what,
+                               struct ob_outer_run *runs) {
+  size_t count = 0;
+  for (size_t k = fragment->outer->exchange->runs(fragment, what, runs); k-- > 0;)
+    count += runs[k].count;
+  return count;
+}
+
+/* Of what this rank sends. */
+static onebit_status_t add_residual(const struct ob_fragment *fragment, double *squares) {
+  struct ob_outer_run *runs = ob_allocate(fragment->pieces, sizeof *runs);
+  const size_t count = runs ? ob_outer_residual_count(fragment, OB_SAVED_WORKER, runs) : 0;
+  float *residual = ob_allocate(count, sizeof *residual);
+  onebit_status_t status = ONEBIT_OK;
+  if (!runs || !residual)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at a residual of %zu elements",
+                      fragment->count);
+  else if (count)
+    status = fragment->outer->exchange->export_residual(fragment, OB_SAVED_WORKER, residual);
+  if (status == ONEBIT_OK)
+    *squares += squares_of(residual, count);
+  ob_release(runs);
+  ob_release(residual);
+  return status;
+}
+
 /* Adds to the info; its norms are squares so far. */
 static onebit_status_t add_fragment(const struct onebit_outer *outer,
                                     const struct ob_fragment *fragment, onebit_outer_info_t *info) {
@@ -231,7 +257,7 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
   info->in_flight += fragment->stage != OB_FRAGMENT_IDLE;
   if (fragment->stage != OB_FRAGMENT_IDLE)
     return ONEBIT_OK;
-  return outer->exchange->add_squares(fragment, &info->residual_norm);
+  return add_residual(fragment, &info->residual_norm);
 }
 
 onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info) {

@@ -8,6 +8,8 @@
  *   plans.c       how a drift is exchanged: by plans of this library (struct ob_outer_exchange)
  *   sparse.c      or in sparse messages, which every rank gets of all
  *   step.c        when an exchange begins, and when it is applied
+ *   save.c        a part of a checkpoint (optimizers/checkpoint/checkpoint.h) of it
+ *   load.c        and from the parts of all ranks
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
 #define OB_OPTIMIZERS_OUTER_H
@@ -16,8 +18,14 @@
 
 #include "collectives/plan.h"
 #include "onebit/outer.h"
+#include "optimizers/sections.h"
 
 struct ob_fragment;
+
+/* Elements of a fragment, from number `at` on. */
+struct ob_outer_run {
+  size_t at, count;
+};
 
 /* How drifts are exchanged: a row for each way. */
 struct ob_outer_exchange {
@@ -35,8 +43,14 @@ struct ob_outer_exchange {
   onebit_status_t (*test)(struct ob_fragment *fragment, bool wait);
   /* Bytes that an exchange hands to the transport on this rank; bytes of memory. */
   void (*cost)(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory);
-  /* Adds the squares of this rank's residual; not while an exchange is in flight. */
-  onebit_status_t (*add_squares)(const struct ob_fragment *fragment, double *sum);
+  /* Residuals that this rank has, not while an exchange is in flight: OB_SAVED_WORKER of what it
+   * sends, OB_SAVED_SERVER of what it reduces for others. Of which elements, in at most as many
+   * runs as there are pieces; their values, run after run; and back, where `values` are finite. */
+  size_t (*runs)(const struct ob_fragment *fragment, enum ob_saved what, struct ob_outer_run *runs);
+  onebit_status_t (*export_residual)(const struct ob_fragment *fragment, enum ob_saved what,
+                                     float *values);
+  onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
+                                     const float *values);
 };
 
 extern const struct ob_outer_exchange ob_outer_plans, ob_outer_sparse;
@@ -58,6 +72,7 @@ enum ob_fragment_stage {
 struct ob_fragment {
   struct onebit_outer *outer;
   size_t number, pieces, count;
+  size_t first; /* its first element's number among all */
   struct ob_outer_piece *piece;
   float *consensus, *momentum, *drift; /* `count` each; momentum NULL with ONEBIT_OUTER_MEAN */
   void *state;                         /* the exchange's */
@@ -92,8 +107,10 @@ struct onebit_outer {
   struct ob_fragment *fragments; /* options.fragments of them */
   size_t tensor_count, count, piece_count;
   struct ob_outer_piece *pieces; /* of all fragments */
+  size_t position;               /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
-  bool refused; /* a message was (struct onebit_plan) */
+  uint64_t started; /* exchanges, of all fragments; the same on all ranks whose steps are */
+  bool refused;   /* a message was (struct onebit_plan) */
 };
 
 /* Checks, and fills in the defaults. */
@@ -120,5 +137,9 @@ uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
 
 /* Waits for an exchange in flight, and does not apply it. */
 void ob_fragment_wait(struct ob_fragment *fragment);
+
+/* Elements in the runs of a residual; `runs` has a place for each piece. */
+size_t ob_outer_residual_count(const struct ob_fragment *fragment, enum ob_saved what,
+                               struct ob_outer_run *runs);
 
 #endif

@@ -156,19 +156,39 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
     }
 }
 
-static onebit_status_t add_squares(const struct ob_fragment *fragment, double *sum) {
+/* --- Residuals ---------------------------------------------------------------------------------*/
+
+static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
+                      struct ob_outer_run *runs) {
+  const struct part *part = &plans_of(fragment)->part[COMPRESSED];
+  size_t count = 0;
+  if (!part->plan || fragment->outer->options.no_error_feedback)
+    return 0;
+  const struct ob_layout *layout = &part->plan->geometry.layout;
+  const struct ob_residual *residual =
+      what == OB_SAVED_SERVER ? &part->plan->server : &part->plan->worker;
+  for (size_t k = 0; k < part->pieces; k++) {
+    const size_t first = ob_offset_in(layout, k, residual->first);
+    const size_t end = ob_offset_in(layout, k, residual->first + residual->blocks);
+    if (end > first)
+      runs[count++] =
+          (struct ob_outer_run){(size_t)(part->values[k] - fragment->drift) + first, end - first};
+  }
+  return count;
+}
+
+static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
+                                       float *values) {
   const struct onebit_plan *plan = plans_of(fragment)->part[COMPRESSED].plan;
-  if (!plan)
-    return ONEBIT_OK;
-  const size_t count = ob_residual_elements(&plan->worker, &plan->geometry.layout);
-  float *residual = ob_allocate(count, sizeof *residual);
-  if (!residual)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at a residual of %zu elements", count);
-  onebit_status_t status = ob_residual_export(&plan->worker, &plan->geometry.layout, residual);
-  for (size_t i = 0; status == ONEBIT_OK && i < count; i++)
-    *sum += (double)residual[i] * (double)residual[i];
-  ob_release(residual);
-  return status;
+  return ob_residual_export(what == OB_SAVED_SERVER ? &plan->server : &plan->worker,
+                            &plan->geometry.layout, values);
+}
+
+static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_saved what,
+                                       const float *values) {
+  onebit_plan_t plan = plans_of(fragment)->part[COMPRESSED].plan;
+  const bool server = what == OB_SAVED_SERVER;
+  return onebit_plan_import_residual(plan, server ? NULL : values, server ? values : NULL);
 }
 
 const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
@@ -177,4 +197,6 @@ const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .begin = begin,
                                                  .test = test,
                                                  .cost = cost,
-                                                 .add_squares = add_squares};
+                                                 .runs = runs_of,
+                                                 .export_residual = export_residual,
+                                                 .import_residual = import_residual};

@@ -209,10 +209,27 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
   *memory = sparse_of(fragment)->plan->memory_bytes;
 }
 
-static onebit_status_t add_squares(const struct ob_fragment *fragment, double *sum) {
-  const float *residual = sparse_of(fragment)->residual;
-  for (size_t i = 0; i < fragment->count; i++)
-    *sum += (double)residual[i] * (double)residual[i];
+/* --- The residual ------------------------------------------------------------------------------*/
+
+static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
+                      struct ob_outer_run *runs) {
+  if (what == OB_SAVED_SERVER || !fragment->count || fragment->outer->options.no_error_feedback)
+    return 0;
+  runs[0] = (struct ob_outer_run){0, fragment->count};
+  return 1;
+}
+
+static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
+                                       float *values) {
+  (void)what;
+  memcpy(values, sparse_of(fragment)->residual, fragment->count * sizeof *values);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_saved what,
+                                       const float *values) {
+  (void)what;
+  memcpy(sparse_of(fragment)->residual, values, fragment->count * sizeof *values);
   return ONEBIT_OK;
 }
 
@@ -222,4 +239,6 @@ const struct ob_outer_exchange ob_outer_sparse = {.name = "sparse",
                                                   .begin = begin,
                                                   .test = test,
                                                   .cost = cost,
-                                                  .add_squares = add_squares};
+                                                  .runs = runs_of,
+                                                  .export_residual = export_residual,
+                                                  .import_residual = import_residual};

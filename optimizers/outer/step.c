@@ -46,6 +46,7 @@ static void begin(struct ob_fragment *fragment, onebit_status_t status) {
   fragment->weight = 0;
   fragment->factor = 1;
   fragment->apply_step = outer->steps + outer->options.delay;
+  outer->started++;
   if (!fragment->weigh) {
     send(fragment, status);
     return;
@@ -139,8 +140,8 @@ static onebit_status_t check_weight(const struct onebit_outer *outer, double wei
   return ONEBIT_OK;
 }
 
-/* Before a fragment that is due begins, its exchange before has been applied: delays are shorter
- * than rounds. */
+/* Before a fragment that is due begins, its exchange before is applied. Delays are shorter than
+ * rounds; but one that came from a checkpoint may have had a longer round. */
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   const onebit_outer_options_t *options = &outer->options;
@@ -148,13 +149,15 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   const onebit_status_t status = check_weight(outer, weight);
   note(&outcome, status);
   outer->steps++;
+  outer->position = outer->position % options->local_steps + 1;
   for (size_t f = 0; f < options->fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
+    const bool due = outer->position == fragment->begin_step;
     fragment->weight += options->weighted && status == ONEBIT_OK ? weight : 0;
     move_on(fragment, false);
-    if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
+    if (fragment->stage != OB_FRAGMENT_IDLE && (due || fragment->apply_step <= outer->steps))
       note(&outcome, apply(fragment, options->mixing));
-    if ((outer->steps + options->local_steps - fragment->begin_step) % options->local_steps == 0)
+    if (due)
       begin(fragment, status);
     if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
       note(&outcome, apply(fragment, options->mixing));

@@ -1,0 +1,357 @@
+/*
+ * An outer step from the parts of all ranks that saved one. Twice: first dry, which looks at
+ * everything that is needed and changes nothing; then nothing can fail but reading a file.
+ *
+ * As many ranks go on to the bit. Another number of ranks begins with means of what is each rank's
+ * own, so that the mean of what has not been exchanged yet, drifts and residuals, stays what it
+ * was.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "onebit/checkpoint.h"
+#include "optimizers/outer/state.h"
+
+struct loading {
+  struct onebit_outer *outer;
+  struct ob_parts parts;
+  const uint64_t **numbers; /* of each part, copies: */
+  uint64_t *copies;
+  double *factors; /* what each part counts, in the fragment that is being loaded */
+  struct ob_outer_run *runs;
+  float *values; /* as many as the longest fragment has, or OB_CHUNK */
+  bool dry;
+};
+
+static double double_of(uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/* --- Whether the parts fit ---------------------------------------------------------------------*/
+
+static onebit_status_t check_tensors(const struct ob_part *part, const struct onebit_outer *outer) {
+  const struct ob_part_header *header = &part->header;
+  if (header->tensors != outer->tensor_count)
+    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
+                         outer->tensor_count);
+  for (size_t t = 0; t < outer->tensor_count; t++)
+    if (part->tensors[t].count != outer->tensors[t].count)
+      return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
+                           outer->tensors[t].count, part->tensors[t].count);
+  if (header->elements != outer->count)
+    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %zu", header->elements,
+                         outer->count);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_part(const struct ob_part *part, const struct onebit_outer *outer) {
+  const struct ob_part_header *header = &part->header;
+  const bool momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
+  if (strncmp(header->kind, OB_OUTER_KIND, sizeof header->kind) != 0)
+    return ob_part_error(part, "of an optimizer, %.16s, and not of an outer step", header->kind);
+  OB_TRY(check_tensors(part, outer));
+  if (header->form != momentum)
+    return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
+                         header->form ? "" : "out", momentum ? "" : "out");
+  if (header->stage != (uint32_t)outer->options.weighted)
+    return ob_part_error(part, "saved with%s weights, loaded with%s them",
+                         header->stage ? "" : "out", outer->options.weighted ? "" : "out");
+  if (header->shards != outer->options.fragments)
+    return ob_part_error(part, "saved with %" PRIu32 " fragments, loaded with %zu", header->shards,
+                         outer->options.fragments);
+  if (header->numbers != ob_outer_number_count(outer))
+    return ob_part_error(part, "%" PRIu64 " numbers, an outer step of so many fragments has %zu",
+                         header->numbers, ob_outer_number_count(outer));
+  return ONEBIT_OK;
+}
+
+static bool is_weight(uint64_t bits) {
+  const double value = double_of(bits);
+  return value >= 0 && value <= 1e300;
+}
+
+static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t *numbers,
+                                      const struct ob_fragment *fragment) {
+  if (numbers[OB_FRAGMENT_COUNT] != fragment->count)
+    return ob_part_error(
+        part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
+        fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
+  if (numbers[OB_FRAGMENT_STATE] >= OB_OUTER_STATES || numbers[OB_FRAGMENT_FINITE] > 1 ||
+      !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
+      !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
+    return ob_part_error(part, "the numbers of fragment %zu are those of no state",
+                         fragment->number);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_numbers(const struct ob_part *part, const uint64_t *numbers,
+                                     const struct onebit_outer *outer, const uint64_t *first) {
+  const uint64_t rounds = numbers[OB_OUTER_LOCAL_STEPS];
+  if (rounds < outer->options.fragments || rounds > UINT32_MAX ||
+      numbers[OB_OUTER_POSITION] >= rounds)
+    return ob_part_error(part, "step %" PRIu64 " of a round of %" PRIu64 " steps",
+                         numbers[OB_OUTER_POSITION], rounds);
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    const size_t at = OB_OUTER_NUMBERS + f * OB_FRAGMENT_NUMBERS;
+    OB_TRY(check_fragment(part, numbers + at, &outer->fragments[f]));
+    if (numbers[at + OB_FRAGMENT_STATE] != first[at + OB_FRAGMENT_STATE])
+      return ob_part_error(part, "fragment %zu is in another state than in part 0", f);
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t read_numbers(struct loading *loading, int k) {
+  struct ob_part *part = &loading->parts.list[k];
+  const size_t count = ob_outer_number_count(loading->outer);
+  const struct ob_part_section *section = ob_part_from(part, OB_SAVED_NUMBERS, OB_ELEMENTS, 0);
+  uint64_t *to = loading->copies + (size_t)k * count;
+  if (!section || section->first || section->count != count)
+    return ob_part_error(part, "section 'numbers' is not there");
+  OB_TRY(ob_part_verify(part, section));
+  OB_TRY(ob_part_copy(part, section, 0, count, to));
+  loading->numbers[k] = to;
+  return check_numbers(part, to, loading->outer, loading->numbers[0]);
+}
+
+static onebit_status_t allocate(struct loading *loading) {
+  const struct onebit_outer *outer = loading->outer;
+  const size_t count = (size_t)loading->parts.count;
+  size_t longest = OB_CHUNK;
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    longest = outer->fragments[f].count > longest ? outer->fragments[f].count : longest;
+  loading->numbers = ob_allocate(count, sizeof *loading->numbers);
+  loading->copies = ob_allocate(count * ob_outer_number_count(outer), sizeof *loading->copies);
+  loading->factors = ob_allocate(count, sizeof *loading->factors);
+  loading->runs = ob_allocate(outer->piece_count, sizeof *loading->runs);
+  loading->values = ob_allocate(longest, sizeof *loading->values);
+  if (!loading->numbers || !loading->copies || !loading->factors || !loading->runs ||
+      !loading->values)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an outer step");
+  return ONEBIT_OK;
+}
+
+/* --- A fragment --------------------------------------------------------------------------------*/
+
+static const uint64_t *numbers_of(const struct loading *loading, int part,
+                                  const struct ob_fragment *fragment) {
+  return loading->numbers[part] + OB_OUTER_NUMBERS + fragment->number * OB_FRAGMENT_NUMBERS;
+}
+
+/* The part whose numbers this rank goes on with. */
+static int part_of(const struct loading *loading) {
+  return loading->outer->comm->rank % loading->parts.count;
+}
+
+/* `count` elements from number `first` on; to == NULL: only looks. */
+static onebit_status_t read_elements(struct loading *loading, enum ob_saved what, uint64_t first,
+                                     size_t count, float *to) {
+  for (size_t some; count; first += some, count -= some) {
+    some = count < OB_CHUNK ? count : OB_CHUNK;
+    const struct ob_range range = {what, OB_ELEMENTS, first, some};
+    OB_TRY(ob_parts_read(&loading->parts, &range, loading->dry ? NULL : to));
+    to = to ? to + some : NULL;
+  }
+  return ONEBIT_OK;
+}
+
+/* The local steps of a rank count as its weight does. */
+static void choose_factors(struct loading *loading, const struct ob_fragment *fragment) {
+  const int count = loading->parts.count;
+  double sum = 0;
+  for (int k = 0; k < count; k++) {
+    loading->factors[k] = double_of(numbers_of(loading, k, fragment)[OB_FRAGMENT_WEIGHT]);
+    sum += loading->factors[k];
+  }
+  for (int k = 0; k < count; k++)
+    loading->factors[k] *= count / sum;
+  loading->parts.factors = sum > 0 ? loading->factors : NULL;
+}
+
+/* A drift that was not finite on a rank that is no more is none. */
+static void store_parameters(struct ob_fragment *fragment, const float *values, bool own) {
+  const struct onebit_outer *outer = fragment->outer;
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_outer_piece *piece = &fragment->piece[k];
+    for (size_t i = 0; i < piece->count; i++) {
+      const float value = values[piece->at + i];
+      const bool usable = own || ob_is_finite(value);
+      ob_store(outer->tensors[piece->tensor].parameter, piece->first + i,
+               outer->options.parameter_dtype, usable ? value : fragment->consensus[piece->at + i]);
+    }
+  }
+}
+
+static onebit_status_t load_parameters(struct loading *loading, struct ob_fragment *fragment) {
+  choose_factors(loading, fragment);
+  onebit_status_t status = read_elements(loading, OB_SAVED_PARAMETERS, fragment->first,
+                                         fragment->count, loading->values);
+  loading->parts.factors = NULL;
+  if (status == ONEBIT_OK && !loading->dry)
+    store_parameters(fragment, loading->values, loading->parts.own >= 0);
+  return status;
+}
+
+static onebit_status_t load_residual(struct loading *loading, struct ob_fragment *fragment,
+                                     enum ob_saved what) {
+  const struct ob_outer_exchange *exchange = loading->outer->exchange;
+  const size_t runs = exchange->runs(fragment, what, loading->runs);
+  float *to = loading->values;
+  for (size_t k = 0; k < runs; k++) {
+    const struct ob_outer_run *run = &loading->runs[k];
+    OB_TRY(read_elements(loading, what, fragment->first + run->at, run->count, to));
+    to += run->count;
+  }
+  if (!runs || loading->dry)
+    return ONEBIT_OK;
+  return exchange->import_residual(fragment, what, loading->values);
+}
+
+static double mean_of(const struct loading *loading, const struct ob_fragment *fragment,
+                      int number) {
+  double sum = 0;
+  if (loading->parts.own >= 0)
+    return double_of(numbers_of(loading, loading->parts.own, fragment)[number]);
+  for (int k = 0; k < loading->parts.count; k++)
+    sum += double_of(numbers_of(loading, k, fragment)[number]);
+  return sum / loading->parts.count;
+}
+
+static void set_numbers(const struct loading *loading, struct ob_fragment *fragment) {
+  const uint64_t *numbers = numbers_of(loading, part_of(loading), fragment);
+  const bool idle = numbers[OB_FRAGMENT_STATE] == OB_OUTER_IDLE;
+  const bool skipped = numbers[OB_FRAGMENT_STATE] == OB_OUTER_SKIPPED;
+  fragment->weight = mean_of(loading, fragment, OB_FRAGMENT_WEIGHT);
+  fragment->sent_weight = mean_of(loading, fragment, OB_FRAGMENT_SENT_WEIGHT);
+  fragment->drift_squares = double_of(numbers[OB_FRAGMENT_SQUARES]);
+  fragment->stage = idle ? OB_FRAGMENT_IDLE : OB_FRAGMENT_ENDED;
+  fragment->status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
+  fragment->finite = loading->parts.own < 0 || numbers[OB_FRAGMENT_FINITE];
+  fragment->apply_step = loading->outer->steps + numbers[OB_FRAGMENT_REMAINING];
+  if (skipped)
+    snprintf(fragment->error, sizeof fragment->error,
+             "the drift of a rank was not finite, before the checkpoint was saved");
+}
+
+static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment *fragment) {
+  const bool received = numbers_of(loading, 0, fragment)[OB_FRAGMENT_STATE] == OB_OUTER_RECEIVED;
+  const size_t count = fragment->count;
+  OB_TRY(read_elements(loading, OB_SAVED_CONSENSUS, fragment->first, count, fragment->consensus));
+  if (fragment->momentum)
+    OB_TRY(read_elements(loading, OB_SAVED_OUTER_MOMENTUM, fragment->first, count,
+                         fragment->momentum));
+  if (received)
+    OB_TRY(read_elements(loading, OB_SAVED_DRIFT, fragment->first, count, fragment->drift));
+  OB_TRY(load_parameters(loading, fragment));
+  OB_TRY(load_residual(loading, fragment, OB_SAVED_WORKER));
+  OB_TRY(load_residual(loading, fragment, OB_SAVED_SERVER));
+  if (!loading->dry)
+    set_numbers(loading, fragment);
+  return ONEBIT_OK;
+}
+
+/* --- All of them -------------------------------------------------------------------------------*/
+
+/* In a round of another length the same fragment is next, after as many local steps since the one
+ * before as there can be. */
+static size_t position_in_round(const struct onebit_outer *outer, const uint64_t *numbers) {
+  const size_t rounds = (size_t)numbers[OB_OUTER_LOCAL_STEPS], parts = outer->options.fragments;
+  const size_t position = (size_t)numbers[OB_OUTER_POSITION];
+  size_t next = 0;
+  while (rounds * (next + 1) / parts <= position)
+    next++;
+  const size_t since = position - rounds * next / parts;
+  const size_t begin = outer->options.local_steps * next / parts;
+  const size_t between = outer->fragments[next].begin_step - begin;
+  return begin + (since < between ? since : between - 1);
+}
+
+static onebit_status_t restore(struct loading *loading) {
+  struct onebit_outer *outer = loading->outer;
+  const uint64_t *numbers = loading->numbers[part_of(loading)];
+  const struct ob_part_header *header = &loading->parts.list[0].header;
+  if (!loading->dry) {
+    outer->steps = numbers[OB_OUTER_STEPS];
+    outer->position = position_in_round(outer, numbers);
+    outer->started = header->exchanges[0];
+    outer->exchanges = header->exchanges[1];
+    outer->skipped = header->exchanges[2];
+    outer->refused = false;
+  }
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    OB_TRY(load_fragment(loading, &outer->fragments[f]));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t look(struct loading *loading, onebit_status_t status,
+                            const struct ob_sources *sources) {
+  struct onebit_outer *outer = loading->outer;
+  OB_TRY(status);
+  OB_TRY(ob_parts_open(&loading->parts, sources));
+  OB_TRY(ob_parts_together(&loading->parts));
+  for (int k = 0; k < loading->parts.count; k++)
+    OB_TRY(check_part(&loading->parts.list[k], outer));
+  OB_TRY(allocate(loading));
+  for (int k = 0; k < loading->parts.count; k++)
+    OB_TRY(read_numbers(loading, k));
+  if (loading->parts.count == outer->comm->size)
+    loading->parts.own = outer->comm->rank;
+  loading->dry = true;
+  return restore(loading);
+}
+
+static onebit_status_t run(struct loading *loading, onebit_status_t status) {
+  struct onebit_outer *outer = loading->outer;
+  const struct ob_term terms[] = {
+      {"count", (uint64_t)loading->parts.count},
+      {"the checkpoint (its fingerprint)",
+       status == ONEBIT_OK ? ob_parts_identity(&loading->parts) : 0},
+      {"how many exchanges have begun", outer->started},
+  };
+  OB_TRY(ob_agree(outer->comm, status, terms, sizeof terms / sizeof terms[0]));
+  (void)ob_outer_settle(outer); /* what is in flight is replaced, however it ends */
+  loading->dry = false;
+  status = restore(loading);
+  if (status == ONEBIT_ERROR_FILE)
+    status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
+  return ob_agree(outer->comm, status, NULL, 0);
+}
+
+static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
+                            const struct ob_sources *sources) {
+  struct loading loading = {.outer = outer};
+  status = run(&loading, look(&loading, status, sources));
+  ob_parts_close(&loading.parts);
+  ob_release((void *)loading.numbers);
+  ob_release(loading.copies);
+  ob_release(loading.factors);
+  ob_release(loading.runs);
+  ob_release(loading.values);
+  return status;
+}
+
+onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,
+                                  const size_t *bytes, int count) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
+  return load(outer, ONEBIT_OK, &sources);
+}
+
+onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory) {
+  struct ob_opened opened;
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  onebit_status_t status = ob_files_open(&opened, ONEBIT_OK, directory);
+  const bool ready = status == ONEBIT_OK;
+  const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};
+  status = load(outer, status, &sources);
+  if (ready && status == ONEBIT_ERROR_CHECKPOINT)
+    status = ob_error(status, "%s: %s", directory, onebit_last_error());
+  ob_files_close(&opened);
+  return status;
+}

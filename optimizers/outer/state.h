@@ -1,0 +1,42 @@
+/*
+ * The state of an outer step, as its checkpoints have it: a part of kind "outer"
+ * (optimizers/checkpoint/checkpoint.h). Elements are numbered through all tensors; a fragment is
+ * the elements from its first one on.
+ */
+#ifndef OB_OPTIMIZERS_OUTER_STATE_H
+#define OB_OPTIMIZERS_OUTER_STATE_H
+
+#include "optimizers/checkpoint/checkpoint.h"
+#include "optimizers/outer/outer.h"
+
+#define OB_OUTER_KIND "outer"
+
+/* Numbers of a rank's own, and after them those of each fragment. */
+enum { OB_OUTER_STEPS, OB_OUTER_POSITION, OB_OUTER_LOCAL_STEPS, OB_OUTER_NUMBERS };
+enum {
+  OB_FRAGMENT_COUNT,
+  OB_FRAGMENT_STATE,     /* of enum ob_outer_state */
+  OB_FRAGMENT_REMAINING, /* local steps until it is applied */
+  OB_FRAGMENT_FINITE,
+  OB_FRAGMENT_WEIGHT, /* this and the next two: float64 */
+  OB_FRAGMENT_SENT_WEIGHT,
+  OB_FRAGMENT_SQUARES,
+  OB_FRAGMENT_NUMBERS
+};
+enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_STATES };
+
+size_t ob_outer_number_count(const struct onebit_outer *outer);
+
+/* Ends what is in flight, and applies nothing. Collective. Fails where an exchange has: but not
+ * where all ranks skip it. */
+onebit_status_t ob_outer_settle(struct onebit_outer *outer);
+
+/* The same begun exchanges on all ranks, so that each can wait for its own. Collective. */
+onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status_t status);
+
+/* Whether fragment->drift is a mean that waits for being applied. */
+static inline bool ob_outer_received(const struct ob_fragment *fragment) {
+  return fragment->stage == OB_FRAGMENT_ENDED && fragment->status == ONEBIT_OK;
+}
+
+#endif
