@@ -85,7 +85,8 @@ onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const 
  *   outer      the outer step; unchanged
  *   the rest   as in onebit_optimizer_save
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
- * ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed. */
+ * ONEBIT_ERROR_UNSUPPORTED (it is of several sites: after onebit_outer_synchronize the parameters
+ * are what all have), ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed. */
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes);
 

@@ -134,6 +134,87 @@ onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *t
                                     size_t ntensors, const onebit_outer_options_t *options,
                                     onebit_outer_t *outer);
 
+/* --- Several sites ----------------------------------------------------------------------------*/
+
+/* Start from ONEBIT_SITES_OPTIONS_INIT; in every field zero means the default. */
+typedef struct onebit_sites_options {
+  size_t size;     /* sizeof(onebit_sites_options_t) */
+  double patience; /* seconds that an exchange waits for sites that are late; default 10 */
+  /* How many sites, this one included, a round has at least: with fewer here a site trains on, and
+   * what it serves waits. 1 to the number of sites; default: more than half. */
+  int quorum;
+} onebit_sites_options_t;
+
+/* clang-format off */
+#define ONEBIT_SITES_OPTIONS_INIT \
+  { sizeof(onebit_sites_options_t), 0, 0 }
+/* clang-format on */
+
+/* Makes the outer step of several sites, each of one or more ranks that a fast network joins:
+ * inside a site the ranks train as one, with an optimizer of this library on `site` or anything
+ * else that keeps their parameters equal in each step; between sites drifts are exchanged every
+ * local_steps steps. A site that is late, or gone for a while, is left out of a round and caught
+ * up. Collective over all ranks of all sites.
+ *   site       the ranks of this site; its rank 0 speaks for it
+ *   between    on rank 0 of each site a communicator of all of these, 1 to 64; NULL on all others
+ *   tensors, ntensors, outer   as of onebit_outer_create
+ *   options    as of onebit_outer_create; but fragments, delay, mixing, weighted, sparse bits and
+ *              ONEBIT_BLOCK_BUFFER do not go with sites, and chunk_size and schedule mean nothing
+ *   sites      when sites are left out, or NULL for the defaults; not kept; the same on all ranks
+ *
+ * Elements are cut into as many shards as there are sites. Site s receives the drifts of shard s
+ * from all, and sends back their mean: as many bytes as an allreduce between the rank 0s alone, the
+ * fewest that go between sites, however many ranks they have. Inside, the means are passed on in
+ * their bits. onebit_outer_step exchanges every local_steps steps:
+ *   - site s closes a round of its shard when drifts of all sites are there, or after `patience`
+ *     with those that are, if these are a quorum. The mean is over the sites in the round;
+ *   - a site waits for a round for twice that, and trains on then, from where it is. The drift that
+ *     it has sent counts in the first round that is closed with it there; what it has trained since
+ *     stays in its parameters, and counts in the next: p = x - (drift since). Nothing is lost;
+ *   - who was waited for in vain is not waited for again until something comes from it;
+ *   - a site that returns applies the rounds that it has missed, one by one, and compares a
+ *     checksum with each; where they are more bytes than the consensus and outer momentum of that
+ *     shard, it is sent these;
+ *   - of a drift of more than local_steps steps what exceeds these is averaged without outer
+ *     momentum.
+ * The shard that an absent site serves waits for it, and its elements drift meanwhile.
+ *
+ * Memory, in bytes a parameter: 8 + 8 / sites, 4 more with a rule other than MEAN; on rank 0 of a
+ * site 8 + bits / 2 + 16 / sites more.
+ *
+ * Over any transport on which messages are late but not lost: TCP does that for some 15 minutes of
+ * a link that is down, and so do onebit/sockets.h and MPI over TCP. A process that has ended is an
+ * ONEBIT_ERROR_TRANSPORT on all sites: make the outer step anew with those that are left.
+ *
+ * Errors: those of onebit_outer_create, ONEBIT_ERROR_UNSUPPORTED (an option that does not go with
+ * sites), ONEBIT_ERROR_ARGUMENT (sites; no `between` on rank 0 of a site: the others then wait
+ * ONEBIT_TIMEOUT). */
+onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t between,
+                                          const onebit_tensor_t *tensors, size_t ntensors,
+                                          const onebit_outer_options_t *options,
+                                          const onebit_sites_options_t *sites,
+                                          onebit_outer_t *outer);
+
+/* Set `size` to sizeof(onebit_sites_info_t), the call fills in the rest. */
+typedef struct onebit_sites_info {
+  size_t size;
+  int sites, site;    /* how many, and which is this one */
+  int quorum;         /* as decided */
+  double patience;    /* likewise */
+  uint64_t late;      /* sites that are not waited for at present: bit s is site s */
+  uint64_t rounds;    /* of the shard that this site serves */
+  uint64_t left_out;  /* of these, without some site; on rank 0 of the site */
+  uint64_t caught_up; /* shards that came whole, since too many rounds were missed */
+} onebit_sites_info_t;
+
+/* Says how sites stand. Local.
+ *   outer   one of onebit_outer_create_sites
+ *   info    out: all of it; `size` is set by the caller
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, no sites, a size that the library does not know). */
+onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t *info);
+
+/* --- Steps ------------------------------------------------------------------------------------*/
+
 /* Counts a local step, after the inner optimizer has updated the parameters, and does what is due:
  * begins the exchange of a fragment, and applies that of one whose delay is over, for which it
  * waits. Collective in the steps in which something is due; local in all others, where it moves
@@ -155,7 +236,8 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight);
 /* Ends what is in flight, exchanges all fragments once more, and sets the parameters to the
  * consensus: afterwards they are equal on all ranks, to the bit. Collective. For the end of a
  * training, or before something that wants equal parameters. It is an outer step of its own, whose
- * drift is that of the local steps since the last one.
+ * drift is that of the local steps since the last one. Among sites it waits for all of them,
+ * however late, up to ONEBIT_TIMEOUT.
  *   outer   the outer step
  * Errors: those of onebit_outer_step; the first of several fragments. */
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer);

@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/statistics.h"
-#include "optimizers/outer/outer.h"
+#include "optimizers/outer/sites.h"
 
 /* --- Made --------------------------------------------------------------------------------------*/
 
@@ -58,9 +58,12 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
 
 /* This rank's part. */
 static onebit_status_t prepare(struct onebit_outer *outer, const onebit_tensor_t *tensors,
-                               size_t ntensors, const onebit_outer_options_t *options) {
+                               size_t ntensors, const onebit_outer_options_t *options,
+                               const onebit_sites_options_t *sites) {
   struct ob_plan_shape shape;
   OB_TRY(ob_outer_resolve(options, &outer->options));
+  if (outer->sites)
+    OB_TRY(ob_sites_resolve(outer, sites));
   OB_TRY(ob_outer_shape(outer, outer->options.bits == ONEBIT_OUTER_DENSE, &shape));
   OB_TRY(ob_codec_choose(&outer->codec));
   OB_TRY(keep_tensors(outer, tensors, ntensors));
@@ -94,8 +97,9 @@ static uint64_t tensors_of(const struct onebit_outer *outer, onebit_status_t sta
   return hash;
 }
 
-static onebit_status_t agree(onebit_comm_t comm, const struct onebit_outer *outer,
-                             onebit_status_t status) {
+/* `comm`: the ranks, or with `sites` those of one site, and `between` NULL but on its rank 0. */
+static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, bool sites,
+                             onebit_comm_t between, onebit_status_t status) {
   static const struct onebit_outer none;
   const struct onebit_outer *of = status == ONEBIT_OK ? outer : &none;
   const onebit_outer_options_t *options = &of->options;
@@ -115,7 +119,10 @@ static onebit_status_t agree(onebit_comm_t comm, const struct onebit_outer *oute
       {"parameter_dtype", (uint64_t)options->parameter_dtype},
       {"the parameters of all tensors (their fingerprint)", parameters_of(of, status)},
   };
-  return ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]);
+  const size_t count = sizeof terms / sizeof terms[0];
+  if (sites)
+    return ob_sites_agree(outer, comm, between, status, terms, count);
+  return ob_agree(comm, status, terms, count);
 }
 
 static onebit_status_t create_weigh(struct ob_fragment *fragment) {
@@ -141,34 +148,66 @@ static onebit_status_t build(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                    size_t ntensors, const onebit_outer_options_t *options,
-                                    onebit_outer_t *result) {
-  if (result)
-    *result = NULL;
-  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+/* Without memory: NULL. */
+static struct onebit_outer *create(onebit_comm_t comm) {
   struct onebit_outer *outer = ob_handle_create(OB_HANDLE_OUTER, sizeof *outer);
-  onebit_status_t status;
-  if (outer) {
-    outer->comm = ob_comm_keep(comm);
-    outer->exchange = &ob_outer_plans;
-    outer->own_bytes = sizeof *outer;
-    status = result ? prepare(outer, tensors, ntensors, options)
-                    : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
-  } else {
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  if (!outer) {
+    ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+    return NULL;
   }
-  status = agree(comm, outer, status);
-  if (status == ONEBIT_OK && outer->options.bits == ONEBIT_OUTER_SPARSE)
-    outer->exchange = &ob_outer_sparse;
-  if (status == ONEBIT_OK)
-    status = build(outer);
+  outer->comm = ob_comm_keep(comm);
+  outer->exchange = &ob_outer_plans;
+  outer->own_bytes = sizeof *outer;
+  return outer;
+}
+
+static onebit_status_t finish(struct onebit_outer *outer, onebit_status_t status,
+                              onebit_outer_t *result) {
   if (status != ONEBIT_OK) {
     onebit_outer_destroy(outer);
     return status;
   }
   *result = outer;
   return ONEBIT_OK;
+}
+
+onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
+                                    size_t ntensors, const onebit_outer_options_t *options,
+                                    onebit_outer_t *result) {
+  if (result)
+    *result = NULL;
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  struct onebit_outer *outer = create(comm);
+  onebit_status_t status = ONEBIT_ERROR_MEMORY;
+  if (outer)
+    status = result ? prepare(outer, tensors, ntensors, options, NULL)
+                    : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
+  status = agree(comm, outer, false, NULL, status);
+  if (status == ONEBIT_OK && outer->options.bits == ONEBIT_OUTER_SPARSE)
+    outer->exchange = &ob_outer_sparse;
+  if (status == ONEBIT_OK)
+    status = build(outer);
+  return finish(outer, status, result);
+}
+
+onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t between,
+                                          const onebit_tensor_t *tensors, size_t ntensors,
+                                          const onebit_outer_options_t *options,
+                                          const onebit_sites_options_t *sites,
+                                          onebit_outer_t *result) {
+  if (result)
+    *result = NULL;
+  OB_TRY(ob_handle_check(site, OB_HANDLE_COMM, "site"));
+  if (between)
+    OB_TRY(ob_handle_check(between, OB_HANDLE_COMM, "between"));
+  struct onebit_outer *outer = create(site);
+  onebit_status_t status =
+      ob_sites_find(outer, site, between, outer ? ONEBIT_OK : ONEBIT_ERROR_MEMORY);
+  if (status == ONEBIT_OK)
+    status = result ? prepare(outer, tensors, ntensors, options, sites)
+                    : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
+  status = agree(site, outer, true, between, status);
+  return finish(outer, status, result);
 }
 
 /* --- Ended -------------------------------------------------------------------------------------*/
@@ -183,6 +222,7 @@ void onebit_outer_destroy(onebit_outer_t outer) {
       outer->exchange->destroy(&outer->fragments[f]);
     onebit_plan_destroy(outer->fragments[f].weigh);
   }
+  ob_sites_destroy(outer);
   ob_fragments_destroy(outer);
   ob_release(outer->tensors);
   ob_comm_drop(outer->comm);

@@ -10,6 +10,7 @@
  *   step.c        when an exchange begins, and when it is applied
  *   save.c        a part of a checkpoint (optimizers/checkpoint/checkpoint.h) of it
  *   load.c        and from the parts of all ranks
+ *   sites.h       or all that is different among sites
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
 #define OB_OPTIMIZERS_OUTER_H
@@ -109,8 +110,9 @@ struct onebit_outer {
   struct ob_outer_piece *pieces; /* of all fragments */
   size_t position;               /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
-  uint64_t started; /* exchanges, of all fragments; the same on all ranks whose steps are */
-  bool refused;   /* a message was (struct onebit_plan) */
+  uint64_t started;       /* exchanges, of all fragments; the same on all ranks whose steps are */
+  bool refused;           /* a message was (struct onebit_plan) */
+  struct ob_sites *sites; /* NULL: ranks exchange by themselves (sites.h) */
 };
 
 /* Checks, and fills in the defaults. */
@@ -133,6 +135,9 @@ void ob_fragment_read(struct ob_fragment *fragment);
 bool ob_fragment_drift(struct ob_fragment *fragment);
 void ob_fragment_update(struct ob_fragment *fragment);
 void ob_fragment_set(const struct ob_fragment *fragment, double mixing);
+/* Elements first to first + count - 1 become the consensus less what a site is ahead of it. */
+void ob_fragment_set_ahead(const struct ob_fragment *fragment, const float *ahead, size_t first,
+                           size_t count);
 uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
 
 /* Waits for an exchange in flight, and does not apply it. */

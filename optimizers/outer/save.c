@@ -15,6 +15,16 @@ onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status
   return ob_agree(outer->comm, status, &term, 1);
 }
 
+/* What is under way between sites is not saved. */
+onebit_status_t ob_outer_check_saved(onebit_outer_t outer) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  if (outer->sites)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "outer is of several sites, which has no checkpoints: "
+                    "onebit_outer_synchronize, and save the parameters");
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
   onebit_status_t status = ONEBIT_OK;
   for (size_t f = 0; f < outer->options.fragments; f++) {
@@ -270,7 +280,7 @@ static onebit_status_t write(void *context, const struct ob_sink *sink) {
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes) {
   struct saving saving;
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_TRY(ob_outer_check_saved(outer));
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
@@ -293,7 +303,7 @@ static onebit_status_t write_part(void *outer, const struct ob_sink *sink, uint6
 }
 
 onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *directory) {
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_TRY(ob_outer_check_saved(outer));
   OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
   const onebit_status_t status = ob_outer_settle(outer);
   const struct ob_subject subject = {outer->comm, OB_OUTER_KIND, outer->steps, outer, write_part};

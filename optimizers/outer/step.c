@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "optimizers/outer/outer.h"
+#include "optimizers/outer/sites.h"
 
 /* --- One fragment ------------------------------------------------------------------------------*/
 
@@ -145,6 +145,8 @@ static onebit_status_t check_weight(const struct onebit_outer *outer, double wei
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   const onebit_outer_options_t *options = &outer->options;
+  if (outer->sites)
+    return ob_sites_step(outer->sites);
   struct outcome outcome = {.status = ONEBIT_OK};
   const onebit_status_t status = check_weight(outer, weight);
   note(&outcome, status);
@@ -167,6 +169,8 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
 
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  if (outer->sites)
+    return ob_sites_synchronize(outer->sites);
   struct outcome outcome = {.status = ONEBIT_OK};
   for (size_t f = 0; f < outer->options.fragments; f++)
     if (outer->fragments[f].stage != OB_FRAGMENT_IDLE)

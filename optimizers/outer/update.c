@@ -141,3 +141,16 @@ void ob_fragment_set(const struct ob_fragment *fragment, double mixing) {
               dtype, (float)mixing, piece->count);
   }
 }
+
+void ob_fragment_set_ahead(const struct ob_fragment *fragment, const float *ahead, size_t first,
+                           size_t count) {
+  const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_outer_piece *piece = &fragment->piece[k];
+    void *parameters = (void *)(uintptr_t)parameters_of(fragment, piece);
+    const size_t end =
+        first + count < piece->at + piece->count ? first + count : piece->at + piece->count;
+    for (size_t i = first > piece->at ? first : piece->at; i < end; i++)
+      ob_store(parameters, i - piece->at, dtype, fragment->consensus[i] - ahead[i]);
+  }
+}

@@ -1,0 +1,319 @@
+/* The outer step among sites: made, ended, asked. */
+#include "optimizers/outer/sites.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+
+#define DEFAULT_PATIENCE 10.0
+
+/* --- Memory and messages -----------------------------------------------------------------------*/
+
+static void *array_of(struct ob_sites *sites, size_t count, size_t size, bool *failed) {
+  void *memory = ob_outer_allocate(sites->outer, count, size);
+  *failed |= !memory;
+  return memory;
+}
+
+static onebit_status_t no_memory(const struct ob_sites *sites) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %d sites", sites->count);
+}
+
+static size_t longest_shard(const struct ob_sites *sites) {
+  size_t longest = 0;
+  for (int s = 0; s < sites->count; s++)
+    if (sites->outer->fragments[s].count > longest)
+      longest = sites->outer->fragments[s].count;
+  return longest;
+}
+
+static onebit_status_t create_shards(struct ob_sites *sites) {
+  bool failed = false;
+  sites->mean = array_of(sites, longest_shard(sites), sizeof(float), &failed);
+  sites->ahead = array_of(sites, longest_shard(sites), sizeof(float), &failed);
+  for (int s = 0; s < sites->count && !failed; s++) {
+    struct ob_fragment *fragment = &sites->outer->fragments[s];
+    struct ob_shard *shard = array_of(sites, 1, sizeof *shard, &failed);
+    fragment->state = shard;
+    if (failed)
+      break;
+    shard->fragment = fragment;
+    OB_TRY(ob_shard_create(shard, sites));
+    if (shard->bytes > sites->bytes)
+      sites->bytes = shard->bytes;
+  }
+  return failed ? no_memory(sites) : ONEBIT_OK;
+}
+
+static onebit_status_t create_batch(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
+  return comm->transport->batch_create(comm, capacity, batch);
+}
+
+static onebit_status_t create_messages(struct ob_sites *sites) {
+  const size_t own_bytes = ob_shard_of(sites, sites->own)->bytes;
+  bool failed = false;
+  for (int s = 0; s < sites->count && !failed; s++) {
+    struct ob_shard *shard = ob_shard_of(sites, s);
+    struct ob_site_peer *peer = &sites->peers[s];
+    shard->drift = array_of(sites, shard->bytes, 1, &failed);
+    if (s == sites->own) {
+      peer->drift = shard->drift;
+      continue;
+    }
+    shard->result = array_of(sites, shard->bytes, 1, &failed);
+    peer->drift = array_of(sites, own_bytes, 1, &failed);
+    peer->out = array_of(sites, own_bytes, 1, &failed);
+    OB_TRY(create_batch(sites->between, 1, &shard->send));
+    OB_TRY(create_batch(sites->between, 1, &shard->receive));
+    OB_TRY(create_batch(sites->between, 1, &peer->send));
+    OB_TRY(create_batch(sites->between, 1, &peer->receive));
+  }
+  return failed ? no_memory(sites) : ONEBIT_OK;
+}
+
+/* As many rounds are kept as have the bytes of a snapshot: a site that has missed more of them is
+ * sent that. */
+static size_t history_depth(const struct ob_sites *sites) {
+  const onebit_outer_options_t *options = &sites->outer->options;
+  const size_t rounds = (size_t)(32 / options->bits) * (options->rule == ONEBIT_OUTER_MEAN ? 1 : 2);
+  return rounds > 2 ? rounds : 2;
+}
+
+static onebit_status_t create_server(struct ob_sites *sites) {
+  const struct ob_fragment *fragment = &sites->outer->fragments[sites->own];
+  const size_t arrays = fragment->momentum ? 2 : 1, count = (size_t)sites->count;
+  bool failed = false;
+  sites->depth = history_depth(sites);
+  sites->snapshot_of = -1;
+  sites->peers = array_of(sites, count, sizeof *sites->peers, &failed);
+  sites->zeros = array_of(sites, ob_shard_of(sites, sites->own)->bytes, 1, &failed);
+  sites->views = array_of(sites, count, sizeof *sites->views, &failed);
+  sites->history = array_of(sites, sites->depth, ob_shard_of(sites, sites->own)->bytes, &failed);
+  sites->snapshot = array_of(sites, fragment->count, arrays * sizeof(float), &failed);
+  return failed ? no_memory(sites) : create_messages(sites);
+}
+
+/* This rank's part. */
+static onebit_status_t allocate(struct ob_sites *sites) {
+  bool failed = false;
+  OB_TRY(create_shards(sites));
+  sites->command = array_of(sites, sites->bytes, 1, &failed);
+  if (failed)
+    return no_memory(sites);
+  if (sites->site->size > 1)
+    OB_TRY(create_batch(sites->site, (size_t)sites->site->size - 1, &sites->tell));
+  return sites->between ? create_server(sites) : ONEBIT_OK;
+}
+
+/* --- Made --------------------------------------------------------------------------------------*/
+
+static onebit_status_t resolve(const onebit_sites_options_t *given, struct ob_sites *sites) {
+  onebit_sites_options_t options = ONEBIT_SITES_OPTIONS_INIT;
+  if (given && given->size != sizeof *given)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->size is %zu, not %zu", given->size,
+                    sizeof *given);
+  if (given)
+    options = *given;
+  if (!(options.patience >= 0 && isfinite(options.patience)))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->patience is %g seconds", options.patience);
+  if (options.quorum < 0 || options.quorum > sites->count)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->quorum is %d, not 1 to %d, the number of sites",
+                    options.quorum, sites->count);
+  sites->patience = options.patience > 0 ? options.patience : DEFAULT_PATIENCE;
+  sites->quorum = options.quorum ? options.quorum : sites->count / 2 + 1;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_options(const onebit_outer_options_t *options) {
+  const char *name = options->fragments > 1                       ? "fragments"
+                     : options->delay                             ? "delay"
+                     : options->mixing < 1                        ? "mixing"
+                     : options->weighted                          ? "weighted"
+                     : options->bits == ONEBIT_OUTER_SPARSE       ? "ONEBIT_OUTER_SPARSE"
+                     : options->block_size == ONEBIT_BLOCK_BUFFER ? "ONEBIT_BLOCK_BUFFER"
+                                                                  : NULL;
+  if (!name)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s does not go with sites", name);
+}
+
+/* After ob_outer_resolve. */
+onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given) {
+  OB_TRY(resolve(given, outer->sites));
+  OB_TRY(check_options(&outer->options));
+  outer->options.fragments = (size_t)outer->sites->count;
+  return ONEBIT_OK;
+}
+
+/* Which site this is, and how many there are: rank 0 tells. Collective over the site. */
+static onebit_status_t find_sites(struct ob_sites *sites, onebit_status_t status) {
+  const onebit_comm_t between = sites->between;
+  const uint64_t note =
+      between ? (uint64_t)between->size << 32 | (uint64_t)between->rank : UINT64_C(1) << 32;
+  if (status == ONEBIT_OK && !between != (sites->site->rank != 0))
+    status = ob_error(ONEBIT_ERROR_ARGUMENT, "between is %s on rank %d of a site",
+                      between ? "not NULL" : "NULL", sites->site->rank);
+  if (status == ONEBIT_OK && between && between->size > OB_SITES_MAX)
+    status = ob_error(ONEBIT_ERROR_ARGUMENT, "between has %d ranks, more than %d sites",
+                      between->size, OB_SITES_MAX);
+  status = ob_agree_noting(sites->site, status, NULL, 0, note);
+  sites->count = (int)(ob_agree_note(sites->site, 0) >> 32);
+  sites->own = (int)(ob_agree_note(sites->site, 0) & 0xffffffff);
+  return status;
+}
+
+static struct ob_sites *create(struct onebit_outer *outer, onebit_comm_t between) {
+  outer->sites = ob_outer_allocate(outer, 1, sizeof *outer->sites);
+  if (!outer->sites)
+    return NULL;
+  outer->sites->outer = outer;
+  outer->sites->site = outer->comm;
+  outer->sites->between = between ? ob_comm_keep(between) : NULL;
+  outer->sites->count = 1;
+  outer->exchange = &ob_outer_sites;
+  return outer->sites;
+}
+
+onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, onebit_comm_t between,
+                              onebit_status_t status) {
+  if (status == ONEBIT_OK && !create(outer, between))
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  struct ob_sites none = {.site = site, .between = between};
+  return find_sites(status == ONEBIT_OK ? outer->sites : &none, status);
+}
+
+/* Collective: first in each site, then between them, and what came of it again in each. */
+static onebit_status_t agree_on_all(struct ob_sites *sites, onebit_comm_t site,
+                                    onebit_comm_t between, onebit_status_t status,
+                                    const struct ob_term *terms, size_t count) {
+  status = ob_agree(site, status, terms, count);
+  if (between)
+    status = ob_agree(between, status, terms, count);
+  if (sites && between)
+    sites->drift_tag = ob_comm_tag(between);
+  return ob_agree(site, status, NULL, 0);
+}
+
+onebit_status_t ob_sites_agree(struct onebit_outer *outer, onebit_comm_t site,
+                               onebit_comm_t between, onebit_status_t status,
+                               const struct ob_term *terms, size_t count) {
+  struct ob_sites *sites = outer ? outer->sites : NULL;
+  OB_TRY(agree_on_all(sites, site, between, status, terms, count));
+  const struct ob_term own[] = {{"quorum", (uint64_t)sites->quorum},
+                                {"patience, in microseconds", (uint64_t)(sites->patience * 1e6)}};
+  const int drift_tag = sites->drift_tag;
+  OB_TRY(agree_on_all(sites, site, between, allocate(sites), own, 2));
+  sites->result_tag = sites->drift_tag;
+  sites->drift_tag = drift_tag;
+  sites->command_tag = ob_comm_tag(site);
+  for (int s = 0; between && s < sites->count; s++) {
+    struct ob_shard *shard = ob_shard_of(sites, s);
+    if (s == sites->own)
+      continue;
+    OB_TRY(ob_sites_await(sites, s));
+    OB_TRY(ob_site_receive(shard->receive, shard->result, shard->bytes, s, sites->result_tag));
+  }
+  return ONEBIT_OK;
+}
+
+/* --- Ended -------------------------------------------------------------------------------------*/
+
+/* What is under way is cancelled; where that cannot be, its memory stays. */
+static void end(struct ob_batch *batch, unsigned char *memory) {
+  if (!batch || batch->comm->transport->batch_destroy(batch))
+    ob_release(memory);
+  else
+    ob_memory_keep(memory);
+}
+
+void ob_sites_destroy(struct onebit_outer *outer) {
+  struct ob_sites *sites = outer->sites;
+  if (!sites)
+    return;
+  for (int s = 0; sites->peers && s < sites->count; s++) {
+    struct ob_site_peer *peer = &sites->peers[s];
+    end(peer->receive, s == sites->own ? NULL : peer->drift);
+    end(peer->send, peer->out);
+  }
+  end(sites->tell, sites->command);
+  ob_release(sites->peers);
+  ob_release(sites->views);
+  ob_release(sites->zeros);
+  ob_release(sites->history);
+  ob_release(sites->snapshot);
+  ob_release(sites->mean);
+  ob_release(sites->ahead);
+  if (sites->between)
+    ob_comm_drop(sites->between);
+  ob_release(sites);
+  outer->sites = NULL;
+}
+
+static void destroy(struct ob_fragment *fragment) {
+  struct ob_shard *shard = fragment->state;
+  end(shard->send, shard->drift);
+  end(shard->receive, shard->result);
+  ob_shard_destroy(shard);
+  ob_release(shard);
+  fragment->state = NULL;
+}
+
+/* --- Asked -------------------------------------------------------------------------------------*/
+
+static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
+  const struct ob_sites *sites = fragment->outer->sites;
+  const struct ob_shard *shard = fragment->state;
+  const uint64_t others = (uint64_t)sites->count - 1;
+  *memory = 0; /* it is in own_bytes */
+  *wire = !sites->between ? 0 : shard->bytes * ((int)fragment->number == sites->own ? others : 1);
+}
+
+/* There are no checkpoints of it: how many elements is asked, not which. */
+static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
+                      struct ob_outer_run *runs) {
+  const struct ob_shard *shard = fragment->state;
+  const struct ob_site_part *part = &shard->part[OB_SITE_COMPRESSED];
+  if (what != OB_SAVED_WORKER || !fragment->outer->sites->between || !part->pieces)
+    return 0;
+  runs[0] = (struct ob_outer_run){0, ob_residual_elements(&part->worker, &part->layout)};
+  return 1;
+}
+
+static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
+                                       float *values) {
+  const struct ob_shard *shard = fragment->state;
+  const struct ob_site_part *part = &shard->part[OB_SITE_COMPRESSED];
+  (void)what;
+  return ob_residual_export(&part->worker, &part->layout, values);
+}
+
+const struct ob_outer_exchange ob_outer_sites = {.name = "sites",
+                                                 .destroy = destroy,
+                                                 .cost = cost,
+                                                 .runs = runs_of,
+                                                 .export_residual = export_residual};
+
+onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t *info) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  if (!info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
+  if (info->size != sizeof *info)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  const struct ob_sites *sites = outer->sites;
+  if (!sites)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "outer is none of onebit_outer_create_sites");
+  *info = (onebit_sites_info_t){.size = sizeof *info,
+                                .sites = sites->count,
+                                .site = sites->own,
+                                .quorum = sites->quorum,
+                                .patience = sites->patience,
+                                .late = sites->late,
+                                .rounds = ob_shard_of(sites, sites->own)->round,
+                                .left_out = sites->left_out,
+                                .caught_up = sites->caught_up};
+  return ONEBIT_OK;
+}

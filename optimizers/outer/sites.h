@@ -1,0 +1,200 @@
+/*
+ * The outer step among sites (onebit/outer.h, onebit_outer_create_sites), inside:
+ *
+ *   sites.c           made, ended, asked
+ *   sites_message.c   what a message has, and the arithmetic of rounds
+ *   sites_serve.c     the shard that this site serves: its rounds, and what others get of them
+ *   sites_step.c      an exchange: what rank 0 of a site waits for, and what its ranks apply
+ *
+ * Fragment number s is the shard that site s serves. Site s alone decides which drifts are in a
+ * round of it, and numbers its rounds: so sites need not agree on who takes part, and the consensus
+ * of a shard is the same wherever as many rounds of it were applied. A site has at most one drift
+ * of a shard under way, and it counts in the first round that its server closes with it there,
+ * however late that is. What a server sends to a site arrives in order: rounds, each of which the
+ * site applies, or where it is behind by more of them than the server has kept, the consensus as it
+ * is, in pieces.
+ */
+#ifndef OB_OPTIMIZERS_OUTER_SITES_H
+#define OB_OPTIMIZERS_OUTER_SITES_H
+
+#include "collectives/agree.h"
+#include "optimizers/outer/outer.h"
+
+#define OB_SITES_MAX 64 /* a bit of ob_site_header.included each */
+
+enum ob_site_kind { OB_SITE_DRIFT = 1, OB_SITE_ROUND, OB_SITE_PIECE, OB_SITE_END };
+
+enum ob_site_flag {
+  OB_SITE_EMPTY = 1, /* a drift or a round without values: nothing is added */
+  OB_SITE_FINAL = 2, /* a drift: the site's last one before onebit_outer_synchronize returns */
+  OB_SITE_ENDED = 4, /* a round: with it all sites' final drifts are in */
+  OB_SITE_LAST = 8   /* a piece */
+};
+
+/* In front of every message; behind it the messages of the parts, or a piece's values. */
+struct ob_site_header {
+  uint32_t magic;
+  uint16_t kind, flags;
+  uint32_t shard;
+  int32_t status;  /* an end: how it went on rank 0 of the site */
+  uint64_t number; /* a drift: of those to this shard, from 1 on; else the round */
+  uint64_t newest; /* the server's latest round */
+  uint64_t sites;  /* a round or piece: whose drifts are in it, a bit each; an end: who is late */
+  uint64_t first;  /* a piece: its first value; the consensus comes first, then momentum */
+  uint32_t count;  /* and how many */
+  uint32_t consensus; /* a round: checksum of what it is added to; the last piece: of the whole */
+  uint64_t check;     /* hash of the header, and of a piece's values */
+};
+
+/* Elements of a shard that are compressed alike. */
+struct ob_site_part {
+  bool dense;
+  size_t pieces, *counts, at; /* at: where its message begins in one of the shard */
+  float **drifts, **means;    /* in fragment->drift, and in sites->mean */
+  struct ob_layout layout;
+  struct ob_message_shape shape;
+  struct ob_work work;
+  struct ob_residual worker, server; /* on rank 0 of a site; server: of its own shard */
+};
+
+enum { OB_SITE_COMPRESSED, OB_SITE_DENSE, OB_SITE_PARTS };
+
+/* fragment->state. What is sent and received is on rank 0 of a site only. */
+struct ob_shard {
+  struct ob_fragment *fragment;
+  struct ob_site_part part[OB_SITE_PARTS];
+  size_t bytes;           /* of a message, at most */
+  bool in_flight;         /* a drift was sent, and no round yet has it */
+  bool final, ended;      /* onebit_outer_synchronize: it was the last one; all sites' are in */
+  uint64_t number, round; /* of the latest drift; rounds that were applied */
+  uint64_t sent_at;       /* the local step after which the latest drift was sent */
+  uint64_t sent_steps;    /* the local steps that it is of */
+
+  unsigned char *drift, *result; /* what is sent; what is received */
+  struct ob_batch *send, *receive;
+  bool sending, here; /* result is */
+  uint64_t newest;    /* rounds that the server has closed, as far as is known */
+  bool late;          /* it was waited for in vain: no wait until it is up to date */
+  double arrived;     /* when something last came */
+};
+
+/* Another site, to the server of a shard; or itself. */
+struct ob_site_peer {
+  unsigned char *drift, *out;
+  struct ob_batch *receive, *send;
+  bool here, late, sending;
+  uint64_t number;      /* of its latest drift */
+  uint64_t included_in; /* the round that its latest drift is in */
+  uint64_t sent;        /* rounds that it was sent */
+  size_t sent_values;   /* of the snapshot */
+};
+
+struct ob_sites {
+  struct onebit_outer *outer;
+  onebit_comm_t site, between; /* between: NULL but on rank 0 of a site */
+  int count, own;              /* sites, and which is this one */
+  int quorum;
+  double patience;
+  int drift_tag, result_tag, command_tag;
+  size_t bytes;        /* of the longest message */
+  float *mean, *ahead; /* scratch of the longest shard */
+  uint64_t late;       /* sites that are not waited for: a bit each, the same on all ranks */
+  uint64_t left_out;   /* rounds of the own shard without some site */
+  uint64_t caught_up;  /* snapshots that were applied */
+  bool broken;
+
+  /* To the other ranks of the site; there, from rank 0. */
+  unsigned char *command;
+  struct ob_batch *tell;
+
+  /* The shard that this site serves. */
+  struct ob_site_peer *peers;
+  unsigned char *history; /* messages of the latest `depth` rounds */
+  size_t depth;
+  uint64_t round, finals; /* finals: sites whose final drift is in */
+  uint64_t ended_in;      /* the latest round that ended a synchronisation */
+  bool closed;            /* a round of it, in this exchange */
+  float *snapshot;        /* consensus, momentum */
+  uint64_t snapshot_round;
+  uint32_t snapshot_sum;
+  int snapshot_of; /* the site that is sent it; -1: none */
+  struct ob_view *views;
+  unsigned char *zeros; /* a drift of nothing */
+};
+
+/* --- sites.c */
+
+extern const struct ob_outer_exchange ob_outer_sites;
+
+/* Collective over the site: outer->sites, with which site this is and how many there are. `outer`
+ * may be NULL where `status` is not ONEBIT_OK. */
+onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, onebit_comm_t between,
+                              onebit_status_t status);
+/* Checks, and fills in the defaults, after ob_outer_resolve. */
+onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given);
+/* Collective over all sites: they agree on terms, and make what they exchange with. */
+onebit_status_t ob_sites_agree(struct onebit_outer *outer, onebit_comm_t site,
+                               onebit_comm_t between, onebit_status_t status,
+                               const struct ob_term *terms, size_t count);
+/* After the exchange's `destroy` of each fragment. */
+void ob_sites_destroy(struct onebit_outer *outer);
+
+static inline struct ob_shard *ob_shard_of(const struct ob_sites *sites, int site) {
+  return sites->outer->fragments[site].state;
+}
+
+/* --- sites_message.c */
+
+/* Layout, message and residuals of a shard. Local. */
+onebit_status_t ob_shard_create(struct ob_shard *shard, struct ob_sites *sites);
+void ob_shard_destroy(struct ob_shard *shard);
+
+/* Fills in magic and check. */
+void ob_site_seal(unsigned char *message);
+/* Fails unless `bytes` bytes are a message with a sound header, of that kind, about that shard.
+ * OB_SITE_PIECE allows a round too. */
+onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum ob_site_kind kind,
+                              const struct ob_shard *shard);
+
+/* The drift to shard->drift, with these flags; also where it is not to be sent: OB_SITE_EMPTY. What
+ * is left is the residual. */
+void ob_shard_compress(struct ob_shard *shard, unsigned flags);
+/* Fails unless the parts of a drift or a round are sound. */
+onebit_status_t ob_shard_check_parts(struct ob_shard *shard, const unsigned char *message);
+/* The mean of the peers' drifts that are here, as the next round, to `message`, which has its
+ * header. False: there is none. */
+bool ob_shard_reduce(struct ob_shard *shard, struct ob_sites *sites, unsigned char *message);
+/* Applies a round, or a piece, to consensus and parameters. */
+onebit_status_t ob_shard_apply(struct ob_shard *shard, struct ob_sites *sites,
+                               const unsigned char *message);
+
+/* --- sites_serve.c */
+
+/* Drifts that have come, unless a synchronisation has ended, and sends that are due. Nothing
+ * waits. */
+onebit_status_t ob_sites_move_server(struct ob_sites *sites, bool ended);
+/* Whether a round may be closed now: all that are waited for are here; or with `late`, enough. */
+bool ob_sites_may_close(const struct ob_sites *sites, bool all, bool late);
+/* Closes a round: *message is it, until the next is closed. */
+onebit_status_t ob_sites_close(struct ob_sites *sites, unsigned char **message);
+/* Whether all others have been sent every round. */
+bool ob_sites_flushed(const struct ob_sites *sites);
+/* Looks for a peer's drift, for so long. */
+onebit_status_t ob_sites_receive(struct ob_sites *sites, int peer, double seconds);
+/* Begins to receive its next one. */
+onebit_status_t ob_sites_await(struct ob_sites *sites, int peer);
+
+/* --- sites_step.c */
+
+onebit_status_t ob_sites_step(struct ob_sites *sites);
+onebit_status_t ob_sites_synchronize(struct ob_sites *sites);
+
+/* A batch of one message that is sent or received. */
+onebit_status_t ob_site_send(struct ob_batch *batch, unsigned char *data, size_t bytes, int peer,
+                             int tag);
+onebit_status_t ob_site_receive(struct ob_batch *batch, unsigned char *data, size_t bytes, int peer,
+                                int tag);
+/* Whether it is complete, in `seconds`. */
+onebit_status_t ob_site_test(struct ob_batch *batch, double seconds, bool *complete);
+
+#endif
