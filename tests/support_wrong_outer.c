@@ -70,6 +70,45 @@ static void wrong_outer_checkpoints(onebit_outer_t outer) {
   WRONG(onebit_outer_load_files, (outer, "/nowhere"), ONEBIT_ERROR_FILE, "/nowhere");
 }
 
+static void wrong_sites(const struct wrong_scene *scene, onebit_outer_t plain) {
+  onebit_comm_t site;
+  onebit_outer_t made;
+  onebit_sites_info_t info = {.size = sizeof info}, small = {.size = 3};
+  onebit_comm_create_self(&site);
+#define SITES(site, between, result, status, message, ...)                                         \
+  WRONG(onebit_outer_create_sites,                                                                 \
+        (site, between, &scene->tensor, 1, NULL,                                                   \
+         &(onebit_sites_options_t){.size = sizeof(onebit_sites_options_t), __VA_ARGS__}, result),  \
+        status, message)
+  SITES(NULL, scene->comm, &made, ARGUMENT, "site is NULL", 0);
+  SITES(site, scene->no_comm, &made, ARGUMENT, "which is no communicator", 0);
+  SITES(site, scene->comm, NULL, ARGUMENT, "outer is NULL", 0);
+  SITES(site, NULL, &made, ARGUMENT, "between is NULL on rank 0", 0);
+  SITES(site, scene->comm, &made, ARGUMENT, "sites->patience is -1", .patience = -1);
+  SITES(site, scene->comm, &made, ARGUMENT, "sites->patience is nan", .patience = NAN);
+  SITES(site, scene->comm, &made, ARGUMENT, "sites->quorum is 100", .quorum = 100);
+  WRONG(onebit_outer_create_sites,
+        (site, scene->comm, &scene->tensor, 1, NULL, &(onebit_sites_options_t){.size = 3}, &made),
+        ARGUMENT, "sites->size is 3");
+#define REFUSED(name, ...)                                                                         \
+  WRONG(onebit_outer_create_sites,                                                                 \
+        (site, scene->comm, &scene->tensor, 1,                                                     \
+         &(onebit_outer_options_t){.size = sizeof(onebit_outer_options_t), __VA_ARGS__}, NULL,     \
+         &made),                                                                                   \
+        ONEBIT_ERROR_UNSUPPORTED, name)
+  REFUSED("fragments does not go with sites", .fragments = 2);
+  REFUSED("delay does not go with sites", .delay = 2);
+  REFUSED("mixing does not go with sites", .mixing = 0.5);
+  REFUSED("weighted does not go with sites", .weighted = 1);
+  REFUSED("ONEBIT_OUTER_SPARSE does not go with sites", .bits = ONEBIT_OUTER_SPARSE);
+  REFUSED("ONEBIT_BLOCK_BUFFER does not go with sites", .block_size = ONEBIT_BLOCK_BUFFER);
+  WRONG(onebit_outer_get_sites, (NULL, &info), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_get_sites, (plain, NULL), ARGUMENT, "info is NULL");
+  WRONG(onebit_outer_get_sites, (plain, &small), ARGUMENT, "info->size is 3");
+  WRONG(onebit_outer_get_sites, (plain, &info), ARGUMENT, "none of onebit_outer_create_sites");
+  onebit_comm_destroy(site);
+}
+
 void wrong_outers(const struct wrong_scene *scene) {
   onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_outer_info_t info = {.size = 3};
@@ -92,6 +131,7 @@ void wrong_outers(const struct wrong_scene *scene) {
   WRONG(onebit_outer_check, (NULL), ARGUMENT, "outer is NULL");
   wrong_outer_checkpoints(outer);
   WRONG_VALUE(onebit_outer_destroy, (plan), (onebit_outer_destroy(plan), true), "which is a plan");
+  wrong_sites(scene, outer);
   onebit_outer_destroy(outer);
   WRONG(onebit_outer_check, (outer), ARGUMENT, "which is no outer step");
 }
