@@ -138,7 +138,8 @@ void ob_steps_note_own(struct onebit_plan *plan) {
  * not learn of anyway. */
 bool ob_steps_check_early(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  plan->apply_early_ok = !plan->call.hold && !ob_is_dense(plan) && !ob_steps_flags(plan) &&
+  const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_PAYLOAD_FLAGS;
+  plan->apply_early_ok = !plan->call.hold && !ob_is_dense(plan) && !flags &&
                          plan->failed_rank < 0 && plan->not_finite_rank < 0 && !plan->large_heard;
   return true;
 }
