@@ -53,6 +53,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   plan->worker_scale = plan->server_scale = 0;
   plan->status = ONEBIT_OK;
   plan->apply_early_ok = plan->large_heard = false;
+  ob_ladder_begin(plan);
   atomic_store_explicit(&plan->work.not_finite, false, memory_order_relaxed);
   atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
   if (status == ONEBIT_OK)

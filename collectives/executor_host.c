@@ -232,6 +232,7 @@ static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
     ob_residual_forget(&plan->server);
   }
   plan->result_now = !plan->result_now;
+  ob_ladder_commit(plan);
   return true;
 }
 

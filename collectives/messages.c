@@ -51,6 +51,8 @@ void ob_stamp(struct onebit_plan *plan, unsigned char *memory, const struct ob_m
               enum ob_message_kind kind, float scale) {
   const struct ob_message_call call = {kind, plan->sequence, plan->geometry.layout.elements,
                                        plan->call.agreed};
+  if (!plan->geometry.one_scale)
+    scale = plan->host.ranks ? plan->ladder.max_rms : plan->ladder.rms;
   *(struct ob_header *)(void *)memory =
       ob_header_make(shape, &call, (uint16_t)ob_steps_flags(plan), scale);
   ob_message_seal(memory, shape, plan->work.codec);
@@ -97,7 +99,7 @@ static size_t message_bytes(const struct onebit_plan *plan, size_t member, size_
 struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
-  size_t mine = message_bytes(plan, geometry->member, chunk);
+  size_t mine = ob_ladder_max_bytes(plan, 1, message_bytes(plan, geometry->member, chunk));
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
@@ -117,7 +119,7 @@ struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk) {
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
     add_endpoints(plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
-                  message_bytes(plan, member, chunk));
+                  ob_ladder_max_bytes(plan, 1, message_bytes(plan, member, chunk)));
   }
   return batch;
 }
@@ -190,11 +192,15 @@ void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, si
                                        plan->call.agreed};
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
   const struct ob_header *header = in->data;
+  if (in->bytes >= sizeof *header && header->flags & OB_FLAG_ERROR)
+    shape.width = ob_ladder_width_of(&plan->ladder, header->flags, shape.width);
   onebit_status_t status = ob_message_check(in->data, in->bytes, &shape, &call, plan->work.codec);
-  if (status == ONEBIT_OK)
-    ob_steps_hear(plan, in->peer, header->flags, header->agreed);
-  else
+  if (status != ONEBIT_OK) {
     ob_refuse_message(plan, in->peer, status);
+    return;
+  }
+  ob_ladder_hear(&plan->ladder, header->flags, header->scale);
+  ob_steps_hear(plan, in->peer, header->flags, header->agreed);
 }
 
 static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,

@@ -66,21 +66,35 @@ static onebit_status_t check_deepspeed(const onebit_plan_options_t *options) {
 
 /* Of more than one bit a scale is made of the values of its block, and what it is made of differs.
  * */
-static onebit_status_t check_bits(const onebit_plan_options_t *options) {
-  if (!ob_width_is_known(options->bits))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, not 1, 2, 4 or 8", options->bits);
-  onebit_scale_t other = options->bits > 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_LARGEST;
+static onebit_status_t check_bits(const onebit_plan_options_t *options, const char *name,
+                                  int bits) {
+  if (!ob_width_is_known(bits))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, not 1, 2, 4 or 8", name, bits);
+  onebit_scale_t other = bits > 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_LARGEST;
   if (options->scale == other)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "scale is %d, which messages of %d bit%s do not have",
-                    (int)other, options->bits, options->bits > 1 ? "s" : "");
-  if (options->bits == 1)
+                    (int)other, bits, bits > 1 ? "s" : "");
+  if (bits == 1)
     return ONEBIT_OK;
   if (options->wire == ONEBIT_WIRE_DENSE || options->profile == ONEBIT_PROFILE_DEEPSPEED ||
       options->block_size == ONEBIT_BLOCK_BUFFER)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "bits is %d: that takes ONEBIT_WIRE_BITS, profile default and a scale for each "
+                    "%s is %d: that takes ONEBIT_WIRE_BITS, profile default and a scale for each "
                     "block",
+                    name, bits);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
+  OB_TRY(check_bits(options, "max_bits", options->max_bits));
+  if (options->max_bits < options->bits)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "max_bits is %d, and bits %d", options->max_bits,
                     options->bits);
+  if (options->max_bits > options->bits && options->no_error_feedback)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "max_bits is %d, bits is %d, no_error_feedback is set: there is no residual to "
+                    "choose by",
+                    options->max_bits, options->bits);
   return ONEBIT_OK;
 }
 
@@ -109,7 +123,10 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
     OB_TRY(check_deepspeed(&shape->options));
   if (shape->options.bits == 0)
     shape->options.bits = 1;
-  OB_TRY(check_bits(&shape->options));
+  if (shape->options.max_bits == 0)
+    shape->options.max_bits = shape->options.bits;
+  OB_TRY(check_bits(&shape->options, "bits", shape->options.bits));
+  OB_TRY(check_ladder(&shape->options));
   if (shape->options.threads == 0)
     OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MAX_THREADS, 1, &shape->options.threads));
   resolve_block(shape);

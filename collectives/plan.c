@@ -143,7 +143,8 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->dtype = shape->options.dtype;
   work->output_dtype = shape->output_dtype;
   work->one_scale = shape->one_scale;
-  work->max_width = (unsigned)shape->options.bits;
+  work->max_width = (unsigned)plan->options.max_bits;
+  work->measured = plan->options.max_bits > plan->options.bits;
   work->threads = shape->options.threads;
   work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
   work->half = plan->geometry.half || (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL &&
@@ -205,6 +206,8 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
 /* This rank's part of making a plan. */
 static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   plan->options = shape->options;
+  if (plan->options.max_bits < plan->options.bits) /* an optimizer's */
+    plan->options.max_bits = plan->options.bits;
   plan->momentum = shape->momentum;
   plan->moments = shape->moments;
   OB_TRY(ob_executor_choose(plan));
@@ -222,6 +225,7 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
   if (plan->options.wire == ONEBIT_WIRE_BITS)
     OB_TRY(allocate_residual(plan, shape));
   OB_TRY(allocate_messages(plan));
+  OB_TRY(ob_ladder_create(plan));
   OB_TRY(allocate_batches(plan));
   OB_TRY(allocate_lists(plan));
   return plan->executor->create ? plan->executor->create(plan) : ONEBIT_OK;
@@ -262,6 +266,7 @@ static void release(struct onebit_plan *plan) {
     return;
   if (plan->executor && plan->executor->destroy)
     plan->executor->destroy(plan);
+  ob_ladder_destroy(plan);
   ob_residual_destroy(&plan->worker);
   ob_residual_destroy(&plan->server);
   ob_work_destroy(&plan->work);
@@ -287,7 +292,7 @@ static void release(struct onebit_plan *plan) {
 }
 
 /* The last of the terms below: where a device decides otherwise than a processor. */
-#define TERM_MESSAGES 13
+#define TERM_MESSAGES 14
 
 /* What all ranks must give alike; each tells the others where its shared memory is. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
@@ -304,6 +309,7 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
       {"block_size", options->block_size},
       {"chunk_size", options->chunk_size},
       {"bits", (uint64_t)options->bits},
+      {"max_bits", (uint64_t)options->max_bits},
       {"no_error_feedback", (uint64_t)options->no_error_feedback},
       {"the number of pieces", shape->pieces},
       {"schedule", (uint64_t)options->schedule},
@@ -492,6 +498,10 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .hosts = plan->comm->hosts.count,
       .ranks_per_host = plan->comm->hosts.each,
       .bits = (int)plan->geometry.width,
+      .min_bits = (int)plan->ladder.min,
+      .max_bits = (int)plan->ladder.max,
+      .moves = plan->ladder.moves,
+      .residual_ratio = plan->ladder.ratio,
   };
   return ONEBIT_OK;
 }

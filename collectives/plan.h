@@ -11,6 +11,7 @@
 #include "collectives/communicator.h"
 #include "collectives/executor.h"
 #include "collectives/geometry.h"
+#include "collectives/ladder.h"
 #include "collectives/schedules/host.h"
 #include "collectives/schedules/schedule.h"
 #include "collectives/trace.h"
@@ -98,6 +99,7 @@ struct onebit_plan {
   struct ob_schedule_sizes sizes;
   struct ob_window *window; /* where the messages are; NULL: each kind has memory of its own */
   uint64_t wire_bytes, memory_bytes;
+  struct ob_ladder ladder;
 
   /* Residuals of what this rank sends, and of the segment that it reduces; sums of their runs when
    * there is one scale. */

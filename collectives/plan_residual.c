@@ -70,6 +70,7 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
 
 onebit_status_t ob_plan_accept(onebit_plan_t plan) {
   *plan->refused = false;
+  ob_ladder_reset(plan);
   return plan->executor->accept ? plan->executor->accept(plan) : ONEBIT_OK;
 }
 

@@ -122,6 +122,7 @@ unsigned ob_steps_flags(const struct onebit_plan *plan) {
     flags |= OB_FLAG_LARGE;
   if (plan->status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
+  flags |= heard ? plan->ladder.heard : plan->ladder.wish;
   return flags;
 }
 
@@ -138,7 +139,7 @@ void ob_steps_note_own(struct onebit_plan *plan) {
  * not learn of anyway. */
 bool ob_steps_check_early(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_PAYLOAD_FLAGS;
+  const unsigned flags = ob_steps_flags(plan) & ~(unsigned)(OB_PAYLOAD_FLAGS | OB_LADDER_FLAGS);
   plan->apply_early_ok = !plan->call.hold && !ob_is_dense(plan) && !flags &&
                          plan->failed_rank < 0 && plan->not_finite_rank < 0 && !plan->large_heard;
   return true;

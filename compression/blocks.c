@@ -28,7 +28,8 @@ void ob_parallel(int threads, size_t first, size_t end,
 
 /* Floats: the values of a block that wait for their scale, and their signs, which nobody needs. */
 static size_t scratch_of_levels(const struct ob_work *work) {
-  return work->layout->block + work->layout->block / OB_LANES;
+  const size_t block = work->layout->block;
+  return block + block / OB_LANES + (work->measured ? ob_measure_scratch(block) : 0);
 }
 
 size_t ob_work_wide(const struct ob_work *work) {
@@ -163,9 +164,35 @@ static void keep_in_scratch(const struct step *step, int thread, float **values,
   *stream = false;
 }
 
+/* --- Measuring */
+
+static bool is_measured(const struct ob_residual *residual, size_t b) {
+  return residual->norms && (b - residual->first) % OB_MEASURE_EVERY == residual->phase;
+}
+
+/* After a block was quantised; `values`: compensated, `error`: what is left, or NULL. */
+static void measure(const struct step *step, size_t b, const struct ob_block *block, int thread,
+                    const float *values, const float *error) {
+  const struct ob_work *work = step->work;
+  const struct ob_residual *residual = step->residual;
+  const size_t used = work->layout->block + work->layout->block / OB_LANES;
+  const struct ob_measure_run run = {
+      .count = block->count,
+      .width = step->out->width,
+      .values = values,
+      .scale = residual->scales[!residual->now][b - residual->first],
+      .error = error,
+      .before = residual_values(residual, residual->now, block),
+      .before_scale = residual_scale(residual, b),
+      .rule = work->rule,
+      .scratch = scratch_for(step, thread) + used,
+  };
+  residual->norms[b - residual->first] = ob_measure(&run, work->codec);
+}
+
 /* These values, whose squares add up to `sum`, become levels in the message, and the new
  * residual. */
-static void quantise_block(struct step *step, size_t b, const struct ob_block *block,
+static void quantise_block(struct step *step, size_t b, const struct ob_block *block, int thread,
                            const float *values, float sum) {
   struct ob_work *work = step->work;
   struct ob_residual *residual = step->residual;
@@ -183,11 +210,13 @@ static void quantise_block(struct step *step, size_t b, const struct ob_block *b
       .width = width,
       .values = values,
       .scale = scale,
-      .stream = work->stream,
+      .stream = work->stream && !is_measured(residual, b),
       .residual_out = residual_values(residual, !residual->now, block),
       .fields = fields_at(step, step->out, block),
   };
   work->codec->quantise(&run);
+  if (is_measured(residual, b))
+    measure(step, b, block, thread, values, run.residual_out);
 }
 
 /* The moments of the block: what the run reads, and what it writes. */
@@ -219,7 +248,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
                                 : input_of(step, &block),
         .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
         .rule = work->rule,
-        .stream = work->stream,
+        .stream = work->stream && !is_measured(step->residual, b),
         .momentum_bits = source->momentum ? fields_at(step, step->last, &block) : NULL,
         .momentum_width = source->momentum ? step->last->width : 1,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
@@ -239,11 +268,13 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
       point_to_moments(step, &block, &run);
     if (step->out->width == 1) {
       set_scale(step, b, block.count, work->codec->compress(&run));
+      if (is_measured(step->residual, b))
+        measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
     keep_in_scratch(step, thread, &run.residual_out, &run.bits, &run.stream);
     run.rule = ONEBIT_SCALE_RMS;
-    quantise_block(step, b, &block, run.residual_out, work->codec->compress(&run));
+    quantise_block(step, b, &block, thread, run.residual_out, work->codec->compress(&run));
   }
 }
 
@@ -289,7 +320,7 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
         .scales = scales,
         .serving = step->residual->serving,
         .rule = work->rule,
-        .stream = work->stream,
+        .stream = work->stream && !is_measured(step->residual, b),
         .residual = residual_values(step->residual, step->residual->now, &block),
         .residual_scale = residual_scale(step->residual, b),
         .residual_out = residual_values(step->residual, !step->residual->now, &block),
@@ -297,11 +328,13 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
     };
     if (step->out->width == 1) {
       set_scale(step, b, block.count, work->codec->reduce(&run));
+      if (is_measured(step->residual, b))
+        measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
     keep_in_scratch(step, thread, &run.residual_out, &run.out, &run.stream);
     run.rule = ONEBIT_SCALE_RMS;
-    quantise_block(step, b, &block, run.residual_out, work->codec->reduce(&run));
+    quantise_block(step, b, &block, thread, run.residual_out, work->codec->reduce(&run));
   }
 }
 

@@ -19,7 +19,11 @@
 #include "base/memory.h"
 #include "compression/codec.h"
 #include "compression/layout.h"
+#include "compression/measure.h"
 #include "compression/message.h"
+
+/* One block in so many is measured in a call: that costs 3 % of the call. */
+#define OB_MEASURE_EVERY 16
 
 /* Residuals of the blocks first .. first + blocks - 1 of a layout. */
 struct ob_residual {
@@ -35,6 +39,10 @@ struct ob_residual {
   uint16_t *moments[2]; /* one an element; NULL without moments */
   /* The error is stored as it is, of messages of more than one bit; a scale is only its size. */
   bool eager[2];
+  /* One a block, of a plan that moves between widths: those with a number of `phase`, modulo
+   * OB_MEASURE_EVERY, are measured in this call. NULL: none. */
+  struct ob_norms *norms;
+  size_t phase;
   /* Of a server. Where it keeps no error but something else, it keeps that as it is, and a scale is
    * only its size. */
   struct ob_serving serving;
@@ -75,6 +83,7 @@ struct ob_work {
   onebit_dtype_t dtype, output_dtype; /* of inputs, and of what is stored */
   bool one_scale;     /* one for all blocks: known when the last is compressed (ob_finish) */
   unsigned max_width; /* of messages of bits */
+  bool measured;      /* residuals have norms */
   bool stream;        /* the buffers exceed the caches */
   /* Dense messages: of 16-bit values; and of values whose sum will not be looked at, so each block
    * of the input must have a finite sum of squares. */

@@ -45,16 +45,20 @@ enum ob_message_flag {
   OB_FLAG_LARGE = 8,
   /* with OB_FLAG_ERROR: because an argument that all ranks must give alike differs between some */
   OB_FLAG_MISMATCH = 16,
-  OB_FLAG_HALF = 32, /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
-  OB_FLAG_WIDTH = 64 /* and 128: the binary logarithm of the bits an element */
+  OB_FLAG_HALF = 32,   /* with OB_FLAG_DENSE: the values are 16-bit, of the type of the buffers */
+  OB_FLAG_WIDTH = 64,  /* and 128: the binary logarithm of the bits an element */
+  OB_FLAG_CLIMB = 256, /* in a plan of several widths: the sender wants more bits */
+  OB_FLAG_STAY = 512   /* and it could not do with less */
 };
+
+#define OB_LADDER_FLAGS (OB_FLAG_CLIMB | OB_FLAG_STAY)
 
 struct ob_header {
   uint32_t magic;
   uint8_t version, kind;
   uint16_t flags;
   uint32_t sequence; /* number of the call on this plan */
-  float scale;       /* the one scale of the sender's buffer, or 0 */
+  float scale;       /* of the sender's buffer; the size of its residual (ladder.h); or 0 */
   uint64_t elements; /* of the whole call, padding included */
   uint64_t block;    /* the first block of the message */
   uint32_t agreed;   /* a number that all ranks must have given to this call alike, or 0 */

@@ -290,6 +290,10 @@ void wrong_plans(const struct wrong_scene *scene) {
   WRONG(onebit_plan_get_info, (scene->plan, NULL), ARGUMENT, "info is NULL");
   WRONG(onebit_plan_get_info, (scene->plan, &(onebit_plan_info_t){.size = 1}), ARGUMENT,
         "info->size is 1");
+  WRONG(onebit_plan_set_bits, (NULL, 1), ARGUMENT, "plan is NULL");
+  WRONG(onebit_plan_set_bits, (scene->no_plan, 1), ARGUMENT, "which is no plan");
+  WRONG(onebit_plan_set_bits, (scene->busy, 1), BUSY, "in flight");
+  WRONG(onebit_plan_set_bits, (scene->plan, 3), ARGUMENT, "bits is 3, and the plan has 1 to 1");
   WRONG_VALUE(onebit_plan_explain, (no_plan), !*onebit_plan_explain(scene->no_plan),
               "which is no plan");
   WRONG_VALUE(onebit_plan_explain, (comm), !*onebit_plan_explain(comm), "which is a communicator");

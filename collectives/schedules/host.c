@@ -27,6 +27,7 @@ struct page {
   } counters[COUNTERS];
   _Alignas(OB_ALIGNMENT) _Atomic uint32_t flags[2];
   _Atomic uint32_t agreed[2];
+  _Atomic float rms[2];  /* struct ob_ladder */
   _Atomic uint32_t gone; /* its transport has failed; then `end` says why */
   char end[OB_END_BYTES];
 };
@@ -133,6 +134,7 @@ static void tell_flags(struct onebit_plan *plan) {
   struct page *page = page_of(&plan->host, plan->host.local_rank);
   atomic_store_explicit(&page->flags[plan->host.parity], ob_steps_flags(plan),
                         memory_order_relaxed);
+  atomic_store_explicit(&page->rms[plan->host.parity], plan->ladder.max_rms, memory_order_relaxed);
 }
 
 /* Takes note of what the other ranks of the host know. */
@@ -143,8 +145,11 @@ static void hear_flags(struct onebit_plan *plan) {
     struct page *page = page_of(host, k);
     unsigned flags = atomic_load_explicit(&page->flags[host->parity], memory_order_relaxed);
     uint32_t agreed = atomic_load_explicit(&page->agreed[host->parity], memory_order_relaxed);
-    if (k != host->local_rank)
-      ob_steps_hear(plan, ranks[k], flags, agreed);
+    float rms = atomic_load_explicit(&page->rms[host->parity], memory_order_relaxed);
+    if (k == host->local_rank)
+      continue;
+    ob_ladder_hear(&plan->ladder, flags, rms);
+    ob_steps_hear(plan, ranks[k], flags, agreed);
   }
 }
 

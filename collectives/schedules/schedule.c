@@ -128,13 +128,19 @@ uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan) {
   return (plan->geometry.members - 1) * (uint64_t)segment_bytes(plan, own);
 }
 
+static size_t stride_of(size_t bytes) { return divided_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT; }
+
+/* For the longest message of the widest that the plan may come to. */
 static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *plan) {
+  const unsigned width = geometry->width;
+  geometry->width = (unsigned)plan->options.max_bits;
   for (size_t segment = 0; segment < geometry->segments; segment++)
     for (size_t i = 0; i < geometry->chunks; i++) {
       size_t bytes = message_bytes(plan, segment, i);
       geometry->stride = bytes > geometry->stride ? bytes : geometry->stride;
     }
-  geometry->stride = divided_up(geometry->stride, OB_ALIGNMENT) * OB_ALIGNMENT;
+  geometry->stride = stride_of(geometry->stride);
+  geometry->width = width;
   /* A cache line more: messages of all peers are read together, and at multiples of 4 kB from each
    * other they would contend for the same few lines of the first cache. */
   geometry->peer_stride = geometry->slots * geometry->stride + OB_ALIGNMENT;
@@ -150,6 +156,19 @@ static void consider_doubling(struct onebit_plan *plan) {
   geometry->peer_stride = geometry->stride;
 }
 
+static void measure(struct onebit_plan *plan) {
+  plan->schedule->sizes(plan, &plan->sizes);
+  plan->wire_bytes = plan->sizes.wire_bytes;
+}
+
+void ob_schedule_set_width(struct onebit_plan *plan, unsigned width) {
+  struct ob_geometry *geometry = &plan->geometry;
+  geometry->width = width;
+  if (plan->schedule == &ob_schedule_doubling) /* rounds move whole strides */
+    geometry->stride = geometry->peer_stride = stride_of(message_bytes(plan, 0, 0));
+  measure(plan);
+}
+
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   struct ob_geometry *geometry = &plan->geometry;
   geometry->segments = geometry->whole ? 1 : (size_t)plan->comm->size;
@@ -159,8 +178,7 @@ onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_s
   set_strides(geometry, plan);
   consider_doubling(plan);
   tell_of_chunks(plan, shape);
-  plan->schedule->sizes(plan, &plan->sizes);
-  plan->wire_bytes = plan->sizes.wire_bytes;
+  measure(plan);
   return ONEBIT_OK;
 }
 

@@ -70,6 +70,10 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
  * geometry but for where messages are, and plan->sizes. */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
+/* Messages have so many bits an element from now on, for which the plan has memory. Between calls.
+ */
+void ob_schedule_set_width(struct onebit_plan *plan, unsigned width);
+
 /* Writes the list of steps. */
 onebit_status_t ob_schedule_steps(struct onebit_plan *plan);
 

@@ -231,6 +231,7 @@ public:
   void import_residual(const float *worker, const float *server) {
     check(onebit_plan_import_residual(get(), worker, server));
   }
+  void set_bits(int bits) { check(onebit_plan_set_bits(get(), bits)); }
   void reset_residual() { check(onebit_plan_reset_residual(get())); }
   void reset() { check(onebit_plan_reset(get())); } /* after a damaged message */
 

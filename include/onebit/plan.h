@@ -125,13 +125,18 @@ typedef struct onebit_plan_options {
   /* Bits an element, 1, 2, 4 or 8; default 1. What more than one bit takes: ONEBIT_WIRE_BITS, a
    * scale for each block, profile default, and memory of the host. */
   int bits;
+  /* The most bits an element that the plan may come to use; default as `bits`. Where it is more,
+   * the plan begins with `bits`, takes twice as many whenever the residual has outgrown the input
+   * on some rank, and half as many when those would do on all of them: docs/ladder.md. What it
+   * takes: as `bits` of more than one, and not no_error_feedback. */
+  int max_bits;
 } onebit_plan_options_t;
 
 /* clang-format off */
 #define ONEBIT_PLAN_OPTIONS_INIT \
   { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, \
     ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
-    ONEBIT_DEVICE_HOST, 0 }
+    ONEBIT_DEVICE_HOST, 0, 0 }
 /* clang-format on */
 
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
@@ -172,16 +177,21 @@ typedef struct onebit_plan_info {
   size_t server_residual_count; /* floats in the server residual */
   size_t block_size;            /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
   size_t chunks;                /* messages that one rank sends another in a phase */
-  uint64_t wire_bytes;        /* bytes that one call hands to the transport on this rank; of what a
-                               * hierarchical plan does, those to other hosts */
-  uint64_t memory_bytes;      /* bytes allocated for the plan on this rank */
-  const char *codec;          /* "scalar", "avx2", "avx512", "neon" or "cuda" */
-  const char *transport;      /* "self", "loopback", "mpi", "nccl" or "custom" */
-  onebit_schedule_t schedule; /* what was decided */
+  uint64_t wire_bytes;          /* bytes that the next call hands to the transport on this rank; of
+                               * what a hierarchical plan does, those to other hosts */
+  uint64_t memory_bytes;        /* bytes allocated for the plan on this rank */
+  const char *codec;            /* "scalar", "avx2", "avx512", "neon" or "cuda" */
+  const char *transport;        /* "self", "loopback", "mpi", "nccl" or "custom" */
+  onebit_schedule_t schedule;   /* what was decided */
   onebit_wire_t wire;        /* what travels: ONEBIT_WIRE_DENSE also where a plan found that best */
   size_t chunk_size;         /* elements in a message, at most */
   int hosts, ranks_per_host; /* ranks_per_host 0: not the same on all hosts */
-  int bits;                  /* an element, with ONEBIT_WIRE_BITS */
+  int bits;                  /* an element, with ONEBIT_WIRE_BITS: in the next call */
+  int min_bits, max_bits;    /* between which the plan moves by itself */
+  uint64_t moves;            /* how often that has changed `bits` since the plan was made */
+  /* Where min_bits and max_bits differ: the norm of this rank's residual over that of its input in
+   * the latest 16 calls, as sender or as server, whichever is larger; 0 before. */
+  double residual_ratio;
 } onebit_plan_info_t;
 
 /* Says what the plan decided. Local.
@@ -189,6 +199,17 @@ typedef struct onebit_plan_info {
  *   info   out: all of it; `size` is set by the caller
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, info is NULL, or a size the library does not know). */
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
+
+/* Sets the bits an element of the next call, of a plan that may have several: to go on as a plan
+ * was when a checkpoint was written (onebit_plan_info_t has what to write), or to choose by other
+ * numbers than the plan's own. Local, but all ranks give the same number between the same two
+ * calls: where they do not, the next call fails with ONEBIT_ERROR_MESSAGE. The plan moves on from
+ * there by itself.
+ *   plan   the plan, without a request in flight
+ *   bits   1, 2, 4 or 8, from min_bits to max_bits
+ * Errors: ONEBIT_ERROR_ARGUMENT (no plan, bits that it does not have), ONEBIT_ERROR_BUSY (the plan
+ * has a request in flight). */
+onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
 
 /* Why the plan chose its schedule: a line for each schedule with the time that the cost model
  * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or

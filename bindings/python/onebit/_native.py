@@ -174,6 +174,7 @@ class PlanOptions(Structure):
         ("schedule", c_int),
         ("device", c_int),
         ("bits", c_int),
+        ("max_bits", c_int),
     ]
 
 
@@ -197,6 +198,10 @@ class PlanInfo(Structure):
         ("hosts", c_int),
         ("ranks_per_host", c_int),
         ("bits", c_int),
+        ("min_bits", c_int),
+        ("max_bits", c_int),
+        ("moves", c_uint64),
+        ("residual_ratio", c_double),
     ]
 
 
@@ -386,6 +391,7 @@ STATUS_FUNCTIONS = {
     "onebit_plan_export_residual": [HANDLE, c_void_p, c_void_p],
     "onebit_plan_import_residual": [HANDLE, c_void_p, c_void_p],
     "onebit_plan_reset_residual": [HANDLE],
+    "onebit_plan_set_bits": [HANDLE, c_int],
     "onebit_plan_reset": [HANDLE],
     "onebit_allreduce": [c_void_p, c_void_p, HANDLE],
     "onebit_allgather": [c_void_p, c_void_p, HANDLE],

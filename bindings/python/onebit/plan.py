@@ -197,6 +197,11 @@ class Plan:
             addresses.append(found.address if found else None)
         check(_native.library().onebit_plan_import_residual(self.handle, *addresses))
 
+    def set_bits(self, bits):
+        """Sets the bits an element of the next call, on all ranks alike: as a plan that goes on
+        from a checkpoint had (`bits` of info())."""
+        check(_native.library().onebit_plan_set_bits(self.handle, bits))
+
     def reset_residual(self):
         """Sets the residuals to zero."""
         check(_native.library().onebit_plan_reset_residual(self.handle))

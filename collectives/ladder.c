@@ -1,0 +1,194 @@
+/* Moving a plan between widths. */
+#include "collectives/ladder.h"
+
+#include <math.h>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "base/memory.h"
+#include "collectives/plan.h"
+#include "compression/levels.h"
+
+_Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured once in a window");
+
+/* Up above this ratio of residual to input, and down where it is not, and can not become, above
+ * that: docs/ladder.md has what they were chosen on. */
+#define CLIMB_RATIO   4.0
+#define DESCEND_RATIO 3.0
+
+/* What waits in a residual of the old width comes out in the first calls of the new one. */
+#define SETTLING_WINDOWS 2
+
+/* Windows that all ranks could have done with less: twice as many after every climb, since that is
+ * how often a width that is too small was tried. */
+#define MIN_PATIENCE 4
+#define MAX_PATIENCE 64
+
+static bool is_used(const struct ob_ladder *ladder) { return ladder->max > ladder->min; }
+
+size_t ob_ladder_max_bytes(const struct onebit_plan *plan, size_t messages, size_t bytes) {
+  return is_used(&plan->ladder) ? messages * plan->ladder.max_stride : bytes;
+}
+
+/* --- Memory ------------------------------------------------------------------------------------*/
+
+static struct ob_norms *allocate(struct onebit_plan *plan, const struct ob_residual *residual) {
+  plan->memory_bytes += residual->blocks * sizeof(struct ob_norms);
+  return ob_allocate(residual->blocks, sizeof(struct ob_norms));
+}
+
+onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
+  const onebit_plan_options_t *options = &plan->options;
+  plan->ladder = (struct ob_ladder){
+      .min = (unsigned)options->bits, .max = (unsigned)options->max_bits, .patience = MIN_PATIENCE};
+  if (options->wire == ONEBIT_WIRE_DENSE)
+    plan->ladder.max = plan->ladder.min;
+  if (!is_used(&plan->ladder))
+    return ONEBIT_OK;
+  if (plan->executor != &ob_executor_host)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: that is for memory "
+                    "of the host",
+                    options->bits, options->max_bits);
+  plan->ladder.elements = ob_residual_elements(&plan->worker, &plan->geometry.layout);
+  plan->ladder.max_stride = plan->geometry.stride;
+  ob_schedule_set_width(plan, plan->ladder.min);
+  plan->worker.norms = allocate(plan, &plan->worker);
+  plan->server.norms = allocate(plan, &plan->server);
+  if (plan->worker.norms && plan->server.norms)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norms of %zu blocks",
+                  plan->worker.blocks);
+}
+
+void ob_ladder_destroy(struct onebit_plan *plan) {
+  ob_release(plan->worker.norms);
+  ob_release(plan->server.norms);
+}
+
+/* --- A call ------------------------------------------------------------------------------------*/
+
+void ob_ladder_begin(struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->ladder;
+  ladder->heard = ladder->wish;
+  ladder->max_rms = ladder->rms;
+  plan->worker.phase = plan->server.phase = (size_t)(ladder->calls % OB_LADDER_WINDOW);
+}
+
+void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms) {
+  ladder->heard |= flags & OB_LADDER_FLAGS;
+  if (is_used(ladder) && rms > ladder->max_rms)
+    ladder->max_rms = rms;
+}
+
+static void add(struct ob_norms *sum, const struct ob_norms *norms) {
+  sum->input += norms->input;
+  sum->residual += norms->residual;
+  sum->value += norms->value;
+  sum->lower += norms->lower;
+}
+
+static void add_measured(const struct ob_residual *residual, struct ob_norms *sum) {
+  for (size_t b = residual->phase; b < residual->blocks; b += OB_LADDER_WINDOW)
+    add(sum, &residual->norms[b]);
+}
+
+static double ratio_of(const struct ob_norms *norms) {
+  return norms->input > 0 ? sqrt(norms->residual / norms->input) : 0;
+}
+
+/* The largest that the ratio can become with half as many bits: where quantising leaves the part q
+ * of a value's norm, |e'| = q |x + e| <= q (|x| + |e|). From q = 1 on it grows without end. */
+static double bound_below(const struct ob_norms *norms) {
+  const double part = norms->value > 0 ? sqrt(norms->lower / norms->value) : 0;
+  return part < 1 ? part / (1 - part) : INFINITY;
+}
+
+/* A window is over: what this rank tells in the next call. */
+static void make_wish(struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->ladder;
+  const double server = ratio_of(&ladder->server), worker = ratio_of(&ladder->worker);
+  const double below = fmax(bound_below(&ladder->worker), bound_below(&ladder->server));
+  ladder->ratio = fmax(worker, server);
+  ladder->voting = true;
+  ladder->wish = ladder->ratio > CLIMB_RATIO ? OB_FLAG_CLIMB : 0;
+  if (below > DESCEND_RATIO || ladder->ratio > DESCEND_RATIO)
+    ladder->wish |= OB_FLAG_STAY;
+  const size_t elements = ladder->elements;
+  ladder->rms = elements ? (float)sqrt(ladder->worker.residual / (double)elements) : 0;
+  if (!ob_is_finite(ladder->rms))
+    ladder->rms = 0;
+  ladder->worker = ladder->server = (struct ob_norms){0};
+}
+
+static void move(struct onebit_plan *plan, unsigned width) {
+  struct ob_ladder *ladder = &plan->ladder;
+  ladder->moves++;
+  ladder->calm = 0;
+  ladder->settling = SETTLING_WINDOWS;
+  ob_schedule_set_width(plan, width);
+}
+
+/* The same on all ranks: of what all have heard, and of what that has led to. */
+static void decide(struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->ladder;
+  const unsigned width = plan->geometry.width;
+  ladder->agreed_rms = ladder->max_rms;
+  if (ladder->fixed || (ladder->settling && ladder->settling--))
+    return;
+  ladder->calm = ladder->heard ? 0 : ladder->calm + 1;
+  if (ladder->heard & OB_FLAG_CLIMB && width < ladder->max) {
+    if (ladder->descended && ladder->patience < MAX_PATIENCE)
+      ladder->patience *= 2;
+    move(plan, 2 * width);
+  } else if (ladder->calm >= ladder->patience && width > ladder->min) {
+    ladder->descended = true;
+    move(plan, width / 2);
+  }
+}
+
+void ob_ladder_commit(struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->ladder;
+  if (!is_used(ladder))
+    return;
+  add_measured(&plan->worker, &ladder->worker);
+  add_measured(&plan->server, &ladder->server);
+  if (ladder->voting)
+    decide(plan);
+  ladder->voting = false;
+  ladder->wish = 0;
+  ladder->rms = 0;
+  if (++ladder->calls % OB_LADDER_WINDOW == 0)
+    make_wish(plan);
+}
+
+/* --- Widths ------------------------------------------------------------------------------------*/
+
+unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsigned flags, unsigned width) {
+  return is_used(ladder) ? 1U << (flags / OB_FLAG_WIDTH & 3) : width;
+}
+
+void ob_ladder_reset(struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->ladder;
+  if (!is_used(ladder))
+    return;
+  *ladder = (struct ob_ladder){.min = ladder->min,
+                               .max = ladder->max,
+                               .elements = ladder->elements,
+                               .max_stride = ladder->max_stride,
+                               .patience = MIN_PATIENCE};
+  ob_schedule_set_width(plan, ladder->min);
+}
+
+onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  const struct ob_ladder *ladder = &plan->ladder;
+  if (plan->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  if (!ob_width_is_known(bits) || (unsigned)bits < ladder->min || (unsigned)bits > ladder->max)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, and the plan has %u to %u", bits,
+                    ladder->min, ladder->max);
+  if ((unsigned)bits != plan->geometry.width)
+    ob_schedule_set_width(plan, (unsigned)bits);
+  return ONEBIT_OK;
+}
