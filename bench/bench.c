@@ -49,6 +49,8 @@ static int run(const struct job *job, enum tool_asked asked, const char *error, 
                      job->options.ranks, size);
     return BENCH_USAGE;
   }
+  if (job->options.sockets)
+    return bench_sockets_run(job->options.connections, run_job, job);
 #ifdef ONEBIT_HAVE_MPI
   if (mpi && !job->options.ranks)
     return bench_mpi_run(run_job, job);
@@ -79,8 +81,10 @@ int main(int argc, char **argv) {
   if (!job.benchmark)
     return print_usage(stderr, BENCH_USAGE);
   enum tool_asked asked = bench_options_parse(argc, argv, job.benchmark, &job.options, error);
-  bool mpi = job.benchmark->kind & BENCH_RANKED && !job.options.nccl_ranks;
-  if (job.options.codec) /* the library reads its choice from there */
+  bool mpi = job.benchmark->kind & BENCH_RANKED && !job.options.nccl_ranks && !job.options.sockets;
+  if (job.options.sockets && getenv("RANK"))
+    rank = atoi(getenv("RANK")); /* who says what is wrong; the library looks at it closely */
+  if (job.options.codec)         /* the library reads its choice from there */
     setenv(ob_knobs[OB_KNOB_CODEC].name, job.options.codec, 1);
 #ifdef ONEBIT_HAVE_MPI
   if (mpi)

@@ -2,10 +2,11 @@
  * onebit-bench: the speed of the collectives, the codecs and the optimizers' local work.
  *
  * The harness is written once: options (bench_options.c), ranks that are MPI processes
- * (bench_mpi.c), threads or processes (bench_team.c), the loop that times entries by turns
- * (bench_measure.c) in memory of the host or of a device, and rows as text, JSON or CSV
- * (bench_print.c). A benchmark is a row of bench_table that says what to time. It reports, it does
- * not assert: only -c, which looks at results and not at times, can make it fail.
+ * (bench_mpi.c), threads or processes (bench_team.c) or a launcher's processes over sockets
+ * (bench_sockets.c), the loop that times entries by turns (bench_measure.c) in memory of the host
+ * or of a device, and rows as text, JSON or CSV (bench_print.c). A benchmark is a row of
+ * bench_table that says what to time. It reports, it does not assert: only -c, which looks at
+ * results and not at times, can make it fail.
  */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
@@ -65,6 +66,8 @@ struct bench_options {
   int ranks;         /* threads of this process; 0: MPI */
   bool nccl;         /* the ranks talk over NCCL */
   int nccl_ranks;    /* processes, to be started; 0: the ranks are there */
+  bool sockets;      /* the ranks talk over connections of the library's own */
+  int connections;   /* of each two ranks; 0: the library's default */
   const char *link;  /* NULL: do not look; the interface whose bytes are counted */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
@@ -172,6 +175,9 @@ bool bench_team_agree(struct bench_team *team, bool well);
 typedef int bench_body(struct bench_team *team, const void *context);
 int bench_team_run_threads(int ranks, bench_body *body, const void *context);
 int bench_team_run_processes(int ranks, bench_body *body, const void *context);
+
+/* Runs it on the ranks that RANK and WORLD_SIZE of the environment tell of, over sockets. */
+int bench_sockets_run(int connections, bench_body *body, const void *context);
 
 #ifdef ONEBIT_HAVE_MPI
 /* MPI_Init, and the number of ranks that mpirun gave; then the body on these; then MPI_Finalize. */

@@ -105,8 +105,10 @@ static reading read_streams(void *values, const char *value) {
 }
 
 static reading read_transport(void *values, const char *value) {
-  ((struct bench_options *)values)->nccl = true;
-  return strcmp(value, "nccl") == 0 ? NULL : "expected nccl";
+  struct bench_options *options = values;
+  options->nccl = strcmp(value, "nccl") == 0;
+  options->sockets = strcmp(value, "sockets") == 0;
+  return options->nccl || options->sockets ? NULL : "expected nccl or sockets";
 }
 
 #define AT(field) offsetof(struct bench_options, field)
@@ -169,9 +171,14 @@ static const struct tool_option rows[] = {
     {"ranks", 0, TOOL_INTEGER, AT(ranks), "N",
      "ranks that are threads of this process, 1 to 4096, instead of MPI's",
      .low = 1, .high = 4096, .groups = BENCH_RANKED},
-    {"transport", 0, TOOL_CALL, 0, "nccl",
-     "with -d cuda: the ranks talk over NCCL, not by way of the host",
-     .read = read_transport, .groups = BENCH_COLLECTIVES},
+    {"transport", 0, TOOL_CALL, 0, "NAME",
+     "nccl, with -d cuda: the ranks talk over NCCL, not by way of the host.\n"
+     "sockets: over the library's own connections, without MPI; RANK,\n"
+     "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are as torchrun sets them",
+     .read = read_transport, .groups = BENCH_RANKED},
+    {"connections", 0, TOOL_INTEGER, AT(connections), "N",
+     "of each two ranks, with --transport sockets, 1 to 64",
+     .low = 1, .high = ONEBIT_SOCKETS_STREAMS, .groups = BENCH_RANKED},
     {"nccl-ranks", 0, TOOL_INTEGER, AT(nccl_ranks), "N",
      "the same, with N ranks that are processes which this one starts,\n1 to 1024",
      .low = 1, .high = 1024, .groups = BENCH_COLLECTIVES},
@@ -223,6 +230,9 @@ static bool make_sense(const struct bench_benchmark *benchmark, const struct ben
       {!cuda && options->nccl, "--transport nccl", "needs -d cuda"},
       {options->nccl && !has_nccl, "--transport nccl", "this onebit-bench was built without NCCL"},
       {options->nccl_ranks && options->ranks, "--nccl-ranks", "not with --ranks"},
+      {options->sockets && options->ranks, "--transport sockets", "not with --ranks"},
+      {options->sockets && cuda, "--transport sockets", "not with -d cuda"},
+      {options->connections && !options->sockets, "--connections", "needs --transport sockets"},
       {cuda && (options->compare_count || options->timeline || options->link), "-d cuda",
        "not with --compare, --timeline and --link"}};
   for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)

@@ -161,7 +161,19 @@ static int run_process(rank_body_t *body, const void *context) {
 }
 #endif
 
+/* --- Ranks as processes that somebody else has started -----------------------------------------*/
+
+static int run_over_sockets(rank_body_t *body, const void *context) {
+  const char *local = getenv("LOCAL_RANK");
+  onebit_comm_t comm;
+  if (onebit_comm_create_sockets(NULL, &comm) != ONEBIT_OK)
+    give_up("sockets", onebit_last_error());
+  return run_body(comm, local ? (size_t)atoi(local) : 0, 0, body, context);
+}
+
 int team_run(const char *program, size_t threads, rank_body_t *body, const void *context) {
   program_name = program;
+  if (threads == 0 && getenv("WORLD_SIZE") && getenv("MASTER_ADDR"))
+    return run_over_sockets(body, context);
   return threads > 0 ? run_threads(threads, body, context) : run_process(body, context);
 }

@@ -27,8 +27,9 @@ typedef struct team {
 typedef int rank_body_t(team_t *team, const void *context);
 
 /* Runs the body on every rank: threads of this process as many as asked for, or, for 0, the
- * processes that MPI started; in a build without MPI one rank. Returns the exit status. The
- * program's name stands before all complaints. */
+ * processes that torchrun, or a like, or MPI started, in a build without MPI one rank. Where
+ * WORLD_SIZE and MASTER_ADDR are in the environment the processes talk over the library's sockets.
+ * Returns the exit status. The program's name stands before all complaints. */
 int team_run(const char *program, size_t threads, rank_body_t *body, const void *context);
 
 /* Words from one rank for all. */

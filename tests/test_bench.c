@@ -128,6 +128,15 @@ Test(bench, a_build_without_cuda_says_so) {
 
 #endif
 
+Test(bench, ranks_over_sockets) {
+  struct bench_options options;
+  char error[TOOL_ERROR];
+  cr_assert(parse("iallreduce", "--transport sockets --connections 3", &options, NULL));
+  cr_expect(options.sockets && !options.nccl && options.connections == 3);
+  cr_expect_not(parse("allreduce", "--transport sockets --ranks 2", &options, error));
+  cr_expect(strstr(error, "not with --ranks"), "%s", error);
+}
+
 Test(bench, comparisons_are_lists) {
   struct bench_options options;
   cr_assert(parse("allreduce",
@@ -192,6 +201,9 @@ Test(bench, wrong_command_lines_get_words) {
       {"iallreduce", "-d cuda"},
       {"allreduce", "--transport tcp"},
       {"allreduce", "--transport nccl"},
+      {"allreduce", "--connections 2"},
+      {"allreduce", "--connections 65 --transport sockets"},
+      {"codec", "--transport sockets"},
       {"allreduce", "--nccl-ranks 2"},
       {"allreduce", "--nccl-ranks 0"},
       {"codec", "--nccl-ranks 2"},
