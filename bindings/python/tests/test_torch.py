@@ -23,7 +23,7 @@ def launch(scenarios, ranks):
 
 
 def test_four_processes():
-    said = launch("collectives,hook,widths,training", 4)
+    said = launch("collectives,hook,widths,sparse,own_adam,training", 4)
     print(said)
     assert said.endswith("all well\n")
 

@@ -203,6 +203,64 @@ def normalised(rank, size):
     state.close()
 
 
+def sparse(rank, size):
+    """Sparse gradients are averaged by torch, beside buckets that are not sparse."""
+    def embedding(state):
+        torch.manual_seed(3)
+        rows = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 1))
+        model = DistributedDataParallel(rows)
+        if state:
+            model.register_comm_hook(state, onebit.torch.allreduce_hook)
+        return model
+
+    for options in ({}, {"normalise": True}):
+        state = onebit.torch.HookState(**options)
+        models = [embedding(one) for one in (None, state)]
+        for step in range(3):
+            rows = torch.arange(4) + 3 * rank + step
+            for model in models:
+                model.zero_grad(set_to_none=True)
+                model(rows).sum().backward()
+            wanted, got = (model.module[0].weight.grad for model in models)
+            assert got.is_sparse and torch.equal(wanted.to_dense(), got.to_dense())
+        assert len(state._plans) == 1 and state.skipped == 0
+        state.close()
+
+
+def own_adam(rank, size):
+    """What programs do with AdamW: decay, clipping, a schedule, a loss scale that falls where a
+    gradient is not finite. With what the hook chooses the loss is that without a hook."""
+    losses = []
+    for compressed in False, True:
+        model = DistributedDataParallel(network())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+        if compressed:
+            state = onebit.torch.HookState(optimizer=optimizer)
+            model.register_comm_hook(state, onebit.torch.allreduce_hook)
+        scale, loss = 2.0**16, torch.zeros(1)
+        for step in range(60):
+            overflow = rank == 1 and step % 20 == 9
+            got, value = backward(model, rank, step, float("inf") if overflow else scale)
+            loss += value / 15 if step >= 45 else 0
+            if not got.isfinite().all():
+                scale /= 2
+                continue
+            for one in model.parameters():
+                one.grad /= scale
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / size)
+    assert state.bits == 8 and state.skipped == 3 and alike(got)
+    state.close()
+    plain, bits = losses
+    if rank == 0:
+        print(f"AdamW, clipped, 8 bits: plain {plain:.5f}, with the hook {bits:.5f}")
+    assert plain < 0.35 and abs(bits - plain) < 5e-3 * plain, losses
+
+
 def not_finite(plain, bits, state, rank):
     """Some rank's gradient is not finite: what torch gives, on all; the next step is well again."""
     spoil = float("inf") if rank == 1 else None
@@ -369,7 +427,7 @@ def gone(rank, size):
     os._exit(0)
 
 
-SCENARIOS = (collectives, hook, widths, hook_fails, training, gone)
+SCENARIOS = (collectives, hook, widths, sparse, own_adam, hook_fails, training, gone)
 
 
 def run(rank, names, size, path):

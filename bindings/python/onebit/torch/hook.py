@@ -61,8 +61,8 @@ class HookState:
     timeout: seconds that a rank waits for a message before that is an error; default 1800
     plan_options: as for `onebit.Plan` (scale, block_size, schedule, threads, ...)
 
-    Buckets of another type than float32, bfloat16 and float16, and steps where some rank's gradient
-    is not finite, are averaged by torch, as without a hook.
+    Buckets of another type than float32, bfloat16 and float16, sparse gradients, and steps where
+    some rank's gradient is not finite, are averaged by torch, as without a hook.
 
     A thread of the state's own makes the exchanges, one bucket after the other, while the backward
     pass goes on. Counts, to look at:
@@ -103,8 +103,9 @@ class HookState:
         parameters = bucket.parameters()
         layout = (tensor.numel(), tensor.dtype, tuple(id(one) for one in parameters))
         done = torch.futures.Future()
-        dense = self.steps < self.warmup_steps or tensor.dtype not in _DTYPES
-        gradients = bucket.gradients() if self.normalise else None
+        strided = tensor.layout == torch.strided
+        dense = self.steps < self.warmup_steps or not strided or tensor.dtype not in _DTYPES
+        gradients = bucket.gradients() if self.normalise and strided else None
         self._jobs.put(_Job(done, tensor, bucket.index(), layout, parameters, dense, gradients))
         if bucket.is_last():
             self.steps += 1
