@@ -504,7 +504,7 @@ def enum_value(kind, value, argument):
     if isinstance(value, str):
         prefix = next(iter(kind)).name.rpartition("_")[0]
         names = {member.name.lower(): member for member in kind}
-        found = names.get(value.lower()) or names.get(f"{prefix}_{value}".lower())
+        found = names.get(value.lower(), names.get(f"{prefix}_{value}".lower()))
         if found is None:
             raise wrong(f"{argument} is {value!r}, not one of {', '.join(names)}")
         return found

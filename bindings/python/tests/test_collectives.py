@@ -78,6 +78,17 @@ def test_float16_and_memory_of_others(on_ranks):
         assert (ones == 1.5).all() and set(plain) == {1.5}
 
 
+def test_options_by_name():
+    """Also the first of an enum, whose value is 0."""
+    with onebit.Communicator.self_() as comm:
+        for name in ("float32", "FLOAT32", "bfloat16"):
+            assert onebit.Plan(comm, 8, dtype=name).dtype.name == name.upper()
+        for schedule in ("automatic", "schedule_automatic", "exchange"):
+            onebit.Plan(comm, 8, schedule=schedule)
+        with pytest.raises(onebit.Error, match="dtype is 'float', not one of float32, bfloat16"):
+            onebit.Plan(comm, 8, dtype="float")
+
+
 def test_skipped_is_a_value(on_ranks):
     def body(comm):
         plan = onebit.Plan(comm, 40)
