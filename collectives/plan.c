@@ -162,10 +162,6 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
 static onebit_status_t check_executor(const struct onebit_plan *plan,
                                       const struct ob_plan_shape *shape) {
   bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
-  if (plan->executor != &ob_executor_host && plan->options.bits > 1)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is ONEBIT_DEVICE_CUDA, bits is %d: that is for memory of the host",
-                    plan->options.bits);
   if (plan->executor == &ob_executor_host || plan->options.operation == ONEBIT_ALLREDUCE ||
       !(dense || shape->of_segments))
     return ONEBIT_OK;

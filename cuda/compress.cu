@@ -228,6 +228,8 @@ cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source sou
   const struct ob_cuda_plan part = of_chunk(plan, chunk);
   if (!source.values && !source.moment_rule) /* where there are values, they have it */
     source.weight *= source.factor;
+  if (plan.geometry.width > 1)
+    return ob_cuda_compress_levels(part, source, stream);
   switch (source.values || source.float32 ? ONEBIT_FLOAT32 : plan.dtype) {
   case ONEBIT_BFLOAT16:
     return launch_compress<ONEBIT_BFLOAT16>(part, source, stream);

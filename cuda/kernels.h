@@ -176,6 +176,16 @@ cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs,
 cudaError_t ob_cuda_apply(struct ob_cuda_plan plan, struct ob_cuda_pass pass, size_t chunk,
                           cudaStream_t stream);
 
+/* These four are called by those above, where messages have more than one bit an element.
+ * `part` is the plan as its chunk sees it, `source` has its weight. */
+cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_source source,
+                                    cudaStream_t stream);
+cudaError_t ob_cuda_reduce_levels(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream);
+cudaError_t ob_cuda_sum_levels(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs,
+                               size_t chunk, cudaStream_t stream);
+cudaError_t ob_cuda_store_levels(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs,
+                                 size_t chunk, cudaStream_t stream);
+
 /* --- Dense messages */
 
 /* The inputs times their factor as float32 to the messages, zeros in what is left of their last

@@ -15,39 +15,12 @@
  * A share is then so small a part of the elements that compressing takes most of the time anyway.
  */
 #include "cuda/headers.cuh"
+#include "cuda/parts.cuh"
 
-/* Members whose parts a warp knows at once. Of few members there is one group, all of whose words
- * are loaded before the first is used; of some there are groups, of eight where registers allow it;
- * many are not all known at once. */
-constexpr unsigned few_members = 4, known_members = OB_LANES;
+/* Of few members there is one group, all of whose words are loaded before the first is used; of some
+ * there are groups, of eight where registers allow it; many are not all known at once. */
+constexpr unsigned few_members = 4;
 enum crowd { FEW, SOME, MANY };
-
-/* What a warp wants of a member's message: the signs of the block, and the scale times its share of
- * the mean. */
-struct part {
-  const uint32_t *words;
-  float scale;
-};
-
-/* The members' messages, and what the warp knows of them. */
-struct parts {
-  struct senders senders;
-  float weight;
-  struct part *known;
-};
-
-/* The parts of the members from `first` on. Past the last one it has all signs negative and the
- * scale 0: to add -0 changes no sum, and costs less than to ask. */
-static __device__ inline void find_parts(const struct ob_cuda_plan &plan,
-                                         const struct location &location, const struct parts &parts,
-                                         unsigned first) {
-  const unsigned member = first + lane_number(), last = (unsigned)plan.geometry.members - 1;
-  const struct ob_view view = view_of(sent_by(plan, parts.senders, min(member, last)), location);
-  const float scale = scale_of(view, location) * parts.weight;
-  __syncwarp();
-  parts.known[lane_number()] = {view.words + location.word, member <= last ? scale : -0.0f};
-  __syncwarp();
-}
 
 /* Of each of the lane's fours the word that has its signs: eight lanes read the same one, and none
  * has to be passed on. `whole`: the tile is, and no load has a condition. */
@@ -256,11 +229,6 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
   }
 }
 
-/* A member's share of the mean, which goes into its scale. */
-static float weight_of_mean(const struct ob_cuda_plan &plan) {
-  return (float)(1.0 / (double)plan.geometry.members);
-}
-
 static enum crowd crowd_of(const struct ob_cuda_plan &plan) {
   const size_t members = plan.geometry.members;
   return members <= few_members ? FEW : members <= known_members ? SOME : MANY;
@@ -289,6 +257,8 @@ template <enum crowd crowd> static auto sum_kernel_of(onebit_dtype_t dtype) {
                             : kernel_of<MANY>(what))
 
 cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
+  if (plan.geometry.width > 1)
+    return ob_cuda_reduce_levels(plan, chunk, stream);
   return launch_early(KERNEL_FOR(plan, reduce_kernel_of, plan),
                       whole_blocks(plan.max_blocks) + warps_besides(plan), 1, stream,
                       of_chunk(plan, chunk), weight_of_mean(plan));
@@ -296,6 +266,8 @@ cudaError_t ob_cuda_reduce(struct ob_cuda_plan plan, size_t chunk, cudaStream_t 
 
 cudaError_t ob_cuda_sum(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                         cudaStream_t stream) {
+  if (plan.geometry.width > 1)
+    return ob_cuda_sum_levels(plan, outputs, chunk, stream);
   return launch(KERNEL_FOR(plan, sum_kernel_of, plan.output_dtype), plan.max_blocks, 1, stream,
                 of_chunk(plan, chunk), outputs, weight_of_mean(plan));
 }

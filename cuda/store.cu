@@ -65,6 +65,8 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces outputs, size_t chunk,
                           cudaStream_t stream) {
+  if (plan.geometry.width > 1)
+    return ob_cuda_store_levels(plan, outputs, chunk, stream);
   return launch_early(KERNEL_OF(plan.output_dtype, store_kernel), plan.max_blocks,
                       plan.geometry.members, stream, of_chunk(plan, chunk), outputs);
 }

@@ -22,23 +22,38 @@ static const struct kind {
   onebit_schedule_t schedule;
   onebit_profile_t profile;
   onebit_wire_t wire;
+  int bits;
 } kinds[] = {
     {"allreduce", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS},
+     ONEBIT_WIRE_BITS, 1},
     {"allreduce, each to all", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS},
+     ONEBIT_WIRE_BITS, 1},
     {"allreduce, deepspeed", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEEPSPEED,
-     ONEBIT_WIRE_BITS},
+     ONEBIT_WIRE_BITS, 1},
     {"allreduce, dense", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_DENSE},
+     ONEBIT_WIRE_DENSE, 1},
     {"allreduce, dense, each to all", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER,
-     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_DENSE},
+     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_DENSE, 1},
     {"allgather", ONEBIT_ALLGATHER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS},
+     ONEBIT_WIRE_BITS, 1},
     {"reduce-scatter", ONEBIT_REDUCE_SCATTER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
-     ONEBIT_WIRE_BITS},
+     ONEBIT_WIRE_BITS, 1},
+    {"allreduce, 2 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS, 2},
+    {"allreduce, 4 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS, 4},
+    {"allreduce, 8 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS, 8},
+    {"allreduce, each to all, 8 bits", ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_ALLGATHER,
+     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_BITS, 8},
+    {"allgather, 4 bits", ONEBIT_ALLGATHER, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_PROFILE_DEFAULT,
+     ONEBIT_WIRE_BITS, 4},
+    {"reduce-scatter, 2 bits", ONEBIT_REDUCE_SCATTER, ONEBIT_SCHEDULE_AUTOMATIC,
+     ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_BITS, 2},
 };
 static const onebit_scale_t scales[] = {ONEBIT_SCALE_RMS, ONEBIT_SCALE_MEAN_ABSOLUTE};
+/* Of levels more than a warp keeps in shared memory. */
+#define LONG_BLOCK 4640
 static const size_t blocks[] = {32, 2048, ONEBIT_BLOCK_BUFFER};
 static const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
 static const size_t chunks[] = {0, 64, 4096};
@@ -87,6 +102,13 @@ struct plan_case plan_case_at(size_t index) {
   options->schedule = kind->schedule;
   options->profile = kind->profile;
   options->wire = kind->wire;
+  options->bits = kind->bits;
+  if (kind->bits > 1) { /* one scale for all, and the mean magnitude, are for one bit */
+    if (options->block_size == ONEBIT_BLOCK_BUFFER)
+      options->block_size = LONG_BLOCK;
+    if (options->scale == ONEBIT_SCALE_MEAN_ABSOLUTE)
+      options->scale = ONEBIT_SCALE_LARGEST;
+  }
   if (kind->profile == ONEBIT_PROFILE_DEEPSPEED) { /* which fixes the two */
     options->block_size = 0;
     options->scale = ONEBIT_SCALE_RMS;
@@ -98,7 +120,8 @@ struct plan_case plan_case_at(size_t index) {
 static const char *kind_name(const onebit_plan_options_t *options) {
   for (size_t i = 0; i < COUNT(kinds); i++)
     if (kinds[i].operation == options->operation && kinds[i].schedule == options->schedule &&
-        kinds[i].profile == options->profile && kinds[i].wire == options->wire)
+        kinds[i].profile == options->profile && kinds[i].wire == options->wire &&
+        kinds[i].bits == options->bits)
       return kinds[i].name;
   return "a plan";
 }

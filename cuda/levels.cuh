@@ -1,0 +1,169 @@
+/*
+ * Messages of more than one bit an element, as levels.h and codec_levels.h have them: four elements
+ * and a tile. A lane's four elements have 4, 2 or 1 bytes of a message, at their number in fours.
+ */
+#ifndef OB_CUDA_LEVELS_CUH
+#define OB_CUDA_LEVELS_CUH
+
+#include "compression/levels.h"
+#include "cuda/location.cuh"
+
+/* --- Four elements */
+
+/* Of the four that is `away` fours behind element `first`, a whole number of fours. */
+template <unsigned width>
+static __device__ inline uint32_t load_codes(const uint32_t *fields, unsigned first,
+                                             unsigned away = 0) {
+  const unsigned four = first / 4;
+  if (width == 8)
+    return __ldg(fields + four + away);
+  if (width == 4)
+    return __ldg((const uint16_t *)(const void *)fields + four + away);
+  return __ldg((const uint8_t *)(const void *)fields + four + away);
+}
+
+template <unsigned width>
+static __device__ inline void store_codes(uint32_t *fields, unsigned first, uint32_t codes) {
+  if (width == 8)
+    fields[first / 4] = codes;
+  else if (width == 4)
+    ((uint16_t *)(void *)fields)[first / 4] = (uint16_t)codes;
+  else
+    ((uint8_t *)(void *)fields)[first / 4] = (uint8_t)codes;
+}
+
+/* The level of code number j, the bits of ob_level_of (tests/gpu/test_plans.c) without its
+ * conversions, which are slow. Of 8 bits: sign, exponent and mantissa to their places, and 112 to
+ * the exponent, whose bits are others. Else: added to a power of two, the code less its least is
+ * in the low bits of the sum. */
+template <unsigned width> static __device__ inline float level_of(uint32_t codes, unsigned j) {
+  if (width == 8) {
+    const uint32_t moved = (uint32_t)((int32_t)(codes << (24 - 8 * j)) >> 4);
+    const float level = ob_float_of((moved & 0x87f00000u) | 0x38000000u);
+    return moved & 0x07f00000u ? level : 0;
+  }
+  if (width == 4) /* 2^23 + 8 + code */
+    return ob_float_of((codes >> 4 * j & 15) ^ 0x4b000008u) - 8388616.0f;
+  const uint32_t moved = j == 0 ? codes << 1 : codes >> (2 * j - 1); /* 2^22 + 2.5 + code */
+  return ob_float_of((moved & 6) ^ 0x4a800005u) - 4194306.0f;
+}
+
+/* --- A tile */
+
+/* Tiles in shared memory that a warp keeps until the scale of its block is known: all of a block of
+ * 2048. Of a longer block they have the last ones, and the residuals' array the others. */
+constexpr unsigned resident_tiles = 4, resident_elements = resident_tiles * tile_elements;
+
+/* A block whose values become levels. */
+struct level_run {
+  unsigned count, end; /* elements, and with those that fill the last word up */
+  float *residual_out;
+  uint32_t *fields;
+  float4 *tiles; /* the warp's, of resident_elements */
+};
+
+/* What is found on the way to the scale, by lane. */
+struct level_sums {
+  float squares;
+  uint32_t largest; /* as whole numbers, the bits of magnitudes are in the order of these */
+};
+
+static __device__ inline float4 *tile_at(const struct level_run &run, unsigned first) {
+  return run.tiles + first % resident_elements / 4;
+}
+
+/* Whether the values from `first` on will be overwritten in shared memory. */
+static __device__ inline bool is_resident(const struct level_run &run, unsigned first) {
+  return first + resident_elements >= run.count;
+}
+
+/* A tile to where it is kept, and to the sums. */
+template <bool whole>
+static __device__ inline void keep_tile(const struct level_run &run, unsigned first,
+                                        const float (&value)[fours_a_tile][4],
+                                        struct level_sums *sums) {
+  float4 *tile = tile_at(run, first);
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++)
+    tile[four_at(k) / 4] = make_float4(value[k][0], value[k][1], value[k][2], value[k][3]);
+  if (!is_resident(run, first))
+    store_parts<ONEBIT_FLOAT32, whole>(run.residual_out, first, run.end, true, value);
+  __syncwarp();
+  OB_UNROLL
+  for (unsigned w = 0; w < tile_words; w++) {
+    const float one = ((const float *)tile)[w * OB_LANES + lane_number()];
+    sums->squares += ob_magnitude(one, ONEBIT_SCALE_RMS);
+    sums->largest = max(sums->largest, ob_bits_of(one) & ~OB_SIGN_BIT);
+  }
+}
+
+/* The codes of what was kept, and the errors. Past the block's end both are zeros. */
+template <unsigned width, bool whole>
+static __device__ inline void quantise_tile(const struct level_run &run, unsigned first,
+                                            float scale) {
+  const float inverse = ob_inverse_scale(scale);
+  const bool resident = is_resident(run, first);
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++) {
+    const unsigned at = first + four_at(k);
+    const float4 four = tile_at(run, first)[four_at(k) / 4];
+    float value[4] = {four.x, four.y, four.z, four.w};
+    uint32_t codes = 0;
+    if (!whole && at >= run.end)
+      continue;
+    if (!resident)
+      load_some<ONEBIT_FLOAT32, true>(run.residual_out, at, run.end, true, value);
+    OB_UNROLL
+    for (unsigned j = 0; j < 4; j++) {
+      const uint32_t code = (uint32_t)ob_code_of(value[j] * inverse, width) & ((1u << width) - 1);
+      const bool there = whole || at + j < run.count;
+      value[j] = there ? value[j] - level_of<width>(code, 0) * scale : 0;
+      codes |= (there ? code : 0) << j * width;
+    }
+    store_some<ONEBIT_FLOAT32, true>(run.residual_out, at, run.end, true, value);
+    store_codes<width>(run.fields, at, codes);
+  }
+}
+
+/* --- A block */
+
+static __device__ inline struct level_run level_run_of(const struct ob_cuda_residual &residual,
+                                                       uint32_t now,
+                                                       const struct location &location,
+                                                       const struct ob_view &out, unsigned width,
+                                                       float4 *tiles) {
+  const unsigned count = (unsigned)location.block.count;
+  return {count, whole_words(count), values_of(residual, !now, location.block),
+          out.words + location.word * width, tiles};
+}
+
+/* As quantise_block in blocks.c, for all lanes. Beside an error that is kept as it is there is the
+ * scale 0. */
+static __device__ inline float set_level_scale(const struct ob_cuda_plan &plan, uint32_t now,
+                                               bool server, const struct location &location,
+                                               const struct ob_view &out, unsigned width,
+                                               const struct level_sums &sums) {
+  const struct ob_cuda_residual &residual = server ? plan.server : plan.worker;
+  const float sum = sum_lanes(sums.squares);
+  const float largest = ob_float_of(largest_lane(sums.largest));
+  float scale = 0;
+  if (lane_number() == 0) {
+    if (ob_is_finite(sum))
+      scale = ob_level_scale(sum, location.block.count, largest, plan.rule, width);
+    checked_scale(plan.state, ob_is_finite(sum) ? largest : sum, server);
+    residual.scales[!now][location.number - residual.first] = 0;
+    out.scales[location.index] = scale;
+  }
+  return __shfl_sync(all_lanes, scale, 0);
+}
+
+template <unsigned width>
+static __device__ inline void quantise(const struct level_run &run, float scale) {
+  for (unsigned first = 0; first < run.count; first += tile_elements)
+    if (first + tile_elements <= run.count)
+      quantise_tile<width, true>(run, first, scale);
+    else
+      quantise_tile<width, false>(run, first, scale);
+}
+
+#endif
