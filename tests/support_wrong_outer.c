@@ -68,6 +68,10 @@ static void wrong_outer_checkpoints(onebit_outer_t outer) {
   WRONG(onebit_outer_load_files, (NULL, "."), ARGUMENT, "outer is NULL");
   WRONG(onebit_outer_load_files, (outer, NULL), ARGUMENT, "directory is NULL");
   WRONG(onebit_outer_load_files, (outer, "/nowhere"), ONEBIT_ERROR_FILE, "/nowhere");
+  WRONG(onebit_outer_move, (NULL, NULL), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_move, (outer, NULL), ARGUMENT, "comm is NULL");
+  WRONG(onebit_outer_shrink, (NULL, NULL), ARGUMENT, "outer is NULL");
+  WRONG(onebit_outer_shrink, (outer, NULL), ARGUMENT, "survivors is NULL");
 }
 
 static void wrong_sites(const struct wrong_scene *scene, onebit_outer_t plain) {

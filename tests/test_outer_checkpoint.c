@@ -11,75 +11,11 @@
 #include <string.h>
 
 #include "tests/support_disk.h"
-#include "tests/support_parts.h"
+#include "tests/support_outer.h"
 
 TestSuite(outer_checkpoint, .timeout = 120);
 
-enum { SIZES = 4, ALL = 320 + 77 + 1 + 200, MAX_RANKS = 4, STEPS = 14, H = 4 };
-
-static const size_t counts[SIZES] = {320, 77, 1, 200};
-
-/* One rank's. */
-struct trained {
-  float p[ALL];
-  uint16_t half[ALL];
-  onebit_outer_options_t options;
-  onebit_outer_t outer;
-  int rank;
-};
-
-static bool is_half(const struct trained *it) {
-  return it->options.parameter_dtype != ONEBIT_FLOAT32;
-}
-
-static const void *values_of(const struct trained *it) {
-  return is_half(it) ? (const void *)it->half : it->p;
-}
-
-/* One step; on rank 1 step 7 goes wrong, if `wrong`. */
-static onebit_status_t step(struct trained *it, int number, bool wrong) {
-  fill_input(it->half,
-             it->options.parameter_dtype == ONEBIT_FLOAT32 ? ONEBIT_FLOAT16
-                                                           : it->options.parameter_dtype,
-             is_half(it) ? ALL : 0, it->rank, number);
-  for (size_t i = 0; i < ALL && !is_half(it); i++) {
-    const float target =
-        uniform_value(i) + uniform_value(1000003 + (uint64_t)it->rank * 7919 + (uint64_t)number);
-    it->p[i] -= 0.1f * (it->p[i] - target);
-  }
-  if (wrong && number == 7 && it->rank == 1)
-    it->p[400] = NAN;
-  return onebit_outer_step(it->outer, 1 + it->rank + number % 2);
-}
-
-static void create(struct trained *it, onebit_comm_t comm, const onebit_outer_options_t *options) {
-  onebit_tensor_t tensors[SIZES];
-  *it = (struct trained){.options = *options, .rank = onebit_comm_rank(comm)};
-  size_t first = 0;
-  for (size_t t = 0; t < SIZES; first += counts[t], t++)
-    tensors[t] = (onebit_tensor_t){.parameter = is_half(it) ? (void *)(it->half + first)
-                                                            : (void *)(it->p + first),
-                                   .count = counts[t],
-                                   .uncompressed = t == 1};
-  CHECK_STATUS(onebit_outer_create(comm, tensors, SIZES, options, &it->outer), ONEBIT_OK);
-}
-
-static void save(struct trained *it, onebit_comm_t comm, struct saved_parts *parts) {
-  const int k = it->rank;
-  CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, &parts->bytes[k]), ONEBIT_OK);
-  free(parts->memory[k]);
-  parts->memory[k] = allocate(1, parts->bytes[k]);
-  CHECK_STATUS(onebit_outer_save(it->outer, parts->memory[k], parts->bytes[k], &parts->bytes[k]),
-               ONEBIT_OK);
-  if (k == 0)
-    parts->count = onebit_comm_size(comm);
-  meet(comm);
-}
-
-static onebit_status_t load(struct trained *it, const struct saved_parts *parts) {
-  return onebit_outer_load(it->outer, (const void *const *)parts->memory, parts->bytes,
-                           parts->count);
-}
+enum { MAX_RANKS = 4, STEPS = 14 };
 
 /* --- To the bit --------------------------------------------------------------------------------*/
 
@@ -88,22 +24,23 @@ struct resume {
   int size;
   bool wrong;
   struct saved_parts parts[STEPS + 1]; /* after so many steps */
-  float p[STEPS + 1][MAX_RANKS][ALL];
+  float p[STEPS + 1][MAX_RANKS][OUTER_ELEMENTS];
   onebit_status_t status[STEPS + 1];
 };
 
-static void keep_values(struct resume *run, const struct trained *it, int number) {
-  memcpy(run->p[number][it->rank], values_of(it), ALL * dtype_size(it->options.parameter_dtype));
+static void keep_values(struct resume *run, const struct outer_trained *it, int number) {
+  memcpy(run->p[number][it->rank], outer_values(it),
+         OUTER_ELEMENTS * dtype_size(it->options.parameter_dtype));
 }
 
 static void undisturbed(onebit_comm_t comm, void *context) {
   struct resume *run = context;
-  struct trained *it = allocate(1, sizeof *it);
-  create(it, comm, &run->options);
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &run->options);
   for (int number = 1; number <= STEPS; number++) {
-    const onebit_status_t status = step(it, number, run->wrong);
+    const onebit_status_t status = outer_train(it, number, run->wrong);
     keep_values(run, it, number);
-    save(it, comm, &run->parts[number]);
+    outer_save(it, comm, &run->parts[number]);
     if (it->rank == 0)
       run->status[number] = status;
     meet(comm);
@@ -114,15 +51,15 @@ static void undisturbed(onebit_comm_t comm, void *context) {
 
 static void resumed(onebit_comm_t comm, void *context) {
   struct resume *run = context;
-  struct trained *it = allocate(1, sizeof *it);
+  struct outer_trained *it = allocate(1, sizeof *it);
   struct saved_parts again = {0};
-  create(it, comm, &run->options);
+  outer_create(it, comm, &run->options);
   for (int from = 1; from < STEPS; from += 1 + (run->options.delay == 0)) {
     check_case("after step %d", from);
-    CHECK_STATUS(load(it, &run->parts[from]), ONEBIT_OK);
+    CHECK_STATUS(outer_load(it, &run->parts[from]), ONEBIT_OK);
     for (int number = from + 1; number <= from + 5 && number <= STEPS; number++) {
-      CHECK_STATUS(step(it, number, run->wrong), run->status[number]);
-      CHECK_BITS("the parameters", values_of(it), run->p[number][it->rank], ALL,
+      CHECK_STATUS(outer_train(it, number, run->wrong), run->status[number]);
+      CHECK_BITS("the parameters", outer_values(it), run->p[number][it->rank], OUTER_ELEMENTS,
                  it->options.parameter_dtype);
     }
     const int end = from + 5 < STEPS ? from + 5 : STEPS, k = it->rank;
@@ -151,21 +88,11 @@ static void goes_on(const onebit_outer_options_t *options, int size, bool wrong)
   free(run);
 }
 
-static onebit_outer_options_t options_of(int bits, onebit_outer_rule_t rule) {
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
-  options.local_steps = H;
-  options.bits = bits;
-  options.rule = rule;
-  options.block_size = 64;
-  options.threads = 1;
-  return options;
-}
-
 Test(outer_checkpoint, goes_on_to_the_bit) {
   static const int widths[] = {1, 4, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
   for (size_t k = 0; k < 4; k++)
     for (size_t delay = 0; delay < 3; delay += 2) {
-      onebit_outer_options_t options = options_of(widths[k], (onebit_outer_rule_t)(k % 3));
+      onebit_outer_options_t options = outer_options(widths[k], (onebit_outer_rule_t)(k % 3));
       options.delay = delay;
       options.fragments = 1 + delay;
       options.weighted = k % 2 == 0;
@@ -174,7 +101,7 @@ Test(outer_checkpoint, goes_on_to_the_bit) {
 }
 
 Test(outer_checkpoint, sixteen_bits_and_one_rank) {
-  onebit_outer_options_t options = options_of(1, ONEBIT_OUTER_MOMENTUM);
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);
   options.parameter_dtype = ONEBIT_BFLOAT16;
   options.delay = 3;
   options.fragments = 2;
@@ -183,7 +110,7 @@ Test(outer_checkpoint, sixteen_bits_and_one_rank) {
 }
 
 Test(outer_checkpoint, an_exchange_that_all_will_skip) {
-  onebit_outer_options_t options = options_of(1, ONEBIT_OUTER_MEAN);
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   options.delay = 3;
   goes_on(&options, 3, true);
   options.weighted = 1;
@@ -200,24 +127,24 @@ struct elastic {
 
 static void save_some(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct trained *it = allocate(1, sizeof *it);
-  create(it, comm, &run->options);
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &run->options);
   for (int number = 1; number <= run->steps; number++)
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
-  save(it, comm, &run->before);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  outer_save(it, comm, &run->before);
   onebit_outer_destroy(it->outer);
   free(it);
 }
 
 static void load_some(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct trained *it = allocate(1, sizeof *it);
+  struct outer_trained *it = allocate(1, sizeof *it);
   onebit_outer_info_t info = {.size = sizeof info};
-  create(it, comm, &run->options);
-  CHECK_STATUS(load(it, &run->before), ONEBIT_OK);
-  save(it, comm, &run->after);
+  outer_create(it, comm, &run->options);
+  CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
+  outer_save(it, comm, &run->after);
   for (int number = run->steps + 1; number <= run->steps + 9; number++)
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
   CHECK(info.steps == (uint64_t)run->steps + 9, "%ju steps", (uintmax_t)info.steps);
@@ -227,7 +154,7 @@ static void load_some(onebit_comm_t comm, void *context) {
 
 static void check_same(const struct elastic *run, const char *name, uint32_t what) {
   float *before = parts_values(&run->before, what), *after = parts_values(&run->after, what);
-  CHECK_BITS(name, after, before, ALL, ONEBIT_FLOAT32);
+  CHECK_BITS(name, after, before, OUTER_ELEMENTS, ONEBIT_FLOAT32);
   free(before);
   free(after);
 }
@@ -252,20 +179,11 @@ static double parameter_mean(const struct saved_parts *parts, size_t i, bool wei
   return sum / weights;
 }
 
-/* What is held back: a value that no part has is none. */
-static double held_back(double worker, float server) {
-  return (isnan(worker) ? 0 : worker) + (isnan(server) ? 0 : (double)server);
-}
-
 static void check_means(const struct elastic *run) {
-  double *worker[] = {parts_mean(&run->before, SECTION_WORKER),
-                      parts_mean(&run->after, SECTION_WORKER)};
-  float *server[] = {parts_values(&run->before, SECTION_SERVER),
-                     parts_values(&run->after, SECTION_SERVER)};
+  double *held[] = {outer_held_back(&run->before), outer_held_back(&run->after)};
   double largest = 0;
-  for (size_t i = 0; i < ALL; i++) {
-    const double before = held_back(worker[0][i], server[0][i]);
-    const double after = held_back(worker[1][i], server[1][i]);
+  for (size_t i = 0; i < OUTER_ELEMENTS; i++) {
+    const double before = held[0][i], after = held[1][i];
     CHECK(fabs(before - after) <= 1e-6, "residual[%zu]: %g became %g", i, before, after);
     largest = fabs(before) > largest ? fabs(before) : largest;
     const bool weighted = run->options.weighted && weight_of(&run->before, 0) > 0;
@@ -274,10 +192,8 @@ static void check_means(const struct elastic *run) {
     CHECK(fabs(p - q) <= 1e-6, "parameter[%zu]: the mean %g became %g", i, p, q);
   }
   CHECK(largest > 1e-4, "there is a residual");
-  for (int k = 0; k < 2; k++) {
-    free(worker[k]);
-    free(server[k]);
-  }
+  free(held[0]);
+  free(held[1]);
 }
 
 static void re_map(const onebit_outer_options_t *options, int steps, int from, int to) {
@@ -301,7 +217,7 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
   static const int pairs[][2] = {{3, 2}, {2, 4}, {4, 1}, {1, 3}};
   for (size_t k = 0; k < 4; k++)
     for (int weighted = 0; weighted < 2; weighted++) {
-      onebit_outer_options_t options = options_of(k == 2 ? 4 : 1, ONEBIT_OUTER_MOMENTUM);
+      onebit_outer_options_t options = outer_options(k == 2 ? 4 : 1, ONEBIT_OUTER_MOMENTUM);
       options.weighted = weighted;
       re_map(&options, 6, pairs[k][0], pairs[k][1]);
       options.bits = ONEBIT_OUTER_SPARSE;
@@ -313,22 +229,22 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
 /* A rank whose drift is not finite, and is no more: those elements begin at the consensus. */
 static void save_infinite(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct trained *it = allocate(1, sizeof *it);
-  create(it, comm, &run->options);
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &run->options);
   for (int number = 1; number <= 5; number++)
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   it->p[400] = it->rank == 1 ? INFINITY : it->p[400];
-  save(it, comm, &run->before);
+  outer_save(it, comm, &run->before);
   onebit_outer_destroy(it->outer);
   free(it);
 }
 
 static void load_infinite(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct trained *it = allocate(1, sizeof *it);
+  struct outer_trained *it = allocate(1, sizeof *it);
   float x[200];
-  create(it, comm, &run->options);
-  CHECK_STATUS(load(it, &run->before), ONEBIT_OK);
+  outer_create(it, comm, &run->options);
+  CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_get_consensus(it->outer, 3, x), ONEBIT_OK);
   CHECK(it->p[400] == x[400 - 398], "%g, not %g", (double)it->p[400], (double)x[2]);
   CHECK(it->p[401] != x[401 - 398], "only that element");
@@ -338,7 +254,7 @@ static void load_infinite(onebit_comm_t comm, void *context) {
 
 Test(outer_checkpoint, what_is_not_finite_begins_at_the_consensus) {
   struct elastic *run = allocate(1, sizeof *run);
-  run->options = options_of(1, ONEBIT_OUTER_MEAN);
+  run->options = outer_options(1, ONEBIT_OUTER_MEAN);
   on_ranks(3, save_infinite, run);
   on_ranks(2, load_infinite, run);
   free_parts(&run->before);
@@ -348,18 +264,18 @@ Test(outer_checkpoint, what_is_not_finite_begins_at_the_consensus) {
 /* Rounds of another length, in which the fragment that was next still is. */
 static void other_rounds(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct trained *it = allocate(1, sizeof *it);
+  struct outer_trained *it = allocate(1, sizeof *it);
   onebit_outer_options_t options = run->options;
   onebit_outer_info_t before = {.size = sizeof before}, after = before;
   for (size_t h = 2; h <= 9; h += 7) {
     options.local_steps = h;
     options.delay = 0;
     options.bits = 8;
-    create(it, comm, &options);
-    CHECK_STATUS(load(it, &run->before), ONEBIT_OK);
+    outer_create(it, comm, &options);
+    CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
     CHECK_STATUS(onebit_outer_get_info(it->outer, &before), ONEBIT_OK);
     for (int number = 0; number < 9; number++)
-      CHECK_STATUS(step(it, number, false), ONEBIT_OK);
+      CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
     CHECK_STATUS(onebit_outer_get_info(it->outer, &after), ONEBIT_OK);
     const uint64_t made = after.exchanges - before.exchanges;
     CHECK(h == 2 ? made >= 9 && made <= 11 : made >= 2 && made <= 4,
@@ -371,7 +287,7 @@ static void other_rounds(onebit_comm_t comm, void *context) {
 
 Test(outer_checkpoint, rounds_of_another_length) {
   struct elastic *run = allocate(1, sizeof *run);
-  run->options = options_of(1, ONEBIT_OUTER_MEAN);
+  run->options = outer_options(1, ONEBIT_OUTER_MEAN);
   run->options.fragments = 2;
   run->options.delay = 3;
   run->options.weighted = 1;
@@ -391,9 +307,9 @@ static onebit_comm_t alone(void) {
   return comm;
 }
 
-static void refuse(struct trained *it, const struct saved_parts *saved, const char *message) {
+static void refuse(struct outer_trained *it, const struct saved_parts *saved, const char *message) {
   struct saved_parts now = {0};
-  CHECK_STATUS(load(it, saved), ONEBIT_ERROR_CHECKPOINT);
+  CHECK_STATUS(outer_load(it, saved), ONEBIT_ERROR_CHECKPOINT);
   CHECK_WORDS(message);
   CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, &now.bytes[0]), ONEBIT_OK);
   now.memory[0] = allocate(1, now.bytes[0]);
@@ -406,18 +322,18 @@ static void refuse(struct trained *it, const struct saved_parts *saved, const ch
 /* A part of one rank, in the middle of an exchange. */
 static struct saved_parts small_part(onebit_comm_t comm, const onebit_outer_options_t *options) {
   struct saved_parts parts = {0};
-  struct trained *it = allocate(1, sizeof *it);
-  create(it, comm, options);
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, options);
   for (int number = 1; number <= 5; number++)
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
-  save(it, comm, &parts);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  outer_save(it, comm, &parts);
   onebit_outer_destroy(it->outer);
   free(it);
   return parts;
 }
 
 static onebit_outer_options_t small_options(void) {
-  onebit_outer_options_t options = options_of(1, ONEBIT_OUTER_MOMENTUM);
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);
   options.delay = 3;
   return options;
 }
@@ -426,8 +342,8 @@ Test(outer_checkpoint, damage_is_refused) {
   const onebit_outer_options_t options = small_options();
   onebit_comm_t comm = alone();
   struct saved_parts parts = small_part(comm, &options);
-  struct trained *it = allocate(1, sizeof *it);
-  create(it, comm, &options);
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &options);
   unsigned char *part = parts.memory[0];
   const size_t bytes = parts.bytes[0];
   for (size_t at = 0; at < bytes; at += at < 500 ? 1 : 61) {
@@ -444,7 +360,7 @@ Test(outer_checkpoint, damage_is_refused) {
   part[PART_VERSION] = 9;
   refuse(it, &parts, "written by format version 9, this library reads up to 1");
   part[PART_VERSION] = 1;
-  CHECK_STATUS(load(it, &parts), ONEBIT_OK);
+  CHECK_STATUS(outer_load(it, &parts), ONEBIT_OK);
   onebit_outer_destroy(it->outer);
   free(it);
   free_parts(&parts);
@@ -477,8 +393,8 @@ Test(outer_checkpoint, numbers_of_no_state_are_refused) {
               {9, UINT64_MAX, "of no state"}};
   onebit_comm_t comm = alone();
   struct saved_parts parts = small_part(comm, &options);
-  struct trained *it = allocate(1, sizeof *it);
-  create(it, comm, &options);
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &options);
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
     const struct section numbers = part_section(parts.memory[0], 0);
     const uint64_t sound = part_number(parts.memory[0], (size_t)numbers.offset + 8 * rows[k].place);
@@ -487,7 +403,7 @@ Test(outer_checkpoint, numbers_of_no_state_are_refused) {
     refuse(it, &parts, rows[k].message);
     set_number(&parts, rows[k].place, sound);
   }
-  CHECK_STATUS(load(it, &parts), ONEBIT_OK);
+  CHECK_STATUS(outer_load(it, &parts), ONEBIT_OK);
   onebit_outer_destroy(it->outer);
   free(it);
   free_parts(&parts);
@@ -499,12 +415,12 @@ Test(outer_checkpoint, others_are_refused) {
   onebit_comm_t comm = alone();
   onebit_outer_options_t options = small_options();
   struct saved_parts parts = small_part(comm, &options);
-  struct trained *it = allocate(1, sizeof *it);
+  struct outer_trained *it = allocate(1, sizeof *it);
   onebit_tensor_t tensor = {.parameter = it->p, .count = 5};
   onebit_outer_t outer;
 #define REFUSE(message)                                                                            \
   do {                                                                                             \
-    create(it, comm, &options);                                                                    \
+    outer_create(it, comm, &options);                                                              \
     refuse(it, &parts, message);                                                                   \
     onebit_outer_destroy(it->outer);                                                               \
     options = small_options();                                                                     \
@@ -522,7 +438,7 @@ Test(outer_checkpoint, others_are_refused) {
   struct saved_parts twice = {.count = 2,
                               .memory = {parts.memory[0], parts.memory[0]},
                               .bytes = {parts.bytes[0], parts.bytes[0]}};
-  create(it, comm, &options);
+  outer_create(it, comm, &options);
   refuse(it, &twice, "saved by one of 1 ranks, and there are 2 parts");
   memcpy((char *)parts.memory[0] + PART_KIND, "adam\0", 6);
   part_sign(parts.memory[0]);
@@ -538,19 +454,19 @@ Test(outer_checkpoint, others_are_refused) {
 
 static void in_files(onebit_comm_t comm, void *context) {
   const char *path = context;
-  onebit_outer_options_t options = options_of(1, ONEBIT_OUTER_MEAN);
-  struct trained *it = allocate(1, sizeof *it), *other = allocate(1, sizeof *other);
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
+  struct outer_trained *it = allocate(1, sizeof *it), *other = allocate(1, sizeof *other);
   options.delay = 3;
-  create(it, comm, &options);
-  create(other, comm, &options);
+  outer_create(it, comm, &options);
+  outer_create(other, comm, &options);
   for (int number = 1; number <= 5; number++)
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_save_files(it->outer, path), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_load_files(other->outer, path), ONEBIT_OK);
   for (int number = 6; number <= 12; number++) {
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
-    CHECK_STATUS(step(other, number, false), ONEBIT_OK);
-    CHECK_BITS("the parameters", other->p, it->p, ALL, ONEBIT_FLOAT32);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+    CHECK_STATUS(outer_train(other, number, false), ONEBIT_OK);
+    CHECK_BITS("the parameters", other->p, it->p, OUTER_ELEMENTS, ONEBIT_FLOAT32);
   }
   onebit_outer_destroy(other->outer);
   const bool well = onebit_comm_rank(comm) != 1;
@@ -567,19 +483,19 @@ static void in_files(onebit_comm_t comm, void *context) {
 
 /* Ranks that are not in the same exchange do not wait for each other. */
 static void apart(onebit_comm_t comm, void *context) {
-  onebit_outer_options_t options = options_of(1, ONEBIT_OUTER_MEAN);
-  struct trained *it = allocate(1, sizeof *it);
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
+  struct outer_trained *it = allocate(1, sizeof *it);
   options.delay = 3;
   options.weighted = 1;
-  create(it, comm, &options);
+  outer_create(it, comm, &options);
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_OK);
   for (int number = 1; number <= (it->rank == 1 ? 3 : 5); number++)
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("how many exchanges have begun");
   CHECK_STATUS(onebit_outer_load_files(it->outer, context), ONEBIT_ERROR_MISMATCH);
   for (int number = 4; number <= 5 && it->rank == 1; number++)
-    CHECK_STATUS(step(it, number, false), ONEBIT_OK);
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_OK);
   onebit_outer_destroy(it->outer);
   free(it);

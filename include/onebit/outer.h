@@ -287,6 +287,33 @@ onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t 
  * Errors: those of onebit_outer_get_info. */
 onebit_status_t onebit_outer_check(onebit_outer_t outer);
 
+/* Moves the outer step to another communicator, with no file: after a rank was lost, or with ranks
+ * that have come, which have made theirs of the same tensors and options on a communicator of their
+ * own (onebit_comm_create_self). Collective over comm's ranks. What is in flight is applied where
+ * it has come, else its drift counts in the next exchange. Consensus, outer momentum and counts are
+ * those of the rank that has made the most exchanges, of several the lowest; a rank that has
+ * others, and one that has come, begins at the consensus. The others keep their parameters and
+ * residuals, times ranks / ranks that have any, so that the mean stays; what a rank held back as a
+ * server of elements that it no longer serves, it sends itself. Between ranks that have the same
+ * nothing but checksums travels. What only the lost rank had, is lost. Memory: 8 bytes an element
+ * more during the call.
+ *   outer   of each rank
+ *   comm    the new communicator; it may be destroyed before the outer
+ * On failure all ranks of comm that are still there get an error. The state is kept: make another
+ * communicator of the ranks that are left, and call this again. Until then steps fail.
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an outer step of several sites),
+ * ONEBIT_ERROR_MISMATCH (outer steps differ between ranks), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER,
+ * ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_MESSAGE. */
+onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm);
+
+/* When a step has failed with ONEBIT_ERROR_TRANSPORT or ONEBIT_ERROR_PEER: onebit_comm_shrink of
+ * the outer step's communicator, and onebit_outer_move to what it gives; where another rank is lost
+ * meanwhile, once more. Collective over the ranks that are left.
+ *   outer       of each rank that is left
+ *   survivors   out: as in onebit_optimizer_shrink
+ * Errors: those of onebit_comm_shrink and onebit_outer_move. */
+onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors);
+
 /* Gives the outer step back; parameters stay as they are. What is in flight ends without being
  * applied, for which it is waited. Local where nothing is in flight.
  *   outer   NULL is fine; what is no outer step is left alone, and onebit_last_error() says so */

@@ -95,6 +95,8 @@ void ob_fragments_destroy(struct onebit_outer *outer) {
     ob_release(fragment->consensus);
     ob_release(fragment->momentum);
     ob_release(fragment->drift);
+    ob_release(fragment->held[0]);
+    ob_release(fragment->held[1]);
   }
   ob_release(outer->fragments);
   ob_release(outer->pieces);

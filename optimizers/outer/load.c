@@ -258,18 +258,14 @@ static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment
 
 /* --- All of them -------------------------------------------------------------------------------*/
 
-/* In a round of another length the same fragment is next, after as many local steps since the one
- * before as there can be. */
-static size_t position_in_round(const struct onebit_outer *outer, const uint64_t *numbers) {
-  const size_t rounds = (size_t)numbers[OB_OUTER_LOCAL_STEPS], parts = outer->options.fragments;
-  const size_t position = (size_t)numbers[OB_OUTER_POSITION];
+size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round) {
+  const size_t parts = outer->options.fragments;
   size_t next = 0;
-  while (rounds * (next + 1) / parts <= position)
+  while (round * (next + 1) / parts <= position)
     next++;
-  const size_t since = position - rounds * next / parts;
-  const size_t begin = outer->options.local_steps * next / parts;
-  const size_t between = outer->fragments[next].begin_step - begin;
-  return begin + (since < between ? since : between - 1);
+  const size_t begin = round * next / parts, end = round * (next + 1) / parts;
+  const size_t own = outer->options.local_steps * next / parts;
+  return own + (position - begin) * (outer->fragments[next].begin_step - own) / (end - begin);
 }
 
 static onebit_status_t restore(struct loading *loading) {
@@ -278,7 +274,8 @@ static onebit_status_t restore(struct loading *loading) {
   const struct ob_part_header *header = &loading->parts.list[0].header;
   if (!loading->dry) {
     outer->steps = numbers[OB_OUTER_STEPS];
-    outer->position = position_in_round(outer, numbers);
+    outer->position = ob_outer_position(outer, (size_t)numbers[OB_OUTER_POSITION],
+                                        (size_t)numbers[OB_OUTER_LOCAL_STEPS]);
     outer->started = header->exchanges[0];
     outer->exchanges = header->exchanges[1];
     outer->skipped = header->exchanges[2];

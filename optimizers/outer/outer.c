@@ -99,7 +99,7 @@ static uint64_t tensors_of(const struct onebit_outer *outer, onebit_status_t sta
 
 /* `comm`: the ranks, or with `sites` those of one site, and `between` NULL but on its rank 0. */
 static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, bool sites,
-                             onebit_comm_t between, onebit_status_t status) {
+                             onebit_comm_t between, bool parameters, onebit_status_t status) {
   static const struct onebit_outer none;
   const struct onebit_outer *of = status == ONEBIT_OK ? outer : &none;
   const onebit_outer_options_t *options = &of->options;
@@ -119,10 +119,15 @@ static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, boo
       {"parameter_dtype", (uint64_t)options->parameter_dtype},
       {"the parameters of all tensors (their fingerprint)", parameters_of(of, status)},
   };
-  const size_t count = sizeof terms / sizeof terms[0];
+  const size_t count = sizeof terms / sizeof terms[0] - !parameters;
   if (sites)
     return ob_sites_agree(outer, comm, between, status, terms, count);
   return ob_agree(comm, status, terms, count);
+}
+
+onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
+                               onebit_status_t status) {
+  return agree(comm, outer, false, NULL, false, status);
 }
 
 static onebit_status_t create_weigh(struct ob_fragment *fragment) {
@@ -139,7 +144,7 @@ static onebit_status_t create_weigh(struct ob_fragment *fragment) {
 }
 
 /* All ranks come this far. */
-static onebit_status_t build(struct onebit_outer *outer) {
+onebit_status_t ob_outer_build(struct onebit_outer *outer) {
   for (size_t f = 0; f < outer->options.fragments; f++) {
     OB_TRY(outer->exchange->create(&outer->fragments[f]));
     if (outer->options.weighted)
@@ -182,11 +187,11 @@ onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *t
   if (outer)
     status = result ? prepare(outer, tensors, ntensors, options, NULL)
                     : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
-  status = agree(comm, outer, false, NULL, status);
+  status = agree(comm, outer, false, NULL, true, status);
   if (status == ONEBIT_OK && outer->options.bits == ONEBIT_OUTER_SPARSE)
     outer->exchange = &ob_outer_sparse;
   if (status == ONEBIT_OK)
-    status = build(outer);
+    status = ob_outer_build(outer);
   return finish(outer, status, result);
 }
 
@@ -206,7 +211,7 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
   if (status == ONEBIT_OK)
     status = result ? prepare(outer, tensors, ntensors, options, sites)
                     : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
-  status = agree(site, outer, true, between, status);
+  status = agree(site, outer, true, between, true, status);
   return finish(outer, status, result);
 }
 
@@ -225,6 +230,8 @@ void onebit_outer_destroy(onebit_outer_t outer) {
   ob_sites_destroy(outer);
   ob_fragments_destroy(outer);
   ob_release(outer->tensors);
+  if (outer->latest)
+    ob_comm_drop(outer->latest);
   ob_comm_drop(outer->comm);
   ob_handle_release(outer);
 }
@@ -286,8 +293,9 @@ static onebit_status_t add_residual(const struct ob_fragment *fragment, double *
 /* Adds to the info; its norms are squares so far. */
 static onebit_status_t add_fragment(const struct onebit_outer *outer,
                                     const struct ob_fragment *fragment, onebit_outer_info_t *info) {
-  uint64_t wire, memory;
-  outer->exchange->cost(fragment, &wire, &memory);
+  uint64_t wire = 0, memory = 0;
+  if (!outer->detached)
+    outer->exchange->cost(fragment, &wire, &memory);
   info->exchange_bytes += wire + (fragment->weigh ? fragment->weigh->wire_bytes : 0);
   info->memory_bytes += memory + (fragment->weigh ? fragment->weigh->memory_bytes : 0);
   info->drift_norm += fragment->drift_squares;
@@ -295,7 +303,7 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
   const uint32_t sum = ob_fragment_checksum(fragment);
   info->checksum = (uint32_t)ob_hash(info->checksum, &sum, sizeof sum);
   info->in_flight += fragment->stage != OB_FRAGMENT_IDLE;
-  if (fragment->stage != OB_FRAGMENT_IDLE)
+  if (fragment->stage != OB_FRAGMENT_IDLE || outer->detached)
     return ONEBIT_OK;
   return add_residual(fragment, &info->residual_norm);
 }

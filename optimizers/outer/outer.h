@@ -10,6 +10,7 @@
  *   step.c        when an exchange begins, and when it is applied
  *   save.c        a part of a checkpoint (optimizers/checkpoint/checkpoint.h) of it
  *   load.c        and from the parts of all ranks
+ *   move.c        onto another communicator
  *   sites.h       or all that is different among sites
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
@@ -42,6 +43,8 @@ struct ob_outer_exchange {
    * ended, on all ranks alike. After ONEBIT_OK fragment->drift is the mean over the ranks, the same
    * bits on all; after all else residuals are as they were. */
   onebit_status_t (*test)(struct ob_fragment *fragment, bool wait);
+  /* Ends an exchange without its messages; then only residuals are asked for, and `destroy`. */
+  void (*abandon)(struct ob_fragment *fragment);
   /* Bytes that an exchange hands to the transport on this rank; bytes of memory. */
   void (*cost)(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory);
   /* Residuals that this rank has, not while an exchange is in flight: OB_SAVED_WORKER of what it
@@ -91,6 +94,7 @@ struct ob_fragment {
   char error[256];
   double drift_squares; /* of the latest mean drift */
   onebit_plan_t weigh;  /* NULL without weights */
+  float *held[2];       /* residuals, `count` each, while the outer step is on no communicator */
 };
 
 struct ob_outer_tensor {
@@ -112,6 +116,8 @@ struct onebit_outer {
   uint64_t steps, exchanges, skipped, own_bytes;
   uint64_t started;       /* exchanges, of all fragments; the same on all ranks whose steps are */
   bool refused;           /* a message was (struct onebit_plan) */
+  bool detached;          /* from its communicator: fragments have no exchange (move.c) */
+  onebit_comm_t latest;   /* the communicator that it was to be moved to, or NULL */
   struct ob_sites *sites; /* NULL: ranks exchange by themselves (sites.h) */
 };
 
@@ -142,6 +148,15 @@ uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
 
 /* Waits for an exchange in flight, and does not apply it. */
 void ob_fragment_wait(struct ob_fragment *fragment);
+/* Applies one that has ended; one that has not ends here, and its drift counts in the next. */
+void ob_fragment_abandon(struct ob_fragment *fragment);
+
+/* Whether all ranks of comm have the same kind of outer step; their values may differ. */
+onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
+                               onebit_status_t status);
+/* What the fragments exchange with, on outer->comm. Collective. */
+onebit_status_t ob_outer_build(struct onebit_outer *outer);
+onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
 /* Elements in the runs of a residual; `runs` has a place for each piece. */
 size_t ob_outer_residual_count(const struct ob_fragment *fragment, enum ob_saved what,

@@ -146,6 +146,13 @@ static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
   return status;
 }
 
+static void abandon(struct ob_fragment *fragment) {
+  for (int p = 0; p < PARTS; p++) {
+    ob_plan_abandon(plans_of(fragment)->part[p].plan);
+    plans_of(fragment)->part[p].in_flight = false;
+  }
+}
+
 static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
   const struct plans *plans = plans_of(fragment);
   *wire = *memory = 0;
@@ -196,6 +203,7 @@ const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .destroy = destroy,
                                                  .begin = begin,
                                                  .test = test,
+                                                 .abandon = abandon,
                                                  .cost = cost,
                                                  .runs = runs_of,
                                                  .export_residual = export_residual,

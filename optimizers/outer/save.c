@@ -22,7 +22,7 @@ onebit_status_t ob_outer_check_saved(onebit_outer_t outer) {
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "outer is of several sites, which has no checkpoints: "
                     "onebit_outer_synchronize, and save the parameters");
-  return ONEBIT_OK;
+  return ob_outer_check_attached(outer);
 }
 
 onebit_status_t ob_outer_settle(struct onebit_outer *outer) {

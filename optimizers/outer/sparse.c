@@ -204,6 +204,8 @@ static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
   return ONEBIT_OK;
 }
 
+static void abandon(struct ob_fragment *fragment) { ob_plan_abandon(sparse_of(fragment)->plan); }
+
 static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
   *wire = sparse_of(fragment)->plan->wire_bytes;
   *memory = sparse_of(fragment)->plan->memory_bytes;
@@ -238,6 +240,7 @@ const struct ob_outer_exchange ob_outer_sparse = {.name = "sparse",
                                                   .destroy = destroy,
                                                   .begin = begin,
                                                   .test = test,
+                                                  .abandon = abandon,
                                                   .cost = cost,
                                                   .runs = runs_of,
                                                   .export_residual = export_residual,

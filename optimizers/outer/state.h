@@ -34,6 +34,10 @@ onebit_status_t ob_outer_check_saved(onebit_outer_t outer);
  * where all ranks skip it. */
 onebit_status_t ob_outer_settle(struct onebit_outer *outer);
 
+/* Where this outer step is in its round, when another is at `position` of one of `round` steps: the
+ * same fragment is next, after the same part of the steps between it and the one before. */
+size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round);
+
 /* The same begun exchanges on all ranks, so that each can wait for its own. Collective. */
 onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status_t status);
 

@@ -115,6 +115,17 @@ static onebit_status_t apply(struct ob_fragment *fragment, double mixing) {
   return ONEBIT_OK;
 }
 
+void ob_fragment_abandon(struct ob_fragment *fragment) {
+  if (fragment->stage == OB_FRAGMENT_IDLE)
+    return;
+  if (fragment->stage != OB_FRAGMENT_ENDED) {
+    ob_plan_abandon(fragment->weigh);
+    fragment->outer->exchange->abandon(fragment);
+    end(fragment, ob_error(ONEBIT_ERROR_TRANSPORT, "the outer step was moved meanwhile"));
+  }
+  (void)apply(fragment, fragment->outer->options.mixing);
+}
+
 /* --- All of them -------------------------------------------------------------------------------*/
 
 /* The first error of several fragments counts, and any error more than a skip. */
@@ -144,6 +155,7 @@ static onebit_status_t check_weight(const struct onebit_outer *outer, double wei
  * rounds; but one that came from a checkpoint may have had a longer round. */
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_TRY(ob_outer_check_attached(outer));
   const onebit_outer_options_t *options = &outer->options;
   if (outer->sites)
     return ob_sites_step(outer->sites);
@@ -169,6 +181,7 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
 
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_TRY(ob_outer_check_attached(outer));
   if (outer->sites)
     return ob_sites_synchronize(outer->sites);
   struct outcome outcome = {.status = ONEBIT_OK};

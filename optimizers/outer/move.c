@@ -1,0 +1,372 @@
+/*
+ * An outer step on another communicator: after a rank was lost, or with ranks that have come.
+ *
+ *   detach      what is in flight is applied if it is here, else it counts in the next exchange;
+ *               residuals are exported, and what was made on the old communicator is given back
+ *   agree       the outer steps are of one kind; who has made most exchanges is the source
+ *   align       who differs gets consensus and outer momentum of the source, fragment by fragment
+ *   attach      fragments are made on the new communicator, residuals imported
+ *
+ * Between detach and attach the outer step is detached: what fails leaves it so, and the next call
+ * goes on from there. Between ranks that have the same nothing but checksums travels.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "collectives/watch.h"
+#include "optimizers/outer/state.h"
+
+enum { WORKER, SERVER, MESSAGE = 1 << 20 }; /* MESSAGE: floats at a time */
+
+/* --- Detached ----------------------------------------------------------------------------------*/
+
+static onebit_status_t no_memory(void) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
+}
+
+/* One residual of a fragment, each element in its place; zero where there is none. */
+static onebit_status_t hold_one(struct ob_fragment *fragment, enum ob_saved what,
+                                struct ob_outer_run *runs, float *to) {
+  const struct ob_outer_exchange *exchange = fragment->outer->exchange;
+  size_t end = ob_outer_residual_count(fragment, what, runs);
+  if (!end)
+    return ONEBIT_OK;
+  OB_TRY(exchange->export_residual(fragment, what, to));
+  memset(to + end, 0, (fragment->count - end) * sizeof *to);
+  for (size_t k = exchange->runs(fragment, what, runs); k-- > 0;) {
+    end -= runs[k].count;
+    if (runs[k].at == end)
+      continue;
+    memmove(to + runs[k].at, to + end, runs[k].count * sizeof *to);
+    const size_t vacated = runs[k].at - end < runs[k].count ? runs[k].at - end : runs[k].count;
+    memset(to + end, 0, vacated * sizeof *to);
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t hold(struct ob_fragment *fragment) {
+  struct ob_outer_run *runs = ob_allocate(fragment->pieces, sizeof *runs);
+  onebit_status_t status = ONEBIT_OK;
+  for (int k = 0; k < 2; k++)
+    if (!fragment->held[k])
+      fragment->held[k] = ob_allocate(fragment->count, sizeof(float));
+  if (!runs || !fragment->held[WORKER] || !fragment->held[SERVER])
+    status = no_memory();
+  if (status == ONEBIT_OK)
+    status = hold_one(fragment, OB_SAVED_WORKER, runs, fragment->held[WORKER]);
+  if (status == ONEBIT_OK)
+    status = hold_one(fragment, OB_SAVED_SERVER, runs, fragment->held[SERVER]);
+  ob_release(runs);
+  return status;
+}
+
+static void release_held(struct ob_fragment *fragment) {
+  for (int k = 0; k < 2; k++) {
+    ob_release(fragment->held[k]);
+    fragment->held[k] = NULL;
+  }
+}
+
+static void destroy_exchange(struct ob_fragment *fragment) {
+  if (fragment->state)
+    fragment->outer->exchange->destroy(fragment);
+  onebit_plan_destroy(fragment->weigh);
+  fragment->weigh = NULL;
+}
+
+/* Without memory nothing is given back, and the next call begins here again. */
+static onebit_status_t detach(struct onebit_outer *outer) {
+  const size_t parts = outer->options.fragments;
+  for (size_t f = 0; f < parts; f++)
+    ob_fragment_abandon(&outer->fragments[f]);
+  outer->refused = false;
+  for (size_t f = 0; !outer->detached && f < parts; f++)
+    OB_TRY(hold(&outer->fragments[f]));
+  outer->detached = true;
+  for (size_t f = 0; f < parts; f++)
+    destroy_exchange(&outer->fragments[f]);
+  return ONEBIT_OK;
+}
+
+/* --- Who has what ------------------------------------------------------------------------------*/
+
+struct moving {
+  struct onebit_outer *outer;
+  onebit_comm_t comm;
+  struct ob_batch *batch;
+  float *message;  /* MESSAGE of them */
+  uint64_t *noted; /* of each rank, in the latest agreement */
+  int source, holders;
+  bool holder;
+};
+
+/* Collective: everyone's number. */
+static onebit_status_t learn(struct moving *moving, onebit_status_t status, uint64_t number) {
+  OB_TRY(ob_agree_noting(moving->comm, status, NULL, 0, number));
+  for (int rank = 0; rank < moving->comm->size; rank++)
+    moving->noted[rank] = ob_agree_note(moving->comm, rank);
+  return ONEBIT_OK;
+}
+
+/* A rank of the same run is behind by no more than the fragments whose exchange was cut short. */
+static void choose_source(struct moving *moving) {
+  const uint64_t slack = moving->outer->options.fragments;
+  uint64_t max = 0;
+  for (int rank = 0; rank < moving->comm->size; rank++)
+    if (moving->noted[rank] > max) {
+      max = moving->noted[rank];
+      moving->source = rank;
+    }
+  for (int rank = 0; rank < moving->comm->size; rank++) {
+    const uint64_t made = moving->noted[rank];
+    const bool holder = made + slack >= max && (made > 0 || max == 0);
+    moving->holders += holder;
+    if (rank == moving->comm->rank)
+      moving->holder = holder;
+  }
+}
+
+/* --- The source's ------------------------------------------------------------------------------*/
+
+static onebit_status_t exchange(struct moving *moving) {
+  struct ob_batch *batch = moving->batch;
+  if (batch->sends + batch->receives == 0)
+    return ONEBIT_OK;
+  OB_TRY(ob_comm_check(moving->comm));
+  OB_TRY(ob_comm_begin(batch, ob_comm_tag(moving->comm)));
+  OB_TRY(ob_watch_batch(batch, "onebit_outer_move"));
+  batch->sends = batch->receives = 0;
+  return ONEBIT_OK;
+}
+
+/* From the source to all whose number differs from its own. */
+static onebit_status_t pass_on(struct moving *moving, float *values, size_t count) {
+  const int me = moving->comm->rank, source = moving->source;
+  const bool behind = moving->noted[me] != moving->noted[source];
+  for (size_t some; count; values += some, count -= some) {
+    struct ob_batch *batch = moving->batch;
+    some = count < MESSAGE ? count : MESSAGE;
+    const size_t bytes = some * sizeof *values;
+    memcpy(moving->message, values, bytes);
+    for (int rank = 0; rank < moving->comm->size; rank++) {
+      if (moving->noted[rank] == moving->noted[source])
+        continue;
+      if (me == source)
+        batch->send[batch->sends++] = (struct ob_endpoint){moving->message, bytes, rank};
+      if (me == rank)
+        batch->receive[batch->receives++] = (struct ob_endpoint){moving->message, bytes, source};
+    }
+    OB_TRY(exchange(moving));
+    if (behind)
+      memcpy(values, moving->message, bytes);
+  }
+  return ONEBIT_OK;
+}
+
+static uint64_t fingerprint(const struct ob_fragment *fragment) {
+  const struct ob_codec *codec = fragment->outer->codec;
+  const uint64_t x = ob_fragment_checksum(fragment);
+  return fragment->momentum ? x << 32 | codec->checksum(fragment->momentum, fragment->count) : x;
+}
+
+/* A rank that was behind begins at the consensus: what it has done since was in the exchange that
+ * it did not see the end of. */
+static onebit_status_t align_fragment(struct moving *moving, struct ob_fragment *fragment) {
+  OB_TRY(learn(moving, ONEBIT_OK, fingerprint(fragment)));
+  const uint64_t wanted = moving->noted[moving->source];
+  const bool behind = moving->noted[moving->comm->rank] != wanted;
+  onebit_status_t status = pass_on(moving, fragment->consensus, fragment->count);
+  if (status == ONEBIT_OK && fragment->momentum)
+    status = pass_on(moving, fragment->momentum, fragment->count);
+  if (status != ONEBIT_OK) {
+    ob_comm_give_up(moving->comm, onebit_last_error());
+    return status;
+  }
+  if (fingerprint(fragment) != wanted)
+    status = ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: fragment %zu is not what it has",
+                      moving->source, fragment->number);
+  if (!behind || status != ONEBIT_OK)
+    return ob_agree(moving->comm, status, NULL, 0);
+  ob_fragment_set(fragment, 1);
+  fragment->weight = 0;
+  for (int k = 0; k < 2; k++)
+    memset(fragment->held[k], 0, fragment->count * sizeof(float));
+  return ob_agree(moving->comm, ONEBIT_OK, NULL, 0);
+}
+
+static size_t next_fragment(const struct onebit_outer *outer) {
+  size_t next = 0;
+  while (outer->fragments[next].begin_step <= outer->position % outer->options.local_steps)
+    next++;
+  return next;
+}
+
+/* Counts, and which fragment is next. */
+static onebit_status_t align_counts(struct moving *moving) {
+  struct onebit_outer *outer = moving->outer;
+  uint64_t *counts[] = {&outer->started, &outer->exchanges, &outer->skipped, &outer->steps};
+  OB_TRY(learn(moving, ONEBIT_OK, next_fragment(outer)));
+  const size_t next = (size_t)moving->noted[moving->source];
+  OB_TRY(learn(moving, ONEBIT_OK, outer->options.local_steps));
+  const size_t round = (size_t)moving->noted[moving->source];
+  OB_TRY(learn(moving, ONEBIT_OK, outer->position % outer->options.local_steps));
+  const size_t position = (size_t)moving->noted[moving->source];
+  if (!outer->options.weighted || !moving->holder || next_fragment(outer) != next)
+    outer->position = ob_outer_position(outer, position, round);
+  for (size_t k = 0; k < 4; k++) {
+    OB_TRY(learn(moving, ONEBIT_OK, *counts[k]));
+    if (counts[k] != &outer->steps || !outer->options.weighted || !moving->holder)
+      *counts[k] = moving->noted[moving->source];
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t align(struct moving *moving) {
+  struct onebit_outer *outer = moving->outer;
+  const size_t others = (size_t)moving->comm->size - 1;
+  moving->noted = ob_allocate(others + 1, sizeof *moving->noted);
+  moving->message = ob_allocate(outer->count < MESSAGE ? outer->count : MESSAGE, sizeof(float));
+  onebit_status_t status = moving->noted && moving->message ? ONEBIT_OK : no_memory();
+  if (status == ONEBIT_OK)
+    status = moving->comm->transport->batch_create(moving->comm, others, &moving->batch);
+  OB_TRY(learn(moving, status, outer->exchanges));
+  choose_source(moving);
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    OB_TRY(align_fragment(moving, &outer->fragments[f]));
+  return align_counts(moving);
+}
+
+/* --- Attached ----------------------------------------------------------------------------------*/
+
+/* Takes the elements of the runs out of an array, into another one run after run. */
+static void extract_runs(float *from, const struct ob_outer_run *runs, size_t count, float *to) {
+  for (size_t k = 0; k < count; to += runs[k].count, k++) {
+    memcpy(to, from + runs[k].at, runs[k].count * sizeof *to);
+    memset(from + runs[k].at, 0, runs[k].count * sizeof *from);
+  }
+}
+
+/* What a rank held back as a server of elements that it no longer serves becomes part of what it
+ * sends, times the ranks, since it was held back of their mean. Where ranks have come who hold
+ * nothing back, the others' counts for more: so the mean stays. */
+static void join_held(const struct moving *moving, struct ob_fragment *fragment) {
+  const float ranks = (float)moving->comm->size;
+  const float factor = ranks / (float)moving->holders;
+  float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
+  for (size_t i = 0; i < fragment->count; i++)
+    worker[i] = factor * worker[i] + ranks * server[i];
+  memset(server, 0, fragment->count * sizeof *server);
+}
+
+/* The drift is scratch: nothing is in flight. */
+static onebit_status_t import_held(const struct moving *moving, struct ob_fragment *fragment) {
+  const struct ob_outer_exchange *exchange = fragment->outer->exchange;
+  struct ob_outer_run *runs = ob_allocate(fragment->pieces, sizeof *runs);
+  onebit_status_t status = runs ? ONEBIT_OK : no_memory();
+  size_t count = runs ? exchange->runs(fragment, OB_SAVED_SERVER, runs) : 0;
+  if (count) {
+    extract_runs(fragment->held[SERVER], runs, count, fragment->drift);
+    status = exchange->import_residual(fragment, OB_SAVED_SERVER, fragment->drift);
+  }
+  join_held(moving, fragment);
+  count = runs ? exchange->runs(fragment, OB_SAVED_WORKER, runs) : 0;
+  if (count && status == ONEBIT_OK) {
+    extract_runs(fragment->held[WORKER], runs, count, fragment->drift);
+    status = exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift);
+  }
+  ob_release(runs);
+  return status;
+}
+
+static onebit_status_t attach(struct moving *moving) {
+  struct onebit_outer *outer = moving->outer;
+  onebit_comm_t before = outer->comm;
+  outer->comm = ob_comm_keep(moving->comm);
+  ob_comm_drop(before);
+  OB_TRY(ob_outer_build(outer));
+  onebit_status_t status = ONEBIT_OK;
+  for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
+    status = import_held(moving, &outer->fragments[f]);
+  outer->detached = status != ONEBIT_OK;
+  return ob_agree(outer->comm, status, NULL, 0);
+}
+
+static onebit_status_t run(struct moving *moving) {
+  struct onebit_outer *outer = moving->outer;
+  OB_TRY(ob_outer_agree(outer, moving->comm, detach(outer)));
+  OB_TRY(align(moving));
+  return attach(moving);
+}
+
+static void close(struct moving *moving) {
+  if (moving->batch && !moving->comm->transport->batch_destroy(moving->batch))
+    ob_memory_keep(moving->message);
+  else
+    ob_release(moving->message);
+  ob_release(moving->noted);
+}
+
+static onebit_status_t check(onebit_outer_t outer) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  if (outer->sites)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "outer is of several sites, which leave and come by themselves");
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
+  OB_TRY(check(outer));
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  struct moving moving = {.outer = outer, .comm = ob_comm_keep(comm)};
+  if (outer->latest)
+    ob_comm_drop(outer->latest);
+  outer->latest = comm;
+  onebit_status_t status = run(&moving);
+  close(&moving);
+  if (status != ONEBIT_OK) {
+    char error[256];
+    snprintf(error, sizeof error, "%s", onebit_last_error());
+    (void)detach(outer); /* a rank that has come through waits for the others, too */
+    return ob_error(status, "%s", error);
+  }
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    release_held(&outer->fragments[f]);
+  return ONEBIT_OK;
+}
+
+static bool may_be_loss(onebit_status_t status) {
+  return status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER ||
+         status == ONEBIT_ERROR_MESSAGE;
+}
+
+/* As onebit_optimizer_shrink. */
+onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors) {
+  if (survivors)
+    *survivors = NULL;
+  OB_TRY(check(outer));
+  if (!survivors)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
+  onebit_comm_t from = outer->latest ? outer->latest : outer->comm, next;
+  onebit_status_t status;
+  bool fewer;
+  do {
+    OB_TRY(onebit_comm_shrink(from, &next));
+    fewer = next->size < from->size;
+    onebit_comm_destroy(*survivors);
+    *survivors = from = next;
+    status = onebit_outer_move(outer, next);
+  } while (may_be_loss(status) && fewer);
+  return status;
+}
+
+onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
+  if (outer->detached)
+    return ob_error(ONEBIT_ERROR_TRANSPORT,
+                    "the outer step is on no communicator since it could not be moved: call "
+                    "onebit_outer_move again");
+  return ONEBIT_OK;
+}

@@ -1,0 +1,78 @@
+#include "tests/support_outer.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { TENSORS = 4 };
+
+static const size_t counts[TENSORS] = {320, 77, 1, 200};
+
+onebit_outer_options_t outer_options(int bits, onebit_outer_rule_t rule) {
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
+  options.local_steps = 4;
+  options.bits = bits;
+  options.rule = rule;
+  options.block_size = 64;
+  options.threads = 1;
+  return options;
+}
+
+static bool is_half(const struct outer_trained *it) {
+  return it->options.parameter_dtype != ONEBIT_FLOAT32;
+}
+
+const void *outer_values(const struct outer_trained *it) {
+  return is_half(it) ? (const void *)it->half : it->p;
+}
+
+onebit_status_t outer_train(struct outer_trained *it, int number, bool wrong) {
+  if (is_half(it))
+    fill_input(it->half, it->options.parameter_dtype, OUTER_ELEMENTS, it->rank, number);
+  for (size_t i = 0; i < OUTER_ELEMENTS && !is_half(it); i++) {
+    const float target =
+        uniform_value(i) + uniform_value(1000003 + (uint64_t)it->rank * 7919 + (uint64_t)number);
+    it->p[i] -= 0.1f * (it->p[i] - target);
+  }
+  if (wrong && number == 7 && it->rank == 1)
+    it->p[400] = NAN;
+  return onebit_outer_step(it->outer, 1 + it->rank + number % 2);
+}
+
+void outer_create(struct outer_trained *it, onebit_comm_t comm,
+                  const onebit_outer_options_t *options) {
+  onebit_tensor_t tensors[TENSORS];
+  *it = (struct outer_trained){.options = *options, .rank = onebit_comm_rank(comm)};
+  size_t first = 0;
+  for (size_t t = 0; t < TENSORS; first += counts[t], t++)
+    tensors[t] = (onebit_tensor_t){.parameter = is_half(it) ? (void *)(it->half + first)
+                                                            : (void *)(it->p + first),
+                                   .count = counts[t],
+                                   .uncompressed = t == 1};
+  CHECK_STATUS(onebit_outer_create(comm, tensors, TENSORS, options, &it->outer), ONEBIT_OK);
+}
+
+void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts) {
+  const int k = it->rank;
+  CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, &parts->bytes[k]), ONEBIT_OK);
+  free(parts->memory[k]);
+  parts->memory[k] = allocate(1, parts->bytes[k]);
+  CHECK_STATUS(onebit_outer_save(it->outer, parts->memory[k], parts->bytes[k], &parts->bytes[k]),
+               ONEBIT_OK);
+  if (k == 0)
+    parts->count = onebit_comm_size(comm);
+  meet(comm);
+}
+
+onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *parts) {
+  return onebit_outer_load(it->outer, (const void *const *)parts->memory, parts->bytes,
+                           parts->count);
+}
+
+double *outer_held_back(const struct saved_parts *parts) {
+  double *mean = parts_mean(parts, SECTION_WORKER);
+  float *server = parts_values(parts, SECTION_SERVER);
+  for (size_t i = 0; i < OUTER_ELEMENTS; i++)
+    mean[i] = (isnan(mean[i]) ? 0 : mean[i]) + (isnan(server[i]) ? 0 : (double)server[i]);
+  free(server);
+  return mean;
+}

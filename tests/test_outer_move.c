@@ -1,0 +1,280 @@
+/*
+ * Outer steps go on, on other communicators. With the same ranks and nothing in flight that is
+ * exact; a rank that is lost leaves the others with one consensus, also where they had not come
+ * equally far, and with the mean of what they held back; and so it is when a rank comes.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "optimizers/outer/outer.h"
+#include "tests/support_outer.h"
+
+TestSuite(outer_move, .timeout = 120);
+
+enum { RANKS = 4, STEPS = 11 };
+
+/* --- With the same ranks -----------------------------------------------------------------------*/
+
+struct same {
+  onebit_outer_options_t options;
+  onebit_comm_t comms[STEPS + 1][RANKS];
+};
+
+static void move_after_every_step(onebit_comm_t comm, void *context) {
+  struct same *run = context;
+  struct outer_trained *moved = allocate(1, sizeof *moved), *other = allocate(1, sizeof *other);
+  outer_create(moved, comm, &run->options);
+  outer_create(other, comm, &run->options);
+  for (int number = 1; number <= STEPS; number++) {
+    CHECK_STATUS(outer_train(moved, number, false), ONEBIT_OK);
+    CHECK_STATUS(outer_train(other, number, false), ONEBIT_OK);
+    CHECK_BITS("the parameters", moved->p, other->p, OUTER_ELEMENTS, ONEBIT_FLOAT32);
+    CHECK_STATUS(onebit_outer_move(moved->outer, run->comms[number][moved->rank]), ONEBIT_OK);
+  }
+  onebit_outer_destroy(moved->outer);
+  onebit_outer_destroy(other->outer);
+  free(moved);
+  free(other);
+}
+
+Test(outer_move, the_same_ranks_go_on_exactly) {
+  static const int widths[] = {1, 4, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
+  for (size_t k = 0; k < 4; k++) {
+    struct same run = {.options = outer_options(widths[k], (onebit_outer_rule_t)(k % 3))};
+    run.options.fragments = 1 + k % 2;
+    run.options.weighted = k >= 2;
+    for (int number = 1; number <= STEPS; number++)
+      CHECK_STATUS(onebit_comm_create_loopback(3, run.comms[number]), ONEBIT_OK);
+    on_ranks(3, move_after_every_step, &run);
+    for (int number = 1; number <= STEPS; number++)
+      for (int rank = 0; rank < 3; rank++)
+        onebit_comm_destroy(run.comms[number][rank]);
+  }
+}
+
+/* --- Ranks leave, and come ---------------------------------------------------------------------*/
+
+/* The last rank leaves after `steps`; the others go on, and after two steps more it comes back, as
+ * one that has made none. */
+struct change {
+  onebit_outer_options_t options;
+  int size, steps;
+  onebit_comm_t left[RANKS], back[RANKS];
+  struct saved_parts parts[4]; /* before and after each move */
+  float x[RANKS][OUTER_ELEMENTS];
+};
+
+/* Equal parameters on all ranks, and counts. */
+static void finish(struct change *change, struct outer_trained *it, onebit_comm_t comm) {
+  onebit_outer_info_t info = {.size = sizeof info};
+  for (int number = 0; number < 9; number++)
+    CHECK_STATUS(outer_train(it, change->steps + 3 + number, false), ONEBIT_OK);
+  CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
+  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  CHECK(info.in_flight == 0 && isfinite(info.drift_norm), "in flight: %d", info.in_flight);
+  memcpy(change->x[onebit_comm_rank(comm)], it->p, sizeof it->p);
+  meet(comm);
+  CHECK_BITS("the parameters", it->p, change->x[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
+  meet(comm);
+}
+
+static void stay(struct change *change, struct outer_trained *it) {
+  onebit_comm_t left = change->left[it->rank], back = change->back[it->rank];
+  const bool idle = change->options.delay == 0;
+  if (idle)
+    outer_save(it, left, &change->parts[0]);
+  CHECK_STATUS(onebit_outer_move(it->outer, left), ONEBIT_OK);
+  if (idle)
+    outer_save(it, left, &change->parts[1]);
+  for (int number = 1; number <= 2; number++)
+    CHECK_STATUS(outer_train(it, change->steps + number, false), ONEBIT_OK);
+  if (idle)
+    outer_save(it, left, &change->parts[2]);
+  CHECK_STATUS(onebit_outer_move(it->outer, back), ONEBIT_OK);
+  if (idle)
+    outer_save(it, back, &change->parts[3]);
+  finish(change, it, back);
+}
+
+static void come(struct change *change, struct outer_trained *it) {
+  const int place = change->size - 1;
+  onebit_comm_t self, back = change->back[place];
+  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  outer_create(it, self, &change->options);
+  it->rank = place;
+  CHECK_STATUS(onebit_outer_move(it->outer, back), ONEBIT_OK);
+  onebit_comm_destroy(self);
+  if (!change->options.delay)
+    outer_save(it, back, &change->parts[3]);
+  finish(change, it, back);
+}
+
+static void leave_and_come(onebit_comm_t comm, void *context) {
+  struct change *change = context;
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &change->options);
+  for (int number = 1; number <= change->steps; number++)
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  meet(comm);
+  if (it->rank < change->size - 1) {
+    stay(change, it);
+  } else {
+    onebit_outer_destroy(it->outer);
+    come(change, it);
+  }
+  onebit_outer_destroy(it->outer);
+  free(it);
+}
+
+/* A part that was saved before a move says how many ranks there were then. */
+static void check_mean(struct change *change, int before) {
+  struct saved_parts *parts = &change->parts[before];
+  double *held = outer_held_back(parts), *now = outer_held_back(&change->parts[before + 1]);
+  float *x = parts_values(parts, SECTION_CONSENSUS);
+  float *after = parts_values(&change->parts[before + 1], SECTION_CONSENSUS);
+  for (size_t i = 0; i < OUTER_ELEMENTS; i++)
+    if (!CHECK(fabs(held[i] - now[i]) <= 2e-6, "move %d: held_back[%zu]: %g became %g", before, i,
+               held[i], now[i]))
+      break;
+  if (before) /* the parts before the first have what the lost rank had: not all of it */
+    CHECK_BITS("the consensus", after, x, OUTER_ELEMENTS, ONEBIT_FLOAT32);
+  free(held);
+  free(now);
+  free(x);
+  free(after);
+}
+
+static void change_ranks(const onebit_outer_options_t *options, int size, int steps) {
+  struct change *change = allocate(1, sizeof *change);
+  change->options = *options;
+  change->size = size;
+  change->steps = steps;
+  check_case("%d ranks, %d bits, after %d steps", size, options->bits, steps);
+  CHECK_STATUS(onebit_comm_create_loopback(size - 1, change->left), ONEBIT_OK);
+  CHECK_STATUS(onebit_comm_create_loopback(size, change->back), ONEBIT_OK);
+  on_ranks(size, leave_and_come, change);
+  for (int k = 0; k < 4 && !options->delay; k += 2) {
+    change->parts[k].count = k ? size - 1 : size - 1;
+    check_mean(change, k);
+  }
+  checks_must_hold();
+  for (int rank = 0; rank < size; rank++) {
+    onebit_comm_destroy(rank < size - 1 ? change->left[rank] : NULL);
+    onebit_comm_destroy(change->back[rank]);
+  }
+  for (int k = 0; k < 4; k++)
+    free_parts(&change->parts[k]);
+  free(change);
+}
+
+Test(outer_move, ranks_leave_and_come) {
+  static const int widths[] = {1, 4, ONEBIT_OUTER_SPARSE, ONEBIT_OUTER_DENSE};
+  for (size_t k = 0; k < 4; k++)
+    for (int steps = 4; steps <= 7; steps++) {
+      onebit_outer_options_t options = outer_options(widths[k], (onebit_outer_rule_t)(k % 3));
+      options.weighted = steps % 2;
+      change_ranks(&options, 2 + (int)k % 3, steps);
+      options.delay = 3;
+      options.fragments = 2;
+      change_ranks(&options, 3, steps);
+    }
+}
+
+/* --- Ranks that have not come equally far ------------------------------------------------------*/
+
+struct apart {
+  onebit_comm_t next[RANKS];
+  float x[RANKS][OUTER_ELEMENTS], m[RANKS][OUTER_ELEMENTS];
+};
+
+/* Rank 1 has not seen the end of the latest exchange. */
+static void one_is_behind(onebit_comm_t comm, void *context) {
+  struct apart *apart = context;
+  struct outer_trained *it = allocate(1, sizeof *it);
+  const onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);
+  outer_create(it, comm, &options);
+  struct ob_fragment *fragment = &it->outer->fragments[0];
+  const size_t bytes = OUTER_ELEMENTS * sizeof(float);
+  for (int number = 1; number <= 9; number++) {
+    if (number == 8 && it->rank == 1) {
+      memcpy(apart->x[1], fragment->consensus, bytes);
+      memcpy(apart->m[1], fragment->momentum, bytes);
+    }
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  }
+  if (it->rank == 1) {
+    memcpy(fragment->consensus, apart->x[1], bytes);
+    memcpy(fragment->momentum, apart->m[1], bytes);
+    it->outer->exchanges--;
+  }
+  CHECK_STATUS(onebit_outer_move(it->outer, apart->next[it->rank]), ONEBIT_OK);
+  memcpy(apart->x[it->rank], fragment->consensus, bytes);
+  memcpy(apart->m[it->rank], fragment->momentum, bytes);
+  meet(comm);
+  CHECK_BITS("the consensus", fragment->consensus, apart->x[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
+  CHECK_BITS("the momentum", fragment->momentum, apart->m[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
+  if (it->rank == 1)
+    CHECK_BITS("the parameters", it->p, fragment->consensus, OUTER_ELEMENTS, ONEBIT_FLOAT32);
+  for (int number = 10; number <= 13; number++)
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  onebit_outer_destroy(it->outer);
+  free(it);
+}
+
+Test(outer_move, a_rank_that_is_behind_gets_what_the_others_have) {
+  struct apart *apart = allocate(1, sizeof *apart);
+  CHECK_STATUS(onebit_comm_create_loopback(3, apart->next), ONEBIT_OK);
+  on_ranks(3, one_is_behind, apart);
+  for (int rank = 0; rank < 3; rank++)
+    onebit_comm_destroy(apart->next[rank]);
+  free(apart);
+}
+
+/* --- What fails --------------------------------------------------------------------------------*/
+
+/* Options that differ: all fail, no step can be made, and the next communicator has what they had.
+ */
+static void differ(onebit_comm_t comm, void *context) {
+  onebit_comm_t(*next)[RANKS] = context;
+  struct outer_trained *it = allocate(1, sizeof *it);
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
+  struct saved_parts none = {0};
+  onebit_outer_info_t info = {.size = sizeof info};
+  outer_create(it, comm, &options);
+  for (int number = 1; number <= 5; number++)
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  const double residual = info.residual_norm;
+  it->outer->options.mixing = it->rank == 1 ? 0.5 : 1;
+  CHECK_STATUS(onebit_outer_move(it->outer, next[0][it->rank]), ONEBIT_ERROR_MISMATCH);
+  CHECK_WORDS("mixing");
+  CHECK_STATUS(onebit_outer_step(it->outer, 1), ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS("call onebit_outer_move again");
+  CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, none.bytes), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_outer_save_files(it->outer, "."), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_outer_load_files(it->outer, "."), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  it->outer->options.mixing = 1;
+  CHECK_STATUS(onebit_outer_move(it->outer, next[1][it->rank]), ONEBIT_OK);
+  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  CHECK(info.residual_norm == residual && residual > 0, "%g became %g", residual,
+        info.residual_norm);
+  for (int number = 6; number <= 9; number++)
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  onebit_outer_destroy(it->outer);
+  free(it);
+}
+
+Test(outer_move, a_move_that_fails_can_be_made_again) {
+  onebit_comm_t next[2][RANKS];
+  for (int k = 0; k < 2; k++)
+    CHECK_STATUS(onebit_comm_create_loopback(3, next[k]), ONEBIT_OK);
+  on_ranks(3, differ, next);
+  for (int rank = 0; rank < 3; rank++) {
+    onebit_comm_destroy(next[0][rank]);
+    onebit_comm_destroy(next[1][rank]);
+  }
+}
