@@ -23,9 +23,12 @@ from onebit._native import (
     BLOCK_BUFFER,
     FREEZE_AUTOMATIC,
     FREEZE_NEVER,
+    OUTER_DENSE,
+    OUTER_SPARSE,
     AdamExchange,
     Dtype,
     Operation,
+    OuterRule,
     Profile,
     Scale,
     Schedule,
@@ -41,6 +44,7 @@ from onebit.errors import Error, OnebitWarning
 from onebit.methods import NAMES
 from onebit.optimizer import *  # noqa: F403: the optimizers
 from onebit.optimizer import Optimizer, Tensor
+from onebit.outer import Outer
 from onebit.plan import Plan, Request
 from onebit.transport import Operation as TransportOperation
 from onebit.transport import Transport
@@ -51,6 +55,8 @@ __all__ = [
     "BLOCK_BUFFER",
     "FREEZE_AUTOMATIC",
     "FREEZE_NEVER",
+    "OUTER_DENSE",
+    "OUTER_SPARSE",
     "AdamExchange",
     "Communicator",
     "Dtype",
@@ -58,6 +64,8 @@ __all__ = [
     "OnebitWarning",
     "Operation",
     "Optimizer",
+    "Outer",
+    "OuterRule",
     "Plan",
     "Profile",
     "Request",

@@ -18,6 +18,7 @@ from ctypes import (
     c_float,
     c_int,
     c_size_t,
+    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -124,6 +125,14 @@ class Stage(enum.IntEnum):
     STAGE_COMPRESSED = 1
 
 
+class OuterRule(enum.IntEnum):
+    """onebit_outer_rule_t"""
+
+    OUTER_MEAN = 0
+    OUTER_MOMENTUM = 1
+    OUTER_NESTEROV = 2
+
+
 class Format(enum.IntEnum):
     """onebit_format_t"""
 
@@ -143,16 +152,21 @@ ENUMS = (
     AdamExchange,
     Shards,
     Stage,
+    OuterRule,
     Format,
 )
 
 BLOCK_BUFFER = c_size_t(-1).value
 FREEZE_AUTOMATIC = 0
 FREEZE_NEVER = c_size_t(-1).value
+OUTER_DENSE = 32
+OUTER_SPARSE = -1
 CONSTANTS = {
     "ONEBIT_BLOCK_BUFFER": BLOCK_BUFFER,
     "ONEBIT_FREEZE_AUTOMATIC": FREEZE_AUTOMATIC,
     "ONEBIT_FREEZE_NEVER": FREEZE_NEVER,
+    "ONEBIT_OUTER_DENSE": OUTER_DENSE,
+    "ONEBIT_OUTER_SPARSE": c_size_t(OUTER_SPARSE).value,
 }
 
 # --- Structures: the fields are those of the headers, in their order ------------------------------
@@ -307,6 +321,56 @@ class TensorStatistics(Structure):
     ]
 
 
+class OuterOptions(Structure):
+    c_name = "onebit_outer_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("local_steps", c_size_t),
+        ("rule", c_int),
+        ("learning_rate", c_double),
+        ("momentum", c_double),
+        ("bits", c_int),
+        ("fragments", c_size_t),
+        ("delay", c_size_t),
+        ("mixing", c_double),
+        ("weighted", c_int),
+        ("parameter_dtype", c_int),
+        ("scale", c_int),
+        ("block_size", c_size_t),
+        ("chunk_size", c_size_t),
+        ("no_error_feedback", c_int),
+        ("threads", c_int),
+        ("schedule", c_int),
+        ("device", c_int),
+        ("dense_below", c_size_t),
+    ]
+
+
+class OuterInfo(Structure):
+    c_name = "onebit_outer_info_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("local_steps", c_size_t),
+        ("rule", c_int),
+        ("learning_rate", c_double),
+        ("momentum", c_double),
+        ("mixing", c_double),
+        ("bits", c_int),
+        ("fragments", c_size_t),
+        ("delay", c_size_t),
+        ("steps", c_uint64),
+        ("exchanges", c_uint64),
+        ("skipped", c_uint64),
+        ("exchange_bytes", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("drift_norm", c_double),
+        ("residual_norm", c_double),
+        ("momentum_norm", c_double),
+        ("checksum", c_uint32),
+        ("in_flight", c_int),
+    ]
+
+
 SEND = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(c_void_p))
 RECEIVE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(c_void_p))
 TEST = CFUNCTYPE(c_int, c_void_p, c_void_p, c_double, POINTER(c_size_t))
@@ -345,6 +409,8 @@ STRUCTURES = (
     OptimizerInfo,
     OptimizerStatistics,
     TensorStatistics,
+    OuterOptions,
+    OuterInfo,
     TransportCallbacks,
 )
 
@@ -429,6 +495,24 @@ STATUS_FUNCTIONS = {
     "onebit_optimizer_load": [HANDLE, POINTER(c_void_p), POINTER(c_size_t), c_int],
     "onebit_optimizer_save_files": [HANDLE, c_char_p],
     "onebit_optimizer_load_files": [HANDLE, c_char_p],
+    "onebit_outer_create": [
+        HANDLE,
+        POINTER(TensorDescription),
+        c_size_t,
+        POINTER(OuterOptions),
+        OUT,
+    ],
+    "onebit_outer_step": [HANDLE, c_double],
+    "onebit_outer_synchronize": [HANDLE],
+    "onebit_outer_get_consensus": [HANDLE, c_size_t, c_void_p],
+    "onebit_outer_get_info": [HANDLE, POINTER(OuterInfo)],
+    "onebit_outer_check": [HANDLE],
+    "onebit_outer_save": [HANDLE, c_void_p, c_size_t, POINTER(c_size_t)],
+    "onebit_outer_load": [HANDLE, POINTER(c_void_p), POINTER(c_size_t), c_int],
+    "onebit_outer_save_files": [HANDLE, c_char_p],
+    "onebit_outer_load_files": [HANDLE, c_char_p],
+    "onebit_outer_move": [HANDLE, HANDLE],
+    "onebit_outer_shrink": [HANDLE, OUT],
 }
 OTHER_FUNCTIONS = {
     "onebit_last_error": (c_char_p, []),
@@ -440,6 +524,7 @@ OTHER_FUNCTIONS = {
     "onebit_comm_bytes_sent": (c_uint64, [HANDLE]),
     "onebit_comm_destroy": (None, [HANDLE]),
     "onebit_optimizer_destroy": (None, [HANDLE]),
+    "onebit_outer_destroy": (None, [HANDLE]),
 }
 
 
@@ -527,6 +612,7 @@ ENUM_FIELDS = {
     "shards": Shards,
     "gradient_dtype": Dtype,
     "parameter_dtype": Dtype,
+    "rule": OuterRule,
 }
 
 

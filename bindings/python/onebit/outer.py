@@ -1,0 +1,187 @@
+"""The outer step: local steps on every rank, and an exchange of drifts now and then."""
+
+import ctypes
+import os
+import sys
+from typing import Any, Dict, Optional, Sequence
+
+from onebit import _native
+from onebit._native import Dtype, OuterRule, Status
+from onebit.buffers import buffer_of
+from onebit.communicator import Communicator
+from onebit.errors import check, last_message, wrong
+
+
+class Outer:
+    """The outer step of a list of parameters (onebit/outer.h is the manual). Collective.
+
+    comm: a `Communicator`
+    parameters: numpy arrays or torch tensors on the processor, all of one type; equal on all ranks,
+        trained and set in place. The inner optimizer is the caller's.
+    uncompressed: the numbers of those that are exchanged in float32
+    options: the fields of onebit_outer_options_t by name (`rule="nesterov"`, `bits=4`);
+        parameter_dtype is that of the arrays
+
+        outer = onebit.Outer(comm, list(model.parameters()), local_steps=30)
+        for batch in batches:
+            train(batch)              # no communication
+            outer.step()              # every 30th time the exchange
+        outer.synchronize()
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        parameters: Sequence[Any],
+        uncompressed: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        self._handle = None
+        create = _native.library().onebit_outer_create
+        handle = ctypes.c_void_p()
+        try:
+            described, filled = self._describe(parameters, uncompressed, options)
+        except Exception:
+            create(comm.handle, None, 1, None, ctypes.byref(handle))  # the others need not wait
+            raise
+        count = len(self._parameters)
+        check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
+        self._handle = handle
+        self._comm = comm
+        comm._join(self)
+
+    def _describe(self, parameters, uncompressed, options):
+        self._arrays = [getattr(one, "data", one) if _is_torch(one) else one for one in parameters]
+        self._parameters = [
+            buffer_of(one, f"parameters[{number}]", True) for number, one in enumerate(self._arrays)
+        ]
+        first = self._parameters[0].dtype if self._parameters else Dtype.FLOAT32
+        filled = _native.fill(
+            _native.sized(_native.OuterOptions), {"parameter_dtype": first, **options}
+        )
+        for number, one in enumerate(self._parameters):
+            if one.dtype != filled.parameter_dtype:
+                wanted = Dtype(filled.parameter_dtype).name
+                raise wrong(f"parameters[{number}] is of {one.dtype.name}, not {wanted}")
+        wrong_numbers = [number for number in uncompressed if not 0 <= number < len(self._arrays)]
+        if wrong_numbers:
+            raise wrong(f"uncompressed has {wrong_numbers[0]}, of {len(self._arrays)} parameters")
+        described = (_native.TensorDescription * max(len(self._parameters), 1))()
+        for number, (place, one) in enumerate(zip(described, self._parameters)):
+            place.parameter = one.address if one.count else None
+            place.count = one.count
+            place.uncompressed = number in uncompressed
+        return described, filled
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The onebit_outer_t; raises `Error` when the outer step is closed."""
+        if not self._handle:
+            raise wrong("the outer step is closed")
+        return self._handle
+
+    def step(self, weight: float = 1.0) -> Status:
+        """Counts a local step, which with `weighted` counts as `weight` says, and exchanges what is
+        due: OK; or SKIPPED, and nothing of that exchange is applied."""
+        return check(_native.library().onebit_outer_step(self.handle, weight))
+
+    def synchronize(self) -> Status:
+        """Exchanges everything, and makes the parameters equal on all ranks. Collective."""
+        return check(_native.library().onebit_outer_synchronize(self.handle))
+
+    def consensus(self, number: int, out: Any) -> Any:
+        """Copies the consensus of parameter `number` to `out`, which is of float32, and returns
+        it."""
+        found = buffer_of(out, "out", True)
+        count = self._parameters[number].count if 0 <= number < len(self._parameters) else None
+        if found.dtype != Dtype.FLOAT32:
+            raise wrong(f"out is of {found.dtype.name}, not FLOAT32")
+        if count is None or found.count != count:
+            raise wrong(f"out has {found.count} elements, parameter {number} has {count or 'none'}")
+        check(_native.library().onebit_outer_get_consensus(self.handle, number, found.address))
+        return out
+
+    def info(self) -> Dict[str, Any]:
+        """How it stands: the fields of onebit_outer_info_t by name."""
+        info = _native.sized(_native.OuterInfo)
+        check(_native.library().onebit_outer_get_info(self.handle, ctypes.byref(info)))
+        return {**_native.fields_of(info), "rule": OuterRule(info.rule)}
+
+    def check(self) -> Optional[str]:
+        """None; or what wants to be changed: too few bits for the rule, or a large residual."""
+        status = check(_native.library().onebit_outer_check(self.handle))
+        return last_message() if status == Status.WARNING else None
+
+    def save(self) -> bytes:
+        """This rank's part of a checkpoint. By all ranks after the same exchanges have begun."""
+        function = _native.library().onebit_outer_save
+        count = ctypes.c_size_t()
+        check(function(self.handle, None, 0, ctypes.byref(count)))
+        part = ctypes.create_string_buffer(count.value)
+        check(function(self.handle, part, count.value, ctypes.byref(count)))
+        return part.raw[: count.value]
+
+    def load(self, parts: Sequence[bytes]) -> None:
+        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
+        Collective."""
+        parts = [bytes(part) for part in parts]
+        pointers = (ctypes.c_void_p * max(len(parts), 1))()
+        sizes = (ctypes.c_size_t * max(len(parts), 1))()
+        for place, part in enumerate(parts):
+            pointers[place] = ctypes.cast(ctypes.c_char_p(part), ctypes.c_void_p).value
+            sizes[place] = len(part)
+        check(_native.library().onebit_outer_load(self.handle, pointers, sizes, len(parts)))
+
+    def save_files(self, directory: "os.PathLike[str] | str") -> None:
+        """Saves into a directory that all ranks see. Collective."""
+        check(_native.library().onebit_outer_save_files(self.handle, os.fsencode(directory)))
+
+    def load_files(self, directory: "os.PathLike[str] | str") -> None:
+        """Loads what `save_files` saved there last. Collective."""
+        check(_native.library().onebit_outer_load_files(self.handle, os.fsencode(directory)))
+
+    def move(self, comm: Communicator) -> None:
+        """Goes on with other ranks: those that are left, or that have come. Collective over comm."""
+        check(_native.library().onebit_outer_move(self.handle, comm.handle))
+        self._change(comm)
+
+    def shrink(self) -> Communicator:
+        """When a rank was lost: goes on with the others. Collective over them; the communicator
+        that they have from now on."""
+        handle = ctypes.c_void_p()
+        status = _native.library().onebit_outer_shrink(self.handle, ctypes.byref(handle))
+        made = Communicator(handle, self._comm._keeps) if handle else None
+        if made:
+            made._collective = self._comm._collective
+        self._latest = made  # also after a failure: the next call begins from it
+        check(status)
+        self._change(made)
+        return made
+
+    def _change(self, comm):
+        comm._join(self)
+        self._comm._members.discard(self)
+        self._comm._leave(self)
+        self._comm = comm
+
+    def close(self) -> None:
+        """Gives the outer step back; parameters stay as they are."""
+        if self._handle:
+            handle, self._handle = self._handle, None
+            _native.library().onebit_outer_destroy(handle)
+            self._comm._leave(self)
+
+    def __enter__(self) -> "Outer":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None) and not sys.is_finalizing():
+            self.close()
+
+
+def _is_torch(thing):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.Tensor)

@@ -1,0 +1,137 @@
+"""The outer step on numpy arrays and torch tensors; ranks are threads."""
+
+import numpy
+import onebit
+import pytest
+from onebit import Status
+
+COUNTS = (600, 33)
+
+
+def start(dtype=numpy.float32):
+    return [numpy.zeros(count, dtype) for count in COUNTS]
+
+
+def train(parameters, rank, step):
+    for number, one in enumerate(parameters):
+        target = numpy.random.default_rng([rank, step, number]).standard_normal(one.size)
+        one -= (0.1 * (one - target)).astype(one.dtype)
+
+
+def run(comm, parameters, outer, first, last):
+    for step in range(first, last):
+        train(parameters, comm.rank, step)
+        assert outer.step(1 + comm.rank) is Status.OK
+
+
+def test_in_float32_it_is_the_mean(on_ranks):
+    def body(comm):
+        parameters = start()
+        with onebit.Outer(comm, parameters, local_steps=3, bits=onebit.OUTER_DENSE) as outer:
+            run(comm, parameters, outer, 0, 3)
+            out = numpy.empty(COUNTS[1], numpy.float32)
+            assert (outer.consensus(1, out) == parameters[1]).all()
+            assert outer.info()["exchanges"] == 1
+            assert outer.info()["rule"] is onebit.OuterRule.OUTER_MEAN
+        return parameters
+
+    wanted = [start() for _ in range(3)]
+    for rank in range(3):
+        for step in range(3):
+            train(wanted[rank], rank, step)
+    for parameters in on_ranks(3, body):
+        for number, one in enumerate(parameters):
+            mean = numpy.mean([rank[number] for rank in wanted], 0)
+            assert numpy.allclose(one, mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [numpy.float32, numpy.float16])
+def test_checkpoints_go_on_to_the_bit(on_ranks, tmp_path, dtype):
+    options = {"local_steps": 4, "delay": 2, "fragments": 2, "rule": "momentum", "weighted": 1}
+    parts = [None, None]
+
+    def body(comm):
+        parameters, other = start(dtype), start(dtype)
+        outer = onebit.Outer(comm, parameters, [1], **options)
+        again = onebit.Outer(comm, other, [1], **options)
+        run(comm, parameters, outer, 0, 5)
+        parts[comm.rank] = outer.save()
+        outer.save_files(tmp_path / "saved")
+        again.load_files(tmp_path / "saved")
+        assert again.info()["in_flight"] == outer.info()["in_flight"] == 1
+        run(comm, parameters, outer, 5, 12)
+        run(comm, other, again, 5, 12)
+        assert all((a == b).all() for a, b in zip(parameters, other))
+        again.load(parts)
+        run(comm, other, again, 5, 12)
+        assert all((a == b).all() for a, b in zip(parameters, other))
+        outer.synchronize()
+        return outer.info()["checksum"], [one.copy() for one in parameters]
+
+    first, second = on_ranks(2, body)
+    assert first[0] == second[0]
+    assert all((a == b).all() for a, b in zip(first[1], second[1]))
+
+
+def test_other_ranks(on_ranks):
+    """Three ranks, of whom two go on."""
+    fewer = onebit.Communicator.loopback(2)
+
+    def body(comm):
+        parameters = start()
+        outer = onebit.Outer(comm, parameters, local_steps=2)
+        run(comm, parameters, outer, 0, 3)
+        if comm.rank == 2:
+            outer.close()
+            return None
+        left = fewer[comm.rank]
+        outer.move(left)
+        run(left, parameters, outer, 3, 7)
+        outer.synchronize()
+        outer.close()
+        return parameters
+
+    first, second, _ = on_ranks(3, body)
+    assert all((a == b).all() for a, b in zip(first, second))
+
+
+def test_what_is_wrong_is_told_on_all_ranks(on_ranks):
+    def body(comm):
+        mixed = [numpy.zeros(3, numpy.float32), numpy.zeros(3, numpy.float16)]
+        with pytest.raises(onebit.Error) as told:
+            onebit.Outer(comm, mixed if comm.rank else start())
+        assert told.value.status is (Status.ERROR_ARGUMENT if comm.rank else Status.ERROR_PEER)
+        with pytest.raises(TypeError if comm.rank else onebit.Error):
+            onebit.Outer(comm, start(), **({"nothing": 1} if comm.rank else {}))
+        with onebit.Outer(comm, start(), rule="nesterov", bits=1) as outer:
+            assert "set bits to 4" in outer.check()
+            with pytest.raises(onebit.Error, match="out has 3 elements"):
+                outer.consensus(0, numpy.zeros(3, numpy.float32))
+        with pytest.raises(onebit.Error, match="is closed"):
+            outer.step()
+
+    on_ranks(2, body)
+
+
+def test_torch(on_ranks):
+    torch = pytest.importorskip("torch")
+
+    def body(comm):
+        model = torch.nn.Linear(20, 30)
+        with torch.no_grad():
+            for one in model.parameters():
+                one.zero_()
+        parameters = list(model.parameters())
+        outer = onebit.Outer(comm, parameters, [1], local_steps=2, bits=8)
+        for step in range(4):
+            with torch.no_grad():
+                for one in parameters:
+                    one += float(comm.rank + 1)
+            outer.step()
+        outer.close()
+        return [one.detach().clone() for one in parameters]
+
+    first, second = on_ranks(2, body)
+    for a, b in zip(first, second):
+        assert torch.equal(a, b)
+        assert torch.allclose(a, torch.full_like(a, 6.0), rtol=0.05)
