@@ -232,6 +232,70 @@ Test(outer_move, a_rank_that_is_behind_gets_what_the_others_have) {
   free(apart);
 }
 
+/* --- A rank is lost ----------------------------------------------------------------------------*/
+
+struct loss {
+  onebit_outer_options_t options;
+  int size, step; /* before which the last rank ends */
+  float x[RANKS][OUTER_ELEMENTS];
+};
+
+static uint64_t steps_of(const struct outer_trained *it) {
+  onebit_outer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  return info.steps;
+}
+
+/* Steps until it fails, and without the lost one 12 more. */
+static void survive(struct loss *loss, struct outer_trained *it) {
+  onebit_comm_t survivors = NULL;
+  onebit_status_t status = ONEBIT_OK;
+  for (int number = loss->step; status == ONEBIT_OK && number < loss->step + 12; number++)
+    status = outer_train(it, number, false);
+  CHECK(status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER, "%s", onebit_last_error());
+  CHECK_STATUS(onebit_outer_shrink(it->outer, &survivors), ONEBIT_OK);
+  CHECK(onebit_comm_size(survivors) == loss->size - 1, "%d are left", onebit_comm_size(survivors));
+  for (const uint64_t end = steps_of(it) + 12; steps_of(it) < end;)
+    CHECK_STATUS(outer_train(it, (int)steps_of(it), false), ONEBIT_OK);
+  CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
+  memcpy(loss->x[it->rank], it->p, sizeof it->p);
+  meet(survivors);
+  CHECK_BITS("the parameters", it->p, loss->x[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
+  onebit_outer_destroy(it->outer);
+  onebit_comm_destroy(survivors);
+}
+
+static void lose_one(onebit_comm_t comm, void *context) {
+  struct loss *loss = context;
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &loss->options);
+  for (int number = 1; number < loss->step; number++)
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  if (it->rank == loss->size - 1) {
+    onebit_comm_abort(comm);
+    onebit_outer_destroy(it->outer);
+  } else {
+    survive(loss, it);
+  }
+  free(it);
+}
+
+Test(outer_move, the_others_go_on_without_a_lost_rank) {
+  static const int widths[] = {1, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
+  struct loss *loss = allocate(1, sizeof *loss);
+  for (int k = 0; k < 3; k++)
+    for (int step = 5; step <= 8; step++) {
+      *loss = (struct loss){
+          .options = outer_options(widths[k], (onebit_outer_rule_t)k), .size = 2 + k, .step = step};
+      loss->options.delay = step % 2 ? 3 : 0;
+      loss->options.fragments = 1 + (size_t)step % 2;
+      loss->options.weighted = k == 1;
+      check_case("%d bits, lost before step %d", widths[k], step);
+      on_ranks(loss->size, lose_one, loss);
+    }
+  free(loss);
+}
+
 /* --- What fails --------------------------------------------------------------------------------*/
 
 /* Options that differ: all fail, no step can be made, and the next communicator has what they had.
