@@ -39,8 +39,10 @@ static struct ob_norms *allocate(struct onebit_plan *plan, const struct ob_resid
 
 onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   const onebit_plan_options_t *options = &plan->options;
-  plan->ladder = (struct ob_ladder){
-      .min = (unsigned)options->bits, .max = (unsigned)options->max_bits, .patience = MIN_PATIENCE};
+  plan->ladder = (struct ob_ladder){.min = (unsigned)options->bits,
+                                    .max = (unsigned)options->max_bits,
+                                    .measured_width = (unsigned)options->bits,
+                                    .patience = MIN_PATIENCE};
   if (options->wire == ONEBIT_WIRE_DENSE)
     plan->ladder.max = plan->ladder.min;
   if (!is_used(&plan->ladder))
@@ -129,11 +131,18 @@ static void move(struct onebit_plan *plan, unsigned width) {
   ob_schedule_set_width(plan, width);
 }
 
+void ob_ladder_fix(struct onebit_plan *plan, unsigned width) {
+  plan->ladder.fixed = true;
+  if (width != plan->geometry.width)
+    move(plan, width);
+}
+
 /* The same on all ranks: of what all have heard, and of what that has led to. */
 static void decide(struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->ladder;
   const unsigned width = plan->geometry.width;
   ladder->agreed_rms = ladder->max_rms;
+  ladder->measured_width = width;
   if (ladder->fixed || (ladder->settling && ladder->settling--))
     return;
   ladder->calm = ladder->heard ? 0 : ladder->calm + 1;
@@ -174,6 +183,7 @@ void ob_ladder_reset(struct onebit_plan *plan) {
     return;
   *ladder = (struct ob_ladder){.min = ladder->min,
                                .max = ladder->max,
+                               .measured_width = ladder->min,
                                .elements = ladder->elements,
                                .max_stride = ladder->max_stride,
                                .patience = MIN_PATIENCE};

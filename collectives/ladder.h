@@ -34,11 +34,13 @@ struct ob_ladder {
   bool voting;
   unsigned wish, heard;
   float rms, max_rms;
-  float agreed_rms;  /* of the latest window that all ranks know of */
-  unsigned settling; /* windows until it may move again */
-  unsigned calm;     /* windows in a row in which all ranks could do with less */
-  unsigned patience; /* so many must be */
-  bool descended;    /* since the plan was made */
+  float agreed_rms;        /* of the latest window that all ranks know of, */
+  unsigned measured_width; /* in messages of so many bits */
+  unsigned fitted;         /* while a budget is spent: the bits so far */
+  unsigned settling;       /* windows until it may move again */
+  unsigned calm;           /* windows in a row in which all ranks could do with less */
+  unsigned patience;       /* so many must be */
+  bool descended;          /* since the plan was made */
 };
 
 /* Memory for norms. ONEBIT_ERROR_UNSUPPORTED: not what this plan's device has. */
@@ -51,6 +53,9 @@ void ob_ladder_reset(struct onebit_plan *plan);
 /* At the beginning of a call; when it is committed. */
 void ob_ladder_begin(struct onebit_plan *plan);
 void ob_ladder_commit(struct onebit_plan *plan);
+
+/* The width from the next call on, which is then another's to choose. */
+void ob_ladder_fix(struct onebit_plan *plan, unsigned width);
 
 /* What a message of another rank says. */
 void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms);

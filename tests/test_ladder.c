@@ -7,106 +7,10 @@
 
 #include <criterion/criterion.h>
 
-#include "base/hash.h"
 #include "tests/support_collectives.h"
+#include "tests/support_ladder.h"
 
-enum { COUNT = 4160, MAX_RANKS = 8, WINDOW = 16 };
-
-/* Calls in which the bucket is ordinary, hard, ordinary again: up in 16 calls and a move every 48,
- * down in a move every 96. */
-enum { ORDINARY = 40, HARD = ORDINARY + 140, CALLS = HARD + 360 };
-
-struct climb {
-  onebit_operation_t operation;
-  onebit_schedule_t schedule;
-  onebit_dtype_t dtype;
-  uint64_t hashes[MAX_RANKS];
-  int bits[MAX_RANKS];
-};
-
-static float ordinary(size_t i, int rank, int call) {
-  const uint64_t place = ((uint64_t)call * MAX_RANKS + (uint64_t)rank) * 65536 + i;
-  return uniform_value(place) + uniform_value(place + ((uint64_t)1 << 40));
-}
-
-/* One element of a block, on one rank, is a thousand times as large as the others. */
-static float input(size_t i, int rank, int call, bool hard) {
-  return hard && rank == 0 && i % 2048 == 7 ? 1000 : ordinary(i, rank, call);
-}
-
-static void fill(float *values, size_t count, int rank, int call) {
-  for (size_t i = 0; i < count; i++)
-    values[i] = input(i, rank, call, call >= ORDINARY && call < HARD);
-}
-
-static onebit_plan_t make_plan(onebit_comm_t comm, const struct climb *climb, int bits) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.operation = climb->operation;
-  options.schedule = climb->schedule;
-  options.bits = bits;
-  options.max_bits = 8;
-  onebit_plan_t plan;
-  return CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK) ? plan : NULL;
-}
-
-static onebit_plan_info_t info_of(onebit_plan_t plan) {
-  onebit_plan_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
-  return info;
-}
-
-/* Every rank has the same width after every call, and of an allreduce the same result. */
-static void compare_ranks(onebit_comm_t comm, struct climb *climb, int bits, const float *result,
-                          int call) {
-  const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
-  climb->bits[rank] = bits;
-  climb->hashes[rank] = ob_hash(OB_HASH_START, result, COUNT * sizeof *result);
-  meet(comm);
-  for (int k = 0; k < size; k++) {
-    CHECK(climb->bits[k] == bits, "call %d: %d bits, rank %d has %d", call, bits, k,
-          climb->bits[k]);
-    CHECK(climb->operation != ONEBIT_ALLREDUCE || climb->hashes[k] == climb->hashes[rank],
-          "call %d: another result than rank %d's", call, k);
-  }
-  meet(comm);
-}
-
-/* The bits at the end of each third, and what a call says that it sends. */
-static void check_climb(onebit_plan_t plan, int call, bool alone) {
-  const onebit_plan_info_t info = info_of(plan);
-  if (call + 1 == ORDINARY)
-    CHECK(info.bits == 1 && info.moves == 0, "ordinary: %d bits, %d moves", info.bits,
-          (int)info.moves);
-  if (call + 1 == HARD)
-    CHECK(info.bits == 8 && info.moves == 3 && info.residual_ratio > 0,
-          "hard: %d bits, %d moves, ratio %g", info.bits, (int)info.moves, info.residual_ratio);
-  if (call + 1 == CALLS)
-    CHECK(info.bits == 1 && info.moves == 6, "ordinary again: %d bits, %d moves", info.bits,
-          (int)info.moves);
-  CHECK(info.min_bits == 1 && info.max_bits == 8, "%d to %d bits", info.min_bits, info.max_bits);
-  CHECK(alone || info.wire_bytes > 0, "no bytes");
-}
-
-static void climb_on_rank(onebit_comm_t comm, void *context) {
-  struct climb *climb = context;
-  const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
-  const size_t sent = send_count(climb->operation, COUNT, size);
-  const size_t received = receive_count(climb->operation, COUNT, size);
-  float *values = allocate(sent, sizeof *values), *result = allocate(received, sizeof *result);
-  onebit_plan_t plan = make_plan(comm, climb, 1);
-  for (int call = 0; plan && call < CALLS; call++) {
-    const uint64_t announced = info_of(plan).wire_bytes, before = onebit_comm_bytes_sent(comm);
-    fill(values, sent, rank, call);
-    CHECK_STATUS(call_collective(climb->operation, values, result, plan), ONEBIT_OK);
-    CHECK(onebit_comm_bytes_sent(comm) - before == announced, "call %d: %d bytes, announced %d",
-          call, (int)(onebit_comm_bytes_sent(comm) - before), (int)announced);
-    compare_ranks(comm, climb, info_of(plan).bits, result, call);
-    check_climb(plan, call, size == 1);
-  }
-  onebit_plan_destroy(plan);
-  free(values);
-  free(result);
-}
+enum { COUNT = LADDER_COUNT, WINDOW = LADDER_WINDOW };
 
 Test(ladder, climbs_and_descends, .timeout = 120) {
   static const struct {
@@ -142,14 +46,14 @@ static double left(const float *before, const float *after, size_t i) {
 /* One rank: result = input + worker before - worker after + server before - server after. */
 static void invariant_on_rank(onebit_comm_t comm, void *context) {
   struct climb climb = {.schedule = ONEBIT_SCHEDULE_EXCHANGE};
-  onebit_plan_t plan = make_plan(comm, &climb, 1);
+  onebit_plan_t plan = ladder_plan(comm, &climb, 1);
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
   static const int widths[] = {1, 1, 8, 1, 2, 1, 4, 8, 2, 4, 1, 1};
   struct kept_errors before = export_errors(plan);
   (void)context;
   for (int call = 0; call < (int)(sizeof widths / sizeof widths[0]); call++) {
     CHECK_STATUS(onebit_plan_set_bits(plan, widths[call]), ONEBIT_OK);
-    fill(values, COUNT, 0, call);
+    ladder_fill(values, COUNT, 0, call);
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
     struct kept_errors after = export_errors(plan);
     for (size_t i = 0; i < COUNT; i++) {
@@ -179,18 +83,19 @@ static void checkpoint_on_rank(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
   float *again = allocate(COUNT, sizeof *again);
-  onebit_plan_t plan = make_plan(comm, climb, 1), other = make_plan(comm, climb, 1);
-  int call = ORDINARY;
-  for (; call < ORDINARY + 5 * WINDOW + 3; call++) { /* so it does not move in the next three */
-    fill(values, COUNT, rank, call);
+  onebit_plan_t plan = ladder_plan(comm, climb, 1), other = ladder_plan(comm, climb, 1);
+  int call = LADDER_ORDINARY;
+  for (; call < LADDER_ORDINARY + 5 * WINDOW + 3;
+       call++) { /* so it does not move in the next three */
+    ladder_fill(values, COUNT, rank, call);
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
   }
-  CHECK(info_of(plan).bits > 1, "%d bits", info_of(plan).bits);
+  CHECK(ladder_info(plan).bits > 1, "%d bits", ladder_info(plan).bits);
   struct kept_errors errors = export_errors(plan);
   CHECK_STATUS(onebit_plan_import_residual(other, errors.worker, errors.server), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_set_bits(other, info_of(plan).bits), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_set_bits(other, ladder_info(plan).bits), ONEBIT_OK);
   for (int k = 0; k < 3; k++, call++) {
-    fill(values, COUNT, rank, call);
+    ladder_fill(values, COUNT, rank, call);
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
     CHECK_STATUS(onebit_allreduce(values, again, other), ONEBIT_OK);
     CHECK_BITS("result", again, result, COUNT, ONEBIT_FLOAT32);
@@ -216,18 +121,17 @@ static void skips_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
-  onebit_plan_t plan = make_plan(comm, climb, 1);
+  onebit_plan_t plan = ladder_plan(comm, climb, 1);
   int well = 0;
   for (int call = 0; plan && well < 2 * WINDOW + 2; call++) {
     const bool skipped = call % 2 == 1;
-    fill(values, COUNT, rank, ORDINARY + well);
+    ladder_fill(values, COUNT, rank, LADDER_ORDINARY + well);
     if (skipped && rank == 1)
       values[5] = NAN;
     CHECK_STATUS(onebit_allreduce(values, result, plan), skipped ? ONEBIT_SKIPPED : ONEBIT_OK);
     well += !skipped;
-    CHECK(info_of(plan).bits == (well > 2 * WINDOW ? 2 : 1), "%d bits after %d calls",
-          info_of(plan).bits, well);
-    compare_ranks(comm, climb, info_of(plan).bits, result, call);
+    CHECK(ladder_info(plan).bits == (well > 2 * WINDOW ? 2 : 1), "%d bits after %d calls",
+          ladder_info(plan).bits, well);
   }
   onebit_plan_destroy(plan);
   free(values);
@@ -244,14 +148,14 @@ static void apart_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
-  onebit_plan_t plan = make_plan(comm, climb, 1);
-  fill(values, COUNT, rank, 0);
+  onebit_plan_t plan = ladder_plan(comm, climb, 1);
+  ladder_fill(values, COUNT, rank, 0);
   CHECK_STATUS(onebit_plan_set_bits(plan, rank == 0 ? 2 : 4), ONEBIT_OK);
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_ERROR_MESSAGE);
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_ERROR_MESSAGE);
   meet(comm);
   CHECK_STATUS(onebit_plan_reset(plan), ONEBIT_OK);
-  CHECK(info_of(plan).bits == 1, "%d bits", info_of(plan).bits);
+  CHECK(ladder_info(plan).bits == 1, "%d bits", ladder_info(plan).bits);
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
   onebit_plan_destroy(plan);
   free(values);
@@ -266,6 +170,62 @@ Test(ladder, ranks_at_different_widths_are_told) {
     on_ranks(sizes[k], apart_on_rank, &climb);
   }
 }
+
+/* --- A budget ----------------------------------------------------------------------------------*/
+
+enum { PLANS = 4 };
+
+/* Of one size, with inputs of which each is twice as large as the one before. */
+static void call_all(onebit_comm_t comm, const onebit_plan_t *plans) {
+  float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
+  for (int call = 0; call <= WINDOW; call++)
+    for (int k = 0; k < PLANS; k++) {
+      ladder_fill(values, COUNT, onebit_comm_rank(comm), call);
+      for (size_t i = 0; i < COUNT; i++)
+        values[i] *= (float)(1 << k);
+      CHECK_STATUS(onebit_allreduce(values, result, plans[k]), ONEBIT_OK);
+    }
+  free(values);
+  free(result);
+}
+
+/* The larger ones have no fewer bits; what is left would pay for no plan more, or all have 8. */
+static void check_budget(const onebit_plan_t *plans, double budget) {
+  double part = 0;
+  int smallest = 8;
+  CHECK_STATUS(onebit_plan_fit_budget(plans, PLANS, budget), ONEBIT_OK);
+  for (int k = 0; k < PLANS; k++) {
+    const int bits = ladder_info(plans[k]).bits;
+    CHECK(k == 0 || bits >= ladder_info(plans[k - 1]).bits, "budget %g: plan %d has %d bits",
+          budget, k, bits);
+    part += (bits + 32.0 * 3 / COUNT) / PLANS / 32; /* scales of three blocks */
+    smallest = bits < smallest ? bits : smallest;
+  }
+  CHECK(part <= budget, "budget %g: %g", budget, part);
+  CHECK(smallest == 8 || part + (double)smallest / PLANS / 32 > budget, "budget %g: only %g",
+        budget, part);
+}
+
+static void budget_on_rank(onebit_comm_t comm, void *context) {
+  static const double budgets[] = {1, 1.0 / 12, 1.0 / 31, 1.0 / 20};
+  struct climb climb = {.schedule = ONEBIT_SCHEDULE_EXCHANGE};
+  onebit_plan_t plans[PLANS];
+  (void)context;
+  for (int k = 0; k < PLANS; k++)
+    plans[k] = ladder_plan(comm, &climb, 1);
+  call_all(comm, plans);
+  for (size_t b = 0; b < sizeof budgets / sizeof budgets[0]; b++) {
+    check_budget(plans, budgets[b]);
+    call_all(comm, plans);
+  }
+  CHECK_STATUS(onebit_plan_fit_budget(plans, PLANS, 1.0 / 40), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("budget is 0.025, and the fewest bits of the plans take 0.03");
+  CHECK_STATUS(onebit_plan_fit_budget(NULL, 0, 0.5), ONEBIT_OK);
+  for (int k = 0; k < PLANS; k++)
+    onebit_plan_destroy(plans[k]);
+}
+
+Test(ladder, a_budget_goes_to_the_largest_residuals) { on_ranks(2, budget_on_rank, NULL); }
 
 /* --- Arguments ---------------------------------------------------------------------------------*/
 

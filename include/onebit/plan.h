@@ -211,6 +211,20 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
  * has a request in flight). */
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
 
+/* Chooses the bits of several plans by a budget of bytes, from the next calls on: starting with the
+ * fewest bits of each, the plan whose residual loses most by the byte, among those for which twice
+ * the bits still fit, gets them, until none fits. Residuals are those that all ranks had told each
+ * other by the end of the latest calls (the largest of any rank, from 17 calls on), so all ranks
+ * choose alike and no message is sent. A plan of one width counts with that. From then on the plans
+ * do not move by themselves: call it again now and then. Local, but all ranks make the same call
+ * between the same calls of the plans.
+ *   plans    `count` plans, without requests in flight
+ *   budget   bytes of a message with all elements, of all plans together, over those of float32:
+ *            above 0 and up to 1
+ * Errors: ONEBIT_ERROR_ARGUMENT (plans is NULL or has none, a budget out of range, or less than the
+ * fewest bits take: then all have those), ONEBIT_ERROR_BUSY (a plan has a request in flight). */
+onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count, double budget);
+
 /* Why the plan chose its schedule: a line for each schedule with the time that the cost model
  * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or
  * defaults, and then why). Local.

@@ -458,6 +458,7 @@ STATUS_FUNCTIONS = {
     "onebit_plan_import_residual": [HANDLE, c_void_p, c_void_p],
     "onebit_plan_reset_residual": [HANDLE],
     "onebit_plan_set_bits": [HANDLE, c_int],
+    "onebit_plan_fit_budget": [POINTER(HANDLE), c_size_t, c_double],
     "onebit_plan_reset": [HANDLE],
     "onebit_allreduce": [c_void_p, c_void_p, HANDLE],
     "onebit_allgather": [c_void_p, c_void_p, HANDLE],
