@@ -33,9 +33,11 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_EVERY_RANK] = {"ONEBIT_EVERY_RANK", "0",
                             "preloaded: 1: every rank has libonebit-mpi.so, where its launcher has "
                             "no name service to find that out by"},
-    [OB_KNOB_BITS] = {"ONEBIT_BITS", "8",
-                      "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8; 1 where SGD "
-                      "with momentum gets the sums. NCCL: always 1"},
+    [OB_KNOB_BITS] =
+        {"ONEBIT_BITS", "8",
+         "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8, or a range as 1..8 "
+         "(auto), in which a tensor has as many as it needs; 1 where SGD with momentum "
+         "gets the sums. NCCL: always 1"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {
@@ -58,13 +60,30 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_knob_bits(int fallback, int *bits) {
-  onebit_status_t status = ob_knob_number(OB_KNOB_BITS, 1, 8, fallback, bits);
-  if (status == ONEBIT_OK && (*bits & (*bits - 1)))
-    status = ob_error(ONEBIT_ERROR_ARGUMENT, "ONEBIT_BITS=%d: not 1, 2, 4 or 8", *bits);
-  if (status != ONEBIT_OK)
-    *bits = -1;
-  return status;
+/* One digit. 0: it is no number of bits. */
+static int digit_of(char digit) {
+  return digit == '1' || digit == '2' || digit == '4' || digit == '8' ? digit - '0' : 0;
+}
+
+bool ob_bits_parse(const char *text, size_t length, struct ob_bits *bits) {
+  *bits = (struct ob_bits){0, 0};
+  if (length == 4 && !memcmp(text, "auto", 4))
+    *bits = (struct ob_bits){1, 8};
+  else if (length == 1)
+    *bits = (struct ob_bits){digit_of(text[0]), digit_of(text[0])};
+  else if (length == 4 && text[1] == '.' && text[2] == '.')
+    *bits = (struct ob_bits){digit_of(text[0]), digit_of(text[3])};
+  return bits->min > 0 && bits->max >= bits->min;
+}
+
+onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
+  const char *text = ob_knob_text(OB_KNOB_BITS);
+  *bits = (struct ob_bits){fallback, fallback};
+  if (!text || ob_bits_parse(text, strlen(text), bits))
+    return ONEBIT_OK;
+  *bits = (struct ob_bits){-1, -1};
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "ONEBIT_BITS=%s: not 1, 2, 4 or 8, a range as 1..8, or auto", text);
 }
 
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value) {

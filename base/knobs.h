@@ -5,6 +5,7 @@
 #ifndef OB_BASE_KNOBS_H
 #define OB_BASE_KNOBS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "onebit/status.h"
@@ -42,9 +43,17 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
  * (docs/scales.md). */
 #define OB_SAFE_BITS 8
 
+/* Bits an element: between which two of 1, 2, 4 and 8; 0 and 0: not said. */
+struct ob_bits {
+  int min, max;
+};
+
+/* Reads "4", "1..8" or "auto", which is 1..8. False: it is none of them. */
+bool ob_bits_parse(const char *text, size_t length, struct ob_bits *bits);
+
 /* ONEBIT_BITS: bits of an element in sums that go to an optimizer which is not this library's, or
- * `fallback` when it is not set. With an error it is -1. */
-onebit_status_t ob_knob_bits(int fallback, int *bits);
+ * `fallback` when it is not set. With an error they are -1. */
+onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits);
 
 /* A knob that is a number of seconds, with decimals; 0 and `never` are INFINITY. */
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value);

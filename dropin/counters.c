@@ -151,6 +151,11 @@ void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t
   add(&record->bytes_dense, bytes_dense);
 }
 
+void ob_record_moved(struct ob_record *record) {
+  if (record)
+    add(&record->moves, 1);
+}
+
 uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                         int comm_size) {
   uint64_t size = (uint64_t)comm_size, part = (uint64_t)count * ob_elements_size(dtype);

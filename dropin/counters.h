@@ -34,6 +34,7 @@ struct ob_record {
   _Atomic uint64_t bytes_sent, bytes_dense;
   _Atomic uint64_t skipped; /* results that are not-a-number */
   _Atomic int bits;         /* an element, in the latest compressed call; 0: there was none */
+  _Atomic uint64_t moves;   /* how often a tensor's have changed */
   /* Of blocking calls: how many, and their seconds. The first dense call is left out: it connects
    * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
   _Atomic uint64_t timed_dense, timed_compressed;
@@ -69,6 +70,8 @@ void ob_record_compressed(struct ob_record *record, double seconds);
 void ob_record_decided(struct ob_record *record, double seconds);
 /* Of a compressed call; `bits` an element. */
 void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t bytes_dense);
+/* It was the first of its tensor with other bits than before. */
+void ob_record_moved(struct ob_record *record);
 
 /* What a rank sends in such a call that is dense, as the common algorithms go about it: each
  * element once in each phase, but for a rank's own part. */

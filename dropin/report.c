@@ -46,11 +46,13 @@ static const char *json_path(void) {
 }
 
 static void print_plan(int size, const char *over, const char *call, bool recognises) {
+  const struct ob_bits bits = ob_preload.rules.bits;
   const char *rules = ob_knob_text(OB_KNOB_RULES);
   fprintf(stderr,
           "onebit %s: preloaded, %d ranks over %s; results of compressed sums are approximate. "
-          "Compresses sums of floats to %s an element by %s %s",
-          onebit_version(), size, over, ob_report_bits(ob_preload.rules.bits), call,
+          "Compresses sums of floats to %s%s an element by %s %s",
+          onebit_version(), size, over, ob_report_bits(bits.max),
+          bits.min == bits.max ? "" : " or fewer", call,
           recognises ? "that are like a gradient for some tens of steps, " : "");
   if (rules)
     fprintf(stderr, "as %s says (%zu rules, else from %zu bytes on)", rules, ob_preload.rules.rules,

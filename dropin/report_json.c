@@ -32,6 +32,7 @@ static void put_record(struct ob_json *json, const struct ob_record *record) {
   ob_json_integer(json, "compressed", atomic_load(&record->compressed));
   ob_json_integer(json, "not_a_number", atomic_load(&record->skipped));
   ob_json_integer(json, "bits", (uint64_t)atomic_load(&record->bits));
+  ob_json_integer(json, "moves", atomic_load(&record->moves));
   ob_json_integer(json, "bytes_sent", atomic_load(&record->bytes_sent));
   ob_json_integer(json, "bytes_dense", atomic_load(&record->bytes_dense));
   ob_json_integer(json, "timed_dense", atomic_load(&record->timed_dense));

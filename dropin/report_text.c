@@ -46,6 +46,15 @@ static void print_findings(FILE *file, uint32_t findings) {
   fputc('\n', file);
 }
 
+static void print_bits(FILE *file, const struct ob_record *record) {
+  unsigned long long moves = (unsigned long long)atomic_load(&record->moves);
+  fprintf(file, " to %s", ob_report_bits(atomic_load(&record->bits)));
+  if (moves)
+    fprintf(file, " in the end, which have changed %llu times", moves);
+  fprintf(file, "; %.2f MB instead of %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
+          megabytes(atomic_load(&record->bytes_dense)));
+}
+
 static void print_record(FILE *file, const struct ob_record *record) {
   unsigned long long compressed = (unsigned long long)atomic_load(&record->compressed);
   fprintf(file, "  %s of %zu %s, %s of %d: %llu calls, %llu compressed",
@@ -53,9 +62,7 @@ static void print_record(FILE *file, const struct ob_record *record) {
           ob_report_dtype(record->of.dtype), record->communicator, record->of.comm_size,
           (unsigned long long)atomic_load(&record->calls), compressed);
   if (compressed)
-    fprintf(file, " to %s; %.2f MB instead of %.2f MB", ob_report_bits(atomic_load(&record->bits)),
-            megabytes(atomic_load(&record->bytes_sent)),
-            megabytes(atomic_load(&record->bytes_dense)));
+    print_bits(file, record);
   if (atomic_load(&record->max_residual_ratio) > 0)
     fprintf(file, "; residual %.2f of the signal, %.2f at most",
             atomic_load(&record->residual_ratio), atomic_load(&record->max_residual_ratio));

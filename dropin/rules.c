@@ -56,14 +56,21 @@ bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, o
   return rules->all_sums || find(rules, operation, dtype, count, comm_size);
 }
 
-int ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
-                  size_t count, int comm_size) {
+struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
+                             onebit_dtype_t dtype, size_t count, int comm_size) {
   const struct ob_rule *rule = find(rules, operation, dtype, count, comm_size);
-  return rule && rule->bits ? rule->bits : rules->bits;
+  return rule && rule->bits.min ? rule->bits : rules->bits;
+}
+
+bool ob_rules_move(const struct ob_rules *rules) {
+  bool moves = rules->bits.max > rules->bits.min;
+  for (size_t i = 0; i < rules->rules; i++)
+    moves = moves || rules->rule[i].bits.max > rules->rule[i].bits.min;
+  return moves;
 }
 
 onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules) {
-  return rules->bits ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
+  return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
 /* Elements that so many bytes can be at least: of the widest type, on the most ranks. */
@@ -88,14 +95,18 @@ size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t opera
 /* Field by field: a struct's padding is anything. */
 static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value, sizeof value); }
 
+static uint64_t mix_bits(uint64_t hash, struct ob_bits bits) {
+  return mix(mix(hash, (uint64_t)bits.min), (uint64_t)bits.max);
+}
+
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
   uint64_t hash = mix(mix(OB_HASH_START, rules->min_bytes), rules->warmup);
-  hash = mix(hash, (uint64_t)rules->bits);
+  hash = mix_bits(hash, rules->bits);
   hash = rules->all_sums ? mix(hash, true) : hash;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);
-    hash = mix(hash, (uint64_t)rule->bits);
+    hash = mix_bits(hash, rule->bits);
     for (size_t key = 0; key < OB_RULE_KEYS; key++) {
       const struct ob_rule_range *range = &rule->range[key];
       hash = mix(mix(hash, range->low), range->high);

@@ -9,6 +9,7 @@
  *   warmup   20
  *   recognise off                                      # as if a rule named all of those
  *   bits     4                                         # an element, where the rule has no bits=
+ *                                                      # (or 1..8: as many as a tensor needs)
  *
  * docs/preload.md has every word. Pure bookkeeping: no MPI, no memory but the struct's.
  */
@@ -19,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/knobs.h"
 #include "onebit/plan.h"
 #include "onebit/status.h"
 
@@ -39,7 +41,7 @@ struct ob_rule_range {
 
 struct ob_rule {
   bool compress;
-  int bits;                    /* an element; 0: the rules' */
+  struct ob_bits bits;         /* an element; 0: the rules' */
   unsigned operations, dtypes; /* a bit for each onebit_operation_t and onebit_dtype_t */
   struct ob_rule_range range[OB_RULE_KEYS];
 };
@@ -49,10 +51,10 @@ struct ob_rule {
 struct ob_rules {
   struct ob_rule rule[OB_MAX_RULES];
   size_t rules;
-  size_t min_bytes; /* bytes: allreduces that no rule fits are compressed from here on */
-  unsigned warmup;  /* steps */
-  int bits;         /* of an element, where the rule that fits does not say; 0: ONEBIT_BITS says */
-  bool all_sums;    /* what no rule fits is compressed without being recognised */
+  size_t min_bytes;    /* bytes: allreduces that no rule fits are compressed from here on */
+  unsigned warmup;     /* steps */
+  struct ob_bits bits; /* where the rule that fits does not say; 0: ONEBIT_BITS says */
+  bool all_sums;       /* what no rule fits is compressed without being recognised */
 };
 
 /* Reads rules.
@@ -84,8 +86,11 @@ bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, o
                    size_t count, int comm_size);
 
 /* Bits of an element in a call that is compressed. */
-int ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
-                  size_t count, int comm_size);
+struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
+                             onebit_dtype_t dtype, size_t count, int comm_size);
+
+/* Whether some call may have a range of bits. */
+bool ob_rules_move(const struct ob_rules *rules);
 
 /* The smallest count with which a call of the operation can be compressed, whatever its type and
  * communicator; SIZE_MAX where none can. For deciding quickly. */

@@ -84,7 +84,7 @@ static const struct {
 
 static const char condition_message[] =
     "neither an operation, a type, bits=, nor bytes, count or comm-size with a sign and a number";
-static const char bits_message[] = "bits are 1, 2, 4 or 8";
+static const char bits_message[] = "bits are 1, 2, 4 or 8, a range as 1..8, or auto";
 static const char number_message[] =
     "a sign (= != < <= > >=) wants a whole number behind it, which "
     "may end in K, M or G";
@@ -171,13 +171,6 @@ static unsigned bits_of(struct word list, const struct name *table, size_t rows)
   return bits;
 }
 
-static bool bits_from(struct word word, int *bits) {
-  uint64_t number;
-  bool known = number_of(word, &number) && number >= 1 && number <= 8 && !(number & (number - 1));
-  *bits = known ? (int)number : 0;
-  return known;
-}
-
 /* What says how, and not of which calls. True: it was this. */
 static onebit_status_t parse_way(const struct reader *reader, struct word word,
                                  struct ob_rule *rule, bool *was) {
@@ -188,7 +181,7 @@ static onebit_status_t parse_way(const struct reader *reader, struct word word,
     return ONEBIT_OK;
   if (!rule->compress)
     return wrong(reader, word, "what is passed on has no bits");
-  if (!bits_from((struct word){word.at + length, word.length - length}, &rule->bits))
+  if (!ob_bits_parse(word.at + length, word.length - length, &rule->bits))
     return wrong(reader, word, bits_message);
   return ONEBIT_OK;
 }
@@ -247,6 +240,15 @@ static onebit_status_t parse_switch(struct reader *reader, struct word first) {
   return ONEBIT_OK;
 }
 
+static onebit_status_t parse_bits(struct reader *reader, struct word first) {
+  struct word word, more;
+  if (!next_word(reader, &word))
+    return wrong(reader, first, "wants a number behind it");
+  if (!ob_bits_parse(word.at, word.length, &reader->rules->bits))
+    return wrong(reader, word, bits_message);
+  return next_word(reader, &more) ? wrong(reader, more, "one word is enough") : ONEBIT_OK;
+}
+
 static onebit_status_t parse_line(struct reader *reader, struct word first) {
   uint64_t number;
   if (is(first, "compress") || is(first, "pass"))
@@ -262,11 +264,8 @@ static onebit_status_t parse_line(struct reader *reader, struct word first) {
     reader->rules->warmup = (unsigned)number;
     return ONEBIT_OK;
   }
-  if (is(first, "bits")) {
-    OB_TRY(parse_number(reader, first, 1, 8, bits_message, &number));
-    reader->rules->bits = (int)number;
-    return number & (number - 1) ? wrong(reader, first, bits_message) : ONEBIT_OK;
-  }
+  if (is(first, "bits"))
+    return parse_bits(reader, first);
   if (is(first, "recognise"))
     return parse_switch(reader, first);
   return wrong(reader, first,

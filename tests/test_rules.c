@@ -119,7 +119,8 @@ Test(rules, nothing_below_the_least_count_is_compressed) {
 }
 
 static int bits_of_floats(const struct ob_rules *rules, size_t count) {
-  return ob_rules_bits(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
+  struct ob_bits bits = ob_rules_bits(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
+  return bits.min == bits.max ? bits.min : 10 * bits.min + bits.max;
 }
 
 Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
@@ -137,7 +138,16 @@ Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   rules = parsed("");
   cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 2);
-  static const char *const bad[] = {"0", "3", "5", "16", "eight"};
+  cr_assert(!ob_rules_move(&rules));
+  rules = parsed("compress allreduce count=100 bits=2..4; compress allreduce count=200 bits=auto");
+  setenv("ONEBIT_BITS", "4..8", 1);
+  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(bits_of_floats(&rules, 100), 24);
+  cr_assert_eq(bits_of_floats(&rules, 200), 18);
+  cr_assert_eq(bits_of_floats(&rules, 1 << 20), 48);
+  cr_assert(ob_rules_move(&rules));
+  static const char *const bad[] = {"0",   "3",   "5",     "16",  "eight", "8..1", "1..3",
+                                    "1..", "..8", "1..16", "1-8", "autos", "0..8"};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     setenv("ONEBIT_BITS", bad[i], 1);
     rules = parsed("");
@@ -170,7 +180,7 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"warmup 20 30", "f:1: '30': one number"},
       {"least much", "f:1: 'much': expected an integer, e.g. 64K"},
       {"bits", "f:1: 'bits': wants a number"},
-      {"bits 3", "f:1: 'bits': bits are 1, 2, 4 or 8"},
+      {"bits 3", "f:1: '3': bits are 1, 2, 4 or 8, a range as 1..8, or auto"},
       {"bits 16", "f:1: '16': bits are 1, 2, 4 or 8"},
       {"compress all bits=3", "f:1: 'bits=3': bits are"},
       {"compress all bits=", "f:1: 'bits=': neither"},

@@ -39,6 +39,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   onebit_status_t status = ONEBIT_OK;
   bool thread;
   double seconds;
+  struct ob_bits bits;
   int on;
   snprintf(value, capacity, "%s", text ? text : knob == OB_KNOB_REPORT ? "1" : "-");
   switch (knob) {
@@ -66,8 +67,8 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
                      : snprintf(value, capacity, "%g", seconds);
     break;
   case OB_KNOB_BITS:
-    if ((status = ob_knob_bits(OB_SAFE_BITS, &on)) == ONEBIT_OK)
-      snprintf(value, capacity, "%d", on);
+    if ((status = ob_knob_bits(OB_SAFE_BITS, &bits)) == ONEBIT_OK)
+      snprintf(value, capacity, bits.max > bits.min ? "%d..%d" : "%d", bits.min, bits.max);
     break;
   case OB_KNOB_RULES:
     status = ob_rules_load(text, &rules);

@@ -160,11 +160,11 @@ static int make_slot(struct ob_attached *attached) {
 }
 
 /* What ONEBIT_BITS says. */
-#define OWN_BITS 0
+static const struct ob_bits own_bits = {0, 0};
 
 /* Collective. Gives the slot, or OB_FAILED_TENSOR on all ranks. */
-static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call, int bits,
-                       uint64_t signature) {
+static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
+                       struct ob_bits bits, uint64_t signature) {
   int slot = make_slot(attached);
   struct ob_exchange *exchange = NULL;
   struct tensor *tensor = ob_allocate(1, sizeof *tensor);
@@ -218,7 +218,7 @@ static struct ob_exchange *use_phase(struct ob_attached *attached, size_t phase,
                                      bool by_buffers, bool *withdraw) {
   int slot = ob_follower_tensor(attached->follower, phase);
   if (slot == OB_NO_TENSOR) {
-    slot = make_tensor(attached, call, OWN_BITS, signature);
+    slot = make_tensor(attached, call, own_bits, signature);
     ob_follower_set(attached->follower, phase, slot);
   }
   return slot == OB_FAILED_TENSOR ? NULL : use(attached, slot, call, by_buffers, withdraw);
@@ -367,7 +367,7 @@ static struct ob_exchange *find_tensor(struct ob_attached *attached, const struc
   if (*code != MPI_SUCCESS)
     return NULL;
   if (slot == OB_NO_TENSOR && may_make(attached, call))
-    slot = make_tensor(attached, call, OWN_BITS, signature);
+    slot = make_tensor(attached, call, own_bits, signature);
   if (slot < 0)
     return NULL;
   struct ob_exchange *exchange = use(attached, slot, call, true, withdraw);

@@ -25,7 +25,7 @@ struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
 /* A call as the preload library follows it. */
 struct ob_followed {
   bool named;                     /* in: by a rule, so it is not watched */
-  int bits;                       /* in: an element, where it is compressed */
+  struct ob_bits bits;            /* in: an element, where it is compressed */
   struct ob_record *record;       /* in: or NULL */
   struct ob_candidate *candidate; /* out: the tensor; NULL: not known */
   bool withdraw;                  /* out: for ob_exchange_run */

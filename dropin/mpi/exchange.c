@@ -20,11 +20,12 @@ onebit_status_t ob_mpi_failed(const char *call, int code) {
 /* ---- Exchanges ---- */
 
 /* A variable that is wrong on this rank alone makes the plan fail on all of them. */
-static onebit_status_t make_plan(struct ob_exchange *exchange, int bits) {
+static onebit_status_t make_plan(struct ob_exchange *exchange, struct ob_bits bits) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
-  onebit_status_t known = bits ? ONEBIT_OK : ob_knob_bits(OB_SAFE_BITS, &bits);
-  options.bits = bits;
+  onebit_status_t known = bits.min ? ONEBIT_OK : ob_knob_bits(OB_SAFE_BITS, &bits);
+  options.bits = bits.min;
+  options.max_bits = bits.max;
   options.operation = exchange->operation;
   options.dtype = exchange->dtype;
   onebit_status_t status =
@@ -34,7 +35,18 @@ static onebit_status_t make_plan(struct ob_exchange *exchange, int bits) {
   OB_TRY(onebit_plan_get_info(exchange->plan, &info));
   exchange->tally.bytes_sent = info.wire_bytes;
   exchange->tally.bits = info.wire == ONEBIT_WIRE_DENSE ? 32 : info.bits;
+  exchange->moves = info.max_bits > info.min_bits;
   return ONEBIT_OK;
+}
+
+/* A plan that moves: what the call that begins now will send. */
+static void note_bits(struct ob_exchange *exchange) {
+  onebit_plan_info_t info = {.size = sizeof info};
+  if (!exchange->moves || onebit_plan_get_info(exchange->plan, &info) != ONEBIT_OK)
+    return;
+  exchange->tally.moved = info.bits != exchange->tally.bits;
+  exchange->tally.bits = info.bits;
+  exchange->tally.bytes_sent = info.wire_bytes;
 }
 
 static void release(struct ob_exchange *exchange) {
@@ -71,8 +83,9 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
 
 /* Once every rank is here, nobody waits for what another has in flight: so a plan may be made by
  * calls that do not move it. */
-onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call, int bits,
-                                   bool has_memory, struct ob_exchange **result) {
+onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
+                                   struct ob_bits bits, bool has_memory,
+                                   struct ob_exchange **result) {
   struct ob_exchange *exchange = has_memory ? allocate(queue, call) : NULL;
   int64_t missing = exchange == NULL;
   int code = ob_largest(call->comm, &missing, 1);
@@ -141,11 +154,12 @@ bool ob_is_withdrawn(onebit_status_t status) {
 }
 
 onebit_status_t ob_exchange_start(struct ob_operation *operation) {
-  const struct ob_exchange *exchange = operation->exchange;
+  struct ob_exchange *exchange = operation->exchange;
   struct buffers buffers = buffers_of(exchange, &operation->call);
   onebit_request_t *request = &operation->request;
   if (operation->withdraw)
     buffers = (struct buffers){NULL, NULL};
+  note_bits(exchange);
   switch (exchange->operation) {
   case ONEBIT_ALLREDUCE:
     return onebit_iallreduce(buffers.send, buffers.receive, exchange->plan, request);

@@ -15,11 +15,13 @@
 #ifndef OB_DROPIN_MPI_EXCHANGE_H
 #define OB_DROPIN_MPI_EXCHANGE_H
 
+#include "base/knobs.h"
 #include "dropin/mpi/call.h"
 
 /* What an exchange has done: calls that are not compressed were withdrawn. */
 struct ob_tally {
-  int bits; /* an element, of what is sent */
+  int bits;   /* an element, of what is sent in the latest call */
+  bool moved; /* which had others than the call before */
   uint64_t calls, compressed;
   uint64_t bytes_sent, bytes_dense; /* by one compressed call; what it had sent dense */
 };
@@ -45,11 +47,12 @@ void ob_queues_backoff(unsigned idle);
 
 /* Collective over the queue's communicator, all ranks alike. The queue outlives it.
  *   call         whose signature it serves; its buffers do not matter
- *   bits         an element; 0: as ONEBIT_BITS says
+ *   bits         an element, from and to; 0: as ONEBIT_BITS says
  *   has_memory   false: this rank has no memory for what belongs to it
  * Fails on all ranks or on none. */
-onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call, int bits,
-                                   bool has_memory, struct ob_exchange **exchange);
+onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
+                                   struct ob_bits bits, bool has_memory,
+                                   struct ob_exchange **exchange);
 
 /* Waits for its operations in flight; those still to be tested keep their results. */
 void ob_exchange_destroy(struct ob_exchange *exchange);

@@ -45,6 +45,9 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
  * behind it apart. */
 void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
+/* What the record learns of a compressed call, from its exchange as it was then. */
+void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally);
+
 /* After a compressed call of float32 has ended: of the record's 1st, 2nd, 4th, 8th ... one it takes
  * the norm of the plan's residual relative to that of the mean which the call has given, in the
  * same elements. So it costs a few passes over the buffer now and then, ever more rarely. */

@@ -66,6 +66,12 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
   ob_record_decided(decision->record, ob_seconds() - start);
 }
 
+void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
+  ob_record_sent(record, tally->bits, tally->bytes_sent, tally->bytes_dense);
+  if (tally->moved)
+    ob_record_moved(record);
+}
+
 /* What the record makes of a call that its exchange has done. */
 static void note(const struct ob_mpi_call *call, const struct ob_preload_decision *decision,
                  uint64_t before, double seconds) {
@@ -75,7 +81,7 @@ static void note(const struct ob_mpi_call *call, const struct ob_preload_decisio
     return;
   }
   ob_record_compressed(decision->record, seconds);
-  ob_record_sent(decision->record, tally->bits, tally->bytes_sent, tally->bytes_dense);
+  ob_preload_sent(decision->record, tally);
   ob_residual_sample(decision->record, call, ob_exchange_plan(decision->exchange));
 }
 

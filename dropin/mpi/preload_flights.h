@@ -30,8 +30,7 @@ struct ob_flight {
 struct ob_preload_flown {
   struct ob_operation *operation;
   struct ob_record *record;
-  int bits;
-  uint64_t bytes_sent, bytes_dense;
+  struct ob_tally tally;
 };
 
 /* Begins a call that is to be compressed. An MPI error code. */

@@ -6,13 +6,10 @@
 
 int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *call,
                    const struct ob_preload_decision *decision) {
-  const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
-  *flown = (struct ob_preload_flown){.record = decision->record,
-                                     .bits = tally->bits,
-                                     .bytes_sent = tally->bytes_sent,
-                                     .bytes_dense = tally->bytes_dense};
+  *flown = (struct ob_preload_flown){.record = decision->record};
   ob_flights_hold();
   int code = ob_exchange_begin(decision->exchange, call, decision->withdraw, &flown->operation);
+  flown->tally = *ob_exchange_tally(decision->exchange);
   ob_flights_release();
   return code;
 }
@@ -28,7 +25,7 @@ bool ob_preload_flown(struct ob_preload_flown *flown, int *code) {
   }
   if (compressed) {
     ob_record_compressed(flown->record, OB_NOT_TIMED);
-    ob_record_sent(flown->record, flown->bits, flown->bytes_sent, flown->bytes_dense);
+    ob_preload_sent(flown->record, &flown->tally);
   } else {
     ob_record_pass(flown->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
   }

@@ -44,6 +44,7 @@ struct ob_exchange {
   onebit_operation_t operation;
   onebit_dtype_t dtype;
   bool sum;
+  bool moves; /* its plan, between widths */
   size_t count;
   void *part;           /* of a reduce-scatter: room for a result that may not yet be
                                      * put where it belongs */

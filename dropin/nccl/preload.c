@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "dropin/report.h"
 
 /* ---- The start ---- */
@@ -26,10 +27,20 @@ static void check_driver(void) {
              driver / 1000);
 }
 
+/* One bit is all that messages of a device have. */
+static onebit_status_t read_settings(void) {
+  OB_TRY(ob_preload_read_settings(1));
+  if (!ob_rules_move(&ob_preload.rules))
+    return ONEBIT_OK;
+  return ob_error(
+      ONEBIT_ERROR_ARGUMENT,
+      "a range of bits (ONEBIT_BITS, or rules) is for memory of the host, not for NCCL");
+}
+
 static void start(void) {
   ob_counters_start(ob_seconds());
   check_driver();
-  if (ob_preload_read_settings(1) != ONEBIT_OK) /* all that messages of a device have */
+  if (read_settings() != ONEBIT_OK)
     snprintf(wrong_settings, sizeof wrong_settings, "%s", onebit_last_error());
   ob_preload_judge_exit(end_well);
 }

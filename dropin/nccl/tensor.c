@@ -69,7 +69,7 @@ static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl
   options.dtype = tensor->kind.dtype;
   options.device = ONEBIT_DEVICE_CUDA;
   options.bits =
-      ob_rules_bits(&ob_preload.rules, call->operation, options.dtype, call->count, comm->size);
+      ob_rules_bits(&ob_preload.rules, call->operation, options.dtype, call->count, comm->size).min;
   if (status == ONEBIT_OK)
     status = onebit_plan_create(comm->onebit, call->count, &options, &tensor->plan);
   if (status == ONEBIT_OK)
