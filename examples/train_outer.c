@@ -22,7 +22,8 @@ static onebit_outer_options_t options_of(const train_options_t *options, onebit_
   return outer;
 }
 
-static onebit_status_t create(train_outer_t *outer, const train_task_t *task) {
+static onebit_status_t create(train_outer_t *outer) {
+  const train_task_t *task = outer->task;
   const onebit_outer_options_t options = options_of(outer->options, task->memory);
   onebit_tensor_t *tensors = calloc(task->ntensors, sizeof *tensors);
   for (size_t t = 0; tensors && t < task->ntensors; t++)
@@ -36,10 +37,10 @@ static onebit_status_t create(train_outer_t *outer, const train_task_t *task) {
 
 int train_outer_create(train_outer_t *outer, const train_task_t *task,
                        const train_options_t *options) {
-  *outer = (train_outer_t){.options = options};
+  *outer = (train_outer_t){.options = options, .task = task};
   if (agree(task->team, onebit_comm_create_self(&outer->alone) == ONEBIT_OK,
             "out of memory for a communicator") != 0 ||
-      check(task->team, create(outer, task), "outer step") != 0)
+      check(task->team, create(outer), "outer step") != 0)
     return -1;
   if (onebit_outer_check(outer->onebit) == ONEBIT_WARNING)
     complain(task->team, onebit_last_error());
@@ -51,22 +52,25 @@ void train_outer_destroy(train_outer_t *outer) {
   onebit_comm_destroy(outer->alone);
 }
 
-/* An exchange of all elements, applied at once, leaves nothing to be done. */
-static int ends_equal(const train_outer_t *outer) {
+/* The parameters become those of all ranks. Right after an exchange of all elements they are known
+ * already; else another one is made. */
+static onebit_status_t end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;
-  return outer->steps % options->outer == 0 && options->outer_fragments <= 1 &&
-         options->outer_delay == 0;
+  onebit_status_t status = ONEBIT_OK;
+  if (outer->steps % options->outer > 0 || options->outer_fragments > 1 || options->outer_delay > 0)
+    return onebit_outer_synchronize(outer->onebit);
+  for (size_t t = 0; status == ONEBIT_OK && t < outer->task->ntensors; t++)
+    status = onebit_outer_get_consensus(outer->onebit, t, outer->task->tensors[t].value);
+  return status;
 }
 
 onebit_status_t train_outer_step(train_outer_t *outer) {
   if (!outer->onebit)
     return ONEBIT_OK;
   const onebit_status_t status = onebit_outer_step(outer->onebit, 1);
-  outer->steps++;
   const int goes_on = status == ONEBIT_OK || status == ONEBIT_SKIPPED;
-  if (!goes_on || outer->steps < train_last_step(outer->options) || ends_equal(outer))
-    return status;
-  return onebit_outer_synchronize(outer->onebit);
+  outer->steps++;
+  return goes_on && outer->steps == train_last_step(outer->options) ? end(outer) : status;
 }
 
 onebit_outer_info_t train_outer_info(const train_outer_t *outer) {

@@ -10,6 +10,7 @@
 typedef struct train_outer {
   onebit_comm_t alone;   /* what the inner optimizer is made on: this rank; NULL: no --outer */
   onebit_outer_t onebit; /* over the team's ranks */
+  const train_task_t *task;
   const train_options_t *options;
   size_t steps;
 } train_outer_t;
