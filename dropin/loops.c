@@ -33,6 +33,7 @@ struct ob_loops {
   struct loop loop[MAX_LOOPS];
   struct position position[OB_MAX_POSITIONS];
   int current, phase, matched, missed; /* missed: not exact since `matched` was a whole loop */
+  int left; /* the loop in which the last call was not what was to come */
 };
 
 onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, void *context,
@@ -50,7 +51,7 @@ onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, voi
   loops->largest = largest;
   loops->context = context;
   loops->repeats = repeats;
-  loops->current = NO_LOOP;
+  loops->current = loops->left = NO_LOOP;
   *result = loops;
   return ONEBIT_OK;
 }
@@ -200,6 +201,7 @@ static bool may_miss(struct ob_loops *loops, uint64_t signature) {
 /* Where the call is in the loops that are known; none where it is not certain. */
 static int follow(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
   bool follows = loops->current != NO_LOOP && expected(loops)->exact == exact;
+  loops->left = follows ? NO_LOOP : loops->current;
   if (follows || enter(loops, exact))
     return advance(loops, signature, true);
   if (may_miss(loops, signature))
@@ -226,6 +228,12 @@ int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *se
     forget(loops);
   loops->is_started = true;
   return position;
+}
+
+void ob_loops_left(const struct ob_loops *loops, int *first, int *count) {
+  const struct loop *loop = loops->left == NO_LOOP ? NULL : &loops->loop[loops->left];
+  *first = loop ? loop->first : 0;
+  *count = loop ? loop->length : 0;
 }
 
 /* ---- What is asked of positions ---- */

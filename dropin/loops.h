@@ -7,7 +7,8 @@
  * equal: a side that repeats on some rank is enough.
  *
  * Where a call is not what was to come, the position is not certain before all calls of the loop
- * have come once, as they should: until then they have none.
+ * have come once, as they should: until then they have none. And what was kept of errors in the
+ * loop is given up: the calls before may have been those of another loop that begins alike.
  *
  * Everything but what is said of buffers is the same on all ranks, as MPI demands it.
  */
@@ -37,6 +38,11 @@ void ob_loops_note(struct ob_loops *loops, uint64_t signature);
 /* Notes a call, and gives its position, or OB_NO_POSITION. *look: it is time for ob_loops_look. */
 int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *sendbuf,
                       const void *recvbuf, bool *look);
+
+/* Of the last call: where it was not what was to come, the positions of the loop that it has left,
+ * `count` of them from `first` on, else none. Calls of another loop that begins alike were taken
+ * for theirs, so what is kept of their errors may be of other tensors. */
+void ob_loops_left(const struct ob_loops *loops, int *first, int *count);
 
 /* Agrees on a loop, if there is one. Collective. True where positions have got new meanings: there
  * was no space for more. */

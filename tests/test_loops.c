@@ -99,6 +99,28 @@ Test(loops, a_program_goes_from_one_loop_to_another_and_back) {
   ob_loops_destroy(loops);
 }
 
+/* The first call of "ab1e" behind "k" is taken for one of "kab1cd": the next one shows it. */
+Test(loops, a_loop_that_is_left_is_told) {
+  struct ob_loops *loops = make();
+  int first, count;
+  repeat(loops, "kab1cd", 8 * REPEATS);
+  int policy = calls(loops, "kab1cd");
+  ob_loops_left(loops, &first, &count);
+  cr_expect(policy >= 0 && count == 0);
+  calls(loops, "k");
+  cr_expect_eq(calls(loops, "ab1e"), policy);
+  ob_loops_left(loops, &first, &count);
+  cr_expect_eq(count, 0);
+  cr_expect_neq(calls(loops, "ab1e"), policy);
+  ob_loops_left(loops, &first, &count);
+  cr_expect(count == 1 && first == policy, "%d from %d on", count, first);
+  repeat(loops, "ab1e", 8 * REPEATS);
+  int value = calls(loops, "ab1e");
+  ob_loops_left(loops, &first, &count);
+  cr_expect(value >= 0 && value != policy && count == 0);
+  ob_loops_destroy(loops);
+}
+
 Test(loops, what_is_not_certain_has_no_place) {
   struct ob_loops *loops = make();
   repeat(loops, "12", 8 * REPEATS);

@@ -287,6 +287,14 @@ static enum ob_reason judge(struct ob_attached *attached, int position,
                             ob_loops_hash(attached->loops, position), followed->record);
 }
 
+/* Where a loop is left, its tensors may have the errors of others. */
+static void restart_left(struct ob_attached *attached) {
+  int first, count;
+  ob_loops_left(attached->loops, &first, &count);
+  for (int position = first; position < first + count; position++)
+    attached->candidates[position].is_restarted = true;
+}
+
 static void look(struct ob_attached *attached) {
   if (!ob_loops_look(attached->loops))
     return;
@@ -309,6 +317,7 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
   int position =
       ob_loops_position(attached->loops, signature, in_place ? call->recvbuf : call->sendbuf,
                         call->recvbuf, &is_time);
+  restart_left(attached);
   if (is_time)
     look(attached);
   if (position == OB_NO_POSITION) {

@@ -320,6 +320,39 @@ static void policy(void) {
   print_loss(last);
 }
 
+/* The largest sum of values of up to scale / 2, in buffers of its own. */
+static float largest_sum(float scale) {
+  float *values = floats(COUNT), *sum = floats(COUNT), largest = 0;
+  for (int i = 0; i < COUNT; i++)
+    values[i] = scale * (float)(uniform() - 0.5);
+  reduce(values, sum, COUNT);
+  for (int i = 0; i < COUNT; i++)
+    largest = fmaxf(largest, fabsf(sum[i]));
+  free(malloc((size_t)(uniform() * 100000) + 1));
+  free(values), free(sum);
+  return largest;
+}
+
+/* A policy and its critic with gradients a thousand times as large: the critic's first call comes
+ * as one more of the policy's would, whose residual must not have the critic's error then. */
+static void critic(void) {
+  float largest = 0, go_on = 1, all, bias[HIGH] = {0}, sum[HIGH];
+  for (int epoch = 0; epoch < 4; epoch++) {
+    for (int step = 0; step < 25 + epoch * 13 % 9; step++) {
+      MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
+      largest = fmaxf(largest, largest_sum(1));
+    }
+    MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
+    for (int step = 0; step < 25; step++) {
+      largest_sum(1000);
+      MPI_Allreduce(bias, sum, HIGH, MPI_FLOAT, MPI_SUM, comm);
+    }
+  }
+  if (rank == 0)
+    printf("largest sum of the policy's: %.2f times what there can be\n",
+           (double)(largest / (0.5F * (float)size)));
+}
+
 /* What is averaged are the weights, after some local steps. */
 static void averaging(void) {
   struct learner learner = learner_of(7);
@@ -354,7 +387,8 @@ static const struct {
              {"averaging", averaging},
              {"sgd", sgd},
              {"adam", adam},
-             {"policy", policy}};
+             {"policy", policy},
+             {"critic", critic}};
 
 int main(int argc, char **argv) {
   int ran = 0;
