@@ -83,7 +83,7 @@ onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const 
  * Local but where an exchange is in flight, which it waits for: so to be called by all ranks after
  * the same exchanges have begun. A resumed run goes on to the bit, also in the middle of a round.
  *   outer      the outer step; unchanged
- *   the rest   as in onebit_optimizer_save
+ *   memory, capacity, bytes   as in onebit_optimizer_save
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
  * ONEBIT_ERROR_UNSUPPORTED (it is of several sites: after onebit_outer_synchronize the parameters
  * are what all have), ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed. */

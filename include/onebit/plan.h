@@ -218,7 +218,8 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
  * choose alike and no message is sent. A plan of one width counts with that. From then on the plans
  * do not move by themselves: call it again now and then. Local, but all ranks make the same call
  * between the same calls of the plans.
- *   plans    `count` plans, without requests in flight
+ *   plans    plans without requests in flight
+ *   count    how many, at least 1
  *   budget   bytes of a message with all elements, of all plans together, over those of float32:
  *            above 0 and up to 1
  * Errors: ONEBIT_ERROR_ARGUMENT (plans is NULL or has none, a budget out of range, or less than the
