@@ -1,13 +1,23 @@
 /*
  * Messages of more than one bit an element: the part of codec_template.h that makes them and reads
- * them, with its parameters and its words for groups. The compiler makes the vectors, of the
- * arithmetic in levels.h, but for packing and unpacking fields: a vocabulary that defines
- * VECTOR_FIELDS has these two.
+ * them, with its parameters and its words for groups. A vocabulary that defines VECTOR_LEVELS has
+ * what is between here and #endif in its own words:
+ *   group_levels(V[GROUP], fields, width, scale)  what a group's codes stand for
+ *   group_quantise(values, width, inverse, scale, V[GROUP], fields)  codes of a group of values,
+ *                                                 and what they leave; inverse: 1 / scale
+ * For others the compiler makes the vectors, of the arithmetic in levels.h.
  */
-#ifndef VECTOR_FIELDS
+#ifndef VECTOR_LEVELS
+/* Two codes a byte or four: what they are shifted by does not depend on the element, so that the
+ * compiler can make vectors even where these have one shift for all lanes. */
 FIXED void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
-  for (unsigned i = 0; i < OB_LANES; i++)
-    code[i] = ob_read_code(fields, i, width);
+  const unsigned each = 8 / width;
+  OB_INDEPENDENT
+  for (unsigned byte = 0; byte < OB_LANES / each; byte++)
+    for (unsigned k = 0; k < each; k++) {
+      const uint32_t high = fields[byte / 4] >> byte % 4 * 8 << (32 - width * (k + 1));
+      code[byte * each + k] = width == 8 ? (int32_t)(high >> 24) : (int32_t)high >> (32 - width);
+    }
 }
 
 FIXED void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fields) {
@@ -18,7 +28,6 @@ FIXED void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fi
       fields[word] |= ((uint32_t)code[word * each + k] & ((1u << width) - 1)) << k * width;
   }
 }
-#endif
 
 FIXED void group_levels(V group[GROUP], const uint32_t *fields, unsigned width, V scale) {
   int32_t code[OB_LANES];
@@ -31,41 +40,66 @@ FIXED void group_levels(V group[GROUP], const uint32_t *fields, unsigned width, 
     group[k] = v_mul(v_load(level + k * VL), scale);
 }
 
+FIXED void group_quantise(const float *values, unsigned width, V inverse, V scale, V error[GROUP],
+                          uint32_t *fields) {
+  float ratio[OB_LANES], level[OB_LANES];
+  int32_t code[OB_LANES];
+  for (int k = 0; k < GROUP; k++)
+    v_store(ratio + k * VL, v_mul(v_load(values + k * VL), inverse));
+  OB_INDEPENDENT
+  for (int i = 0; i < OB_LANES; i++) {
+    code[i] = ob_code_of(ratio[i], width);
+    level[i] = ob_level_of(code[i], width);
+  }
+  group_pack(code, width, fields);
+  for (int k = 0; k < GROUP; k++)
+    error[k] = v_sub(v_load(values + k * VL), v_mul(v_load(level + k * VL), scale));
+}
+#endif
+
 /* What the elements of group number `word` stand for: signs, or levels. */
 FIXED void group_values(V group[GROUP], const uint32_t *words, size_t word, unsigned width,
                         V scale) {
   if (width == 1)
     group_signed(words[word], scale, group);
-  else if (width == 2)
-    group_levels(group, words + 2 * word, 2, scale);
-  else if (width == 4)
-    group_levels(group, words + 4 * word, 4, scale);
   else
-    group_levels(group, words + 8 * word, 8, scale);
+    group_levels(group, words + width * word, width, scale);
 }
 
+/* The same where the width is not known to the compiler, and levels are the exception: not worth a
+ * copy of all widths in each place. */
+__attribute__((noinline)) static void levels_of_any(V group[GROUP], const uint32_t *fields,
+                                                    unsigned width, float scale) {
+  if (width == 2)
+    group_levels(group, fields, 2, v_set(scale));
+  else if (width == 4)
+    group_levels(group, fields, 4, v_set(scale));
+  else
+    group_levels(group, fields, 8, v_set(scale));
+}
+
+FIXED void group_of_any(V group[GROUP], const uint32_t *words, size_t word, unsigned width,
+                        float scale) {
+  if (width == 1)
+    group_signed(words[word], v_set(scale), group);
+  else
+    levels_of_any(group, words + width * word, width, scale);
+}
+
+/* The code of 0 is 0 in every width, and what it leaves may not be. */
 FIXED void quantise_run(const struct ob_quantise_run *run, unsigned width) {
-  const float inverse = ob_inverse_scale(run->scale), scale = run->scale;
-  V group[GROUP];
+  const V inverse = v_set(ob_inverse_scale(run->scale)), scale = v_set(run->scale);
+  V error[GROUP];
   for (size_t i = 0; i < run->count; i += OB_LANES) {
-    const float *values = run->values + i;
-    const size_t left = run->count - i;
-    int32_t code[OB_LANES];
-    float error[OB_LANES];
-    OB_INDEPENDENT
-    for (int k = 0; k < OB_LANES; k++) {
-      code[k] = ob_code_of(values[k] * inverse, width);
-      error[k] = values[k] - ob_level_of(code[k], width) * scale;
-    }
-    for (size_t k = left; k < OB_LANES; k++)
-      code[k] = 0, error[k] = 0;
-    group_pack(code, width, run->fields + i / OB_LANES * width);
-    group_load(group, error, 0, ONEBIT_FLOAT32);
+    group_quantise(run->values + i, width, inverse, scale, error,
+                   run->fields + i / OB_LANES * width);
+    if (run->count - i < OB_LANES)
+      group_cut(error, run->count - i);
     for (int k = 0; k < GROUP; k++)
       if (run->stream)
-        v_stream(run->residual_out + i + k * VL, group[k]);
+        v_stream(run->residual_out + i + k * VL, error[k]);
       else
-        v_store(run->residual_out + i + k * VL, group[k]);
+        v_store(run->residual_out + i + k * VL, error[k]);
   }
 }
 

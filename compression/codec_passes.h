@@ -27,7 +27,7 @@ SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run
 FIXED void pass_load_message(float to[OB_LANES], const uint32_t *words, size_t word, unsigned width,
                              float scale, size_t count) {
   V group[GROUP];
-  group_values(group, words, word, width, v_set(scale));
+  group_of_any(group, words, word, width, scale);
   group_store(group, to, 0, ONEBIT_FLOAT32);
   for (size_t i = count; i < OB_LANES; i++)
     to[i] = 0;

@@ -17,6 +17,16 @@ FIXED void group_sum(V total[GROUP], size_t word, size_t streams, unsigned width
   }
 }
 
+FIXED void group_sum_of_any(V total[GROUP], size_t word, const struct ob_reduce_run *run) {
+  group_of_any(total, run->bits[0], word, run->width, run->scales[0]);
+  for (size_t s = 1; s < run->streams; s++) {
+    V term[GROUP];
+    group_of_any(term, run->bits[s], word, run->width, run->scales[s]);
+    for (int k = 0; k < GROUP; k++)
+      total[k] = v_add(total[k], term[k]);
+  }
+}
+
 FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule, unsigned width) {
   V lanes[GROUP], total[GROUP], error[GROUP];
   const V scale = v_set(run->residual_scale);
@@ -61,7 +71,7 @@ static float reduce_lion(const struct ob_reduce_run *run) {
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     const size_t left = run->count - i;
-    group_sum(mean, i / OB_LANES, run->streams, run->width, run->bits, run->scales);
+    group_sum_of_any(mean, i / OB_LANES, run);
     if (left < OB_LANES)
       group_cut(mean, left);
     const uint32_t signs = group_lion(mean, run, i, lanes);
@@ -74,7 +84,9 @@ static float reduce(const struct ob_reduce_run *run) {
   if (run->serving.rule == OB_SERVE_LION)
     return reduce_lion(run);
   if (run->width > 1)
-    return reduce_run(run, ONEBIT_SCALE_RMS, run->width);
+    return run->width == 2   ? reduce_run(run, ONEBIT_SCALE_RMS, 2)
+           : run->width == 4 ? reduce_run(run, ONEBIT_SCALE_RMS, 4)
+                             : reduce_run(run, ONEBIT_SCALE_RMS, 8);
   return run->rule == ONEBIT_SCALE_RMS ? reduce_run(run, ONEBIT_SCALE_RMS, 1)
                                        : reduce_run(run, ONEBIT_SCALE_MEAN_ABSOLUTE, 1);
 }

@@ -176,10 +176,10 @@ FIXED void group_weigh(V group[GROUP], V weight, const float *reciprocals, size_
 
 /* group = scaling * (decay * momentum + group); the product with the momentum's sign is that of the
  * magnitude. */
-FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word, V decayed,
-                          V scaling) {
+FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word,
+                          float decayed, V scaling) {
   V momentum[GROUP];
-  group_values(momentum, run->momentum_bits, word, run->momentum_width, decayed);
+  group_of_any(momentum, run->momentum_bits, word, run->momentum_width, decayed);
   for (int k = 0; k < GROUP; k++)
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
@@ -188,8 +188,8 @@ FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype
                          onebit_scale_t rule, bool momentum, bool moments) {
   V lanes[GROUP], group[GROUP], error[GROUP];
   const V scale = v_set(run->residual_scale), weight = v_set(run->weight),
-          scaling = v_set(run->scaling),
-          decayed = v_set(run->decay * (run->momentum_scale / run->scaling));
+          scaling = v_set(run->scaling);
+  const float decayed = run->decay * (run->momentum_scale / run->scaling);
   const bool residual_first = momentum && run->momentum_in_residual;
   const size_t given = smaller(run->count, run->valid);
   group_set(lanes, 0);
@@ -256,72 +256,86 @@ FIXED bool exceeds_float16(const struct ob_sum_run *run) {
   return run->width > 1 || max > OB_FLOAT16_MAX;
 }
 
-FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype) {
+FIXED void sum_run(const struct ob_sum_run *run, onebit_dtype_t dtype, unsigned width) {
   V total[GROUP];
   const onebit_dtype_t bound =
       dtype == ONEBIT_FLOAT16 && exceeds_float16(run) ? ONEBIT_FLOAT16 : ONEBIT_FLOAT32;
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    group_sum(total, i / OB_LANES, run->streams, run->width, run->bits, run->scales);
+    group_sum(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
     group_bound(total, bound);
     group_store(total, run->output, i, dtype);
   }
   if (i < run->count) {
-    group_sum(total, i / OB_LANES, run->streams, run->width, run->bits, run->scales);
+    group_sum(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
     group_bound(total, bound);
     part_store(total, run->output, i, run->count, dtype);
   }
 }
 
-static void sum(const struct ob_sum_run *run) {
+FIXED void sum_width(const struct ob_sum_run *run, unsigned width) {
   if (run->dtype == ONEBIT_FLOAT32)
-    sum_run(run, ONEBIT_FLOAT32);
+    sum_run(run, ONEBIT_FLOAT32, width);
   else if (run->dtype == ONEBIT_BFLOAT16)
-    sum_run(run, ONEBIT_BFLOAT16);
+    sum_run(run, ONEBIT_BFLOAT16, width);
   else
-    sum_run(run, ONEBIT_FLOAT16);
+    sum_run(run, ONEBIT_FLOAT16, width);
 }
 
-FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype) {
+/* The body once for each width. */
+#define FOR_WIDTH(width, body)                                                                     \
+  ((width) == 1 ? body(1) : (width) == 2 ? body(2) : (width) == 4 ? body(4) : body(8))
+
+static void sum(const struct ob_sum_run *run) {
+#define SUM(width) sum_width(run, width)
+  FOR_WIDTH(run->width, SUM);
+}
+
+FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype, unsigned width) {
   V group[GROUP];
-  const bool levels = run->width > 1;
+  const bool levels = width > 1;
   const V scale = v_set(levels ? run->scale : ob_bound(run->scale, dtype));
   const onebit_dtype_t bound = levels ? dtype : ONEBIT_FLOAT32;
   size_t i = 0;
   for (; i + OB_LANES <= run->count; i += OB_LANES) {
-    group_values(group, run->bits, i / OB_LANES, run->width, scale);
+    group_values(group, run->bits, i / OB_LANES, width, scale);
     group_bound(group, bound);
     group_store(group, run->output, i, dtype);
   }
   if (i < run->count) {
-    group_values(group, run->bits, i / OB_LANES, run->width, scale);
+    group_values(group, run->bits, i / OB_LANES, width, scale);
     group_bound(group, bound);
     part_store(group, run->output, i, run->count, dtype);
   }
 }
 
 /* Streams when the run may: float32 on a vector boundary. */
-static void store_streaming(const struct ob_store_run *run) {
+FIXED void store_streaming(const struct ob_store_run *run, unsigned width) {
   V group[GROUP];
   const V scale = v_set(run->scale);
   float *output = run->output;
   for (size_t i = 0; i < run->count; i += OB_LANES) {
-    group_values(group, run->bits, i / OB_LANES, run->width, scale);
+    group_values(group, run->bits, i / OB_LANES, width, scale);
     for (int k = 0; k < GROUP; k++)
       v_stream(output + i + k * VL, group[k]);
   }
 }
 
-static void store(const struct ob_store_run *run) {
+FIXED void store_width(const struct ob_store_run *run, unsigned width) {
   if (run->stream && run->dtype == ONEBIT_FLOAT32 && run->count % OB_LANES == 0 &&
       (uintptr_t)run->output % sizeof(V) == 0)
-    store_streaming(run);
+    store_streaming(run, width);
   else if (run->dtype == ONEBIT_FLOAT32)
-    store_run(run, ONEBIT_FLOAT32);
+    store_run(run, ONEBIT_FLOAT32, width);
   else if (run->dtype == ONEBIT_BFLOAT16)
-    store_run(run, ONEBIT_BFLOAT16);
+    store_run(run, ONEBIT_BFLOAT16, width);
   else
-    store_run(run, ONEBIT_FLOAT16);
+    store_run(run, ONEBIT_FLOAT16, width);
+}
+
+static void store(const struct ob_store_run *run) {
+#define STORE(width) store_width(run, width)
+  FOR_WIDTH(run->width, STORE);
 }
 
 #include "compression/codec_passes.h"

@@ -85,56 +85,121 @@ static inline void group_signed(uint32_t word, V magnitude, V group[4]) {
   }
 }
 
-/* Each lane shifts its code to the top, and down again with its sign; of 8 bits, which have a sign
- * of their own, it gets a byte. */
-#define VECTOR_FIELDS
-static inline void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
+/* Of 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
+#define VECTOR_LEVELS
+static inline V level_of_byte(__m256i code) {
+  const __m256i upper = _mm256_slli_epi32(code, 20),
+                own = _mm256_and_si256(upper, _mm256_set1_epi32(127 << 20)),
+                signed_own = _mm256_and_si256(upper, _mm256_set1_epi32((int)0x87ffffff)),
+                level = _mm256_or_si256(signed_own, _mm256_set1_epi32(112 << 23));
+  return _mm256_castsi256_ps(_mm256_sign_epi32(level, own)); /* 0 where `own` is */
+}
+
+/* Levels of 2 bits times the scale, by the code, which is in the low bits of each lane. */
+static inline V level_table(V scale) {
+  return _mm256_mul_ps(_mm256_setr_ps(0.5f, 1.5f, -1.5f, -0.5f, 0.5f, 1.5f, -1.5f, -0.5f), scale);
+}
+
+static inline void group_levels(V group[4], const uint32_t *fields, unsigned width, V scale) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i at = _mm256_mullo_epi32(lane, _mm256_set1_epi32((int)width));
-  const __m256i up = _mm256_sub_epi32(_mm256_set1_epi32(32 - (int)width), at);
+  const V table = level_table(scale);
   for (int k = 0; k < 4; k++) {
-    __m256i codes;
     if (width == 8) {
-      codes =
-          _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(fields + 2 * k)));
+      const void *from = fields + 2 * k;
+      const __m256i codes = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+      group[k] = _mm256_mul_ps(level_of_byte(codes), scale);
+    } else if (width == 4) {
+      const __m256i up = _mm256_sub_epi32(_mm256_set1_epi32(28), at),
+                    high = _mm256_sllv_epi32(_mm256_set1_epi32((int)fields[k]), up);
+      group[k] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srai_epi32(high, 28)), scale);
     } else {
-      const uint32_t word = width == 4 ? fields[k] : fields[k / 2] >> k % 2 * 16;
-      codes = _mm256_sllv_epi32(_mm256_set1_epi32((int)word), up);
-      codes = _mm256_srai_epi32(codes, 32 - (int)width);
+      const __m256i down = _mm256_add_epi32(at, _mm256_set1_epi32(k % 2 * 16));
+      group[k] = _mm256_permutevar_ps(
+          table, _mm256_srlv_epi32(_mm256_set1_epi32((int)fields[k / 2]), down));
     }
-    _mm256_storeu_si256((__m256i *)(void *)(code + 8 * k), codes);
   }
 }
 
-/* Whole numbers of 32 bits, of which each is at most 255, as bytes. */
-static inline __m256i bytes_of(__m256i a, __m256i b, __m256i c, __m256i d) {
+/* The lower bytes of the upper and lower halves of each lane, in order; they saturate. */
+static inline __m256i bytes_of(__m256i low, __m256i high) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i halves = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
-  return _mm256_permutevar8x32_epi32(halves, order);
+  return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
 }
 
-/* Neighbours are brought together in lanes of twice the size, until a lane has a byte. */
-static inline void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fields) {
-  const __m256i mask = _mm256_set1_epi32((1 << width) - 1), zero = _mm256_setzero_si256();
+/* The low bits of each lane, one code after the other. */
+static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *fields) {
+  const __m256i mask = _mm256_set1_epi32((1 << width) - 1);
   __m256i one[4];
   for (int k = 0; k < 4; k++)
-    one[k] =
-        _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(const void *)(code + 8 * k)), mask);
-  const __m256i bytes = bytes_of(one[0], one[1], one[2], one[3]);
-  if (width == 8) {
-    _mm256_storeu_si256((__m256i *)(void *)fields, bytes);
+    one[k] = _mm256_and_si256(code[k], mask);
+  const __m256i bytes =
+      bytes_of(_mm256_packus_epi32(one[0], one[1]), _mm256_packus_epi32(one[2], one[3]));
+  const __m256i pairs =
+      _mm256_maddubs_epi16(bytes, _mm256_set1_epi16((short)(1 << (8 + width) | 1)));
+  __m256i packed = _mm256_packus_epi16(pairs, pairs);
+  if (width == 2) {
+    packed = _mm256_maddubs_epi16(packed, _mm256_set1_epi16(0x1001));
+    packed = _mm256_packus_epi16(packed, packed);
+    fields[0] = (uint32_t)_mm256_extract_epi32(packed, 0);
+    fields[1] = (uint32_t)_mm256_extract_epi32(packed, 4);
     return;
   }
-  const __m256i two = _mm256_or_si256(bytes, _mm256_srli_epi16(bytes, 8 - (int)width));
-  if (width == 4) {
-    const __m256i low = _mm256_and_si256(two, _mm256_set1_epi16(255));
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, zero), 0x08);
-    _mm_storeu_si128((__m128i *)(void *)fields, _mm256_castsi256_si128(packed));
-    return;
+  packed = _mm256_permute4x64_epi64(packed, 0x08);
+  _mm_storeu_si128((__m128i *)(void *)fields, _mm256_castsi256_si128(packed));
+}
+
+/* ob_code_of, of 8 bits: the lower 7 bits of the code are those of the lane, and its level. */
+static inline __m256i code_in_byte(V ratio, V *level) {
+  const __m256i bits = _mm256_castps_si256(ratio), above = _mm256_castps_si256(v_abs(ratio)),
+                rounded = _mm256_add_epi32(above, _mm256_set1_epi32(1 << 19)),
+                bound = _mm256_min_epu32(rounded, _mm256_set1_epi32(0x3ff << 20)),
+                some = _mm256_cmpgt_epi32(bound, _mm256_set1_epi32((0x381 << 20) - 1)),
+                code = _mm256_srli_epi32(_mm256_and_si256(bound, some), 20),
+                sign = _mm256_and_si256(_mm256_slli_epi32(some, 31), bits);
+  *level = _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(code, 20), sign));
+  return code;
+}
+
+/* Signs saturate to the topmost bit of a byte. */
+static inline void pack_bytes(const __m256i code[4], const V ratio[4], uint32_t *fields) {
+  const __m256i *bits = (const __m256i *)(const void *)ratio, low = _mm256_set1_epi16(127),
+                signs = _mm256_packs_epi16(_mm256_packs_epi32(bits[0], bits[1]),
+                                           _mm256_packs_epi32(bits[2], bits[3])),
+                first = _mm256_and_si256(_mm256_packs_epi32(code[0], code[1]), low),
+                second = _mm256_and_si256(_mm256_packs_epi32(code[2], code[3]), low),
+                minus = _mm256_and_si256(signs, _mm256_set1_epi8((char)-128)),
+                order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7),
+                all = _mm256_or_si256(_mm256_packus_epi16(first, second), minus);
+  _mm256_storeu_si256((__m256i *)(void *)fields, _mm256_permutevar8x32_epi32(all, order));
+}
+
+static inline void group_quantise(const float *values, unsigned width, V inverse, V scale,
+                                  V error[4], uint32_t *fields) {
+  const V table = level_table(scale), rounder = _mm256_set1_ps(OB_ROUNDER);
+  const __m256i zero = _mm256_castps_si256(rounder),
+                min = _mm256_add_epi32(zero, _mm256_set1_epi32(width == 2 ? -2 : -7)),
+                max = _mm256_add_epi32(zero, _mm256_set1_epi32(width == 2 ? 1 : 7));
+  __m256i code[4];
+  V ratio[4];
+  for (int k = 0; k < 4; k++) {
+    const V value = v_load(values + 8 * k);
+    V level;
+    ratio[k] = _mm256_mul_ps(value, inverse);
+    if (width == 8) {
+      code[k] = code_in_byte(ratio[k], &level);
+      error[k] = _mm256_sub_ps(value, _mm256_mul_ps(level, scale));
+      continue;
+    }
+    const V offset = width == 2 ? _mm256_sub_ps(ratio[k], _mm256_set1_ps(0.5f)) : ratio[k];
+    code[k] = _mm256_castps_si256(_mm256_add_ps(offset, rounder));
+    code[k] = _mm256_min_epi32(_mm256_max_epi32(code[k], min), max);
+    level = width == 2 ? _mm256_permutevar_ps(table, code[k])
+                       : _mm256_mul_ps(_mm256_sub_ps(_mm256_castsi256_ps(code[k]), rounder), scale);
+    error[k] = _mm256_sub_ps(value, level);
   }
-  const __m256i low = _mm256_and_si256(two, _mm256_set1_epi16(15));
-  const __m256i four =
-      _mm256_and_si256(_mm256_or_si256(low, _mm256_srli_epi32(low, 12)), _mm256_set1_epi32(255));
-  _mm_storel_epi64((__m128i *)(void *)fields,
-                   _mm256_castsi256_si128(bytes_of(four, zero, zero, zero)));
+  if (width == 8)
+    pack_bytes(code, ratio, fields);
+  else
+    pack_codes(code, width, fields);
 }

@@ -85,48 +85,103 @@ static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
   group[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(size, second, sign, 0xf8));
 }
 
-/* Each lane gets the word that has its code, shifts it up to the top, and down again with its sign;
- * of 8 bits, which have a sign of their own, a byte. */
-#define VECTOR_FIELDS
-static inline void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
+/* Levels of 2 and 4 bits times the scale, by the code, which is in the low bits of each lane: those
+ * that are looked up, whatever is above. */
+#define VECTOR_LEVELS
+static inline V level_table(unsigned width, V scale) {
+  const V two = _mm512_set4_ps(-0.5f, -1.5f, 1.5f, 0.5f),
+          four = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  return _mm512_mul_ps(width == 2 ? two : four, scale);
+}
+
+static inline V level_of(unsigned width, V table, __m512i code) {
+  return width == 2 ? _mm512_permutevar_ps(table, code) : _mm512_permutexvar_ps(code, table);
+}
+
+/* Of 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
+static inline V level_of_byte(__m512i code) {
+  const __m512i upper = _mm512_slli_epi32(code, 20), no_sign = _mm512_set1_epi32((int)0x87ffffff),
+                exponent = _mm512_set1_epi32(112 << 23);
+  const __mmask16 some = _mm512_test_epi32_mask(code, _mm512_set1_epi32(127));
+  return _mm512_castsi512_ps(
+      _mm512_maskz_ternarylogic_epi32(some, upper, no_sign, exponent, 0xea)); /* a & b | c */
+}
+
+static inline void group_levels(V group[2], const uint32_t *fields, unsigned width, V scale) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)width));
-  const __m512i word = _mm512_srli_epi32(at, 5),
-                up = _mm512_sub_epi32(_mm512_set1_epi32(32 - (int)width),
-                                      _mm512_and_si512(at, _mm512_set1_epi32(31)));
+  const __m512i down = _mm512_and_si512(_mm512_mullo_epi32(lane, _mm512_set1_epi32((int)width)),
+                                        _mm512_set1_epi32(31));
+  const V table = level_table(width, scale);
   for (int k = 0; k < 2; k++) {
     const void *from = (const uint8_t *)fields + 2 * (int)width * k;
-    __m512i codes;
     if (width == 8) {
-      codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
-    } else {
-      const __m128i loaded =
-          width == 4 ? _mm_loadl_epi64((const __m128i *)from) : _mm_cvtsi32_si128((int)fields[k]);
-      codes = _mm512_permutexvar_epi32(word, _mm512_castsi128_si512(loaded));
-      codes = _mm512_srai_epi32(_mm512_sllv_epi32(codes, up), 32 - width);
+      const __m512i codes = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+      group[k] = _mm512_mul_ps(level_of_byte(codes), scale);
+      continue;
     }
-    _mm512_storeu_si512(code + 16 * k, codes);
+    __m512i words = _mm512_set1_epi32((int)fields[width == 2 ? k : 2 * k]);
+    if (width == 4)
+      words = _mm512_mask_set1_epi32(words, 0xff00, (int)fields[2 * k + 1]);
+    group[k] = level_of(width, table, _mm512_srlv_epi32(words, down));
   }
 }
 
-/* Neighbours are brought together in lanes of twice the size, until a lane has a byte. */
-static inline void group_pack(const int32_t code[OB_LANES], unsigned width, uint32_t *fields) {
+/* The low `width` bits of each lane, one after the other: neighbours are brought together in lanes
+ * of twice the size. Where bits of the third choose, the first, else the second: 0xca. */
+static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *fields) {
+  __m128i bytes[2];
   for (int k = 0; k < 2; k++) {
-    void *to = (uint8_t *)fields + 2 * (int)width * k;
-    const __m512i mask = _mm512_set1_epi32((1 << width) - 1),
-                  one = _mm512_and_si512(_mm512_loadu_si512(code + 16 * k), mask);
-    if (width == 8) {
-      _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(one));
-      continue;
-    }
-    const __m512i two = _mm512_or_si512(one, _mm512_srli_epi64(one, 32 - width));
-    const __m128i pairs = _mm512_cvtepi64_epi16(two);
-    if (width == 4) {
-      _mm_storel_epi64((__m128i *)to, _mm_cvtepi16_epi8(pairs));
-      continue;
-    }
-    const __m128i low = _mm_and_si128(pairs, _mm_set1_epi16(15));
-    fields[k] =
-        (uint32_t)_mm_cvtsi128_si32(_mm_cvtepi32_epi8(_mm_or_si128(low, _mm_srli_epi32(low, 12))));
+    const __m512i next = _mm512_srli_epi64(code[k], 32 - width),
+                  own = _mm512_set1_epi32((1 << width) - 1);
+    bytes[k] = _mm512_cvtepi64_epi8(_mm512_ternarylogic_epi32(own, code[k], next, 0xca));
   }
+  const __m128i all = _mm_unpacklo_epi64(bytes[0], bytes[1]);
+  if (width == 4) {
+    _mm_storeu_si128((__m128i *)(void *)fields, all);
+    return;
+  }
+  const __m128i low = _mm_and_si128(all, _mm_set1_epi8(15)),
+                pairs = _mm_maddubs_epi16(low, _mm_set1_epi16(0x1001));
+  _mm_storel_epi64((__m128i *)(void *)fields, _mm_packus_epi16(pairs, pairs));
+}
+
+/* ob_code_of, of 8 bits; a code's lower 7 bits are in the byte of its lane, and its level there. */
+static inline __m512i code_in_byte(V ratio, V *level) {
+  const __m512i bits = _mm512_castps_si512(ratio), sign = _mm512_set1_epi32((int)OB_SIGN_BIT),
+                above = _mm512_andnot_si512(sign, bits),
+                rounded = _mm512_add_epi32(above, _mm512_set1_epi32(1 << 19)),
+                bound = _mm512_min_epu32(rounded, _mm512_set1_epi32(0x3ff << 20));
+  const __mmask16 some = _mm512_cmpgt_epu32_mask(bound, _mm512_set1_epi32((0x381 << 20) - 1));
+  const __m512i code = _mm512_maskz_srli_epi32(some, bound, 20),
+                upper = _mm512_slli_epi32(code, 20);
+  *level = _mm512_castsi512_ps(_mm512_maskz_ternarylogic_epi32(some, upper, bits, sign, 0xf8));
+  return code;
+}
+
+static inline void group_quantise(const float *values, unsigned width, V inverse, V scale,
+                                  V error[2], uint32_t *fields) {
+  const V table = level_table(width, scale), rounder = _mm512_set1_ps(OB_ROUNDER);
+  const __m512i zero = _mm512_castps_si512(rounder),
+                min = _mm512_add_epi32(zero, _mm512_set1_epi32(width == 2 ? -2 : -7)),
+                max = _mm512_add_epi32(zero, _mm512_set1_epi32(width == 2 ? 1 : 7));
+  __m512i code[2];
+  for (int k = 0; k < 2; k++) {
+    const V value = v_load(values + 16 * k), ratio = _mm512_mul_ps(value, inverse);
+    V level;
+    if (width == 8) {
+      code[k] = code_in_byte(ratio, &level);
+      error[k] = _mm512_sub_ps(value, _mm512_mul_ps(level, scale));
+      const __m128i bytes = _mm_and_si128(_mm512_cvtepi32_epi8(code[k]), _mm_set1_epi8(127));
+      const __mmask16 minus = _mm512_movepi32_mask(_mm512_castps_si512(ratio));
+      _mm_storeu_si128((__m128i *)(void *)(fields + 4 * k),
+                       _mm_or_si128(bytes, _mm_maskz_set1_epi8(minus, (char)-128)));
+      continue;
+    }
+    const V offset = width == 2 ? _mm512_sub_ps(ratio, _mm512_set1_ps(0.5f)) : ratio;
+    code[k] = _mm512_castps_si512(_mm512_add_ps(offset, rounder));
+    code[k] = _mm512_min_epi32(_mm512_max_epi32(code[k], min), max);
+    error[k] = _mm512_sub_ps(value, level_of(width, table, code[k]));
+  }
+  if (width < 8)
+    pack_codes(code, width, fields);
 }
