@@ -22,7 +22,7 @@ enum {
   dtype_count = 3,
   value_count = VALUES_KINDS,
   stream_count = 3,
-  kernel_count = 12,
+  kernel_count = 16,
   all_count = kernel_count + OB_PASSES
 };
 
@@ -77,11 +77,15 @@ static struct guarded_array moments_create(size_t count, uint32_t salt) {
   return array;
 }
 
-static struct guarded_array bits_create(size_t count, uint32_t salt) {
-  struct guarded_array array = array_create(words_of(count) * sizeof(uint32_t));
-  for (size_t w = 0; w < words_of(count); w++)
+static struct guarded_array fields_create(size_t count, unsigned width, uint32_t salt) {
+  struct guarded_array array = array_create(words_of(count) * width * sizeof(uint32_t));
+  for (size_t w = 0; w < words_of(count) * width; w++)
     ((uint32_t *)array.data)[w] = scramble((uint32_t)w + salt);
   return array;
+}
+
+static struct guarded_array bits_create(size_t count, uint32_t salt) {
+  return fields_create(count, 1, salt);
 }
 
 struct result {
@@ -202,20 +206,20 @@ static const size_t streams[stream_count] = {1, 2, 7};
 
 /* Where the momentum and the sum of the streams are both zero the direction is. */
 static void run_lion(const struct codec_case *c, const struct ob_codec *codec, size_t count,
-                     struct result *result) {
+                     unsigned width, struct result *result) {
   struct guarded_array bits[7], residual = words_create(c->count, 2),
                                 out = words_create(c->count, 3), word = bits_create(c->count, 4);
   const uint32_t *pointers[7];
   float scales[7];
   for (size_t s = 0; s < count; s++) {
-    bits[s] = bits_create(c->count, 100 + (uint32_t)s);
+    bits[s] = fields_create(c->count, width, 100 + (uint32_t)s);
     pointers[s] = bits[s].data;
     scales[s] = c->values == VALUES_OVERFLOW ? 1e30f : 0.1f;
   }
   for (size_t i = 0; i < c->count; i++)
     ((float *)residual.data)[i] *= (float)(i % 3 != 1);
   struct ob_reduce_run run = {.count = c->count,
-                              .width = 1,
+                              .width = width,
                               .streams = count,
                               .bits = pointers,
                               .scales = scales,
@@ -285,6 +289,111 @@ static void run_store(const struct codec_case *c, const struct ob_codec *codec,
   array_destroy(&bits);
 }
 
+static const unsigned widths[] = {2, 4, 8};
+
+/* A block's values become levels, as blocks.c has it. */
+static void quantise_case(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
+                          onebit_scale_t rule, bool stream, const float *kept, float sum,
+                          struct result *result) {
+  struct guarded_array out = words_create(c->count, 3), fields = fields_create(c->count, width, 4);
+  const float largest = c->count ? codec->largest(kept, c->count) : 0;
+  const bool finite = ob_is_finite(sum);
+  const struct ob_quantise_run run = {
+      .count = c->count,
+      .width = width,
+      .values = kept,
+      .scale = finite && c->count ? ob_level_scale(sum, c->count, largest, rule, width) : 0,
+      .stream = stream,
+      .residual_out = out.data,
+      .fields = fields.data};
+  codec->quantise(&run);
+  keep_sum(result, largest);
+  keep_sum(result, run.scale);
+  keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
+  keep_array(result, &fields, finite ? words_of(c->count) * width * sizeof(uint32_t) : 0);
+}
+
+/* The error is kept as such: its scale is 0. The momentum is of the same width. */
+static void run_compress_levels(const struct codec_case *c, const struct ob_codec *codec,
+                                unsigned width, struct result *result) {
+  struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
+                       kept = words_create(c->count, 3), bits = bits_create(c->count, 4),
+                       last = fields_create(c->count, width, 5);
+  const bool momentum = c->values == VALUES_EDGES, stream = c->values == VALUES_GRADIENTS;
+  struct ob_compress_run run = {.count = c->count,
+                                .valid = c->count,
+                                .input = input.data,
+                                .dtype = c->dtype,
+                                .rule = ONEBIT_SCALE_RMS,
+                                .momentum_bits = momentum ? last.data : NULL,
+                                .momentum_width = width,
+                                .momentum_scale = 0.37f,
+                                .decay = 0.9f,
+                                .scaling = 1,
+                                .weight = 0.1f,
+                                .residual = residual.data,
+                                .residual_out = kept.data,
+                                .bits = bits.data};
+  const float sum = codec->compress(&run);
+  keep_sum(result, sum);
+  for (int rule = ONEBIT_SCALE_RMS; rule <= ONEBIT_SCALE_LARGEST; rule++)
+    if (rule != ONEBIT_SCALE_MEAN_ABSOLUTE)
+      quantise_case(c, codec, width, (onebit_scale_t)rule, stream, kept.data, sum, result);
+  array_destroy(&input);
+  array_destroy(&residual);
+  array_destroy(&kept);
+  array_destroy(&bits);
+  array_destroy(&last);
+}
+
+static void run_streams_of_levels(const struct codec_case *c, const struct ob_codec *codec,
+                                  unsigned width, size_t count, struct result *result) {
+  struct guarded_array fields[7], residual = words_create(c->count, 2),
+                                  kept = words_create(c->count, 3), bits = bits_create(c->count, 4),
+                                  plain = input_create(c, 6), stored = input_create(c, 8);
+  const uint32_t *pointers[7];
+  float scales[7];
+  for (size_t s = 0; s < count; s++) {
+    fields[s] = fields_create(c->count, width, 100 + (uint32_t)s);
+    pointers[s] = fields[s].data;
+    scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == VALUES_OVERFLOW ? 1e30f : 1);
+  }
+  struct ob_reduce_run reduce = {.count = c->count,
+                                 .streams = count,
+                                 .width = width,
+                                 .bits = pointers,
+                                 .scales = scales,
+                                 .rule = ONEBIT_SCALE_RMS,
+                                 .residual = residual.data,
+                                 .residual_out = kept.data,
+                                 .out = bits.data};
+  struct ob_sum_run total = {c->count, count, width, pointers, scales, plain.data, c->dtype};
+  struct ob_store_run store = {c->count,
+                               width,
+                               c->values != VALUES_GRADIENTS,
+                               pointers[0],
+                               c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
+                               stored.data,
+                               c->dtype};
+  keep_sum(result, codec->reduce(&reduce));
+  codec->sum(&total);
+  codec->store(&store);
+  keep_array(result, &kept, words_of(c->count) * OB_LANES * sizeof(float));
+  keep_array(result, &plain, c->count * ob_dtype_size(c->dtype));
+  keep_array(result, &stored, c->count * ob_dtype_size(c->dtype));
+  array_destroy(&residual);
+  array_destroy(&bits);
+  for (size_t s = 0; s < count; s++)
+    array_destroy(&fields[s]);
+}
+
+static void run_levels(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
+                       struct result *result) {
+  run_compress_levels(c, codec, width, result);
+  for (int s = 0; s < stream_count; s++)
+    run_streams_of_levels(c, codec, width, streams[s], result);
+}
+
 /* Plain arrays of float32, `count` long, not in whole words. */
 static struct guarded_array floats_create(const struct codec_case *c, uint32_t salt) {
   struct codec_case plain = {c->count, ONEBIT_FLOAT32,
@@ -295,11 +404,12 @@ static struct guarded_array floats_create(const struct codec_case *c, uint32_t s
 /* A pass of an optimizer. All its arrays are there; the parameters also go to the case's dtype. */
 static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
                      enum ob_pass_kind kind, struct result *result) {
-  struct guarded_array arrays[OB_ARRAYS], p = floats_create(c, 12), copy = input_create(c, 13),
-                                          g = input_create(c, 9), bits = bits_create(c->count, 14),
-                                          last = bits_create(c->count, 15);
+  const unsigned width = c->values == VALUES_LARGE ? 8 : c->values == VALUES_NAN ? 4 : 1;
+  struct guarded_array arrays[OB_ARRAYS],
+      p = floats_create(c, 12), copy = input_create(c, 13), g = input_create(c, 9),
+      bits = fields_create(c->count, width, 14), last = bits_create(c->count, 15);
   struct ob_pass_run run = {.kind = kind,
-                            .width = 1,
+                            .width = width,
                             .last_width = 1,
                             .count = c->count,
                             .parameter = p.data,
@@ -374,7 +484,11 @@ static const char *const kernels[kernel_count] = {"compress-rms",
                                                   "compress-moments",
                                                   "compress-moments-streaming",
                                                   "compress-moments-alone",
-                                                  "reduce-lion"};
+                                                  "reduce-lion",
+                                                  "levels-2",
+                                                  "levels-4",
+                                                  "levels-8",
+                                                  "reduce-lion-levels"};
 #define NAMED(name) "pass " #name,
 static const char *const passes[] = {OB_PASS_KINDS(NAMED)};
 
@@ -413,7 +527,16 @@ static void run_kernel(size_t kernel, const struct codec_case *c, const struct o
     break;
   case 11:
     for (int s = 0; s < stream_count; s++)
-      run_lion(c, codec, streams[s], result);
+      run_lion(c, codec, streams[s], 1, result);
+    break;
+  case 12:
+  case 13:
+  case 14:
+    run_levels(c, codec, widths[kernel - 12], result);
+    break;
+  case 15:
+    for (int w = 0; w < 3; w++)
+      run_lion(c, codec, 2, widths[w], result);
     break;
   default:
     run_pass(c, codec, (enum ob_pass_kind)(kernel - kernel_count), result);

@@ -1,5 +1,6 @@
 /* codec_digest NAME: walks the table of codec cases and prints a digest of what the codec wrote in
- * each, so that codecs of different processors can be compared: equal lines are equal bits. */
+ * each, so that codecs of different processors can be compared: equal lines are equal bits. The
+ * last lines are those of golden_digests.h. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +8,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "tests/codec_cases.h"
+#include "tests/golden_cases.h"
 
 int main(int count, char **arguments) {
   const struct ob_codec *codec;
@@ -21,6 +23,11 @@ int main(int count, char **arguments) {
     size_t size = codec_case_run(i, codec, &bytes);
     printf("%s %zu %016" PRIx64 "\n", name, size, ob_hash(OB_HASH_START, bytes, size));
     free(bytes);
+  }
+  for (size_t i = 0; i < golden_count(); i++) {
+    const struct golden made = golden_run(i, codec);
+    printf("{\"%s\", 0x%016" PRIx64 ", 0x%016" PRIx64 ", 0x%016" PRIx64 "},\n", made.name,
+           made.messages, made.residuals, made.results);
   }
   return 0;
 }
