@@ -15,21 +15,25 @@ struct receiver {
   struct ob_message_call expected;
 };
 
-/* A layout of one piece; the message is its second half, as a server's would be. */
+static const unsigned widths[] = {1, 2, 4, 8};
+
+/* A layout of one piece; the message is its second half, as a server's would be. One scale for all
+ * is of signs only. */
 static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   size_t count = (size_t)choice[0] * 37 + choice[1], block = 32u << (choice[2] & 3);
   if (ob_layout_create(&receiver->layout, block, 1, &count, NULL) != ONEBIT_OK)
     return 0;
   size_t first = receiver->layout.blocks / 2;
+  const unsigned width = widths[choice[2] >> 5 & 3];
   receiver->shape = (struct ob_message_shape){.first = first,
                                               .blocks = receiver->layout.blocks - first,
                                               .words = receiver->layout.words -
                                                        ob_layout_word(&receiver->layout, first),
-                                              .width = 1,
-                                              .one_scale = choice[2] & 4,
+                                              .width = width,
+                                              .one_scale = width == 1 && choice[2] & 4,
                                               .dense = choice[2] & 8,
                                               .half = (choice[2] & 24) == 24};
-  receiver->work = (struct ob_work){.codec = ob_codec_row(choice[3] & 1),
+  receiver->work = (struct ob_work){.codec = ob_codec_row(choice[3] >> 4 & 3),
                                     .layout = &receiver->layout,
                                     .output_dtype = (onebit_dtype_t)(choice[3] / 2 % 3),
                                     .one_scale = receiver->shape.one_scale,
@@ -65,13 +69,23 @@ static void mend(struct receiver *receiver, unsigned char *message, size_t bytes
   if (what & 32)
     header.block = receiver->shape.first;
   if (what & 64)
-    header.flags = (uint16_t)((receiver->shape.dense ? OB_FLAG_DENSE : 0) |
-                              (receiver->shape.half ? OB_FLAG_HALF : 0));
+    header.flags = (uint16_t)ob_payload_flags(receiver->shape.dense, receiver->shape.half,
+                                              receiver->shape.width);
   memcpy(message, &header, sizeof header);
+}
+
+/* What a receiver computes with is what it expects, and sound. */
+static void look(const struct receiver *receiver, const struct ob_view *view) {
+  const struct ob_message_shape *shape = &receiver->shape;
+  FUZZ_CHECK((view->header->flags & OB_PAYLOAD_FLAGS) ==
+             ob_payload_flags(shape->dense, shape->half, shape->width));
+  for (size_t i = 0; i < ob_message_scales(shape); i++)
+    FUZZ_CHECK(ob_scale_is_sound(view->scales[i]));
 }
 
 static void decode(struct receiver *receiver, unsigned char *message) {
   struct ob_view view = ob_message_view(message, &receiver->shape), both[2] = {view, view};
+  look(receiver, &view);
   size_t bytes = receiver->layout.elements * ob_dtype_size(receiver->work.output_dtype);
   void *output = malloc(bytes ? bytes : 1);
   void *const outputs[1] = {output};

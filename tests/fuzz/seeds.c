@@ -39,7 +39,7 @@ static FILE *seed(const char *fuzzer, const char *format, ...) {
 
 /* --- Messages: one of each shape, as message.c expects them. */
 
-static void write_message(int shape) {
+static void write_message(int shape, unsigned width) {
   const uint8_t choices[7] = {1, 31, (uint8_t)shape, 0, 5, 0, 0};
   size_t count = 1 * 37 + 31;
   struct ob_layout layout;
@@ -48,7 +48,7 @@ static void write_message(int shape) {
   struct ob_message_shape of = {.first = first,
                                 .blocks = layout.blocks - first,
                                 .words = layout.words - ob_layout_word(&layout, first),
-                                .width = 1,
+                                .width = width,
                                 .one_scale = shape & 4,
                                 .dense = shape & 8,
                                 .half = (shape & 24) == 24};
@@ -210,7 +210,9 @@ int main(int count, char **arguments) {
     return 2;
   root = arguments[1];
   for (int shape = 0; shape < 32; shape += 4)
-    write_message(shape);
+    write_message(shape, 1);
+  for (int of = 1; of < 4; of++)
+    write_message(of << 5, 1u << of);
   write_sparse();
   write_proposals();
   for (int kind = 0; kind < FUZZ_OPTIMIZERS; kind++)
