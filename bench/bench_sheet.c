@@ -8,11 +8,33 @@
 #include "bench/bench_cuda.h"
 #endif
 
+#ifdef ONEBIT_HAVE_CUDA
+/* On a device, optimizers have messages of one bit. */
+static int check_width(const struct bench_sheet *sheet) {
+  const int bits = sheet->job->options->bits;
+  if (!sheet->job->device || bits <= 1 || sheet->list == &bench_codec_kernels)
+    return BENCH_OK;
+  fprintf(stderr, "onebit-bench: bits is %d: on a device optimizers have one bit\n", bits);
+  return BENCH_USAGE;
+}
+
+static bool is_of_one_bit(const struct bench_sheet *sheet, const struct bench_pass *pass) {
+  return sheet->job->device && sheet->job->options->bits > 1 && (pass->momentum || pass->frozen);
+}
+#endif
+
 /* What the list has; a step that is put on a stream is also replayed as a graph. */
 static int add_all(struct bench_sheet *sheet) {
   struct bench_rounds *rounds = &sheet->rounds;
   const struct bench_options *options = sheet->job->options;
+#ifdef ONEBIT_HAVE_CUDA
+  BENCH_TRY(check_width(sheet));
+#endif
   for (const struct bench_pass *const *pass = sheet->list->passes; *pass; pass++) {
+#ifdef ONEBIT_HAVE_CUDA
+    if (is_of_one_bit(sheet, *pass))
+      continue;
+#endif
     if ((*pass)->streams && !sheet->reduce)
       sheet->reduce = rounds->count;
     for (size_t k = 0; k < ((*pass)->streams ? options->stream_count : 1); k++)

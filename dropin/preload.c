@@ -11,12 +11,12 @@
 
 struct ob_preload ob_preload = {.min_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
 
-onebit_status_t ob_preload_read_settings(int bits) {
+onebit_status_t ob_preload_read_settings(void) {
   int required = 0;
   OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
   ob_preload.required = required;
   OB_TRY(ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules));
-  return ob_rules_settle_bits(bits, &ob_preload.rules);
+  return ob_rules_settle_bits(OB_SAFE_BITS, &ob_preload.rules);
 }
 
 uint64_t ob_preload_hash(void) {

@@ -25,9 +25,9 @@ extern struct ob_preload ob_preload;
 
 #define OB_PRELOAD_VISIBLE __attribute__((visibility("default")))
 
-/* Reads what the environment asks for: required, rules, and bits of an element, or `bits`. Local.
- * Errors: ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
-onebit_status_t ob_preload_read_settings(int bits);
+/* Reads what the environment asks for: required, rules, and bits of an element. Local. Errors:
+ * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
+onebit_status_t ob_preload_read_settings(void);
 
 /* Equal where rules and version of the library are: ranks compare it. */
 uint64_t ob_preload_hash(void);

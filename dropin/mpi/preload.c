@@ -41,7 +41,7 @@ static onebit_status_t check_version(void) {
 
 static int every_rank;
 static onebit_status_t find_settings(void) {
-  onebit_status_t status = ob_preload_read_settings(OB_SAFE_BITS);
+  onebit_status_t status = ob_preload_read_settings();
   if (status == ONEBIT_OK)
     status = ob_knob_number(OB_KNOB_EVERY_RANK, 0, 1, 0, &every_rank);
   return status == ONEBIT_OK ? check_version() : status;

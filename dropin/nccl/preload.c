@@ -27,9 +27,9 @@ static void check_driver(void) {
              driver / 1000);
 }
 
-/* One bit is all that messages of a device have. */
+/* Plans of a device stay with the bits that they begin with. */
 static onebit_status_t read_settings(void) {
-  OB_TRY(ob_preload_read_settings(1));
+  OB_TRY(ob_preload_read_settings());
   if (!ob_rules_move(&ob_preload.rules))
     return ONEBIT_OK;
   return ob_error(

@@ -123,7 +123,7 @@ typedef struct onebit_plan_options {
   onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
   onebit_device_t device;     /* default ONEBIT_DEVICE_HOST */
   /* Bits an element, 1, 2, 4 or 8; default 1. What more than one bit takes: ONEBIT_WIRE_BITS, a
-   * scale for each block, profile default, and memory of the host. */
+   * scale for each block, and profile default. */
   int bits;
   /* The most bits an element that the plan may come to use; default as `bits`. Where it is more,
    * the plan begins with `bits`, takes twice as many whenever the residual has outgrown the input
