@@ -38,6 +38,9 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
          "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8, or a range as 1..8 "
          "(auto), in which a tensor has as many as it needs; 1 where SGD with momentum "
          "gets the sums. NCCL: always 1"},
+    [OB_KNOB_BUDGET] = {"ONEBIT_BUDGET", "-",
+                        "preloaded: the part of float32's bytes that a communicator's tensors may "
+                        "send, as 1/20: those that gain most by the byte have more bits"},
 };
 
 const char *ob_knob_text(enum ob_knob knob) {
@@ -84,6 +87,27 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
   *bits = (struct ob_bits){-1, -1};
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "ONEBIT_BITS=%s: not 1, 2, 4 or 8, a range as 1..8, or auto", text);
+}
+
+/* One bit an element, and a scale for 2048. */
+#define MIN_BUDGET (1.0 / 32 + 1.0 / 2048)
+
+onebit_status_t ob_knob_budget(double *budget) {
+  const char *text = ob_knob_text(OB_KNOB_BUDGET);
+  *budget = 0;
+  if (!text)
+    return ONEBIT_OK;
+  char *end;
+  double part = strtod(text, &end);
+  if (end != text && *end == '/' && end[1])
+    part /= strtod(end + 1, &end);
+  if (end == text || *end || !(part >= MIN_BUDGET && part <= 1))
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "ONEBIT_BUDGET=%s: not a part from %.4f, which one bit and its scales take, to "
+                    "1, as 1/20",
+                    text, MIN_BUDGET);
+  *budget = part;
+  return ONEBIT_OK;
 }
 
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value) {

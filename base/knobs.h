@@ -22,6 +22,7 @@ enum ob_knob {
   OB_KNOB_REQUIRE,
   OB_KNOB_EVERY_RANK,
   OB_KNOB_BITS,
+  OB_KNOB_BUDGET,
   OB_KNOB_COUNT
 };
 
@@ -54,6 +55,10 @@ bool ob_bits_parse(const char *text, size_t length, struct ob_bits *bits);
 /* ONEBIT_BITS: bits of an element in sums that go to an optimizer which is not this library's, or
  * `fallback` when it is not set. With an error they are -1. */
 onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits);
+
+/* ONEBIT_BUDGET: the part of float32's bytes that tensors may send, as 1/20 or 0.05; 0 when it
+ * is not set. */
+onebit_status_t ob_knob_budget(double *budget);
 
 /* A knob that is a number of seconds, with decimals; 0 and `never` are INFINITY. */
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value);

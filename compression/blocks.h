@@ -22,7 +22,7 @@
 #include "compression/measure.h"
 #include "compression/message.h"
 
-/* One block in so many is measured in a call: that costs 3 % of the call. */
+/* One block in so many is measured in a call, which is up to a tenth of its time. */
 #define OB_MEASURE_EVERY 16
 
 /* Residuals of the blocks first .. first + blocks - 1 of a layout. */

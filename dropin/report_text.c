@@ -50,7 +50,7 @@ static void print_bits(FILE *file, const struct ob_record *record) {
   unsigned long long moves = (unsigned long long)atomic_load(&record->moves);
   fprintf(file, " to %s", ob_report_bits(atomic_load(&record->bits)));
   if (moves)
-    fprintf(file, " in the end, which have changed %llu times", moves);
+    fprintf(file, " in the end (changes: %llu)", moves);
   fprintf(file, "; %.2f MB instead of %.2f MB", megabytes(atomic_load(&record->bytes_sent)),
           megabytes(atomic_load(&record->bytes_dense)));
 }

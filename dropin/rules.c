@@ -70,6 +70,9 @@ bool ob_rules_move(const struct ob_rules *rules) {
 }
 
 onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules) {
+  OB_TRY(ob_knob_budget(&rules->budget));
+  if (rules->bits.min == 0 && rules->budget > 0 && !ob_knob_text(OB_KNOB_BITS))
+    rules->bits = (struct ob_bits){1, 8};
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
@@ -101,7 +104,7 @@ static uint64_t mix_bits(uint64_t hash, struct ob_bits bits) {
 
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
   uint64_t hash = mix(mix(OB_HASH_START, rules->min_bytes), rules->warmup);
-  hash = mix_bits(hash, rules->bits);
+  hash = ob_hash(mix_bits(hash, rules->bits), &rules->budget, sizeof rules->budget);
   hash = rules->all_sums ? mix(hash, true) : hash;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];

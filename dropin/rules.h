@@ -54,6 +54,7 @@ struct ob_rules {
   size_t min_bytes;    /* bytes: allreduces that no rule fits are compressed from here on */
   unsigned warmup;     /* steps */
   struct ob_bits bits; /* where the rule that fits does not say; 0: ONEBIT_BITS says */
+  double budget;       /* ONEBIT_BUDGET; 0: none */
   bool all_sums;       /* what no rule fits is compressed without being recognised */
 };
 
@@ -70,7 +71,8 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
  * Errors: ONEBIT_ERROR_ARGUMENT as above, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
 
-/* Sets `bits`, where no line of the rules has, from ONEBIT_BITS, or to `fallback`.
+/* Sets `bits`, where no line of the rules has, from ONEBIT_BITS, or to `fallback`; and the budget,
+ * with which that is 1 to 8.
  * Errors: ONEBIT_ERROR_ARGUMENT. */
 onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules);
 

@@ -146,6 +146,19 @@ Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   cr_assert_eq(bits_of_floats(&rules, 200), 18);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 48);
   cr_assert(ob_rules_move(&rules));
+  unsetenv("ONEBIT_BITS");
+  setenv("ONEBIT_BUDGET", "1/20", 1);
+  rules = parsed("");
+  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(rules.budget, 1.0 / 20);
+  cr_assert_eq(bits_of_floats(&rules, 100), 18);
+  static const char *const bad_budgets[] = {"0", "1/40", "2", "1/", "/20", "1/20x", "nan", "-0.1"};
+  for (size_t i = 0; i < sizeof bad_budgets / sizeof bad_budgets[0]; i++) {
+    setenv("ONEBIT_BUDGET", bad_budgets[i], 1);
+    rules = parsed("");
+    cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad_budgets[i]);
+  }
+  unsetenv("ONEBIT_BUDGET");
   static const char *const bad[] = {"0",   "3",   "5",     "16",  "eight", "8..1", "1..3",
                                     "1..", "..8", "1..16", "1-8", "autos", "0..8"};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

@@ -70,6 +70,10 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
     if ((status = ob_knob_bits(OB_SAFE_BITS, &bits)) == ONEBIT_OK)
       snprintf(value, capacity, bits.max > bits.min ? "%d..%d" : "%d", bits.min, bits.max);
     break;
+  case OB_KNOB_BUDGET:
+    if ((status = ob_knob_budget(&seconds)) == ONEBIT_OK && text)
+      snprintf(value, capacity, "%g", seconds);
+    break;
   case OB_KNOB_RULES:
     status = ob_rules_load(text, &rules);
     break;

@@ -302,6 +302,25 @@ static void look(struct ob_attached *attached) {
     ob_candidate_reset(&attached->candidates[position]);
 }
 
+/* ---- A budget ---- */
+
+/* The bits of all tensors by what they have told since, every so many calls. */
+#define FIT_CALLS 64
+
+/* All ranks alike: once the calls in flight are decided they know the same of every plan. */
+static void fit(struct ob_attached *attached, double budget) {
+  onebit_plan_t plans[OB_MAX_TENSORS];
+  size_t count = 0;
+  for (int slot = 0; slot < attached->slots; slot++) {
+    const struct tensor *tensor = attached->tensors[slot];
+    if (!tensor)
+      continue;
+    ob_exchange_withdrawals(tensor->exchange);
+    plans[count++] = ob_exchange_plan(tensor->exchange);
+  }
+  onebit_plan_fit_budget(plans, count, budget);
+}
+
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        struct ob_followed *followed) {
   onebit_dtype_t dtype;
@@ -314,6 +333,8 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
   const bool in_place = call->sendbuf == MPI_IN_PLACE;
   uint64_t signature = ob_follower_signature(call->operation, dtype, sum, call->count);
   attached->calls++;
+  if (followed->budget > 0 && attached->calls % FIT_CALLS == 0)
+    fit(attached, followed->budget);
   int position =
       ob_loops_position(attached->loops, signature, in_place ? call->recvbuf : call->sendbuf,
                         call->recvbuf, &is_time);

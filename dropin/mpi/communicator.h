@@ -26,6 +26,7 @@ struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
 struct ob_followed {
   bool named;                     /* in: by a rule, so it is not watched */
   struct ob_bits bits;            /* in: an element, where it is compressed */
+  double budget;                  /* in: of the bytes, for all tensors; 0: none */
   struct ob_record *record;       /* in: or NULL */
   struct ob_candidate *candidate; /* out: the tensor; NULL: not known */
   bool withdraw;                  /* out: for ob_exchange_run */

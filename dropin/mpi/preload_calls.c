@@ -35,6 +35,7 @@ static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_followed *
   followed->named = ob_rules_name(&ob_preload.rules, call->operation, dtype, call->count, size);
   followed->bits = ob_rules_bits(&ob_preload.rules, call->operation, dtype, call->count, size);
   followed->record = record_of(call, dtype, size);
+  followed->budget = ob_preload.rules.budget;
   return ob_preload_settled(call->comm, size);
 }
 

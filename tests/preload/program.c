@@ -122,8 +122,9 @@ static void climb(void) {
     for (int i = 0; i < COUNT; i++)
       drift[i] += sum[i];
   }
-  for (int i = 0; i < COUNT; i++)
-    if (!(fabsf(drift[i]) < 100)) /* with one bit an outlier still waits for some 100,000 */
+  for (int i = 0; i < COUNT;
+       i++) /* with one bit the outlier waits for some 45,000, with 2 30,000 */
+    if (!(fabsf(drift[i]) < (getenv("ONEBIT_BUDGET") ? 100000 : 100)))
       fail("climb", CALLS, i, (double)drift[i], 0);
   free(mine), free(sum), free(drift), free(easy);
 }
