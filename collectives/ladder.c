@@ -1,7 +1,10 @@
 /* Moving a plan between widths. */
 #include "collectives/ladder.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/handles.h"
@@ -30,6 +33,22 @@ size_t ob_ladder_max_bytes(const struct onebit_plan *plan, size_t messages, size
   return is_used(&plan->ladder) ? messages * plan->ladder.max_stride : bytes;
 }
 
+/* In the text that says what the plan decided: its last line. */
+static void tell(struct onebit_plan *plan) {
+  const struct ob_ladder *ladder = &plan->ladder;
+  char *text = plan->choice.text, *line = strstr(text, "bits an element: ");
+  if (!line)
+    line = text + strlen(text);
+  snprintf(line, sizeof plan->choice.text - (size_t)(line - text),
+           "bits an element: %u now, %u to %u, changes: %" PRIu64 "\n", plan->geometry.width,
+           ladder->min, ladder->max, ladder->moves);
+}
+
+static void set_width(struct onebit_plan *plan, unsigned width) {
+  ob_schedule_set_width(plan, width);
+  tell(plan);
+}
+
 /* --- Memory ------------------------------------------------------------------------------------*/
 
 static struct ob_norms *allocate(struct onebit_plan *plan, const struct ob_residual *residual) {
@@ -54,7 +73,7 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
                     options->bits, options->max_bits);
   plan->ladder.elements = ob_residual_elements(&plan->worker, &plan->geometry.layout);
   plan->ladder.max_stride = plan->geometry.stride;
-  ob_schedule_set_width(plan, plan->ladder.min);
+  set_width(plan, plan->ladder.min);
   plan->worker.norms = allocate(plan, &plan->worker);
   plan->server.norms = allocate(plan, &plan->server);
   if (plan->worker.norms && plan->server.norms)
@@ -128,7 +147,7 @@ static void move(struct onebit_plan *plan, unsigned width) {
   ladder->moves++;
   ladder->calm = 0;
   ladder->settling = SETTLING_WINDOWS;
-  ob_schedule_set_width(plan, width);
+  set_width(plan, width);
 }
 
 void ob_ladder_fix(struct onebit_plan *plan, unsigned width) {
@@ -187,7 +206,7 @@ void ob_ladder_reset(struct onebit_plan *plan) {
                                .elements = ladder->elements,
                                .max_stride = ladder->max_stride,
                                .patience = MIN_PATIENCE};
-  ob_schedule_set_width(plan, ladder->min);
+  set_width(plan, ladder->min);
 }
 
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
@@ -199,6 +218,6 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, and the plan has %u to %u", bits,
                     ladder->min, ladder->max);
   if ((unsigned)bits != plan->geometry.width)
-    ob_schedule_set_width(plan, (unsigned)bits);
+    set_width(plan, (unsigned)bits);
   return ONEBIT_OK;
 }

@@ -71,6 +71,9 @@ static void check_climb(onebit_plan_t plan, int call, bool alone) {
   if (call + 1 == LADDER_HARD)
     CHECK(info.bits == 8 && info.moves == 3 && info.residual_ratio > 0,
           "hard: %d bits, %d moves, ratio %g", info.bits, (int)info.moves, info.residual_ratio);
+  if (call + 1 == LADDER_HARD)
+    CHECK(strstr(onebit_plan_explain(plan), "bits an element: 8 now, 1 to 8, changes: 3\n"), "%s",
+          onebit_plan_explain(plan));
   if (call + 1 == LADDER_CALLS)
     CHECK(info.bits == 1 && info.moves == 6, "ordinary again: %d bits, %d moves", info.bits,
           (int)info.moves);
