@@ -230,7 +230,8 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
  * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or
  * defaults, and then why). Local.
  *   plan   the plan; NULL or no plan gives ""
- * The text is the plan's and lives as long. ONEBIT_EXPLAIN=1 in the environment has rank 0 print
+ * The text is the plan's and lives as long; of a plan of several widths its last line says which it
+ * has now, and changes with that. ONEBIT_EXPLAIN=1 in the environment has rank 0 print
  * them when a plan is made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
 
