@@ -39,6 +39,9 @@ static const option_t training[] = {
      "where the linear fall ends, as a part of the highest value"},
     {"seed", OPTION_COUNT, AT(seed), 0, 1e15, NULL, 0,
      "of the first parameters, the batches, the sample"},
+    {"step-seconds", OPTION_REAL, AT(step_seconds), 0, 1000, NULL, 0,
+     "what computing a gradient takes at least: a rank sleeps for the rest, as if another device "
+     "computed; default 0"},
     {"ranks", OPTION_COUNT, AT(ranks), 1, 1024, NULL, 0,
      "ranks as threads of this process, instead of MPI's processes"},
 };

@@ -33,8 +33,9 @@ typedef struct train_options {
   int dense, dense_mpi, compare;
   int no_error_feedback;
   size_t steps, seed;
-  size_t batch;      /* samples of a rank in a micro-batch */
-  size_t accumulate; /* micro-batches in a step */
+  size_t batch;       /* samples of a rank in a micro-batch */
+  size_t accumulate;  /* micro-batches in a step */
+  float step_seconds; /* of computing, at least */
 
   float learning_rate; /* its highest value */
   size_t rise;         /* steps until then */

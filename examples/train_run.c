@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "examples/train_run.h"
 
+#include <math.h>
 #include <time.h>
 
 #include "examples/train_report.h"
@@ -69,6 +70,11 @@ static int save(training_t *training, size_t step) {
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
+static void sleep_until(double end) {
+  for (double left; (left = end - now()) > 0;)
+    nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
+}
+
 /* The optimizer's time includes waiting for a slower rank. */
 static int take_step(training_t *training, size_t step, tally_t *tally) {
   train_optimizer_t *optimizer = &training->optimizer;
@@ -78,7 +84,9 @@ static int take_step(training_t *training, size_t step, tally_t *tally) {
   onebit_status_t status = train_optimizer_begin(optimizer, rate);
   if (check(training->team, status, "optimizer") != 0)
     return -1;
-  const double loss = train_optimizer_gradient(optimizer, step), middle = now();
+  const double loss = train_optimizer_gradient(optimizer, step);
+  sleep_until(start + (double)training->options->step_seconds);
+  const double middle = now();
   status = train_optimizer_step(optimizer, rate);
   const double end = now();
   *tally = (tally_t){.steps = 1,
