@@ -56,8 +56,8 @@ class HookState:
         the first step
     optimizer: what gets the gradients, a torch.optim.Optimizer, of which only the kind is looked
         at; None: not known
-    bits: an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. docs/scales.md has what
-        each costs in loss
+    bits: an element, 1, 2, 4 or 8; None: 1 for SGD with momentum, else 8. Where the norm of the
+        gradients is clipped take 2 or more. docs/scales.md has what each costs in loss
     normalise: whether a rank divides its gradients by the root of their own second moments before
         they are averaged, also in the warm-up. For Adam, AdamW and their like, whose steps do not
         change by it, but for the weight of epsilon, and of clipping and coupled weight decay, which
