@@ -278,5 +278,6 @@ private:
 } // namespace onebit
 
 #include "onebit/optimizer.hpp"
+#include "onebit/outer.hpp"
 
 #endif

@@ -266,6 +266,39 @@ static void checkpoints_in(const std::string &directory) {
   EXPECT(p == q && second.info().steps == 1);
 }
 
+static void outer_steps() {
+  on_ranks(2, [](communicator &comm) {
+    std::vector<float> p(400), x(400);
+    onebit::outer_options options;
+    options.local_steps = 1;
+    options.bits = ONEBIT_OUTER_DENSE;
+    onebit::outer outer(comm, {onebit::tensor(p.data(), nullptr, p.size())}, options);
+    for (float &value : p)
+      value = static_cast<float>(comm.rank() * 2);
+    EXPECT(outer.step() == ONEBIT_OK && p == std::vector<float>(400, 1.0F));
+    outer.consensus(0, x.data());
+    EXPECT(x == p && outer.info().exchanges == 1 && outer.check_errors() == ONEBIT_OK);
+    EXPECT(thrown([&] { outer.consensus(1, x.data()); }) == ONEBIT_ERROR_ARGUMENT);
+    options.bits = 3;
+    EXPECT(thrown([&] { onebit::outer(comm, {}, options); }) == ONEBIT_ERROR_ARGUMENT);
+    EXPECT(outer.synchronize() == ONEBIT_OK);
+  });
+  communicator comm = communicator::self(), other = communicator::self();
+  std::vector<float> p(400), q(400);
+  onebit::outer first(comm, {onebit::tensor(p.data(), nullptr, p.size())});
+  onebit::outer second(comm, {onebit::tensor(q.data(), nullptr, q.size())});
+  for (std::size_t i = 0; i < p.size(); i++)
+    p[i] = static_cast<float>(i);
+  EXPECT(first.step() == ONEBIT_OK);
+  const std::vector<unsigned char> part = first.save();
+  const void *const parts[] = {part.data()};
+  const std::size_t bytes[] = {part.size()};
+  second.load(parts, bytes, 1);
+  second.move_to(other);
+  EXPECT(p == q && second.info().steps == 1);
+  EXPECT(thrown([&] { second.load_files(std::string("/nowhere")); }) == ONEBIT_ERROR_FILE);
+}
+
 int main(int argc, char **argv) {
   EXPECT(argc == 2); // a directory that is not there yet
   errors_have_status_and_words();
@@ -277,6 +310,7 @@ int main(int argc, char **argv) {
   what_is_not_finite_is_skipped();
   optimizers_of_each_kind();
   optimizers_tell_and_go_on();
+  outer_steps();
   checkpoints_in(argv[1]);
   return 0;
 }
