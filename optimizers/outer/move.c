@@ -22,6 +22,17 @@
 
 enum { WORKER, SERVER, MESSAGE = 1 << 20 }; /* MESSAGE: floats at a time */
 
+struct moving {
+  struct onebit_outer *outer;
+  onebit_comm_t comm;
+  struct ob_batch *batch;
+  float *message;            /* MESSAGE of them */
+  uint64_t *noted;           /* of each rank, in the latest agreement */
+  struct ob_outer_run *runs; /* of one fragment's residual */
+  int source, holders;
+  bool holder;
+};
+
 /* --- Detached ----------------------------------------------------------------------------------*/
 
 static onebit_status_t no_memory(void) {
@@ -48,20 +59,14 @@ static onebit_status_t hold_one(struct ob_fragment *fragment, enum ob_saved what
   return ONEBIT_OK;
 }
 
-static onebit_status_t hold(struct ob_fragment *fragment) {
-  struct ob_outer_run *runs = ob_allocate(fragment->pieces, sizeof *runs);
-  onebit_status_t status = ONEBIT_OK;
+static onebit_status_t hold(struct ob_fragment *fragment, struct ob_outer_run *runs) {
   for (int k = 0; k < 2; k++)
     if (!fragment->held[k])
       fragment->held[k] = ob_allocate(fragment->count, sizeof(float));
-  if (!runs || !fragment->held[WORKER] || !fragment->held[SERVER])
-    status = no_memory();
-  if (status == ONEBIT_OK)
-    status = hold_one(fragment, OB_SAVED_WORKER, runs, fragment->held[WORKER]);
-  if (status == ONEBIT_OK)
-    status = hold_one(fragment, OB_SAVED_SERVER, runs, fragment->held[SERVER]);
-  ob_release(runs);
-  return status;
+  if (!fragment->held[WORKER] || !fragment->held[SERVER])
+    return no_memory();
+  OB_TRY(hold_one(fragment, OB_SAVED_WORKER, runs, fragment->held[WORKER]));
+  return hold_one(fragment, OB_SAVED_SERVER, runs, fragment->held[SERVER]);
 }
 
 static void release_held(struct ob_fragment *fragment) {
@@ -79,13 +84,16 @@ static void destroy_exchange(struct ob_fragment *fragment) {
 }
 
 /* Without memory nothing is given back, and the next call begins here again. */
-static onebit_status_t detach(struct onebit_outer *outer) {
+static onebit_status_t detach(const struct moving *moving) {
+  struct onebit_outer *outer = moving->outer;
   const size_t parts = outer->options.fragments;
+  if (!moving->runs)
+    return no_memory();
   for (size_t f = 0; f < parts; f++)
     ob_fragment_abandon(&outer->fragments[f]);
   outer->refused = false;
   for (size_t f = 0; !outer->detached && f < parts; f++)
-    OB_TRY(hold(&outer->fragments[f]));
+    OB_TRY(hold(&outer->fragments[f], moving->runs));
   outer->detached = true;
   for (size_t f = 0; f < parts; f++)
     destroy_exchange(&outer->fragments[f]);
@@ -93,16 +101,6 @@ static onebit_status_t detach(struct onebit_outer *outer) {
 }
 
 /* --- Who has what ------------------------------------------------------------------------------*/
-
-struct moving {
-  struct onebit_outer *outer;
-  onebit_comm_t comm;
-  struct ob_batch *batch;
-  float *message;  /* MESSAGE of them */
-  uint64_t *noted; /* of each rank, in the latest agreement */
-  int source, holders;
-  bool holder;
-};
 
 /* Collective: everyone's number. */
 static onebit_status_t learn(struct moving *moving, onebit_status_t status, uint64_t number) {
@@ -258,28 +256,25 @@ static void join_held(const struct moving *moving, struct ob_fragment *fragment)
   const float factor = ranks / (float)moving->holders;
   float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
   for (size_t i = 0; i < fragment->count; i++)
-    worker[i] = factor * worker[i] + ranks * server[i];
+    if (factor != 1 || server[i] != 0) /* else it stays, to the sign of a zero */
+      worker[i] = factor * worker[i] + ranks * server[i];
   memset(server, 0, fragment->count * sizeof *server);
 }
 
 /* The drift is scratch: nothing is in flight. */
 static onebit_status_t import_held(const struct moving *moving, struct ob_fragment *fragment) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
-  struct ob_outer_run *runs = ob_allocate(fragment->pieces, sizeof *runs);
-  onebit_status_t status = runs ? ONEBIT_OK : no_memory();
-  size_t count = runs ? exchange->runs(fragment, OB_SAVED_SERVER, runs) : 0;
+  size_t count = exchange->runs(fragment, OB_SAVED_SERVER, moving->runs);
   if (count) {
-    extract_runs(fragment->held[SERVER], runs, count, fragment->drift);
-    status = exchange->import_residual(fragment, OB_SAVED_SERVER, fragment->drift);
+    extract_runs(fragment->held[SERVER], moving->runs, count, fragment->drift);
+    OB_TRY(exchange->import_residual(fragment, OB_SAVED_SERVER, fragment->drift));
   }
   join_held(moving, fragment);
-  count = runs ? exchange->runs(fragment, OB_SAVED_WORKER, runs) : 0;
-  if (count && status == ONEBIT_OK) {
-    extract_runs(fragment->held[WORKER], runs, count, fragment->drift);
-    status = exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift);
-  }
-  ob_release(runs);
-  return status;
+  count = exchange->runs(fragment, OB_SAVED_WORKER, moving->runs);
+  if (!count)
+    return ONEBIT_OK;
+  extract_runs(fragment->held[WORKER], moving->runs, count, fragment->drift);
+  return exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift);
 }
 
 static onebit_status_t attach(struct moving *moving) {
@@ -297,7 +292,7 @@ static onebit_status_t attach(struct moving *moving) {
 
 static onebit_status_t run(struct moving *moving) {
   struct onebit_outer *outer = moving->outer;
-  OB_TRY(ob_outer_agree(outer, moving->comm, detach(outer)));
+  OB_TRY(ob_outer_agree(outer, moving->comm, detach(moving)));
   OB_TRY(align(moving));
   return attach(moving);
 }
@@ -308,6 +303,7 @@ static void close(struct moving *moving) {
   else
     ob_release(moving->message);
   ob_release(moving->noted);
+  ob_release(moving->runs);
 }
 
 static onebit_status_t check(onebit_outer_t outer) {
@@ -322,20 +318,23 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
   OB_TRY(check(outer));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   struct moving moving = {.outer = outer, .comm = ob_comm_keep(comm)};
+  moving.runs = ob_allocate(outer->piece_count, sizeof *moving.runs);
   if (outer->latest)
     ob_comm_drop(outer->latest);
   outer->latest = comm;
+  outer->stopped = true;
   onebit_status_t status = run(&moving);
-  close(&moving);
   if (status != ONEBIT_OK) {
     char error[256];
     snprintf(error, sizeof error, "%s", onebit_last_error());
-    (void)detach(outer); /* a rank that has come through waits for the others, too */
-    return ob_error(status, "%s", error);
+    (void)detach(&moving); /* a rank that has come through waits for the others, too */
+    status = ob_error(status, "%s", error);
   }
-  for (size_t f = 0; f < outer->options.fragments; f++)
+  for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
     release_held(&outer->fragments[f]);
-  return ONEBIT_OK;
+  outer->stopped = status != ONEBIT_OK;
+  close(&moving);
+  return status;
 }
 
 static bool may_be_loss(onebit_status_t status) {
@@ -364,7 +363,7 @@ onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivo
 }
 
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
-  if (outer->detached)
+  if (outer->stopped)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
                     "the outer step is on no communicator since it could not be moved: call "
                     "onebit_outer_move again");

@@ -117,6 +117,7 @@ struct onebit_outer {
   uint64_t started;       /* exchanges, of all fragments; the same on all ranks whose steps are */
   bool refused;           /* a message was (struct onebit_plan) */
   bool detached;          /* from its communicator: fragments have no exchange (move.c) */
+  bool stopped;           /* a move has failed: no steps before another one */
   onebit_comm_t latest;   /* the communicator that it was to be moved to, or NULL */
   struct ob_sites *sites; /* NULL: ranks exchange by themselves (sites.h) */
 };
