@@ -193,7 +193,7 @@ struct descent {
   uint32_t checksum[MAX_RANKS];
 };
 
-/* How far the ranks end from the mean of their optima, which is that of all. */
+/* How far the consensus ends from the mean of the ranks' optima, which is that of all. */
 static void descend(onebit_comm_t comm, void *context) {
   struct descent *descent = context;
   const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
@@ -211,6 +211,7 @@ static void descend(onebit_comm_t comm, void *context) {
     sent = onebit_comm_bytes_sent(comm);
   }
   double sum = 0;
+  read_consensus(outer, p);
   for (size_t i = 0; i < ALL; i++) {
     double mean = 0;
     for (int r = 0; r < size; r++)
@@ -252,6 +253,42 @@ Test(outer, every_width_comes_to_the_optimum) {
   for (size_t s = 0; s < 4; s++)
     cr_expect_lt(distance_after(ONEBIT_OUTER_MEAN, 1, 0, sizes[s]), 0.3 * control, "%d ranks",
                  sizes[s]);
+}
+
+/* Of a rank alone all that it does not send stays in its parameters: an exchange changes nothing
+ * but its consensus. Of several, what they do not send is different from rank to rank. */
+static void stay(onebit_comm_t comm, void *context) {
+  const bool feedback = *(const bool *)context, alone = onebit_comm_size(comm) == 1;
+  float p[ALL] = {0}, before[ALL], x[ALL];
+  double change = 0, left = 0;
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
+  options.local_steps = 1;
+  options.no_error_feedback = !feedback;
+  onebit_outer_t outer = make(comm, p, &options);
+  for (int step = 0; step < 20; step++) {
+    train(p, ALL, onebit_comm_rank(comm));
+    memcpy(before, p, sizeof p);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    read_consensus(outer, x);
+    for (size_t i = 0; i < ALL; i++) {
+      change = fmax(change, fabs((double)p[i] - (double)before[i]));
+      left = fmax(left, fabs((double)p[i] - (double)x[i]));
+    }
+  }
+  CHECK(feedback ? left > 1e-2 : left == 0, "a difference of %g is left", left);
+  CHECK(alone && feedback ? change < 1e-5 : change > 1e-2, "a change of %g", change);
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  read_consensus(outer, x);
+  CHECK_BITS("the parameters", p, x, ALL, ONEBIT_FLOAT32);
+  onebit_outer_destroy(outer);
+}
+
+Test(outer, what_is_not_sent_stays) {
+  for (int feedback = 0; feedback < 2; feedback++) {
+    bool with = feedback;
+    on_ranks(1, stay, &with);
+    on_ranks(3, stay, &with);
+  }
 }
 
 /* The default width of a rule with much momentum is one that it bears. */

@@ -10,11 +10,16 @@
  *     MEAN                    x = x - lr d
  *     MOMENTUM                m = b m + d,  x = x - lr m
  *     NESTEROV                m = b m + d,  x = x - lr (d + b m)
- *     all                     p = x
+ *     all                     p = x - e, and the next d is of x - e - p
  *
- * x - p is called the drift. The inner optimizer is the caller's: one of its own, or one of this
- * library on a communicator of one rank (onebit_comm_create_self), or of one site. Its state stays
- * each rank's own, as in DiLoCo. docs/outer.md says how to choose.
+ * The inner optimizer is the caller's: one of its own, or one of this library on a communicator
+ * of one rank (onebit_comm_create_self), or of one site. Its state stays each rank's own, as in
+ * DiLoCo. x - p is called the drift. docs/outer.md says how to choose.
+ *
+ * e is this rank's residual, what it has not sent yet. It stays in this rank's parameters: else the
+ * local steps make up for a part of it, which is then sent twice (docs/outer.md has figures). So it
+ * is the consensus that is equal on all ranks; parameters are after onebit_outer_synchronize. With
+ * a mixing, several sites, ONEBIT_OUTER_SPARSE, and where nothing is compressed, e is left out.
  *
  *   onebit_outer_create(comm, tensors, ntensors, NULL, &outer);
  *   for each step

@@ -84,6 +84,7 @@ static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t
         part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
         fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
   if (numbers[OB_FRAGMENT_STATE] >= OB_OUTER_STATES || numbers[OB_FRAGMENT_FINITE] > 1 ||
+      numbers[OB_FRAGMENT_KEEPS] > (fragment->outer->exchange->keep != NULL) ||
       !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
       !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
     return ob_part_error(part, "the numbers of fragment %zu are those of no state",
@@ -233,6 +234,9 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
   fragment->stage = idle ? OB_FRAGMENT_IDLE : OB_FRAGMENT_ENDED;
   fragment->status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
   fragment->finite = loading->parts.own < 0 || numbers[OB_FRAGMENT_FINITE];
+  fragment->keeps = numbers[OB_FRAGMENT_KEEPS];
+  if (idle && fragment->keeps)
+    fragment->outer->exchange->keep(fragment);
   fragment->apply_step = loading->outer->steps + numbers[OB_FRAGMENT_REMAINING];
   if (skipped)
     snprintf(fragment->error, sizeof fragment->error,

@@ -55,6 +55,9 @@ struct ob_outer_exchange {
                                      float *values);
   onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
                                      const float *values);
+  /* fragment->drift becomes this rank's residual, zeros where there is none; not while an exchange
+   * is in flight. NULL: it does not stay in the parameters. */
+  void (*keep)(struct ob_fragment *fragment);
 };
 
 extern const struct ob_outer_exchange ob_outer_plans, ob_outer_sparse;
@@ -78,8 +81,12 @@ struct ob_fragment {
   size_t number, pieces, count;
   size_t first; /* its first element's number among all */
   struct ob_outer_piece *piece;
-  float *consensus, *momentum, *drift; /* `count` each; momentum NULL with ONEBIT_OUTER_MEAN */
-  void *state;                         /* the exchange's */
+  float *consensus, *momentum; /* `count` each; momentum NULL with ONEBIT_OUTER_MEAN */
+  /* Of the exchange in flight. Between two, where the fragment keeps, this rank's residual: its
+   * parameters were set to consensus - drift. */
+  float *drift;
+  bool keeps;
+  void *state;       /* the exchange's */
   size_t begin_step; /* from 1 to local_steps: the step of a round in which it begins */
 
   double weight; /* of the local steps since the last exchange began */

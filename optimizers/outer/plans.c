@@ -2,6 +2,8 @@
  * Drifts exchanged by plans: one of the compressed elements of a fragment, and one in float32 of
  * those that stay uncompressed. Both, or none, are applied.
  */
+#include <string.h>
+
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -198,6 +200,25 @@ static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_sav
   return onebit_plan_import_residual(plan, server ? NULL : values, server ? values : NULL);
 }
 
+/* They are exported one after the other: the last one moves first, it lies furthest on. */
+static void keep(struct ob_fragment *fragment) {
+  const struct plans *plans = plans_of(fragment);
+  const struct part *part = &plans->part[COMPRESSED], *dense = &plans->part[DENSE];
+  size_t at = 0;
+  for (size_t k = 0; k < part->pieces; k++)
+    at += part->counts[k];
+  if (part->plan && part->plan->options.no_error_feedback)
+    memset(fragment->drift, 0, fragment->count * sizeof(float));
+  else if (part->plan)
+    ob_residual_export(&part->plan->worker, &part->plan->geometry.layout, fragment->drift);
+  for (size_t k = part->pieces; k-- > 0;) {
+    at -= part->counts[k];
+    memmove(part->values[k], fragment->drift + at, part->counts[k] * sizeof(float));
+  }
+  for (size_t k = 0; k < dense->pieces; k++)
+    memset(dense->values[k], 0, dense->counts[k] * sizeof(float));
+}
+
 const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .create = create,
                                                  .destroy = destroy,
@@ -205,6 +226,7 @@ const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .test = test,
                                                  .abandon = abandon,
                                                  .cost = cost,
+                                                 .keep = keep,
                                                  .runs = runs_of,
                                                  .export_residual = export_residual,
                                                  .import_residual = import_residual};

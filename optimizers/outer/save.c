@@ -95,6 +95,7 @@ static void number_fragment(const struct ob_fragment *fragment, uint64_t *number
   numbers[OB_FRAGMENT_REMAINING] =
       idle || fragment->apply_step < steps ? 0 : fragment->apply_step - steps;
   numbers[OB_FRAGMENT_FINITE] = idle || fragment->finite;
+  numbers[OB_FRAGMENT_KEEPS] = fragment->keeps;
   numbers[OB_FRAGMENT_WEIGHT] = bits_of(fragment->weight);
   numbers[OB_FRAGMENT_SENT_WEIGHT] = bits_of(idle ? 0 : fragment->sent_weight);
   numbers[OB_FRAGMENT_SQUARES] = bits_of(fragment->drift_squares);

@@ -21,6 +21,7 @@ enum {
   OB_FRAGMENT_WEIGHT, /* this and the next two: float64 */
   OB_FRAGMENT_SENT_WEIGHT,
   OB_FRAGMENT_SQUARES,
+  OB_FRAGMENT_KEEPS, /* whether the residual is in the parameters */
   OB_FRAGMENT_NUMBERS
 };
 enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_STATES };

@@ -90,8 +90,14 @@ void ob_fragment_wait(struct ob_fragment *fragment) {
     move_on(fragment, true);
 }
 
+static void keep_residual(struct ob_fragment *fragment) {
+  if (fragment->keeps)
+    fragment->outer->exchange->keep(fragment);
+}
+
 /* What was not applied counts in the next exchange, unless it is of no use. */
 static void keep(struct ob_fragment *fragment) {
+  keep_residual(fragment);
   if (fragment->finite) {
     fragment->weight += fragment->sent_weight;
     return;
@@ -100,7 +106,8 @@ static void keep(struct ob_fragment *fragment) {
   ob_fragment_set(fragment, 1);
 }
 
-static onebit_status_t apply(struct ob_fragment *fragment, double mixing) {
+/* What is mixed has a part of its whole drift in it already. */
+static onebit_status_t apply(struct ob_fragment *fragment, double mixing, bool keeps) {
   struct onebit_outer *outer = fragment->outer;
   ob_fragment_wait(fragment);
   fragment->stage = OB_FRAGMENT_IDLE;
@@ -110,6 +117,8 @@ static onebit_status_t apply(struct ob_fragment *fragment, double mixing) {
     return ob_error(fragment->status, "%s", fragment->error);
   }
   ob_fragment_update(fragment);
+  fragment->keeps = keeps && mixing >= 1 && outer->exchange->keep;
+  keep_residual(fragment);
   ob_fragment_set(fragment, mixing);
   outer->exchanges++;
   return ONEBIT_OK;
@@ -123,7 +132,7 @@ void ob_fragment_abandon(struct ob_fragment *fragment) {
     fragment->outer->exchange->abandon(fragment);
     end(fragment, ob_error(ONEBIT_ERROR_TRANSPORT, "the outer step was moved meanwhile"));
   }
-  (void)apply(fragment, fragment->outer->options.mixing);
+  (void)apply(fragment, fragment->outer->options.mixing, true);
 }
 
 /* --- All of them -------------------------------------------------------------------------------*/
@@ -170,11 +179,11 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
     fragment->weight += options->weighted && status == ONEBIT_OK ? weight : 0;
     move_on(fragment, false);
     if (fragment->stage != OB_FRAGMENT_IDLE && (due || fragment->apply_step <= outer->steps))
-      note(&outcome, apply(fragment, options->mixing));
+      note(&outcome, apply(fragment, options->mixing, true));
     if (due)
       begin(fragment, status);
     if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
-      note(&outcome, apply(fragment, options->mixing));
+      note(&outcome, apply(fragment, options->mixing, true));
   }
   return tell(&outcome);
 }
@@ -187,10 +196,10 @@ onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
   struct outcome outcome = {.status = ONEBIT_OK};
   for (size_t f = 0; f < outer->options.fragments; f++)
     if (outer->fragments[f].stage != OB_FRAGMENT_IDLE)
-      note(&outcome, apply(&outer->fragments[f], outer->options.mixing));
+      note(&outcome, apply(&outer->fragments[f], outer->options.mixing, true));
   for (size_t f = 0; f < outer->options.fragments; f++)
     begin(&outer->fragments[f], ONEBIT_OK);
   for (size_t f = 0; f < outer->options.fragments; f++)
-    note(&outcome, apply(&outer->fragments[f], 1));
+    note(&outcome, apply(&outer->fragments[f], 1, false));
   return tell(&outcome);
 }

@@ -3,6 +3,8 @@
  * throughout, one rounding an operation; so with the same mean drift all ranks come to the same
  * consensus, to the bit.
  */
+#include <string.h>
+
 #include "base/hash.h"
 #include "compression/codec.h"
 #include "compression/numerics.h"
@@ -35,19 +37,19 @@ static bool drift_of_floats(const float *restrict consensus, const float *restri
                             float *restrict drift, size_t count) {
   unsigned wrong = 0;
   for (size_t i = 0; i < count; i++) {
-    const float d = consensus[i] - parameter[i];
+    const float d = consensus[i] - drift[i] - parameter[i];
     drift[i] = d;
     wrong |= !(d <= LARGEST_DRIFT && d >= -LARGEST_DRIFT);
   }
   return !wrong;
 }
 
-/* The parameters were set to the rounded consensus: what rounding took is no drift. */
+/* The parameters were set to rounded numbers: what rounding took is no drift. */
 static bool drift_of_halves(const float *consensus, const void *parameter, onebit_dtype_t dtype,
                             float *drift, size_t count) {
   bool wrong = false;
   for (size_t i = 0; i < count; i++) {
-    const float d = ob_round(consensus[i], dtype) - ob_load(parameter, i, dtype);
+    const float d = ob_round(consensus[i] - drift[i], dtype) - ob_load(parameter, i, dtype);
     drift[i] = d;
     wrong |= !(d <= LARGEST_DRIFT && d >= -LARGEST_DRIFT);
   }
@@ -57,6 +59,8 @@ static bool drift_of_halves(const float *consensus, const void *parameter, onebi
 bool ob_fragment_drift(struct ob_fragment *fragment) {
   const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
   bool sound = true;
+  if (!fragment->keeps)
+    memset(fragment->drift, 0, fragment->count * sizeof(float));
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     const float *consensus = fragment->consensus + piece->at;
@@ -122,10 +126,10 @@ void ob_fragment_update(struct ob_fragment *fragment) {
         add_nesterov(fragment->consensus, fragment->momentum, fragment->drift, rate, decay, count);
 }
 
-static void set_piece(const float *consensus, void *parameters, onebit_dtype_t dtype, float mixing,
-                      size_t count) {
+static void set_piece(const float *consensus, const float *left, void *parameters,
+                      onebit_dtype_t dtype, float mixing, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    const float x = consensus[i];
+    const float x = left ? consensus[i] - left[i] : consensus[i];
     float p = x;
     if (mixing < 1)
       p = (1 - mixing) * ob_load(parameters, i, dtype) + mixing * x;
@@ -137,8 +141,10 @@ void ob_fragment_set(const struct ob_fragment *fragment, double mixing) {
   const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    set_piece(fragment->consensus + piece->at, (void *)(uintptr_t)parameters_of(fragment, piece),
-              dtype, (float)mixing, piece->count);
+    const float *left = fragment->keeps ? fragment->drift + piece->at : NULL;
+    set_piece(fragment->consensus + piece->at, left,
+              (void *)(uintptr_t)parameters_of(fragment, piece), dtype, (float)mixing,
+              piece->count);
   }
 }
 
