@@ -420,7 +420,8 @@ Test(outer, poor_pairs_warn) {
                {ONEBIT_OUTER_MOMENTUM, 0, 0.8, ONEBIT_OK},
                {ONEBIT_OUTER_NESTEROV, 0, 0, ONEBIT_OK},
                {ONEBIT_OUTER_NESTEROV, ONEBIT_OUTER_DENSE, 0, ONEBIT_OK},
-               {ONEBIT_OUTER_MOMENTUM, 1, 0.8, ONEBIT_WARNING},
+               {ONEBIT_OUTER_MOMENTUM, 1, 0.5, ONEBIT_WARNING},
+               {ONEBIT_OUTER_MOMENTUM, 2, 0.8, ONEBIT_WARNING},
                {ONEBIT_OUTER_NESTEROV, 2, 0, ONEBIT_WARNING},
                {ONEBIT_OUTER_NESTEROV, 1, 0, ONEBIT_WARNING}};
   onebit_comm_t comm;

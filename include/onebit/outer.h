@@ -28,7 +28,7 @@
  *   onebit_outer_synchronize(outer);
  *
  * Rule and bits. The residual delays a part of the drift, and outer momentum amplifies what is
- * late: one bit goes with MEAN, and 4 bits, which cost nothing in loss, with NESTEROV. That is what
+ * late: one bit goes with MEAN, 2 bits go with MOMENTUM up to 0.5, and 4 with NESTEROV. That is what
  * `bits` is by default; onebit_outer_check warns of other pairs (docs/outer.md has the figures).
  *
  * Streaming. With `fragments` F the elements are cut into F parts, and part f is exchanged
@@ -93,7 +93,7 @@ typedef struct onebit_outer_options {
   double learning_rate;     /* lr, positive; default 1, of NESTEROV 0.7 */
   double momentum;          /* b, in (0, 1); default 0.5, of NESTEROV 0.9; not with MEAN */
   /* An element's, in messages: 1, 2, 4, 8, ONEBIT_OUTER_DENSE or ONEBIT_OUTER_SPARSE. Default 1
-   * with MEAN, and with MOMENTUM up to 0.5; else 4. */
+   * with MEAN, 2 with MOMENTUM up to 0.5; else 4. */
   int bits;
   size_t fragments; /* F, at most local_steps; default 1 */
   size_t delay;     /* local steps, less than local_steps; default 0: an exchange is waited for */

@@ -5,12 +5,13 @@
 #include "optimizers/options.h"
 #include "optimizers/outer/outer.h"
 
-/* One bit bears this outer momentum, and no more: docs/outer.md. */
-#define MOMENTUM_OF_ONE_BIT 0.5
+/* Two bits bear this outer momentum, and no more; one bit bears none: docs/outer.md. */
+#define MOMENTUM_OF_TWO_BITS 0.5
 
 int ob_outer_bits_for(onebit_outer_rule_t rule, double momentum) {
-  bool mild = rule == ONEBIT_OUTER_MOMENTUM && momentum <= MOMENTUM_OF_ONE_BIT;
-  return rule == ONEBIT_OUTER_MEAN || mild ? 1 : 4;
+  if (rule == ONEBIT_OUTER_MEAN)
+    return 1;
+  return rule == ONEBIT_OUTER_MOMENTUM && momentum <= MOMENTUM_OF_TWO_BITS ? 2 : 4;
 }
 
 static onebit_status_t resolve_rule(onebit_outer_options_t *options) {
