@@ -122,6 +122,8 @@ struct ob_sites {
   unsigned char *zeros; /* a drift of nothing */
 };
 
+_Static_assert(sizeof(struct ob_site_header) == 64, "docs/wire-format.md");
+
 /* --- sites.c */
 
 extern const struct ob_outer_exchange ob_outer_sites;
@@ -170,9 +172,8 @@ onebit_status_t ob_shard_apply(struct ob_shard *shard, struct ob_sites *sites,
 
 /* --- sites_serve.c */
 
-/* Drifts that have come, unless a synchronisation has ended, and sends that are due. Nothing
- * waits. */
-onebit_status_t ob_sites_move_server(struct ob_sites *sites, bool ended);
+/* Sends what is due of rounds and snapshots. Nothing waits. */
+onebit_status_t ob_sites_move_sends(struct ob_sites *sites);
 /* Whether a round may be closed now: all that are waited for are here; or with `late`, enough. */
 bool ob_sites_may_close(const struct ob_sites *sites, bool all, bool late);
 /* Closes a round: *message is it, until the next is closed. */

@@ -122,14 +122,12 @@ static onebit_status_t send_next(struct ob_sites *sites, int peer) {
   return sites->snapshot_of == peer ? send_piece(sites, peer) : ONEBIT_OK;
 }
 
-onebit_status_t ob_sites_move_server(struct ob_sites *sites, bool ended) {
+onebit_status_t ob_sites_move_sends(struct ob_sites *sites) {
   for (int peer = 0; peer < sites->count; peer++) {
     struct ob_site_peer *of = &sites->peers[peer];
     bool sent = true;
     if (peer == sites->own)
       continue;
-    if (!ended && !(sites->finals >> peer & 1))
-      OB_TRY(ob_sites_receive(sites, peer, 0));
     if (of->sending)
       OB_TRY(ob_site_test(of->send, 0, &sent));
     of->sending = !sent;

@@ -1,7 +1,7 @@
 /*
  * An exchange among sites. Rank 0 of a site receives what there is, for as long as it is worth
  * waiting, and passes on to the other ranks of its site, message by message, what they all apply in
- * the same order. In the steps between it only moves what is under way.
+ * the same order. In the steps between it only moves what it is sending: mostly nothing.
  */
 #include <stdio.h>
 #include <string.h>
@@ -97,22 +97,31 @@ static onebit_status_t receive_result(struct ob_sites *sites, int server, double
   return ob_error(ONEBIT_ERROR_MESSAGE, "from site %d: %.200s", server, onebit_last_error());
 }
 
-/* Nothing waits. With `all`, a site that has ended the synchronisation is not looked at any more:
- * it may be gone. */
-static onebit_status_t move(struct ob_sites *sites, bool all) {
-  OB_TRY(ob_comm_health(sites->between));
+static onebit_status_t move_sends(struct ob_sites *sites) {
   for (int s = 0; s < sites->count; s++) {
     struct ob_shard *shard = ob_shard_of(sites, s);
     bool done = true;
-    if (s == sites->own)
-      continue;
     if (shard->sending)
       OB_TRY(ob_site_test(shard->send, 0, &done));
     shard->sending = !done;
-    if (!all || !shard->ended)
-      OB_TRY(receive_result(sites, s, 0));
   }
-  return ob_sites_move_server(sites, all && ob_shard_of(sites, sites->own)->ended);
+  return ob_sites_move_sends(sites);
+}
+
+/* Nothing waits. With `all`, a site that has ended the synchronisation is not looked at any more:
+ * it may be gone. */
+static onebit_status_t move(struct ob_sites *sites, bool all) {
+  const bool ended = all && ob_shard_of(sites, sites->own)->ended;
+  OB_TRY(ob_comm_health(sites->between));
+  for (int s = 0; s < sites->count; s++) {
+    if (s == sites->own)
+      continue;
+    if (!all || !ob_shard_of(sites, s)->ended)
+      OB_TRY(receive_result(sites, s, 0));
+    if (!ended && !(sites->finals >> s & 1))
+      OB_TRY(ob_sites_receive(sites, s, 0));
+  }
+  return move_sends(sites);
 }
 
 static onebit_status_t apply(struct ob_sites *sites, struct ob_shard *shard, unsigned char *message,
@@ -374,7 +383,7 @@ onebit_status_t ob_sites_step(struct ob_sites *sites) {
     OB_TRY(run(sites, 0, &skipped));
     return verdict(sites, skipped);
   }
-  onebit_status_t status = sites->between ? move(sites, false) : ONEBIT_OK;
+  onebit_status_t status = sites->between ? move_sends(sites) : ONEBIT_OK;
   return status == ONEBIT_OK ? status : give_up(sites, status);
 }
 
