@@ -106,6 +106,10 @@ static const option_t outer[] = {
      "steps after which an exchange is applied, while the training goes on; default 0"},
     {"outer-mixing", OPTION_REAL, AT(outer_mixing), 0, 1, NULL, 0,
      "weight of the consensus against the rank's parameters; default 1, with a delay 0.5"},
+    {"outer-patience", OPTION_REAL, AT(outer_patience), 1e-3, 1e6, NULL, 0,
+     "each rank is a site: an exchange waits so many seconds for those that are late, goes on "
+     "without them, and they are caught up; default: the ranks are no sites, and all are waited "
+     "for"},
 };
 
 static const option_t numbers[] = {
@@ -193,7 +197,8 @@ static int check_form(const train_options_t *options, char *words) {
 static int check_outer(const train_options_t *options, char *words) {
   const int has_more = options->outer_rule || options->outer_bits || options->outer_rate > 0.0f ||
                        options->outer_momentum > 0.0f || options->outer_fragments ||
-                       options->outer_delay || options->outer_mixing > 0.0f;
+                       options->outer_delay || options->outer_mixing > 0.0f ||
+                       options->outer_patience > 0.0f;
   if (!options->outer && has_more)
     snprintf(words, OPTION_WORDS, "--outer: missing; the other options of the outer step want it");
   else if (options->outer && (options->dense || options->dense_mpi || options->checkpoint ||

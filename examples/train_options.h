@@ -54,6 +54,7 @@ typedef struct train_options {
   int outer_rule;                              /* an onebit_outer_rule_t */
   int outer_bits;                              /* the place of the word among the choices */
   float outer_rate, outer_momentum, outer_mixing;
+  float outer_patience; /* seconds; 0: ranks are no sites */
   size_t outer_fragments, outer_delay;
   int parameters, gradients; /* onebit_dtype_t */
   float loss_scale;

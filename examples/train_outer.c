@@ -29,8 +29,14 @@ static onebit_status_t create(train_outer_t *outer) {
   for (size_t t = 0; tensors && t < task->ntensors; t++)
     tensors[t] =
         (onebit_tensor_t){.parameter = task->tensors[t].value, .count = task->tensors[t].count};
+  onebit_sites_options_t sites = ONEBIT_SITES_OPTIONS_INIT;
+  sites.patience = (double)outer->options->outer_patience;
   const onebit_status_t status =
-      onebit_outer_create(task->team->gradients, tensors, task->ntensors, &options, &outer->onebit);
+      sites.patience > 0
+          ? onebit_outer_create_sites(outer->alone, task->team->gradients, tensors, task->ntensors,
+                                      &options, &sites, &outer->onebit)
+          : onebit_outer_create(task->team->gradients, tensors, task->ntensors, &options,
+                                &outer->onebit);
   free(tensors);
   return status;
 }
@@ -53,11 +59,12 @@ void train_outer_destroy(train_outer_t *outer) {
 }
 
 /* The parameters become those of all ranks. Right after an exchange of all elements they are known
- * already; else another one is made. */
+ * already, unless sites may lack some; else another one is made. */
 static onebit_status_t end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;
   onebit_status_t status = ONEBIT_OK;
-  if (outer->steps % options->outer > 0 || options->outer_fragments > 1 || options->outer_delay > 0)
+  if (outer->steps % options->outer > 0 || options->outer_fragments > 1 ||
+      options->outer_delay > 0 || options->outer_patience > 0.0f)
     return onebit_outer_synchronize(outer->onebit);
   for (size_t t = 0; status == ONEBIT_OK && t < outer->task->ntensors; t++)
     status = onebit_outer_get_consensus(outer->onebit, t, outer->task->tensors[t].value);
@@ -71,6 +78,13 @@ onebit_status_t train_outer_step(train_outer_t *outer) {
   const int goes_on = status == ONEBIT_OK || status == ONEBIT_SKIPPED;
   outer->steps++;
   return goes_on && outer->steps == train_last_step(outer->options) ? end(outer) : status;
+}
+
+void train_outer_report(const train_outer_t *outer, const team_t *team) {
+  onebit_sites_info_t info = {.size = sizeof info};
+  if (outer->onebit && onebit_outer_get_sites(outer->onebit, &info) == ONEBIT_OK)
+    say(team, "sites: %d; of %llu rounds of its shard rank 0 closed %llu without some site\n",
+        info.sites, (unsigned long long)info.rounds, (unsigned long long)info.left_out);
 }
 
 onebit_outer_info_t train_outer_info(const train_outer_t *outer) {

@@ -24,6 +24,9 @@ void train_outer_destroy(train_outer_t *outer);
  * Without --outer nothing. */
 onebit_status_t train_outer_step(train_outer_t *outer);
 
+/* With --outer-patience: says how often a site was left out. */
+void train_outer_report(const train_outer_t *outer, const team_t *team);
+
 /* Zeros without --outer. */
 onebit_outer_info_t train_outer_info(const train_outer_t *outer);
 

@@ -154,6 +154,7 @@ static int check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);
   training->outer = train_outer_info(&training->optimizer.outer);
+  train_outer_report(&training->optimizer.outer, team);
   training->residual_ratio = train_optimizer_residual_ratio(&training->optimizer);
   training->checksum = training->task->kind->checksum(training->task);
   const int equal = same(team, training->checksum);

@@ -122,6 +122,15 @@ Test(training, outer_steps_learn) {
 }
 
 /* Momentum SGD is linear: the mean of steps is the step of the mean. */
+/* In time, sites are ranks. */
+Test(training, sites_learn_as_ranks_do) {
+  const char run[] = "--batch 8 --steps 45 --outer 10 --outer-bits 32";
+  const training_t ranks = train_on(RANKS, "%s", run);
+  const training_t sites = train_on(RANKS, "%s --outer-patience 1000", run);
+  cr_expect_float_eq(ranks.quality.loss, sites.quality.loss, 1e-4, "%.9g and %.9g",
+                     ranks.quality.loss, sites.quality.loss);
+}
+
 Test(training, dense_outer_steps_of_one_step_are_data_parallel) {
   const char *run = "--optimizer momentum --batch 4 --steps 20";
   const training_t dense = train_on(RANKS, "%s --dense", run);

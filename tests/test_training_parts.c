@@ -188,6 +188,7 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--optimizer momentum --freeze-step auto", "--freeze-step auto: of adam and lamb only"},
       {"--step-seconds x", "--step-seconds x: not a number from 0 to 1000"},
       {"--outer-bits 1", "--outer: missing"},
+      {"--outer-patience 3", "--outer: missing"},
       {"--outer 3 --outer-bits 3", "--outer-bits 3: not one of auto|1|2|4|8|32|sparse"},
       {"--outer 3 --dense", "--outer: not with dense"},
       {"--images x", "--labels: missing"},
