@@ -25,6 +25,8 @@
  * there is the timeout. */
 #define KEEP_IDLE   60
 #define KEEP_PROBES 127
+/* Of data too. Without it the system gives up after 15 attempts, which with RESEND_MS are 40 s. */
+#define GIVE_UP_MS (KEEP_IDLE * (KEEP_PROBES + 1) * 1000)
 
 /* Reads, each of OB_SEGMENT_MIN bytes, of what nobody wants at the end. */
 #define LAST_READS 64
@@ -116,6 +118,7 @@ static void tune(int file) {
   set(file, IPPROTO_TCP, TCP_NODELAY, 1);
   set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT);
   set(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
+  set(file, IPPROTO_TCP, TCP_USER_TIMEOUT, GIVE_UP_MS);
   set(file, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE);
   set(file, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_IDLE);
   set(file, IPPROTO_TCP, TCP_KEEPCNT, KEEP_PROBES);
