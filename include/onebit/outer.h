@@ -28,8 +28,8 @@
  *   onebit_outer_synchronize(outer);
  *
  * Rule and bits. The residual delays a part of the drift, and outer momentum amplifies what is
- * late: one bit goes with MEAN, 2 bits go with MOMENTUM up to 0.5, and 4 with NESTEROV. That is what
- * `bits` is by default; onebit_outer_check warns of other pairs (docs/outer.md has the figures).
+ * late: one bit goes with MEAN, 2 bits go with MOMENTUM up to 0.5, and 4 with NESTEROV. That is
+ * what `bits` is by default; onebit_outer_check warns of other pairs (docs/outer.md has figures).
  *
  * Streaming. With `fragments` F the elements are cut into F parts, and part f is exchanged
  * local_steps f / F steps later than part 0, so that the largest burst is 1 / F of the whole. With
