@@ -189,6 +189,7 @@ static onebit_status_t align_fragment(struct moving *moving, struct ob_fragment 
                       moving->source, fragment->number);
   if (!behind || status != ONEBIT_OK)
     return ob_agree(moving->comm, status, NULL, 0);
+  fragment->keeps = false;
   ob_fragment_set(fragment, 1);
   fragment->weight = 0;
   for (int k = 0; k < 2; k++)
@@ -271,10 +272,13 @@ static onebit_status_t import_held(const struct moving *moving, struct ob_fragme
   }
   join_held(moving, fragment);
   count = exchange->runs(fragment, OB_SAVED_WORKER, moving->runs);
-  if (!count)
-    return ONEBIT_OK;
-  extract_runs(fragment->held[WORKER], moving->runs, count, fragment->drift);
-  return exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift);
+  if (count) {
+    extract_runs(fragment->held[WORKER], moving->runs, count, fragment->drift);
+    OB_TRY(exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift));
+  }
+  if (fragment->keeps)
+    exchange->keep(fragment);
+  return ONEBIT_OK;
 }
 
 static onebit_status_t attach(struct moving *moving) {
