@@ -128,6 +128,35 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   free(it);
 }
 
+/* How far the mean of the ranks' parameters has come from the consensus, to their messages and
+ * servers: what they have not sent, and what of it each keeps in its parameters. */
+static double *outstanding(const struct saved_parts *parts, const float *x) {
+  double *mean = parts_mean(parts, SECTION_PARAMETERS);
+  float *server = parts_values(parts, SECTION_SERVER);
+  for (size_t i = 0; i < OUTER_ELEMENTS; i++)
+    mean[i] = (double)x[i] - mean[i] + (isnan(server[i]) ? 0 : (double)server[i]);
+  free(server);
+  return mean;
+}
+
+/* Steps since the exchange are of fewer ranks where more have come; what was held back is not. */
+static void check_outstanding(const struct change *change, int before) {
+  const struct saved_parts *parts = &change->parts[before], *after = parts + 1;
+  float *x = parts_values(after, SECTION_CONSENSUS); /* a move leaves it as it is */
+  double *held = outer_held_back(parts), *was = outstanding(parts, x), *is = outstanding(after, x);
+  const double part = (double)parts->count / after->count;
+  for (size_t i = 0; i < OUTER_ELEMENTS; i++) {
+    const double wanted = held[i] + part * (was[i] - held[i]);
+    if (!CHECK(fabs(is[i] - wanted) <= 4e-6, "move %d: outstanding[%zu]: %g, not %g", before, i,
+               is[i], wanted))
+      break;
+  }
+  free(x);
+  free(held);
+  free(was);
+  free(is);
+}
+
 /* A part that was saved before a move says how many ranks there were then. */
 static void check_mean(struct change *change, int before) {
   struct saved_parts *parts = &change->parts[before];
@@ -156,8 +185,10 @@ static void change_ranks(const onebit_outer_options_t *options, int size, int st
   CHECK_STATUS(onebit_comm_create_loopback(size, change->back), ONEBIT_OK);
   on_ranks(size, leave_and_come, change);
   for (int k = 0; k < 4 && !options->delay; k += 2) {
-    change->parts[k].count = k ? size - 1 : size - 1;
+    change->parts[k].count = size - 1;
     check_mean(change, k);
+    if (options->bits != ONEBIT_OUTER_SPARSE)
+      check_outstanding(change, k);
   }
   checks_must_hold();
   for (int rank = 0; rank < size; rank++) {

@@ -251,18 +251,22 @@ static void extract_runs(float *from, const struct ob_outer_run *runs, size_t co
 
 /* What a rank held back as a server of elements that it no longer serves becomes part of what it
  * sends, times the ranks, since it was held back of their mean. Where ranks have come who hold
- * nothing back, the others' counts for more: so the mean stays. */
+ * nothing back, the others' counts for more: so the mean stays. In the place of the server's is
+ * then by how much what it sends has grown. */
 static void join_held(const struct moving *moving, struct ob_fragment *fragment) {
   const float ranks = (float)moving->comm->size;
   const float factor = ranks / (float)moving->holders;
   float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
   for (size_t i = 0; i < fragment->count; i++)
-    if (factor != 1 || server[i] != 0) /* else it stays, to the sign of a zero */
-      worker[i] = factor * worker[i] + ranks * server[i];
-  memset(server, 0, fragment->count * sizeof *server);
+    if (factor != 1 || server[i] != 0) { /* else it stays, to the sign of a zero */
+      const float joined = factor * worker[i] + ranks * server[i];
+      server[i] = joined - worker[i];
+      worker[i] = joined;
+    }
 }
 
-/* The drift is scratch: nothing is in flight. */
+/* The drift is scratch: nothing is in flight. Parameters that were set to the consensus less the
+ * residual follow it, or the next drift would be less by what it has grown. */
 static onebit_status_t import_held(const struct moving *moving, struct ob_fragment *fragment) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
   size_t count = exchange->runs(fragment, OB_SAVED_SERVER, moving->runs);
@@ -276,8 +280,11 @@ static onebit_status_t import_held(const struct moving *moving, struct ob_fragme
     extract_runs(fragment->held[WORKER], moving->runs, count, fragment->drift);
     OB_TRY(exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift));
   }
-  if (fragment->keeps)
+  if (fragment->keeps) {
     exchange->keep(fragment);
+    ob_fragment_shift(fragment, fragment->held[SERVER]);
+  }
+  memset(fragment->held[SERVER], 0, fragment->count * sizeof(float));
   return ONEBIT_OK;
 }
 

@@ -149,6 +149,8 @@ void ob_fragment_read(struct ob_fragment *fragment);
 bool ob_fragment_drift(struct ob_fragment *fragment);
 void ob_fragment_update(struct ob_fragment *fragment);
 void ob_fragment_set(const struct ob_fragment *fragment, double mixing);
+/* Parameters less `by`, where that is not zero. */
+void ob_fragment_shift(const struct ob_fragment *fragment, const float *by);
 /* Elements first to first + count - 1 become the consensus less what a site is ahead of it. */
 void ob_fragment_set_ahead(const struct ob_fragment *fragment, const float *ahead, size_t first,
                            size_t count);

@@ -148,6 +148,17 @@ void ob_fragment_set(const struct ob_fragment *fragment, double mixing) {
   }
 }
 
+void ob_fragment_shift(const struct ob_fragment *fragment, const float *by) {
+  const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_outer_piece *piece = &fragment->piece[k];
+    void *parameters = (void *)(uintptr_t)parameters_of(fragment, piece);
+    for (size_t i = 0; i < piece->count; i++)
+      if (by[piece->at + i] != 0)
+        ob_store(parameters, i, dtype, ob_load(parameters, i, dtype) - by[piece->at + i]);
+  }
+}
+
 void ob_fragment_set_ahead(const struct ob_fragment *fragment, const float *ahead, size_t first,
                            size_t count) {
   const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
