@@ -114,7 +114,10 @@ static void print_compression(const training_t *training) {
   const double bits_bytes = per_step(bits, (double)bits->bytes);
   printf("bytes sent per rank and step: ");
   if (first->steps > 0)
-    printf("%.0f %s", first_bytes, has_schedules ? "in the variance stage" : "dense");
+    printf("%.0f %s", first_bytes,
+           has_schedules                    ? "in the variance stage"
+           : training->options->warmup_bits ? "in the warm-up"
+                                            : "dense");
   if (bits->steps > 0)
     printf("%s%.0f %s", first->steps > 0 ? ", " : "", bits_bytes,
            has_schedules ? "in the local stage" : "compressed");
@@ -152,9 +155,10 @@ static void print_outer(const training_t *training) {
 static void print_sum(const training_t *training) {
   const uint64_t *rounds = training->info.exchanges;
   printf("in all: %zu steps in %.2f s; sent per rank: %llu bytes, %.0f a step; steps that sent "
-         "full precision: %llu, one bit: %llu, nothing: %llu\n",
+         "%s: %llu, one bit: %llu, nothing: %llu\n",
          steps(training), seconds(training), (unsigned long long)bytes(training),
          (double)bytes(training) / fmax(1.0, (double)steps(training)),
+         training->options->warmup_bits ? "the warm-up's bits" : "full precision",
          (unsigned long long)rounds[0], (unsigned long long)rounds[1],
          (unsigned long long)rounds[2]);
 }
