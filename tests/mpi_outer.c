@@ -97,6 +97,7 @@ static void weigh_wrong(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_outer_step(it->outer, wrong ? NAN : 1),
                wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK_STATUS(outer_train(it, 1, false), ONEBIT_OK);
+  CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
   check_equal(it->p);
   onebit_outer_destroy(it->outer);
   free(it);

@@ -167,11 +167,17 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
 
 /* --- Residuals ---------------------------------------------------------------------------------*/
 
+/* A plan that is faster in float32 keeps none. */
+static bool has_residual(const struct part *part) {
+  return part->plan && part->plan->options.wire != ONEBIT_WIRE_DENSE &&
+         !part->plan->options.no_error_feedback;
+}
+
 static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
                       struct ob_outer_run *runs) {
   const struct part *part = &plans_of(fragment)->part[COMPRESSED];
   size_t count = 0;
-  if (!part->plan || fragment->outer->options.no_error_feedback)
+  if (!has_residual(part))
     return 0;
   const struct ob_layout *layout = &part->plan->geometry.layout;
   const struct ob_residual *residual =
@@ -207,10 +213,10 @@ static void keep(struct ob_fragment *fragment) {
   size_t at = 0;
   for (size_t k = 0; k < part->pieces; k++)
     at += part->counts[k];
-  if (part->plan && part->plan->options.no_error_feedback)
-    memset(fragment->drift, 0, fragment->count * sizeof(float));
-  else if (part->plan)
+  if (has_residual(part))
     ob_residual_export(&part->plan->worker, &part->plan->geometry.layout, fragment->drift);
+  else
+    memset(fragment->drift, 0, fragment->count * sizeof(float));
   for (size_t k = part->pieces; k-- > 0;) {
     at -= part->counts[k];
     memmove(part->values[k], fragment->drift + at, part->counts[k] * sizeof(float));
