@@ -76,7 +76,8 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
   outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
-  if (!outer->fragments || !outer->pieces)
+  outer->runs = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->runs);
+  if (!outer->fragments || !outer->pieces || !outer->runs)
     return no_memory(outer);
   cut(outer);
   for (size_t f = 0; f < parts; f++) {
@@ -100,4 +101,5 @@ void ob_fragments_destroy(struct onebit_outer *outer) {
   }
   ob_release(outer->fragments);
   ob_release(outer->pieces);
+  ob_release(outer->runs);
 }

@@ -23,8 +23,7 @@ struct loading {
   const uint64_t **numbers; /* of each part, copies: */
   uint64_t *copies;
   double *factors; /* what each part counts, in the fragment that is being loaded */
-  struct ob_outer_run *runs;
-  float *values; /* as many as the longest fragment has, or OB_CHUNK */
+  float *values;   /* as many as the longest fragment has, or OB_CHUNK */
   bool dry;
 };
 
@@ -84,7 +83,7 @@ static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t
         part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
         fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
   if (numbers[OB_FRAGMENT_STATE] >= OB_OUTER_STATES || numbers[OB_FRAGMENT_FINITE] > 1 ||
-      numbers[OB_FRAGMENT_KEEPS] > (fragment->outer->exchange->keep != NULL) ||
+      numbers[OB_FRAGMENT_KEEPS] > fragment->outer->exchange->keeps ||
       !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
       !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
     return ob_part_error(part, "the numbers of fragment %zu are those of no state",
@@ -130,10 +129,8 @@ static onebit_status_t allocate(struct loading *loading) {
   loading->numbers = ob_allocate(count, sizeof *loading->numbers);
   loading->copies = ob_allocate(count * ob_outer_number_count(outer), sizeof *loading->copies);
   loading->factors = ob_allocate(count, sizeof *loading->factors);
-  loading->runs = ob_allocate(outer->piece_count, sizeof *loading->runs);
   loading->values = ob_allocate(longest, sizeof *loading->values);
-  if (!loading->numbers || !loading->copies || !loading->factors || !loading->runs ||
-      !loading->values)
+  if (!loading->numbers || !loading->copies || !loading->factors || !loading->values)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an outer step");
   return ONEBIT_OK;
 }
@@ -202,10 +199,10 @@ static onebit_status_t load_parameters(struct loading *loading, struct ob_fragme
 static onebit_status_t load_residual(struct loading *loading, struct ob_fragment *fragment,
                                      enum ob_saved what) {
   const struct ob_outer_exchange *exchange = loading->outer->exchange;
-  const size_t runs = exchange->runs(fragment, what, loading->runs);
+  const size_t runs = exchange->runs(fragment, what, loading->outer->runs);
   float *to = loading->values;
   for (size_t k = 0; k < runs; k++) {
-    const struct ob_outer_run *run = &loading->runs[k];
+    const struct ob_outer_run *run = &loading->outer->runs[k];
     OB_TRY(read_elements(loading, what, fragment->first + run->at, run->count, to));
     to += run->count;
   }
@@ -236,7 +233,7 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
   fragment->finite = loading->parts.own < 0 || numbers[OB_FRAGMENT_FINITE];
   fragment->keeps = numbers[OB_FRAGMENT_KEEPS];
   if (idle && fragment->keeps)
-    fragment->outer->exchange->keep(fragment);
+    (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   fragment->apply_step = loading->outer->steps + numbers[OB_FRAGMENT_REMAINING];
   if (skipped)
     snprintf(fragment->error, sizeof fragment->error,
@@ -332,7 +329,6 @@ static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
   ob_release((void *)loading.numbers);
   ob_release(loading.copies);
   ob_release(loading.factors);
-  ob_release(loading.runs);
   ob_release(loading.values);
   return status;
 }

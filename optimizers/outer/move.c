@@ -26,9 +26,8 @@ struct moving {
   struct onebit_outer *outer;
   onebit_comm_t comm;
   struct ob_batch *batch;
-  float *message;            /* MESSAGE of them */
-  uint64_t *noted;           /* of each rank, in the latest agreement */
-  struct ob_outer_run *runs; /* of one fragment's residual */
+  float *message;  /* MESSAGE of them */
+  uint64_t *noted; /* of each rank, in the latest agreement */
   int source, holders;
   bool holder;
 };
@@ -39,34 +38,14 @@ static onebit_status_t no_memory(void) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
 }
 
-/* One residual of a fragment, each element in its place; zero where there is none. */
-static onebit_status_t hold_one(struct ob_fragment *fragment, enum ob_saved what,
-                                struct ob_outer_run *runs, float *to) {
-  const struct ob_outer_exchange *exchange = fragment->outer->exchange;
-  size_t end = ob_outer_residual_count(fragment, what, runs);
-  if (!end)
-    return ONEBIT_OK;
-  OB_TRY(exchange->export_residual(fragment, what, to));
-  memset(to + end, 0, (fragment->count - end) * sizeof *to);
-  for (size_t k = exchange->runs(fragment, what, runs); k-- > 0;) {
-    end -= runs[k].count;
-    if (runs[k].at == end)
-      continue;
-    memmove(to + runs[k].at, to + end, runs[k].count * sizeof *to);
-    const size_t vacated = runs[k].at - end < runs[k].count ? runs[k].at - end : runs[k].count;
-    memset(to + end, 0, vacated * sizeof *to);
-  }
-  return ONEBIT_OK;
-}
-
-static onebit_status_t hold(struct ob_fragment *fragment, struct ob_outer_run *runs) {
+static onebit_status_t hold(struct ob_fragment *fragment) {
   for (int k = 0; k < 2; k++)
     if (!fragment->held[k])
       fragment->held[k] = ob_allocate(fragment->count, sizeof(float));
   if (!fragment->held[WORKER] || !fragment->held[SERVER])
     return no_memory();
-  OB_TRY(hold_one(fragment, OB_SAVED_WORKER, runs, fragment->held[WORKER]));
-  return hold_one(fragment, OB_SAVED_SERVER, runs, fragment->held[SERVER]);
+  OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->held[WORKER]));
+  return ob_outer_export_residual(fragment, OB_SAVED_SERVER, fragment->held[SERVER]);
 }
 
 static void release_held(struct ob_fragment *fragment) {
@@ -87,13 +66,11 @@ static void destroy_exchange(struct ob_fragment *fragment) {
 static onebit_status_t detach(const struct moving *moving) {
   struct onebit_outer *outer = moving->outer;
   const size_t parts = outer->options.fragments;
-  if (!moving->runs)
-    return no_memory();
   for (size_t f = 0; f < parts; f++)
     ob_fragment_abandon(&outer->fragments[f]);
   outer->refused = false;
   for (size_t f = 0; !outer->detached && f < parts; f++)
-    OB_TRY(hold(&outer->fragments[f], moving->runs));
+    OB_TRY(hold(&outer->fragments[f]));
   outer->detached = true;
   for (size_t f = 0; f < parts; f++)
     destroy_exchange(&outer->fragments[f]);
@@ -269,19 +246,20 @@ static void join_held(const struct moving *moving, struct ob_fragment *fragment)
  * residual follow it, or the next drift would be less by what it has grown. */
 static onebit_status_t import_held(const struct moving *moving, struct ob_fragment *fragment) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
-  size_t count = exchange->runs(fragment, OB_SAVED_SERVER, moving->runs);
+  struct ob_outer_run *runs = fragment->outer->runs;
+  size_t count = exchange->runs(fragment, OB_SAVED_SERVER, runs);
   if (count) {
-    extract_runs(fragment->held[SERVER], moving->runs, count, fragment->drift);
+    extract_runs(fragment->held[SERVER], runs, count, fragment->drift);
     OB_TRY(exchange->import_residual(fragment, OB_SAVED_SERVER, fragment->drift));
   }
   join_held(moving, fragment);
-  count = exchange->runs(fragment, OB_SAVED_WORKER, moving->runs);
+  count = exchange->runs(fragment, OB_SAVED_WORKER, runs);
   if (count) {
-    extract_runs(fragment->held[WORKER], moving->runs, count, fragment->drift);
+    extract_runs(fragment->held[WORKER], runs, count, fragment->drift);
     OB_TRY(exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift));
   }
   if (fragment->keeps) {
-    exchange->keep(fragment);
+    OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift));
     ob_fragment_shift(fragment, fragment->held[SERVER]);
   }
   memset(fragment->held[SERVER], 0, fragment->count * sizeof(float));
@@ -314,7 +292,6 @@ static void close(struct moving *moving) {
   else
     ob_release(moving->message);
   ob_release(moving->noted);
-  ob_release(moving->runs);
 }
 
 static onebit_status_t check(onebit_outer_t outer) {
@@ -329,7 +306,6 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
   OB_TRY(check(outer));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   struct moving moving = {.outer = outer, .comm = ob_comm_keep(comm)};
-  moving.runs = ob_allocate(outer->piece_count, sizeof *moving.runs);
   if (outer->latest)
     ob_comm_drop(outer->latest);
   outer->latest = comm;

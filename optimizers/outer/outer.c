@@ -264,28 +264,36 @@ static double squares_of(const float *values, size_t count) {
   return sum;
 }
 
-size_t ob_outer_residual_count(const struct ob_fragment *fragment, enum ob_saved what,
-                               struct ob_outer_run *runs) {
-  size_t count = 0;
-  for (size_t k = fragment->outer->exchange->runs(fragment, what, runs); k-- > 0;)
-    count += runs[k].count;
-  return count;
+/* They come run after run; from the last on they only move up. */
+onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
+                                         float *values) {
+  const struct ob_outer_exchange *exchange = fragment->outer->exchange;
+  struct ob_outer_run *runs = fragment->outer->runs;
+  const size_t number = exchange->runs(fragment, what, runs);
+  size_t from = 0, end = fragment->count; /* of the runs before; of the elements not yet placed */
+  for (size_t k = 0; k < number; k++)
+    from += runs[k].count;
+  if (from)
+    OB_TRY(exchange->export_residual(fragment, what, values));
+  for (size_t k = number; k-- > 0; end = runs[k].at) {
+    const size_t behind = runs[k].at + runs[k].count;
+    from -= runs[k].count;
+    memmove(values + runs[k].at, values + from, runs[k].count * sizeof *values);
+    memset(values + behind, 0, (end - behind) * sizeof *values);
+  }
+  memset(values, 0, end * sizeof *values);
+  return ONEBIT_OK;
 }
 
 /* Of what this rank sends. */
 static onebit_status_t add_residual(const struct ob_fragment *fragment, double *squares) {
-  struct ob_outer_run *runs = ob_allocate(fragment->pieces, sizeof *runs);
-  const size_t count = runs ? ob_outer_residual_count(fragment, OB_SAVED_WORKER, runs) : 0;
-  float *residual = ob_allocate(count, sizeof *residual);
-  onebit_status_t status = ONEBIT_OK;
-  if (!runs || !residual)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at a residual of %zu elements",
-                      fragment->count);
-  else if (count)
-    status = fragment->outer->exchange->export_residual(fragment, OB_SAVED_WORKER, residual);
+  float *residual = ob_allocate(fragment->count, sizeof *residual);
+  if (!residual)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at a residual of %zu elements",
+                    fragment->count);
+  const onebit_status_t status = ob_outer_export_residual(fragment, OB_SAVED_WORKER, residual);
   if (status == ONEBIT_OK)
-    *squares += squares_of(residual, count);
-  ob_release(runs);
+    *squares += squares_of(residual, fragment->count);
   ob_release(residual);
   return status;
 }

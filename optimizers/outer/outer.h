@@ -55,9 +55,7 @@ struct ob_outer_exchange {
                                      float *values);
   onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
                                      const float *values);
-  /* fragment->drift becomes this rank's residual, zeros where there is none; not while an exchange
-   * is in flight. NULL: it does not stay in the parameters. */
-  void (*keep)(struct ob_fragment *fragment);
+  bool keeps; /* what a rank has not sent stays in its parameters */
 };
 
 extern const struct ob_outer_exchange ob_outer_plans, ob_outer_sparse;
@@ -119,6 +117,7 @@ struct onebit_outer {
   struct ob_fragment *fragments; /* options.fragments of them */
   size_t tensor_count, count, piece_count;
   struct ob_outer_piece *pieces; /* of all fragments */
+  struct ob_outer_run *runs;     /* scratch: one for each piece */
   size_t position;               /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
   uint64_t started;       /* exchanges, of all fragments; the same on all ranks whose steps are */
@@ -168,8 +167,9 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
-/* Elements in the runs of a residual; `runs` has a place for each piece. */
-size_t ob_outer_residual_count(const struct ob_fragment *fragment, enum ob_saved what,
-                               struct ob_outer_run *runs);
+/* A residual, not while an exchange is in flight: fragment->count values, zeros where this rank has
+ * none of it. */
+onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
+                                         float *values);
 
 #endif

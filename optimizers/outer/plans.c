@@ -167,17 +167,13 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
 
 /* --- Residuals ---------------------------------------------------------------------------------*/
 
-/* A plan that is faster in float32 keeps none. */
-static bool has_residual(const struct part *part) {
-  return part->plan && part->plan->options.wire != ONEBIT_WIRE_DENSE &&
-         !part->plan->options.no_error_feedback;
-}
-
+/* A plan that is faster in float32 has none. */
 static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
                       struct ob_outer_run *runs) {
   const struct part *part = &plans_of(fragment)->part[COMPRESSED];
   size_t count = 0;
-  if (!has_residual(part))
+  if (!part->plan || part->plan->options.wire == ONEBIT_WIRE_DENSE ||
+      fragment->outer->options.no_error_feedback)
     return 0;
   const struct ob_layout *layout = &part->plan->geometry.layout;
   const struct ob_residual *residual =
@@ -206,25 +202,6 @@ static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_sav
   return onebit_plan_import_residual(plan, server ? NULL : values, server ? values : NULL);
 }
 
-/* They are exported one after the other: the last one moves first, it lies furthest on. */
-static void keep(struct ob_fragment *fragment) {
-  const struct plans *plans = plans_of(fragment);
-  const struct part *part = &plans->part[COMPRESSED], *dense = &plans->part[DENSE];
-  size_t at = 0;
-  for (size_t k = 0; k < part->pieces; k++)
-    at += part->counts[k];
-  if (has_residual(part))
-    ob_residual_export(&part->plan->worker, &part->plan->geometry.layout, fragment->drift);
-  else
-    memset(fragment->drift, 0, fragment->count * sizeof(float));
-  for (size_t k = part->pieces; k-- > 0;) {
-    at -= part->counts[k];
-    memmove(part->values[k], fragment->drift + at, part->counts[k] * sizeof(float));
-  }
-  for (size_t k = 0; k < dense->pieces; k++)
-    memset(dense->values[k], 0, dense->counts[k] * sizeof(float));
-}
-
 const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .create = create,
                                                  .destroy = destroy,
@@ -232,7 +209,7 @@ const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .test = test,
                                                  .abandon = abandon,
                                                  .cost = cost,
-                                                 .keep = keep,
+                                                 .keeps = true,
                                                  .runs = runs_of,
                                                  .export_residual = export_residual,
                                                  .import_residual = import_residual};

@@ -46,9 +46,8 @@ struct saving {
   struct ob_part_tensor *tensors;
   struct ob_part_section *sections;
   uint64_t *numbers;
-  struct ob_outer_run *runs; /* of one fragment's residual */
-  float *residual;           /* and its values; */
-  size_t fragment;           /* which fragment's, or SIZE_MAX */
+  float *residual; /* and its values; */
+  size_t fragment; /* which fragment's, or SIZE_MAX */
   uint32_t what;
 };
 
@@ -143,10 +142,10 @@ static void add_residual(struct saving *saving, enum ob_saved what) {
   const struct onebit_outer *outer = saving->outer;
   for (size_t f = 0; f < outer->options.fragments; f++) {
     const struct ob_fragment *fragment = &outer->fragments[f];
-    const size_t runs = outer->exchange->runs(fragment, what, saving->runs);
+    const size_t runs = outer->exchange->runs(fragment, what, outer->runs);
     for (size_t k = 0; k < runs; k++)
-      add(saving, what, fragment->first + saving->runs[k].at,
-          fragment->first + saving->runs[k].at + saving->runs[k].count);
+      add(saving, what, fragment->first + outer->runs[k].at,
+          fragment->first + outer->runs[k].at + outer->runs[k].count);
   }
 }
 
@@ -171,20 +170,13 @@ static void list_sections(struct saving *saving) {
 /* --- Their values ------------------------------------------------------------------------------*/
 
 /* The residual of a fragment, each element in its place. */
-static onebit_status_t look_at_residual(struct saving *saving, uint32_t what, size_t f) {
+static onebit_status_t look_at_residual(struct saving *saving, enum ob_saved what, size_t f) {
   const struct ob_fragment *fragment = &saving->outer->fragments[f];
-  const struct ob_outer_exchange *exchange = saving->outer->exchange;
   if (saving->fragment == f && saving->what == what)
     return ONEBIT_OK;
-  OB_TRY(exchange->export_residual(fragment, what, saving->residual));
+  OB_TRY(ob_outer_export_residual(fragment, what, saving->residual));
   saving->fragment = f;
   saving->what = what;
-  size_t end = ob_outer_residual_count(fragment, what, saving->runs);
-  for (size_t k = exchange->runs(fragment, what, saving->runs); k-- > 0;) {
-    const struct ob_outer_run *run = &saving->runs[k]; /* from the last on: they only move up */
-    end -= run->count;
-    memmove(saving->residual + run->at, saving->residual + end, run->count * sizeof(float));
-  }
   return ONEBIT_OK;
 }
 
@@ -246,7 +238,6 @@ static void destroy(struct saving *saving) {
   ob_release(saving->tensors);
   ob_release(saving->sections);
   ob_release(saving->numbers);
-  ob_release(saving->runs);
   ob_release(saving->residual);
 }
 
@@ -260,10 +251,8 @@ static onebit_status_t create(struct saving *saving, struct onebit_outer *outer)
   saving->sections =
       ob_allocate(4 + 2 * outer->piece_count + outer->options.fragments, sizeof *saving->sections);
   saving->numbers = ob_allocate(ob_outer_number_count(outer), sizeof *saving->numbers);
-  saving->runs = ob_allocate(outer->piece_count, sizeof *saving->runs);
   saving->residual = ob_allocate(longest, sizeof *saving->residual);
-  if (!saving->tensors || !saving->sections || !saving->numbers || !saving->runs ||
-      !saving->residual)
+  if (!saving->tensors || !saving->sections || !saving->numbers || !saving->residual)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
   describe(saving);
   fill_in(saving);

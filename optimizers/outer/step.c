@@ -92,7 +92,7 @@ void ob_fragment_wait(struct ob_fragment *fragment) {
 
 static void keep_residual(struct ob_fragment *fragment) {
   if (fragment->keeps)
-    fragment->outer->exchange->keep(fragment);
+    (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift); /* the host's */
 }
 
 /* What was not applied counts in the next exchange, unless it is of no use. */
@@ -117,7 +117,7 @@ static onebit_status_t apply(struct ob_fragment *fragment, double mixing, bool k
     return ob_error(fragment->status, "%s", fragment->error);
   }
   ob_fragment_update(fragment);
-  fragment->keeps = keeps && mixing >= 1 && outer->exchange->keep;
+  fragment->keeps = keeps && mixing >= 1 && outer->exchange->keeps;
   keep_residual(fragment);
   ob_fragment_set(fragment, mixing);
   outer->exchanges++;

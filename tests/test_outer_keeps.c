@@ -1,0 +1,75 @@
+/*
+ * What a rank has not sent stays in its parameters: after an exchange they are the consensus less
+ * its residual, of whichever elements it has one.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "tests/support_outer.h"
+
+TestSuite(outer_keeps, .timeout = 60);
+
+struct kept {
+  onebit_outer_options_t options;
+  struct saved_parts parts;
+};
+
+static void train_two_rounds(onebit_comm_t comm, void *context) {
+  struct kept *kept = context;
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, &kept->options);
+  for (int number = 1; number <= 8; number++)
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  outer_save(it, comm, &kept->parts);
+  onebit_outer_destroy(it->outer);
+  free(it);
+}
+
+static size_t check_part(const struct saved_parts *parts, int rank, const float *consensus) {
+  float *p = part_values(parts, rank, SECTION_PARAMETERS);
+  float *residual = part_values(parts, rank, SECTION_WORKER);
+  size_t kept = 0;
+  for (size_t i = 0; i < OUTER_ELEMENTS; i++) {
+    const float left = isnan(residual[i]) ? 0 : residual[i];
+    kept += left != 0;
+    if (!CHECK(p[i] == consensus[i] - left, "rank %d, element %zu: %g, not %g - %g", rank, i,
+               (double)p[i], (double)consensus[i], (double)left))
+      break;
+  }
+  free(p);
+  free(residual);
+  return kept;
+}
+
+/* Of the compressed tensors, 521 elements: on each rank, or with two places a host on half of them.
+ */
+static void check_kept(onebit_outer_options_t options, int hosts, size_t low, size_t high) {
+  struct kept *kept = allocate(1, sizeof *kept);
+  kept->options = options;
+  check_case("%d hosts, %d bits", hosts, options.bits);
+  on_hosts(4, hosts, train_two_rounds, kept);
+  float *consensus = parts_values(&kept->parts, SECTION_CONSENSUS);
+  for (int rank = 0; rank < 4; rank++) {
+    const size_t count = check_part(&kept->parts, rank, consensus);
+    CHECK(count >= low && count <= high, "rank %d keeps %zu", rank, count);
+  }
+  checks_must_hold();
+  free(consensus);
+  free_parts(&kept->parts);
+  free(kept);
+}
+
+Test(outer_keeps, the_residual_in_the_parameters) {
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
+  check_kept(options, 1, 500, 521);
+  options.bits = 4;
+  check_kept(options, 1, 500, 521);
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  check_kept(options, 2, 150, 370);
+  options.no_error_feedback = 1;
+  check_kept(options, 2, 0, 0);
+  options.bits = ONEBIT_OUTER_DENSE;
+  options.no_error_feedback = 0;
+  check_kept(options, 2, 0, 0);
+}
