@@ -117,7 +117,7 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   outer_create(it, comm, &change->options);
   for (int number = 1; number <= change->steps; number++)
     CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
-  meet(comm);
+  meet(change->back[it->rank]); /* not on comm, which who moves gives up */
   if (it->rank < change->size - 1) {
     stay(change, it);
   } else {
