@@ -183,7 +183,7 @@ static void weigh(onebit_comm_t comm, void *context) {
 
 Test(outer, unequal_steps_are_weighted) { on_ranks(2, weigh, NULL); }
 
-/* --- In bits -----------------------------------------------------------------------------------*/
+/* --- Compressed --------------------------------------------------------------------------------*/
 
 enum { STEPS = 3000 };
 

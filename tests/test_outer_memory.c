@@ -1,5 +1,5 @@
 /*
- * Memory that runs out while an outer step is saved, loaded or moved: every allocation fails once,
+ * Out of memory while an outer step is saved, loaded or moved: every allocation fails once,
  * on either rank, and then all ranks hear of it, nothing has changed, and the call can be made
  * again.
  */

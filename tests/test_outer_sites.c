@@ -191,7 +191,7 @@ Test(outer_sites, in_float32_equals_single_ranks) {
       equals_single_ranks(sites, ranks, (onebit_outer_rule_t)((sites + ranks) % 3));
 }
 
-/* --- In bits -----------------------------------------------------------------------------------*/
+/* --- Compressed --------------------------------------------------------------------------------*/
 
 struct descent {
   onebit_outer_options_t options;
