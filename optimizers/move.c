@@ -72,6 +72,26 @@ static bool may_be_loss(onebit_status_t status) {
          status == ONEBIT_ERROR_MESSAGE;
 }
 
+onebit_status_t ob_shrink_and_move(onebit_comm_t from, onebit_comm_t *survivors,
+                                   onebit_status_t (*move)(void *object, onebit_comm_t comm),
+                                   void *object) {
+  onebit_comm_t next;
+  onebit_status_t status;
+  bool fewer;
+  do {
+    OB_TRY(onebit_comm_shrink(from, &next));
+    fewer = next->size < from->size;
+    onebit_comm_destroy(*survivors);
+    *survivors = from = next;
+    status = move(object, next);
+  } while (may_be_loss(status) && fewer);
+  return status;
+}
+
+static onebit_status_t move(void *optimizer, onebit_comm_t comm) {
+  return onebit_optimizer_move(optimizer, comm);
+}
+
 /* A rank that has come through a move in which others have failed shrinks the same communicator as
  * these, when it calls this: the latest. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
@@ -80,15 +100,6 @@ onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_com
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!survivors)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
-  onebit_comm_t from = optimizer->latest ? optimizer->latest : optimizer->comm, next;
-  onebit_status_t status;
-  bool fewer;
-  do {
-    OB_TRY(onebit_comm_shrink(from, &next));
-    fewer = next->size < from->size;
-    onebit_comm_destroy(*survivors);
-    *survivors = from = next;
-    status = onebit_optimizer_move(optimizer, next);
-  } while (may_be_loss(status) && fewer);
-  return status;
+  onebit_comm_t from = optimizer->latest ? optimizer->latest : optimizer->comm;
+  return ob_shrink_and_move(from, survivors, move, optimizer);
 }

@@ -297,6 +297,12 @@ void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
  * step.gradient_factor. */
 onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
 
+/* Collective over the survivors of `from`, to which the object is moved; where ranks are lost
+ * meanwhile, again without these. *survivors: NULL, then the communicator that they have. */
+onebit_status_t ob_shrink_and_move(onebit_comm_t from, onebit_comm_t *survivors,
+                                   onebit_status_t (*move)(void *object, onebit_comm_t comm),
+                                   void *object);
+
 /* A checkpoint was loaded, so the ranks have the same: ob_plan_accept of all plans. */
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer);
 

@@ -324,9 +324,8 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
   return status;
 }
 
-static bool may_be_loss(onebit_status_t status) {
-  return status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER ||
-         status == ONEBIT_ERROR_MESSAGE;
+static onebit_status_t move(void *outer, onebit_comm_t comm) {
+  return onebit_outer_move(outer, comm);
 }
 
 /* As onebit_optimizer_shrink. */
@@ -336,17 +335,8 @@ onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivo
   OB_TRY(check(outer));
   if (!survivors)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
-  onebit_comm_t from = outer->latest ? outer->latest : outer->comm, next;
-  onebit_status_t status;
-  bool fewer;
-  do {
-    OB_TRY(onebit_comm_shrink(from, &next));
-    fewer = next->size < from->size;
-    onebit_comm_destroy(*survivors);
-    *survivors = from = next;
-    status = onebit_outer_move(outer, next);
-  } while (may_be_loss(status) && fewer);
-  return status;
+  onebit_comm_t from = outer->latest ? outer->latest : outer->comm;
+  return ob_shrink_and_move(from, survivors, move, outer);
 }
 
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
