@@ -25,6 +25,7 @@ INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED) $(PRELOAD))
 INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(FORTRANS))) \
   $(call to,$(LIBDIR),$(STATIC) $(filter %.a,$(FORTRANS))) \
   $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
+  $(if $(FORTRANS),$(FILLED)/onebit-fortran.pc:$(LIBDIR)/pkgconfig/onebit-fortran.pc) \
   $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
   $(FILLED)/modulefile:$(MODULE) \
   $(call to,$(DOCDIR),README.md CHANGELOG.md SECURITY.md LICENSE) \
@@ -96,6 +97,7 @@ all: | $(FILLED)
 $(FILLED):
 	@mkdir -p $@
 $(FILLED)/onebit.pc: onebit.pc.in FORCE | $(BUILD)/flags $(FILLED)
+$(FILLED)/onebit-fortran.pc: bindings/fortran/onebit-fortran.pc.in FORCE | $(BUILD)/flags $(FILLED)
 $(FILLED)/onebit-config.cmake: packaging/cmake/onebit-config.cmake.in FORCE | $(BUILD)/flags $(FILLED)
 $(FILLED)/onebit-config-version.cmake: packaging/cmake/onebit-config-version.cmake.in FORCE \
   | $(BUILD)/flags $(FILLED)
