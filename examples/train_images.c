@@ -16,8 +16,6 @@
 #include "examples/images.h"
 #include "examples/train_run.h"
 
-enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
-
 static int load(images_t *images, const image_options_t *options, char words[IMAGE_WORDS]) {
   const int loaded = options->images ? images_load(images, options->images, options->labels, words)
                                      : images_draw(images, options->drawn, options->side, words);
@@ -41,13 +39,13 @@ static uint64_t hash(const images_t *images) {
   return train_hash(pixels, images->label, images->count);
 }
 
-static int load_and_train(team_t *team, const image_options_t *options) {
+static int load_and_train(team_t *team, const void *context) {
+  const image_options_t *options = context;
   images_t images = {0};
   char words[IMAGE_WORDS];
   const int well = !options->train.dense_mpi || team->has_mpi;
   const int loaded = load(&images, options, words);
   int result = WRONG_USE;
-  team->gradients = team->comm;
   if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") == 0 &&
       agree(team, loaded == 0, words) == 0 &&
       agree(team, same(team, hash(&images)), "--images: the ranks read different images") == 0) {
@@ -60,29 +58,10 @@ static int load_and_train(team_t *team, const image_options_t *options) {
   return result;
 }
 
-/* What the command line asks for. */
-typedef struct command {
-  image_options_t options;
-  int wrong; /* nonzero: words say what is */
-  char words[OPTION_WORDS];
-} command_t;
-
-static int run_rank(team_t *team, const void *context) {
-  const command_t *command = context;
-  team->quiet = command->options.train.quiet;
-  if (command->wrong)
-    complain(team, command->words);
-  else if (!command->options.train.help)
-    return load_and_train(team, &command->options);
-  else if (team->rank == 0)
-    image_options_print_help();
-  return command->wrong ? WRONG_USE : DONE;
-}
-
 int main(int argc, char **argv) {
-  command_t command;
-  setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
-  command.wrong = image_options_parse(&command.options, argc, argv, command.words);
-  return team_run("train_images", command.wrong ? 0 : command.options.train.ranks, run_rank,
-                  &command);
+  const train_program_t program = {"train_images", image_options_print_help, load_and_train};
+  image_options_t options;
+  char words[OPTION_WORDS];
+  const int wrong = image_options_parse(&options, argc, argv, words);
+  return train_main(&program, &options.train, wrong ? words : NULL);
 }

@@ -197,3 +197,28 @@ int train_all(const team_t *team, const train_options_t *options, const train_ki
     report_comparison(&dense, &training);
   return 0;
 }
+
+typedef struct command {
+  const train_program_t *program;
+  const train_options_t *options;
+  const char *words; /* NULL: the command line is right */
+} command_t;
+
+static int run_rank(team_t *team, const void *context) {
+  const command_t *command = context;
+  team->quiet = command->options->quiet;
+  team->gradients = team->comm;
+  if (command->words)
+    complain(team, command->words);
+  else if (!command->options->help)
+    return command->program->load_and_train(team, command->options);
+  else if (team->rank == 0)
+    command->program->print_help();
+  return command->words ? WRONG_USE : DONE;
+}
+
+int train_main(const train_program_t *program, const train_options_t *options, const char *words) {
+  const command_t command = {program, options, words};
+  setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+  return team_run(program->name, words ? 0 : options->ranks, run_rank, &command);
+}

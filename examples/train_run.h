@@ -43,4 +43,16 @@ int train(training_t *training, const train_kind_t *kind, const void *data);
 int train_all(const team_t *team, const train_options_t *options, const train_kind_t *kind,
               const void *data);
 
+enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
+
+typedef struct train_program {
+  const char *name;
+  void (*print_help)(void);
+  rank_body_t *load_and_train; /* its context: the program's options, which begin with `train` */
+} train_program_t;
+
+/* Runs a program on all ranks. words: what is wrong with the command line, of which each rank may
+ * have its own; NULL: nothing. Returns the exit status. */
+int train_main(const train_program_t *program, const train_options_t *options, const char *words);
+
 #endif

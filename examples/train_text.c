@@ -14,8 +14,6 @@
 #include "examples/text_task.h"
 #include "examples/train_run.h"
 
-enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
-
 /* The same text everywhere, and enough of it: a window to learn from and one to hold out. */
 static int check_text(const team_t *team, const text_options_t *options, const text_t *text) {
   char words[TEXT_WORDS];
@@ -38,7 +36,8 @@ static int train_on_device(team_t *team, const text_device_t *device, const text
   return result == 0 ? DONE : FAILED;
 }
 
-static int load_and_train(team_t *team, const text_options_t *options) {
+static int load_and_train(team_t *team, const void *context) {
+  const text_options_t *options = context;
   text_t text;
   char words[TEXT_WORDS];
   const int loaded = text_load(&text, options->data.path, options->data.count, words);
@@ -56,29 +55,10 @@ static int load_and_train(team_t *team, const text_options_t *options) {
   return result;
 }
 
-/* What the command line asks for. */
-typedef struct command {
-  text_options_t options;
-  int wrong; /* nonzero: words say what is */
-  char words[OPTION_WORDS];
-} command_t;
-
-static int run_rank(team_t *team, const void *context) {
-  const command_t *command = context;
-  team->quiet = command->options.train.quiet;
-  if (command->wrong)
-    complain(team, command->words);
-  else if (!command->options.train.help)
-    return load_and_train(team, &command->options);
-  else if (team->rank == 0)
-    text_options_print_help();
-  return command->wrong ? WRONG_USE : DONE;
-}
-
 int main(int argc, char **argv) {
-  command_t command;
-  setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
-  command.wrong = text_options_parse(&command.options, argc, argv, command.words);
-  return team_run("train_text", command.wrong ? 0 : command.options.train.ranks, run_rank,
-                  &command);
+  const train_program_t program = {"train_text", text_options_print_help, load_and_train};
+  text_options_t options;
+  char words[OPTION_WORDS];
+  const int wrong = text_options_parse(&options, argc, argv, words);
+  return train_main(&program, &options.train, wrong ? words : NULL);
 }

@@ -16,8 +16,6 @@
 #include "examples/word_task.h"
 #include "examples/words.h"
 
-enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
-
 static int load(words_t *words, size_t *bytes, const word_options_t *options,
                 char reason[TEXT_WORDS]) {
   text_t text;
@@ -36,14 +34,14 @@ static int load(words_t *words, size_t *bytes, const word_options_t *options,
   return -1;
 }
 
-static int load_and_train(team_t *team, const word_options_t *options) {
+static int load_and_train(team_t *team, const void *context) {
+  const word_options_t *options = context;
   words_t words = {0};
   size_t bytes = 0;
   char reason[TEXT_WORDS];
   const int well = !options->train.dense_mpi || team->has_mpi;
   const int loaded = load(&words, &bytes, options, reason);
   int result = WRONG_USE;
-  team->gradients = team->comm;
   if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") == 0 &&
       agree(team, loaded == 0, reason) == 0 &&
       agree(team,
@@ -57,29 +55,10 @@ static int load_and_train(team_t *team, const word_options_t *options) {
   return result;
 }
 
-/* What the command line asks for. */
-typedef struct command {
-  word_options_t options;
-  int wrong; /* nonzero: words say what is */
-  char words[OPTION_WORDS];
-} command_t;
-
-static int run_rank(team_t *team, const void *context) {
-  const command_t *command = context;
-  team->quiet = command->options.train.quiet;
-  if (command->wrong)
-    complain(team, command->words);
-  else if (!command->options.train.help)
-    return load_and_train(team, &command->options);
-  else if (team->rank == 0)
-    word_options_print_help();
-  return command->wrong ? WRONG_USE : DONE;
-}
-
 int main(int argc, char **argv) {
-  command_t command;
-  setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
-  command.wrong = word_options_parse(&command.options, argc, argv, command.words);
-  return team_run("train_words", command.wrong ? 0 : command.options.train.ranks, run_rank,
-                  &command);
+  const train_program_t program = {"train_words", word_options_print_help, load_and_train};
+  word_options_t options;
+  char words[OPTION_WORDS];
+  const int wrong = word_options_parse(&options, argc, argv, words);
+  return train_main(&program, &options.train, wrong ? words : NULL);
 }
