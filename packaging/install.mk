@@ -17,6 +17,8 @@ FILLED   := $(BUILD)/install
 CMAKEDIR  = $(LIBDIR)/cmake/onebit
 MODULE    = $(MODULEDIR)/onebit/$(VERSION)
 EXAMPLE_SOURCES := examples/minimal.c examples/allreduce.c examples/allreduce.cpp
+DOCUMENTS  := README.md CHANGELOG.md SECURITY.md $(wildcard docs/*.md docs/measured/*.md)
+BESIDE     := LICENSE $(wildcard docs/measured/*.svg) $(EXAMPLE_SOURCES)
 
 to = $(foreach file,$(2),$(file):$(1)/$(notdir $(file)))
 INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
@@ -28,8 +30,8 @@ INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(
   $(if $(FORTRANS),$(FILLED)/onebit-fortran.pc:$(LIBDIR)/pkgconfig/onebit-fortran.pc) \
   $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
   $(FILLED)/modulefile:$(MODULE) \
-  $(call to,$(DOCDIR),README.md CHANGELOG.md SECURITY.md LICENSE) \
-  $(call to,$(DOCDIR)/examples,$(EXAMPLE_SOURCES))
+  $(foreach file,$(DOCUMENTS),$(FILLED)/$(file):$(DOCDIR)/$(file)) \
+  $(foreach file,$(BESIDE),$(file):$(DOCDIR)/$(file))
 # Links: TARGET:NAME, the target beside the name.
 INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/libonebit.so
 
@@ -104,6 +106,9 @@ $(FILLED)/onebit-config-version.cmake: packaging/cmake/onebit-config-version.cma
 $(FILLED)/modulefile: packaging/modulefile.in FORCE | $(BUILD)/flags $(FILLED)
 $(FILLED)/%:
 	@rm -f $@; $(FILL) $< >$@
+$(FILLED)/%.md: %.md packaging/links.awk
+	@mkdir -p $(@D); rm -f $@; \
+	awk -v installed="$(DOCUMENTS) $(BESIDE)" -f packaging/links.awk $< >$@
 
 FILLED_FILES = $(foreach pair,$(filter $(FILLED)/%,$(INSTALLED_DATA)),\
   $(firstword $(subst :, ,$(pair))))
@@ -121,5 +126,6 @@ UNINSTALLED = $(INSTALLED_PROGRAMS) $(INSTALLED_SHARED) $(INSTALLED_DATA) $(INST
   $(call to,$(INCLUDEDIR)/onebit,$(wildcard include/onebit/*)) $(call pages_of,$(MAN3))
 uninstall: $(MAN_LIST)
 	@set -e; for pair in $(UNINSTALLED); do rm -f "$(DESTDIR)$${pair#*:}"; done
-	@for directory in $(INCLUDEDIR)/onebit $(CMAKEDIR) $(MODULEDIR)/onebit $(DOCDIR)/examples \
-	  $(DOCDIR); do rmdir "$(DESTDIR)$$directory" 2>/dev/null || :; done
+	@for directory in $(INCLUDEDIR)/onebit $(CMAKEDIR) $(MODULEDIR)/onebit \
+	  $(addprefix $(DOCDIR)/,examples docs/measured docs) $(DOCDIR); do \
+	  rmdir "$(DESTDIR)$$directory" 2>/dev/null || :; done
