@@ -2,16 +2,14 @@
 
 import ctypes
 import json
-import os
-import sys
 from typing import Any, NamedTuple
 
 from onebit import _native
 from onebit._native import Dtype, Stage, Status
 from onebit.buffers import buffer_of
-from onebit.communicator import Communicator
 from onebit.errors import check, last_message, wrong
 from onebit.methods import METHODS, NAMES
+from onebit.stateful import Stateful
 
 
 class Tensor(NamedTuple):
@@ -31,7 +29,7 @@ class Tensor(NamedTuple):
     uncompressed: bool = False
 
 
-class Optimizer:
+class Optimizer(Stateful):
     """What the optimizers have in common; make one of the derived classes. Collective.
 
     comm: a `Communicator`
@@ -40,6 +38,8 @@ class Optimizer:
         parameter_dtype and gradient_dtype are those of the arrays.
     """
 
+    _prefix = "onebit_optimizer"
+    _words = "the optimizer"
     _create = None
     _options = None
 
@@ -55,9 +55,7 @@ class Optimizer:
         handle = ctypes.c_void_p()
         count = len(self._parameters)
         check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
-        self._handle = handle
-        self._comm = comm
-        comm._join(self)
+        self._begin(comm, handle)
 
     def _describe_tensors(self, tensors, options):
         """Also takes hold of their arrays."""
@@ -118,13 +116,6 @@ class Optimizer:
         if found.count != count:
             raise wrong(f"{name} has {found.count} elements, its parameter {count}")
         return found
-
-    @property
-    def handle(self):
-        """The onebit_optimizer_t; raises `Error` when the optimizer is closed."""
-        if not self._handle:
-            raise wrong("the optimizer is closed")
-        return self._handle
 
     def step(self, learning_rate):
         """One step: OK, or SKIPPED and nothing is changed. Collective."""
@@ -208,79 +199,6 @@ class Optimizer:
         if check(function(self.handle, ctypes.byref(tensor))) == Status.WARNING:
             return tensor.value, last_message()
         return None
-
-    def save(self):
-        """This rank's part of a checkpoint, as bytes."""
-        function = _native.library().onebit_optimizer_save
-        count = ctypes.c_size_t()
-        check(function(self.handle, None, 0, ctypes.byref(count)))
-        part = ctypes.create_string_buffer(count.value)
-        check(function(self.handle, part, count.value, ctypes.byref(count)))
-        return part.raw[: count.value]
-
-    def load(self, parts):
-        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
-        Collective."""
-        parts = [bytes(part) for part in parts]
-        pointers = (ctypes.c_void_p * max(len(parts), 1))()
-        sizes = (ctypes.c_size_t * max(len(parts), 1))()
-        for place, part in enumerate(parts):
-            pointers[place] = ctypes.cast(ctypes.c_char_p(part), ctypes.c_void_p).value
-            sizes[place] = len(part)
-        check(_native.library().onebit_optimizer_load(self.handle, pointers, sizes, len(parts)))
-
-    def save_files(self, directory):
-        """Saves into a directory that all ranks see. Collective."""
-        path = os.fsencode(directory)
-        check(_native.library().onebit_optimizer_save_files(self.handle, path))
-
-    def load_files(self, directory):
-        """Loads what `save_files` saved there last. Collective."""
-        path = os.fsencode(directory)
-        check(_native.library().onebit_optimizer_load_files(self.handle, path))
-
-    def move(self, comm):
-        """Goes on with other ranks: those that are left, or that have come. Collective over comm.
-        The old communicator can be closed afterwards."""
-        check(_native.library().onebit_optimizer_move(self.handle, comm.handle))
-        self._change(comm)
-
-    def shrink(self):
-        """When a rank was lost: goes on with the others. Collective over them; the communicator that
-        they have from now on."""
-        handle = ctypes.c_void_p()
-        status = _native.library().onebit_optimizer_shrink(self.handle, ctypes.byref(handle))
-        made = Communicator(handle, self._comm._keeps) if handle else None
-        if made:
-            made._collective = self._comm._collective
-        self._latest = made  # also after a failure: the next call begins from it
-        check(status)
-        self._change(made)
-        return made
-
-    def _change(self, comm):
-        comm._join(self)
-        self._comm._members.discard(self)
-        self._comm._leave(self)
-        self._comm = comm
-
-    def close(self):
-        """Gives the optimizer back; parameters and gradients stay. Collective while a step is
-        open."""
-        if self._handle:
-            handle, self._handle = self._handle, None
-            _native.library().onebit_optimizer_destroy(handle)
-            self._comm._leave(self)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
-
-    def __del__(self):
-        if getattr(self, "_handle", None) and not sys.is_finalizing():
-            self.close()
 
 
 def _made(method):

@@ -1,7 +1,6 @@
 """The outer step: local steps on every rank, and an exchange of drifts now and then."""
 
 import ctypes
-import os
 import sys
 from typing import Any, Dict, Optional, Sequence
 
@@ -10,9 +9,10 @@ from onebit._native import Dtype, OuterRule, Status
 from onebit.buffers import buffer_of
 from onebit.communicator import Communicator
 from onebit.errors import check, last_message, wrong
+from onebit.stateful import Stateful
 
 
-class Outer:
+class Outer(Stateful):
     """The outer step of a list of parameters (onebit/outer.h is the manual). Collective.
 
     comm: a `Communicator`
@@ -28,6 +28,9 @@ class Outer:
             outer.step()              # every 30th time the exchange
         outer.synchronize()
     """
+
+    _prefix = "onebit_outer"
+    _words = "the outer step"
 
     def __init__(
         self,
@@ -46,9 +49,7 @@ class Outer:
             raise
         count = len(self._parameters)
         check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
-        self._handle = handle
-        self._comm = comm
-        comm._join(self)
+        self._begin(comm, handle)
 
     def _describe(self, parameters, uncompressed, options):
         self._arrays = [getattr(one, "data", one) if _is_torch(one) else one for one in parameters]
@@ -72,13 +73,6 @@ class Outer:
             place.count = one.count
             place.uncompressed = number in uncompressed
         return described, filled
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """The onebit_outer_t; raises `Error` when the outer step is closed."""
-        if not self._handle:
-            raise wrong("the outer step is closed")
-        return self._handle
 
     def step(self, weight: float = 1.0) -> Status:
         """Counts a local step, which with `weighted` counts as `weight` says, and exchanges what is
@@ -111,75 +105,6 @@ class Outer:
         """None; or what wants to be changed: too few bits for the rule, or a large residual."""
         status = check(_native.library().onebit_outer_check(self.handle))
         return last_message() if status == Status.WARNING else None
-
-    def save(self) -> bytes:
-        """This rank's part of a checkpoint. By all ranks after the same exchanges have begun."""
-        function = _native.library().onebit_outer_save
-        count = ctypes.c_size_t()
-        check(function(self.handle, None, 0, ctypes.byref(count)))
-        part = ctypes.create_string_buffer(count.value)
-        check(function(self.handle, part, count.value, ctypes.byref(count)))
-        return part.raw[: count.value]
-
-    def load(self, parts: Sequence[bytes]) -> None:
-        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
-        Collective."""
-        parts = [bytes(part) for part in parts]
-        pointers = (ctypes.c_void_p * max(len(parts), 1))()
-        sizes = (ctypes.c_size_t * max(len(parts), 1))()
-        for place, part in enumerate(parts):
-            pointers[place] = ctypes.cast(ctypes.c_char_p(part), ctypes.c_void_p).value
-            sizes[place] = len(part)
-        check(_native.library().onebit_outer_load(self.handle, pointers, sizes, len(parts)))
-
-    def save_files(self, directory: "os.PathLike[str] | str") -> None:
-        """Saves into a directory that all ranks see. Collective."""
-        check(_native.library().onebit_outer_save_files(self.handle, os.fsencode(directory)))
-
-    def load_files(self, directory: "os.PathLike[str] | str") -> None:
-        """Loads what `save_files` saved there last. Collective."""
-        check(_native.library().onebit_outer_load_files(self.handle, os.fsencode(directory)))
-
-    def move(self, comm: Communicator) -> None:
-        """Goes on with other ranks: those that are left, or that have come. Collective over comm."""
-        check(_native.library().onebit_outer_move(self.handle, comm.handle))
-        self._change(comm)
-
-    def shrink(self) -> Communicator:
-        """When a rank was lost: goes on with the others. Collective over them; the communicator
-        that they have from now on."""
-        handle = ctypes.c_void_p()
-        status = _native.library().onebit_outer_shrink(self.handle, ctypes.byref(handle))
-        made = Communicator(handle, self._comm._keeps) if handle else None
-        if made:
-            made._collective = self._comm._collective
-        self._latest = made  # also after a failure: the next call begins from it
-        check(status)
-        self._change(made)
-        return made
-
-    def _change(self, comm):
-        comm._join(self)
-        self._comm._members.discard(self)
-        self._comm._leave(self)
-        self._comm = comm
-
-    def close(self) -> None:
-        """Gives the outer step back; parameters stay as they are."""
-        if self._handle:
-            handle, self._handle = self._handle, None
-            _native.library().onebit_outer_destroy(handle)
-            self._comm._leave(self)
-
-    def __enter__(self) -> "Outer":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
-
-    def __del__(self):
-        if getattr(self, "_handle", None) and not sys.is_finalizing():
-            self.close()
 
 
 def _is_torch(thing):

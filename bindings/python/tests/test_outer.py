@@ -95,6 +95,55 @@ def test_other_ranks(on_ranks):
     assert all((a == b).all() for a, b in zip(first, second))
 
 
+@pytest.mark.parametrize("kind", ["outer", "optimizer"])
+def test_the_others_go_on_without_a_lost_rank(on_ranks, kind):
+    def make(comm, parameters, gradients):
+        if kind == "outer":
+            made = onebit.Outer(comm, parameters, local_steps=2)
+            return made, made.step
+        made = onebit.EfficientAdam(comm, list(zip(parameters, gradients)))
+        return made, lambda: made.step(0.01)
+
+    def local(comm, parameters, gradients, step):
+        if kind == "outer":
+            train(parameters, comm.rank, step)
+        for number, one in enumerate(gradients):
+            one[:] = numpy.random.default_rng([comm.rank, step, number]).standard_normal(one.size)
+
+    def body(comm):
+        parameters, gradients = start(), start()
+        made, step = make(comm, parameters, gradients)
+        for number in range(3):
+            local(comm, parameters, gradients, number)
+            assert step() is Status.OK
+        if comm.rank == 2:
+            comm.abort()
+            made.close()
+            comm.close()
+            return None
+        with pytest.raises(onebit.Error) as told:
+            for number in range(3, 6):
+                local(comm, parameters, gradients, number)
+                step()
+        assert told.value.status in (Status.ERROR_TRANSPORT, Status.ERROR_PEER)
+        left = made.shrink()
+        assert left.size == 2 and left.rank == comm.rank
+        comm.close()  # is not the one that it is on any more
+        for number in range(6, 10):
+            local(left, parameters, gradients, number)
+            assert step() is Status.OK
+        if kind == "outer":
+            made.synchronize()
+        left.close()  # closes what is on it
+        with pytest.raises(onebit.Error, match="is closed"):
+            step()
+        return parameters
+
+    first, second, _ = on_ranks(3, body)
+    assert any(one.any() for one in first)
+    assert all((a == b).all() for a, b in zip(first, second))
+
+
 def test_what_is_wrong_is_told_on_all_ranks(on_ranks):
     def body(comm):
         mixed = [numpy.zeros(3, numpy.float32), numpy.zeros(3, numpy.float16)]
