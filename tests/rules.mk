@@ -28,7 +28,9 @@ $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 $(FUZZERS): %: %.o $(STATIC)
 	$(call say,LD)
 	$(link) -fsanitize=fuzzer $(LIBS)
-$(BUILD)/tests/fuzz/parts $(SEEDS): $(BUILD)/tests/fuzz/optimizers.o
+CHECKPOINTS := $(addprefix $(BUILD)/tests/fuzz/,parts outer_parts)
+$(CHECKPOINTS) $(SEEDS): $(BUILD)/tests/fuzz/optimizers.o
+$(CHECKPOINTS): $(BUILD)/tests/fuzz/parts_input.o
 $(BUILD)/tests/fuzz/rules: $(RULES)
 $(BUILD)/tests/fuzz/replay: $(REPLAYED)
 $(SEEDS): %: %.o $(STATIC)

@@ -1,4 +1,4 @@
-/* Optimizers whose checkpoints are read. */
+/* Optimizers and outer steps whose checkpoints are read. */
 #include "tests/fuzz/optimizers.h"
 
 static onebit_status_t create(int kind, onebit_comm_t comm, const onebit_tensor_t *tensors,
@@ -52,6 +52,49 @@ onebit_status_t fuzz_optimizer_train(struct fuzz_optimizer *made, int steps) {
     for (int i = 0; i < FUZZ_ELEMENTS; i++)
       made->gradients[i] = (float)((i + step) % 5) - 2;
     status = onebit_optimizer_step(made->optimizer, 1e-3f);
+  }
+  return status;
+}
+
+/* Rounds of 4 steps: every width and rule, fragments, delays and weights among them. */
+static onebit_outer_options_t outer_options(int kind) {
+  static const int widths[FUZZ_OUTER_STEPS] = {1, 2, 4, 8, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
+  options.local_steps = 4;
+  options.block_size = 32;
+  options.bits = widths[kind];
+  options.rule = (onebit_outer_rule_t)(kind % 3);
+  options.fragments = 1 + (size_t)kind % 2;
+  options.delay = kind % 3 ? 1 : 0;
+  options.weighted = kind > 2;
+  options.parameter_dtype = kind == 3 ? ONEBIT_FLOAT16 : ONEBIT_FLOAT32;
+  return options;
+}
+
+onebit_status_t fuzz_outer_create(struct fuzz_outer *made, int kind, onebit_comm_t comm) {
+  static const size_t counts[] = {40, 0, 64, FUZZ_ELEMENTS - 104};
+  const onebit_outer_options_t options = outer_options(kind);
+  const size_t size = options.parameter_dtype == ONEBIT_FLOAT32 ? 4 : 2;
+  onebit_tensor_t tensors[4] = {0};
+  char *next = (char *)&made->parameters;
+  *made = (struct fuzz_outer){.dtype = options.parameter_dtype};
+  for (int t = 0; t < 4; next += counts[t] * size, t++) {
+    tensors[t].parameter = counts[t] ? next : NULL;
+    tensors[t].count = counts[t];
+    tensors[t].uncompressed = t == 2;
+  }
+  return onebit_outer_create(comm, tensors, 4, &options, &made->outer);
+}
+
+onebit_status_t fuzz_outer_train(struct fuzz_outer *made, int steps) {
+  onebit_status_t status = ONEBIT_OK;
+  for (int step = 0; step < steps && status == ONEBIT_OK; step++) {
+    for (size_t i = 0; i < FUZZ_ELEMENTS; i++)
+      if (made->dtype == ONEBIT_FLOAT32)
+        made->parameters.floats[i] += (float)((i + (size_t)step) % 5) - 2;
+      else
+        made->parameters.halves[i] = (uint16_t)(0x3c00 + (i + (size_t)step) % 5);
+    status = onebit_outer_step(made->outer, 1);
   }
   return status;
 }
