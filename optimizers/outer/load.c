@@ -211,6 +211,40 @@ static onebit_status_t load_residual(struct loading *loading, struct ob_fragment
   return exchange->import_residual(fragment, what, loading->values);
 }
 
+/* Whether the parameters that are loaded have a residual in them. A rank that was behind when the
+ * ranks were moved has none, and not in its parameters. */
+static bool keeps(const struct loading *loading, const struct ob_fragment *fragment) {
+  if (loading->parts.own >= 0)
+    return numbers_of(loading, loading->parts.own, fragment)[OB_FRAGMENT_KEEPS];
+  for (int k = 0; k < loading->parts.count; k++)
+    if (numbers_of(loading, k, fragment)[OB_FRAGMENT_KEEPS])
+      return true;
+  return false;
+}
+
+/* Residuals were held back of what had its weight already: their mean is the plain one, while in
+ * the mean of the parameters each counts as its weight does. The difference is no drift. */
+static onebit_status_t remove_difference(struct loading *loading, struct ob_fragment *fragment) {
+  const struct onebit_outer *outer = loading->outer;
+  if (loading->dry || loading->parts.own >= 0 || !keeps(loading, fragment))
+    return ONEBIT_OK;
+  choose_factors(loading, fragment);
+  if (!loading->parts.factors)
+    return ONEBIT_OK;
+  for (int k = 0; k < loading->parts.count; k++)
+    loading->factors[k] = 1 - loading->factors[k];
+  memset(loading->values, 0, fragment->count * sizeof *loading->values);
+  const size_t runs = outer->exchange->runs(fragment, OB_SAVED_WORKER, outer->runs);
+  onebit_status_t status = ONEBIT_OK;
+  for (size_t k = 0; status == ONEBIT_OK && k < runs; k++)
+    status = read_elements(loading, OB_SAVED_WORKER, fragment->first + outer->runs[k].at,
+                           outer->runs[k].count, loading->values + outer->runs[k].at);
+  loading->parts.factors = NULL;
+  if (status == ONEBIT_OK)
+    ob_fragment_shift(fragment, loading->values);
+  return status;
+}
+
 static double mean_of(const struct loading *loading, const struct ob_fragment *fragment,
                       int number) {
   double sum = 0;
@@ -231,7 +265,7 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
   fragment->stage = idle ? OB_FRAGMENT_IDLE : OB_FRAGMENT_ENDED;
   fragment->status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
   fragment->finite = loading->parts.own < 0 || numbers[OB_FRAGMENT_FINITE];
-  fragment->keeps = numbers[OB_FRAGMENT_KEEPS];
+  fragment->keeps = keeps(loading, fragment);
   if (idle && fragment->keeps)
     (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   fragment->apply_step = loading->outer->steps + numbers[OB_FRAGMENT_REMAINING];
@@ -252,6 +286,7 @@ static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment
   OB_TRY(load_parameters(loading, fragment));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_WORKER));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_SERVER));
+  OB_TRY(remove_difference(loading, fragment));
   if (!loading->dry)
     set_numbers(loading, fragment);
   return ONEBIT_OK;
