@@ -5,6 +5,7 @@
  */
 #include "base/error.h"
 #include "base/memory.h"
+#include "optimizers/outer/element.h"
 #include "optimizers/outer/outer.h"
 
 void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size) {
@@ -74,6 +75,7 @@ static onebit_status_t allocate_fragment(struct onebit_outer *outer, struct ob_f
 
 onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
+  size_t longest = 0;
   outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
   outer->runs = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->runs);
@@ -86,8 +88,10 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
     fragment->number = f;
     fragment->begin_step = outer->options.local_steps * (f + 1) / parts;
     OB_TRY(allocate_fragment(outer, fragment));
+    longest = fragment->count > longest ? fragment->count : longest;
   }
-  return ONEBIT_OK;
+  outer->sums = ob_outer_allocate(outer, longest / OB_OUTER_RUN + 1, sizeof *outer->sums);
+  return outer->sums ? ONEBIT_OK : no_memory(outer);
 }
 
 void ob_fragments_destroy(struct onebit_outer *outer) {
@@ -102,4 +106,5 @@ void ob_fragments_destroy(struct onebit_outer *outer) {
   ob_release(outer->fragments);
   ob_release(outer->pieces);
   ob_release(outer->runs);
+  ob_release(outer->sums);
 }

@@ -118,6 +118,7 @@ struct onebit_outer {
   size_t tensor_count, count, piece_count;
   struct ob_outer_piece *pieces; /* of all fragments */
   struct ob_outer_run *runs;     /* scratch: one for each piece */
+  double *sums;                  /* scratch: one for each OB_OUTER_RUN elements of a fragment */
   size_t position;               /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
   uint64_t started;       /* exchanges, of all fragments; the same on all ranks whose steps are */

@@ -1,17 +1,13 @@
-/*
- * The arithmetic of the outer step: passes over a fragment, once in local_steps steps. float32
- * throughout, one rounding an operation; so with the same mean drift all ranks come to the same
- * consensus, to the bit.
- */
+/* The passes of the outer step over a fragment, once in local_steps steps (element.h). */
 #include <string.h>
 
 #include "base/hash.h"
 #include "compression/codec.h"
 #include "compression/numerics.h"
+#include "optimizers/outer/element.h"
 #include "optimizers/outer/outer.h"
 
-/* Drifts beyond it are no training any more; the sum of squares of a block is still a float32. */
-#define LARGEST_DRIFT 1e16f
+#define FIXED __attribute__((always_inline)) static inline
 
 static const void *parameters_of(const struct ob_fragment *fragment,
                                  const struct ob_outer_piece *piece) {
@@ -32,26 +28,14 @@ void ob_fragment_read(struct ob_fragment *fragment) {
 
 /* --- Before the exchange -----------------------------------------------------------------------*/
 
-/* Returns whether all can be sent: also false for what is not a number. */
-static bool drift_of_floats(const float *restrict consensus, const float *restrict parameter,
-                            float *restrict drift, size_t count) {
+/* Returns whether all can be sent. Called with the dtype as a constant, of which a loop is made. */
+FIXED bool drift_of(const float *restrict consensus, const void *restrict parameter,
+                    onebit_dtype_t dtype, float *restrict drift, size_t count) {
   unsigned wrong = 0;
   for (size_t i = 0; i < count; i++) {
-    const float d = consensus[i] - drift[i] - parameter[i];
+    const float d = ob_outer_drift(consensus[i], drift[i], ob_load(parameter, i, dtype), dtype);
     drift[i] = d;
-    wrong |= !(d <= LARGEST_DRIFT && d >= -LARGEST_DRIFT);
-  }
-  return !wrong;
-}
-
-/* The parameters were set to rounded numbers: what rounding took is no drift. */
-static bool drift_of_halves(const float *consensus, const void *parameter, onebit_dtype_t dtype,
-                            float *drift, size_t count) {
-  bool wrong = false;
-  for (size_t i = 0; i < count; i++) {
-    const float d = ob_round(consensus[i] - drift[i], dtype) - ob_load(parameter, i, dtype);
-    drift[i] = d;
-    wrong |= !(d <= LARGEST_DRIFT && d >= -LARGEST_DRIFT);
+    wrong |= !ob_outer_sound(d);
   }
   return !wrong;
 }
@@ -67,9 +51,9 @@ bool ob_fragment_drift(struct ob_fragment *fragment) {
     const void *parameters = parameters_of(fragment, piece);
     float *drift = fragment->drift + piece->at;
     if (dtype == ONEBIT_FLOAT32)
-      sound &= drift_of_floats(consensus, parameters, drift, piece->count);
+      sound &= drift_of(consensus, parameters, ONEBIT_FLOAT32, drift, piece->count);
     else
-      sound &= drift_of_halves(consensus, parameters, dtype, drift, piece->count);
+      sound &= drift_of(consensus, parameters, dtype, drift, piece->count);
   }
   return sound;
 }
@@ -80,60 +64,50 @@ uint32_t ob_fragment_checksum(const struct ob_fragment *fragment) {
 
 /* --- After the exchange ------------------------------------------------------------------------*/
 
-/* Returns the sum of squares of the drift, for onebit_outer_get_info. */
-static double add_mean(float *restrict x, const float *restrict d, float rate, size_t count) {
-  double squares = 0;
+/* A run of at most OB_OUTER_RUN elements; gives the sum of squares of its drifts. */
+FIXED double update_run(float *restrict x, float *restrict m, const float *restrict d,
+                        onebit_outer_rule_t rule, float rate, float decay, size_t count) {
+  double lanes[OB_LANES] = {0};
+  float none;
   for (size_t i = 0; i < count; i++) {
-    x[i] -= rate * d[i];
-    squares += (double)d[i] * (double)d[i];
+    x[i] -= rate * ob_outer_move(rule, rule == ONEBIT_OUTER_MEAN ? &none : &m[i], d[i], decay);
+    lanes[i % OB_LANES] += (double)d[i] * (double)d[i];
   }
-  return squares;
+  for (int width = OB_LANES / 2; width > 0; width /= 2)
+    for (int k = 0; k < width; k++)
+      lanes[k] += lanes[k + width];
+  return lanes[0];
 }
 
-static double add_momentum(float *restrict x, float *restrict m, const float *restrict d,
-                           float rate, float decay, size_t count) {
-  double squares = 0;
-  for (size_t i = 0; i < count; i++) {
-    m[i] = decay * m[i] + d[i];
-    x[i] -= rate * m[i];
-    squares += (double)d[i] * (double)d[i];
+FIXED void update_by(struct ob_fragment *fragment, onebit_outer_rule_t rule) {
+  const struct onebit_outer *outer = fragment->outer;
+  const float rate = (float)outer->options.learning_rate, decay = (float)outer->options.momentum;
+  size_t runs = 0;
+  for (size_t i = 0; i < fragment->count; i += OB_OUTER_RUN) {
+    const size_t left = fragment->count - i, count = left < OB_OUTER_RUN ? left : OB_OUTER_RUN;
+    float *momentum = rule == ONEBIT_OUTER_MEAN ? NULL : fragment->momentum + i;
+    outer->sums[runs++] = update_run(fragment->consensus + i, momentum, fragment->drift + i, rule,
+                                     rate, decay, count);
   }
-  return squares;
-}
-
-static double add_nesterov(float *restrict x, float *restrict m, const float *restrict d,
-                           float rate, float decay, size_t count) {
-  double squares = 0;
-  for (size_t i = 0; i < count; i++) {
-    m[i] = decay * m[i] + d[i];
-    x[i] -= rate * (d[i] + decay * m[i]);
-    squares += (double)d[i] * (double)d[i];
-  }
-  return squares;
+  fragment->drift_squares = ob_add_sums(outer->sums, runs);
 }
 
 void ob_fragment_update(struct ob_fragment *fragment) {
-  const onebit_outer_options_t *options = &fragment->outer->options;
-  const float rate = (float)options->learning_rate, decay = (float)options->momentum;
-  const size_t count = fragment->count;
-  if (options->rule == ONEBIT_OUTER_MEAN)
-    fragment->drift_squares = add_mean(fragment->consensus, fragment->drift, rate, count);
-  else if (options->rule == ONEBIT_OUTER_MOMENTUM)
-    fragment->drift_squares =
-        add_momentum(fragment->consensus, fragment->momentum, fragment->drift, rate, decay, count);
+  const onebit_outer_rule_t rule = fragment->outer->options.rule;
+  if (rule == ONEBIT_OUTER_MEAN)
+    update_by(fragment, ONEBIT_OUTER_MEAN);
+  else if (rule == ONEBIT_OUTER_MOMENTUM)
+    update_by(fragment, ONEBIT_OUTER_MOMENTUM);
   else
-    fragment->drift_squares =
-        add_nesterov(fragment->consensus, fragment->momentum, fragment->drift, rate, decay, count);
+    update_by(fragment, ONEBIT_OUTER_NESTEROV);
 }
 
 static void set_piece(const float *consensus, const float *left, void *parameters,
                       onebit_dtype_t dtype, float mixing, size_t count) {
   for (size_t i = 0; i < count; i++) {
     const float x = left ? consensus[i] - left[i] : consensus[i];
-    float p = x;
-    if (mixing < 1)
-      p = (1 - mixing) * ob_load(parameters, i, dtype) + mixing * x;
-    ob_store(parameters, i, dtype, p);
+    const float p = mixing < 1 ? ob_load(parameters, i, dtype) : 0;
+    ob_store(parameters, i, dtype, ob_outer_mix(p, x, mixing));
   }
 }
 

@@ -1,0 +1,50 @@
+/*
+ * The arithmetic of one element of the outer step, written once: for the passes of the host
+ * (update.c) and for the kernels (cuda/outer.cu). float32 throughout, one rounding an operation; so
+ * with the same mean drift all ranks come to the same consensus, to the bit.
+ */
+#ifndef OB_OPTIMIZERS_OUTER_ELEMENT_H
+#define OB_OPTIMIZERS_OUTER_ELEMENT_H
+
+#include "compression/numerics.h"
+#include "onebit/outer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Elements whose squares are summed together: element i of a run goes to lane i mod 32 in double,
+ * the lanes are halved, and the runs' sums are added as ob_add_sums has it. */
+#define OB_OUTER_RUN 2048
+
+/* Drifts beyond it are no training any more; the sum of squares of a block is still a float32. */
+#define OB_OUTER_LARGEST 1e16f
+
+/* What has changed since a parameter was set to the consensus less what is left. It was set to a
+ * rounded number: what rounding took is no drift. */
+OB_INLINE float ob_outer_drift(float consensus, float left, float parameter, onebit_dtype_t dtype) {
+  return ob_round(consensus - left, dtype) - parameter;
+}
+
+/* Whether it can be sent: false also for what is not a number. */
+OB_INLINE int ob_outer_sound(float drift) {
+  return drift <= OB_OUTER_LARGEST && drift >= -OB_OUTER_LARGEST;
+}
+
+/* By what the consensus moves, times the rate; moves the momentum, where the rule has one. */
+OB_INLINE float ob_outer_move(onebit_outer_rule_t rule, float *momentum, float drift, float decay) {
+  if (rule == ONEBIT_OUTER_MEAN)
+    return drift;
+  *momentum = decay * *momentum + drift;
+  return rule == ONEBIT_OUTER_MOMENTUM ? *momentum : drift + decay * *momentum;
+}
+
+/* What a parameter becomes. Less than all of the consensus: mixing below 1. */
+OB_INLINE float ob_outer_mix(float parameter, float consensus, float mixing) {
+  return mixing < 1 ? (1 - mixing) * parameter + mixing * consensus : consensus;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
