@@ -207,6 +207,20 @@ static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_buc
   return status;
 }
 
+static onebit_status_t reweigh(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                               size_t piece) {
+  struct ob_bucket_device *device = bucket->device;
+  int before = ob_cuda_enter(device->number);
+  onebit_status_t status =
+      ob_memory_cuda.copy(&device->factors[piece], &bucket->factors[piece], sizeof(float));
+  if (status == ONEBIT_OK)
+    status = ob_memory_cuda.copy(&device->weight_decays[piece], &bucket->weight_decays[piece],
+                                 sizeof(float));
+  (void)optimizer;
+  ob_cuda_leave(before);
+  return status;
+}
+
 /* --- What the host learns ----------------------------------------------------------------------*/
 
 static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, bool to_host) {
@@ -312,6 +326,7 @@ const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = check,
                                                                  .sum = ob_cuda_step_sum,
                                                                  .lamb = ob_cuda_step_lamb,
                                                                  .repoint = repoint,
+                                                                 .reweigh = reweigh,
                                                                  .counts = counts,
                                                                  .finish = ob_cuda_step_finish,
                                                                  .wait = wait_for_passes,

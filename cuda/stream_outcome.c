@@ -24,6 +24,9 @@ static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome 
   else if (status == ONEBIT_ERROR_ARGUMENT)
     ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
              (double)ob_float_of(outcome->agreed));
+  else if (status == ONEBIT_ERROR_MISMATCH && plan->call.agreed_whole)
+    ob_error(status, "from rank %d: %s differs between ranks: there it is %08x", rank, name,
+             (unsigned)outcome->agreed);
   else if (status == ONEBIT_ERROR_MISMATCH)
     ob_error(status, "from rank %d: %s differs between ranks: there it is %.9g", rank, name,
              (double)ob_float_of(outcome->agreed));

@@ -179,8 +179,7 @@ static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *b
     locate_arrays(optimizer, bucket, k, tensor, offset);
   if (!optimizer->method->sharded)
     bucket->means[k] = bucket->arrays[OB_SCRATCH] + piece->first_word * OB_LANES;
-  float factor = tensor->learning_rate_factor;
-  bucket->factors[k] = factor == 0 ? 1 : factor;
+  bucket->factors[k] = tensor->learning_rate_factor;
   bucket->weight_decays[k] = tensor->weight_decay;
   bucket->scalings[k] = 1;
   bucket->tensor_of[k] = t;
@@ -213,6 +212,18 @@ onebit_status_t ob_buckets_set_gradient(onebit_optimizer_t optimizer, size_t ten
       continue;
     bucket->gradients[k] = gradient_at(optimizer, gradient, offset_of(bucket, k));
     OB_TRY(optimizer->executor->repoint(optimizer, bucket, k));
+  }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_buckets_set_constants(onebit_optimizer_t optimizer, size_t tensor) {
+  struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
+  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++) {
+    if (bucket->tensor_of[k] != tensor)
+      continue;
+    bucket->factors[k] = optimizer->list[tensor].learning_rate_factor;
+    bucket->weight_decays[k] = optimizer->list[tensor].weight_decay;
+    OB_TRY(optimizer->executor->reweigh(optimizer, bucket, k));
   }
   return ONEBIT_OK;
 }

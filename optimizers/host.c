@@ -52,5 +52,6 @@ const struct ob_optimizer_executor ob_optimizer_executor_host = {.check = check_
                                                                  .sum = sum_on_host,
                                                                  .lamb = ob_lamb_on_host,
                                                                  .repoint = no_piece,
+                                                                 .reweigh = no_piece,
                                                                  .finish = not_needed,
                                                                  .wait = not_needed};

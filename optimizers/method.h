@@ -110,6 +110,9 @@ struct ob_method {
   double *(*scalings)(struct onebit_optimizer *optimizer);
   /* Whether parameters and momentum differ between ranks now. NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
+  /* Whether learning rates add up now, for a step on their sum: factors and weight decays that are
+   * set wait until that is made. NULL: never. */
+  bool (*adds_rates)(const struct onebit_optimizer *optimizer);
 };
 
 /* The rows: their names, and a list that ends with NULL. */

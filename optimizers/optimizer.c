@@ -271,6 +271,9 @@ static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tens
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
   if (count)
     memcpy(optimizer->list, tensors, count * sizeof *tensors);
+  for (size_t k = 0; k < count; k++)
+    if (optimizer->list[k].learning_rate_factor == 0)
+      optimizer->list[k].learning_rate_factor = 1;
   optimizer->list_count = count;
   return ONEBIT_OK;
 }

@@ -129,6 +129,9 @@ struct ob_optimizer_executor {
   /* The gradient of a piece is somewhere else now: bucket->gradients has it. */
   onebit_status_t (*repoint)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              size_t piece);
+  /* And so are its factor and weight decay. */
+  onebit_status_t (*reweigh)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                             size_t piece);
   /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
   /* All of a step is on its stream; a step without one is over when this returns. */
@@ -156,7 +159,9 @@ struct onebit_optimizer {
   const struct ob_optimizer_executor *executor;
   const struct ob_method *method, *asked; /* asked: the row that has its options */
   void *own;                              /* the method's */
-  onebit_tensor_t *list; /* the caller's, with the gradients of now: buckets are made from it */
+  /* The caller's, with the gradients, factors and weight decays of now: buckets are made from it.
+   */
+  onebit_tensor_t *list;
   size_t list_count;
   /* After a move that failed half-way: the state, and there are no buckets. Else NULL. */
   struct ob_part *held;
@@ -183,6 +188,10 @@ struct onebit_optimizer {
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
+  /* Of the factors and weight decays that were set since the ranks agreed on them: 0 where none
+   * was. Whether some wait for a synchronisation. */
+  uint32_t constants;
+  bool constants_wait;
   bool refused; /* a plan has refused a message (struct onebit_plan) */
   /* In memory of the device: the steps' learning rate, which the host then does not know, and calls
    * with 0. NULL: the calls' is. */
@@ -235,6 +244,8 @@ void ob_buckets_destroy(struct onebit_optimizer *optimizer);
 bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor);
 onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
                                         const void *gradient);
+/* The list's factor and weight decay of the tensor come into force. */
+onebit_status_t ob_buckets_set_constants(struct onebit_optimizer *optimizer, size_t tensor);
 
 /* --- A step (step.c) */
 
@@ -257,6 +268,12 @@ bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
                                         float learning_rate);
+
+/* Factors and weight decays (constants.c): those that wait come into force, where they may. What
+ * the ranks must agree on in a call of the step being made: a rate, of that name, and these. */
+onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
+void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
+                        struct ob_call *call);
 
 /* A new step, of which nothing is ready. Its factor of gradients, once: with clipping, when all
  * are there. A bucket's exchange begins; it ends, or is on its stream. */

@@ -80,18 +80,18 @@ static bool keeps_residual(const struct onebit_plan *plan) {
 
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                                  struct ob_bucket *bucket) {
-  return (struct ob_call){.source = {.inputs = bucket->gradients,
-                                     .factor = optimizer->step.gradient_factor,
-                                     .weight = 1},
-                          .outputs = bucket->means,
-                          .shard = optimizer->method->sharded ? bucket->arrays[OB_SCRATCH] : NULL,
-                          .agreed = ob_bits_of(optimizer->step.learning_rate),
-                          .agreed_name = "learning_rate",
-                          .rate = optimizer->rate,
-                          .on_stream = optimizer->step.on_stream,
-                          .stream = optimizer->step.stream,
-                          .hold = optimizer->bucket_count > 1 &&
-                                  (optimizer->deferred || keeps_residual(bucket->dense))};
+  struct ob_call call = {.source = {.inputs = bucket->gradients,
+                                    .factor = optimizer->step.gradient_factor,
+                                    .weight = 1},
+                         .outputs = bucket->means,
+                         .shard = optimizer->method->sharded ? bucket->arrays[OB_SCRATCH] : NULL,
+                         .rate = optimizer->rate,
+                         .on_stream = optimizer->step.on_stream,
+                         .stream = optimizer->step.stream,
+                         .hold = optimizer->bucket_count > 1 &&
+                                 (optimizer->deferred || keeps_residual(bucket->dense))};
+  ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", &call);
+  return call;
 }
 
 static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -195,6 +195,7 @@ onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
 void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   optimizer->step = (struct ob_step_state){.learning_rate = optimizer->rate ? 0 : learning_rate,
                                            .exchange = optimizer->method->exchange(optimizer)};
+  note(&optimizer->step, ob_constants_apply(optimizer));
   set_learning_rates(optimizer, optimizer->step.learning_rate);
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;

@@ -64,10 +64,9 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer, onebit_statu
                                 float own, float *mean) {
   struct onebit_plan *plan = optimizer->squares;
   const struct ob_memory *memory = plan->executor->residuals;
-  const struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
-                               .outputs = plan->outputs,
-                               .agreed = ob_bits_of(optimizer->step.learning_rate),
-                               .agreed_name = "learning_rate"};
+  struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
+                         .outputs = plan->outputs};
+  ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", &call);
   if (status == ONEBIT_OK)
     status = memory->copy(optimizer->square[0], &own, sizeof own);
   OB_TRY(ob_plan_start(plan, status, &call));

@@ -96,6 +96,8 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_compare, (handle), ARGUMENT, part);                                       \
   WRONG(onebit_optimizer_set_compare_interval, (handle, 1), ARGUMENT, part);                       \
   WRONG(onebit_optimizer_ready, (handle, 0), ARGUMENT, part);                                      \
+  WRONG(onebit_optimizer_set_learning_rate_factor, (handle, 0, 1), ARGUMENT, part);                \
+  WRONG(onebit_optimizer_set_weight_decay, (handle, 0, 0), ARGUMENT, part);                        \
   WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
   STEPS(gone, "which is no optimizer (destroyed, or never made)");
@@ -111,6 +113,14 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_set_gradient, (optimizer, 1, NULL), ARGUMENT, "tensor is 1");
   WRONG(onebit_optimizer_set_gradient, (optimizer, 0, (char *)foreign + 1), ARGUMENT,
         "not aligned to float");
+#define CONSTANTS(call, name)                                                                      \
+  WRONG(call, (optimizer, 1, 1), ARGUMENT, "tensor is 1");                                         \
+  WRONG(call, (optimizer, 0, NAN), ARGUMENT, name " is nan");                                      \
+  WRONG(call, (optimizer, 0, -1), ARGUMENT, name " is -1");                                        \
+  WRONG(call, (optimizer, 0, INFINITY), ARGUMENT, name " is inf");                                 \
+  WRONG(call, (open, 0, 1), BUSY, "a step is open")
+  CONSTANTS(onebit_optimizer_set_learning_rate_factor, "factor");
+  CONSTANTS(onebit_optimizer_set_weight_decay, "weight_decay");
   WRONG(onebit_optimizer_begin, (open, 0.1F), ARGUMENT, "a step is open");
   WRONG(onebit_optimizer_set_gradient, (open, 0, NULL), BUSY, "a step is open");
   WRONG(onebit_optimizer_ready, (open, 1), ARGUMENT, "tensor is 1");

@@ -151,7 +151,8 @@ typedef struct onebit_optimizer_options {
  * returns ONEBIT_ERROR_MESSAGE from every step, and the others ONEBIT_ERROR_PEER from every step
  * that exchanges something.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
- * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks),
+ * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks, or what
+ * onebit_optimizer_set_learning_rate_factor and onebit_optimizer_set_weight_decay were given),
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
@@ -196,6 +197,25 @@ onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tens
  * step is open), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                               const void *gradient);
+
+/* From the next step on a tensor's learning rate is the step's times this factor, in place of
+ * learning_rate_factor of onebit_tensor_t; likewise its weight decay. So groups of tensors may have
+ * schedules of their own. Local and without a message, but the ranks must give the same, between
+ * the same steps: the next step says so where they do not (a step whose rate is in memory of the
+ * device does not look). Neither is part of what the ranks exchange, nor of residuals and moments:
+ * nothing else changes. 0/1 Adam takes both at its next synchronisation, where parameters differ
+ * between ranks now (the info's `synchronized` is 0). Checkpoints have neither: they are the
+ * caller's, as the rate is. Not while a step is open; waits for steps on streams.
+ *   optimizer      the optimizer
+ *   tensor         place in the list that the optimizer was made from
+ *   factor         finite and not negative; 0: the tensor stays where it is
+ *   weight_decay   decoupled; finite and not negative
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, no such tensor, a number out of range), ONEBIT_ERROR_BUSY (a
+ * step is open), ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_set_learning_rate_factor(onebit_optimizer_t optimizer,
+                                                          size_t tensor, float factor);
+onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, size_t tensor,
+                                                  float weight_decay);
 
 /* Whether all ranks have the same parameters, to the bit: they start from the same, and stay the
  * same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts its

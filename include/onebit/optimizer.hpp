@@ -45,6 +45,12 @@ public:
     check(status);
   }
   void compare() { check(onebit_optimizer_compare(get())); } /* the ranks' parameters: collective */
+  void set_learning_rate_factor(std::size_t tensor, float factor) {
+    check(onebit_optimizer_set_learning_rate_factor(get(), tensor, factor));
+  }
+  void set_weight_decay(std::size_t tensor, float weight_decay) {
+    check(onebit_optimizer_set_weight_decay(get(), tensor, weight_decay));
+  }
   void set_compare_interval(std::uint64_t steps) {
     check(onebit_optimizer_set_compare_interval(get(), steps));
   }

@@ -160,8 +160,7 @@ static void pass(const struct onebit_optimizer *optimizer, struct ob_bucket *buc
 
 /* Starts a call of the way back; true if it has to be waited for. */
 static bool start(struct onebit_optimizer *optimizer, onebit_plan_t plan, struct ob_call *call) {
-  call->agreed = ob_bits_of(optimizer->step.learning_rate);
-  call->agreed_name = "learning_rate";
+  ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", call);
   onebit_status_t status = ob_plan_start(plan, ob_step_outcome(optimizer), call);
   ob_step_note(optimizer, status);
   ob_engine_advance(optimizer->comm->engine);

@@ -133,8 +133,8 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
   call->source.inputs = (const void *const *)bucket->means; /* OB_SCRATCH, where MEET leaves them */
   call->source.float32 = true;
   call->source.factor = 1;
-  call->agreed = ob_bits_of(rate_sum(optimizer));
-  call->agreed_name = "the sum of learning_rate since the ranks met last";
+  ob_constants_agree(optimizer, rate_sum(optimizer),
+                     "the sum of learning_rate since the ranks met last", call);
 }
 
 /* Whether this rank's gradients are finite. Where they are clipped their norm is known already. */
@@ -226,6 +226,10 @@ static size_t numbers(struct onebit_optimizer *optimizer, struct ob_numbers list
 
 static bool apart(const struct onebit_optimizer *optimizer) { return own_of(optimizer)->apart; }
 
+static bool adds_rates(const struct onebit_optimizer *optimizer) {
+  return own_of(optimizer)->apart || own_of(optimizer)->rates > 0;
+}
+
 /* --- Its row -----------------------------------------------------------------------------------*/
 
 #define OPTIONS onebit_zero_one_adam_options_t
@@ -249,7 +253,7 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
     .name = "zero_one_adam", OB_OPTIONS("ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT", options_of),          \
     .resolve = resolve, .arrays = (own_arrays), .scheduled = true, .dense = dense,                 \
     .exchange = exchange, .prepare = prepare, .call = call, .update = update, .advance = advance,  \
-    .numbers = numbers, .apart = apart                                                             \
+    .numbers = numbers, .apart = apart, .adds_rates = adds_rates                                   \
   }
 const struct ob_method ob_method_zero_one_adam = ZERO_ONE_ADAM(ARRAYS);
 static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));

@@ -210,6 +210,9 @@ static void steps_as_in_c(communicator &comm, Create create, const Options &opti
   EXPECT(thrown([&] { optimizer.step(0.01F); }) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(optimizer.step(0.01F) == ONEBIT_SKIPPED && p == q);
   optimizer.set_gradient(0, nullptr);
+  optimizer.set_learning_rate_factor(0, 0.5F);
+  optimizer.set_weight_decay(0, 0.1F);
+  EXPECT(thrown([&] { optimizer.set_weight_decay(0, -1); }) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(optimizer.step(0.01F) == ONEBIT_OK);
 }
 

@@ -139,6 +139,17 @@ class Optimizer(Stateful):
         check(_native.library().onebit_optimizer_set_gradient(self.handle, tensor, address))
         self._gradients[tensor] = found
 
+    def set_learning_rate_factor(self, tensor, factor):
+        """From the next step on the learning rate of tensor number `tensor` is the step's times
+        this; the same on all ranks."""
+        function = _native.library().onebit_optimizer_set_learning_rate_factor
+        check(function(self.handle, tensor, factor))
+
+    def set_weight_decay(self, tensor, weight_decay):
+        """From the next step on; the same on all ranks."""
+        function = _native.library().onebit_optimizer_set_weight_decay
+        check(function(self.handle, tensor, weight_decay))
+
     def compare(self):
         """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
         have the same parameters. Collective. The first step does it by itself."""
