@@ -400,6 +400,20 @@ class TransportCallbacks(Structure):
     ]
 
 
+class SocketsOptions(Structure):
+    c_name = "onebit_sockets_options_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("rank", c_int),
+        ("ranks", c_int),
+        ("rendezvous", c_char_p),
+        ("host", c_char_p),
+        ("secret", c_char_p),
+        ("streams", c_int),
+        ("timeout", c_double),
+    ]
+
+
 STRUCTURES = (
     PlanOptions,
     PlanInfo,
@@ -412,6 +426,7 @@ STRUCTURES = (
     OuterOptions,
     OuterInfo,
     TransportCallbacks,
+    SocketsOptions,
 )
 
 
@@ -448,6 +463,7 @@ STATUS_FUNCTIONS = {
     "onebit_comm_create_loopback": [c_int, OUT],
     "onebit_comm_create_loopback_hosts": [c_int, c_int, OUT],
     "onebit_comm_create_custom": [POINTER(TransportCallbacks), c_int, c_int, OUT],
+    "onebit_comm_create_sockets": [POINTER(SocketsOptions), OUT],
     "onebit_progress": [HANDLE],
     "onebit_comm_abort": [HANDLE],
     "onebit_comm_shrink": [HANDLE, OUT],

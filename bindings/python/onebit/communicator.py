@@ -1,6 +1,7 @@
 """Communicators: who takes part, and how bytes move between them."""
 
 import ctypes
+import os
 import sys
 import weakref
 
@@ -9,16 +10,25 @@ from onebit.errors import check, wrong
 from onebit.transport import Callbacks
 
 
+def _text(words):
+    return None if words is None else str(words).encode()
+
+
 class Communicator:
     """One rank's handle on a group of ranks. Made by the class methods; a context manager.
 
     Plans and optimizers keep it alive. `close` gives it back, after them; over MPI and
-    torch.distributed that is to be done on all ranks.
+    gloo that is to be done on all ranks. Of the process that made it: one forked from it can neither
+    use it nor harm it.
+
+    transport: what messages go over: self, loopback, mpi, sockets, gloo, nccl or custom
     """
 
-    def __init__(self, handle, keeps=()):
+    def __init__(self, handle, keeps=(), transport="custom"):
         self._handle = handle
         self._keeps = keeps
+        self._process = os.getpid()
+        self.transport = transport
         self._collective = False
         self._members = weakref.WeakSet()  # to close first
         # The numbers of those that are open. The garbage collector ends a cycle in any order, and
@@ -31,7 +41,7 @@ class Communicator:
         """A group of this rank alone."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_create_self(ctypes.byref(handle)))
-        return cls(handle)
+        return cls(handle, transport="self")
 
     @classmethod
     def loopback(cls, size, hosts=1):
@@ -39,7 +49,7 @@ class Communicator:
         communicators, one to be used by each thread."""
         handles = (ctypes.c_void_p * max(size, 1))()
         check(_native.library().onebit_comm_create_loopback_hosts(size, hosts, handles))
-        return [cls(ctypes.c_void_p(handle)) for handle in handles]
+        return [cls(ctypes.c_void_p(handle), transport="loopback") for handle in handles]
 
     @classmethod
     def mpi(cls, comm):
@@ -47,21 +57,57 @@ class Communicator:
         built with the MPI that mpi4py was built with."""
         from onebit.mpi import create
 
-        made = cls(create(comm))
+        made = cls(create(comm), transport="mpi")
         made._collective = True
         return made
 
     @classmethod
-    def torch(cls, group=None, timeout=None):
-        """The ranks of a torch.distributed process group over gloo. Collective.
+    def sockets(
+        cls, rank=None, size=None, address=None, host=None, secret=None, streams=0, timeout=None
+    ):
+        """Over TCP connections of the library's own (onebit/sockets.h has more of each). Collective.
 
-        group: for onebit's use alone from now on, since its messages are point-to-point messages of
-            that group; None: a new group of all processes, which is closed with the communicator
+        rank, size: this rank's number, and how many there are; None: RANK and WORLD_SIZE of the
+            environment
+        address: where rank 0 listens, "host:port"; None: MASTER_ADDR and MASTER_PORT
+        host: ranks that give the same name share a host; None: the host's name
+        secret: the same text on all ranks; keeps other jobs away
+        streams: connections of each two ranks; 0: 8
+        timeout: seconds that a rank waits for others; math.inf: for ever; None: ONEBIT_TIMEOUT
+        """
+        if (rank is None) != (size is None) or (size is not None and size < 1):
+            raise wrong(f"rank is {rank} and size {size}: both, size at least 1, or neither")
+        if timeout is not None and not timeout > 0:
+            raise wrong(f"timeout is {timeout} seconds")
+        options = _native.sized(_native.SocketsOptions)
+        given = {"rank": rank, "ranks": size, "streams": streams, "timeout": timeout}
+        given.update(rendezvous=_text(address), host=_text(host), secret=_text(secret))
+        for name, value in given.items():
+            if value is not None:
+                setattr(options, name, value)
+        handle = ctypes.c_void_p()
+        create = _native.library().onebit_comm_create_sockets
+        check(create(ctypes.byref(options), ctypes.byref(handle)))
+        return cls(handle, transport="sockets")
+
+    @classmethod
+    def torch(cls, group=None, timeout=None, transport="automatic", streams=0):
+        """The ranks of a torch.distributed process group, over any backend: its store is all that
+        is needed. Collective.
+
+        group: None: all processes. Over gloo (below) it is for onebit's use alone from now on,
+            since its messages are point-to-point messages of that group, or of a new one for None
+            and a group over another backend
         timeout: seconds that a rank waits for a message before that is an error; default 1800
+        transport: "sockets": the library's own, at the address that gloo would use
+            (ONEBIT_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME, names an interface); "gloo";
+            "automatic": sockets, and gloo, with a warning, where some two ranks cannot connect.
+            The same on all ranks; `transport` of the communicator says which it is
+        streams: connections of each two ranks; 0: 8
         """
         from onebit.torch.transport import create
 
-        return create(cls, group, timeout)
+        return create(cls, group, timeout, transport, streams)
 
     @classmethod
     def custom(cls, transport, rank, size, host=None, largest_tag=0, timeout=0.0):
@@ -78,7 +124,19 @@ class Communicator:
         """The onebit_comm_t; raises `Error` when the communicator is closed."""
         if not self._handle:
             raise wrong("the communicator is closed")
+        self._check_process()
         return self._handle
+
+    def _is_foreign(self):
+        """Whether this process was forked from the one that made it."""
+        return self._process != os.getpid()
+
+    def _check_process(self):
+        if self._is_foreign():
+            raise wrong(
+                f"the communicator is process {self._process}'s: one that is forked from it, as "
+                "this is, has no share in its connections"
+            )
 
     @property
     def rank(self):
@@ -111,7 +169,7 @@ class Communicator:
         those; raises `Error` (ERROR_UNSUPPORTED) where the transport cannot."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_shrink(self.handle, ctypes.byref(handle)))
-        made = type(self)(handle)
+        made = type(self)(handle, transport=self.transport)
         made._collective = self._collective
         return made
 
@@ -130,6 +188,9 @@ class Communicator:
         """Gives back the communicator, and what was made on it. Raises `Error` (ERROR_BUSY), and
         closes nothing more, where a plan has a request in flight."""
         if not self._handle:
+            return
+        if self._is_foreign():
+            self._handle = None  # its connections, and locks, are the other process's
             return
         for member in list(self._members):
             member.close()

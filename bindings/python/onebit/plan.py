@@ -83,6 +83,7 @@ class Plan:
         """The onebit_plan_t; raises `Error` when the plan is closed."""
         if not self._handle:
             raise wrong("the plan is closed")
+        self._comm._check_process()
         return self._handle
 
     def _counts(self):
@@ -213,10 +214,10 @@ class Plan:
 
     def close(self):
         """Gives the plan back. Raises `Error` (ERROR_BUSY) with a request in flight."""
-        if self._handle:
+        if self._handle and not self._comm._is_foreign():
             check(_native.library().onebit_plan_destroy(self._handle))
-            self._handle = None
             self._comm._leave(self)
+        self._handle = None
 
     def __enter__(self):
         return self

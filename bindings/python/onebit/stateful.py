@@ -31,6 +31,7 @@ class Stateful:
         """The handle of C; raises `Error` after `close`."""
         if not self._handle:
             raise wrong(f"{self._words} is closed")
+        self._comm._check_process()
         return self._handle
 
     def save(self) -> bytes:
@@ -73,7 +74,8 @@ class Stateful:
         that they have from now on."""
         handle = ctypes.c_void_p()
         status = self._function("shrink")(self.handle, ctypes.byref(handle))
-        made = Communicator(handle, self._comm._keeps) if handle else None
+        kept, transport = self._comm._keeps, self._comm.transport
+        made = Communicator(handle, kept, transport) if handle else None
         if made:
             made._collective = self._comm._collective
         self._latest = made  # also after a failure: the next call begins from it
@@ -92,6 +94,8 @@ class Stateful:
         open."""
         if self._handle:
             handle, self._handle = self._handle, None
+            if self._comm._is_foreign():
+                return
             self._function("destroy")(handle)
             self._comm._leave(self)
 

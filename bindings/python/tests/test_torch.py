@@ -23,7 +23,8 @@ def launch(scenarios, ranks):
 
 
 def test_four_processes():
-    said = launch("collectives,hook,widths,sparse,own_adam,training", 4)
+    connections = "collectives,over_gloo,groups,of_another_backend,falls_back"
+    said = launch(connections + ",hook,widths,sparse,own_adam,training", 4)
     print(said)
     assert said.endswith("all well\n")
 
@@ -32,12 +33,15 @@ def test_an_error_in_the_hook_reaches_all():
     assert launch("hook_fails", 3) == "all well\n"
 
 
-def test_a_rank_that_is_gone():
-    assert sorted(launch("gone", 3).splitlines()) == ["rank 0 knows", "rank 1 knows"]
+@pytest.mark.parametrize("scenario", ["gone", "gone_over_gloo"])
+def test_a_rank_that_is_gone(scenario):
+    assert sorted(launch(scenario, 3).splitlines()) == ["rank 0 knows", "rank 1 knows"]
 
 
-def test_a_process_ends_after_its_threads(tmp_path):
-    """Rank 0 closes last; where rank 1's threads outlive its interpreter they abort it."""
+@pytest.mark.parametrize("transport", ["gloo", "sockets"])
+def test_a_process_ends(tmp_path, transport):
+    """Rank 0 closes last; where rank 1's threads of gloo outlive its interpreter they abort it.
+    Sockets need not be closed."""
     script = (
         "import atexit, sys, threading, time\n"
         "def left():\n"
@@ -47,16 +51,18 @@ def test_a_process_ends_after_its_threads(tmp_path):
         "import torch.distributed as dist, onebit.torch\n"
         "store = dist.FileStore(sys.argv[2], 2)\n"
         "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
-        "state = onebit.torch.HookState()\n"
-        "time.sleep(1 - rank); state.close(); dist.destroy_process_group()\n"
+        "comm = onebit.Communicator.torch(transport=sys.argv[3])\n"
+        "state = onebit.torch.HookState(); time.sleep(1 - rank)\n"
+        "if sys.argv[3] == 'gloo': comm.close(); state.close(); dist.destroy_process_group()\n"
     )
     command = [sys.executable, "-c", script]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE)
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), transport], stdout=subprocess.PIPE)
         for rank in range(2)
     ]
     said = [one.communicate(timeout=100)[0] for one in ranks]
-    assert said == [b"[]\n", b"[]\n"] and all(one.returncode == 0 for one in ranks)
+    left = b"['onebit-hook']\n" if transport == "sockets" else b"[]\n"  # it waits for a bucket
+    assert said == [left, left] and all(one.returncode == 0 for one in ranks)
 
 
 def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():

@@ -1,4 +1,5 @@
-"""Messages over the point-to-point calls of a torch.distributed process group (gloo).
+"""Communicators of torch.distributed's process groups: over the library's own sockets, or, where
+these cannot be used or are not wanted, over the point-to-point calls of gloo, which is this.
 
 What torch returns for a receive can be waited for, but not asked whether it is there; and what a
 rank waits for first need not come first. So a thread for each peer receives all the time: a header
@@ -13,13 +14,15 @@ import ctypes
 import datetime
 import threading
 import time
+import warnings
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from onebit._native import Status
-from onebit.errors import Error, wrong
+from onebit.errors import Error, OnebitWarning, wrong
+from onebit.torch.rendezvous import Meeting, create_sockets
 from onebit.transport import Transport
 
 HEADER, MESSAGE = 0, 1  # gloo's tags; a peer's header and its message are each in order
@@ -193,31 +196,72 @@ def _leave_all():
         thread.join(max(until - time.monotonic(), 0))
 
 
-def checked_group(group):
-    """A process group over gloo: the one that is given, or a new one of all processes."""
+def _check_member(group):
     if not (dist.is_available() and dist.is_initialized()):
         raise wrong("torch.distributed is not initialised: init_process_group comes first")
+    if group is not None and dist.get_rank(group) < 0:
+        raise wrong("group does not have this process")
+
+
+def checked_group(group):
+    """A process group over gloo: the one that is given, or a new one of all processes."""
+    _check_member(group)
     if group is None:
         return dist.new_group(backend="gloo")
-    if dist.get_rank(group) < 0:
-        raise wrong("group does not have this process")
     backend = dist.get_backend(group)
     if backend != "gloo":
         raise Error(Status.ERROR_UNSUPPORTED, f"group is over {backend}, not over gloo")
     return group
 
 
-def create(kind, group, timeout):
-    """A communicator (of class `kind`) over a process group."""
-    group = checked_group(group)
-    timeout = 1800.0 if timeout is None else timeout
-    if not 0 < timeout < 1e9:
-        raise wrong(f"timeout is {timeout} seconds")
+def _gloo_beside(group):
+    """The group if it is over gloo, else a new one of its processes that is."""
+    if group is None or dist.get_backend(group) == "gloo":
+        return checked_group(group)
+    ranks = dist.get_process_group_ranks(group)  # from torch 2.0 on, and so is what follows
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+
+def _create_gloo(kind, group, timeout):
+    group = _gloo_beside(group)
     transport = GlooTransport(group, timeout)
     try:
-        return kind.custom(
+        made = kind.custom(
             transport, group.rank(), group.size(), largest_tag=LARGEST_TAG, timeout=timeout
         )
     except Exception:
         transport.release()
         raise
+    made.transport = "gloo"
+    return made
+
+
+TRANSPORTS = ("automatic", "sockets", "gloo")
+
+
+def create(kind, group, timeout, transport, streams):
+    """A communicator (of class `kind`) over the processes of a group."""
+    _check_member(group)
+    timeout = 1800.0 if timeout is None else timeout
+    if not 0 < timeout < 1e9:
+        raise wrong(f"timeout is {timeout} seconds")
+    if transport not in TRANSPORTS:
+        raise wrong(f"transport is {transport!r}, not one of {', '.join(TRANSPORTS)}")
+    if dist.get_world_size(group) == 1:
+        return kind.self_()
+    meeting = Meeting(group, timeout)
+    asked = meeting.share(transport)
+    if asked != [transport] * meeting.size:
+        other = next(rank for rank, one in enumerate(asked) if one != asked[0])
+        words = f"transport differs: {asked[0]} on rank 0, {asked[other]} on rank {other}"
+        raise Error(Status.ERROR_MISMATCH, words)
+    if transport == "gloo":
+        return _create_gloo(kind, group, timeout)
+    made, why = create_sockets(kind, meeting, timeout, streams)
+    if made is None and transport == "sockets":
+        raise Error(Status.ERROR_TRANSPORT, f"sockets cannot be used: {why}")
+    if made is None:
+        words = f"messages go over gloo, which is slower, since sockets cannot be used: {why}"
+        warnings.warn(OnebitWarning(words), stacklevel=3)
+        made = _create_gloo(kind, group, timeout)
+    return made

@@ -1,0 +1,235 @@
+"""How the ranks of a torch.distributed process group find each other for onebit's own transports:
+by the group's store, which every backend has.
+
+Each attempt has keys of its own, so sub-groups and several communicators do not meet. In each round
+every rank says something, and rank 0 tells all what was said: so all come to the same conclusion.
+"""
+
+import collections
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+
+import torch.distributed as dist
+
+from onebit._native import Status
+from onebit.errors import Error, wrong
+
+# Of one connection between two hosts that both are there: what takes longer is behind a firewall.
+CONNECT_SECONDS = 10.0
+# The others wait for rank 0 so much longer than it for them, and hear from it who is missing.
+GRACE_SECONDS = 10.0
+_SIOCGIFADDR = 0x8915
+
+_attempts = collections.Counter()  # by the group's name
+
+
+def _of_group(group):
+    """(store, name) of a process group: torch has no public call for it."""
+    c10d = dist.distributed_c10d
+    world = getattr(c10d, "_world", None)  # from 2.0 on
+    groups, names = (world.pg_map, world.pg_names) if world else (c10d._pg_map, c10d._pg_names)
+    group = dist.group.WORLD if group is None else group
+    return groups[group][1], names[group]
+
+
+class Meeting:
+    """The ranks of a group, on their way to a communicator. Collective.
+
+    timeout: seconds to wait for a rank that has not come yet
+    """
+
+    def __init__(self, group, timeout):
+        store, name = _of_group(group)
+        _attempts[name] += 1
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = timeout
+        self._store = dist.PrefixStore(f"onebit/{name}/{_attempts[name]}", store)
+        self._rounds = 0
+
+    def _get(self, key, until):
+        """None when the time is over. By asking, since an interrupt cannot end a store's wait."""
+        pause = 0.001
+        while not self._store.check([key]):
+            if time.monotonic() > until:
+                return None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.2)
+        return json.loads(self._store.get(key))
+
+    def share(self, value):
+        """What each rank says, in the order of ranks, on all alike. Raises `Error` where one does
+        not come."""
+        self._rounds += 1
+        until = time.monotonic() + self.timeout
+        key = f"{self._rounds}/{{}}".format
+        self._store.set(key(self.rank), json.dumps([value]))
+        if self.rank == 0:
+            said = [self._get(key(rank), until) for rank in range(self.size)]
+            self._store.set(key("all"), json.dumps(said))
+        else:
+            said = self._get(key("all"), until + GRACE_SECONDS) or [None]
+        if None in said:
+            raise Error(
+                Status.ERROR_TRANSPORT,
+                f"waited {self.timeout:.3g} s for rank {said.index(None)} to make its communicator",
+            )
+        return [one for (one,) in said]
+
+
+# --- Addresses ------------------------------------------------------------------------------------
+
+
+def _of_interface(name):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        asked = struct.pack("256s", name.encode()[:15])
+        try:
+            answer = fcntl.ioctl(one.fileno(), _SIOCGIFADDR, asked)
+        except OSError as reason:
+            raise OSError(f"interface {name} has no IPv4 address: {reason.strerror}") from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _is_here(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as one, contextlib.suppress(OSError):
+        one.bind((address, 0))
+        return True
+    return False
+
+
+def _of_hostname():
+    """What this host's name stands for, where that is not this host to itself only."""
+    with contextlib.suppress(OSError):
+        for *_, (address, *_rest) in socket.getaddrinfo(socket.gethostname(), None):
+            if not address.startswith("127.") and address != "::1" and _is_here(address):
+                return address
+    return None
+
+
+def _towards(host):
+    """The address that this host has when it speaks to another. Nothing is sent."""
+    with contextlib.suppress(OSError):
+        family, _, _, _, (address, *_rest) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as one:
+            one.connect((address, 9))
+            return one.getsockname()[0]
+    return None
+
+
+def own_address():
+    """Where others reach this rank, as gloo looks for it: the interface of ONEBIT_SOCKET_IFNAME or
+    GLOO_SOCKET_IFNAME (the first one), else what the host's name stands for; where that is only an
+    address of the host to itself, the one that reaches MASTER_ADDR, else 127.0.0.1."""
+    names = os.environ.get("ONEBIT_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
+    if names:
+        return _of_interface(names.split(",")[0])
+    master = os.environ.get("MASTER_ADDR")
+    return _of_hostname() or (master and _towards(master)) or "127.0.0.1"
+
+
+def _listen(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    one = socket.socket(family, socket.SOCK_STREAM)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and what is accepted has it too
+    try:
+        one.bind((address, 0))
+        one.listen(1024)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _connect(at):
+    """This rank's own address in a connection with another."""
+    try:
+        with socket.create_connection(at, CONNECT_SECONDS) as one:
+            return one.getsockname()[0]
+    except OSError as reason:
+        raise OSError(f"cannot connect to {at[0]} port {at[1]}: {reason}") from None
+
+
+def _reserve(address):
+    """A port that the system gives to nobody else for a minute, but lets be listened at: it was
+    this side that closed a connection of it first."""
+    with _listen(address) as listener:
+        at = listener.getsockname()[:2]
+        with socket.create_connection(at) as one:
+            listener.accept()[0].close()
+            one.recv(1)
+    return at[1]
+
+
+# --- Sockets --------------------------------------------------------------------------------------
+
+
+def _said(function):
+    """[result, None], or [None, why there is none]: what can be shared."""
+    try:
+        return [function(), None]
+    except (OSError, Error) as reason:
+        return [None, str(reason)]
+
+
+def _why(said):
+    """What the first rank says that has failed; None: all are well."""
+    return next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(said) if why), None)
+
+
+def _find_address(meeting, listeners):
+    """(where rank 0 will listen, the secret, None), once each two ranks have been connected; or
+    why they cannot be. The library would look for ranks that it cannot reach until the timeout."""
+
+    def listen(address):
+        listeners.append(_listen(address))
+        return listeners[-1].getsockname()[:2]
+
+    rank = meeting.rank
+    first = meeting.share(_said(lambda: listen(own_address())) if rank == 0 else [None, None])
+    if _why(first):
+        return None, None, _why(first)
+    at = first[0][0]
+    said = meeting.share(_said(lambda: listen(_connect(at)) if rank else at))
+    if _why(said):
+        return None, None, _why(said)
+
+    def connect():
+        for peer, _ in said[1:rank]:
+            _connect(peer)
+        return [_reserve(at[0]), secrets.token_hex(16)] if rank == 0 else None
+
+    said = meeting.share(_said(connect))
+    if _why(said):
+        return None, None, _why(said)
+    port, secret = said[0][0]
+    return (f"[{at[0]}]:{port}" if ":" in at[0] else f"{at[0]}:{port}"), secret, None
+
+
+def create_sockets(kind, meeting, timeout, streams):
+    """(a communicator, None); or (None, why not), on all ranks alike."""
+    listeners = []
+    try:
+        address, secret, why = _find_address(meeting, listeners)
+    finally:
+        for one in listeners:
+            one.close()
+    if why:
+        return None, why
+    made = []
+
+    def create():
+        options = {"secret": secret, "streams": streams, "timeout": timeout}
+        made.append(kind.sockets(meeting.rank, meeting.size, address, **options))
+
+    why = _why(meeting.share(_said(create)))
+    if why:
+        for comm in made:
+            comm.close()
+        return None, why
+    return made[0], None
