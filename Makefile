@@ -11,6 +11,7 @@
 #   make demo           four ranks train on a text, dense and with one bit, side by side
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
+#   make wheel          what PyPI gets: a wheel for each machine, built by zig, and the sources
 #   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
 #   make fuzz           whatever reads messages and files, FUZZ_SECONDS each; make fuzz-seeds
@@ -190,7 +191,7 @@ $(BUILD)/flags: FORCE | $(filter deps,$(MAKECMDGOALS))
 	  echo 'onebit $(VERSION) with $(WITH_MPI), $(WITH_CUDA)$(WITH_ZLIB)'; fi
 
 # A codec a file, each with the instructions it is written for; compression/codec.c chooses one.
-X86 = $(findstring x86_64,$(shell $(CC) -dumpmachine))
+X86 = $(shell $(CC) -E -dM -x c /dev/null | grep -o __x86_64__)
 $(BUILD)/compression/codec_avx2.o: ISA = $(if $(X86),-mavx2 -mf16c)
 $(BUILD)/compression/codec_avx512.o: ISA = $(if $(X86),\
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c)
@@ -319,9 +320,10 @@ deps:
 	$$apt update -qq && $$apt install -y -qq --no-install-recommends $$missing </dev/null
 
 include packaging/install.mk
+include bindings/python/rules.mk
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-neon $(BUILD)-fuzz
+	rm -rf $(BUILD) $(BUILD)-neon $(BUILD)-fuzz build-python-*
 
 format:
 	tests/scripts/check-format --write

@@ -1,8 +1,9 @@
 """onebit: compressed collectives with error feedback, and the optimizers that converge with them.
 
 A package over the C library of that name; include/onebit/*.h is the manual of what each call means.
-The library is found by the environment variable ONEBIT_LIBRARY, next to this package, or where the
-system has it. numpy, torch and mpi4py are imported by what needs them only.
+The library is what the environment variable ONEBIT_LIBRARY names, or the one inside this package, or
+the system's: `python -m onebit.info` says which. numpy, torch and mpi4py are imported by what needs
+them only.
 
     import numpy, onebit
 
@@ -37,6 +38,7 @@ from onebit._native import (
     Status,
     Wire,
     library_path,
+    package_version,
     version,
 )
 from onebit.communicator import Communicator
@@ -49,7 +51,7 @@ from onebit.plan import Plan, Request
 from onebit.transport import Operation as TransportOperation
 from onebit.transport import Transport
 
-__version__ = "0.2.0"
+__version__ = package_version()
 
 __all__ = [
     "BLOCK_BUFFER",

@@ -7,8 +7,8 @@ import ctypes
 import ctypes.util
 import enum
 import functools
-import glob
 import os
+import re
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -547,13 +547,19 @@ OTHER_FUNCTIONS = {
 }
 
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
 def candidates():
-    """Where the library may be, the first that is said to be there."""
+    """Where the library may be, the first that is said to be there: what ONEBIT_LIBRARY names and
+    nothing else; the package's own; the system's."""
     named = os.environ.get("ONEBIT_LIBRARY")
     if named:
         return [named]
-    here = sorted(glob.glob(os.path.join(os.path.dirname(__file__), "libonebit.so*")))
-    return [*here[:1], ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
+    own = os.path.join(HERE, "libonebit_python.so")
+    if os.path.exists(own):
+        return [own]
+    return [ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
 
 
 def _open():
@@ -564,14 +570,26 @@ def _open():
         except OSError as reason:
             reasons.append(str(reason))
     raise ImportError(
-        "libonebit.so was not found: install the library, or set ONEBIT_LIBRARY to its path\n  "
+        "the library was not found: `pip install` builds it into the package, `make install` into the "
+        "system; or set ONEBIT_LIBRARY to its path\n  "
         + "\n  ".join(reasons)
     )
 
 
+def package_version():
+    """The package's version: what the build wrote down, or in a checkout that of the headers."""
+    try:
+        from onebit._version import version as built
+    except ImportError:
+        with open(os.path.join(HERE, "../../../include/onebit/status.h")) as header:
+            numbers = re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", header.read())
+        return ".".join(numbers)
+    return built
+
+
 def _check_version(found):
     """Before 1.0 a minor version may change the interface."""
-    wanted = "0.2"
+    wanted = package_version().rsplit(".", 1)[0]
     version = found.onebit_version().decode()
     if version.rsplit(".", 1)[0] != wanted:
         raise ImportError(f"{found._name} is onebit {version}; this package is for {wanted}")
@@ -591,12 +609,12 @@ def library():
     return found
 
 
-def library_path():
+def library_path() -> str:
     """What the library was opened as."""
     return library()._name
 
 
-def version():
+def version() -> str:
     """The library's version, "major.minor.patch"."""
     return library().onebit_version().decode()
 

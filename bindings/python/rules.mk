@@ -1,0 +1,38 @@
+# The libraries inside the Python package, and its wheels: included by the Makefile. backend.py is
+# what calls the first two.
+#
+#   python-library   the library without MPI, stripped: with MPI=0
+#   python-mpi       the transport over MPI, for the ABI of MPICC's mpi.h: with MPI=1. The library of
+#                    PYTHON_LIBRARY gets it at run time, and it finds MPI in the process: so one
+#                    wheel has one for Open MPI and one for MPICH, and needs neither.
+#   wheel            the wheels as PyPI takes them, and the source distribution, in WHEELS
+
+PYTHON_LIBRARY ?= $(BUILD)/python/libonebit_python.so
+WHEELS         ?= $(BUILD)/wheels
+PYTHON         ?= python3
+.PHONY: python-library python-mpi wheel
+
+# Not every linker knows -Bsymbolic-functions; no data is exported.
+LINK_PYTHON = $(CC) -shared -s -Wl,-soname,$(1) -Wl,-Bsymbolic $(DEFINED) $(NODELETE) \
+  $(ALL_LDFLAGS)
+
+python-library: $(PYTHON_LIBRARY)
+$(BUILD)/python/libonebit_python.so: $(LIBRARY) bindings/python/library.map
+	$(call say,LD)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(call LINK_PYTHON,$(@F)) -Wl,--version-script=bindings/python/library.map -o $@ $(LIBRARY) \
+	  $(LIBRARY_LIBS)
+
+# Every library but Open MPI has MPICH's ABI (Intel MPI, MVAPICH, Cray MPICH). That of MPI 5 has
+# another; the package refuses it (onebit/mpi.py).
+MPI_KIND = $(if $(shell $(CC) $(MPI_CFLAGS) -E -dM -include mpi.h -x c /dev/null | \
+  grep 'define OPEN_MPI '),openmpi,mpich)
+python-mpi: $(call objects,base/bound_mpi.c base/launch_mpi.c collectives/transports/end_mpi.c \
+  collectives/transports/transport_mpi.c) $(PYTHON_LIBRARY) bindings/python/mpi.map
+	$(Q)mkdir -p $(BUILD)/python
+	$(Q)$(call LINK_PYTHON,libonebit_$(MPI_KIND).so) -Wl,--version-script=bindings/python/mpi.map \
+	  -Wl,-rpath,'$$ORIGIN' \
+	  -o $(BUILD)/python/libonebit_$(MPI_KIND).so $(filter %.o,$^) $(PYTHON_LIBRARY) -ldl
+
+wheel:
+	+PYTHON='$(PYTHON)' WHEELS='$(WHEELS)' packaging/wheels
