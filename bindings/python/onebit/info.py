@@ -1,0 +1,164 @@
+"""python -m onebit.info: which library the package has found, and what it can use on this machine.
+
+Exit status: 0; 1 where there is no library, or one of another version, or one that makes no plan with
+the environment as it is; 2 for a wrong command line.
+"""
+
+import ctypes
+import ctypes.util
+import glob
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+
+from onebit import _native
+from onebit.communicator import Communicator
+from onebit.plan import Plan
+
+
+def _version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _has(function):
+    return hasattr(_native.library(), function)
+
+
+def _origin(path):
+    if os.environ.get("ONEBIT_LIBRARY"):
+        return "named by ONEBIT_LIBRARY"
+    return "inside the package" if os.path.dirname(path) == _native.HERE else "the system's"
+
+
+def _library():
+    path = _native.library_path()
+    yield "onebit", f"package {_native.package_version()}, library {_native.version()}"
+    interface = _native.version().rpartition(".")[0]
+    yield "interface", f"{interface}: before 1.0 a minor version may change it"
+    yield "library", f"{path} ({_origin(path)})"
+
+
+def _codec():
+    """What a plan says that it uses: ONEBIT_CODEC, or the fastest of this processor."""
+    with Communicator.self_() as comm, Plan(comm, 1) as plan:
+        info = plan.info()
+    chosen = "ONEBIT_CODEC" if os.environ.get("ONEBIT_CODEC") else "the fastest here"
+    yield "instructions", f"{info['codec']} ({chosen}; this processor is {platform.machine()})"
+
+
+# --- Transports ----------------------------------------------------------------------------------
+
+
+def _mpi_parts():
+    from onebit.mpi import KINDS, part_path
+
+    if _has("onebit_comm_create_mpi"):
+        return "the library has it for the MPI it was built with"
+    inside = os.path.dirname(_native.library_path()) == _native.HERE
+    kinds = [name for kind, name in KINDS.items() if inside and part_path(kind)]
+    return f"built for {' and '.join(kinds)}" if kinds else None
+
+
+def _mpi():
+    """mpi4py is imported, MPI not initialised."""
+    parts = _mpi_parts()
+    if parts is None:
+        return "no: built without MPI (an mpicc was not there)"
+    if importlib.util.find_spec("mpi4py") is None:
+        return f"{parts}; no mpi4py here"
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as reason:
+        return f"{parts}; mpi4py finds no MPI library: {reason}".partition("\n")[0]
+    from onebit.errors import Error
+    from onebit.mpi import _function, kind_of
+
+    words = " ".join(MPI.Get_library_version().partition("\n")[0].split()).rstrip("\0").split(",")[0]
+    try:
+        _function(kind_of(MPI))
+    except Error as reason:
+        return f"no: {reason.message}"
+    return f"{parts}; mpi4py {_version_of('mpi4py')} has {words}"
+
+
+def _nccl():
+    found = glob.glob(os.path.join(_folder_of("nvidia.nccl"), "lib", "libnccl.so*"))
+    path = (found or [ctypes.util.find_library("nccl")])[0]
+    here = f"NCCL is here, {path}" if path else "no NCCL here"
+    if _has("onebit_comm_create_nccl"):
+        return f"the library has it; {here}"
+    return f"no: the library is built without NCCL (make CUDA=1, ONEBIT_LIBRARY); {here}"
+
+
+def _folder_of(package):
+    try:
+        spec = importlib.util.find_spec(package)
+    except ImportError:
+        spec = None
+    return next(iter(spec.submodule_search_locations or []), "") if spec else ""
+
+
+def _driver():
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no driver here (libcuda.so.1)"
+    count = ctypes.c_int()
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return f"the driver reports error {code}" if code else f"devices here: {count.value}"
+
+
+def _cuda():
+    if _has("onebit_allreduce_stream"):
+        return f"the library has kernels; {_driver()}"
+    return f"no: the library is built without CUDA (make CUDA=1, ONEBIT_LIBRARY); {_driver()}"
+
+
+def _transports():
+    yield "loopback", "ranks that are threads of this process"
+    yield "custom", "a Transport in Python"
+    sockets = "onebit_comm_create_sockets"
+    yield "sockets", "yes" if _has(sockets) else "no: the library has none"
+    yield "MPI", _mpi()
+    yield "NCCL", _nccl()
+    yield "CUDA", _cuda()
+
+
+def _packages():
+    yield "Python", f"{platform.python_version()}, {sys.executable}"
+    for package in ("numpy", "torch", "mpi4py"):
+        yield package, _version_of(package) or "not installed"
+
+
+def _print(rows):
+    for name, text in rows:
+        print(f"{name:<15} {text}", flush=True)
+
+
+def main(arguments):
+    if arguments:
+        print(__doc__, file=sys.stdout if arguments == ["--help"] else sys.stderr)
+        return 0 if arguments == ["--help"] else 2
+    good = True
+    for rows in (_library, _codec, _transports):
+        try:
+            _print(rows())
+        except (ImportError, RuntimeError) as reason:  # no library, no plan
+            print(f"{'error':<15} {reason}")
+            good = False
+            if rows is _library:
+                break
+    _print(_packages())
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
