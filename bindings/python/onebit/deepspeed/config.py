@@ -1,0 +1,188 @@
+"""DeepSpeed's JSON configuration: what of it has a meaning here, and what has none."""
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from onebit.errors import wrong
+
+_ADAM = {"lr", "betas", "eps", "weight_decay"}
+_LAMB = {"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min", "factor_threshold"}
+_SCHEDULES = {
+    "var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"
+}  # fmt: skip
+
+# The keys of optimizer.params that are arguments of the classes of optim.py.
+_PARAMETERS = {
+    "OneBitAdam": _ADAM | {"freeze_step"},
+    "OneBitLamb": _ADAM | {"freeze_step"} | _LAMB,
+    "ZeroOneAdam": _ADAM | _SCHEDULES,
+}
+
+# Why a key is without effect, where there is more to say.
+_REASONS = {
+    "cuda_aware": "how bytes move is the communicator's",
+    "comm_backend_name": "how bytes move is the communicator's",
+    "bias_correction": "as in DeepSpeed, which ignores it",
+    "max_grad_norm": "gradient_clipping is the key that clips",
+    "scheduler": "a scheduler of torch.optim.lr_scheduler steps the rate",
+    "communication_data_type": "compressed steps send bits, others float32",
+    "hysteresis": "the loss scale falls at once",
+    "prescale_gradients": "gradients are each rank's own, and are weighed once",
+    "gradient_predivide_factor": "gradients are each rank's own, and are weighed once",
+}
+
+
+class Settings(NamedTuple):
+    """What a configuration says.
+
+    kind: the class, "OneBitAdam", "OneBitLamb" or "ZeroOneAdam"
+    arguments: its arguments by DeepSpeed's names, and options of `onebit.Optimizer`
+    without_effect: of each key that has none, the full path and why
+    rest: the configuration without its section `optimizer`
+    dtype: "float16", "bfloat16", or None: not said
+    """
+
+    kind: str
+    arguments: Any
+    without_effect: Any
+    rest: Any
+    dtype: Any
+
+
+def _loaded(config):
+    if isinstance(config, dict):
+        return config
+    with open(os.fspath(config), encoding="utf-8") as file:
+        config = json.load(file)
+    if not isinstance(config, dict):
+        raise wrong(f"the configuration is a {type(config).__name__}, not an object")
+    return config
+
+
+def _check_sections(config):
+    for name in ("optimizer", "fp16", "bf16", "zero_optimization"):
+        if not isinstance(config.get(name) or {}, dict):
+            raise wrong(f"{name} is a {type(config[name]).__name__}, not an object")
+
+
+def _kind_of(optimizer):
+    name = str(optimizer.get("type"))
+    for kind in _PARAMETERS:
+        if kind.lower() == name.lower():
+            return kind
+    raise wrong(f"optimizer.type is {name!r}, not one of {', '.join(_PARAMETERS)}")
+
+
+def _leaves(path, value):
+    """The full paths of what has no further keys."""
+    if not isinstance(value, dict):
+        yield path
+        return
+    for key, inner in value.items():
+        yield from _leaves(f"{path}.{key}", inner)
+
+
+class _Reader:
+    """Takes keys out of a configuration; what is left over is without effect."""
+
+    def __init__(self, config, world, default_profile):
+        self.config, self.world = config, world
+        self.honours_bias_correction = default_profile
+        self.used = set()
+        self.arguments = {}
+
+    def take(self, *path):
+        """The value there, or None."""
+        value = self.config
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            self.used.add(".".join(path))
+        return value
+
+    def optimizer(self, kind):
+        self.take("optimizer", "type")
+        parameters = self.config["optimizer"].get("params") or {}
+        if parameters.get("amsgrad"):
+            raise wrong("optimizer.params.amsgrad is true: no 1-bit optimizer has that variant")
+        names = _PARAMETERS[kind] | ({"bias_correction"} if self.honours_bias_correction else set())
+        for name in names & set(parameters):
+            self.arguments[name] = self.take("optimizer", "params", name)
+
+    def accumulation(self):
+        """A gradient is the sum over so many backward passes."""
+        steps = self.take("gradient_accumulation_steps")
+        batch, micro = self.take("train_batch_size"), self.take("train_micro_batch_size_per_gpu")
+        if batch and micro and self.world:
+            found = batch // (micro * self.world)
+            if batch != (steps or found) * micro * self.world or not found:
+                raise wrong(
+                    f"train_batch_size is {batch}, not train_micro_batch_size_per_gpu, {micro}, "
+                    f"times gradient_accumulation_steps, {steps or found}, times ranks, {self.world}"
+                )
+            steps = found
+        return steps or 1
+
+    def precision(self):
+        half, brain = self.take("fp16", "enabled"), self.take("bf16", "enabled")
+        if half and brain:
+            raise wrong("fp16.enabled and bf16.enabled are both true")
+        if not half:
+            return "bfloat16" if brain else None
+        fixed = self.take("fp16", "loss_scale") or 0
+        if fixed:
+            self.arguments["gradient_factor"] = 1.0 / fixed
+            return "float16"
+        power = self.take("fp16", "initial_scale_power")
+        window = self.take("fp16", "loss_scale_window")
+        least = self.take("fp16", "min_loss_scale")
+        self.arguments["initial_loss_scale"] = 2.0 ** (16 if power is None else power)
+        self.arguments["loss_scale_interval"] = window or 1000
+        self.arguments["min_loss_scale"] = float(least or 1)
+        return "float16"
+
+    def clipping(self):
+        norm = self.take("gradient_clipping")
+        if norm:
+            self.arguments["clip_norm"] = float(norm)
+
+    def left_over(self):
+        for key, value in self.config.items():
+            for path in _leaves(key, value):
+                if path not in self.used:
+                    names = path.split(".")
+                    reason = _REASONS.get(names[-1]) or _REASONS.get(names[0])
+                    yield path, reason
+
+
+def read_config(config, world=None, profile="default", engine=False):
+    """`Settings` from a configuration: a path of a JSON file, or a dict.
+
+    world: ranks, for what follows from train_batch_size
+    profile: as in `from_config`
+    engine: DeepSpeed's engine reads the same configuration, accumulates, scales and clips: only the
+        section `optimizer` is looked at
+
+    Raises `Error` (ERROR_ARGUMENT), with the key and its value, where it asks for what no 1-bit
+    optimizer does (ZeRO, amsgrad), or contradicts itself.
+    """
+    config = _loaded(config)
+    _check_sections(config)
+    stage = (config.get("zero_optimization") or {}).get("stage", 0)
+    if stage:
+        raise wrong(f"zero_optimization.stage is {stage}: 1-bit optimizers are for stage 0")
+    optimizer = config.get("optimizer") or {}
+    kind = _kind_of(optimizer)
+    rest = {key: value for key, value in config.items() if key != "optimizer"}
+    looked_at = {"optimizer": optimizer} if engine else config
+    reader = _Reader(looked_at, world, str(profile) == "default")
+    reader.optimizer(kind)
+    reader.take("zero_optimization", "stage")
+    dtype = reader.precision()
+    reader.clipping()
+    steps = reader.accumulation()
+    if steps != 1:
+        factor = reader.arguments.get("gradient_factor", 1.0)
+        reader.arguments["gradient_factor"] = factor / steps
+    return Settings(kind, reader.arguments, list(reader.left_over()), rest, dtype)

@@ -1,0 +1,204 @@
+"""DeepSpeed's 1-bit optimizers by its names, as torch.optim.Optimizer."""
+
+import torch
+
+import onebit
+from onebit._native import Profile, enum_value
+from onebit.errors import wrong
+
+_FREEZE = {"freeze_step": "freeze_step"}
+_LAMB = {
+    "max_coeff": "max_coefficient",
+    "min_coeff": "min_coefficient",
+    "coeff_beta": "coefficient_beta",
+    "factor_max": "max_factor",
+    "factor_min": "min_factor",
+    "factor_threshold": "factor_change",
+}
+_SCHEDULES = {
+    "var_freeze_step": "variance_freeze_step",
+    "var_update_scaler": "variance_update_scaler",
+    "local_step_scaler": "local_step_scaler",
+    "local_step_clipper": "local_step_clipper",
+}
+
+
+class _Optimizer(torch.optim.Optimizer):
+    """params: parameters, or groups of them; a group may have an lr and a weight_decay of its own,
+        and non_freeze, as in DeepSpeed: its gradients are averaged in full precision
+    comm: a `Communicator`; None: one of all processes over torch.distributed
+    lr, betas, eps, weight_decay: as in DeepSpeed
+    profile: "default": scales of 2048 elements, bias correction, no padding; "deepspeed": its
+        arithmetic, padding, scales and count of steps (docs/migrate-from-deepspeed.md)
+    engine: it is for `deepspeed.initialize(optimizer=...)`; no step is made before `attach(engine)`
+    options: the others of DeepSpeed's optimizer, and of `onebit.Optimizer`, by name
+
+    Each rank calls `backward` on its own loss; `step` does the exchange. The `onebit.Optimizer` is
+    made at the first step, or when `onebit` is asked for: collective. The ratios of the groups'
+    rates are those that they were made with.
+
+    status: of the latest step, `Status.OK`, or `Status.SKIPPED`: some rank's gradient was not
+        finite, and nothing was changed
+    """
+
+    _kind = None
+    _names = {}
+
+    def __init__(self, params, comm=None, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
+                 bias_correction=True, profile="default", engine=False, **options):  # fmt: skip
+        self._core, self.status = None, None
+        self._comm, self._waits = comm, engine
+        profile = enum_value(Profile, profile, "profile")
+        self._options = {"beta1": betas[0], "beta2": betas[1], "epsilon": eps, "profile": profile}
+        if profile == Profile.PROFILE_DEFAULT and not bias_correction:
+            self._options["no_bias_correction"] = True
+        for name, value in options.items():
+            self._options[self._names.get(name, name)] = value
+        self._count_as_here(profile)
+        defaults = {"lr": lr, "weight_decay": weight_decay, "non_freeze": False}
+        super().__init__(params, defaults)
+        first = self.param_groups[0]["lr"]
+        if not first > 0:
+            raise wrong(f"lr is {first}: the first group's must be positive")
+        self._factors = [group["lr"] / first for group in self.param_groups]
+
+    def _count_as_here(self, profile):
+        """DeepSpeed's freeze_step counts a first call that makes no step, and has no automatic."""
+        if "freeze_step" not in self._names:
+            return
+        given = self._options.get("freeze_step")
+        if given is not None and given < 1:
+            raise wrong(f"freeze_step is {given}, not positive")
+        if profile == Profile.PROFILE_DEEPSPEED:
+            self._options["freeze_step"] = given or 100000
+        elif given is not None:
+            self._options["freeze_step"] = max(given - 1, 1)
+
+    def _optimized(self):
+        """(number, its group's, parameter) of those that are trained; numbers are DeepSpeed's."""
+        number = -1
+        for of, group in enumerate(self.param_groups):
+            for one in group["params"]:
+                number += 1
+                if one.requires_grad:
+                    yield number, of, one
+
+    @property
+    def comm(self):
+        if self._comm is None:
+            self._comm = onebit.Communicator.torch()
+        return self._comm
+
+    @property
+    def onebit(self):
+        """The `onebit.Optimizer`, for statistics and checkpoints in files."""
+        if self._core is None:
+            found = list(self._optimized())
+            self._parameters = [one for _, _, one in found]
+            tensors = [
+                onebit.Tensor(
+                    one.detach(), None, self.param_groups[of]["weight_decay"], self._factors[of],
+                    self.param_groups[of]["non_freeze"],
+                )
+                for _, of, one in found
+            ]  # fmt: skip
+            self._core = getattr(onebit, self._kind)(self.comm, tensors, **self._options)
+        return self._core
+
+    def add_param_group(self, group):
+        if self._core is not None or hasattr(self, "_factors"):
+            raise wrong("parameters cannot be added once the optimizer is made")
+        super().add_param_group(group)
+
+    def attach(self, engine):
+        """Tells DeepSpeed's engine not to average gradients: from now on `engine.step()` exchanges
+        them, compressed. Raises `Error` for ZeRO stages from 1 on, pipelines and experts."""
+        stage = int(engine.zero_optimization_stage())
+        if stage:
+            raise wrong(f"the engine has ZeRO stage {stage}: 1-bit optimizers are for stage 0")
+        if getattr(engine, "has_moe_layers", False) or getattr(engine, "pipeline_parallelism", 0):
+            raise wrong("the engine has experts or a pipeline: gradients are not all ranks' alike")
+        engine.enable_backward_allreduce = False
+        self._waits = False
+
+    def _rate(self):
+        """The rate of the first group; the others' must have kept their ratio to it."""
+        rate = self.param_groups[0]["lr"]
+        for number, (group, factor) in enumerate(zip(self.param_groups, self._factors)):
+            if abs(group["lr"] - factor * rate) > 1e-6 * abs(factor * rate):
+                raise wrong(f"lr of group {number} is {group['lr']}, no longer {factor:g} times "
+                            f"that of group 0, {rate}")
+        return rate
+
+    def _before_attach(self):
+        """DeepSpeed's fp16 and bf16 wrappers make a first call with gradients of zero."""
+        for _, _, one in self._optimized():
+            if one.grad is not None and one.grad.count_nonzero():
+                raise wrong("a step before attach(engine): DeepSpeed has averaged its gradients")
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step. Collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._waits:
+            self._before_attach()
+            return loss
+        core = self.onebit
+        try:
+            rate = self._rate()
+            for number, one in enumerate(self._parameters):
+                core.set_gradient(number, one.grad)
+        except Exception:
+            # The step that no rank can make: the others need not wait for this one.
+            onebit._native.library().onebit_optimizer_step(core.handle, float("nan"))
+            raise
+        self.status = core.step(rate)
+        return loss
+
+    @property
+    def loss_scale(self):
+        """What the next loss is to be multiplied with, where the configuration's fp16 says so."""
+        return self.onebit.loss_scale
+
+    def state_dict(self):
+        """As torch's, and `part`: this rank's part of the state, as a tensor of bytes."""
+        state = super().state_dict()
+        if self._core is not None:
+            state["part"] = torch.frombuffer(bytearray(self._core.save()), dtype=torch.uint8)
+        return state
+
+    def load_state_dict(self, state_dict):
+        """Takes the state from `state_dict`s of all ranks that saved: a list of them in the order
+        of their ranks; of one rank, itself. Parameters too. Collective."""
+        dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
+        try:
+            parts = [one["part"].numpy().tobytes() for one in dicts]
+        except Exception:
+            self.onebit.load([])  # is refused: the other ranks need not wait
+            raise
+        self.onebit.load(parts)
+        super().load_state_dict({key: dicts[0][key] for key in ("state", "param_groups")})
+
+
+class OneBitAdam(_Optimizer):
+    __doc__ = f"1-bit Adam: freeze_step.\n\n    {_Optimizer.__doc__}"
+    _kind, _names = "Adam", _FREEZE
+
+
+class OneBitLamb(_Optimizer):
+    __doc__ = (
+        "1-bit LAMB: freeze_step, max_coeff, min_coeff, coeff_beta, factor_max, factor_min, "
+        f"factor_threshold.\n\n    {_Optimizer.__doc__}"
+    )
+    _kind, _names = "Lamb", {**_FREEZE, **_LAMB}
+
+
+class ZeroOneAdam(_Optimizer):
+    __doc__ = (
+        "0/1 Adam: var_freeze_step, var_update_scaler, local_step_scaler, local_step_clipper.\n\n"
+        f"    {_Optimizer.__doc__}"
+    )
+    _kind, _names = "ZeroOneAdam", _SCHEDULES
