@@ -11,12 +11,12 @@ class Error(RuntimeError):
     message: what the library says of it, with the argument and its value where one is at fault
     """
 
-    def __init__(self, status, message):
+    def __init__(self, status: Status, message: str) -> None:
         super().__init__(status, message)
         self.status = status
         self.message = message
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.status.name}: {self.message}"
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import threading
+from typing import Optional
 
 from onebit import _native
 from onebit._native import Status
@@ -14,7 +15,7 @@ class Operation:
     """A message that is being received. `memory` is where it belongs: as many bytes as the message
     may have at most, valid until the operation is complete or cancelled."""
 
-    def __init__(self, memory, peer, tag):
+    def __init__(self, memory: memoryview, peer: int, tag: int) -> None:
         self.memory = memory
         self.peer = peer
         self.tag = tag
@@ -30,24 +31,24 @@ class Transport:
     communicator. include/onebit/custom.h says in which order messages must arrive.
     """
 
-    def send(self, data, peer, tag):
+    def send(self, data: memoryview, peer: int, tag: int) -> None:
         """Sends a message: `data` is a memoryview that is only valid during the call."""
         raise NotImplementedError
 
-    def receive(self, operation):
+    def receive(self, operation: Operation) -> None:
         """Begins to receive into `operation.memory`; `operation` is an `Operation`."""
 
-    def test(self, operation, seconds):
+    def test(self, operation: Operation, seconds: float) -> Optional[int]:
         """The length of the message, or None when it has not arrived; may wait up to `seconds`."""
         raise NotImplementedError
 
-    def cancel(self, operation):
+    def cancel(self, operation: Operation) -> None:
         """Gives the operation up: its memory must not be written to any more."""
 
-    def abort(self):
+    def abort(self) -> None:
         """This rank has failed: makes what other ranks wait for from it fail."""
 
-    def release(self):
+    def release(self) -> None:
         """The communicator is closed."""
 
 

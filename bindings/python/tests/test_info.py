@@ -1,0 +1,60 @@
+"""python -m onebit.info, and where the library is looked for."""
+
+import os
+import re
+import subprocess
+import sys
+
+import onebit
+from conftest import PACKAGE, REPOSITORY
+
+
+def info(*arguments, **changes):
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), **changes}
+    command = [sys.executable, "-m", "onebit.info", *arguments]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    rows = (line.partition(" ") for line in ran.stdout.splitlines())
+    return ran.returncode, {name: text.strip() for name, _, text in rows if name}, ran
+
+
+def test_it_says_what_was_found():
+    code, rows, ran = info(ONEBIT_CODEC="scalar")
+    assert code == 0, ran.stdout + ran.stderr
+    assert rows["library"] == f"{onebit.library_path()} (named by ONEBIT_LIBRARY)"
+    assert rows["onebit"] == f"package {onebit.__version__}, library {onebit.version()}"
+    assert rows["instructions"].startswith("scalar (ONEBIT_CODEC;")
+    library = onebit._native.library()
+    for name, function in (
+        ("sockets", "onebit_comm_create_sockets"),
+        ("MPI", "onebit_comm_create_mpi"),
+        ("NCCL", "onebit_comm_create_nccl"),
+        ("CUDA", "onebit_allreduce_stream"),
+    ):
+        assert rows[name].startswith("no") != hasattr(library, function), rows[name]
+    assert rows["numpy"] == __import__("numpy").__version__
+    assert rows["Python"].startswith(sys.version.split()[0])
+
+
+def test_what_is_wrong_is_in_the_exit_status(tmp_path):
+    code, rows, _ = info(ONEBIT_LIBRARY=str(tmp_path / "none.so"))
+    assert code == 1 and "was not found" in rows["error"] and "numpy" in rows
+    code, rows, _ = info(ONEBIT_CODEC="abacus")
+    assert code == 1 and "abacus" in rows["error"] and rows["onebit"]
+    assert info("--verbose")[0] == 2
+    assert info("--help")[0] == 0
+
+
+def test_the_version_is_that_of_the_headers():
+    header = (REPOSITORY / "include/onebit/status.h").read_text()
+    assert onebit.__version__ == ".".join(re.findall(r"VERSION_[MP]\w+ (\d+)", header))
+
+
+def test_the_packages_own_library_comes_before_the_systems(tmp_path, monkeypatch):
+    monkeypatch.delenv("ONEBIT_LIBRARY", raising=False)
+    monkeypatch.setattr(onebit._native, "HERE", str(tmp_path))
+    assert "libonebit.so.0" in onebit._native.candidates()
+    own = tmp_path / "libonebit_python.so"
+    own.touch()
+    assert onebit._native.candidates() == [str(own)]
+    monkeypatch.setenv("ONEBIT_LIBRARY", "/another.so")
+    assert onebit._native.candidates() == ["/another.so"]
