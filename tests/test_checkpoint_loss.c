@@ -156,3 +156,5 @@ Test(checkpoint_loss, adam_steps) { check_loss(&ob_method_adam, ONEBIT_ADAM_EXCH
 Test(checkpoint_loss, lamb) { check_loss(&ob_method_lamb, 0); }
 Test(checkpoint_loss, zero_one_adam) { check_loss(&ob_method_zero_one_adam, 0); }
 Test(checkpoint_loss, momentum) { check_loss(&ob_method_momentum, 0); }
+Test(checkpoint_loss, efficient_adam) { check_loss(&ob_method_efficient_adam, 0); }
+Test(checkpoint_loss, lion) { check_loss(&ob_method_lion, 0); }

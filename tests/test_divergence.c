@@ -12,7 +12,7 @@
 TestSuite(divergence, .timeout = 120);
 
 enum form { DENSE, COMPRESSED };
-enum subject { EFFICIENT_ADAM, ADAM, ADAM_STEP, ADAM_SHARDS, LAMB, ZERO_ONE_ADAM };
+enum subject { EFFICIENT_ADAM, ADAM, ADAM_STEP, ADAM_SHARDS, LAMB, ZERO_ONE_ADAM, LION };
 
 struct choice {
   enum subject subject;
@@ -45,6 +45,8 @@ static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
   const struct choice *choice = options;
   if (choice->subject == EFFICIENT_ADAM)
     return onebit_efficient_adam_create(comm, tensor, 1, NULL, optimizer);
+  if (choice->subject == LION)
+    return onebit_lion_create(comm, tensor, 1, NULL, optimizer);
   if (choice->subject == LAMB)
     return create_lamb(comm, tensor, choice, optimizer);
   if (choice->subject != ZERO_ONE_ADAM || choice->form == DENSE)
@@ -57,11 +59,13 @@ static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
   return onebit_zero_one_adam_create(comm, tensor, 1, &adam, optimizer);
 }
 
-/* How far from the optimum a run may end, as a part of where it began. */
+/* How far from the optimum a run may end, as a part of where it began; 0: is not tried. */
 typedef double limits[TASK_KINDS];
 
 static void hold(enum subject subject, const limits most) {
   for (int kind = 0; kind < TASK_KINDS; kind++) {
+    if (!most[kind])
+      continue;
     struct task task = task_of((enum task_kind)kind);
     struct choice choice = {.subject = subject, .form = COMPRESSED, .steps = (size_t)task.steps};
     double start = task_start_distance(&task);
@@ -133,6 +137,16 @@ Test(divergence, zero_one_adam_stays) {
       [TASK_ZEROS_FIRST] = 1, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.4,
   };
   hold(ZERO_ONE_ADAM, most);
+}
+
+/* But where nobody has a gradient any more: the sign of what is left of the momentum stays, and Lion
+ * goes on by it, also without compression. */
+Test(divergence, lion_converges) {
+  static const limits most = {
+      [TASK_EMBEDDING] = 0.55,  [TASK_SCALES] = 0.3, [TASK_QUIET] = 0.3,
+      [TASK_ZEROS_FIRST] = 0.3, [TASK_IDLE] = 0.4,
+  };
+  hold(LION, most);
 }
 
 /* Where the end is far from the dense form's the check warns soon after the freeze. */

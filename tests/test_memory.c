@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "onebit/lamb.h"
 #include "tests/support_collectives.h"
+#include "tests/support_optimizers.h"
 
 TestSuite(memory, .timeout = 120);
 
@@ -82,6 +82,7 @@ struct creation {
   onebit_status_t (*create)(onebit_comm_t comm, const struct creation *creation);
   onebit_plan_options_t plan;
   onebit_adam_options_t adam;
+  const struct ob_method *method; /* or Adam */
   pthread_barrier_t everyone;
   long failures; /* written by rank 0 */
 };
@@ -107,14 +108,15 @@ static onebit_status_t create_adam(onebit_comm_t comm, const struct creation *cr
   return status;
 }
 
-static onebit_status_t create_lamb(onebit_comm_t comm, const struct creation *creation) {
+/* Any other optimizer: of two compressed tensors, and one that is not. */
+static onebit_status_t create_method(onebit_comm_t comm, const struct creation *creation) {
   onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0, 0},
                                {parameters + 1000, gradients + 1000, 500, 0, 0, 1},
                                {parameters + 1500, gradients + 1500, 3500, 0, 0, 0}};
-  onebit_lamb_options_t options = ONEBIT_LAMB_OPTIONS_INIT;
-  options.common = creation->adam.common;
+  struct any_options options = any_options_of(creation->method, NULL);
+  *any_common(&options) = creation->adam.common;
   onebit_optimizer_t optimizer = NULL;
-  onebit_status_t status = onebit_lamb_create(comm, tensors, 3, &options, &optimizer);
+  onebit_status_t status = any_create(&options, comm, tensors, 3, &optimizer);
   CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
   onebit_optimizer_destroy(optimizer);
   return status;
@@ -230,12 +232,21 @@ Test(memory, adam_create_with_masters_and_clipping) {
   check_creation(&creation);
 }
 
-Test(memory, lamb_create) {
-  struct creation creation = {.create = create_lamb, .adam = ONEBIT_ADAM_OPTIONS_INIT};
+static void check_method(const struct ob_method *method, onebit_profile_t other) {
+  struct creation creation = {
+      .create = create_method, .adam = ONEBIT_ADAM_OPTIONS_INIT, .method = method};
   check_creation(&creation);
-  creation.adam.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  creation.adam.common.profile = other;
+  creation.adam.common.gradient_dtype = ONEBIT_BFLOAT16;
+  creation.adam.common.bucket_size = other ? 0 : 1;
   check_creation(&creation);
 }
+
+Test(memory, lamb_create) { check_method(&ob_method_lamb, ONEBIT_PROFILE_DEEPSPEED); }
+Test(memory, efficient_adam_create) {
+  check_method(&ob_method_efficient_adam, ONEBIT_PROFILE_DEFAULT);
+}
+Test(memory, lion_create) { check_method(&ob_method_lion, ONEBIT_PROFILE_DEFAULT); }
 
 Test(memory, adam_create_sharded) {
   struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
