@@ -88,8 +88,8 @@ endif
 CUDA_CFLAGS = # exported: a make that this one starts may be without CUDA
 ifneq ($(has_cuda),)
 CUDA_CFLAGS = -DONEBIT_HAVE_CUDA=1 $(if $(has_nccl),-DONEBIT_HAVE_NCCL=1) \
-  $(addprefix -isystem ,$(if $(is_emulated),tests/emulation/include,\
-    $(addsuffix /include,$(if $(has_nccl),$(NCCL_HOME)) $(CUDA_HOME))))
+  $(if $(is_emulated),-Itests/emulation/include,$(addprefix -isystem ,$(addsuffix /include,\
+    $(if $(has_nccl),$(NCCL_HOME)) $(CUDA_HOME))))
 endif
 # Device code has no contraction either. A program needs only those of the libraries that it uses.
 ifeq ($(CUDA),1)
