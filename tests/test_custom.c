@@ -179,40 +179,45 @@ struct outcome {
   char words[256];
 };
 
-/* Makes a communicator and two plans, and two calls on each, at the same time. */
-static onebit_status_t use(onebit_comm_t comm) {
+/* The first failure of a rank counts, and its error message: those that follow from it may tell what
+ * others heard of it, as the threads happen to run. */
+static void note(struct outcome *outcome, onebit_status_t status) {
+  if (outcome->status != ONEBIT_OK || status == ONEBIT_OK)
+    return;
+  outcome->status = status;
+  strncpy(outcome->words, onebit_last_error(), sizeof outcome->words - 1);
+}
+
+/* Two plans, and two calls on each, at the same time. */
+static void use(onebit_comm_t comm, struct outcome *outcome) {
   static const float input[COUNT] = {1.0f, -2.0f};
   onebit_plan_options_t options = {
       .size = sizeof options, .schedule = ONEBIT_SCHEDULE_EXCHANGE, .chunk_size = 2048};
   float *result = allocate(2 * COUNT, sizeof *result);
   onebit_plan_t plans[2] = {NULL, NULL};
-  onebit_status_t status = onebit_plan_create(comm, COUNT, &options, &plans[0]);
-  if (status == ONEBIT_OK)
-    status = onebit_plan_create(comm, COUNT, &options, &plans[1]);
-  for (int step = 0; step < 2 && status == ONEBIT_OK; step++) {
+  for (int k = 0; k < 2 && outcome->status == ONEBIT_OK; k++)
+    note(outcome, onebit_plan_create(comm, COUNT, &options, &plans[k]));
+  for (int step = 0; step < 2 && outcome->status == ONEBIT_OK; step++) {
     onebit_request_t requests[2] = {NULL, NULL};
     for (int k = 0; k < 2; k++)
       onebit_iallreduce(input, result + k * COUNT, plans[k], &requests[k]);
-    status = onebit_wait(&requests[0]);
-    onebit_status_t second = onebit_wait(&requests[1]);
-    status = status == ONEBIT_OK ? second : status;
+    for (int k = 0; k < 2; k++)
+      note(outcome, onebit_wait(&requests[k]));
   }
   CHECK_STATUS(onebit_plan_destroy(plans[0]), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_destroy(plans[1]), ONEBIT_OK);
   free(result);
-  return status;
 }
 
 static void make_and_use(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                          void *context) {
   struct outcome *outcome = (struct outcome *)context + rank;
   onebit_comm_t comm = NULL;
-  outcome->status = onebit_comm_create_custom(callbacks, rank, size, &comm);
+  note(outcome, onebit_comm_create_custom(callbacks, rank, size, &comm));
   outcome->made = comm != NULL;
   CHECK(outcome->made == (outcome->status == ONEBIT_OK), "status and handle do not agree");
   if (comm)
-    outcome->status = use(comm);
-  strncpy(outcome->words, onebit_last_error(), sizeof outcome->words - 1);
+    use(comm, outcome);
   /* What has failed once is at an end. */
   if (comm && outcome->status != ONEBIT_OK) {
     onebit_plan_t plan;

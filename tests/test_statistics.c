@@ -10,7 +10,7 @@
 #include "tests/support_adam.h"
 #include "tests/support_statistics.h"
 
-TestSuite(statistics, .timeout = 60);
+TestSuite(statistics, .timeout = 180);
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
