@@ -19,6 +19,7 @@
 #include "collectives/geometry.h"
 #include "compression/passes.h"
 #include "optimizers/methods/lamb_tensor.h"
+#include "optimizers/outer/element.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -240,6 +241,36 @@ struct ob_cuda_lamb {
  * state->stop, where there is a state. Not OB_LAMB_SCALE. */
 cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,
                                enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
+
+/* --- The outer step, once in many local steps */
+
+/* Elements of a fragment, or of a piece of it: NULL what a pass does not take. */
+struct ob_cuda_outer {
+  float *consensus, *momentum, *drift;
+  void *parameters;
+  size_t count;
+};
+
+/* The drift; with `keeps` what drift has is left in the parameters, else nothing is. *unsound
+ * becomes 1 where one cannot be sent. */
+cudaError_t ob_cuda_outer_drift(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
+                                uint32_t *unsound, cudaStream_t stream);
+
+/* Adds the checksum of the consensus to *checksum. */
+cudaError_t ob_cuda_outer_checksum(struct ob_cuda_outer of, uint32_t *checksum,
+                                   cudaStream_t stream);
+
+/* The outer rule. sums: of the drifts' squares, one for each OB_OUTER_RUN elements. */
+cudaError_t ob_cuda_outer_update(struct ob_cuda_outer of, onebit_outer_rule_t rule, float rate,
+                                 float decay, double *sums, cudaStream_t stream);
+
+/* The parameters; with `keeps` less what drift has. */
+cudaError_t ob_cuda_outer_set(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
+                              float mixing, cudaStream_t stream);
+
+/* The residual of what a plan sends, in that copy, to where the pieces are: float32. */
+cudaError_t ob_cuda_outer_export(struct ob_cuda_plan plan, int copy, void *const *pieces,
+                                 cudaStream_t stream);
 
 /* --- Calls that no host looks after (headers.cuh). These set, read and judge headers as
  * collectives/messages.c and steps.c do. */

@@ -51,6 +51,14 @@
  * whose drift it was goes back to the consensus; the others train on, and what they have done
  * counts in the next exchange.
  *
+ * Memory of a GPU. With device ONEBIT_DEVICE_CUDA parameters are memory of the CUDA device that is
+ * current when the outer step is made, and so is what is kept of them; the consensus has the bits
+ * that it has on the host. A step that begins or applies an exchange works behind what was put on
+ * the device's default stream, and returns when the parameters are set: what other streams do to
+ * them must be complete by then (with one that does not wait for the default stream,
+ * cudaStreamSynchronize). All other steps leave the device alone. Norms, checkpoints and moves go
+ * through memory of the host. ONEBIT_OUTER_SPARSE and several sites are for the host only.
+ *
  * Sources: Douillard et al., "DiLoCo", arXiv 2311.08105 (NESTEROV with rate 0.7 and momentum 0.9,
  * and the inner state); "Streaming DiLoCo with overlapping communication", arXiv 2501.18512,
  * algorithm 2 (fragments and delay; its alpha is 1 - mixing); error feedback as in plan.h.
@@ -108,7 +116,7 @@ typedef struct onebit_outer_options {
   int no_error_feedback;
   int threads;
   onebit_schedule_t schedule;
-  onebit_device_t device; /* ONEBIT_DEVICE_HOST only, so far */
+  onebit_device_t device; /* where parameters are; a rank may have another than the others */
   size_t dense_below;     /* tensors of fewer elements count as `uncompressed`; default 0: none */
 } onebit_outer_options_t;
 
@@ -129,9 +137,11 @@ typedef struct onebit_outer_options {
  *   outer      out; NULL when the call fails
  * Memory, in bytes an element: 8 (the consensus and the drift), 4 more with a rule other than
  * MEAN, and what the plan keeps (onebit_plan_create), which with ONEBIT_OUTER_DENSE are messages
- * only.
+ * only. On a device all of it is there, and during this call parameters and arrays are copied to
+ * the host.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range or that does not go with
- * another, a NULL or misaligned parameter, a parameter that is not finite),
+ * another, a NULL or misaligned parameter, one in other memory than `device` says, one that is not
+ * finite), ONEBIT_ERROR_DEVICE (CUDA failed; so do all calls below),
  * ONEBIT_ERROR_MISMATCH (options or parameters differ between ranks), ONEBIT_ERROR_MEMORY,
  * ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_UNSUPPORTED (a
  * device, bits or a schedule that this build does not have). */
@@ -163,8 +173,9 @@ typedef struct onebit_sites_options {
  *   site       the ranks of this site; its rank 0 speaks for it
  *   between    on rank 0 of each site a communicator of all of these, 1 to 64; NULL on all others
  *   tensors, ntensors, outer   as of onebit_outer_create
- *   options    as of onebit_outer_create; but fragments, delay, mixing, weighted, sparse bits and
- *              ONEBIT_BLOCK_BUFFER do not go with sites, and chunk_size and schedule mean nothing
+ *   options    as of onebit_outer_create; but fragments, delay, mixing, weighted, sparse bits,
+ *              ONEBIT_BLOCK_BUFFER and a device do not go with sites, and chunk_size and schedule
+ *              mean nothing
  *   sites      when sites are left out, or NULL for the defaults; not kept; the same on all ranks
  *
  * Elements are cut into as many shards as there are sites. Site s receives the drifts of shard s
@@ -306,7 +317,8 @@ onebit_status_t onebit_outer_check(onebit_outer_t outer);
  *   comm    the new communicator; it may be destroyed before the outer
  * On failure all ranks of comm that are still there get an error. The state is kept: make another
  * communicator of the ranks that are left, and call this again. Until then steps fail.
- * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an outer step of several sites),
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an outer step of several sites;
+ * a comm over NCCL),
  * ONEBIT_ERROR_MISMATCH (outer steps differ between ranks), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER,
  * ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_MESSAGE. */
 onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm);

@@ -18,6 +18,11 @@ static onebit_status_t no_memory(const struct onebit_outer *outer) {
                   outer->count);
 }
 
+static float *allocate_array(struct onebit_outer *outer, size_t count) {
+  outer->own_bytes += count * sizeof(float);
+  return outer->executor->memory->allocate(count, sizeof(float));
+}
+
 /* Where a tensor may be cut: between blocks. */
 static size_t quantum(const struct onebit_outer *outer) {
   struct ob_plan_shape shape;
@@ -63,10 +68,10 @@ static void cut(struct onebit_outer *outer) {
 }
 
 static onebit_status_t allocate_fragment(struct onebit_outer *outer, struct ob_fragment *fragment) {
-  fragment->consensus = ob_outer_allocate(outer, fragment->count, sizeof(float));
-  fragment->drift = ob_outer_allocate(outer, fragment->count, sizeof(float));
+  fragment->consensus = allocate_array(outer, fragment->count);
+  fragment->drift = allocate_array(outer, fragment->count);
   if (outer->options.rule != ONEBIT_OUTER_MEAN)
-    fragment->momentum = ob_outer_allocate(outer, fragment->count, sizeof(float));
+    fragment->momentum = allocate_array(outer, fragment->count);
   if (!fragment->consensus || !fragment->drift ||
       (outer->options.rule != ONEBIT_OUTER_MEAN && !fragment->momentum))
     return no_memory(outer);
@@ -75,7 +80,6 @@ static onebit_status_t allocate_fragment(struct onebit_outer *outer, struct ob_f
 
 onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
-  size_t longest = 0;
   outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
   outer->runs = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->runs);
@@ -88,18 +92,21 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
     fragment->number = f;
     fragment->begin_step = outer->options.local_steps * (f + 1) / parts;
     OB_TRY(allocate_fragment(outer, fragment));
-    longest = fragment->count > longest ? fragment->count : longest;
+    outer->longest = fragment->count > outer->longest ? fragment->count : outer->longest;
   }
-  outer->sums = ob_outer_allocate(outer, longest / OB_OUTER_RUN + 1, sizeof *outer->sums);
+  outer->sums = ob_outer_allocate(outer, outer->longest / OB_OUTER_RUN + 1, sizeof *outer->sums);
   return outer->sums ? ONEBIT_OK : no_memory(outer);
 }
 
 void ob_fragments_destroy(struct onebit_outer *outer) {
+  const struct ob_memory *memory = outer->executor ? outer->executor->memory : &ob_memory_host;
   for (size_t f = 0; outer->fragments && f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
-    ob_release(fragment->consensus);
-    ob_release(fragment->momentum);
-    ob_release(fragment->drift);
+    memory->release(fragment->consensus);
+    memory->release(fragment->momentum);
+    memory->release(fragment->drift);
+    memory->release(fragment->weights_there[0]);
+    memory->release(fragment->weights_there[1]);
     ob_release(fragment->held[0]);
     ob_release(fragment->held[1]);
   }

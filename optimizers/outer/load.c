@@ -83,7 +83,7 @@ static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t
         part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
         fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
   if (numbers[OB_FRAGMENT_STATE] >= OB_OUTER_STATES || numbers[OB_FRAGMENT_FINITE] > 1 ||
-      numbers[OB_FRAGMENT_KEEPS] > fragment->outer->exchange->keeps ||
+      numbers[OB_FRAGMENT_KEEPS] > (fragment->outer->exchange->keep != NULL) ||
       !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
       !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
     return ob_part_error(part, "the numbers of fragment %zu are those of no state",
@@ -123,9 +123,7 @@ static onebit_status_t read_numbers(struct loading *loading, int k) {
 static onebit_status_t allocate(struct loading *loading) {
   const struct onebit_outer *outer = loading->outer;
   const size_t count = (size_t)loading->parts.count;
-  size_t longest = OB_CHUNK;
-  for (size_t f = 0; f < outer->options.fragments; f++)
-    longest = outer->fragments[f].count > longest ? outer->fragments[f].count : longest;
+  const size_t longest = outer->longest > OB_CHUNK ? outer->longest : OB_CHUNK;
   loading->numbers = ob_allocate(count, sizeof *loading->numbers);
   loading->copies = ob_allocate(count * ob_outer_number_count(outer), sizeof *loading->copies);
   loading->factors = ob_allocate(count, sizeof *loading->factors);
@@ -336,7 +334,8 @@ static onebit_status_t look(struct loading *loading, onebit_status_t status,
   if (loading->parts.count == outer->comm->size)
     loading->parts.own = outer->comm->rank;
   loading->dry = true;
-  return restore(loading);
+  OB_TRY(restore(loading));
+  return ob_outer_fetch(outer);
 }
 
 static onebit_status_t run(struct loading *loading, onebit_status_t status) {
@@ -353,13 +352,15 @@ static onebit_status_t run(struct loading *loading, onebit_status_t status) {
   status = restore(loading);
   if (status == ONEBIT_ERROR_FILE)
     status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
-  return ob_agree(outer->comm, status, NULL, 0);
+  const onebit_status_t sent = ob_outer_return(outer, true);
+  return ob_agree(outer->comm, status == ONEBIT_OK ? sent : status, NULL, 0);
 }
 
 static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
                             const struct ob_sources *sources) {
   struct loading loading = {.outer = outer};
   status = run(&loading, look(&loading, status, sources));
+  (void)ob_outer_return(outer, false); /* only where the ranks do not agree to load it */
   ob_parts_close(&loading.parts);
   ob_release((void *)loading.numbers);
   ob_release(loading.copies);

@@ -209,6 +209,8 @@ static onebit_status_t align(struct moving *moving) {
   onebit_status_t status = moving->noted && moving->message ? ONEBIT_OK : no_memory();
   if (status == ONEBIT_OK)
     status = moving->comm->transport->batch_create(moving->comm, others, &moving->batch);
+  if (status == ONEBIT_OK)
+    status = ob_outer_fetch(outer);
   OB_TRY(learn(moving, status, outer->exchanges));
   choose_source(moving);
   for (size_t f = 0; f < outer->options.fragments; f++)
@@ -272,9 +274,11 @@ static onebit_status_t attach(struct moving *moving) {
   outer->comm = ob_comm_keep(moving->comm);
   ob_comm_drop(before);
   OB_TRY(ob_outer_build(outer));
-  onebit_status_t status = ONEBIT_OK;
+  onebit_status_t status = ob_outer_fetch(outer);
   for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
     status = import_held(moving, &outer->fragments[f]);
+  const onebit_status_t sent = ob_outer_return(outer, status == ONEBIT_OK);
+  status = status == ONEBIT_OK ? sent : status;
   outer->detached = status != ONEBIT_OK;
   return ob_agree(outer->comm, status, NULL, 0);
 }
@@ -282,7 +286,9 @@ static onebit_status_t attach(struct moving *moving) {
 static onebit_status_t run(struct moving *moving) {
   struct onebit_outer *outer = moving->outer;
   OB_TRY(ob_outer_agree(outer, moving->comm, detach(moving)));
-  OB_TRY(align(moving));
+  const onebit_status_t status = align(moving), sent = ob_outer_return(outer, true);
+  OB_TRY(status);
+  OB_TRY(ob_agree(moving->comm, sent, NULL, 0));
   return attach(moving);
 }
 
@@ -305,6 +311,11 @@ static onebit_status_t check(onebit_outer_t outer) {
 onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
   OB_TRY(check(outer));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  if (!comm->transport->host_messages)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "comm moves messages between GPUs only, over %s, and an outer step is moved "
+                    "through memory of the host: save it, and load it on the new communicator",
+                    comm->transport->name);
   struct moving moving = {.outer = outer, .comm = ob_comm_keep(comm)};
   if (outer->latest)
     ob_comm_drop(outer->latest);

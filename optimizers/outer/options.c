@@ -76,11 +76,13 @@ onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given,
   if ((int)options->parameter_dtype < 0 || options->parameter_dtype > ONEBIT_FLOAT16)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "parameter_dtype is %d, which is no onebit_dtype_t",
                     (int)options->parameter_dtype);
-  if (options->device != ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is %d: the outer step is for memory of the host. Copy the parameters "
-                    "there and back around onebit_outer_step when it exchanges",
+  if ((int)options->device < 0 || options->device > ONEBIT_DEVICE_CUDA)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "device is %d, which is no onebit_device_t",
                     (int)options->device);
+  if (options->device != ONEBIT_DEVICE_HOST && options->bits == ONEBIT_OUTER_SPARSE)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "bits is ONEBIT_OUTER_SPARSE, and device is not ONEBIT_DEVICE_HOST: sparse "
+                    "messages are made on the host only");
   return ONEBIT_OK;
 }
 
@@ -97,5 +99,6 @@ onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
   plan.threads = options->threads;
   plan.schedule = options->schedule;
   plan.bits = dense ? 0 : options->bits;
+  plan.device = options->device;
   return ob_plan_resolve(&plan, shape);
 }

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -15,7 +16,8 @@
 
 /* --- Made --------------------------------------------------------------------------------------*/
 
-static onebit_status_t check_finite(const onebit_tensor_t *tensor, size_t t, onebit_dtype_t dtype) {
+static onebit_status_t check_finite(const struct ob_outer_tensor *tensor, size_t t,
+                                    onebit_dtype_t dtype) {
   for (size_t i = 0; i < tensor->count; i++)
     if (!ob_is_finite(ob_load(tensor->parameter, i, dtype)))
       return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter[%zu] is %g, not finite", t, i,
@@ -23,8 +25,19 @@ static onebit_status_t check_finite(const onebit_tensor_t *tensor, size_t t, one
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_tensor(const onebit_tensor_t *tensor, size_t t, onebit_dtype_t dtype,
-                                    size_t before) {
+static onebit_status_t check_place(const struct onebit_outer *outer, size_t t,
+                                   const void *parameter) {
+  char name[48];
+  if (!outer->executor->check)
+    return ONEBIT_OK;
+  snprintf(name, sizeof name, "tensors[%zu].parameter", t);
+  return outer->executor->check(outer, name, parameter);
+}
+
+static onebit_status_t check_tensor(const struct onebit_outer *outer, const onebit_tensor_t *tensor,
+                                    size_t t) {
+  const onebit_dtype_t dtype = outer->options.parameter_dtype;
+  const size_t before = outer->count;
   if (tensor->count > SIZE_MAX / 64 - before)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].count is %zu: too large to address", t,
                     tensor->count);
@@ -33,7 +46,7 @@ static onebit_status_t check_tensor(const onebit_tensor_t *tensor, size_t t, one
   if (tensor->count && (uintptr_t)tensor->parameter % ob_dtype_size(dtype))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter is %p, not aligned to %zu bytes",
                     t, tensor->parameter, ob_dtype_size(dtype));
-  return check_finite(tensor, t, dtype);
+  return tensor->count ? check_place(outer, t, tensor->parameter) : ONEBIT_OK;
 }
 
 static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_tensor_t *tensors,
@@ -44,15 +57,27 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
   if (!outer->tensors)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu tensors", ntensors);
   for (size_t t = 0; t < ntensors; t++) {
-    OB_TRY(check_tensor(&tensors[t], t, outer->options.parameter_dtype, outer->count));
+    OB_TRY(check_tensor(outer, &tensors[t], t));
     const size_t count = tensors[t].count;
     outer->tensors[t] = (struct ob_outer_tensor){
-        .parameter = tensors[t].parameter,
+        .parameter = count ? tensors[t].parameter : NULL,
         .count = count,
         .uncompressed = tensors[t].uncompressed || count < outer->options.dense_below};
     outer->count += count;
   }
   outer->tensor_count = ntensors;
+  return ONEBIT_OK;
+}
+
+/* The first consensus; its checksums are compared. On the host. */
+static onebit_status_t read_parameters(struct onebit_outer *outer) {
+  for (size_t t = 0; t < outer->tensor_count; t++)
+    OB_TRY(check_finite(&outer->tensors[t], t, outer->options.parameter_dtype));
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    struct ob_fragment *fragment = &outer->fragments[f];
+    ob_fragment_read(fragment);
+    fragment->checksum = ob_fragment_checksum(fragment);
+  }
   return ONEBIT_OK;
 }
 
@@ -66,11 +91,14 @@ static onebit_status_t prepare(struct onebit_outer *outer, const onebit_tensor_t
     OB_TRY(ob_sites_resolve(outer, sites));
   OB_TRY(ob_outer_shape(outer, outer->options.bits == ONEBIT_OUTER_DENSE, &shape));
   OB_TRY(ob_codec_choose(&outer->codec));
+  OB_TRY(ob_outer_choose_executor(outer));
   OB_TRY(keep_tensors(outer, tensors, ntensors));
   OB_TRY(ob_fragments_create(outer));
-  for (size_t f = 0; f < outer->options.fragments; f++)
-    ob_fragment_read(&outer->fragments[f]);
-  return ONEBIT_OK;
+  if (outer->executor->create)
+    OB_TRY(outer->executor->create(outer));
+  OB_TRY(ob_outer_fetch(outer));
+  const onebit_status_t status = read_parameters(outer), sent = ob_outer_return(outer, true);
+  return status == ONEBIT_OK ? sent : status;
 }
 
 static uint64_t bits_of(double value) {
@@ -81,10 +109,8 @@ static uint64_t bits_of(double value) {
 
 static uint64_t parameters_of(const struct onebit_outer *outer, onebit_status_t status) {
   uint64_t hash = OB_HASH_START;
-  for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++) {
-    const uint32_t sum = ob_fragment_checksum(&outer->fragments[f]);
-    hash = ob_hash(hash, &sum, sizeof sum);
-  }
+  for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
+    hash = ob_hash(hash, &outer->fragments[f].checksum, sizeof(uint32_t));
   return hash;
 }
 
@@ -130,14 +156,29 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
   return agree(comm, outer, false, NULL, false, status);
 }
 
+/* Those of an outer step that is moved are there already. */
+static onebit_status_t allocate_weights(struct ob_fragment *fragment) {
+  for (int k = 0; k < 2; k++) {
+    float **weight = &fragment->weights_there[k];
+    if (!*weight)
+      *weight = fragment->outer->executor->memory->allocate(1, sizeof **weight);
+    if (!*weight)
+      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  }
+  return ONEBIT_OK;
+}
+
 static onebit_status_t create_weigh(struct ob_fragment *fragment) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.wire = ONEBIT_WIRE_DENSE;
   options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip */
+  options.device = fragment->outer->options.device;
   options.threads = 1;
   struct ob_plan_shape shape;
   size_t count, valid;
   onebit_status_t status = ob_plan_resolve(&options, &shape);
+  if (status == ONEBIT_OK)
+    status = allocate_weights(fragment);
   shape.refused = &fragment->outer->refused;
   ob_plan_cut(&shape, (size_t)fragment->outer->comm->size, 1, &count, &valid);
   return ob_plan_create(fragment->outer->comm, status, &shape, 1, &fragment->weigh);
@@ -229,6 +270,8 @@ void onebit_outer_destroy(onebit_outer_t outer) {
   }
   ob_sites_destroy(outer);
   ob_fragments_destroy(outer);
+  if (outer->device)
+    outer->executor->destroy(outer);
   ob_release(outer->tensors);
   if (outer->latest)
     ob_comm_drop(outer->latest);
@@ -250,8 +293,8 @@ onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, 
     for (size_t k = 0; k < fragment->pieces; k++) {
       const struct ob_outer_piece *piece = &fragment->piece[k];
       if (piece->tensor == tensor)
-        memcpy(values + piece->first, fragment->consensus + piece->at,
-               piece->count * sizeof(float));
+        OB_TRY(ob_outer_copy(outer, values + piece->first, fragment->consensus + piece->at,
+                             piece->count * sizeof(float)));
     }
   }
   return ONEBIT_OK;
@@ -259,7 +302,7 @@ onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, 
 
 static double squares_of(const float *values, size_t count) {
   double sum = 0;
-  for (size_t i = 0; values && i < count; i++)
+  for (size_t i = 0; i < count; i++)
     sum += (double)values[i] * (double)values[i];
   return sum;
 }
@@ -285,17 +328,20 @@ onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enu
   return ONEBIT_OK;
 }
 
-/* Of what this rank sends. */
-static onebit_status_t add_residual(const struct ob_fragment *fragment, double *squares) {
-  float *residual = ob_allocate(fragment->count, sizeof *residual);
-  if (!residual)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at a residual of %zu elements",
-                    fragment->count);
-  const onebit_status_t status = ob_outer_export_residual(fragment, OB_SAVED_WORKER, residual);
-  if (status == ONEBIT_OK)
-    *squares += squares_of(residual, fragment->count);
-  ob_release(residual);
-  return status;
+/* The residual of what this rank sends, unless it travels; and the outer momentum. */
+static onebit_status_t add_norms(const struct ob_fragment *fragment, float *values,
+                                 onebit_outer_info_t *info) {
+  const struct onebit_outer *outer = fragment->outer;
+  const size_t bytes = fragment->count * sizeof *values;
+  if (fragment->momentum) {
+    OB_TRY(ob_outer_copy(outer, values, fragment->momentum, bytes));
+    info->momentum_norm += squares_of(values, fragment->count);
+  }
+  if (fragment->stage != OB_FRAGMENT_IDLE || outer->detached)
+    return ONEBIT_OK;
+  OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, values));
+  info->residual_norm += squares_of(values, fragment->count);
+  return ONEBIT_OK;
 }
 
 /* Adds to the info; its norms are squares so far. */
@@ -307,13 +353,16 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
   info->exchange_bytes += wire + (fragment->weigh ? fragment->weigh->wire_bytes : 0);
   info->memory_bytes += memory + (fragment->weigh ? fragment->weigh->memory_bytes : 0);
   info->drift_norm += fragment->drift_squares;
-  info->momentum_norm += squares_of(fragment->momentum, fragment->count);
-  const uint32_t sum = ob_fragment_checksum(fragment);
+  uint32_t sum;
+  OB_TRY(outer->executor->checksum(fragment, &sum));
   info->checksum = (uint32_t)ob_hash(info->checksum, &sum, sizeof sum);
   info->in_flight += fragment->stage != OB_FRAGMENT_IDLE;
-  if (fragment->stage != OB_FRAGMENT_IDLE || outer->detached)
-    return ONEBIT_OK;
-  return add_residual(fragment, &info->residual_norm);
+  float *values = ob_allocate(fragment->count, sizeof *values);
+  if (!values)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %zu elements", fragment->count);
+  const onebit_status_t status = add_norms(fragment, values, info);
+  ob_release(values);
+  return status;
 }
 
 onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info) {

@@ -4,7 +4,9 @@
  *   options.c     options and their defaults
  *   outer.c       made, ended, asked
  *   fragments.c   which elements are exchanged together, and their memory
- *   update.c      the arithmetic
+ *   element.h     the arithmetic of an element, for the host and for devices
+ *   update.c      the passes over a fragment, on the host (struct ob_outer_executor)
+ *   executor.c    which executor; and the host's copy of what is on a device
  *   plans.c       how a drift is exchanged: by plans of this library (struct ob_outer_exchange)
  *   sparse.c      or in sparse messages, which every rank gets of all
  *   step.c        when an exchange begins, and when it is applied
@@ -55,10 +57,44 @@ struct ob_outer_exchange {
                                      float *values);
   onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
                                      const float *values);
-  bool keeps; /* what a rank has not sent stays in its parameters */
+  /* Where what a rank has not sent stays in its parameters: the worker's residual to
+   * fragment->drift, not while an exchange is in flight. NULL: it does not stay. */
+  onebit_status_t (*keep)(struct ob_fragment *fragment);
 };
 
 extern const struct ob_outer_exchange ob_outer_plans, ob_outer_sparse;
+
+/* Where consensus, momentum and drift are, and who makes the passes over them: a row for the host,
+ * one for devices. What a pass needs is complete when it is called, and so is its result when it
+ * returns. */
+struct ob_outer_executor {
+  const struct ob_memory *memory;
+  /* What it keeps of the outer step, in outer->device, when there are fragments. NULL on the host,
+   * and so are the next four. */
+  onebit_status_t (*create)(struct onebit_outer *outer);
+  void (*destroy)(struct onebit_outer *outer);
+  int (*enter)(const struct onebit_outer *outer); /* as struct ob_executor has it */
+  void (*leave)(int before);
+  onebit_status_t (*check)(const struct onebit_outer *outer, const char *name, const void *array);
+  /* ob_fragment_drift, its answer to fragment->finite; and the checksum to fragment->checksum. */
+  onebit_status_t (*drift)(struct ob_fragment *fragment);
+  onebit_status_t (*checksum)(const struct ob_fragment *fragment, uint32_t *checksum);
+  onebit_status_t (*update)(struct ob_fragment *fragment);
+  onebit_status_t (*set)(const struct ob_fragment *fragment, double mixing);
+  /* What the plan holds back as a worker, to where the pieces are: an array in this memory. Never
+   * asked of the host. */
+  onebit_status_t (*export_worker)(const struct onebit_plan *plan, void *const *pieces);
+  /* Two plans whose hosts do not know how a call ends (struct ob_executor), and the stream that
+   * calls of both are on. Joined, when both are decided, neither is applied unless both are. */
+  void *(*couple)(const struct onebit_plan *const plans[2]);
+  onebit_status_t (*join)(const struct onebit_plan *plan, void *couple);
+  void *(*stream_of)(const struct onebit_plan *plan);
+};
+
+extern const struct ob_outer_executor ob_outer_executor_host;
+#ifdef ONEBIT_HAVE_CUDA
+extern const struct ob_outer_executor ob_outer_executor_cuda;
+#endif
 
 /* Elements of a tensor that are in a fragment: `count` from number `first` on, which lie from `at`
  * on in the fragment's arrays. */
@@ -91,19 +127,21 @@ struct ob_fragment {
   enum ob_fragment_stage stage;
   uint64_t apply_step; /* the local step that applies it */
   double sent_weight;  /* of the exchange in flight */
-  float weights[2];    /* this rank's, and the mean */
-  float factor;        /* the drift is sent times this */
-  uint32_t checksum;   /* of the consensus */
-  bool finite;         /* this rank's drift is */
+  float weights[2];    /* this rank's, and the mean; and where they travel: */
+  float *weights_there[2];
+  float factor;      /* the drift is sent times this */
+  uint32_t checksum; /* of the consensus */
+  bool finite;       /* this rank's drift is */
   onebit_status_t status;
   char error[256];
   double drift_squares; /* of the latest mean drift */
   onebit_plan_t weigh;  /* NULL without weights */
   float *held[2];       /* residuals, `count` each, while the outer step is on no communicator */
+  float *home[3];       /* where consensus, momentum and drift are, while the host has copies */
 };
 
 struct ob_outer_tensor {
-  void *parameter;
+  void *parameter, *home; /* home: as that of a fragment's arrays */
   size_t count;
   bool uncompressed;
 };
@@ -112,10 +150,14 @@ struct onebit_outer {
   onebit_comm_t comm;
   onebit_outer_options_t options; /* every default filled in */
   const struct ob_outer_exchange *exchange;
+  const struct ob_outer_executor *executor;
+  struct ob_outer_device *device; /* the executor's own */
+  bool fetched;                   /* the host has copies (ob_outer_fetch) */
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
   struct ob_fragment *fragments; /* options.fragments of them */
   size_t tensor_count, count, piece_count;
+  size_t longest;                /* elements of the longest fragment */
   struct ob_outer_piece *pieces; /* of all fragments */
   struct ob_outer_run *runs;     /* scratch: one for each piece */
   double *sums;                  /* scratch: one for each OB_OUTER_RUN elements of a fragment */
@@ -142,9 +184,21 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer);
 void ob_fragments_destroy(struct onebit_outer *outer);
 void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
 
-/* The arithmetic of a fragment. read: the consensus from the parameters. drift: what has changed
- * since the parameters were set; says whether it can be sent. update: the outer rule. set: the
- * consensus becomes the parameters, with that mixing. */
+/* Chooses the executor, which the options name. Errors: ONEBIT_ERROR_UNSUPPORTED. */
+onebit_status_t ob_outer_choose_executor(struct onebit_outer *outer);
+/* Between memory of the executor and of the host; to zero. */
+onebit_status_t ob_outer_copy(const struct onebit_outer *outer, void *to, const void *from,
+                              size_t bytes);
+onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, size_t bytes);
+/* On a device: consensus, momentum, drift and parameters become copies of the host's, so that what
+ * is done once in a while is done there; and back, with `changed` to the device. On the host:
+ * nothing. What fails leaves them on the device. */
+onebit_status_t ob_outer_fetch(struct onebit_outer *outer);
+onebit_status_t ob_outer_return(struct onebit_outer *outer, bool changed);
+
+/* The passes over a fragment, of arrays on the host. read: the consensus from the parameters.
+ * drift: what has changed since the parameters were set; says whether it can be sent. update: the
+ * outer rule. set: the consensus becomes the parameters, with that mixing. */
 void ob_fragment_read(struct ob_fragment *fragment);
 bool ob_fragment_drift(struct ob_fragment *fragment);
 void ob_fragment_update(struct ob_fragment *fragment);
@@ -168,8 +222,8 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
-/* A residual, not while an exchange is in flight: fragment->count values, zeros where this rank has
- * none of it. */
+/* A residual, not while an exchange is in flight: fragment->count values on the host, zeros where
+ * this rank has none of it. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values);
 

@@ -2,6 +2,7 @@
  * Drifts exchanged by plans: one of the compressed elements of a fragment, and one in float32 of
  * those that stay uncompressed. Both, or none, are applied.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -14,6 +15,7 @@ struct part {
   onebit_plan_t plan;
   size_t pieces, *counts;
   float **values; /* in fragment->drift */
+  float **there;  /* on a device a copy of these pointers, in its memory */
   bool in_flight;
   onebit_status_t status;
 };
@@ -22,6 +24,11 @@ enum { COMPRESSED, DENSE, PARTS };
 
 struct plans {
   struct part part[PARTS];
+  float *drift; /* fragment->drift, when the plans were made */
+  /* The host does not know how calls end: until when they have been put on the stream of the first
+   * plan. With two plans, what makes them end alike. */
+  bool deferred, put;
+  void *couple;
 };
 
 static struct plans *plans_of(const struct ob_fragment *fragment) { return fragment->state; }
@@ -35,6 +42,8 @@ static onebit_status_t allocate(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   struct plans *plans = ob_outer_allocate(outer, 1, sizeof *plans);
   fragment->state = plans;
+  if (plans)
+    plans->drift = fragment->drift;
   for (int p = 0; plans && p < PARTS; p++) {
     struct part *part = &plans->part[p];
     part->counts = ob_outer_allocate(outer, fragment->pieces, sizeof *part->counts);
@@ -69,21 +78,57 @@ static onebit_status_t create_plan(struct ob_fragment *fragment, int p) {
   return ob_plan_create(fragment->outer->comm, status, &shape, count, &part->plan);
 }
 
+/* The pointers to where a device finds them. */
+static onebit_status_t copy_pointers(const struct onebit_outer *outer, struct part *part) {
+  const size_t bytes = part->pieces * sizeof *part->there;
+  part->there = outer->executor->memory->allocate(part->pieces, sizeof *part->there);
+  if (!part->there)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory of the device for an outer step");
+  return ob_outer_copy(outer, part->there, part->values, bytes);
+}
+
+static onebit_status_t create_there(struct ob_fragment *fragment) {
+  const struct onebit_outer *outer = fragment->outer;
+  struct plans *plans = plans_of(fragment);
+  const struct onebit_plan *both[PARTS] = {plans->part[0].plan, plans->part[1].plan};
+  if (outer->options.device == ONEBIT_DEVICE_HOST)
+    return ONEBIT_OK;
+  for (int p = 0; p < PARTS; p++)
+    if (both[p]) {
+      plans->deferred = both[p]->executor->deferred;
+      OB_TRY(copy_pointers(outer, &plans->part[p]));
+    }
+  if (!plans->deferred || !both[COMPRESSED] || !both[DENSE])
+    return ONEBIT_OK;
+  plans->couple = outer->executor->couple(both);
+  return plans->couple ? ONEBIT_OK
+                       : ob_error(ONEBIT_ERROR_MEMORY, "no memory of the device for an outer step");
+}
+
 static onebit_status_t create(struct ob_fragment *fragment) {
-  OB_TRY(ob_agree(fragment->outer->comm, allocate(fragment), NULL, 0));
+  struct onebit_outer *outer = fragment->outer;
+  OB_TRY(ob_agree(outer->comm, allocate(fragment), NULL, 0));
   for (int p = 0; p < PARTS; p++)
     if (plans_of(fragment)->part[p].pieces)
       OB_TRY(create_plan(fragment, p));
-  return ONEBIT_OK;
+  const int before = outer->executor->enter ? outer->executor->enter(outer) : 0;
+  const onebit_status_t status = create_there(fragment);
+  if (outer->executor->leave)
+    outer->executor->leave(before);
+  return outer->executor->enter ? ob_agree(outer->comm, status, NULL, 0) : status;
 }
 
 static void destroy(struct ob_fragment *fragment) {
+  const struct ob_memory *memory = fragment->outer->executor->memory;
   struct plans *plans = plans_of(fragment);
   for (int p = 0; plans && p < PARTS; p++) {
     onebit_plan_destroy(plans->part[p].plan);
     ob_release(plans->part[p].counts);
     ob_release(plans->part[p].values);
+    memory->release(plans->part[p].there);
   }
+  if (plans)
+    memory->release(plans->couple);
   ob_release(plans);
   fragment->state = NULL;
 }
@@ -92,20 +137,29 @@ static void destroy(struct ob_fragment *fragment) {
 
 /* Held: nothing is applied before both are known to be well. */
 static struct ob_call call_of(const struct ob_fragment *fragment, const struct part *part) {
-  return (struct ob_call){.source = {.inputs = (const void *const *)part->values,
-                                     .factor = fragment->factor,
-                                     .weight = 1},
-                          .outputs = (void *const *)part->values,
-                          .agreed = fragment->checksum,
-                          .agreed_name = "the consensus (its checksum)",
-                          .agreed_whole = true,
-                          .hold = true};
+  const struct plans *plans = plans_of(fragment);
+  const struct onebit_plan *first = plans->part[COMPRESSED].plan;
+  struct ob_call call = {.source = {.inputs = (const void *const *)part->values,
+                                    .factor = fragment->factor,
+                                    .weight = 1},
+                         .outputs = (void *const *)part->values,
+                         .device_inputs = (void *const *)part->there,
+                         .device_outputs = (void *const *)part->there,
+                         .agreed = fragment->checksum,
+                         .agreed_name = "the consensus (its checksum)",
+                         .agreed_whole = true,
+                         .on_stream = plans->deferred,
+                         .hold = true};
+  if (plans->deferred)
+    call.stream = fragment->outer->executor->stream_of(first ? first : part->plan);
+  return call;
 }
 
 /* What began is ended by test, also where another part could not begin. */
 static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct plans *plans = plans_of(fragment);
   bool any = false;
+  plans->put = false;
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
     part->status = ONEBIT_OK;
@@ -125,6 +179,57 @@ static onebit_status_t worse_of(onebit_status_t a, onebit_status_t b) {
   return a == ONEBIT_OK || (a == ONEBIT_SKIPPED && b != ONEBIT_OK) ? b : a;
 }
 
+/* All has been decided on the stream: what was decided is applied there, behind it. */
+static onebit_status_t put(struct ob_fragment *fragment) {
+  struct plans *plans = plans_of(fragment);
+  onebit_status_t status = ONEBIT_OK;
+  if (plans->couple)
+    status = fragment->outer->executor->join(plans->part[COMPRESSED].plan, plans->couple);
+  for (int p = 0; p < PARTS; p++)
+    if (plans->part[p].plan && plans->part[p].status == ONEBIT_OK)
+      ob_plan_apply(plans->part[p].plan);
+  plans->put = true;
+  return status;
+}
+
+/* What the host learns when all is through. */
+static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
+  struct plans *plans = plans_of(fragment);
+  if (!plans->put) {
+    const onebit_status_t status = put(fragment);
+    if (status != ONEBIT_OK)
+      return status;
+  }
+  for (int p = 0; p < PARTS; p++) {
+    struct part *part = &plans->part[p];
+    if (part->plan && !ob_steps_settled(part->plan, wait))
+      return ONEBIT_IN_PROGRESS;
+  }
+  for (int p = 0; p < PARTS; p++) {
+    struct part *part = &plans->part[p];
+    if (!part->plan || part->status != ONEBIT_OK)
+      continue;
+    part->status = ob_plan_settle(part->plan);
+    if (part->status != ONEBIT_OK)
+      snprintf(part->plan->error, sizeof part->plan->error, "%s", onebit_last_error());
+  }
+  return ONEBIT_OK;
+}
+
+/* Where the host knows how the calls have ended. What the device does of it is then complete. */
+static onebit_status_t apply(struct plans *plans) {
+  for (int p = 0; p < PARTS; p++) {
+    struct onebit_plan *plan = plans->part[p].plan;
+    if (!plan)
+      continue;
+    ob_plan_apply(plan);
+    ob_steps_settled(plan, true);
+    if (plan->status != ONEBIT_OK)
+      return ob_error(plan->status, "%s", plan->error);
+  }
+  return ONEBIT_OK;
+}
+
 static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
   struct plans *plans = plans_of(fragment);
   onebit_status_t status = ONEBIT_OK;
@@ -137,15 +242,17 @@ static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
       return ONEBIT_IN_PROGRESS;
     part->in_flight = false;
   }
+  if (plans->deferred) {
+    status = settle(fragment, wait);
+    if (status != ONEBIT_OK)
+      return status;
+  }
   for (int p = 0; p < PARTS; p++) {
     status = worse_of(status, plans->part[p].status);
     if (status != ONEBIT_OK && status == plans->part[p].status && plans->part[p].plan)
       ob_error(status, "%s", plans->part[p].plan->error);
   }
-  for (int p = 0; status == ONEBIT_OK && p < PARTS; p++)
-    if (plans->part[p].plan)
-      ob_plan_apply(plans->part[p].plan);
-  return status;
+  return status == ONEBIT_OK && !plans->deferred ? apply(plans) : status;
 }
 
 static void abandon(struct ob_fragment *fragment) {
@@ -170,7 +277,8 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
 /* A plan that is faster in float32 has none. */
 static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
                       struct ob_outer_run *runs) {
-  const struct part *part = &plans_of(fragment)->part[COMPRESSED];
+  const struct plans *plans = plans_of(fragment);
+  const struct part *part = &plans->part[COMPRESSED];
   size_t count = 0;
   if (!part->plan || part->plan->options.wire == ONEBIT_WIRE_DENSE ||
       fragment->outer->options.no_error_feedback)
@@ -183,7 +291,7 @@ static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
     const size_t end = ob_offset_in(layout, k, residual->first + residual->blocks);
     if (end > first)
       runs[count++] =
-          (struct ob_outer_run){(size_t)(part->values[k] - fragment->drift) + first, end - first};
+          (struct ob_outer_run){(size_t)(part->values[k] - plans->drift) + first, end - first};
   }
   return count;
 }
@@ -202,6 +310,17 @@ static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_sav
   return onebit_plan_import_residual(plan, server ? NULL : values, server ? values : NULL);
 }
 
+static onebit_status_t keep(struct ob_fragment *fragment) {
+  const struct onebit_outer *outer = fragment->outer;
+  const struct part *part = &plans_of(fragment)->part[COMPRESSED];
+  if (outer->options.device == ONEBIT_DEVICE_HOST)
+    return ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
+  OB_TRY(ob_outer_clear(outer, fragment->drift, fragment->count * sizeof(float)));
+  if (!runs_of(fragment, OB_SAVED_WORKER, outer->runs))
+    return ONEBIT_OK;
+  return outer->executor->export_worker(part->plan, (void *const *)part->there);
+}
+
 const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .create = create,
                                                  .destroy = destroy,
@@ -209,7 +328,7 @@ const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .test = test,
                                                  .abandon = abandon,
                                                  .cost = cost,
-                                                 .keeps = true,
+                                                 .keep = keep,
                                                  .runs = runs_of,
                                                  .export_residual = export_residual,
                                                  .import_residual = import_residual};

@@ -235,6 +235,7 @@ static onebit_status_t read_section(void *context, const struct ob_part_section 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
 static void destroy(struct saving *saving) {
+  (void)ob_outer_return(saving->outer, false); /* only pointers change */
   ob_release(saving->tensors);
   ob_release(saving->sections);
   ob_release(saving->numbers);
@@ -243,15 +244,12 @@ static void destroy(struct saving *saving) {
 
 /* Destroyed also after a failure. */
 static onebit_status_t create(struct saving *saving, struct onebit_outer *outer) {
-  size_t longest = 0;
-  for (size_t f = 0; f < outer->options.fragments; f++)
-    longest = outer->fragments[f].count > longest ? outer->fragments[f].count : longest;
   *saving = (struct saving){.outer = outer, .fragment = SIZE_MAX};
   saving->tensors = ob_allocate(outer->tensor_count, sizeof *saving->tensors);
   saving->sections =
       ob_allocate(4 + 2 * outer->piece_count + outer->options.fragments, sizeof *saving->sections);
   saving->numbers = ob_allocate(ob_outer_number_count(outer), sizeof *saving->numbers);
-  saving->residual = ob_allocate(longest, sizeof *saving->residual);
+  saving->residual = ob_allocate(outer->longest, sizeof *saving->residual);
   if (!saving->tensors || !saving->sections || !saving->numbers || !saving->residual)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
   describe(saving);
@@ -264,6 +262,7 @@ static onebit_status_t write(void *context, const struct ob_sink *sink) {
   struct saving *saving = context;
   const struct ob_part_writer writer = {&saving->header, saving->tensors, saving->sections,
                                         read_section, saving};
+  OB_TRY(ob_outer_fetch(saving->outer));
   return ob_part_write(&writer, sink);
 }
 

@@ -135,6 +135,7 @@ static onebit_status_t check_options(const onebit_outer_options_t *options) {
                      : options->weighted                          ? "weighted"
                      : options->bits == ONEBIT_OUTER_SPARSE       ? "ONEBIT_OUTER_SPARSE"
                      : options->block_size == ONEBIT_BLOCK_BUFFER ? "ONEBIT_BLOCK_BUFFER"
+                     : options->device != ONEBIT_DEVICE_HOST      ? "a device"
                                                                   : NULL;
   if (!name)
     return ONEBIT_OK;

@@ -31,8 +31,11 @@ static void send(struct ob_fragment *fragment, onebit_status_t status) {
 static onebit_status_t send_weight(struct ob_fragment *fragment, onebit_status_t status) {
   onebit_plan_t plan = fragment->weigh;
   fragment->weights[0] = (float)fragment->sent_weight;
-  plan->inputs[0] = &fragment->weights[0];
-  plan->outputs[0] = &fragment->weights[1];
+  plan->inputs[0] = fragment->weights_there[0];
+  plan->outputs[0] = fragment->weights_there[1];
+  if (status == ONEBIT_OK)
+    status = ob_outer_copy(fragment->outer, fragment->weights_there[0], &fragment->weights[0],
+                           sizeof(float));
   const struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
                                .outputs = plan->outputs};
   return ob_plan_start(plan, status, &call);
@@ -40,8 +43,9 @@ static onebit_status_t send_weight(struct ob_fragment *fragment, onebit_status_t
 
 static void begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct onebit_outer *outer = fragment->outer;
-  fragment->finite = ob_fragment_drift(fragment);
-  fragment->checksum = ob_fragment_checksum(fragment);
+  const onebit_status_t made = outer->executor->drift(fragment);
+  if (status == ONEBIT_OK)
+    status = made;
   fragment->sent_weight = fragment->weight;
   fragment->weight = 0;
   fragment->factor = 1;
@@ -60,13 +64,15 @@ static void begin(struct ob_fragment *fragment, onebit_status_t status) {
 
 /* The weights are here. Where nobody has made a step nothing has drifted, and all know. */
 static void weigh(struct ob_fragment *fragment) {
+  const struct onebit_outer *outer = fragment->outer;
+  const onebit_status_t status =
+      ob_outer_copy(outer, &fragment->weights[1], fragment->weights_there[1], sizeof(float));
   const float own = fragment->weights[0], mean = fragment->weights[1];
-  if (mean > 0) {
-    fragment->factor = own / mean;
-    send(fragment, ONEBIT_OK);
+  if (status != ONEBIT_OK || mean > 0) {
+    fragment->factor = status == ONEBIT_OK ? own / mean : 1;
+    send(fragment, status);
   } else {
-    memset(fragment->drift, 0, fragment->count * sizeof(float));
-    end(fragment, ONEBIT_OK);
+    end(fragment, ob_outer_clear(outer, fragment->drift, fragment->count * sizeof(float)));
   }
 }
 
@@ -90,20 +96,19 @@ void ob_fragment_wait(struct ob_fragment *fragment) {
     move_on(fragment, true);
 }
 
-static void keep_residual(struct ob_fragment *fragment) {
-  if (fragment->keeps)
-    (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift); /* the host's */
+static onebit_status_t keep_residual(struct ob_fragment *fragment) {
+  return fragment->keeps ? fragment->outer->exchange->keep(fragment) : ONEBIT_OK;
 }
 
 /* What was not applied counts in the next exchange, unless it is of no use. */
-static void keep(struct ob_fragment *fragment) {
-  keep_residual(fragment);
+static onebit_status_t keep(struct ob_fragment *fragment) {
+  OB_TRY(keep_residual(fragment));
   if (fragment->finite) {
     fragment->weight += fragment->sent_weight;
-    return;
+    return ONEBIT_OK;
   }
   fragment->weight = 0;
-  ob_fragment_set(fragment, 1);
+  return fragment->outer->executor->set(fragment, 1);
 }
 
 /* What is mixed has a part of its whole drift in it already. */
@@ -113,15 +118,14 @@ static onebit_status_t apply(struct ob_fragment *fragment, double mixing, bool k
   fragment->stage = OB_FRAGMENT_IDLE;
   if (fragment->status != ONEBIT_OK) {
     outer->skipped += fragment->status == ONEBIT_SKIPPED;
-    keep(fragment);
+    OB_TRY(keep(fragment));
     return ob_error(fragment->status, "%s", fragment->error);
   }
-  ob_fragment_update(fragment);
-  fragment->keeps = keeps && mixing >= 1 && outer->exchange->keeps;
-  keep_residual(fragment);
-  ob_fragment_set(fragment, mixing);
   outer->exchanges++;
-  return ONEBIT_OK;
+  OB_TRY(outer->executor->update(fragment));
+  fragment->keeps = keeps && mixing >= 1 && outer->exchange->keep;
+  OB_TRY(keep_residual(fragment));
+  return outer->executor->set(fragment, mixing);
 }
 
 void ob_fragment_abandon(struct ob_fragment *fragment) {

@@ -1,7 +1,7 @@
 /* The passes of the outer step over a fragment, once in local_steps steps (element.h). */
 #include <string.h>
 
-#include "base/hash.h"
+#include "base/memory.h"
 #include "compression/codec.h"
 #include "compression/numerics.h"
 #include "optimizers/outer/element.h"
@@ -145,3 +145,29 @@ void ob_fragment_set_ahead(const struct ob_fragment *fragment, const float *ahea
       ob_store(parameters, i - piece->at, dtype, fragment->consensus[i] - ahead[i]);
   }
 }
+
+/* --- The host's row ----------------------------------------------------------------------------*/
+
+static onebit_status_t drift(struct ob_fragment *fragment) {
+  fragment->finite = ob_fragment_drift(fragment);
+  fragment->checksum = ob_fragment_checksum(fragment);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t checksum(const struct ob_fragment *fragment, uint32_t *sum) {
+  *sum = ob_fragment_checksum(fragment);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t update(struct ob_fragment *fragment) {
+  ob_fragment_update(fragment);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t set(const struct ob_fragment *fragment, double mixing) {
+  ob_fragment_set(fragment, mixing);
+  return ONEBIT_OK;
+}
+
+const struct ob_outer_executor ob_outer_executor_host = {
+    .memory = &ob_memory_host, .drift = drift, .checksum = checksum, .update = update, .set = set};

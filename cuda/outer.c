@@ -1,0 +1,184 @@
+/*
+ * The outer step on a device: its passes are on the default stream, so that they are in order with
+ * the kernels that a program puts there, and the host waits for them. It is told what a plan needs
+ * to know, which is a checksum; and nothing is waited for in a step that exchanges nothing.
+ */
+#include "optimizers/outer/outer.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/device.h"
+
+struct ob_outer_device {
+  int number;
+  double *sums;    /* in memory of the device, and so are: */
+  uint32_t *found; /* whether a drift cannot be sent; the checksum */
+};
+
+enum { UNSOUND, CHECKSUM, FOUND };
+
+static int enter(const struct onebit_outer *outer) { return ob_cuda_enter(outer->device->number); }
+
+/* --- Made and given back -----------------------------------------------------------------------*/
+
+static onebit_status_t create(struct onebit_outer *outer) {
+  struct ob_outer_device *device = ob_allocate(1, sizeof *device);
+  const size_t sums = outer->longest / OB_OUTER_RUN + 1;
+  if (!device)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  outer->device = device;
+  OB_TRY(ob_cuda_current(&device->number));
+  device->sums = ob_memory_cuda.allocate(sums, sizeof *device->sums);
+  device->found = ob_memory_cuda.allocate(FOUND, sizeof *device->found);
+  outer->own_bytes += sizeof *device + sums * sizeof *device->sums + FOUND * sizeof *device->found;
+  return device->sums && device->found
+             ? ONEBIT_OK
+             : ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an outer step",
+                        device->number);
+}
+
+static void destroy(struct onebit_outer *outer) {
+  ob_memory_cuda.release(outer->device->sums);
+  ob_memory_cuda.release(outer->device->found);
+  ob_release(outer->device);
+}
+
+static onebit_status_t check(const struct onebit_outer *outer, const char *name,
+                             const void *array) {
+  int number;
+  (void)outer;
+  OB_TRY(ob_cuda_current(&number));
+  return ob_cuda_check(number, name, array);
+}
+
+/* --- Passes ------------------------------------------------------------------------------------*/
+
+static struct ob_cuda_outer whole(const struct ob_fragment *fragment) {
+  return (struct ob_cuda_outer){.consensus = fragment->consensus,
+                                .momentum = fragment->momentum,
+                                .drift = fragment->drift,
+                                .count = fragment->count};
+}
+
+static struct ob_cuda_outer part(const struct ob_fragment *fragment,
+                                 const struct ob_outer_piece *piece) {
+  const struct onebit_outer *outer = fragment->outer;
+  char *parameters = outer->tensors[piece->tensor].parameter;
+  return (struct ob_cuda_outer){
+      .consensus = fragment->consensus + piece->at,
+      .drift = fragment->drift + piece->at,
+      .parameters = parameters + piece->first * ob_dtype_size(outer->options.parameter_dtype),
+      .count = piece->count};
+}
+
+static onebit_status_t find_checksum(const struct ob_fragment *fragment, uint32_t *checksum) {
+  uint32_t *found = fragment->outer->device->found + CHECKSUM;
+  OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
+  OB_TRY_CUDA(ob_cuda_outer_checksum(whole(fragment), found, NULL));
+  return ob_memory_cuda.copy(checksum, found, sizeof *found);
+}
+
+static onebit_status_t find_drift(struct ob_fragment *fragment) {
+  const struct onebit_outer *outer = fragment->outer;
+  uint32_t *found = outer->device->found + UNSOUND, unsound;
+  OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
+  for (size_t k = 0; k < fragment->pieces; k++)
+    OB_TRY_CUDA(ob_cuda_outer_drift(part(fragment, &fragment->piece[k]),
+                                    outer->options.parameter_dtype, fragment->keeps, found, NULL));
+  OB_TRY(find_checksum(fragment, &fragment->checksum));
+  OB_TRY(ob_memory_cuda.copy(&unsound, found, sizeof unsound));
+  fragment->finite = !unsound;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t make_update(struct ob_fragment *fragment) {
+  const struct onebit_outer *outer = fragment->outer;
+  const onebit_outer_options_t *options = &outer->options;
+  const size_t runs = (fragment->count + OB_OUTER_RUN - 1) / OB_OUTER_RUN;
+  OB_TRY_CUDA(ob_cuda_outer_update(whole(fragment), options->rule, (float)options->learning_rate,
+                                   (float)options->momentum, outer->device->sums, NULL));
+  OB_TRY(ob_memory_cuda.copy(outer->sums, outer->device->sums, runs * sizeof *outer->sums));
+  fragment->drift_squares = ob_add_sums(outer->sums, runs);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t set_parameters(const struct ob_fragment *fragment, double mixing) {
+  for (size_t k = 0; k < fragment->pieces; k++)
+    OB_TRY_CUDA(ob_cuda_outer_set(part(fragment, &fragment->piece[k]),
+                                  fragment->outer->options.parameter_dtype, fragment->keeps,
+                                  (float)mixing, NULL));
+  OB_TRY_CUDA(cudaStreamSynchronize(NULL));
+  return ONEBIT_OK;
+}
+
+/* --- The row, on its device --------------------------------------------------------------------*/
+
+static onebit_status_t drift(struct ob_fragment *fragment) {
+  const int before = enter(fragment->outer);
+  const onebit_status_t status = find_drift(fragment);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t checksum(const struct ob_fragment *fragment, uint32_t *sum) {
+  const int before = enter(fragment->outer);
+  const onebit_status_t status = find_checksum(fragment, sum);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t update(struct ob_fragment *fragment) {
+  const int before = enter(fragment->outer);
+  const onebit_status_t status = make_update(fragment);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t set(const struct ob_fragment *fragment, double mixing) {
+  const int before = enter(fragment->outer);
+  const onebit_status_t status = set_parameters(fragment, mixing);
+  ob_cuda_leave(before);
+  return status;
+}
+
+static onebit_status_t export_worker(const struct onebit_plan *plan, void *const *pieces) {
+  const int before = ob_cuda_enter(plan->device->number);
+  const cudaError_t error =
+      ob_cuda_outer_export(plan->device->kernel, plan->worker.now, pieces, NULL);
+  ob_cuda_leave(before);
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
+}
+
+static void *couple(const struct onebit_plan *const plans[2]) {
+  struct ob_cuda_state *const states[] = {plans[0]->device->kernel.state,
+                                          plans[1]->device->kernel.state};
+  void *memory = ob_memory_cuda.allocate(2, sizeof *states);
+  if (memory && ob_memory_cuda.copy(memory, states, sizeof states) == ONEBIT_OK)
+    return memory;
+  ob_memory_cuda.release(memory);
+  return NULL;
+}
+
+static onebit_status_t join(const struct onebit_plan *plan, void *couple) {
+  const int before = ob_cuda_enter(plan->device->number);
+  const cudaError_t error = ob_cuda_join(couple, 2, plan->device->own);
+  ob_cuda_leave(before);
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
+}
+
+static void *stream_of(const struct onebit_plan *plan) { return plan->device->own; }
+
+const struct ob_outer_executor ob_outer_executor_cuda = {.memory = &ob_memory_cuda,
+                                                         .create = create,
+                                                         .destroy = destroy,
+                                                         .enter = enter,
+                                                         .leave = ob_cuda_leave,
+                                                         .check = check,
+                                                         .drift = drift,
+                                                         .checksum = checksum,
+                                                         .update = update,
+                                                         .set = set,
+                                                         .export_worker = export_worker,
+                                                         .couple = couple,
+                                                         .join = join,
+                                                         .stream_of = stream_of};

@@ -1,0 +1,413 @@
+/*
+ * The outer step on a device: parameters, consensus and all that it tells of itself have the bits
+ * of the host's, over every transport, and one that was saved or moved goes on with them.
+ */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "collectives/communicator.h"
+#include "compression/numerics.h"
+#include "onebit/checkpoint.h"
+#include "tests/gpu/plans.h"
+#include "tests/gpu/training.h"
+
+enum { TENSORS = 5, ELEMENTS = 320 + 77 + 1 + 2600, STEPS = 14, MOST_RANKS = 4, SKEW = 4 };
+
+static const size_t counts[TENSORS] = {320, 77, 0, 1, 2600};
+
+/* What else is special, bits: the second tensor stays uncompressed; in the seventh step a parameter
+ * of the last rank is not a number; after nine steps another outer step loads what was saved; the
+ * ranks begin alone, and are moved to their communicator after five steps. */
+enum { PLAIN = 1, WRONG = 2, SAVED = 4, MOVED = 8 };
+
+struct outer_case {
+  const char *name;
+  unsigned traits;
+  onebit_outer_options_t options;
+};
+
+#define CASE(is_named, with, ...)                                                                  \
+  {                                                                                                \
+    .name = (is_named), .traits = (with), .options = {                                             \
+      .size = sizeof(onebit_outer_options_t),                                                      \
+      .local_steps = 3,                                                                            \
+      .threads = 1,                                                                                \
+      __VA_ARGS__                                                                                  \
+    }                                                                                              \
+  }
+
+static const struct outer_case cases[] = {
+    CASE("one bit", WRONG, .bits = 1),
+    CASE("two bits, uncompressed", PLAIN | WRONG, .rule = ONEBIT_OUTER_MOMENTUM, .bits = 2),
+    CASE("four bits, Nesterov, saved", PLAIN | SAVED, .rule = ONEBIT_OUTER_NESTEROV),
+    CASE("eight bits, fragments", WRONG, .bits = 8, .fragments = 3),
+    CASE("float32, Nesterov", PLAIN, .rule = ONEBIT_OUTER_NESTEROV, .bits = ONEBIT_OUTER_DENSE),
+    CASE("fragments, delay, uncompressed", PLAIN | WRONG, .fragments = 2, .delay = 2),
+    CASE("delay, saved in flight", PLAIN | SAVED, .bits = 4, .delay = 1, .mixing = 0.7),
+    CASE("weights", PLAIN | WRONG, .weighted = 1),
+    CASE("weights, fragments, saved", SAVED, .weighted = 1, .fragments = 2, .bits = 2),
+    CASE("one scale", WRONG, .block_size = ONEBIT_BLOCK_BUFFER),
+    CASE("no error feedback", 0, .no_error_feedback = 1, .rule = ONEBIT_OUTER_MOMENTUM),
+    CASE("bfloat16", WRONG | SAVED, .parameter_dtype = ONEBIT_BFLOAT16),
+    CASE("float16, mixing", PLAIN, .parameter_dtype = ONEBIT_FLOAT16, .mixing = 0.5),
+    CASE("large blocks, allgather", SAVED, .block_size = 2048,
+         .schedule = ONEBIT_SCHEDULE_ALLGATHER),
+    CASE("moved", PLAIN | MOVED, .bits = 1),
+    CASE("moved, float16, momentum", MOVED, .rule = ONEBIT_OUTER_MOMENTUM,
+         .parameter_dtype = ONEBIT_FLOAT16),
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+/* What the host's came to after each step; and in the end what it has of the consensus. */
+struct record {
+  unsigned char parameters[MOST_RANKS][STEPS][ELEMENTS * sizeof(float)];
+  onebit_status_t status[MOST_RANKS][STEPS];
+  onebit_outer_info_t info[MOST_RANKS][STEPS];
+  float consensus[MOST_RANKS][ELEMENTS];
+  char directory[64]; /* for what is saved */
+};
+
+/* --- A rank's ----------------------------------------------------------------------------------*/
+
+struct trained {
+  const struct outer_case *what;
+  int rank, size;
+  bool device;
+  onebit_outer_t outer;
+  char *parameters, *memory; /* on the host; and on the device, where they are not aligned to 16 */
+};
+
+static size_t bytes_of(const struct outer_case *what) {
+  return ELEMENTS * ob_dtype_size(what->options.parameter_dtype);
+}
+
+static char *place_of(const struct trained *learner) {
+  return learner->device ? learner->memory + SKEW : learner->parameters;
+}
+
+static void send(const struct trained *learner) {
+  if (learner->device)
+    gpu_copy(place_of(learner), learner->parameters, bytes_of(learner->what));
+}
+
+static void fetch(const struct trained *learner) {
+  if (learner->device)
+    gpu_copy(learner->parameters, place_of(learner), bytes_of(learner->what));
+}
+
+static bool make_outer(struct trained *learner, onebit_comm_t comm) {
+  onebit_tensor_t tensors[TENSORS];
+  onebit_outer_options_t options = learner->what->options;
+  const size_t size = ob_dtype_size(options.parameter_dtype);
+  size_t first = 0;
+  for (size_t t = 0; t < TENSORS; first += counts[t], t++)
+    tensors[t] = (onebit_tensor_t){.parameter = place_of(learner) + first * size,
+                                   .count = counts[t],
+                                   .uncompressed = t == 1 && learner->what->traits & PLAIN};
+  if (!options.block_size)
+    options.block_size = 64;
+  options.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  return CHECK_STATUS(onebit_outer_create(comm, tensors, TENSORS, &options, &learner->outer),
+                      ONEBIT_OK);
+}
+
+static bool open_trained(struct trained *learner, const struct outer_case *what, onebit_comm_t comm,
+                         int rank, int size, bool device) {
+  *learner = (struct trained){.what = what, .rank = rank, .size = size, .device = device};
+  learner->parameters = gpu_allocate(1, bytes_of(what));
+  if (device && !CHECK_CUDA(cudaMalloc((void **)&learner->memory, bytes_of(what) + SKEW)))
+    return false;
+  send(learner);
+  return make_outer(learner, comm);
+}
+
+static void close_trained(struct trained *learner) {
+  onebit_outer_destroy(learner->outer);
+  if (learner->device)
+    CHECK_CUDA(cudaFree(learner->memory));
+  free(learner->parameters);
+}
+
+/* From -1 to 1. */
+static float noise(uint64_t n) {
+  n = (n + 1) * UINT64_C(0x9e3779b97f4a7c15);
+  n = (n ^ n >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
+  return (float)(n >> 40) / 8388608.0f - 1;
+}
+
+static onebit_status_t train(struct trained *learner, int step) {
+  const onebit_dtype_t dtype = learner->what->options.parameter_dtype;
+  fetch(learner);
+  for (size_t i = 0; i < ELEMENTS; i++) {
+    const float p = ob_load(learner->parameters, i, dtype);
+    const float target = noise(i) + noise(i + 7919 * (uint64_t)(learner->rank + 1 + 8 * step));
+    ob_store(learner->parameters, i, dtype, p - 0.1f * (p - target));
+  }
+  if (learner->what->traits & WRONG && step == 6 && learner->rank == learner->size - 1)
+    ob_store(learner->parameters, 399, dtype, NAN);
+  send(learner);
+  const onebit_status_t status = onebit_outer_step(learner->outer, 1 + learner->rank + step % 2);
+  fetch(learner);
+  return status;
+}
+
+/* Goes on with another outer step, of other parameters. */
+static bool replace(struct trained *learner, onebit_comm_t comm, const char *directory) {
+  if (!CHECK_STATUS(onebit_outer_save_files(learner->outer, directory), ONEBIT_OK))
+    return false;
+  onebit_outer_destroy(learner->outer);
+  memset(learner->parameters, 0, bytes_of(learner->what));
+  send(learner);
+  return make_outer(learner, comm) &&
+         CHECK_STATUS(onebit_outer_load_files(learner->outer, directory), ONEBIT_OK);
+}
+
+/* --- Recorded, and compared --------------------------------------------------------------------*/
+
+static onebit_outer_info_t info_of(const struct trained *learner) {
+  onebit_outer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_outer_get_info(learner->outer, &info), ONEBIT_OK);
+  return info;
+}
+
+static void read_consensus(const struct trained *learner, float values[ELEMENTS]) {
+  size_t first = 0;
+  for (size_t t = 0; t < TENSORS; first += counts[t], t++)
+    CHECK_STATUS(onebit_outer_get_consensus(learner->outer, t, values + first), ONEBIT_OK);
+}
+
+static void note(const struct trained *learner, int step, onebit_status_t status,
+                 struct record *record) {
+  record->status[learner->rank][step] = status;
+  record->info[learner->rank][step] = info_of(learner);
+  memcpy(record->parameters[learner->rank][step], learner->parameters, bytes_of(learner->what));
+}
+
+#define CHECK_FACT(name, format, type)                                                             \
+  CHECK(info.name == wanted->name, "step %d: " #name " is " format ", and should be " format,      \
+        step, (type)info.name, (type)wanted->name)
+
+static void check_info(const struct trained *learner, int step, const onebit_outer_info_t *wanted) {
+  const onebit_outer_info_t info = info_of(learner);
+  CHECK_FACT(steps, "%llu", unsigned long long);
+  CHECK_FACT(exchanges, "%llu", unsigned long long);
+  CHECK_FACT(skipped, "%llu", unsigned long long);
+  CHECK_FACT(drift_norm, "%.17g", double);
+  CHECK_FACT(residual_norm, "%.17g", double);
+  CHECK_FACT(momentum_norm, "%.17g", double);
+  CHECK_FACT(checksum, "%08x", unsigned);
+  CHECK_FACT(in_flight, "%d", int);
+}
+
+static void compare(const struct trained *learner, int step, onebit_status_t status,
+                    struct record *record) {
+  const onebit_dtype_t dtype = learner->what->options.parameter_dtype;
+  const unsigned char *wanted = record->parameters[learner->rank][step];
+  const size_t size = ob_dtype_size(dtype);
+  size_t first = 0;
+  CHECK(status == record->status[learner->rank][step], "step %d returned %d, not %d: %s", step,
+        (int)status, (int)record->status[learner->rank][step], onebit_last_error());
+  check_info(learner, step, &record->info[learner->rank][step]);
+  while (first < ELEMENTS &&
+         !memcmp(learner->parameters + first * size, wanted + first * size, size))
+    first++;
+  CHECK(first == ELEMENTS, "step %d: parameter %zu is %.9g and should be %.9g", step, first,
+        (double)ob_load(learner->parameters, first, dtype), (double)ob_load(wanted, first, dtype));
+}
+
+typedef void after_step(const struct trained *learner, int step, onebit_status_t status,
+                        struct record *record);
+
+/* The synchronisation counts as the last step. False: it cannot go on. */
+static bool make_steps(struct trained *learner, onebit_comm_t comm, struct record *record,
+                       after_step *after) {
+  const unsigned traits = learner->what->traits;
+  for (int step = 0; step < STEPS - 1; step++) {
+    if (step == 9 && learner->device && traits & SAVED &&
+        !replace(learner, comm, record->directory))
+      return false;
+    if (step == 5 && traits & MOVED &&
+        !CHECK_STATUS(onebit_outer_move(learner->outer, comm), ONEBIT_OK))
+      return false;
+    after(learner, step, train(learner, step), record);
+  }
+  const onebit_status_t status = onebit_outer_synchronize(learner->outer);
+  fetch(learner);
+  after(learner, STEPS - 1, status, record);
+  return true;
+}
+
+static void run_case(const struct outer_case *what, onebit_comm_t comm, int rank, int size,
+                     bool device, struct record *record) {
+  struct trained learner;
+  onebit_comm_t alone = NULL;
+  float consensus[ELEMENTS];
+  check_case("%s, rank %d of %d%s", what->name, rank, size, device ? "" : " on the host");
+  if (what->traits & MOVED)
+    CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
+  if (open_trained(&learner, what, alone ? alone : comm, rank, size, device) &&
+      make_steps(&learner, comm, record, device ? compare : note)) {
+    read_consensus(&learner, consensus);
+    if (!device)
+      memcpy(record->consensus[rank], consensus, sizeof consensus);
+    CHECK(!memcmp(consensus, record->consensus[rank], sizeof consensus), "another consensus");
+  }
+  close_trained(&learner);
+  onebit_comm_destroy(alone);
+}
+
+/* --- Over each transport -----------------------------------------------------------------------*/
+
+static struct record *take_records(bool area) {
+  struct record *records =
+      area ? gpu_area(CASES * sizeof *records) : gpu_allocate(CASES, sizeof *records);
+  for (size_t k = 0; k < CASES; k++)
+    if (cases[k].traits & SAVED && !records[k].directory[0]) {
+      strcpy(records[k].directory, "/tmp/onebit-gpu-XXXXXX");
+      CHECK(mkdtemp(records[k].directory), "there is no room for a checkpoint");
+    }
+  return records;
+}
+
+static void record_cases(const struct gpu_rank *self, void *records) {
+  for (size_t k = 0; k < CASES; k += gpu_stride())
+    run_case(&cases[k], self->comm, self->rank, self->size, false, (struct record *)records + k);
+}
+
+/* NCCL cannot move an outer step. */
+static void compare_cases(onebit_comm_t comm, const struct gpu_rank *self, void *records) {
+  for (size_t k = 0; k < CASES; k += gpu_stride())
+    if (!(cases[k].traits & MOVED) || comm->transport->host_messages)
+      run_case(&cases[k], comm, self->rank, self->size, true, (struct record *)records + k);
+}
+
+static void compare_staged(const struct gpu_rank *self, void *records) {
+  compare_cases(self->comm, self, records);
+}
+
+static void over_loopback(void) {
+  struct record *records = take_records(false);
+  for (int size = 1; size <= MOST_RANKS; size++)
+    if (gpu_threads(size, record_cases, records))
+      gpu_threads(size, compare_staged, records);
+  free(records);
+}
+
+/* Odd ranks have a device, the others none. What is saved, all ranks of a device save. */
+static void compare_mixed(const struct gpu_rank *self, void *context) {
+  struct record *records = context, *own = gpu_allocate(1, sizeof *own);
+  for (size_t k = 0; k < CASES; k += gpu_stride()) {
+    if (cases[k].traits & SAVED)
+      continue;
+    run_case(&cases[k], self->comm, self->rank, self->size, self->rank % 2,
+             self->rank % 2 ? &records[k] : own);
+    if (self->rank % 2 == 0)
+      CHECK(!memcmp(own->parameters[self->rank], records[k].parameters[self->rank],
+                    sizeof own->parameters[0]),
+            "a rank on the host has other parameters");
+    memset(own, 0, sizeof *own);
+  }
+  free(own);
+}
+
+static void in_one_job(void) {
+  struct record *records = take_records(false);
+  for (int size = 2; size <= MOST_RANKS; size++)
+    if (gpu_threads(size, record_cases, records))
+      gpu_threads(size, compare_mixed, records);
+  free(records);
+}
+
+static void compare_over_nccl(const struct gpu_rank *self, void *records) {
+  struct training_nccl group;
+  if (training_nccl_open(&group, self))
+    compare_cases(group.comm, self, records);
+  training_nccl_close(&group);
+}
+
+static void over_nccl(void) {
+  struct record *records = take_records(true);
+  for (int size = 1; size <= MOST_RANKS; size++)
+    if (gpu_threads(size, record_cases, records))
+      gpu_ranks(size, compare_over_nccl, records);
+}
+
+static void compare_alone(const struct gpu_rank *self, void *records) {
+  onebit_comm_t comm;
+  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
+    compare_cases(comm, self, records);
+  onebit_comm_destroy(comm);
+}
+
+static void alone(void) {
+  struct record *records = take_records(false);
+  if (gpu_threads(1, record_cases, records))
+    gpu_threads(1, compare_alone, records);
+  free(records);
+}
+
+#ifdef ONEBIT_EMULATED_CUDA
+static void compare_aware(const struct gpu_rank *self, void *records) {
+  const struct ob_transport *before = self->comm->transport;
+  ranks_make_aware(self->comm);
+  compare_cases(self->comm, self, records);
+  self->comm->transport = before;
+}
+
+static void over_what_knows_devices(void) {
+  struct record *records = take_records(false);
+  for (int size = 1; size <= MOST_RANKS; size++)
+    if (gpu_threads(size, record_cases, records))
+      gpu_threads(size, compare_aware, records);
+  free(records);
+}
+#else
+static void over_what_knows_devices(void) { SKIP("a real device is no part of it"); }
+#endif
+
+/* --- What is wrong -----------------------------------------------------------------------------*/
+
+static void try_to_make(onebit_comm_t comm, void *parameter, onebit_outer_options_t options,
+                        onebit_status_t wanted, const char *words) {
+  const onebit_tensor_t tensor = {.parameter = parameter, .count = 100};
+  onebit_outer_t outer;
+  options.device = ONEBIT_DEVICE_CUDA;
+  CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), wanted);
+  CHECK(strstr(onebit_last_error(), words) != NULL, "\"%s\" does not say \"%s\"",
+        onebit_last_error(), words);
+  onebit_outer_destroy(outer);
+}
+
+static void refuse(const struct gpu_rank *self, void *context) {
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT, sparse = ONEBIT_OUTER_OPTIONS_INIT;
+  float *here = gpu_allocate(100, sizeof *here), *there;
+  (void)context;
+  sparse.bits = ONEBIT_OUTER_SPARSE;
+  if (!CHECK_CUDA(cudaMalloc((void **)&there, 100 * sizeof *there)))
+    return;
+  gpu_copy(there, here, 100 * sizeof *here);
+  try_to_make(self->comm, here, options, ONEBIT_ERROR_ARGUMENT, "tensors[0].parameter is ");
+  try_to_make(self->comm, there, sparse, ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_OUTER_SPARSE");
+  here[71] = INFINITY;
+  gpu_copy(there, here, 100 * sizeof *here);
+  try_to_make(self->comm, there, options, ONEBIT_ERROR_ARGUMENT, "tensors[0].parameter[71] is inf");
+  here[71] = (float)self->rank;
+  gpu_copy(there, here, 100 * sizeof *here);
+  try_to_make(self->comm, there, options, ONEBIT_ERROR_MISMATCH, "the parameters of all tensors");
+  CHECK_CUDA(cudaFree(there));
+  free(here);
+}
+
+static void refuses_what_is_wrong(void) { gpu_threads(3, refuse, NULL); }
+
+static const struct gpu_test tests[] = {
+    {"over loopback", over_loopback, false},
+    {"over what knows device memory", over_what_knows_devices, false},
+    {"host and device in one job", in_one_job, false},
+    {"over NCCL", over_nccl, false},
+    {"alone", alone, false},
+    {"refuses what is wrong", refuses_what_is_wrong, false},
+};
+GPU_SUITE("outer", tests)
