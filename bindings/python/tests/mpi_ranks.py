@@ -1,13 +1,8 @@
-"""What tests/test_mpi.py runs under mpirun."""
+"""What tests/test_mpi.py and tests/scripts/check-python run under mpirun."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-import numpy  # noqa: E402
-import onebit  # noqa: E402
-from mpi4py import MPI  # noqa: E402
+import numpy
+import onebit
+from mpi4py import MPI
 
 world = MPI.COMM_WORLD
 half = world.Split(world.rank % 2, world.rank)

@@ -33,9 +33,8 @@ pytestmark = [
 @pytest.mark.skipif(not shutil.which(MPIRUN[0]), reason=f"{MPIRUN[0]} is not here")
 def test_under_mpirun():
     command = [*MPIRUN, "-n", "3", sys.executable, str(HERE / "mpi_ranks.py")]
-    ran = subprocess.run(
-        command, env={**os.environ, **ALLOWED}, capture_output=True, text=True, timeout=100
-    )
+    environment = {**os.environ, **ALLOWED, "PYTHONPATH": str(HERE.parent)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     words = ran.stdout + ran.stderr
     if "onebit was built for" in words:
         pytest.skip("mpi4py has another kind of MPI than the library")
