@@ -41,6 +41,7 @@ _Array = Any
 _Path = str | os.PathLike[str]
 
 class Communicator:
+    transport: str
     @classmethod
     def self_(cls) -> Self: ...
     @classmethod
@@ -48,7 +49,24 @@ class Communicator:
     @classmethod
     def mpi(cls, comm: Any) -> Self: ...
     @classmethod
-    def torch(cls, group: Any = None, timeout: float | None = None) -> Self: ...
+    def sockets(
+        cls,
+        rank: int | None = None,
+        size: int | None = None,
+        address: str | None = None,
+        host: str | None = None,
+        secret: str | None = None,
+        streams: int = 0,
+        timeout: float | None = None,
+    ) -> Self: ...
+    @classmethod
+    def torch(
+        cls,
+        group: Any = None,
+        timeout: float | None = None,
+        transport: str = "automatic",
+        streams: int = 0,
+    ) -> Self: ...
     @classmethod
     def custom(
         cls,
@@ -149,6 +167,8 @@ class Optimizer(_Stateful):
     def begin(self, learning_rate: float) -> None: ...
     def ready(self, tensor: int) -> None: ...
     def set_gradient(self, tensor: int, gradient: _Array) -> None: ...
+    def set_learning_rate_factor(self, tensor: int, factor: float) -> None: ...
+    def set_weight_decay(self, tensor: int, weight_decay: float) -> None: ...
     def compare(self) -> None: ...
     def set_compare_interval(self, steps: int) -> None: ...
     @property

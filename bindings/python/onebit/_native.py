@@ -599,13 +599,16 @@ def _check_version(found):
 def library():
     """The library, opened by the first call."""
     found = _open()
-    for name, (result, arguments) in OTHER_FUNCTIONS.items():
-        function = getattr(found, name)
-        function.restype, function.argtypes = result, arguments
-    _check_version(found)
-    for name, arguments in STATUS_FUNCTIONS.items():
-        function = getattr(found, name)
-        function.restype, function.argtypes = c_int, arguments
+    try:
+        for name, (result, arguments) in OTHER_FUNCTIONS.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+        _check_version(found)
+        for name, arguments in STATUS_FUNCTIONS.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = c_int, arguments
+    except AttributeError as reason:  # the reason names the library and the function
+        raise ImportError(f"the library is older than this package: {reason}") from None
     return found
 
 

@@ -1,5 +1,6 @@
 """python -m onebit.info, and where the library is looked for."""
 
+import ctypes.util
 import os
 import re
 import subprocess
@@ -40,6 +41,8 @@ def test_what_is_wrong_is_in_the_exit_status(tmp_path):
     assert code == 1 and "was not found" in rows["error"] and "numpy" in rows
     code, rows, _ = info(ONEBIT_CODEC="abacus")
     assert code == 1 and "abacus" in rows["error"] and rows["onebit"]
+    code, rows, _ = info(ONEBIT_LIBRARY=ctypes.util.find_library("m"))
+    assert code == 1 and "undefined symbol: onebit_" in rows["error"]
     assert info("--verbose")[0] == 2
     assert info("--help")[0] == 0
 
