@@ -482,7 +482,7 @@ def training(rank, size):
 
     def one_bit(kind, **options):
         model = network()
-        optimizer = kind(model.parameters(), comm, lr=3e-3, **options)
+        optimizer = kind(model.parameters(), comm=comm, lr=3e-3, **options)
         return model, optimizer.step
 
     def dense():
@@ -510,7 +510,7 @@ def optimizer_edges(comm, rank):
     model = network()
     groups = [{"params": list(model[:2].parameters())},
               {"params": list(model[2:].parameters()), "lr": 1e-4, "weight_decay": 0.1}]
-    optimizer = onebit.torch.Momentum(groups, comm, lr=1e-3)
+    optimizer = onebit.torch.Momentum(groups, comm=comm, lr=1e-3)
     backward(model, rank, 0)
     optimizer.step()
     assert optimizer.status is Status.OK
@@ -527,8 +527,6 @@ def optimizer_edges(comm, rank):
     optimizer.zero_grad(set_to_none=True)
     optimizer.step()  # no rank has a gradient of anything: zeros
     assert optimizer.status is Status.OK
-    optimizer.param_groups[1]["lr"] = 1.0
-    raises(Status.ERROR_ARGUMENT, optimizer.step, "no longer 0.1 times")
     raises(Status.ERROR_ARGUMENT, lambda: optimizer.add_param_group({"params": []}))
 
 

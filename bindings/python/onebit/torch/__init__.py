@@ -1,7 +1,9 @@
-"""onebit for PyTorch: a communication hook for DistributedDataParallel, and optimizers."""
+"""onebit for PyTorch: optimizers, which DistributedDataParallel's hook carries, and a hook that
+averages gradients for an optimizer of one's own."""
 
 from onebit.methods import NAMES
+from onebit.torch.backward import optimizer_hook
 from onebit.torch.hook import HookState, allreduce_hook
 from onebit.torch.optim import *  # noqa: F403: the optimizers
 
-__all__ = ["HookState", "allreduce_hook", *NAMES]
+__all__ = ["HookState", "allreduce_hook", "optimizer_hook", "AdamW", *NAMES]

@@ -1,108 +1,431 @@
 """The optimizers in the shape of torch.optim.Optimizer.
 
-    comm = onebit.Communicator.torch()
-    optimizer = onebit.torch.EfficientAdam(model.parameters(), comm, lr=1e-3)
+    optimizer = onebit.torch.EfficientAdam(model.parameters(), lr=1e-3)
+    model = DistributedDataParallel(model)
+    optimizer.attach(model)
 
-Each rank calls `backward` on its own loss, and `step` does the exchange: the model is not wrapped
-in DistributedDataParallel. All ranks must begin with the same parameters.
+Each rank calls `backward` on its own loss, and `step` does the exchange. Without
+DistributedDataParallel all ranks must begin with the same parameters; with it `attach` keeps it from
+averaging the gradients a second time, and exchanges in the backward pass what can be.
 """
+
+import ctypes
+import math
+from typing import Any, NamedTuple
 
 import torch
 
 import onebit
+from onebit import _native
+from onebit.communicator import Communicator
 from onebit.errors import wrong
 from onebit.methods import METHODS, NAMES
+from onebit.torch.backward import (
+    Backward,
+    HookHandle,
+    check_model,
+    fail_step,
+    optimizer_hook,
+)
+from onebit.torch.gather import agree, gather
+from onebit.torch.interrupt import interruptible
+
+# The defaults that torch's names have here, of an optimizer whose options have the C names.
+_TORCH_NAMES = {
+    "betas": (("beta1", "beta2"), (0.9, 0.999)),
+    "eps": (("epsilon",), 1e-8),
+    "momentum": (("momentum",), 0.9),
+}
+_DEFAULTS = {"Lion": {"betas": (0.9, 0.99)}, "AdamW": {"weight_decay": 1e-2}}
+# Keys of torch's groups, and the value that each must have: what is other is refused. None: any
+# value, none of which changes anything here.
+_ADAM_KEYS = {
+    "amsgrad": False, "maximize": False, "foreach": None, "capturable": False,
+    "differentiable": False, "fused": None,
+}
+_SGD_KEYS = {
+    "dampening": 0, "nesterov": False, "maximize": False, "foreach": None, "differentiable": False,
+    "fused": None,
+}
+_WHY_NOT = {
+    "maximize": "negate the loss",
+    "amsgrad": "the library's Adam has no such variant",
+    "capturable": "steps wait for other ranks",
+    "differentiable": "the library's steps are not recorded by autograd",
+    "nesterov": "the library's momentum is the heavy ball's",
+    "dampening": "the library's momentum has none",
+}
+
+# Elements of a bucket that leaves while the backward pass goes on, as large as
+# DistributedDataParallel's 25 MiB of gradients, within a factor of two.
+_BUCKET_SIZE = 2**22
+# A factor that differs by less is a rate that was rounded.
+_TOLERANCE = 1e-6
+
+
+class _Rates(NamedTuple):
+    """Of a step: its learning rate, and of each group the factor of it (None: as it was, where the
+    rate is 0) and the weight decay."""
+
+    rate: float
+    factors: Any
+    decays: Any
 
 
 class _Optimizer(torch.optim.Optimizer):
-    """params and lr are as in torch.optim; options are those of the onebit optimizer by name.
+    """params, lr, betas, eps, momentum, weight_decay are as in torch.optim, and groups may have an
+    lr and a weight_decay of their own, and change them before any step, as all of
+    torch.optim.lr_scheduler do; betas, eps and momentum are those of all groups, for good.
 
-    Groups of parameters may have a weight_decay (decoupled, as in AdamW), an `uncompressed` and an
-    lr of their own; the ratios of the groups' rates are fixed when the optimizer is made, as
-    learning-rate schedulers leave them.
+    weight_decay: decoupled, as in AdamW; with decoupled_weight_decay=False times the parameter
+        added to its gradient, as in torch's Adam and SGD
+    max_norm: clips the norm of the gradients of all ranks, the root of the mean over the ranks of
+        its square. torch.nn.utils.clip_grad_norm_ before the step clips those of each rank by
+        their own norm, which is the larger for the noise that the ranks' mean does not have
+    uncompressed: of a group: its gradients are averaged in full precision
+    comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
+        the optimizer; timeout: seconds that a rank waits for others then
+    foreach, fused: taken, and without effect. maximize, amsgrad, capturable, differentiable,
+        nesterov, dampening: refused where they ask for something
+    options: those of the onebit optimizer by name (include/onebit/*.h): freeze_step, block_size, ...
+
+    A parameter without gradient (None) counts as one whose gradient is zeros on this rank.
 
     status: of the latest step, `Status.OK`, or `Status.SKIPPED` where some rank's gradient was not
         finite and nothing was changed
     onebit: the `onebit.Optimizer`, for statistics and checkpoints in files
+    comm: the communicator
     """
 
     _kind = None
+    _method = None
+    # GradScaler: step is called whatever the gradients are, so that no rank is waited for in vain.
+    _step_supports_amp_scaling = True
 
-    def __init__(self, params, comm, lr=1e-3, weight_decay=0.0, **options):
-        self.onebit = None
-        self.status = None
-        defaults = {"lr": lr, "weight_decay": weight_decay, "uncompressed": False}
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=None,
+        eps=None,
+        weight_decay=None,
+        *,
+        momentum=None,
+        decoupled_weight_decay=True,
+        max_norm=None,
+        uncompressed=False,
+        comm=None,
+        process_group=None,
+        timeout=None,
+        **options,
+    ):
+        self.onebit = self.comm = self.status = self._backward = None
+        if isinstance(lr, Communicator):
+            raise TypeError("the communicator is given by name: comm=")
+        given = {"betas": betas, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
+        defaults = {"lr": lr, **self._torch_defaults(given, options)}
+        defaults.update(decoupled_weight_decay=decoupled_weight_decay, uncompressed=uncompressed)
         super().__init__(params, defaults)
-        self._first_rate = self.param_groups[0]["lr"]
-        if not self._first_rate > 0:
-            raise wrong(f"lr is {self._first_rate}: the first group's must be positive")
-        self._factors = [group["lr"] / self._first_rate for group in self.param_groups]
+        if max_norm is not None:
+            options["clip_norm"] = max_norm
+        self._owned = comm is None
+        self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
+        try:
+            self._make(options)
+        except Exception:
+            self._refuse()
+            raise
+
+    @classmethod
+    def _torch_defaults(cls, given, options):
+        """Betas, eps or momentum, weight decay, and torch's other keys; takes those out of the
+        options."""
+        fields = {name for name, _ in cls._method.typed()}
+        found, of_kind = {}, _DEFAULTS.get(cls.__name__, {})
+        for name, (c_names, default) in _TORCH_NAMES.items():
+            value = given[name]
+            if not fields.issuperset(c_names):
+                if value is not None:
+                    raise TypeError(f"{cls.__name__} has no {name}")
+                continue
+            found[name] = of_kind.get(name, default) if value is None else value
+            if name == "betas":
+                found[name] = tuple(
+                    options.pop(c_name, one) for c_name, one in zip(c_names, found[name])
+                )
+            else:
+                found[name] = options.pop(c_names[0], found[name])
+        decay = given["weight_decay"]
+        found["weight_decay"] = of_kind.get("weight_decay", 0.0) if decay is None else decay
+        for name, value in (_ADAM_KEYS if "betas" in found else _SGD_KEYS).items():
+            found[name] = options.pop(name, value)
+        return found
+
+    def _refuse(self):
+        """Of a communicator that is to have an optimizer: the other ranks need not wait."""
+        if self.onebit is None:
+            create = getattr(_native.library(), self._kind._create)
+            create(self.comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
+        if self._owned:
+            self.comm.close()
+
+    def _make(self, options):
+        self._fixed = {
+            name: self.defaults[name]
+            for name in self.defaults
+            if name not in ("lr", "weight_decay", "uncompressed", "foreach", "fused")
+        }
+        self._uncompressed = [bool(group["uncompressed"]) for group in self.param_groups]
+        rates = self._wanted_rates()
+        self._factors = [1.0 if one is None else one for one in rates.factors]
+        self._decays = list(rates.decays)
         self._parameters = [one for group in self.param_groups for one in group["params"]]
         tensors = [
-            onebit.Tensor(one.detach(), None, group["weight_decay"], factor, group["uncompressed"])
-            for group, factor in zip(self.param_groups, self._factors)
+            onebit.Tensor(one.detach(), None, decay, factor, uncompressed)
+            for group, decay, factor, uncompressed in zip(
+                self.param_groups, self._decays, self._factors, self._uncompressed
+            )
             for one in group["params"]
         ]
-        self.onebit = self._kind(comm, tensors, **options)
+        self._addresses = [None] * len(tensors)
+        self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
+        self._clips = options.get("clip_norm") is not None
+        self._set_rates(rates)  # factors that are 0
+
+    def _c_options(self, options):
+        options = dict(options)
+        for name, (c_names, _) in _TORCH_NAMES.items():
+            if name in self.defaults:
+                values = self.defaults[name]
+                for c_name, value in zip(c_names, values if name == "betas" else [values]):
+                    below_one = 1 if name != "eps" else math.inf
+                    if not 0 < value < below_one:
+                        raise wrong(f"{name} is {values}: greater than 0, and betas below 1")
+                    options[c_name] = float(value)
+        whole = options.get("block_size") == onebit.BLOCK_BUFFER or "profile" in options
+        if not whole:
+            options.setdefault("bucket_size", _BUCKET_SIZE)
+        return options
+
+    # --- Groups ----------------------------------------------------------------------------------
 
     def add_param_group(self, group):
         if self.onebit is not None:
             raise wrong("parameters cannot be added once the optimizer is made")
         super().add_param_group(group)
 
-    def _rate(self):
-        """The rate of the first group; the others' must have kept their ratio to it."""
-        rate = self.param_groups[0]["lr"]
-        for number, (group, factor) in enumerate(zip(self.param_groups, self._factors)):
-            if abs(group["lr"] - factor * rate) > 1e-6 * abs(factor * rate):
-                raise wrong(f"lr of group {number} is {group['lr']}, no longer {factor:g} times "
-                            f"that of group 0, {rate}")
-        return rate
+    def _check_group(self, number, group):
+        for name, value in self._fixed.items():
+            if group.get(name, value) != value:
+                raise wrong(
+                    f"{name} of group {number} is {group[name]}, and {value} for all groups since "
+                    "the optimizer was made: it cannot change (a scheduler's cycle_momentum=False)"
+                )
+            if value and name in _WHY_NOT:
+                raise wrong(f"{name} is {value}: {_WHY_NOT[name]}")
+        if bool(group["uncompressed"]) != self._uncompressed[number]:
+            raise wrong(f"uncompressed of group {number} cannot change")
+
+    def _wanted_rates(self):
+        """What the groups ask of the next step."""
+        rates = []
+        for number, group in enumerate(self.param_groups):
+            self._check_group(number, group)
+            for name in "lr", "weight_decay":
+                if not 0 <= float(group[name]) < math.inf:
+                    raise wrong(f"{name} of group {number} is {group[name]}, not finite, from 0 on")
+            rates.append(float(group["lr"]))
+        rate = rates[0] or max(rates, default=0.0)
+        decoupled = self.defaults["decoupled_weight_decay"]
+        return _Rates(
+            rate,
+            [one / rate if rate else None for one in rates],
+            [float(group["weight_decay"]) * decoupled for group in self.param_groups],
+        )
+
+    def _set_rates(self, rates):
+        """Factors and weight decays that have changed."""
+        first = 0
+        for number, group in enumerate(self.param_groups):
+            factor, decay = rates.factors[number], rates.decays[number]
+            tensors = range(first, first + len(group["params"]))
+            first = tensors.stop
+            known = self._factors[number]
+            if factor is not None and abs(factor - known) > _TOLERANCE * known:
+                for tensor in tensors:
+                    self.onebit.set_learning_rate_factor(tensor, factor)
+                self._factors[number] = factor
+            if decay != self._decays[number]:
+                for tensor in tensors:
+                    self.onebit.set_weight_decay(tensor, decay)
+                self._decays[number] = decay
+
+    # --- DistributedDataParallel -----------------------------------------------------------------
+
+    def attach(self, model, overlap=True):
+        """Registers the hook with a DistributedDataParallel, compiled or not, of these parameters:
+        it leaves gradients to this optimizer. Collective; raises `Error` on all ranks where some
+        rank's model cannot have it. Returns the model.
+
+        overlap: whether backward passes may exchange already, where gradients are found to be final
+            at their end
+        """
+        wrapped = getattr(model, "_orig_mod", model)
+        reason = None
+        try:
+            if self._backward is not None:
+                raise wrong("the optimizer has a model already")
+            check_model(wrapped, self._parameters, self.comm)
+        except Exception as caught:  # noqa: BLE001
+            reason = caught
+        agree(self.comm, reason)
+        wrapped.register_comm_hook(self.hook_state(overlap, wrapped), optimizer_hook)
+        return model
+
+    def hook_state(self, overlap=True, model=None):
+        """The state for `register_comm_hook`, where that is called by others than `attach`. What
+        `attach` refuses is then found by the first backward pass, or not."""
+        overlap = overlap and not self._clips and self.defaults["decoupled_weight_decay"]
+        overlap = overlap and all(one.device.type == "cpu" for one in self._parameters)
+        self._backward = Backward(self, model, bool(overlap) and self.comm.size > 1)
+        return HookHandle(self)
+
+    # --- Steps -----------------------------------------------------------------------------------
+
+    def _point(self, number, gradient):
+        """The library reads that gradient from now on."""
+        address = None if gradient is None else gradient.data_ptr()
+        if gradient is not None and gradient.layout != torch.strided:
+            raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
+        if address is None or address != self._addresses[number] or not gradient.is_contiguous():
+            self.onebit.set_gradient(number, gradient)
+            self._addresses[number] = address
+            # Whose memory it is need not outlive the step: the next one looks at all again.
+            self.onebit._gradients[number] = None
+
+    def _prepare(self, rates):
+        """All that the library reads is where it belongs."""
+        scale = getattr(self, "grad_scale", None)  # of a GradScaler that has not divided by it
+        if scale is not None:
+            gradients = [one.grad for one in self._parameters if one.grad is not None]
+            inverse = 1.0 / float(scale)
+            for one in gradients:
+                one.mul_(inverse)
+        if not self.defaults["decoupled_weight_decay"]:
+            for group in self.param_groups:
+                for one in group["params"] if group["weight_decay"] else ():
+                    if one.grad is not None:
+                        one.grad.add_(one, alpha=float(group["weight_decay"]))
+        self._set_rates(rates)
+        for number, one in enumerate(self._parameters):
+            self._point(number, one.grad)
+
+    def _exchange(self):
+        try:
+            rates = self._wanted_rates()
+            begun = self._backward is not None and self._backward.settle(
+                rates, hasattr(self, "found_inf")
+            )
+            if not begun:
+                self._prepare(rates)
+        except BaseException:
+            fail_step(self.onebit)
+            raise
+        return interruptible(self.comm, lambda: self.onebit.step(rates.rate))
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step. Collective."""
+        """One step. Collective. Ctrl-C ends it on all ranks; the communicator is then of no use."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        try:
-            rate = self._rate()
-            for number, one in enumerate(self._parameters):
-                self.onebit.set_gradient(number, one.grad)
-        except Exception:
-            # The step that no rank can make: the others need not wait for this one.
-            onebit._native.library().onebit_optimizer_step(self.onebit.handle, float("nan"))
-            raise
-        self.status = self.onebit.step(rate)
+        self.status = self._exchange()
+        if self._backward is not None:
+            self._backward.over()
         return loss
 
+    def close(self):
+        """Gives the state back, and the communicator, if the optimizer has made it. On all ranks."""
+        self.onebit.close()
+        if self._owned:
+            self.comm.close()
+
+    # --- State -----------------------------------------------------------------------------------
+
     def state_dict(self):
-        """As torch's, and `part`: this rank's part of the state, as a tensor of bytes."""
+        """As torch's, and of this rank: `part`, its part of the state as a tensor of bytes, `rank`
+        and `ranks`. Local: each rank saves its own."""
         part = torch.frombuffer(bytearray(self.onebit.save()), dtype=torch.uint8)
-        return {**super().state_dict(), "part": part}
+        return {
+            **super().state_dict(), "part": part, "rank": self.comm.rank, "ranks": self.comm.size
+        }
 
     def load_state_dict(self, state_dict):
-        """Takes the state from `state_dict`s of all ranks that saved: a list of them in the order
-        of their ranks; of one rank, itself. Parameters too. Collective."""
-        dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
+        """Takes the state, parameters too: each rank from its own of as many ranks, and then goes
+        on to the bit; or all ranks from a list of all that were saved, in the order of their ranks,
+        however many these were. Collective."""
+        reason, parts, first = None, [], None
+        several = isinstance(state_dict, (list, tuple))
         try:
-            parts = [bytes(one["part"].tolist()) for one in dicts]
+            dicts = state_dict if several else [state_dict]
+            first = dicts[0]
+            parts = [one["part"].contiguous().numpy().tobytes() for one in dicts]
+            if not several:
+                self._check_own(first)
+            self._check_groups(first["param_groups"])
+        except Exception as caught:  # noqa: BLE001
+            reason = caught
+        agree(self.comm, reason)
+        if not several:
+            parts = gather(self.comm, parts[0])
+        mine = [dict(group) for group in self.param_groups]
+        super().load_state_dict({key: first[key] for key in ("state", "param_groups")})
+        try:
+            # Before the state: between two synchronisations of 0/1 Adam factors wait.
+            self._set_rates(self._wanted_rates())
+            self.onebit.load(parts)
         except Exception:
-            self.onebit.load([])  # is refused: the other ranks need not wait
+            for group, before in zip(self.param_groups, mine):
+                group.update(before)
             raise
-        self.onebit.load(parts)
-        super().load_state_dict({key: dicts[0][key] for key in ("state", "param_groups")})
+
+    def _check_own(self, state_dict):
+        rank, ranks = state_dict["rank"], state_dict["ranks"]
+        if ranks != self.comm.size:
+            raise wrong(f"the state is of {ranks} ranks, and here are {self.comm.size}: give a "
+                        "list of all of them")
+        if rank != self.comm.rank:
+            raise wrong(f"the state is rank {rank}'s, and this is rank {self.comm.rank}: each rank "
+                        "loads its own, or all a list")
+
+    def _check_groups(self, groups):
+        counts = [[len(one["params"]) for one in of] for of in (groups, self.param_groups)]
+        if counts[0] != counts[1]:
+            raise wrong(f"the state's groups have {counts[0]} parameters, these {counts[1]}")
+
+    def __getstate__(self):
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, since it shares a communicator "
+            "with other ranks: take its state_dict()"
+        )
 
 
-for _method in METHODS:
-    globals()[_method.kind] = type(
-        _method.kind,
-        (_Optimizer,),
-        {
-            "__doc__": f"`onebit.{_method.kind}` for torch: {_method.title}.",
-            "__module__": __name__,
-            "_kind": getattr(onebit, _method.kind),
-        },
-    )
-__all__ = NAMES
+def _made(method, name, title):
+    body = {
+        "__doc__": f"`onebit.{method.kind}` for torch: {title}.\n\n{_Optimizer.__doc__}",
+        "__module__": __name__,
+        "_kind": getattr(onebit, method.kind),
+        "_method": method,
+    }
+    return type(name, (_Optimizer,), body)
+
+
+for _one in METHODS:
+    globals()[_one.kind] = _made(_one, _one.kind, _one.title)
+AdamW = _made(
+    next(one for one in METHODS if one.kind == "Adam"),
+    "AdamW",
+    "1-bit Adam with the weight decay of torch's AdamW by default, 0.01",
+)
+__all__ = [*NAMES, "AdamW"]

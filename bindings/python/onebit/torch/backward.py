@@ -1,0 +1,209 @@
+"""The communication hook that carries an optimizer: DistributedDataParallel leaves the gradients of
+each rank as they are, and the optimizer exchanges what it makes of them, a bucket as soon as the
+backward pass has filled it, and the rest in its step.
+
+    optimizer = onebit.torch.EfficientAdam(model.parameters(), lr=1e-3)
+    model = DistributedDataParallel(model)
+    optimizer.attach(model)
+"""
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from onebit import _native
+from onebit.errors import wrong
+from onebit.torch.interrupt import interruptible
+
+# Steps that are looked at before any begins in the backward pass. The buckets are laid out anew
+# after the first.
+_LOOKED_AT = 2
+
+
+class HookHandle:
+    """The state that the hook is registered with: an optimizer, which stays where it is when a
+    model is copied or pickled."""
+
+    def __init__(self, optimizer=None):
+        self.optimizer = optimizer
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __getstate__(self):
+        return {"optimizer": None}
+
+
+def optimizer_hook(state, bucket):
+    """The hook: `optimizer.attach(model)` registers it, or
+    `model.register_comm_hook(optimizer.hook_state(), onebit.torch.optimizer_hook)`."""
+    optimizer = getattr(state, "optimizer", None)
+    if optimizer is None:
+        raise wrong("the hook's state is not optimizer.hook_state(), or was pickled")
+    optimizer._backward.add(bucket)
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def check_model(model, parameters, comm):
+    """Raises unless the hook can work for this model and this optimizer's parameters."""
+    if not isinstance(model, DistributedDataParallel):
+        raise wrong(f"model is a {type(model).__name__}, not a DistributedDataParallel")
+    group = model.process_group
+    if (group.rank(), group.size()) != (comm.rank, comm.size):
+        raise wrong(
+            f"the model's group has rank {group.rank()} of {group.size()}, the optimizer's "
+            f"communicator rank {comm.rank} of {comm.size}"
+        )
+    if getattr(model, "_comm_hooks", None):
+        raise wrong("the model has a communication hook already")
+    if getattr(model, "mixed_precision", None) is not None:
+        raise wrong("the model has DistributedDataParallel's own mixed_precision: use autocast")
+    for name, module in model.module.named_modules():
+        if getattr(module, "sparse", False) and isinstance(
+            module, (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        ):
+            raise wrong(f"{name} has sparse gradients: make it with sparse=False")
+    ignored = set(getattr(model, "parameters_to_ignore", ()))
+    names = {id(one): name for name, one in model.module.named_parameters() if name not in ignored}
+    known = {id(one) for one in parameters}
+    for name, one in model.module.named_parameters():
+        if one.requires_grad and id(one) in names and id(one) not in known:
+            raise wrong(f"parameter {name} of the model is not one of the optimizer's")
+    for number, one in enumerate(parameters):
+        if id(one) not in names:
+            raise wrong(f"parameter {number} of the optimizer is not one of the model's")
+
+
+class Backward:
+    """What backward passes tell an optimizer, and which of them exchange already.
+
+    Not before it is known that gradients are final when the pass ends: a program that clips or
+    scales them between backward and step, or passes backward several times a step, is given its
+    exchange in the step. This may differ between ranks: no bit of a result depends on it. Where a
+    step that has begun finds its gradients changed all the same, it is begun anew.
+    """
+
+    def __init__(self, optimizer, model=None, overlap=True):
+        self._optimizer = optimizer
+        self._model = model
+        self.overlap = overlap
+        self._numbers = {id(one): number for number, one in enumerate(optimizer._parameters)}
+        self._views = {}  # by number: what the buckets have of a gradient, where the library reads
+        self._old = []  # those that the open step still reads, and no other will
+        self.open = False  # a step of the library has begun
+        self._clean = 0  # steps in a row whose gradients were final
+        self._passes = 0  # since the latest step
+        self._rates = None  # at the beginning of the pass
+        self._marks = None  # of the gradients at its end
+
+    # --- In the backward pass --------------------------------------------------------------------
+
+    def add(self, bucket):
+        """A bucket is full."""
+        if bucket.buffer().layout != torch.strided:
+            raise wrong("a bucket of gradients is sparse: the optimizer cannot use that")
+        config = getattr(self._model, "_join_config", None)
+        if getattr(config, "enable", False):
+            raise wrong(
+                "the model is in its join(): a rank without inputs makes no step, which the "
+                "others' steps need. Give all ranks as many inputs, or none the last ones"
+            )
+        if bucket.index() == 0:
+            self._begin()
+        for parameter, view in zip(bucket.parameters(), bucket.gradients()):
+            self._add(self._number_of(parameter), view)
+        if bucket.is_last() and self.overlap:
+            self._when_it_ends()
+
+    def _number_of(self, parameter):
+        number = self._numbers.get(id(parameter))
+        if number is None:
+            raise wrong(
+                f"a parameter of shape {tuple(parameter.shape)} of the model is not one of the "
+                "optimizer's"
+            )
+        return number
+
+    def _begin(self):
+        """Also ends a step of a backward pass that no step of the optimizer has followed."""
+        self._passes += 1
+        self._marks = None
+        if self._passes > 1:
+            self.discard()
+        if not self.overlap or self._passes > 1:
+            return
+        self._rates = self._optimizer._wanted_rates()
+        if self._clean < _LOOKED_AT or len(self._views) < len(self._numbers):
+            return
+        self._optimizer._set_rates(self._rates)
+        for number, view in self._views.items():
+            self._optimizer._point(number, view)
+        self._optimizer.onebit.begin(self._rates.rate)
+        self.open = True
+
+    def _add(self, number, view):
+        known = self._views.get(number)
+        if self.open:
+            if known.data_ptr() != view.data_ptr():
+                known.copy_(view)  # the buckets are others since: the next step knows
+                self._old.append(known)
+            self._optimizer.onebit.ready(number)
+        if self.overlap and (known is None or known.data_ptr() != view.data_ptr()):
+            self._views[number] = view
+
+    def _when_it_ends(self):
+        """DistributedDataParallel has work of its own at the end: this comes after it."""
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._end))
+
+    def _end(self):
+        self._marks = self._mark()
+
+    def _mark(self):
+        """Changes where a gradient is another tensor, or was written to."""
+        return [
+            None if one.grad is None else (one.grad.data_ptr(), one.grad._version)
+            for one in self._optimizer._parameters
+        ]
+
+    # --- In the step -----------------------------------------------------------------------------
+
+    def settle(self, rates, scaled):
+        """The step comes: whether it is open, with all that the step would tell the library.
+
+        scaled: a GradScaler has looked at the gradients
+        """
+        final = (
+            self._passes == 1
+            and not scaled
+            and rates == self._rates
+            and self._marks is not None
+            and self._marks == self._mark()
+        )
+        if self._passes and self.overlap:
+            self._clean = self._clean + 1 if final else 0
+            if not final:
+                self.discard()
+        self._passes = 0
+        was_open, self.open = self.open, False
+        return was_open
+
+    def over(self):
+        """The step is made."""
+        self._old.clear()
+
+    def discard(self):
+        """Gradients are not final after a backward pass: ends a step that has begun as one that
+        fails on all ranks, and begins none any more."""
+        self.overlap = False
+        if self.open:
+            self.open = False
+            fail_step(self._optimizer.onebit)
+        self._views.clear()
+
+
+def fail_step(optimizer):
+    """The step that no rank can make: it changes nothing, and the others need not wait."""
+    function = _native.library().onebit_optimizer_step
+    interruptible(optimizer._comm, lambda: function(optimizer.handle, float("nan")))

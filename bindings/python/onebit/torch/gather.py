@@ -1,0 +1,51 @@
+"""What ranks tell each other besides gradients: whether all are well, and bytes."""
+
+import torch
+
+from onebit.errors import Error
+from onebit.plan import Plan
+
+# Two bytes of a part travel as a float32, which has every whole number up to 2^24: a message as
+# long as this one of them takes 4 MiB from each rank.
+_PIECE = 2**20
+
+
+def agree(comm, reason):
+    """Raises reason, unless it is None; where another rank has one, `Error` (ERROR_PEER).
+    Collective."""
+    try:
+        # Refused by the library, which tells all ranks.
+        Plan(comm, 1, bits=1 if reason is None else 3).close()
+    except Error:
+        if reason is None:
+            raise
+    if reason is not None:
+        raise reason
+
+
+def _gather(comm, values):
+    """The float32 of all ranks, which have as many."""
+    everyone = torch.empty(comm.size * values.numel())
+    with Plan(comm, values.numel(), operation="allgather", wire="dense") as plan:
+        plan.allgather(values, everyone)
+    return everyone.view(comm.size, -1)
+
+
+def gather(comm, part):
+    """The parts of all ranks, each some bytes, in the order of ranks. Collective."""
+    if comm.size == 1:
+        return [part]
+    length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], dtype=torch.float32)
+    lengths = [int(high) * _PIECE + int(low) for high, low in _gather(comm, length).tolist()]
+    padded = torch.zeros(-(-max(lengths) // 2) * 2, dtype=torch.uint8)
+    padded[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    pairs = padded.view(torch.int16)
+    everyone = torch.empty(comm.size, pairs.numel(), dtype=torch.int16)
+    for first in range(0, pairs.numel(), _PIECE):
+        piece = pairs[first : first + _PIECE]
+        arrived = _gather(comm, piece.to(torch.int32).bitwise_and_(0xFFFF).float())
+        everyone[:, first : first + piece.numel()] = arrived.to(torch.int32).to(torch.int16)
+    return [
+        everyone[rank].view(torch.uint8)[:count].numpy().tobytes()
+        for rank, count in enumerate(lengths)
+    ]

@@ -1,0 +1,53 @@
+"""Calls of the library that wait for other ranks, and can be interrupted."""
+
+import os
+import queue
+import threading
+
+_lock = threading.Lock()
+_workers = {}  # of this process: its queue
+
+
+def _work(jobs):
+    while True:
+        call, outcome, done = jobs.get()
+        try:
+            outcome.append((call(), None))
+        except BaseException as reason:  # noqa: BLE001
+            outcome.append((None, reason))
+        call = None
+        done.set()
+
+
+def _jobs():
+    """The queue of this process's thread, which a fork leaves behind."""
+    with _lock:
+        if os.getpid() not in _workers:
+            _workers.clear()
+            jobs = _workers[os.getpid()] = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(jobs,), daemon=True, name="onebit-calls").start()
+        return _workers[os.getpid()]
+
+
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+
+
+def interruptible(comm, call):
+    """What call() returns or raises, made by another thread: Ctrl-C in the main thread, which a
+    call into the library would hold up until it ends, aborts the communicator, and so tells all
+    ranks."""
+    if threading.current_thread() is not threading.main_thread() or comm.size == 1:
+        return call()
+    outcome, done = [], threading.Event()
+    _jobs().put((call, outcome, done))
+    try:
+        done.wait()
+    except BaseException:
+        if not done.is_set():
+            comm.abort()
+            done.wait()
+        raise
+    result, reason = outcome.pop()
+    if reason is not None:
+        raise reason
+    return result

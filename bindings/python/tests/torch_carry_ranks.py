@@ -1,0 +1,564 @@
+"""What test_torch_hook.py and test_torch_optim.py run: `python torch_carry_ranks.py SCENARIOS RANKS`,
+as torch_ranks.py does."""
+
+import contextlib
+import copy
+import io
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+
+import torch_ranks
+from torch_ranks import alike, raises
+
+import onebit
+import onebit.torch
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from onebit import Status
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+KINDS = ("EfficientAdam", "Adam", "Lamb", "ZeroOneAdam", "Momentum", "Lion")
+
+
+def network():
+    """Three buckets of DistributedDataParallel, and of the library with bucket_size=30000."""
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(20, 160), nn.Tanh(), nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 160),
+        nn.Tanh(), nn.Linear(160, 1),
+    )
+
+
+def loss_of(model, rank, step, count=8):
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    points = torch.randn(count, 20, generator=random)
+    return ((model(points) - points[:, :1].sin()) ** 2).mean()
+
+
+def optimizer_of(model, comm, kind="EfficientAdam", **options):
+    options = {"lr": 1e-2, "bucket_size": 30000, "comm": comm, **options}
+    return getattr(onebit.torch, kind)(model.parameters(), **options)
+
+
+def wrapped(model, **options):
+    return DistributedDataParallel(model, bucket_cap_mb=0.1, **options)
+
+
+class Run:
+    """A model that is trained, with the hook or without DistributedDataParallel."""
+
+    def __init__(self, comm, ddp=None, attach=True, kind="EfficientAdam", overlap=True, **options):
+        self.module = network()
+        self.optimizer = optimizer_of(self.module, comm, kind, **options)
+        self.model = self.module
+        if ddp is not None:
+            self.model = wrapped(self.module, **ddp)
+            self.optimizer.attach(self.model, overlap)
+        self.begun = 0
+        begin = self.optimizer.onebit.begin
+
+        def counted(rate):
+            self.begun += 1
+            begin(rate)
+
+        self.optimizer.onebit.begin = counted
+
+    def step(self, rank, step, change=None):
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model, rank, step)
+        loss.backward()
+        if change:
+            change(self)
+        self.optimizer.step()
+        return loss.item()
+
+    def bits(self):
+        return torch.cat([one.detach().flatten() for one in self.module.parameters()])
+
+    def close(self):
+        self.optimizer.onebit.close()
+
+
+def same(comm, rank, run, change=None, steps=5, one_step=Run.step, **options):
+    """Steps with the hook are to the bit those without it."""
+    plain = Run(comm, **options)
+    for step in range(steps):
+        for one in plain, run:
+            one_step(one, rank, step, change)
+            assert one.optimizer.status is Status.OK
+        assert torch.equal(plain.bits(), run.bits()), step
+    assert alike(run.bits())
+    begun = run.begun
+    plain.close(), run.close()
+    return begun
+
+
+# --- The hook ------------------------------------------------------------------------------------
+
+
+def hook(rank, size):
+    comm = onebit.Communicator.torch()
+    assert len(list(network().parameters())) == 8
+    for kind in ("EfficientAdam", "Adam", "ZeroOneAdam"):
+        options = {"freeze_step": 3} if kind == "Adam" else {}
+        begun = same(comm, rank, Run(comm, {}, kind=kind, **options), kind=kind, **options)
+        assert begun == 3, begun  # the first two steps are looked at
+    for ddp in (
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+    ):
+        assert same(comm, rank, Run(comm, ddp)) == 3, ddp
+    assert same(comm, rank, Run(comm, {}, overlap=False)) == 0
+    clipped = {"max_norm": 0.5}
+    assert same(comm, rank, Run(comm, {}, **clipped), **clipped) == 0
+    coupled = {"weight_decay": 0.1, "decoupled_weight_decay": False}
+    assert same(comm, rank, Run(comm, {}, **coupled), **coupled) == 0
+    changes(comm, rank)
+    unused(comm, rank)
+    accumulation(comm, rank)
+    half(comm, rank)
+    comm.close()
+
+
+def changes(comm, rank):
+    """Gradients that are changed after the pass: always, and from some step on."""
+    def clip(run):
+        nn.utils.clip_grad_norm_(run.module.parameters(), 0.1)
+
+    for view in False, True:
+        run = Run(comm, {"gradient_as_bucket_view": view})
+        assert same(comm, rank, run, clip) == 0
+        calls = []
+
+        def sometimes(run):
+            calls.append(1)
+            if len(calls) > 6:  # two runs a step: from the fourth step on
+                clip(run)
+
+        run = Run(comm, {"gradient_as_bucket_view": view})
+        assert same(comm, rank, run, sometimes) == 2  # the fourth was begun, and then made anew
+
+    def rate(run):
+        run.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + len(rates) // 2)
+        rates.append(1)
+
+    rates = []
+    assert same(comm, rank, Run(comm, {}), rate) == 0
+
+
+def unused(comm, rank):
+    """A layer that this rank does not use, and one that no rank uses."""
+    def step_of(run, rank, step, change):
+        run.optimizer.zero_grad()
+        model = run.model
+        extra = run.module.extra
+        random = torch.Generator().manual_seed(1000 * rank + step)
+        run.module.use = rank == step % 2
+        (model(torch.randn(4, 20, generator=random)) ** 2).mean().backward()
+        assert extra.weight.grad is None
+        run.optimizer.step()
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.extra, self.last = nn.Linear(20, 9), nn.Linear(9, 9), nn.Linear(9, 9)
+            self.use = True
+
+        def forward(self, points):
+            points = self.first(points)
+            return self.last(points) if self.use else points
+
+    global network
+    usual = network
+
+    def branches():
+        torch.manual_seed(3)
+        return Branches()
+
+    network = branches
+    run = Run(comm, {"find_unused_parameters": True})
+    same(comm, rank, run, one_step=step_of)
+    network = usual
+
+
+def accumulation(comm, rank):
+    """Several backward passes a step: with no_sync, and without."""
+    def step_of(run, rank, step, quiet):
+        run.optimizer.zero_grad()
+        for part in range(3):
+            quietly = quiet and part < 2 and run.model is not run.module
+            with run.model.no_sync() if quietly else contextlib.nullcontext():
+                (loss_of(run.model, rank, 10 * step + part) / 3).backward()
+        run.optimizer.step()
+
+    begun = same(comm, rank, Run(comm, {}), True, one_step=step_of)
+    assert begun == 3, begun
+    assert same(comm, rank, Run(comm, {}), False, one_step=step_of) == 0
+    # A pass too many in a step that has begun: it is made anew.
+    plain, run = Run(comm), Run(comm, {})
+    for step in range(6):
+        for one in plain, run:
+            one.optimizer.zero_grad()
+            for part in range(2 if step == 4 else 1):
+                loss_of(one.model, rank, 10 * step + part).backward()
+            one.optimizer.step()
+    assert torch.equal(plain.bits(), run.bits()) and run.begun == 3
+    plain.close(), run.close()
+
+
+def half(comm, rank):
+    """Autocast in bfloat16, and a model in bfloat16."""
+    def cast(run, rank, step, change):
+        run.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(run.model, rank, step)
+        loss.backward()
+        run.optimizer.step()
+
+    assert same(comm, rank, Run(comm, {}), one_step=cast) == 3
+
+
+def compiled(rank, size):
+    """torch.compile of the wrapped model, and of the module in it."""
+    if not hasattr(torch, "compile"):
+        return
+    comm = onebit.Communicator.torch()
+    for outside in True, False:
+        plain, run = Run(comm), Run(comm)
+        model = run.module if outside else torch.compile(run.module, backend="aot_eager")
+        run.model = DistributedDataParallel(model)
+        if outside:
+            run.model = torch.compile(run.model, backend="aot_eager")
+        run.optimizer.attach(run.model)
+        for step in range(4):
+            plain.step(rank, step), run.step(rank, step)
+        assert torch.allclose(plain.bits(), run.bits(), atol=1e-6) and alike(run.bits())
+        plain.close(), run.close()
+    comm.close()
+
+
+def scaler(rank, size):
+    """torch.amp.GradScaler: ranks whose gradients are not finite, one and then all; a rank has a
+    scale of its own, and none waits."""
+    comm = onebit.Communicator.torch()
+    for unscale in False, True:
+        plain, run = Run(comm), Run(comm, {})
+        scalers = [
+            torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+            for _ in range(2)
+        ]
+        for step in range(6):
+            for one, grad_scaler in zip((plain, run), scalers):
+                one.optimizer.zero_grad()
+                loss = loss_of(one.model, rank, step)
+                if step == 2 and rank == 1 or step == 4:
+                    loss = loss * float("inf")
+                grad_scaler.scale(loss).backward()
+                if unscale:
+                    grad_scaler.unscale_(one.optimizer)
+                    nn.utils.clip_grad_norm_(one.module.parameters(), 1.0)
+                before = one.bits()
+                grad_scaler.step(one.optimizer)
+                grad_scaler.update()
+                skipped = step in (2, 4)
+                assert one.optimizer.status is (Status.SKIPPED if skipped else Status.OK), step
+                assert skipped == torch.equal(before, one.bits())
+        assert torch.equal(plain.bits(), run.bits()) and alike(run.bits()) and run.begun == 0
+        assert scalers[0].get_scale() == 2.0 ** (10 - 1 - (rank == 1))
+        plain.close(), run.close()
+    comm.close()
+
+
+def refusals(rank, size):
+    """What the hook cannot do, on one rank: all are told, and none waits."""
+    comm = onebit.Communicator.torch()
+
+    def attached(change, words):
+        module = network()
+        optimizer = optimizer_of(module, comm)
+        model = change(module) if rank == 1 else wrapped(module)
+        status = Status.ERROR_ARGUMENT if rank == 1 else Status.ERROR_PEER
+        raises(status, lambda: optimizer.attach(model), words if rank == 1 else "")
+        optimizer.onebit.close()
+
+    attached(lambda module: wrapped(module) and module, "not a DistributedDataParallel")
+    attached(lambda module: wrapped(network()), "is not one of the optimizer's")
+
+    def taken(module):
+        model = wrapped(module)
+        model.register_comm_hook(None, lambda state, bucket: None)
+        return model
+
+    if hasattr(wrapped(network()), "_comm_hooks"):
+        attached(taken, "communication hook already")
+    comm.close()
+
+
+def errors(rank, size):
+    """In a backward pass or a step: sparse gradients, join, other parameters, wrong arguments."""
+    comm = onebit.Communicator.torch()
+
+    def expect(words, call, kind=(onebit.Error, RuntimeError)):
+        try:
+            call()
+        except kind as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+
+    # On one rank only, other words on the others; and the run goes on.
+    run = Run(comm, {})
+    for step in range(5):
+        run.step(rank, step)
+    run.optimizer.param_groups[0]["betas"] = (0.8, 0.999) if rank == 0 else (0.9, 0.999)
+    loss_of(run.model, rank, 5)
+    expect("cycle_momentum=False" if rank == 0 else "ERROR_PEER", run.optimizer.step)
+    run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    run.step(rank, 6)
+    assert alike(run.bits())
+    run.close()
+    run = Run(comm, {})
+    with run.model.join():
+        expect("join()", lambda: run.step(rank, 0))
+    run.close()
+    module = nn.Sequential(nn.Embedding(9, 20, sparse=True), nn.Linear(20, 1))
+    one = optimizer_of(module, comm)
+    expect("sparse=False", lambda: one.attach(wrapped(module)))
+    module(torch.arange(4)).sum().backward()
+    expect("is sparse", one.step)
+    one.onebit.close()
+    model = wrapped(network())  # registered without attach: found by the first pass
+    one = optimizer_of(network(), comm)
+    model.register_comm_hook(one.hook_state(), onebit.torch.optimizer_hook)
+    expect("is not one of the optimizer's", lambda: loss_of(model, rank, 0).backward())
+    one.onebit.close()
+    made = {
+        "is on meta": lambda: nn.Linear(3, 3, device="meta"),
+        "is of torch.float64": lambda: nn.Linear(3, 3, dtype=torch.float64),
+    }
+    for words, make in made.items():
+        expect(words, lambda: optimizer_of(make(), comm))
+        # On one rank alone.
+        module = make() if rank == 0 else nn.Linear(3, 3)
+        expect(words if rank == 0 else "ERROR_PEER", lambda: optimizer_of(module, comm))
+    comm.close()
+
+
+# --- The optimizers ------------------------------------------------------------------------------
+
+
+def schedulers(rank, size):
+    """Every scheduler of torch, with two groups: rates are those of torch's own optimizer, and
+    parameters those of one step at a time with these rates."""
+    from torch.optim import lr_scheduler as of
+
+    comm = onebit.Communicator.torch()
+    makers = [
+        lambda one: of.LambdaLR(one, [lambda step: 0.1 * step, lambda step: 0.5**step]),
+        lambda one: of.MultiplicativeLR(one, lambda step: 0.9),
+        lambda one: of.StepLR(one, 2), lambda one: of.MultiStepLR(one, [2, 4]),
+        lambda one: of.ConstantLR(one, total_iters=3), lambda one: of.LinearLR(one, total_iters=4),
+        lambda one: of.ExponentialLR(one, 0.8), lambda one: of.CosineAnnealingLR(one, 5),
+        lambda one: of.PolynomialLR(one, 5), lambda one: of.CosineAnnealingWarmRestarts(one, 3),
+        lambda one: of.CyclicLR(one, [1e-4, 1e-3], [1e-2, 1e-3], 2, cycle_momentum=False),
+        lambda one: of.OneCycleLR(one, [1e-2, 2e-3], 10, cycle_momentum=False),
+        lambda one: of.ReduceLROnPlateau(one, patience=1),
+        lambda one: of.ChainedScheduler([of.StepLR(one, 2), of.ExponentialLR(one, 0.9)]),
+        lambda one: of.SequentialLR(
+            one, [of.ConstantLR(one, 0.1, 2), of.ExponentialLR(one, 0.9)], [2]),
+    ]
+    for make in makers:
+        module, twin = network(), network()
+
+        def groups(module):
+            weights = [one for one in module.parameters() if one.dim() > 1]
+            others = [one for one in module.parameters() if one.dim() == 1]
+            return [{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 3e-3}]
+
+        ours = onebit.torch.Adam(
+            groups(module), lr=1e-2, comm=comm, freeze_step=onebit.FREEZE_NEVER)
+        dense = torch.optim.AdamW(groups(twin), lr=1e-2, weight_decay=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            schedules = [make(one) for one in (ours, dense)]
+        for step in range(6):
+            for one, model in ((ours, module), (dense, twin)):
+                one.zero_grad(set_to_none=step % 2 == 0)
+                loss_of(model, rank, step).backward()
+            for one in twin.parameters():  # what data-parallel training has
+                dist.all_reduce(one.grad)
+                one.grad /= size
+            for one, schedule in zip((ours, dense), schedules):
+                one.step()
+                plateau = isinstance(schedule, of.ReduceLROnPlateau)
+                schedule.step(1.0) if plateau else schedule.step()
+            rates = [[group["lr"] for group in one.param_groups] for one in (ours, dense)]
+            assert rates[0] == rates[1], rates
+        for mine, theirs in zip(module.parameters(), twin.parameters()):
+            assert torch.allclose(mine, theirs, atol=2e-5), (mine - theirs).abs().max()
+        ours.onebit.close()
+    decays(comm, rank)
+    comm.close()
+
+
+def decays(comm, rank):
+    """A weight decay that changes; rates of 0; one rank's that are others."""
+    plain, run = Run(comm, kind="Momentum"), Run(comm, kind="Momentum", weight_decay=0.5)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.0
+    for step in range(3):
+        plain.step(rank, step), run.step(rank, step)
+    assert torch.equal(plain.bits(), run.bits())
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    before = run.bits()
+    run.step(rank, 3)
+    assert torch.equal(before, run.bits())
+    run.optimizer.param_groups[0].update(lr=0.01, weight_decay=0.1 * (rank + 1))
+    raises(Status.ERROR_MISMATCH, lambda: run.step(rank, 4), "weight decay")
+    plain.close(), run.close()
+
+
+def states(rank, size):
+    """state_dict: a rank's own goes on to the bit, a list on another number of ranks."""
+    comm = onebit.Communicator.torch()
+    for kind in KINDS:
+        options = {"freeze_step": 3} if kind in ("Adam", "Lamb") else {}
+        if kind == "ZeroOneAdam":
+            options = {"variance_freeze_step": 2, "local_step_scaler": 2, "local_step_clipper": 4}
+        run = Run(comm, {}, kind=kind, **options)
+        for step in range(6):
+            run.step(rank, step)
+        run.optimizer.param_groups[0]["lr"] = 0.004
+        memory = io.BytesIO()
+        torch.save(run.optimizer.state_dict(), memory)
+        for step in range(6, 9):
+            run.step(rank, step)
+        memory.seek(0)
+        loaded = torch.load(memory, weights_only=True)
+        again = Run(comm, {}, kind=kind, **options)
+        with torch.no_grad():
+            for one in again.module.parameters():
+                one.zero_()
+        again.optimizer.load_state_dict(loaded)
+        assert again.optimizer.param_groups[0]["lr"] == 0.004
+        for step in range(6, 9):
+            again.step(rank, step)
+        assert torch.equal(run.bits(), again.bits()), kind
+        everyone = [None] * size
+        dist.all_gather_object(everyone, loaded)
+        wrong = {**loaded, "rank": 0}
+        if rank == 1:
+            raises(Status.ERROR_ARGUMENT, lambda: again.optimizer.load_state_dict(wrong), "its own")
+        else:
+            raises(Status.ERROR_PEER, lambda: again.optimizer.load_state_dict(loaded))
+        module = network()
+        alone = optimizer_of(module, onebit.Communicator.self_(), kind, **options)
+        raises(Status.ERROR_ARGUMENT, lambda: alone.load_state_dict(loaded), "give a list")
+        alone.load_state_dict(everyone)
+        assert alone.param_groups[0]["lr"] == 0.004
+        alone.close(), again.close(), run.close()
+    copies(comm, rank)
+    comm.close()
+
+
+def copies(comm, rank):
+    run = Run(comm, {})
+    for call in (copy.deepcopy, pickle.dumps):
+        try:
+            call(run.optimizer)
+        except TypeError as error:
+            assert "state_dict()" in str(error)
+        else:
+            raise AssertionError(call)
+    run.step(rank, 0)
+    model = copy.deepcopy(run.model)  # its hook is not registered: it averages as others do
+    loss_of(model, rank, 0).backward()
+    assert alike(next(model.parameters()).grad)
+    pickle.loads(pickle.dumps(run.model.module))
+    run.close()
+
+
+# --- What is cut short ---------------------------------------------------------------------------
+
+
+def interrupted(rank, size):
+    """Ctrl-C in a step that waits for another rank, and in a backward pass of a step that has begun:
+    the others are told."""
+    run = Run(None, {}, timeout=60)
+    comm = run.optimizer.comm
+    for step in range(4):
+        run.step(rank, step)
+    run.optimizer.zero_grad()
+    loss_of(run.model, rank, 4).backward()
+    if rank == 0:
+        threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+        try:
+            run.optimizer.step()
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("the step was not interrupted")
+    else:
+        threading.Event().wait(1)
+        raises(Status.ERROR_TRANSPORT, run.optimizer.step)
+    raises(Status.ERROR_TRANSPORT, lambda: onebit.Plan(comm, 1))
+
+
+def half_way(rank, size):
+    run = Run(None, {}, timeout=60)
+    for step in range(4):
+        run.step(rank, step)
+    assert run.begun == 2
+
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(context, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            raise KeyboardInterrupt
+
+    if rank == 0:
+        first = run.module[0].register_forward_hook(lambda module, given, made: Stop.apply(made))
+        try:
+            run.step(rank, 4)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("the pass was not interrupted")
+        first.remove()
+        run.optimizer.close()
+        return
+    raises(Status.ERROR_PEER, lambda: run.step(rank, 4))
+
+
+SCENARIOS = (hook, compiled, scaler, refusals, errors, schedulers, states, interrupted, half_way)
+
+
+def run_scenarios(rank, names, size, path):
+    torch.set_num_threads(1)
+    store = dist.FileStore(path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    for name in names:
+        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
+        dist.barrier()
+    if rank == 0:
+        print("all well", flush=True)
+    os._exit(0) if names == ["interrupted"] else None
+
+
+if __name__ == "__main__":
+    assert torch_ranks.PACKAGE
+    with tempfile.TemporaryDirectory() as place:
+        names, size = sys.argv[1].split(","), int(sys.argv[2])
+        arguments = (names, size, os.path.join(place, "store"))
+        torch.multiprocessing.start_processes(
+            run_scenarios, arguments, nprocs=size, start_method="fork")
