@@ -1,4 +1,4 @@
-# The libraries inside the Python package, and its wheels: included by the Makefile. backend.py is
+# The libraries inside the Python package, and its wheels: included by the Makefile. setup.py is
 # what calls the first two.
 #
 #   python-library   the library without MPI, stripped: with MPI=0

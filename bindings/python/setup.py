@@ -1,0 +1,168 @@
+"""Builds the package, by setuptools: the library into it, and the source distribution.
+
+The library is built by the Makefile, the one place that knows how: GNU make and a C compiler have to
+be there. Where an mpicc is found, the transport over its MPI is built too, of each kind
+(mpicc.openmpi, mpicc.mpich); the library is linked to no MPI either way.
+
+Environment: CC and CFLAGS, as ever; MPICCS, the wrappers to take ("" for none); ONEBIT_MAKE, settings
+for make ("OPENMP=0 CUDA=1").
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+HERE = pathlib.Path(__file__).resolve().parent
+# In the repository this lies in bindings/python; a source distribution has it at the top too.
+TOP = HERE if (HERE / "Makefile").exists() else HERE.parents[1]
+PACKAGE = TOP / "bindings/python"
+# Of the sources, what the library and the package are made of.
+SOURCES = (
+    "Makefile CHANGELOG.md LICENSE onebit.map onebit.pc.in include base compression collectives"
+    " optimizers dropin cuda bindings/python bindings/fortran/rules.mk examples/rules.mk"
+    " packaging/install.mk tests/rules.mk tests/gpu/rules.mk"
+).split()
+LEFT_OUT = re.compile(
+    r"(^|/)(__pycache__|build[^/]*|[^/]*\.egg-info|\..*)(/|$)|\.(so|pyc|whl)$|_version\.py$"
+)
+
+
+def version():
+    header = (TOP / "include/onebit/status.h").read_text()
+    return ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", header))
+
+
+# --- The library ---------------------------------------------------------------------------------
+
+
+def settings():
+    return shlex.split(os.environ.get("ONEBIT_MAKE", ""))
+
+
+def compiler():
+    """The command of CC, as make will have it."""
+    named = [one[len("CC=") :] for one in settings() if one.startswith("CC=")]
+    return shlex.split((named or [os.environ.get("CC", "cc")])[-1])
+
+
+def machine():
+    """What the compiler compiles for, as wheels name it."""
+    ask = [*compiler(), "-E", "-dM", "-x", "c", os.devnull]
+    macros = subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout
+    known = (one for one in ("x86_64", "aarch64") if f"__{one}__ " in macros)
+    return next(known, os.uname().machine)
+
+
+def links_openmp():
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder, "openmp.c")
+        source.write_text("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n")
+        command = [*compiler(), "-fopenmp", str(source), "-o", str(source.with_suffix(""))]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def mpi_wrappers():
+    named = os.environ.get("MPICCS")
+    names = ["mpicc.openmpi", "mpicc.mpich", "mpicc"] if named is None else named.split()
+    found = {}
+    for name in names:
+        path = shutil.which(name)
+        if path is None and named is not None:
+            raise SystemExit(f"onebit: MPICCS names {name}, which is not there")
+        if path is not None:  # Debian's mpicc is a link to one of the others
+            found.setdefault(os.path.realpath(path), path)
+    return list(found.values())
+
+
+def run_make(*options):
+    jobs = [] if "MAKEFLAGS" in os.environ else [f"-j{os.cpu_count() or 1}"]
+    command = ["make", *jobs, *options]
+    print("+", " ".join(map(shlex.quote, command)), flush=True)
+    subprocess.run(command, check=True, cwd=TOP)
+
+
+def build_library():
+    """The shared libraries, built."""
+    for needed in ("make", compiler()[0]):
+        if not shutil.which(needed):
+            raise SystemExit(f"onebit: {needed} is needed to build the library, and is not there")
+    names = [one.partition("=")[0] for one in settings()]
+    common = ["FORTRAN=0", *settings()]
+    common += [] if "OPENMP" in names or links_openmp() else ["OPENMP=0"]
+    common += [] if "CUDA" in names else ["CUDA=0"]
+    build = f"build-python-{machine()}"
+    library = f"{build}/python/libonebit_python.so"
+    shutil.rmtree(TOP / build / "mpi", ignore_errors=True)
+    run_make("MPI=0", f"BUILD={build}", *common, "python-library")
+    for number, wrapper in enumerate(mpi_wrappers()):
+        options = ["MPI=1", f"MPICC={wrapper}", f"BUILD={build}/mpi/{number}"]
+        run_make(*options, f"PYTHON_LIBRARY={library}", *common, "python-mpi")
+    return [TOP / library, *(TOP / build).glob("mpi/*/python/*.so")]
+
+
+# --- What setuptools does with it ----------------------------------------------------------------
+
+
+class BuildPackage(build_py):
+    """With the library in it; of an editable installation, beside the sources."""
+
+    def run(self):
+        super().run()
+        folder = PACKAGE if self.editable_mode else pathlib.Path(self.build_lib)
+        for path in build_library():
+            shutil.copy(path, folder / "onebit")
+        (folder / "onebit/_version.py").write_text(f'version = "{version()}"\n')
+
+
+class Wheel(bdist_wheel):
+    """For any Python 3, and for the machine that the library is built for."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self):
+        return "py3", "none", f"linux_{machine()}"
+
+
+class SourceDistribution(sdist):
+    """The same tree as the repository's, with what builds the package at its top too."""
+
+    def make_release_tree(self, base_dir, files):
+        for source in SOURCES:
+            path = TOP / source
+            for one in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                name = one.relative_to(TOP).as_posix()
+                if one.is_file() and not LEFT_OUT.search(name):
+                    target = pathlib.Path(base_dir, name)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(one, target)
+        for name in ("pyproject.toml", "setup.py"):
+            shutil.copy(PACKAGE / name, pathlib.Path(base_dir, name))
+        self.distribution.metadata.write_pkg_info(base_dir)
+
+
+os.chdir(HERE)
+setup(
+    version=version(),
+    license="BSD-3-Clause",
+    long_description=(PACKAGE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    package_dir={"": os.path.relpath(PACKAGE, HERE)},
+    packages=find_packages(str(PACKAGE), include=["onebit*"]),
+    package_data={"": ["py.typed", "*.pyi"]},
+    cmdclass={"build_py": BuildPackage, "bdist_wheel": Wheel, "sdist": SourceDistribution},
+)
