@@ -149,14 +149,13 @@ static onebit_status_t export_worker(const struct onebit_plan *plan, void *const
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
 
-static void *couple(const struct onebit_plan *const plans[2]) {
+static onebit_status_t couple(const struct onebit_plan *const plans[2], void *couple) {
   struct ob_cuda_state *const states[] = {plans[0]->device->kernel.state,
                                           plans[1]->device->kernel.state};
-  void *memory = ob_memory_cuda.allocate(2, sizeof *states);
-  if (memory && ob_memory_cuda.copy(memory, states, sizeof states) == ONEBIT_OK)
-    return memory;
-  ob_memory_cuda.release(memory);
-  return NULL;
+  const int before = ob_cuda_enter(plans[0]->device->number);
+  const onebit_status_t status = ob_memory_cuda.copy(couple, states, sizeof states);
+  ob_cuda_leave(before);
+  return status;
 }
 
 static onebit_status_t join(const struct onebit_plan *plan, void *couple) {

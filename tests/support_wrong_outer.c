@@ -24,7 +24,9 @@ static void wrong_options(const struct wrong_scene *scene) {
   OPTIONS(ARGUMENT, "parameter_dtype is 7", .parameter_dtype = (onebit_dtype_t)7);
   OPTIONS(ARGUMENT, "block_size is 33", .block_size = 33);
   OPTIONS(ARGUMENT, "threads is -2", .threads = -2);
-  OPTIONS(ONEBIT_ERROR_UNSUPPORTED, "device is 1", .device = ONEBIT_DEVICE_CUDA);
+  OPTIONS(ARGUMENT, "device is 7", .device = (onebit_device_t)7);
+  OPTIONS(ONEBIT_ERROR_UNSUPPORTED, "bits is ONEBIT_OUTER_SPARSE, and device",
+          .bits = ONEBIT_OUTER_SPARSE, .device = ONEBIT_DEVICE_CUDA);
 }
 
 static void wrong_creations_of_outer(const struct wrong_scene *scene) {

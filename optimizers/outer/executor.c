@@ -38,8 +38,8 @@ onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, s
 /* --- The host's copies -------------------------------------------------------------------------*/
 
 /* An array becomes a copy; `home` keeps where it was. */
-static onebit_status_t fetch(const struct onebit_outer *outer, void **array, void **home,
-                             size_t bytes) {
+static onebit_status_t copy_here(const struct onebit_outer *outer, void **array, void **home,
+                                 size_t bytes) {
   if (!*array)
     return ONEBIT_OK;
   void *copy = ob_allocate(1, bytes);
@@ -76,13 +76,13 @@ static void list_arrays(struct ob_fragment *fragment, float **arrays[ARRAYS]) {
   arrays[2] = &fragment->drift;
 }
 
-static onebit_status_t fetch_fragment(struct ob_fragment *fragment) {
+static onebit_status_t copy_fragment(struct ob_fragment *fragment) {
   float **arrays[ARRAYS];
   list_arrays(fragment, arrays);
   for (int k = 0; k < ARRAYS; k++) {
     void *array = *arrays[k], *home = NULL;
     const onebit_status_t status =
-        fetch(fragment->outer, &array, &home, fragment->count * sizeof(float));
+        copy_here(fragment->outer, &array, &home, fragment->count * sizeof(float));
     *arrays[k] = array;
     fragment->home[k] = home;
     OB_TRY(status);
@@ -90,7 +90,7 @@ static onebit_status_t fetch_fragment(struct ob_fragment *fragment) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t return_fragment(struct ob_fragment *fragment, bool changed) {
+static onebit_status_t give_back_fragment(struct ob_fragment *fragment, bool changed) {
   onebit_status_t status = ONEBIT_OK;
   float **arrays[ARRAYS];
   list_arrays(fragment, arrays);
@@ -105,34 +105,34 @@ static onebit_status_t return_fragment(struct ob_fragment *fragment, bool change
   return status;
 }
 
-static onebit_status_t fetch_all(struct onebit_outer *outer) {
+static onebit_status_t copy_all(struct onebit_outer *outer) {
   for (size_t f = 0; f < outer->options.fragments; f++)
-    OB_TRY(fetch_fragment(&outer->fragments[f]));
+    OB_TRY(copy_fragment(&outer->fragments[f]));
   for (size_t t = 0; t < outer->tensor_count; t++) {
     struct ob_outer_tensor *tensor = &outer->tensors[t];
-    OB_TRY(fetch(outer, &tensor->parameter, &tensor->home, parameter_bytes(outer, t)));
+    OB_TRY(copy_here(outer, &tensor->parameter, &tensor->home, parameter_bytes(outer, t)));
   }
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_outer_fetch(struct onebit_outer *outer) {
-  if (outer->executor->memory == &ob_memory_host || outer->fetched)
+onebit_status_t ob_outer_to_host(struct onebit_outer *outer) {
+  if (outer->executor->memory == &ob_memory_host || outer->on_host)
     return ONEBIT_OK;
-  outer->fetched = true;
-  const onebit_status_t status = fetch_all(outer);
+  outer->on_host = true;
+  const onebit_status_t status = copy_all(outer);
   if (status != ONEBIT_OK)
-    (void)ob_outer_return(outer, false); /* only pointers change */
+    (void)ob_outer_from_host(outer, false); /* only pointers change */
   return status;
 }
 
 /* All of them, also where one fails. */
-onebit_status_t ob_outer_return(struct onebit_outer *outer, bool changed) {
+onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed) {
   onebit_status_t status = ONEBIT_OK;
-  if (!outer->fetched)
+  if (!outer->on_host)
     return ONEBIT_OK;
-  outer->fetched = false;
+  outer->on_host = false;
   for (size_t f = 0; f < outer->options.fragments; f++) {
-    const onebit_status_t sent = return_fragment(&outer->fragments[f], changed);
+    const onebit_status_t sent = give_back_fragment(&outer->fragments[f], changed);
     status = status == ONEBIT_OK ? sent : status;
   }
   for (size_t t = 0; t < outer->tensor_count; t++) {

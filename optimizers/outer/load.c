@@ -335,7 +335,7 @@ static onebit_status_t look(struct loading *loading, onebit_status_t status,
     loading->parts.own = outer->comm->rank;
   loading->dry = true;
   OB_TRY(restore(loading));
-  return ob_outer_fetch(outer);
+  return ob_outer_to_host(outer);
 }
 
 static onebit_status_t run(struct loading *loading, onebit_status_t status) {
@@ -352,7 +352,7 @@ static onebit_status_t run(struct loading *loading, onebit_status_t status) {
   status = restore(loading);
   if (status == ONEBIT_ERROR_FILE)
     status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
-  const onebit_status_t sent = ob_outer_return(outer, true);
+  const onebit_status_t sent = ob_outer_from_host(outer, true);
   return ob_agree(outer->comm, status == ONEBIT_OK ? sent : status, NULL, 0);
 }
 
@@ -360,7 +360,7 @@ static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
                             const struct ob_sources *sources) {
   struct loading loading = {.outer = outer};
   status = run(&loading, look(&loading, status, sources));
-  (void)ob_outer_return(outer, false); /* only where the ranks do not agree to load it */
+  (void)ob_outer_from_host(outer, false); /* only where the ranks do not agree to load it */
   ob_parts_close(&loading.parts);
   ob_release((void *)loading.numbers);
   ob_release(loading.copies);

@@ -210,7 +210,7 @@ static onebit_status_t align(struct moving *moving) {
   if (status == ONEBIT_OK)
     status = moving->comm->transport->batch_create(moving->comm, others, &moving->batch);
   if (status == ONEBIT_OK)
-    status = ob_outer_fetch(outer);
+    status = ob_outer_to_host(outer);
   OB_TRY(learn(moving, status, outer->exchanges));
   choose_source(moving);
   for (size_t f = 0; f < outer->options.fragments; f++)
@@ -274,10 +274,10 @@ static onebit_status_t attach(struct moving *moving) {
   outer->comm = ob_comm_keep(moving->comm);
   ob_comm_drop(before);
   OB_TRY(ob_outer_build(outer));
-  onebit_status_t status = ob_outer_fetch(outer);
+  onebit_status_t status = ob_outer_to_host(outer);
   for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
     status = import_held(moving, &outer->fragments[f]);
-  const onebit_status_t sent = ob_outer_return(outer, status == ONEBIT_OK);
+  const onebit_status_t sent = ob_outer_from_host(outer, status == ONEBIT_OK);
   status = status == ONEBIT_OK ? sent : status;
   outer->detached = status != ONEBIT_OK;
   return ob_agree(outer->comm, status, NULL, 0);
@@ -286,7 +286,7 @@ static onebit_status_t attach(struct moving *moving) {
 static onebit_status_t run(struct moving *moving) {
   struct onebit_outer *outer = moving->outer;
   OB_TRY(ob_outer_agree(outer, moving->comm, detach(moving)));
-  const onebit_status_t status = align(moving), sent = ob_outer_return(outer, true);
+  const onebit_status_t status = align(moving), sent = ob_outer_from_host(outer, true);
   OB_TRY(status);
   OB_TRY(ob_agree(moving->comm, sent, NULL, 0));
   return attach(moving);

@@ -25,8 +25,8 @@ static onebit_status_t check_finite(const struct ob_outer_tensor *tensor, size_t
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_place(const struct onebit_outer *outer, size_t t,
-                                   const void *parameter) {
+static onebit_status_t check_memory(const struct onebit_outer *outer, size_t t,
+                                    const void *parameter) {
   char name[48];
   if (!outer->executor->check)
     return ONEBIT_OK;
@@ -46,7 +46,7 @@ static onebit_status_t check_tensor(const struct onebit_outer *outer, const oneb
   if (tensor->count && (uintptr_t)tensor->parameter % ob_dtype_size(dtype))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter is %p, not aligned to %zu bytes",
                     t, tensor->parameter, ob_dtype_size(dtype));
-  return tensor->count ? check_place(outer, t, tensor->parameter) : ONEBIT_OK;
+  return tensor->count ? check_memory(outer, t, tensor->parameter) : ONEBIT_OK;
 }
 
 static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_tensor_t *tensors,
@@ -96,8 +96,8 @@ static onebit_status_t prepare(struct onebit_outer *outer, const onebit_tensor_t
   OB_TRY(ob_fragments_create(outer));
   if (outer->executor->create)
     OB_TRY(outer->executor->create(outer));
-  OB_TRY(ob_outer_fetch(outer));
-  const onebit_status_t status = read_parameters(outer), sent = ob_outer_return(outer, true);
+  OB_TRY(ob_outer_to_host(outer));
+  const onebit_status_t status = read_parameters(outer), sent = ob_outer_from_host(outer, true);
   return status == ONEBIT_OK ? sent : status;
 }
 

@@ -84,10 +84,11 @@ struct ob_outer_executor {
   /* What the plan holds back as a worker, to where the pieces are: an array in this memory. Never
    * asked of the host. */
   onebit_status_t (*export_worker)(const struct onebit_plan *plan, void *const *pieces);
-  /* Two plans whose hosts do not know how a call ends (struct ob_executor), and the stream that
-   * calls of both are on. Joined, when both are decided, neither is applied unless both are. */
-  void *(*couple)(const struct onebit_plan *const plans[2]);
-  onebit_status_t (*join)(const struct onebit_plan *plan, void *couple);
+  /* Where the host does not know how a call ends (struct ob_executor): notes two plans, in memory
+   * for two pointers. Calls of both are on the stream of the first; joined there, when both are
+   * decided, neither is applied unless both are. */
+  onebit_status_t (*couple)(const struct onebit_plan *const plans[2], void *couple);
+  onebit_status_t (*join)(const struct onebit_plan *first, void *couple);
   void *(*stream_of)(const struct onebit_plan *plan);
 };
 
@@ -152,7 +153,7 @@ struct onebit_outer {
   const struct ob_outer_exchange *exchange;
   const struct ob_outer_executor *executor;
   struct ob_outer_device *device; /* the executor's own */
-  bool fetched;                   /* the host has copies (ob_outer_fetch) */
+  bool on_host;                   /* the host has copies (ob_outer_to_host) */
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
   struct ob_fragment *fragments; /* options.fragments of them */
@@ -193,8 +194,8 @@ onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, s
 /* On a device: consensus, momentum, drift and parameters become copies of the host's, so that what
  * is done once in a while is done there; and back, with `changed` to the device. On the host:
  * nothing. What fails leaves them on the device. */
-onebit_status_t ob_outer_fetch(struct onebit_outer *outer);
-onebit_status_t ob_outer_return(struct onebit_outer *outer, bool changed);
+onebit_status_t ob_outer_to_host(struct onebit_outer *outer);
+onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed);
 
 /* The passes over a fragment, of arrays on the host. read: the consensus from the parameters.
  * drift: what has changed since the parameters were set; says whether it can be sent. update: the

@@ -25,8 +25,8 @@ enum { COMPRESSED, DENSE, PARTS };
 struct plans {
   struct part part[PARTS];
   float *drift; /* fragment->drift, when the plans were made */
-  /* The host does not know how calls end: until when they have been put on the stream of the first
-   * plan. With two plans, what makes them end alike. */
+  /* The host does not know how calls end, until it asks; and whether all of the latest ones is on
+   * the stream of the first plan. Two plans are coupled, in memory of the device. */
   bool deferred, put;
   void *couple;
 };
@@ -63,6 +63,22 @@ static onebit_status_t allocate(struct ob_fragment *fragment) {
   return ONEBIT_OK;
 }
 
+/* The pointers to where a device finds them; room for what couples two plans. */
+static onebit_status_t copy_pointers(struct ob_fragment *fragment) {
+  const struct onebit_outer *outer = fragment->outer;
+  const struct ob_memory *memory = outer->executor->memory;
+  struct plans *plans = plans_of(fragment);
+  plans->couple = memory->allocate(PARTS, sizeof(void *));
+  for (int p = 0; p < PARTS; p++) {
+    struct part *part = &plans->part[p];
+    part->there = memory->allocate(part->pieces, sizeof *part->there);
+    if (!part->there || !plans->couple)
+      return ob_error(ONEBIT_ERROR_MEMORY, "no memory of the device for an outer step");
+    OB_TRY(ob_outer_copy(outer, part->there, part->values, part->pieces * sizeof *part->there));
+  }
+  return ONEBIT_OK;
+}
+
 static onebit_status_t create_plan(struct ob_fragment *fragment, int p) {
   struct part *part = &plans_of(fragment)->part[p];
   struct ob_plan_shape shape;
@@ -78,44 +94,20 @@ static onebit_status_t create_plan(struct ob_fragment *fragment, int p) {
   return ob_plan_create(fragment->outer->comm, status, &shape, count, &part->plan);
 }
 
-/* The pointers to where a device finds them. */
-static onebit_status_t copy_pointers(const struct onebit_outer *outer, struct part *part) {
-  const size_t bytes = part->pieces * sizeof *part->there;
-  part->there = outer->executor->memory->allocate(part->pieces, sizeof *part->there);
-  if (!part->there)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory of the device for an outer step");
-  return ob_outer_copy(outer, part->there, part->values, bytes);
-}
-
-static onebit_status_t create_there(struct ob_fragment *fragment) {
-  const struct onebit_outer *outer = fragment->outer;
-  struct plans *plans = plans_of(fragment);
-  const struct onebit_plan *both[PARTS] = {plans->part[0].plan, plans->part[1].plan};
-  if (outer->options.device == ONEBIT_DEVICE_HOST)
-    return ONEBIT_OK;
-  for (int p = 0; p < PARTS; p++)
-    if (both[p]) {
-      plans->deferred = both[p]->executor->deferred;
-      OB_TRY(copy_pointers(outer, &plans->part[p]));
-    }
-  if (!plans->deferred || !both[COMPRESSED] || !both[DENSE])
-    return ONEBIT_OK;
-  plans->couple = outer->executor->couple(both);
-  return plans->couple ? ONEBIT_OK
-                       : ob_error(ONEBIT_ERROR_MEMORY, "no memory of the device for an outer step");
-}
-
 static onebit_status_t create(struct ob_fragment *fragment) {
-  struct onebit_outer *outer = fragment->outer;
-  OB_TRY(ob_agree(outer->comm, allocate(fragment), NULL, 0));
-  for (int p = 0; p < PARTS; p++)
-    if (plans_of(fragment)->part[p].pieces)
-      OB_TRY(create_plan(fragment, p));
-  const int before = outer->executor->enter ? outer->executor->enter(outer) : 0;
-  const onebit_status_t status = create_there(fragment);
-  if (outer->executor->leave)
-    outer->executor->leave(before);
-  return outer->executor->enter ? ob_agree(outer->comm, status, NULL, 0) : status;
+  const struct onebit_outer *outer = fragment->outer;
+  onebit_status_t status = allocate(fragment);
+  if (status == ONEBIT_OK && outer->options.device != ONEBIT_DEVICE_HOST)
+    status = copy_pointers(fragment);
+  OB_TRY(ob_agree(outer->comm, status, NULL, 0));
+  for (int p = 0; p < PARTS; p++) {
+    struct part *part = &plans_of(fragment)->part[p];
+    if (!part->pieces)
+      continue;
+    OB_TRY(create_plan(fragment, p));
+    plans_of(fragment)->deferred = part->plan->executor->deferred;
+  }
+  return ONEBIT_OK;
 }
 
 static void destroy(struct ob_fragment *fragment) {
@@ -155,11 +147,23 @@ static struct ob_call call_of(const struct ob_fragment *fragment, const struct p
   return call;
 }
 
+static bool is_coupled(const struct plans *plans) {
+  return plans->deferred && plans->part[COMPRESSED].plan && plans->part[DENSE].plan;
+}
+
+static onebit_status_t couple(const struct ob_fragment *fragment) {
+  const struct plans *plans = plans_of(fragment);
+  const struct onebit_plan *const both[] = {plans->part[COMPRESSED].plan, plans->part[DENSE].plan};
+  return fragment->outer->executor->couple(both, plans->couple);
+}
+
 /* What began is ended by test, also where another part could not begin. */
 static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct plans *plans = plans_of(fragment);
   bool any = false;
   plans->put = false;
+  if (status == ONEBIT_OK && is_coupled(plans))
+    status = couple(fragment);
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
     part->status = ONEBIT_OK;
@@ -183,7 +187,7 @@ static onebit_status_t worse_of(onebit_status_t a, onebit_status_t b) {
 static onebit_status_t put(struct ob_fragment *fragment) {
   struct plans *plans = plans_of(fragment);
   onebit_status_t status = ONEBIT_OK;
-  if (plans->couple)
+  if (is_coupled(plans))
     status = fragment->outer->executor->join(plans->part[COMPRESSED].plan, plans->couple);
   for (int p = 0; p < PARTS; p++)
     if (plans->part[p].plan && plans->part[p].status == ONEBIT_OK)

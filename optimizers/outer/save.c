@@ -235,7 +235,7 @@ static onebit_status_t read_section(void *context, const struct ob_part_section 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
 static void destroy(struct saving *saving) {
-  (void)ob_outer_return(saving->outer, false); /* only pointers change */
+  (void)ob_outer_from_host(saving->outer, false); /* only pointers change */
   ob_release(saving->tensors);
   ob_release(saving->sections);
   ob_release(saving->numbers);
@@ -262,7 +262,7 @@ static onebit_status_t write(void *context, const struct ob_sink *sink) {
   struct saving *saving = context;
   const struct ob_part_writer writer = {&saving->header, saving->tensors, saving->sections,
                                         read_section, saving};
-  OB_TRY(ob_outer_fetch(saving->outer));
+  OB_TRY(ob_outer_to_host(saving->outer));
   return ob_part_write(&writer, sink);
 }
 

@@ -1,5 +1,5 @@
-"""Arrays of others as memory for the library: numpy arrays, torch tensors on the processor, and
-whatever has the buffer protocol. Nothing is copied."""
+"""Arrays of others as memory for the library: numpy arrays, torch tensors, and whatever has the
+buffer protocol. Nothing is copied."""
 
 import ctypes
 import sys
@@ -22,15 +22,16 @@ _BY_TYPESTR = {"<f4": Dtype.FLOAT32, "<f2": Dtype.FLOAT16}
 _BY_FORMAT = {"f": Dtype.FLOAT32, "e": Dtype.FLOAT16}
 
 
-def _of_torch(tensor, name, writable):
+def _of_torch(tensor, name, place):
     torch = sys.modules["torch"]
     dtypes = {
         torch.float32: Dtype.FLOAT32,
         torch.bfloat16: Dtype.BFLOAT16,
         torch.float16: Dtype.FLOAT16,
     }
-    if tensor.device.type != "cpu":
-        raise wrong(f"{name} is on {tensor.device}, not on the processor")
+    if tensor.device.type != place:
+        wanted = "the processor" if place == "cpu" else place
+        raise wrong(f"{name} is on {tensor.device}, not on {wanted}")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise wrong(f"{name} is not contiguous: its strides are not those of its shape")
     if tensor.dtype not in dtypes:
@@ -65,12 +66,13 @@ def _of_memory(thing, name, writable):
     return Buffer(address, view.nbytes // view.itemsize, _BY_FORMAT[view.format], (view, exported))
 
 
-def buffer_of(thing, name, writable=False):
-    """What lies in an array. Raises `Error` (ERROR_ARGUMENT) for memory that the library cannot
-    use: of another type or device, not contiguous, or read-only where it is written to."""
+def buffer_of(thing, name, writable=False, place="cpu"):
+    """What lies in an array; of a torch tensor on `place`, a type of device. Raises `Error`
+    (ERROR_ARGUMENT) for memory that the library cannot use: of another type or device, not
+    contiguous, or read-only where it is written to."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, getattr(torch, "Tensor", ())):
-        return _of_torch(thing, name, writable)
+        return _of_torch(thing, name, place)
     described = getattr(thing, "__array_interface__", None)  # is made anew each time
     if described is not None:
         return _of_array(thing, described, name, writable)

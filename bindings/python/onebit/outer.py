@@ -5,7 +5,7 @@ import sys
 from typing import Any, Dict, Optional, Sequence
 
 from onebit import _native
-from onebit._native import Dtype, OuterRule, Status
+from onebit._native import Device, Dtype, OuterRule, Status
 from onebit.buffers import buffer_of
 from onebit.communicator import Communicator
 from onebit.errors import check, last_message, wrong
@@ -16,11 +16,12 @@ class Outer(Stateful):
     """The outer step of a list of parameters (onebit/outer.h is the manual). Collective.
 
     comm: a `Communicator`
-    parameters: numpy arrays or torch tensors on the processor, all of one type; equal on all ranks,
-        trained and set in place. The inner optimizer is the caller's.
+    parameters: numpy arrays or torch tensors, all of one type and either on the processor or on the
+        current CUDA device; equal on all ranks, trained and set in place. The inner optimizer is
+        the caller's.
     uncompressed: the numbers of those that are exchanged in float32
     options: the fields of onebit_outer_options_t by name (`rule="nesterov"`, `bits=4`);
-        parameter_dtype is that of the arrays
+        parameter_dtype and device are those of the arrays
 
         outer = onebit.Outer(comm, list(model.parameters()), local_steps=30)
         for batch in batches:
@@ -53,12 +54,19 @@ class Outer(Stateful):
 
     def _describe(self, parameters, uncompressed, options):
         self._arrays = [getattr(one, "data", one) if _is_torch(one) else one for one in parameters]
+        cuda = any(_is_torch(one) and one.device.type == "cuda" for one in self._arrays)
         self._parameters = [
-            buffer_of(one, f"parameters[{number}]", True) for number, one in enumerate(self._arrays)
+            buffer_of(one, f"parameters[{number}]", True, "cuda" if cuda else "cpu")
+            for number, one in enumerate(self._arrays)
         ]
         first = self._parameters[0].dtype if self._parameters else Dtype.FLOAT32
         filled = _native.fill(
-            _native.sized(_native.OuterOptions), {"parameter_dtype": first, **options}
+            _native.sized(_native.OuterOptions),
+            {
+                "parameter_dtype": first,
+                "device": Device.DEVICE_CUDA if cuda else Device.DEVICE_HOST,
+                **options,
+            },
         )
         for number, one in enumerate(self._parameters):
             if one.dtype != filled.parameter_dtype:
