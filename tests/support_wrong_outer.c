@@ -104,8 +104,6 @@ static void wrong_sites(const struct wrong_scene *scene, onebit_outer_t plain) {
         ONEBIT_ERROR_UNSUPPORTED, name)
   REFUSED("fragments does not go with sites", .fragments = 2);
   REFUSED("delay does not go with sites", .delay = 2);
-  REFUSED("mixing does not go with sites", .mixing = 0.5);
-  REFUSED("weighted does not go with sites", .weighted = 1);
   REFUSED("ONEBIT_OUTER_SPARSE does not go with sites", .bits = ONEBIT_OUTER_SPARSE);
   REFUSED("ONEBIT_BLOCK_BUFFER does not go with sites", .block_size = ONEBIT_BLOCK_BUFFER);
   WRONG(onebit_outer_get_sites, (NULL, &info), ARGUMENT, "outer is NULL");

@@ -456,7 +456,7 @@ Test(outer_checkpoint, others_are_refused) {
   refuse(it, &twice, "saved by one of 1 ranks, and there are 2 parts");
   memcpy((char *)parts.memory[0] + PART_KIND, "adam\0", 6);
   part_sign(parts.memory[0]);
-  refuse(it, &parts, "of an optimizer, adam, and not of an outer step");
+  refuse(it, &parts, "of another kind: saved by adam, loaded by outer");
   onebit_outer_destroy(it->outer);
   free(it);
   free_parts(&parts);

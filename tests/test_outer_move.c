@@ -346,7 +346,7 @@ static void differ(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_outer_move(it->outer, next[0][it->rank]), ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("mixing");
   CHECK_STATUS(onebit_outer_step(it->outer, 1), ONEBIT_ERROR_TRANSPORT);
-  CHECK_WORDS("call onebit_outer_move again");
+  CHECK_WORDS("call onebit_outer_move");
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_ERROR_TRANSPORT);
   CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, none.bytes), ONEBIT_ERROR_TRANSPORT);
   CHECK_STATUS(onebit_outer_save_files(it->outer, "."), ONEBIT_ERROR_TRANSPORT);

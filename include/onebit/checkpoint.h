@@ -85,8 +85,16 @@ onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const 
  *   outer      the outer step; unchanged
  *   memory, capacity, bytes   as in onebit_optimizer_save
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
- * ONEBIT_ERROR_UNSUPPORTED (it is of several sites: after onebit_outer_synchronize the parameters
- * are what all have), ONEBIT_ERROR_MEMORY, and those of an exchange in flight that failed. */
+ * ONEBIT_ERROR_UNSUPPORTED (a site that is being caught up has a part of a consensus only: save
+ * after a later exchange), ONEBIT_ERROR_TRANSPORT (it has stopped), ONEBIT_ERROR_MEMORY, and those
+ * of an exchange in flight that failed.
+ *
+ * Of several sites each saves and loads by itself, with files in a directory of its own: "all
+ * ranks" are those of the site, and saving is collective over these. So a site's checkpoint is
+ * complete: another site can begin with it, too. A drift that is under way is saved as not sent.
+ * Loading is collective over all sites, and they go on to the bit where all have saved after the
+ * same step and none was late. Where they have loaded unequal rounds the latest count, as
+ * onebit_outer_move says; so they do where there are more sites or fewer than saved. */
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes);
 

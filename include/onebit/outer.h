@@ -19,7 +19,7 @@
  * e is this rank's residual, what it has not sent yet. It stays in this rank's parameters: else the
  * local steps make up for a part of it, which is then sent twice (docs/outer.md has figures). So it
  * is the consensus that is equal on all ranks; parameters are after onebit_outer_synchronize. With
- * a mixing, several sites, ONEBIT_OUTER_SPARSE, and where nothing is compressed, e is left out.
+ * a mixing (but among sites), ONEBIT_OUTER_SPARSE, and where nothing is compressed, e is left out.
  *
  *   onebit_outer_create(comm, tensors, ntensors, NULL, &outer);
  *   for each step
@@ -173,9 +173,8 @@ typedef struct onebit_sites_options {
  *   site       the ranks of this site; its rank 0 speaks for it
  *   between    on rank 0 of each site a communicator of all of these, 1 to 64; NULL on all others
  *   tensors, ntensors, outer   as of onebit_outer_create
- *   options    as of onebit_outer_create; but fragments, delay, mixing, weighted, sparse bits,
- *              ONEBIT_BLOCK_BUFFER and a device do not go with sites, and chunk_size and schedule
- *              mean nothing
+ *   options    as of onebit_outer_create; but fragments, delay, sparse bits, ONEBIT_BLOCK_BUFFER and
+ *              a device do not go with sites, and chunk_size and schedule mean nothing
  *   sites      when sites are left out, or NULL for the defaults; not kept; the same on all ranks
  *
  * Elements are cut into as many shards as there are sites. Site s receives the drifts of shard s
@@ -184,9 +183,11 @@ typedef struct onebit_sites_options {
  * their bits. onebit_outer_step exchanges every local_steps steps:
  *   - site s closes a round of its shard when drifts of all sites are there, or after `patience`
  *     with those that are, if these are a quorum. The mean is over the sites in the round;
+ *     With `weighted` it is weighted by what each site was told since its last drift;
  *   - a site waits for a round for twice that, and trains on then, from where it is. The drift that
- *     it has sent counts in the first round that is closed with it there; what it has trained since
- *     stays in its parameters, and counts in the next: p = x - (drift since). Nothing is lost;
+ *     it has sent counts in the first round that is closed with it there; what it has trained
+ *     since, and what compression has left, stays in its parameters, and counts in the next.
+ *     Nothing is lost;
  *   - who was waited for in vain is not waited for again until something comes from it;
  *   - a site that returns applies the rounds that it has missed, one by one, and compares a
  *     checksum with each; where they are more bytes than the consensus and outer momentum of that
@@ -195,12 +196,14 @@ typedef struct onebit_sites_options {
  *     momentum.
  * The shard that an absent site serves waits for it, and its elements drift meanwhile.
  *
- * Memory, in bytes a parameter: 8 + 8 / sites, 4 more with a rule other than MEAN; on rank 0 of a
- * site 8 + bits / 2 + 16 / sites more.
+ * Memory, in bytes a parameter: 8 + bits / 8 + 16 / sites, 4 more with a rule other than MEAN; on
+ * rank 0 of a site 3 bits / 8 + 16 / sites more.
  *
  * Over any transport on which messages are late but not lost: TCP does that for some 15 minutes of
  * a link that is down, and so do onebit/sockets.h and MPI over TCP. A process that has ended is an
- * ONEBIT_ERROR_TRANSPORT on all sites: make the outer step anew with those that are left.
+ * ONEBIT_ERROR_TRANSPORT on all sites, and those that are left go on with onebit_outer_shrink, or
+ * with onebit_outer_move to a communicator that they make, to which a site comes that is started
+ * again. A site is lost as a whole: its ranks end together.
  *
  * Errors: those of onebit_outer_create, ONEBIT_ERROR_UNSUPPORTED (an option that does not go with
  * sites), ONEBIT_ERROR_ARGUMENT (sites; no `between` on rank 0 of a site: the others then wait
@@ -218,7 +221,7 @@ typedef struct onebit_sites_info {
   int quorum;         /* as decided */
   double patience;    /* likewise */
   uint64_t late;      /* sites that are not waited for at present: bit s is site s */
-  uint64_t rounds;    /* of the shard that this site serves */
+  uint64_t rounds;    /* of the shard that this site serves, since the latest move or load */
   uint64_t left_out;  /* of these, without some site; on rank 0 of the site */
   uint64_t caught_up; /* shards that came whole, since too many rounds were missed */
 } onebit_sites_info_t;
@@ -315,19 +318,24 @@ onebit_status_t onebit_outer_check(onebit_outer_t outer);
  * more during the call.
  *   outer   of each rank
  *   comm    the new communicator; it may be destroyed before the outer
+ * Among sites it is collective over all ranks of all sites, and `comm` is on rank 0 of each site a
+ * communicator of these, NULL on all others. The shards are cut anew. A site that comes has made
+ * its outer step alone, of `between` with one rank, and may have loaded a checkpoint into it. A
+ * site whose consensus of a shard is not the source's begins there at that consensus.
  * On failure all ranks of comm that are still there get an error. The state is kept: make another
  * communicator of the ranks that are left, and call this again. Until then steps fail.
- * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (an outer step of several sites;
- * a comm over NCCL),
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_UNSUPPORTED (a comm over NCCL),
  * ONEBIT_ERROR_MISMATCH (outer steps differ between ranks), ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_PEER,
  * ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_MESSAGE. */
 onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm);
 
 /* When a step has failed with ONEBIT_ERROR_TRANSPORT or ONEBIT_ERROR_PEER: onebit_comm_shrink of
  * the outer step's communicator, and onebit_outer_move to what it gives; where another rank is lost
- * meanwhile, once more. Collective over the ranks that are left.
+ * meanwhile, once more. Collective over the ranks that are left; among sites over all ranks of the
+ * sites that are left, of what joins these, and where another is lost meanwhile it is to be called
+ * again.
  *   outer       of each rank that is left
- *   survivors   out: as in onebit_optimizer_shrink
+ *   survivors   out: as in onebit_optimizer_shrink; NULL but on rank 0 of a site
  * Errors: those of onebit_comm_shrink and onebit_outer_move. */
 onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors);
 

@@ -80,6 +80,9 @@ static onebit_status_t allocate_fragment(struct onebit_outer *outer, struct ob_f
 
 onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
+  const uint64_t before = outer->own_bytes;
+  outer->longest = 0;
+  outer->sums = NULL;
   outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
   outer->runs = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->runs);
@@ -95,6 +98,7 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
     outer->longest = fragment->count > outer->longest ? fragment->count : outer->longest;
   }
   outer->sums = ob_outer_allocate(outer, outer->longest / OB_OUTER_RUN + 1, sizeof *outer->sums);
+  outer->fragment_bytes = outer->own_bytes - before;
   return outer->sums ? ONEBIT_OK : no_memory(outer);
 }
 

@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"
+#include "optimizers/outer/sites.h"
 #include "optimizers/outer/state.h"
 
 struct loading {
@@ -53,8 +54,9 @@ static onebit_status_t check_tensors(const struct ob_part *part, const struct on
 static onebit_status_t check_part(const struct ob_part *part, const struct onebit_outer *outer) {
   const struct ob_part_header *header = &part->header;
   const bool momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
-  if (strncmp(header->kind, OB_OUTER_KIND, sizeof header->kind) != 0)
-    return ob_part_error(part, "of an optimizer, %.16s, and not of an outer step", header->kind);
+  if (strncmp(header->kind, ob_outer_kind(outer), sizeof header->kind) != 0)
+    return ob_part_error(part, "of another kind: saved by %.16s, loaded by %s", header->kind,
+                         ob_outer_kind(outer));
   OB_TRY(check_tensors(part, outer));
   if (header->form != momentum)
     return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
@@ -94,7 +96,7 @@ static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t
 static onebit_status_t check_numbers(const struct ob_part *part, const uint64_t *numbers,
                                      const struct onebit_outer *outer, const uint64_t *first) {
   const uint64_t rounds = numbers[OB_OUTER_LOCAL_STEPS];
-  if (rounds < outer->options.fragments || rounds > UINT32_MAX ||
+  if (rounds < (outer->sites ? 1 : outer->options.fragments) || rounds > UINT32_MAX ||
       numbers[OB_OUTER_POSITION] >= rounds)
     return ob_part_error(part, "step %" PRIu64 " of a round of %" PRIu64 " steps",
                          numbers[OB_OUTER_POSITION], rounds);
@@ -320,12 +322,24 @@ static onebit_status_t restore(struct loading *loading) {
   return ONEBIT_OK;
 }
 
+/* Sites that are more or fewer than those that saved first have what these had. */
+static onebit_status_t cut_as_saved(struct loading *loading) {
+  const struct ob_part *part = &loading->parts.list[0];
+  const uint32_t sites = part->header.shards;
+  if (!loading->outer->sites)
+    return ONEBIT_OK;
+  if (sites < 1 || sites > OB_SITES_MAX)
+    return ob_part_error(part, "saved among %" PRIu32 " sites", sites);
+  return ob_outer_recut(loading->outer, sites);
+}
+
 static onebit_status_t look(struct loading *loading, onebit_status_t status,
                             const struct ob_sources *sources) {
   struct onebit_outer *outer = loading->outer;
   OB_TRY(status);
   OB_TRY(ob_parts_open(&loading->parts, sources));
   OB_TRY(ob_parts_together(&loading->parts));
+  OB_TRY(cut_as_saved(loading));
   for (int k = 0; k < loading->parts.count; k++)
     OB_TRY(check_part(&loading->parts.list[k], outer));
   OB_TRY(allocate(loading));
@@ -346,7 +360,10 @@ static onebit_status_t run(struct loading *loading, onebit_status_t status) {
        status == ONEBIT_OK ? ob_parts_identity(&loading->parts) : 0},
       {"how many exchanges have begun", outer->started},
   };
-  OB_TRY(ob_agree(outer->comm, status, terms, sizeof terms / sizeof terms[0]));
+  status = ob_agree(outer->comm, status, terms, sizeof terms / sizeof terms[0]);
+  if (outer->sites)
+    status = ob_sites_agree(outer->comm, outer->sites->between, status, NULL, 0);
+  OB_TRY(status);
   (void)ob_outer_settle(outer); /* what is in flight is replaced, however it ends */
   loading->dry = false;
   status = restore(loading);
@@ -356,9 +373,19 @@ static onebit_status_t run(struct loading *loading, onebit_status_t status) {
   return ob_agree(outer->comm, status == ONEBIT_OK ? sent : status, NULL, 0);
 }
 
+/* Where they have loaded unequal rounds, all go on with the latest. */
+static onebit_status_t join_sites(struct onebit_outer *outer, onebit_status_t status) {
+  char error[256];
+  snprintf(error, sizeof error, "%s", status == ONEBIT_OK ? "" : onebit_last_error());
+  const onebit_status_t joined = ob_outer_rejoin(outer, outer->sites->between);
+  return status == ONEBIT_OK ? joined : ob_error(status, "%s", error);
+}
+
 static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
                             const struct ob_sources *sources) {
   struct loading loading = {.outer = outer};
+  const onebit_status_t detached = outer->sites ? ob_outer_detach(outer) : ONEBIT_OK;
+  status = status == ONEBIT_OK ? detached : status;
   status = run(&loading, look(&loading, status, sources));
   (void)ob_outer_from_host(outer, false); /* only where the ranks do not agree to load it */
   ob_parts_close(&loading.parts);
@@ -366,7 +393,7 @@ static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
   ob_release(loading.copies);
   ob_release(loading.factors);
   ob_release(loading.values);
-  return status;
+  return outer->sites ? join_sites(outer, status) : status;
 }
 
 onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,

@@ -9,6 +9,9 @@
  *
  * Between detach and attach the outer step is detached: what fails leaves it so, and the next call
  * goes on from there. Between ranks that have the same nothing but checksums travels.
+ *
+ * Among sites the same, between their rank 0s; and then in each site, whose other ranks follow its
+ * rank 0.
  */
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +21,7 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/watch.h"
+#include "optimizers/outer/sites.h"
 #include "optimizers/outer/state.h"
 
 enum { WORKER, SERVER, MESSAGE = 1 << 20 }; /* MESSAGE: floats at a time */
@@ -63,8 +67,7 @@ static void destroy_exchange(struct ob_fragment *fragment) {
 }
 
 /* Without memory nothing is given back, and the next call begins here again. */
-static onebit_status_t detach(const struct moving *moving) {
-  struct onebit_outer *outer = moving->outer;
+onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
   for (size_t f = 0; f < parts; f++)
     ob_fragment_abandon(&outer->fragments[f]);
@@ -74,6 +77,8 @@ static onebit_status_t detach(const struct moving *moving) {
   outer->detached = true;
   for (size_t f = 0; f < parts; f++)
     destroy_exchange(&outer->fragments[f]);
+  if (outer->sites)
+    ob_sites_detach(outer);
   return ONEBIT_OK;
 }
 
@@ -244,8 +249,7 @@ static void join_held(const struct moving *moving, struct ob_fragment *fragment)
     }
 }
 
-/* The drift is scratch: nothing is in flight. Parameters that were set to the consensus less the
- * residual follow it, or the next drift would be less by what it has grown. */
+/* The drift is scratch: nothing is in flight. */
 static onebit_status_t import_held(const struct moving *moving, struct ob_fragment *fragment) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
   struct ob_outer_run *runs = fragment->outer->runs;
@@ -260,11 +264,42 @@ static onebit_status_t import_held(const struct moving *moving, struct ob_fragme
     extract_runs(fragment->held[WORKER], runs, count, fragment->drift);
     OB_TRY(exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift));
   }
-  if (fragment->keeps) {
+  if (fragment->keeps)
     OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift));
+  return ONEBIT_OK;
+}
+
+/* Parameters that were set to the consensus less the residual follow it, or the next drift would be
+ * less by what it has grown. */
+static void follow_growth(struct ob_fragment *fragment) {
+  if (fragment->keeps)
     ob_fragment_shift(fragment, fragment->held[SERVER]);
-  }
   memset(fragment->held[SERVER], 0, fragment->count * sizeof(float));
+}
+
+/* What rank 0 of the site has come to. */
+static onebit_status_t copy_rank_0(struct moving *inside, struct ob_fragment *fragment) {
+  float *const arrays[] = {fragment->drift, fragment->held[SERVER]};
+  const struct ob_codec *codec = fragment->outer->codec;
+  for (int k = 0; k < 2; k++) {
+    OB_TRY(learn(inside, ONEBIT_OK, codec->checksum(arrays[k], fragment->count)));
+    OB_TRY(pass_on(inside, arrays[k], fragment->count));
+  }
+  return ONEBIT_OK;
+}
+
+/* `inside`: the site, where there are sites; then the moving's communicator is NULL but on rank 0
+ * of it. */
+static onebit_status_t import_all(const struct moving *moving, struct moving *inside) {
+  struct onebit_outer *outer = moving->outer;
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    struct ob_fragment *fragment = &outer->fragments[f];
+    if (moving->comm)
+      OB_TRY(import_held(moving, fragment));
+    if (inside)
+      OB_TRY(copy_rank_0(inside, fragment));
+    follow_growth(fragment);
+  }
   return ONEBIT_OK;
 }
 
@@ -275,21 +310,23 @@ static onebit_status_t attach(struct moving *moving) {
   ob_comm_drop(before);
   OB_TRY(ob_outer_build(outer));
   onebit_status_t status = ob_outer_to_host(outer);
-  for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
-    status = import_held(moving, &outer->fragments[f]);
+  if (status == ONEBIT_OK)
+    status = import_all(moving, NULL);
   const onebit_status_t sent = ob_outer_from_host(outer, status == ONEBIT_OK);
   status = status == ONEBIT_OK ? sent : status;
   outer->detached = status != ONEBIT_OK;
   return ob_agree(outer->comm, status, NULL, 0);
 }
 
-static onebit_status_t run(struct moving *moving) {
+static onebit_status_t attach_site(struct moving *moving, struct moving *inside) {
   struct onebit_outer *outer = moving->outer;
-  OB_TRY(ob_outer_agree(outer, moving->comm, detach(moving)));
-  const onebit_status_t status = align(moving), sent = ob_outer_from_host(outer, true);
-  OB_TRY(status);
-  OB_TRY(ob_agree(moving->comm, sent, NULL, 0));
-  return attach(moving);
+  onebit_status_t status = moving->comm ? align(moving) : ONEBIT_OK;
+  OB_TRY(ob_sites_agree(outer->comm, moving->comm, status, NULL, 0));
+  OB_TRY(align(inside));
+  OB_TRY(ob_outer_build(outer));
+  status = import_all(moving, inside);
+  outer->detached = status != ONEBIT_OK;
+  return ob_sites_agree(outer->comm, moving->comm, status, NULL, 0);
 }
 
 static void close(struct moving *moving) {
@@ -300,23 +337,27 @@ static void close(struct moving *moving) {
   ob_release(moving->noted);
 }
 
-static onebit_status_t check(onebit_outer_t outer) {
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+static onebit_status_t run(struct moving *moving) {
+  struct onebit_outer *outer = moving->outer;
+  onebit_status_t status = ob_outer_detach(outer);
   if (outer->sites)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "outer is of several sites, which leave and come by themselves");
-  return ONEBIT_OK;
+    status = ob_sites_regroup(outer, moving->comm, status);
+  OB_TRY(ob_outer_agree(outer, moving->comm, status));
+  if (outer->sites) {
+    struct moving inside = {.outer = outer, .comm = outer->comm};
+    status = attach_site(moving, &inside);
+    close(&inside);
+    return status;
+  }
+  status = align(moving);
+  const onebit_status_t sent = ob_outer_from_host(outer, true);
+  OB_TRY(status);
+  OB_TRY(ob_agree(moving->comm, sent, NULL, 0));
+  return attach(moving);
 }
 
-onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
-  OB_TRY(check(outer));
-  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  if (!comm->transport->host_messages)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "comm moves messages between GPUs only, over %s, and an outer step is moved "
-                    "through memory of the host: save it, and load it on the new communicator",
-                    comm->transport->name);
-  struct moving moving = {.outer = outer, .comm = ob_comm_keep(comm)};
+onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) {
+  struct moving moving = {.outer = outer, .comm = comm ? ob_comm_keep(comm) : NULL};
   if (outer->latest)
     ob_comm_drop(outer->latest);
   outer->latest = comm;
@@ -325,7 +366,7 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
   if (status != ONEBIT_OK) {
     char error[256];
     snprintf(error, sizeof error, "%s", onebit_last_error());
-    (void)detach(&moving); /* a rank that has come through waits for the others, too */
+    (void)ob_outer_detach(outer); /* a rank that has come through waits for the others, too */
     status = ob_error(status, "%s", error);
   }
   for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
@@ -335,17 +376,39 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
   return status;
 }
 
+onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  if (!outer->sites || comm)
+    OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  if (comm && !comm->transport->host_messages)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "comm moves messages between GPUs only, over %s, and an outer step is moved "
+                    "through memory of the host: save it, and load it on the new communicator",
+                    comm->transport->name);
+  return ob_outer_rejoin(outer, comm);
+}
+
 static onebit_status_t move(void *outer, onebit_comm_t comm) {
   return onebit_outer_move(outer, comm);
+}
+
+/* Where another site is lost meanwhile the caller sees it, and calls this again. */
+static onebit_status_t shrink_sites(struct onebit_outer *outer, onebit_comm_t *survivors) {
+  const onebit_comm_t from = outer->latest ? outer->latest : outer->sites->between;
+  const onebit_status_t status = from ? onebit_comm_shrink(from, survivors) : ONEBIT_OK;
+  OB_TRY(ob_agree(outer->comm, status, NULL, 0));
+  return ob_outer_rejoin(outer, *survivors);
 }
 
 /* As onebit_optimizer_shrink. */
 onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors) {
   if (survivors)
     *survivors = NULL;
-  OB_TRY(check(outer));
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   if (!survivors)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
+  if (outer->sites)
+    return shrink_sites(outer, survivors);
   onebit_comm_t from = outer->latest ? outer->latest : outer->comm;
   return ob_shrink_and_move(from, survivors, move, outer);
 }
@@ -353,7 +416,7 @@ onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivo
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
   if (outer->stopped)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
-                    "the outer step is on no communicator since it could not be moved: call "
-                    "onebit_outer_move again");
+                    "the outer step has stopped, since an exchange of its sites or a move has "
+                    "failed: call onebit_outer_move");
   return ONEBIT_OK;
 }

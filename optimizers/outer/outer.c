@@ -147,12 +147,14 @@ static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, boo
   };
   const size_t count = sizeof terms / sizeof terms[0] - !parameters;
   if (sites)
-    return ob_sites_agree(outer, comm, between, status, terms, count);
+    return ob_sites_agree(comm, between, status, terms, count);
   return ob_agree(comm, status, terms, count);
 }
 
 onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
                                onebit_status_t status) {
+  if (outer->sites)
+    return agree(outer->comm, outer, true, comm, false, status);
   return agree(comm, outer, false, NULL, false, status);
 }
 
@@ -186,6 +188,8 @@ static onebit_status_t create_weigh(struct ob_fragment *fragment) {
 
 /* All ranks come this far. */
 onebit_status_t ob_outer_build(struct onebit_outer *outer) {
+  if (outer->sites)
+    return ob_sites_build(outer);
   for (size_t f = 0; f < outer->options.fragments; f++) {
     OB_TRY(outer->exchange->create(&outer->fragments[f]));
     if (outer->options.weighted)
@@ -253,6 +257,8 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
     status = result ? prepare(outer, tensors, ntensors, options, sites)
                     : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
   status = agree(site, outer, true, between, true, status);
+  if (status == ONEBIT_OK)
+    status = ob_outer_build(outer);
   return finish(outer, status, result);
 }
 

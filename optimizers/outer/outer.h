@@ -13,6 +13,7 @@
  *   save.c        a part of a checkpoint (optimizers/checkpoint/checkpoint.h) of it
  *   load.c        and from the parts of all ranks
  *   move.c        onto another communicator
+ *   recut.c       into other fragments
  *   sites.h       or all that is different among sites
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
@@ -164,10 +165,11 @@ struct onebit_outer {
   double *sums;                  /* scratch: one for each OB_OUTER_RUN elements of a fragment */
   size_t position;               /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
-  uint64_t started;       /* exchanges, of all fragments; the same on all ranks whose steps are */
-  bool refused;           /* a message was (struct onebit_plan) */
-  bool detached;          /* from its communicator: fragments have no exchange (move.c) */
-  bool stopped;           /* a move has failed: no steps before another one */
+  uint64_t fragment_bytes; /* of own_bytes */
+  uint64_t started;        /* exchanges, of all fragments; the same on all ranks whose steps are */
+  bool refused;            /* a message was (struct onebit_plan) */
+  bool detached;           /* from its communicator: fragments have no exchange (move.c) */
+  bool stopped; /* a move, or an exchange among sites has failed: no steps before another move */
   onebit_comm_t latest;   /* the communicator that it was to be moved to, or NULL */
   struct ob_sites *sites; /* NULL: ranks exchange by themselves (sites.h) */
 };
@@ -184,6 +186,8 @@ int ob_outer_bits_for(onebit_outer_rule_t rule, double momentum);
 onebit_status_t ob_fragments_create(struct onebit_outer *outer);
 void ob_fragments_destroy(struct onebit_outer *outer);
 void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
+/* Into so many fragments, while it is detached. Without memory nothing is changed. */
+onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts);
 
 /* Chooses the executor, which the options name. Errors: ONEBIT_ERROR_UNSUPPORTED. */
 onebit_status_t ob_outer_choose_executor(struct onebit_outer *outer);
@@ -206,8 +210,9 @@ void ob_fragment_update(struct ob_fragment *fragment);
 void ob_fragment_set(const struct ob_fragment *fragment, double mixing);
 /* Parameters less `by`, where that is not zero. */
 void ob_fragment_shift(const struct ob_fragment *fragment, const float *by);
-/* Elements first to first + count - 1 become the consensus less what a site is ahead of it. */
-void ob_fragment_set_ahead(const struct ob_fragment *fragment, const float *ahead, size_t first,
+/* Elements first to first + count - 1 become the consensus less what a site is ahead of it, with
+ * the mixing of the options; that is kept in fragment->drift. */
+void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, size_t first,
                            size_t count);
 uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
 

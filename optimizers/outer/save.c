@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"
+#include "optimizers/outer/sites.h"
 #include "optimizers/outer/state.h"
 
 /* --- What is in flight -------------------------------------------------------------------------*/
@@ -15,14 +16,19 @@ onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status
   return ob_agree(outer->comm, status, &term, 1);
 }
 
-/* What is under way between sites is not saved. */
 onebit_status_t ob_outer_check_saved(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
-  if (outer->sites)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "outer is of several sites, which has no checkpoints: "
-                    "onebit_outer_synchronize, and save the parameters");
   return ob_outer_check_attached(outer);
+}
+
+/* What is under way between sites is not saved: it stays in the parameters. */
+static onebit_status_t check_whole(const struct onebit_outer *outer) {
+  for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
+    if (ob_shard_of(outer->sites, (int)f)->torn)
+      return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                      "some of what this site has missed is still under way: save after a later "
+                      "exchange");
+  return ONEBIT_OK;
 }
 
 onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
@@ -61,7 +67,6 @@ static void describe(struct saving *saving) {
   saving->header = (struct ob_part_header){
       .version = OB_PART_VERSION,
       .order = OB_PART_ORDER,
-      .kind = OB_OUTER_KIND,
       .library = ONEBIT_VERSION_MAJOR << 16 | ONEBIT_VERSION_MINOR << 8 | ONEBIT_VERSION_PATCH,
       .ranks = (uint32_t)outer->comm->size,
       .stage = (uint32_t)options->weighted,
@@ -70,12 +75,13 @@ static void describe(struct saving *saving) {
       .apart = true,
       .tensors = outer->tensor_count,
       .elements = outer->count,
-      .steps = options->weighted ? outer->started : outer->steps,
+      .steps = options->weighted && !outer->sites ? outer->started : outer->steps,
       .exchanges = {outer->started, outer->exchanges, outer->skipped},
       .numbers = ob_outer_number_count(outer),
       .rank = (uint32_t)outer->comm->rank,
   };
   memcpy(saving->header.magic, OB_PART_MAGIC, sizeof saving->header.magic);
+  strcpy(saving->header.kind, ob_outer_kind(outer));
 }
 
 static uint64_t bits_of(double value) {
@@ -87,6 +93,8 @@ static uint64_t bits_of(double value) {
 static void number_fragment(const struct ob_fragment *fragment, uint64_t *numbers) {
   const bool idle = fragment->stage == OB_FRAGMENT_IDLE;
   const uint64_t steps = fragment->outer->steps;
+  const struct ob_shard *shard = fragment->outer->sites ? fragment->state : NULL;
+  const double unsent = shard && shard->in_flight ? fragment->sent_weight : 0;
   numbers[OB_FRAGMENT_COUNT] = fragment->count;
   numbers[OB_FRAGMENT_STATE] = idle                            ? OB_OUTER_IDLE
                                : fragment->status == ONEBIT_OK ? OB_OUTER_RECEIVED
@@ -95,7 +103,7 @@ static void number_fragment(const struct ob_fragment *fragment, uint64_t *number
       idle || fragment->apply_step < steps ? 0 : fragment->apply_step - steps;
   numbers[OB_FRAGMENT_FINITE] = idle || fragment->finite;
   numbers[OB_FRAGMENT_KEEPS] = fragment->keeps;
-  numbers[OB_FRAGMENT_WEIGHT] = bits_of(fragment->weight);
+  numbers[OB_FRAGMENT_WEIGHT] = bits_of(fragment->weight + unsent);
   numbers[OB_FRAGMENT_SENT_WEIGHT] = bits_of(idle ? 0 : fragment->sent_weight);
   numbers[OB_FRAGMENT_SQUARES] = bits_of(fragment->drift_squares);
 }
@@ -245,6 +253,7 @@ static void destroy(struct saving *saving) {
 /* Destroyed also after a failure. */
 static onebit_status_t create(struct saving *saving, struct onebit_outer *outer) {
   *saving = (struct saving){.outer = outer, .fragment = SIZE_MAX};
+  OB_TRY(check_whole(outer));
   saving->tensors = ob_allocate(outer->tensor_count, sizeof *saving->tensors);
   saving->sections =
       ob_allocate(4 + 2 * outer->piece_count + outer->options.fragments, sizeof *saving->sections);
@@ -295,6 +304,7 @@ onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *direct
   OB_TRY(ob_outer_check_saved(outer));
   OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
   const onebit_status_t status = ob_outer_settle(outer);
-  const struct ob_subject subject = {outer->comm, OB_OUTER_KIND, outer->steps, outer, write_part};
+  const struct ob_subject subject = {outer->comm, ob_outer_kind(outer), outer->steps, outer,
+                                     write_part};
   return ob_files_save(&subject, status, directory);
 }

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
 
 #define DEFAULT_PATIENCE 10.0
 
@@ -42,7 +41,9 @@ static onebit_status_t create_shards(struct ob_sites *sites) {
     if (failed)
       break;
     shard->fragment = fragment;
+    shard->sent_at = sites->outer->steps - sites->outer->position;
     OB_TRY(ob_shard_create(shard, sites));
+    shard->drift = array_of(sites, shard->bytes, 1, &failed);
     if (shard->bytes > sites->bytes)
       sites->bytes = shard->bytes;
   }
@@ -59,13 +60,10 @@ static onebit_status_t create_messages(struct ob_sites *sites) {
   for (int s = 0; s < sites->count && !failed; s++) {
     struct ob_shard *shard = ob_shard_of(sites, s);
     struct ob_site_peer *peer = &sites->peers[s];
-    shard->drift = array_of(sites, shard->bytes, 1, &failed);
-    if (s == sites->own) {
-      peer->drift = shard->drift;
-      continue;
-    }
-    shard->result = array_of(sites, shard->bytes, 1, &failed);
     peer->drift = array_of(sites, own_bytes, 1, &failed);
+    if (s == sites->own)
+      continue;
+    shard->result = array_of(sites, shard->bytes, 1, &failed);
     peer->out = array_of(sites, own_bytes, 1, &failed);
     OB_TRY(create_batch(sites->between, 1, &shard->send));
     OB_TRY(create_batch(sites->between, 1, &shard->receive));
@@ -111,6 +109,12 @@ static onebit_status_t allocate(struct ob_sites *sites) {
 
 /* --- Made --------------------------------------------------------------------------------------*/
 
+/* No more than there are, after a move. */
+static void choose_quorum(struct ob_sites *sites) {
+  const int asked = sites->asked ? sites->asked : sites->count / 2 + 1;
+  sites->quorum = asked < sites->count ? asked : sites->count;
+}
+
 static onebit_status_t resolve(const onebit_sites_options_t *given, struct ob_sites *sites) {
   onebit_sites_options_t options = ONEBIT_SITES_OPTIONS_INIT;
   if (given && given->size != sizeof *given)
@@ -124,15 +128,14 @@ static onebit_status_t resolve(const onebit_sites_options_t *given, struct ob_si
     return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->quorum is %d, not 1 to %d, the number of sites",
                     options.quorum, sites->count);
   sites->patience = options.patience > 0 ? options.patience : DEFAULT_PATIENCE;
-  sites->quorum = options.quorum ? options.quorum : sites->count / 2 + 1;
+  sites->asked = options.quorum;
+  choose_quorum(sites);
   return ONEBIT_OK;
 }
 
 static onebit_status_t check_options(const onebit_outer_options_t *options) {
   const char *name = options->fragments > 1                       ? "fragments"
                      : options->delay                             ? "delay"
-                     : options->mixing < 1                        ? "mixing"
-                     : options->weighted                          ? "weighted"
                      : options->bits == ONEBIT_OUTER_SPARSE       ? "ONEBIT_OUTER_SPARSE"
                      : options->block_size == ONEBIT_BLOCK_BUFFER ? "ONEBIT_BLOCK_BUFFER"
                      : options->device != ONEBIT_DEVICE_HOST      ? "a device"
@@ -187,30 +190,41 @@ onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, on
   return find_sites(status == ONEBIT_OK ? outer->sites : &none, status);
 }
 
-/* Collective: first in each site, then between them, and what came of it again in each. */
-static onebit_status_t agree_on_all(struct ob_sites *sites, onebit_comm_t site,
-                                    onebit_comm_t between, onebit_status_t status,
-                                    const struct ob_term *terms, size_t count) {
+/* First in each site, then between them, and what came of it again in each. */
+onebit_status_t ob_sites_agree(onebit_comm_t site, onebit_comm_t between, onebit_status_t status,
+                               const struct ob_term *terms, size_t count) {
   status = ob_agree(site, status, terms, count);
   if (between)
     status = ob_agree(between, status, terms, count);
-  if (sites && between)
-    sites->drift_tag = ob_comm_tag(between);
   return ob_agree(site, status, NULL, 0);
 }
 
-onebit_status_t ob_sites_agree(struct onebit_outer *outer, onebit_comm_t site,
-                               onebit_comm_t between, onebit_status_t status,
-                               const struct ob_term *terms, size_t count) {
-  struct ob_sites *sites = outer ? outer->sites : NULL;
-  OB_TRY(agree_on_all(sites, site, between, status, terms, count));
+onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t between,
+                                 onebit_status_t status) {
+  struct ob_sites *sites = outer->sites;
+  onebit_comm_t before = sites->between;
+  sites->between = between ? ob_comm_keep(between) : NULL;
+  if (before)
+    ob_comm_drop(before);
+  OB_TRY(find_sites(sites, status));
+  choose_quorum(sites);
+  return ob_outer_recut(outer, (size_t)sites->count);
+}
+
+/* One tag for drifts, which come as others do than what servers send. */
+onebit_status_t ob_sites_build(struct onebit_outer *outer) {
+  struct ob_sites *sites = outer->sites;
+  const onebit_comm_t site = sites->site, between = sites->between;
+  const uint64_t before = outer->own_bytes;
   const struct ob_term own[] = {{"quorum", (uint64_t)sites->quorum},
                                 {"patience, in microseconds", (uint64_t)(sites->patience * 1e6)}};
-  const int drift_tag = sites->drift_tag;
-  OB_TRY(agree_on_all(sites, site, between, allocate(sites), own, 2));
-  sites->result_tag = sites->drift_tag;
-  sites->drift_tag = drift_tag;
+  const onebit_status_t status = allocate(sites);
+  sites->built_bytes = outer->own_bytes - before;
+  OB_TRY(ob_sites_agree(site, between, status, own, 2));
   sites->command_tag = ob_comm_tag(site);
+  sites->drift_tag = between ? ob_comm_tag(between) : 0;
+  OB_TRY(ob_sites_agree(site, between, ONEBIT_OK, NULL, 0));
+  sites->result_tag = between ? ob_comm_tag(between) : 0;
   for (int s = 0; between && s < sites->count; s++) {
     struct ob_shard *shard = ob_shard_of(sites, s);
     if (s == sites->own)
@@ -231,13 +245,11 @@ static void end(struct ob_batch *batch, unsigned char *memory) {
     ob_memory_keep(memory);
 }
 
-void ob_sites_destroy(struct onebit_outer *outer) {
+void ob_sites_detach(struct onebit_outer *outer) {
   struct ob_sites *sites = outer->sites;
-  if (!sites)
-    return;
   for (int s = 0; sites->peers && s < sites->count; s++) {
     struct ob_site_peer *peer = &sites->peers[s];
-    end(peer->receive, s == sites->own ? NULL : peer->drift);
+    end(peer->receive, peer->drift);
     end(peer->send, peer->out);
   }
   end(sites->tell, sites->command);
@@ -248,14 +260,34 @@ void ob_sites_destroy(struct onebit_outer *outer) {
   ob_release(sites->snapshot);
   ob_release(sites->mean);
   ob_release(sites->ahead);
-  if (sites->between)
-    ob_comm_drop(sites->between);
-  ob_release(sites);
+  ob_residual_destroy(&sites->none);
+  outer->own_bytes -= sites->built_bytes;
+  *sites = (struct ob_sites){.outer = outer,
+                             .site = sites->site,
+                             .between = sites->between,
+                             .count = sites->count,
+                             .own = sites->own,
+                             .asked = sites->asked,
+                             .quorum = sites->quorum,
+                             .patience = sites->patience,
+                             .left_out = sites->left_out,
+                             .caught_up = sites->caught_up};
+}
+
+void ob_sites_destroy(struct onebit_outer *outer) {
+  if (!outer->sites)
+    return;
+  ob_sites_detach(outer);
+  if (outer->sites->between)
+    ob_comm_drop(outer->sites->between);
+  ob_release(outer->sites);
   outer->sites = NULL;
 }
 
 static void destroy(struct ob_fragment *fragment) {
   struct ob_shard *shard = fragment->state;
+  if (shard->in_flight)
+    fragment->weight += fragment->sent_weight; /* it counts in the next drift */
   end(shard->send, shard->drift);
   end(shard->receive, shard->result);
   ob_shard_destroy(shard);
@@ -273,30 +305,66 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
   *wire = !sites->between ? 0 : shard->bytes * ((int)fragment->number == sites->own ? others : 1);
 }
 
-/* There are no checkpoints of it: how many elements is asked, not which. */
+/* OB_SAVED_WORKER: all that this site has not got into the consensus. While the outer step is
+ * detached both are where they are held. */
 static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
                       struct ob_outer_run *runs) {
+  const struct ob_sites *sites = fragment->outer->sites;
   const struct ob_shard *shard = fragment->state;
+  if (!shard || what == OB_SAVED_WORKER) {
+    runs[0] = (struct ob_outer_run){0, fragment->count};
+    return fragment->count > 0;
+  }
   const struct ob_site_part *part = &shard->part[OB_SITE_COMPRESSED];
-  if (what != OB_SAVED_WORKER || !fragment->outer->sites->between || !part->pieces)
+  size_t count = 0;
+  if (!sites->between || (int)fragment->number != sites->own || !part->pieces)
     return 0;
-  runs[0] = (struct ob_outer_run){0, ob_residual_elements(&part->worker, &part->layout)};
-  return 1;
+  for (size_t k = 0; k < part->pieces; k++)
+    runs[count++] = (struct ob_outer_run){(size_t)(part->means[k] - sites->mean), part->counts[k]};
+  return count;
+}
+
+static float *held_of(const struct ob_fragment *fragment, enum ob_saved what) {
+  if (!fragment->state)
+    return fragment->held[what == OB_SAVED_SERVER];
+  return what == OB_SAVED_WORKER ? fragment->drift : NULL;
 }
 
 static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                        float *values) {
   const struct ob_shard *shard = fragment->state;
-  const struct ob_site_part *part = &shard->part[OB_SITE_COMPRESSED];
-  (void)what;
-  return ob_residual_export(&part->worker, &part->layout, values);
+  const float *held = held_of(fragment, what);
+  if (!held)
+    return ob_residual_export(&shard->part[OB_SITE_COMPRESSED].server,
+                              &shard->part[OB_SITE_COMPRESSED].layout, values);
+  memmove(values, held, fragment->count * sizeof *values);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_saved what,
+                                       const float *values) {
+  struct ob_shard *shard = fragment->state;
+  float *held = held_of(fragment, what);
+  if (!held)
+    return ob_residual_import(&shard->part[OB_SITE_COMPRESSED].server,
+                              &shard->part[OB_SITE_COMPRESSED].layout, values);
+  memmove(held, values, fragment->count * sizeof *values);
+  return ONEBIT_OK;
+}
+
+/* fragment->drift has it. */
+static onebit_status_t keep(struct ob_fragment *fragment) {
+  (void)fragment;
+  return ONEBIT_OK;
 }
 
 const struct ob_outer_exchange ob_outer_sites = {.name = "sites",
                                                  .destroy = destroy,
                                                  .cost = cost,
+                                                 .keep = keep,
                                                  .runs = runs_of,
-                                                 .export_residual = export_residual};
+                                                 .export_residual = export_residual,
+                                                 .import_residual = import_residual};
 
 onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t *info) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
@@ -307,13 +375,14 @@ onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t
   const struct ob_sites *sites = outer->sites;
   if (!sites)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "outer is none of onebit_outer_create_sites");
+  const struct ob_shard *own = ob_shard_of(sites, sites->own);
   *info = (onebit_sites_info_t){.size = sizeof *info,
                                 .sites = sites->count,
                                 .site = sites->own,
                                 .quorum = sites->quorum,
                                 .patience = sites->patience,
                                 .late = sites->late,
-                                .rounds = ob_shard_of(sites, sites->own)->round,
+                                .rounds = own ? own->round : 0,
                                 .left_out = sites->left_out,
                                 .caught_up = sites->caught_up};
   return ONEBIT_OK;

@@ -38,10 +38,12 @@ struct ob_site_header {
   uint32_t shard;
   int32_t status;  /* an end: how it went on rank 0 of the site */
   uint64_t number; /* a drift: of those to this shard, from 1 on; else the round */
-  uint64_t newest; /* the server's latest round */
+  uint64_t newest; /* the server's latest round; a drift: its weight, a double */
   uint64_t sites;  /* a round or piece: whose drifts are in it, a bit each; an end: who is late */
-  uint64_t first;  /* a piece: its first value; the consensus comes first, then momentum */
-  uint32_t count;  /* and how many */
+  /* A piece: its first value; the consensus comes first, then momentum. A drift: of how many rounds
+   * it is, in steps, times 65536; a round: the mean of these. */
+  uint64_t first;
+  uint32_t count;     /* and how many */
   uint32_t consensus; /* a round: checksum of what it is added to; the last piece: of the whole */
   uint64_t check;     /* hash of the header, and of a piece's values */
 };
@@ -50,27 +52,33 @@ struct ob_site_header {
 struct ob_site_part {
   bool dense;
   size_t pieces, *counts, at; /* at: where its message begins in one of the shard */
-  float **drifts, **means;    /* in fragment->drift, and in sites->mean */
+  float **aheads, **means;    /* in sites->ahead, and in sites->mean */
   struct ob_layout layout;
   struct ob_message_shape shape;
   struct ob_work work;
-  struct ob_residual worker, server; /* on rank 0 of a site; server: of its own shard */
+  struct ob_residual server; /* on rank 0 of the site that serves the shard */
 };
 
 enum { OB_SITE_COMPRESSED, OB_SITE_DENSE, OB_SITE_PARTS };
 
-/* fragment->state. What is sent and received is on rank 0 of a site only. */
+/* fragment->state. What is received, and sent but for the drift, is on rank 0 of a site only.
+ *
+ * What a site has not got into the consensus stays in its parameters: fragment->drift is that of
+ * when they were set, p = x - drift, and local steps add to it. A drift is all of it, compressed;
+ * when a round has it, what the message says is taken off. So there is no residual of what is sent,
+ * and a drift that gets lost is in the next one. */
 struct ob_shard {
   struct ob_fragment *fragment;
   struct ob_site_part part[OB_SITE_PARTS];
   size_t bytes;           /* of a message, at most */
   bool in_flight;         /* a drift was sent, and no round yet has it */
   bool final, ended;      /* onebit_outer_synchronize: it was the last one; all sites' are in */
+  bool torn;              /* some pieces of a consensus have come, and not the last one */
   uint64_t number, round; /* of the latest drift; rounds that were applied */
   uint64_t sent_at;       /* the local step after which the latest drift was sent */
   uint64_t sent_steps;    /* the local steps that it is of */
 
-  unsigned char *drift, *result; /* what is sent; what is received */
+  unsigned char *drift, *result; /* what is sent, on all ranks; what is received */
   struct ob_batch *send, *receive;
   bool sending, here; /* result is */
   uint64_t newest;    /* rounds that the server has closed, as far as is known */
@@ -93,15 +101,16 @@ struct ob_sites {
   struct onebit_outer *outer;
   onebit_comm_t site, between; /* between: NULL but on rank 0 of a site */
   int count, own;              /* sites, and which is this one */
-  int quorum;
+  int asked, quorum;           /* asked: 0, by default */
   double patience;
+  uint64_t built_bytes;
   int drift_tag, result_tag, command_tag;
   size_t bytes;        /* of the longest message */
   float *mean, *ahead; /* scratch of the longest shard */
-  uint64_t late;       /* sites that are not waited for: a bit each, the same on all ranks */
-  uint64_t left_out;   /* rounds of the own shard without some site */
-  uint64_t caught_up;  /* snapshots that were applied */
-  bool broken;
+  struct ob_residual none;
+  uint64_t late;      /* sites that are not waited for: a bit each, the same on all ranks */
+  uint64_t left_out;  /* rounds of the own shard without some site */
+  uint64_t caught_up; /* snapshots that were applied */
 
   /* To the other ranks of the site; there, from rank 0. */
   unsigned char *command;
@@ -134,11 +143,16 @@ onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, on
                               onebit_status_t status);
 /* Checks, and fills in the defaults, after ob_outer_resolve. */
 onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given);
-/* Collective over all sites: they agree on terms, and make what they exchange with. */
-onebit_status_t ob_sites_agree(struct onebit_outer *outer, onebit_comm_t site,
-                               onebit_comm_t between, onebit_status_t status,
+/* ob_agree, of all ranks of all sites. */
+onebit_status_t ob_sites_agree(onebit_comm_t site, onebit_comm_t between, onebit_status_t status,
                                const struct ob_term *terms, size_t count);
-/* After the exchange's `destroy` of each fragment. */
+/* Makes what they exchange with. Collective over all sites. */
+onebit_status_t ob_sites_build(struct onebit_outer *outer);
+/* Undoes that, after the exchange's `destroy` of each fragment. */
+void ob_sites_detach(struct onebit_outer *outer);
+/* Among which sites it is from now on, while it is detached. Collective over the site. */
+onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t between,
+                                 onebit_status_t status);
 void ob_sites_destroy(struct onebit_outer *outer);
 
 static inline struct ob_shard *ob_shard_of(const struct ob_sites *sites, int site) {
@@ -158,9 +172,10 @@ void ob_site_seal(unsigned char *message);
 onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum ob_site_kind kind,
                               const struct ob_shard *shard);
 
-/* The drift to shard->drift, with these flags; also where it is not to be sent: OB_SITE_EMPTY. What
- * is left is the residual. */
-void ob_shard_compress(struct ob_shard *shard, unsigned flags);
+/* What is not in the consensus to shard->drift, with these flags. False: it is not finite, and the
+ * site has gone back to the consensus. */
+bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned flags);
+double ob_site_weight(const struct ob_site_peer *peer); /* of its latest drift */
 /* Fails unless the parts of a drift or a round are sound. */
 onebit_status_t ob_shard_check_parts(struct ob_shard *shard, const unsigned char *message);
 /* The mean of the peers' drifts that are here, as the next round, to `message`, which has its

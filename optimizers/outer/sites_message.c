@@ -28,18 +28,28 @@ static onebit_status_t list_pieces(struct ob_shard *shard, struct ob_sites *site
     struct ob_site_part *part = &shard->part[p];
     part->dense = p == OB_SITE_DENSE;
     part->counts = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->counts);
-    part->drifts = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->drifts);
+    part->aheads = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->aheads);
     part->means = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->means);
-    if (!part->counts || !part->drifts || !part->means)
+    if (!part->counts || !part->aheads || !part->means)
       return no_memory(sites);
   }
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     struct ob_site_part *part = &shard->part[is_dense(fragment, piece)];
     part->counts[part->pieces] = piece->count;
-    part->drifts[part->pieces] = fragment->drift + piece->at;
+    part->aheads[part->pieces] = sites->ahead + piece->at;
     part->means[part->pieces++] = sites->mean + piece->at;
   }
+  return ONEBIT_OK;
+}
+
+/* No residual: zeros, and scratch, of as many words and blocks as the longest shard has. */
+static onebit_status_t make_longer(struct ob_sites *sites, const struct ob_layout *layout) {
+  struct ob_residual *none = &sites->none;
+  sites->outer->own_bytes -= none->memory ? ob_residual_bytes(none) : 0;
+  ob_residual_destroy(none);
+  OB_TRY(ob_residual_create(none, layout, 0, layout->blocks, false, false, &ob_memory_host));
+  sites->outer->own_bytes += ob_residual_bytes(none);
   return ONEBIT_OK;
 }
 
@@ -61,11 +71,10 @@ static onebit_status_t create_part(struct ob_site_part *part, struct ob_sites *s
                                 .max_width = part->shape.width,
                                 .threads = shape.options.threads};
   OB_TRY(ob_work_create(&part->work, streams, streams));
-  if (part->dense || !sites->between)
+  if (part->dense)
     return ONEBIT_OK;
-  OB_TRY(ob_residual_create(&part->worker, &part->layout, 0, part->layout.blocks, false, false,
-                            &ob_memory_host));
-  sites->outer->own_bytes += ob_residual_bytes(&part->worker);
+  if (part->layout.words > sites->none.words)
+    OB_TRY(make_longer(sites, &part->layout));
   if (!is_own)
     return ONEBIT_OK;
   OB_TRY(ob_residual_create(&part->server, &part->layout, 0, part->layout.blocks, false, false,
@@ -93,11 +102,10 @@ void ob_shard_destroy(struct ob_shard *shard) {
   for (int p = 0; p < OB_SITE_PARTS; p++) {
     struct ob_site_part *part = &shard->part[p];
     ob_work_destroy(&part->work);
-    ob_residual_destroy(&part->worker);
     ob_residual_destroy(&part->server);
     ob_layout_destroy(&part->layout);
     ob_release(part->counts);
-    ob_release(part->drifts);
+    ob_release(part->aheads);
     ob_release(part->means);
   }
 }
@@ -174,6 +182,49 @@ onebit_status_t ob_shard_check_parts(struct ob_shard *shard, const unsigned char
   return ONEBIT_OK;
 }
 
+/* --- What of this site is not in the consensus -------------------------------------------------*/
+
+static void decode(struct ob_shard *shard, const unsigned char *message) {
+  for (int p = 0; p < OB_SITE_PARTS; p++) {
+    struct ob_site_part *part = &shard->part[p];
+    struct ob_view in = ob_message_view((void *)(uintptr_t)(message + part->at), &part->shape);
+    if (part->pieces && part->dense)
+      ob_convert_blocks(&part->work, &in, &part->shape, (void *const *)part->means);
+    else if (part->pieces)
+      ob_store_blocks(&part->work, &in, &part->shape, (void *const *)part->means);
+  }
+}
+
+/* To sites->ahead: what it was when the parameters were set, and the local steps since. */
+static bool find_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
+  float *left = fragment->drift;
+  memcpy(sites->ahead, left, fragment->count * sizeof *left);
+  fragment->drift = sites->ahead;
+  const bool finite = ob_fragment_drift(fragment);
+  fragment->drift = left;
+  for (size_t i = 0; i < fragment->count; i++)
+    sites->ahead[i] += left[i];
+  return finite;
+}
+
+/* The same, less what of it is in the round: what of the drift was left by compression stays. */
+static void find_left(struct ob_shard *shard, struct ob_sites *sites, bool included) {
+  const struct ob_site_header *sent = (const void *)shard->drift;
+  find_ahead(shard->fragment, sites);
+  if (!included || sent->flags & OB_SITE_EMPTY)
+    return;
+  decode(shard, shard->drift);
+  for (size_t i = 0; i < shard->fragment->count; i++)
+    sites->ahead[i] -= sites->mean[i];
+}
+
+/* The parameters become the consensus less these. */
+static void restart(struct ob_fragment *fragment, const float *ahead) {
+  memcpy(fragment->drift, ahead, fragment->count * sizeof *ahead);
+  fragment->keeps = true;
+  ob_fragment_set(fragment, 1);
+}
+
 /* --- A drift, and the mean of drifts -----------------------------------------------------------*/
 
 static bool took_all(struct ob_shard *shard) {
@@ -183,37 +234,49 @@ static bool took_all(struct ob_shard *shard) {
   return finite;
 }
 
-/* The residual that was just written becomes the one that counts. */
-static void commit(const struct ob_sites *sites, struct ob_residual *residual) {
-  ob_residual_commit(residual);
-  if (sites->outer->options.no_error_feedback)
-    ob_residual_forget(residual); /* which cannot fail in memory of the host */
-}
-
-void ob_shard_compress(struct ob_shard *shard, unsigned flags) {
-  struct ob_site_header *header = (void *)shard->drift;
-  *header = (struct ob_site_header){.kind = OB_SITE_DRIFT,
-                                    .flags = (uint16_t)flags,
-                                    .shard = (uint32_t)shard->fragment->number,
-                                    .number = shard->number,
-                                    .first = shard->sent_steps};
-  for (int p = 0; p < OB_SITE_PARTS && !(flags & OB_SITE_EMPTY); p++) {
+/* From sites->ahead. */
+static void compress(struct ob_shard *shard, struct ob_sites *sites) {
+  for (int p = 0; p < OB_SITE_PARTS; p++) {
     struct ob_site_part *part = &shard->part[p];
     const struct ob_source source = {
-        .inputs = (const void *const *)part->drifts, .factor = 1, .weight = 1};
+        .inputs = (const void *const *)part->aheads, .factor = 1, .weight = 1};
     struct ob_view out = ob_message_view(shard->drift + part->at, &part->shape), none = {0};
     if (part->pieces && part->dense)
       ob_load_blocks(&part->work, &source, &part->shape, &out);
     else if (part->pieces)
-      ob_compress_blocks(&part->work, &source, &part->worker, &part->shape, &none, &out, NULL);
+      ob_compress_blocks(&part->work, &source, &sites->none, &part->shape, &none, &out, NULL);
     if (part->pieces)
       seal_part(part, shard->drift);
   }
-  if (!took_all(shard))
+}
+
+/* Parameters that were set without what is left are set with it, before it is sent. */
+bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned flags) {
+  struct ob_fragment *fragment = shard->fragment;
+  struct ob_site_header *header = (void *)shard->drift;
+  const double weight = sites->outer->options.weighted ? fragment->sent_weight : 1;
+  const bool finite = find_ahead(fragment, sites);
+  *header = (struct ob_site_header){.kind = OB_SITE_DRIFT,
+                                    .flags = (uint16_t)flags,
+                                    .shard = (uint32_t)fragment->number,
+                                    .number = shard->number,
+                                    .first = (shard->sent_steps << 16) /
+                                             sites->outer->options.local_steps};
+  memcpy(&header->newest, &weight, sizeof weight);
+  if (!finite)
+    memset(sites->ahead, 0, fragment->count * sizeof *sites->ahead);
+  if (!finite || !fragment->keeps)
+    restart(fragment, sites->ahead);
+  if (finite)
+    compress(shard, sites);
+  if (!finite || !took_all(shard))
     header->flags |= OB_SITE_EMPTY;
-  else if (!(flags & OB_SITE_EMPTY) && shard->part[OB_SITE_COMPRESSED].pieces)
-    commit(shard->fragment->outer->sites, &shard->part[OB_SITE_COMPRESSED].worker);
+  if (sites->outer->options.no_error_feedback && !(header->flags & OB_SITE_EMPTY)) {
+    decode(shard, shard->drift);
+    restart(fragment, sites->mean);
+  }
   ob_site_seal(shard->drift);
+  return finite;
 }
 
 /* What a peer adds to the mean: its drift; nothing, where its final one is in and the others go on;
@@ -226,8 +289,42 @@ static unsigned char *added_by(const struct ob_sites *sites, int peer) {
   return sites->finals >> peer & 1 ? sites->zeros : NULL;
 }
 
+double ob_site_weight(const struct ob_site_peer *peer) {
+  const struct ob_site_header *header = (const void *)peer->drift;
+  double weight;
+  memcpy(&weight, &header->newest, sizeof weight);
+  return weight;
+}
+
+/* A message times a factor: of zeros it stays. */
+static void multiply(const struct ob_site_part *part, unsigned char *message, float factor) {
+  const struct ob_view view = ob_message_view(message + part->at, &part->shape);
+  float *values = part->dense ? view.values : view.scales;
+  const size_t count = part->dense ? part->shape.words * OB_LANES : ob_message_scales(&part->shape);
+  for (size_t i = 0; i < count; i++)
+    values[i] *= factor;
+}
+
+/* So that their mean is that with weights. False where these are all zero. */
+static bool apply_weights(struct ob_shard *shard, struct ob_sites *sites) {
+  double sum = 0, streams = 0;
+  for (int s = 0; s < sites->count; s++)
+    if (added_by(sites, s)) {
+      sum += ob_site_weight(&sites->peers[s]);
+      streams++;
+    }
+  for (int s = 0; sum > 0 && s < sites->count; s++)
+    for (int p = 0; p < OB_SITE_PARTS && added_by(sites, s) == sites->peers[s].drift; p++)
+      if (shard->part[p].pieces)
+        multiply(&shard->part[p], sites->peers[s].drift,
+                 (float)(ob_site_weight(&sites->peers[s]) * streams / sum));
+  return sum > 0;
+}
+
 bool ob_shard_reduce(struct ob_shard *shard, struct ob_sites *sites, unsigned char *message) {
   size_t streams = 0;
+  if (sites->outer->options.weighted && !apply_weights(shard, sites))
+    return false;
   for (int p = 0; p < OB_SITE_PARTS; p++) {
     struct ob_site_part *part = &shard->part[p];
     struct ob_view out = ob_message_view(message + part->at, &part->shape);
@@ -246,34 +343,15 @@ bool ob_shard_reduce(struct ob_shard *shard, struct ob_sites *sites, unsigned ch
   }
   if (!took_all(shard) || streams == 0)
     return false;
+  struct ob_residual *residual = &shard->part[OB_SITE_COMPRESSED].server;
   if (shard->part[OB_SITE_COMPRESSED].pieces)
-    commit(sites, &shard->part[OB_SITE_COMPRESSED].server);
+    ob_residual_commit(residual);
+  if (shard->part[OB_SITE_COMPRESSED].pieces && sites->outer->options.no_error_feedback)
+    ob_residual_forget(residual); /* which cannot fail in memory of the host */
   return true;
 }
 
 /* --- Applied -----------------------------------------------------------------------------------*/
-
-/* How far this site is ahead of the consensus, without what of it is in the round: to
- * sites->ahead. */
-static void find_ahead(struct ob_fragment *fragment, struct ob_sites *sites, bool included) {
-  float *sent = fragment->drift;
-  fragment->drift = sites->ahead;
-  ob_fragment_drift(fragment);
-  fragment->drift = sent;
-  for (size_t i = 0; included && i < fragment->count; i++)
-    sites->ahead[i] -= sent[i];
-}
-
-static void decode(struct ob_shard *shard, const unsigned char *message) {
-  for (int p = 0; p < OB_SITE_PARTS; p++) {
-    struct ob_site_part *part = &shard->part[p];
-    struct ob_view in = ob_message_view((void *)(uintptr_t)(message + part->at), &part->shape);
-    if (part->pieces && part->dense)
-      ob_convert_blocks(&part->work, &in, &part->shape, (void *const *)part->means);
-    else if (part->pieces)
-      ob_store_blocks(&part->work, &in, &part->shape, (void *const *)part->means);
-  }
-}
 
 static onebit_status_t check_consensus(const struct ob_fragment *fragment, uint32_t wanted) {
   const uint32_t own = ob_fragment_checksum(fragment);
@@ -288,10 +366,9 @@ static onebit_status_t check_consensus(const struct ob_fragment *fragment, uint3
 /* A mean of drifts that are longer than a round, after an absence. Outer momentum is made for
  * drifts that answer to the consensus of a round ago: what exceeds a round is averaged, without
  * momentum. */
-static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t steps) {
-  const onebit_outer_options_t *options = &fragment->outer->options;
-  const float span = (float)steps / (float)options->local_steps;
-  if (options->rule == ONEBIT_OUTER_MEAN || !(span > 1))
+static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t rounds) {
+  const float span = (float)rounds / 65536;
+  if (fragment->outer->options.rule == ONEBIT_OUTER_MEAN || !(span > 1))
     return;
   const float part = 1 / span;
   for (size_t i = 0; i < fragment->count; i++) {
@@ -300,30 +377,34 @@ static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t s
   }
 }
 
+static void note_round(struct ob_shard *shard, const struct ob_site_header *header, bool included) {
+  shard->fragment->outer->exchanges += header->number - shard->round;
+  shard->round = header->number;
+  shard->in_flight &= !included;
+  shard->ended |= (header->flags & OB_SITE_ENDED) != 0;
+}
+
 static onebit_status_t apply_round(struct ob_shard *shard, struct ob_sites *sites,
                                    const unsigned char *message) {
   struct ob_fragment *fragment = shard->fragment;
   const struct ob_site_header *header = (const void *)message;
-  float *sent = fragment->drift;
+  float *left = fragment->drift;
   const bool included = header->sites >> sites->own & 1;
   if (header->number != shard->round + 1)
     return ob_error(ONEBIT_ERROR_MESSAGE, "site %zu sent round %ju, expected %ju", fragment->number,
                     (uintmax_t)header->number, (uintmax_t)shard->round + 1);
   OB_TRY(check_consensus(fragment, header->consensus));
   OB_TRY(ob_shard_check_parts(shard, message));
-  find_ahead(fragment, sites, included);
+  find_left(shard, sites, included);
   if (!(header->flags & OB_SITE_EMPTY)) {
     decode(shard, message);
     average_excess(fragment, sites->mean, header->first);
     fragment->drift = sites->mean;
     ob_fragment_update(fragment);
-    fragment->drift = sent;
+    fragment->drift = left;
   }
   ob_fragment_set_ahead(fragment, sites->ahead, 0, fragment->count);
-  shard->round = header->number;
-  shard->in_flight &= !included;
-  shard->ended |= (header->flags & OB_SITE_ENDED) != 0;
-  sites->outer->exchanges++;
+  note_round(shard, header, included);
   return ONEBIT_OK;
 }
 
@@ -336,7 +417,7 @@ static onebit_status_t apply_piece(struct ob_shard *shard, struct ob_sites *site
   const size_t x_end = end < count ? end : count;
   if (header->first < x_end) {
     const size_t x_count = x_end - header->first;
-    find_ahead(fragment, sites, included);
+    find_left(shard, sites, included);
     memcpy(fragment->consensus + header->first, values, x_count * sizeof *values);
     ob_fragment_set_ahead(fragment, sites->ahead, header->first, x_count);
   }
@@ -345,11 +426,10 @@ static onebit_status_t apply_piece(struct ob_shard *shard, struct ob_sites *site
     memcpy(fragment->momentum + (from - count), values + (from - header->first),
            (end - from) * sizeof *values);
   }
-  if (!(header->flags & OB_SITE_LAST))
+  shard->torn = !(header->flags & OB_SITE_LAST);
+  if (shard->torn)
     return ONEBIT_OK;
-  shard->round = header->number;
-  shard->in_flight &= !included;
-  shard->ended |= (header->flags & OB_SITE_ENDED) != 0;
+  note_round(shard, header, included);
   sites->caught_up++;
   return check_consensus(fragment, header->consensus);
 }

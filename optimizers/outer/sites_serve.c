@@ -4,6 +4,8 @@
 #include "base/error.h"
 #include "optimizers/outer/sites.h"
 
+#define MAX_WEIGHT 1e300 /* as in checkpoints */
+
 static uint64_t bit(int site) { return UINT64_C(1) << site; }
 
 static uint64_t all_of(const struct ob_sites *sites) {
@@ -28,6 +30,8 @@ static onebit_status_t check_drift(struct ob_sites *sites, int peer) {
   if (header->number != of->number + 1)
     return ob_error(ONEBIT_ERROR_MESSAGE, "drift %ju, expected %ju", (uintmax_t)header->number,
                     (uintmax_t)of->number + 1);
+  if (!(ob_site_weight(of) >= 0 && ob_site_weight(of) <= MAX_WEIGHT))
+    return ob_error(ONEBIT_ERROR_MESSAGE, "a drift's weight is %g", ob_site_weight(of));
   return ob_shard_check_parts(own_shard(sites), of->drift);
 }
 
@@ -169,8 +173,7 @@ bool ob_sites_may_close(const struct ob_sites *sites, bool all, bool late) {
   return late || (here | sites_late(sites)) == all_of(sites);
 }
 
-/* The mean of the local steps that these drifts are of. */
-static uint64_t mean_steps(const struct ob_sites *sites) {
+static uint64_t mean_rounds(const struct ob_sites *sites) {
   uint64_t sum = 0, drifts = 0;
   for (int s = 0; s < sites->count; s++) {
     const struct ob_site_header *drift = (const void *)sites->peers[s].drift;
@@ -213,7 +216,7 @@ onebit_status_t ob_sites_close(struct ob_sites *sites, unsigned char **message) 
                                     .shard = (uint32_t)sites->own,
                                     .number = sites->round + 1,
                                     .newest = sites->round + 1,
-                                    .first = mean_steps(sites),
+                                    .first = mean_rounds(sites),
                                     .consensus = ob_fragment_checksum(shard->fragment)};
   sites->left_out += (sites_here(sites) | sites->finals) != all_of(sites);
   if (!ob_shard_reduce(shard, sites, round))

@@ -77,6 +77,7 @@ static onebit_status_t follow(struct ob_sites *sites) {
   sites->late = header->sites;
   if (header->status == ONEBIT_OK)
     return ONEBIT_OK;
+  sites->outer->stopped = true;
   return ob_error(ONEBIT_ERROR_PEER, "rank 0 of the site reports %s",
                   onebit_status_string((onebit_status_t)header->status));
 }
@@ -288,41 +289,44 @@ static onebit_status_t lead(struct ob_sites *sites, bool all) {
 /* --- An exchange -------------------------------------------------------------------------------*/
 
 /* After this some rank may lack what others have: nothing can follow. */
-static onebit_status_t give_up(struct ob_sites *sites, onebit_status_t status) {
+static onebit_status_t give_up(struct ob_sites *sites, onebit_comm_t comm, onebit_status_t status) {
   char text[256];
   snprintf(text, sizeof text, "%s", onebit_last_error());
-  sites->broken = true;
-  if (sites->between)
-    ob_comm_give_up(sites->between, text);
-  else
-    ob_comm_give_up(sites->site, text);
+  sites->outer->stopped = true;
+  ob_comm_give_up(comm, text);
   return ob_error(status, "%s", text);
 }
 
-static onebit_status_t exchange(struct ob_sites *sites, bool all) {
-  onebit_status_t status;
-  char text[256];
+/* What fails between sites leaves a site's ranks together. */
+static onebit_status_t exchange(struct ob_sites *sites, onebit_status_t status, bool all) {
   if (!sites->between) {
     status = follow(sites);
-    return status == ONEBIT_OK ? status : give_up(sites, status);
+    return status == ONEBIT_OK || sites->outer->stopped ? status
+                                                        : give_up(sites, sites->site, status);
   }
-  status = lead(sites, all);
+  if (status == ONEBIT_OK)
+    status = lead(sites, all);
+  if (status != ONEBIT_OK)
+    status = give_up(sites, sites->between, status);
+  if (sites->site->size == 1)
+    return status;
+  char text[256];
   snprintf(text, sizeof text, "%s", status == ONEBIT_OK ? "" : onebit_last_error());
   const onebit_status_t told = tell_end(sites, status);
-  if (status != ONEBIT_OK)
-    ob_error(status, "%s", text);
-  else
-    status = told;
-  return status == ONEBIT_OK ? status : give_up(sites, status);
+  if (told != ONEBIT_OK)
+    return give_up(sites, sites->site, told);
+  return status == ONEBIT_OK ? status : ob_error(status, "%s", text);
 }
 
-static onebit_status_t send_drift(struct ob_shard *shard, struct ob_sites *sites, unsigned flags) {
+static onebit_status_t send_drift(struct ob_shard *shard, struct ob_sites *sites) {
   const int server = (int)shard->fragment->number;
-  ob_shard_compress(shard, flags);
+  if (!sites->between)
+    return ONEBIT_OK;
   if (server != sites->own) {
     shard->sending = true;
     return ob_site_send(shard->send, shard->drift, shard->bytes, server, sites->drift_tag);
   }
+  memcpy(sites->peers[server].drift, shard->drift, shard->bytes);
   sites->peers[server].here = true;
   sites->peers[server].number++;
   return ONEBIT_OK;
@@ -336,34 +340,22 @@ static onebit_status_t begin(struct ob_sites *sites, unsigned flags, bool *skipp
     struct ob_fragment *fragment = shard->fragment;
     if (shard->in_flight || shard->final)
       continue;
-    const bool finite = ob_fragment_drift(fragment);
-    if (!finite) {
-      ob_fragment_set(fragment, 1);
-      memset(fragment->drift, 0, fragment->count * sizeof *fragment->drift);
-    }
-    *skipped |= !finite;
     shard->in_flight = true;
     shard->final = flags & OB_SITE_FINAL;
     shard->number++;
     shard->sent_steps = sites->outer->steps - shard->sent_at;
     shard->sent_at = sites->outer->steps;
-    if (sites->between)
-      OB_TRY(send_drift(shard, sites, flags | (finite ? 0 : (unsigned)OB_SITE_EMPTY)));
+    fragment->sent_weight = fragment->weight;
+    fragment->weight = 0;
+    *skipped |= !ob_shard_compress(shard, sites, flags);
+    OB_TRY(send_drift(shard, sites));
   }
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_broken(const struct ob_sites *sites) {
-  if (!sites->broken)
-    return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "this outer step has failed before, and cannot go on");
-}
-
 static onebit_status_t run(struct ob_sites *sites, unsigned flags, bool *skipped) {
-  onebit_status_t status = begin(sites, flags, skipped);
-  if (status != ONEBIT_OK)
-    return give_up(sites, status);
-  return exchange(sites, flags & OB_SITE_FINAL);
+  const onebit_status_t status = begin(sites, flags, skipped);
+  return exchange(sites, status, flags & OB_SITE_FINAL);
 }
 
 static onebit_status_t verdict(struct ob_sites *sites, bool skipped) {
@@ -377,14 +369,12 @@ static onebit_status_t verdict(struct ob_sites *sites, bool skipped) {
 onebit_status_t ob_sites_step(struct ob_sites *sites) {
   struct onebit_outer *outer = sites->outer;
   bool skipped = false;
-  OB_TRY(check_broken(sites));
-  outer->steps++;
-  if (outer->steps % outer->options.local_steps == 0) {
+  if (outer->position == outer->options.local_steps) {
     OB_TRY(run(sites, 0, &skipped));
     return verdict(sites, skipped);
   }
   onebit_status_t status = sites->between ? move_sends(sites) : ONEBIT_OK;
-  return status == ONEBIT_OK ? status : give_up(sites, status);
+  return status == ONEBIT_OK ? status : give_up(sites, sites->between, status);
 }
 
 static bool all_ended(const struct ob_sites *sites) {
@@ -396,12 +386,12 @@ static bool all_ended(const struct ob_sites *sites) {
 
 onebit_status_t ob_sites_synchronize(struct ob_sites *sites) {
   bool skipped = false;
-  OB_TRY(check_broken(sites));
   while (!all_ended(sites))
     OB_TRY(run(sites, OB_SITE_FINAL, &skipped));
   for (int s = 0; s < sites->count; s++) {
     struct ob_shard *shard = ob_shard_of(sites, s);
     shard->final = shard->ended = shard->late = false;
+    shard->fragment->keeps = false;
     ob_fragment_set(shard->fragment, 1);
   }
   for (int s = 0; sites->between && s < sites->count; s++)

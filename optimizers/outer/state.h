@@ -10,6 +10,11 @@
 #include "optimizers/outer/outer.h"
 
 #define OB_OUTER_KIND "outer"
+#define OB_SITES_KIND "outer-sites" /* a site's: its ranks save and load by themselves */
+
+static inline const char *ob_outer_kind(const struct onebit_outer *outer) {
+  return outer->sites ? OB_SITES_KIND : OB_OUTER_KIND;
+}
 
 /* Numbers of a rank's own, and after them those of each fragment. */
 enum { OB_OUTER_STEPS, OB_OUTER_POSITION, OB_OUTER_LOCAL_STEPS, OB_OUTER_NUMBERS };
@@ -38,6 +43,11 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer);
 /* Where this outer step is in its round, when another is at `position` of one of `round` steps: the
  * same fragment is next, after the same part of the steps between it and the one before. */
 size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round);
+
+/* What it exchanges with is given back; residuals are held. Once is enough. Local. */
+onebit_status_t ob_outer_detach(struct onebit_outer *outer);
+/* onebit_outer_move. */
+onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm);
 
 /* The same begun exchanges on all ranks, so that each can wait for its own. Collective. */
 onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status_t status);

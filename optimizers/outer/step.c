@@ -170,17 +170,18 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   OB_TRY(ob_outer_check_attached(outer));
   const onebit_outer_options_t *options = &outer->options;
-  if (outer->sites)
-    return ob_sites_step(outer->sites);
   struct outcome outcome = {.status = ONEBIT_OK};
   const onebit_status_t status = check_weight(outer, weight);
   note(&outcome, status);
   outer->steps++;
   outer->position = outer->position % options->local_steps + 1;
-  for (size_t f = 0; f < options->fragments; f++) {
+  for (size_t f = 0; f < options->fragments; f++)
+    outer->fragments[f].weight += options->weighted && status == ONEBIT_OK ? weight : 0;
+  if (outer->sites)
+    note(&outcome, ob_sites_step(outer->sites));
+  for (size_t f = 0; !outer->sites && f < options->fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     const bool due = outer->position == fragment->begin_step;
-    fragment->weight += options->weighted && status == ONEBIT_OK ? weight : 0;
     move_on(fragment, false);
     if (fragment->stage != OB_FRAGMENT_IDLE && (due || fragment->apply_step <= outer->steps))
       note(&outcome, apply(fragment, options->mixing, true));

@@ -133,16 +133,23 @@ void ob_fragment_shift(const struct ob_fragment *fragment, const float *by) {
   }
 }
 
-void ob_fragment_set_ahead(const struct ob_fragment *fragment, const float *ahead, size_t first,
+void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, size_t first,
                            size_t count) {
   const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
+  const float mixing = (float)fragment->outer->options.mixing;
+  memcpy(fragment->drift + first, ahead + first, count * sizeof *ahead);
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     void *parameters = (void *)(uintptr_t)parameters_of(fragment, piece);
     const size_t end =
         first + count < piece->at + piece->count ? first + count : piece->at + piece->count;
-    for (size_t i = first > piece->at ? first : piece->at; i < end; i++)
-      ob_store(parameters, i - piece->at, dtype, fragment->consensus[i] - ahead[i]);
+    const size_t begin = first > piece->at ? first : piece->at;
+    for (size_t i = begin; i < end; i++) {
+      const float before = ob_load(parameters, i - piece->at, dtype);
+      const float p = fragment->consensus[i] - ahead[i];
+      ob_store(parameters, i - piece->at, dtype,
+               mixing < 1 ? (1 - mixing) * before + mixing * p : p);
+    }
   }
 }
 

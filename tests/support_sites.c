@@ -1,0 +1,92 @@
+#include "tests/support_sites.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+/* Where a site's training goes: its own optimum, and in part everyone's. */
+static float target(int site, size_t i) {
+  return uniform_value(i) + uniform_value(1000003 + (uint64_t)site * 7919 + i);
+}
+
+void sites_train(float *p, int site, float rate) {
+  for (size_t i = 0; i < SITES_ALL; i++)
+    p[i] -= rate * (p[i] - target(site, i));
+}
+
+double sites_distance(const float *p, int sites) {
+  double sum = 0;
+  for (size_t i = 0; i < SITES_ALL; i++) {
+    double mean = 0;
+    for (int s = 0; s < sites; s++)
+      mean += (double)target(s, i) / sites;
+    sum += ((double)p[i] - mean) * ((double)p[i] - mean);
+  }
+  return sqrt(sum);
+}
+
+/* The last tensor stays uncompressed. */
+void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p) {
+  for (size_t t = 0; t < SITES_TENSORS; t++)
+    tensors[t] = (onebit_tensor_t){.parameter = p + t * SITES_EACH,
+                                   .count = SITES_EACH,
+                                   .uncompressed = t == SITES_TENSORS - 1};
+}
+
+onebit_outer_options_t sites_options(onebit_outer_rule_t rule, int bits) {
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
+  options.local_steps = SITES_H;
+  options.rule = rule;
+  options.bits = bits;
+  options.block_size = 64;
+  return options;
+}
+
+onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
+                          const onebit_outer_options_t *options, double patience, int quorum) {
+  onebit_sites_options_t sites = ONEBIT_SITES_OPTIONS_INIT;
+  onebit_tensor_t tensors[SITES_TENSORS];
+  onebit_outer_t outer = NULL;
+  sites.patience = patience;
+  sites.quorum = quorum;
+  sites_list(tensors, p);
+  CHECK_STATUS(
+      onebit_outer_create_sites(site, between, tensors, SITES_TENSORS, options, &sites, &outer),
+      ONEBIT_OK);
+  return outer;
+}
+
+onebit_sites_info_t sites_of(onebit_outer_t outer) {
+  onebit_sites_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_outer_get_sites(outer, &info), ONEBIT_OK);
+  return info;
+}
+
+onebit_outer_info_t sites_info(onebit_outer_t outer) {
+  onebit_outer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+  return info;
+}
+
+struct run {
+  struct place *place;
+  site_body *body;
+};
+
+static void run_rank(onebit_comm_t comm, void *context) {
+  const struct run *run = context;
+  struct place *place = run->place;
+  const int number = onebit_comm_rank(comm), s = number / place->ranks, r = number % place->ranks;
+  onebit_comm_t site = place->site[s][r], between = r == 0 ? place->between[s] : NULL;
+  run->body(place, s, site, between);
+  meet(comm); /* nobody's communicator is gone while others use it */
+  onebit_comm_destroy(site);
+  onebit_comm_destroy(r == 0 ? place->between[s] : NULL); /* which it may have taken */
+}
+
+void on_sites(struct place *place, site_body *body) {
+  struct run run = {place, body};
+  cr_assert_eq(onebit_comm_create_loopback(place->sites, place->between), ONEBIT_OK);
+  for (int s = 0; s < place->sites; s++)
+    cr_assert_eq(onebit_comm_create_loopback(place->ranks, place->site[s]), ONEBIT_OK);
+  on_ranks(place->sites * place->ranks, run_rank, &run);
+}

@@ -1,0 +1,47 @@
+/*
+ * Sites that train on loopback: what they train, each to an optimum of its own, and how they are
+ * made.
+ */
+#ifndef ONEBIT_TESTS_SUPPORT_SITES_H
+#define ONEBIT_TESTS_SUPPORT_SITES_H
+
+#include "tests/support.h"
+
+enum {
+  SITES_TENSORS = 3,
+  SITES_EACH = 330,
+  SITES_ALL = SITES_TENSORS * SITES_EACH,
+  MAX_SITES = 8,
+  SITES_H = 4
+};
+
+#define FOR_EVER 1000.0 /* seconds of patience: all sites are in time */
+
+/* A step of a site's training, to its own optimum and in part everyone's; how far it is from that.
+ */
+void sites_train(float *p, int site, float rate);
+double sites_distance(const float *p, int sites);
+
+/* The last tensor stays uncompressed. */
+void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p);
+onebit_outer_options_t sites_options(onebit_outer_rule_t rule, int bits);
+onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
+                          const onebit_outer_options_t *options, double patience, int quorum);
+onebit_sites_info_t sites_of(onebit_outer_t outer);
+onebit_outer_info_t sites_info(onebit_outer_t outer);
+
+/* Sites of `ranks` ranks each, on loopback. */
+struct place {
+  int sites, ranks;
+  onebit_outer_options_t options;
+  onebit_comm_t site[MAX_SITES][MAX_SITES], between[MAX_SITES];
+  float p[MAX_SITES][SITES_ALL], plain[SITES_ALL];
+  uint32_t checksum[MAX_SITES * MAX_SITES];
+  void *more; /* the test's own */
+};
+
+typedef void site_body(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between);
+
+void on_sites(struct place *place, site_body *body);
+
+#endif

@@ -1,0 +1,341 @@
+/*
+ * Sites that save and load go on to the bit; among another number of sites, with a part that is
+ * older than the others', or without one, they go on from the latest consensus; and so do those
+ * that are left when a site is lost, and one that comes.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "onebit/checkpoint.h"
+#include "tests/support_sites.h"
+
+TestSuite(outer_sites_checkpoint, .timeout = 120);
+
+enum { STEPS = 5 * SITES_H + 2, MAX_RANKS = 3 };
+
+/* Of a site, by its ranks. */
+struct saved {
+  void *memory[MAX_RANKS];
+  size_t bytes[MAX_RANKS];
+};
+
+struct story {
+  int save_at, load_at, other; /* steps; `other`: the site that loads that of another step */
+  struct saved saved[MAX_SITES][2];
+  float p[MAX_SITES * MAX_RANKS][STEPS + 1][SITES_ALL];
+  float consensus[MAX_SITES][SITES_ALL];
+  uint64_t exchanges[MAX_SITES];
+};
+
+static void save(struct saved *saved, onebit_outer_t outer, onebit_comm_t comm) {
+  const int rank = onebit_comm_rank(comm);
+  CHECK_STATUS(onebit_outer_save(outer, NULL, 0, &saved->bytes[rank]), ONEBIT_OK);
+  free(saved->memory[rank]);
+  saved->memory[rank] = allocate(1, saved->bytes[rank]);
+  CHECK_STATUS(
+      onebit_outer_save(outer, saved->memory[rank], saved->bytes[rank], &saved->bytes[rank]),
+      ONEBIT_OK);
+  meet(comm);
+}
+
+static onebit_status_t load(const struct saved *saved, onebit_outer_t outer, int ranks) {
+  return onebit_outer_load(outer, (const void *const *)saved->memory, saved->bytes, ranks);
+}
+
+static void free_story(struct story *story) {
+  for (int s = 0; s < MAX_SITES; s++)
+    for (int k = 0; k < 2; k++)
+      for (int rank = 0; rank < MAX_RANKS; rank++)
+        free(story->saved[s][k].memory[rank]);
+  free(story);
+}
+
+/* Local steps of unequal weight. */
+static void step(onebit_outer_t outer, float *p, int site, int number) {
+  sites_train(p, site, 0.05f);
+  CHECK_STATUS(onebit_outer_step(outer, 1 + site + number % 3), ONEBIT_OK);
+}
+
+static void get_consensus(onebit_outer_t outer, float *x) {
+  for (size_t t = 0; t < SITES_TENSORS; t++)
+    CHECK_STATUS(onebit_outer_get_consensus(outer, t, x + t * SITES_EACH), ONEBIT_OK);
+}
+
+/* --- As many sites -----------------------------------------------------------------------------*/
+
+static void train_and_save(struct place *place, int site, onebit_comm_t comm,
+                           onebit_comm_t between) {
+  struct story *story = place->more;
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  for (int number = 1; number <= STEPS; number++) {
+    step(outer, p, site, number);
+    memcpy(story->p[site * place->ranks + onebit_comm_rank(comm)][number], p, sizeof p);
+    if (number == story->save_at)
+      save(&story->saved[site][0], outer, comm);
+    if (number == story->save_at + SITES_H)
+      save(&story->saved[site][1], outer, comm);
+    if (number == story->save_at)
+      get_consensus(outer, story->consensus[site]);
+  }
+  onebit_outer_destroy(outer);
+}
+
+static void load_and_train(struct place *place, int site, onebit_comm_t comm,
+                           onebit_comm_t between) {
+  struct story *story = place->more;
+  float p[SITES_ALL] = {1, 2, 3};
+  p[SITES_ALL - 1] = 4;
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  for (int number = 1; number < story->load_at; number++)
+    step(outer, p, site, number);
+  CHECK_STATUS(load(&story->saved[site][0], outer, place->ranks), ONEBIT_OK);
+  CHECK(sites_info(outer).steps == (uint64_t)story->save_at, "%ju steps",
+        (uintmax_t)sites_info(outer).steps);
+  for (int number = story->save_at + 1; number <= STEPS; number++) {
+    step(outer, p, site, number);
+    if (!CHECK_BITS("the parameters", p,
+                    story->p[site * place->ranks + onebit_comm_rank(comm)][number], SITES_ALL,
+                    ONEBIT_FLOAT32))
+      break;
+  }
+  onebit_outer_destroy(outer);
+}
+
+static struct place *place_of(onebit_outer_rule_t rule, int bits, int sites, int ranks) {
+  struct place *place = allocate(1, sizeof *place);
+  place->options = sites_options(rule, bits);
+  place->sites = sites;
+  place->ranks = ranks;
+  place->more = allocate(1, sizeof(struct story));
+  return place;
+}
+
+static void free_place(struct place *place) {
+  free_story(place->more);
+  free(place);
+}
+
+Test(outer_sites_checkpoint, goes_on_exactly) {
+  static const int widths[] = {1, 4, ONEBIT_OUTER_DENSE};
+  for (int k = 0; k < 6; k++) {
+    struct place *place =
+        place_of((onebit_outer_rule_t)(k % 3), widths[k % 3], 2 + k % 2, 1 + k / 2);
+    struct story *story = place->more;
+    place->options.weighted = k % 2;
+    place->options.mixing = k == 4 ? 0.75 : 0;
+    story->save_at = 2 * SITES_H - 1 + k % 3;
+    story->load_at = 1 + k;
+    check_case("%d bits, saved after %d steps", widths[k % 3], story->save_at);
+    on_sites(place, train_and_save);
+    on_sites(place, load_and_train);
+    free_place(place);
+  }
+}
+
+/* --- Others ------------------------------------------------------------------------------------*/
+
+/* Of another number of sites, and of other ranks in a site, each loads a part of some site. */
+static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
+                           onebit_comm_t between) {
+  struct story *story = place->more;
+  const int of = story->other;
+  float p[SITES_ALL] = {0}, x[SITES_ALL];
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  CHECK_STATUS(load(&story->saved[site % of][0], outer, 2), ONEBIT_OK);
+  get_consensus(outer, x);
+  CHECK_BITS("the consensus", x, story->consensus[0], SITES_ALL, ONEBIT_FLOAT32);
+  for (int number = 1; number <= 40 * SITES_H; number++) {
+    sites_train(p, site, 0.5f / (float)(9 + number));
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  CHECK(sites_distance(p, place->sites) < 4, "%g from the optimum",
+        sites_distance(p, place->sites));
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  onebit_outer_destroy(outer);
+}
+
+Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
+  for (int sites = 1; sites <= 4; sites++) {
+    struct place *place = place_of(ONEBIT_OUTER_MOMENTUM, 2, 3, 2);
+    struct story *story = place->more;
+    story->save_at = 3 * SITES_H + 1;
+    story->other = 3;
+    check_case("%d sites", sites);
+    on_sites(place, train_and_save);
+    place->sites = sites;
+    place->ranks = 1 + sites % 2;
+    on_sites(place, load_elsewhere);
+    for (int k = 1; k < sites * place->ranks; k++)
+      cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
+    free_place(place);
+  }
+}
+
+/* One site's part is of a round earlier: it begins at the consensus of the others. */
+static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+  struct story *story = place->more;
+  float p[SITES_ALL] = {0}, x[SITES_ALL];
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  CHECK_STATUS(load(&story->saved[site][site != story->other], outer, place->ranks), ONEBIT_OK);
+  get_consensus(outer, x);
+  if (site == story->other)
+    CHECK_BITS("parameters", p, x, SITES_ALL, ONEBIT_FLOAT32);
+  else
+    CHECK_BITS("parameters", p,
+               story->p[site * place->ranks + onebit_comm_rank(comm)][story->save_at + SITES_H],
+               SITES_ALL, ONEBIT_FLOAT32);
+  for (int number = 1; number <= 2 * SITES_H; number++)
+    step(outer, p, site, number);
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  onebit_outer_destroy(outer);
+}
+
+Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
+  for (int other = 0; other < 3; other++) {
+    struct place *place = place_of(ONEBIT_OUTER_NESTEROV, 4, 3, 2);
+    struct story *story = place->more;
+    story->save_at = SITES_H + 1;
+    story->other = other;
+    on_sites(place, train_and_save);
+    on_sites(place, load_uneven);
+    for (int k = 1; k < 6; k++)
+      cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
+    free_place(place);
+  }
+}
+
+/* A site that cannot load leaves all as they were. */
+static void load_wrongly(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+  struct story *story = place->more;
+  struct saved *saved = &story->saved[site][0];
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  for (int number = 1; number <= STEPS; number++) {
+    if (number == SITES_H + 2) {
+      if (site == 1)
+        ((unsigned char *)saved->memory[0])[saved->bytes[0] / 2] ^= 1;
+      CHECK_STATUS(load(saved, outer, 1), site == 1 ? ONEBIT_ERROR_CHECKPOINT : ONEBIT_ERROR_PEER);
+    }
+    step(outer, p, site, number);
+    if (!CHECK_BITS("the parameters", p, story->p[site][number], SITES_ALL, ONEBIT_FLOAT32))
+      break;
+  }
+  onebit_outer_destroy(outer);
+}
+
+Test(outer_sites_checkpoint, what_is_damaged_changes_nothing) {
+  struct place *place = place_of(ONEBIT_OUTER_MEAN, 1, 3, 1);
+  struct story *story = place->more;
+  story->save_at = 3;
+  on_sites(place, train_and_save);
+  on_sites(place, load_wrongly);
+  free_place(place);
+}
+
+/* --- A site is lost, and comes again -----------------------------------------------------------*/
+
+struct loss {
+  onebit_comm_t back[MAX_SITES], alone;
+  float x[MAX_SITES][SITES_ALL];
+};
+
+static void synchronize(struct place *place, struct loss *loss, onebit_outer_t outer, int site,
+                        onebit_comm_t comm, float *p) {
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  memcpy(loss->x[site], p, sizeof loss->x[site]);
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+}
+
+static void survive(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer,
+                    float *p) {
+  struct loss *loss = place->more;
+  onebit_status_t status = ONEBIT_OK;
+  onebit_comm_t survivors;
+  for (int k = 0; status == ONEBIT_OK && k < 3 * SITES_H; k++) {
+    sites_train(p, site, 0.02f);
+    status = onebit_outer_step(outer, 1);
+  }
+  CHECK(status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER, "%s",
+        onebit_status_string(status));
+  CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_outer_shrink(outer, &survivors), ONEBIT_OK);
+  CHECK(sites_of(outer).sites == place->sites - 1, "%d sites", sites_of(outer).sites);
+  for (int k = 0; k < 2 * SITES_H; k++) {
+    sites_train(p, site, 0.02f);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_outer_move(outer, onebit_comm_rank(comm) ? NULL : loss->back[site]),
+               ONEBIT_OK);
+  onebit_comm_destroy(survivors);
+}
+
+/* The processes have ended, and others are started. */
+static onebit_outer_t come_again(struct place *place, int site, onebit_comm_t comm,
+                                 onebit_comm_t between, onebit_outer_t outer, float *p) {
+  struct loss *loss = place->more;
+  onebit_comm_t alone = NULL;
+  float x[SITES_ALL];
+  if (between)
+    onebit_comm_abort(between);
+  onebit_outer_destroy(outer);
+  if (between) {
+    onebit_comm_destroy(between);
+    place->between[site] = NULL;
+    CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
+  }
+  memset(p, 0, SITES_ALL * sizeof *p);
+  outer = sites_make(comm, alone, p, &place->options, FOR_EVER, 0);
+  CHECK_STATUS(onebit_outer_move(outer, between ? loss->back[site] : NULL), ONEBIT_OK);
+  get_consensus(outer, x);
+  CHECK_BITS("parameters", p, x, SITES_ALL, ONEBIT_FLOAT32);
+  onebit_comm_destroy(alone);
+  return outer;
+}
+
+static void lose_one(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+  struct loss *loss = place->more;
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  const bool ends = site == place->sites - 1; /* the others may hear of it in the third exchange */
+  for (int k = 0; k < 3 * SITES_H + (ends ? 1 : -1); k++) {
+    sites_train(p, site, 0.02f);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+  }
+  if (ends)
+    outer = come_again(place, site, comm, between, outer, p);
+  else
+    survive(place, site, comm, outer, p);
+  for (int k = 0; k < 60 * SITES_H; k++) {
+    sites_train(p, site, 0.02f / (1 + (float)k / 40));
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+  }
+  synchronize(place, loss, outer, site, comm, p);
+  onebit_outer_destroy(outer);
+}
+
+Test(outer_sites_checkpoint, a_site_is_lost_and_comes_again) {
+  for (int k = 0; k < 4; k++) {
+    struct place *place = allocate(1, sizeof *place);
+    struct loss *loss = allocate(1, sizeof *loss);
+    place->options = sites_options((onebit_outer_rule_t)(k % 3), k % 2 ? ONEBIT_OUTER_DENSE : 0);
+    place->sites = 3 + k / 2;
+    place->ranks = 1 + k % 2;
+    place->more = loss;
+    CHECK_STATUS(onebit_comm_create_loopback(place->sites, loss->back), ONEBIT_OK);
+    check_case("%d sites of %d", place->sites, place->ranks);
+    on_sites(place, lose_one);
+    cr_log_info("%g from the optimum", sites_distance(loss->x[0], place->sites));
+    cr_expect_lt(sites_distance(loss->x[0], place->sites), 6);
+    for (int r = 1; r < place->sites * place->ranks; r++)
+      cr_expect_eq(place->checksum[r], place->checksum[0], "rank %d differs", r);
+    for (int s = 0; s < place->sites; s++)
+      onebit_comm_destroy(loss->back[s]);
+    free(loss);
+    free(place);
+  }
+}
