@@ -38,9 +38,8 @@ onebit_status_t outer_train(struct outer_trained *it, int number, bool wrong) {
   return onebit_outer_step(it->outer, 1 + it->rank + number % 2);
 }
 
-void outer_create(struct outer_trained *it, onebit_comm_t comm,
-                  const onebit_outer_options_t *options) {
-  onebit_tensor_t tensors[TENSORS];
+static void list_tensors(struct outer_trained *it, onebit_comm_t comm,
+                         const onebit_outer_options_t *options, onebit_tensor_t *tensors) {
   *it = (struct outer_trained){.options = *options, .rank = onebit_comm_rank(comm)};
   size_t first = 0;
   for (size_t t = 0; t < TENSORS; first += counts[t], t++)
@@ -48,7 +47,26 @@ void outer_create(struct outer_trained *it, onebit_comm_t comm,
                                                             : (void *)(it->p + first),
                                    .count = counts[t],
                                    .uncompressed = t == 1};
+}
+
+void outer_create(struct outer_trained *it, onebit_comm_t comm,
+                  const onebit_outer_options_t *options) {
+  onebit_tensor_t tensors[TENSORS];
+  list_tensors(it, comm, options, tensors);
   CHECK_STATUS(onebit_outer_create(comm, tensors, TENSORS, options, &it->outer), ONEBIT_OK);
+}
+
+void outer_create_site(struct outer_trained *it, onebit_comm_t between,
+                       const onebit_outer_options_t *options) {
+  const onebit_sites_options_t sites = {.size = sizeof sites, .patience = 1000};
+  onebit_tensor_t tensors[TENSORS];
+  onebit_comm_t alone;
+  list_tensors(it, between, options, tensors);
+  CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
+  CHECK_STATUS(
+      onebit_outer_create_sites(alone, between, tensors, TENSORS, options, &sites, &it->outer),
+      ONEBIT_OK);
+  onebit_comm_destroy(alone);
 }
 
 void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts) {

@@ -24,6 +24,9 @@ onebit_outer_options_t outer_options(int bits, onebit_outer_rule_t rule);
 /* Collective; of four tensors, one of them uncompressed. */
 void outer_create(struct outer_trained *it, onebit_comm_t comm,
                   const onebit_outer_options_t *options);
+/* The same, and each rank is a site, which saves and loads a part of its own. */
+void outer_create_site(struct outer_trained *it, onebit_comm_t between,
+                       const onebit_outer_options_t *options);
 const void *outer_values(const struct outer_trained *it);
 
 /* One step; on rank 1 step 7 goes wrong, if `wrong`. */

@@ -15,7 +15,7 @@
 TestSuite(outer_memory, .timeout = 120);
 
 enum { RANKS = 2, MAX_CALLS = 600 };
-enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, MOVE, CALLS };
+enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, MOVE, SAVE_SITE, LOAD_SITE, MOVE_SITE, CALLS };
 
 struct run {
   enum call call;
@@ -31,10 +31,14 @@ static onebit_status_t make_call(struct run *run, struct outer_trained *it) {
   size_t bytes;
   switch (run->call) {
   case SAVE:
+  case SAVE_SITE:
     return onebit_outer_save(it->outer, run->parts.memory[it->rank], run->parts.bytes[it->rank],
                              &bytes);
   case LOAD:
     return outer_load(it, &run->parts);
+  case LOAD_SITE:
+    return onebit_outer_load(it->outer, (const void *const *)&run->parts.memory[it->rank],
+                             &run->parts.bytes[it->rank], 1);
   case SAVE_FILES:
     return onebit_outer_save_files(it->outer, run->directories.saved);
   case LOAD_FILES:
@@ -50,13 +54,17 @@ static void fail_each(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);
   float p[OUTER_ELEMENTS];
   bool again = true;
-  options.fragments = 2;
-  options.delay = run->call == MOVE ? 0 : 3;
-  outer_create(it, comm, &options);
+  options.fragments = run->call < SAVE_SITE ? 2 : 1;
+  options.delay = run->call < MOVE ? 3 : 0;
+  if (run->call < SAVE_SITE)
+    outer_create(it, comm, &options);
+  else
+    outer_create_site(it, comm, &options);
   for (int number = 1; number <= 5; number++)
     CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   outer_save(it, comm, &run->parts);
-  CHECK_STATUS(onebit_outer_save_files(it->outer, run->directories.saved), ONEBIT_OK);
+  if (run->call < SAVE_SITE)
+    CHECK_STATUS(onebit_outer_save_files(it->outer, run->directories.saved), ONEBIT_OK);
   memcpy(p, it->p, sizeof p);
   for (int n = 1; again && n <= MAX_CALLS; n++) {
     pthread_barrier_wait(&run->everyone);
@@ -84,6 +92,7 @@ static void fail_each(onebit_comm_t comm, void *context) {
   free(after.memory[0]);
   for (int number = 6; number <= 9; number++)
     CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  meet(comm);
   onebit_outer_destroy(it->outer);
   free(it);
 }

@@ -396,16 +396,22 @@ static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
   return outer->sites ? join_sites(outer, status) : status;
 }
 
+/* Sites that have stopped are joined again. */
+static onebit_status_t check(onebit_outer_t outer) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);
+}
+
 onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,
                                   const size_t *bytes, int count) {
-  OB_TRY(ob_outer_check_saved(outer));
+  OB_TRY(check(outer));
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
   return load(outer, ONEBIT_OK, &sources);
 }
 
 onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory) {
   struct ob_opened opened;
-  OB_TRY(ob_outer_check_saved(outer));
+  OB_TRY(check(outer));
   onebit_status_t status = ob_files_open(&opened, ONEBIT_OK, directory);
   const bool ready = status == ONEBIT_OK;
   const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};

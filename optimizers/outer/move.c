@@ -321,8 +321,10 @@ static onebit_status_t attach(struct moving *moving) {
 static onebit_status_t attach_site(struct moving *moving, struct moving *inside) {
   struct onebit_outer *outer = moving->outer;
   onebit_status_t status = moving->comm ? align(moving) : ONEBIT_OK;
+  status = ob_agree(outer->comm, status, NULL, 0);
+  if (status == ONEBIT_OK)
+    status = align(inside);
   OB_TRY(ob_sites_agree(outer->comm, moving->comm, status, NULL, 0));
-  OB_TRY(align(inside));
   OB_TRY(ob_outer_build(outer));
   status = import_all(moving, inside);
   outer->detached = status != ONEBIT_OK;

@@ -16,7 +16,7 @@ onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status
   return ob_agree(outer->comm, status, &term, 1);
 }
 
-onebit_status_t ob_outer_check_saved(onebit_outer_t outer) {
+static onebit_status_t check(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   return ob_outer_check_attached(outer);
 }
@@ -278,7 +278,7 @@ static onebit_status_t write(void *context, const struct ob_sink *sink) {
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes) {
   struct saving saving;
-  OB_TRY(ob_outer_check_saved(outer));
+  OB_TRY(check(outer));
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
@@ -301,7 +301,7 @@ static onebit_status_t write_part(void *outer, const struct ob_sink *sink, uint6
 }
 
 onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *directory) {
-  OB_TRY(ob_outer_check_saved(outer));
+  OB_TRY(check(outer));
   OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
   const onebit_status_t status = ob_outer_settle(outer);
   const struct ob_subject subject = {outer->comm, ob_outer_kind(outer), outer->steps, outer,

@@ -33,9 +33,6 @@ enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUT
 
 size_t ob_outer_number_count(const struct onebit_outer *outer);
 
-/* Whether it is an outer step that has checkpoints. */
-onebit_status_t ob_outer_check_saved(onebit_outer_t outer);
-
 /* Ends what is in flight, and applies nothing. Collective. Fails where an exchange has: but not
  * where all ranks skip it. */
 onebit_status_t ob_outer_settle(struct onebit_outer *outer);
