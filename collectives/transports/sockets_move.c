@@ -178,6 +178,8 @@ static void give_segment(struct ob_sockets_link *link, struct ob_stream *stream)
   struct ob_outgoing *message = link->first;
   int streams = link->sockets->streams;
   size_t bytes = ob_segment_bytes(message->total, message->given, streams);
+  if (message->total > OB_SEGMENT_MIN)
+    ob_stream_limit_unsent(stream);
   stream->out = (struct ob_segment){.number = message->number,
                                     .total = message->total,
                                     .offset = message->given,

@@ -103,10 +103,12 @@ void ob_sockets_destroy(struct ob_sockets *sockets) {
   ob_release(sockets);
 }
 
-/* Bytes that a connection takes besides those that are under way. What it has taken cannot go to
- * another any more, so a slow one must not hold much when a message ends; and 8 connections must
- * not run dry before a rank comes back to them: 512 kB are 4 ms at 1 Gbit/s. */
-#define UNSENT (64 << 10)
+/* What a connection takes besides what is under way. What it has taken cannot go to another any
+ * more, so a slow one must not hold much when a message ends; and a fast one must not run dry
+ * before a rank comes back to it: 64 kB of each of 8 are 4 ms at 1 Gbit/s. */
+#define MIN_UNSENT     (16 << 10)
+#define MAX_UNSENT     (64 << 10)
+#define UNSENT_SECONDS 0.02
 
 static void set(int file, int level, int option, int value) {
   setsockopt(file, level, option, &value, sizeof value); /* without it, slower */
@@ -116,13 +118,29 @@ static void set(int file, int level, int option, int value) {
  * that is set stays as it is, and below net.core.rmem_max. */
 static void tune(int file) {
   set(file, IPPROTO_TCP, TCP_NODELAY, 1);
-  set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT);
+  set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);
   set(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
   set(file, IPPROTO_TCP, TCP_USER_TIMEOUT, GIVE_UP_MS);
   set(file, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE);
   set(file, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_IDLE);
   set(file, IPPROTO_TCP, TCP_KEEPCNT, KEEP_PROBES);
   set(file, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
+void ob_stream_limit_unsent(struct ob_stream *stream) {
+  struct tcp_info info;
+  socklen_t bytes = sizeof info;
+  if (getsockopt(stream->file, IPPROTO_TCP, TCP_INFO, &info, &bytes) < 0 || !info.tcpi_rtt)
+    return;
+  double window = (double)info.tcpi_snd_cwnd * info.tcpi_snd_mss;
+  double unsent = window / (1e-6 * info.tcpi_rtt) * UNSENT_SECONDS;
+  int wanted = unsent < MIN_UNSENT   ? MIN_UNSENT
+               : unsent > MAX_UNSENT ? MAX_UNSENT
+                                     : (int)unsent / MIN_UNSENT * MIN_UNSENT;
+  if (wanted == stream->unsent)
+    return;
+  set(stream->file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted);
+  stream->unsent = wanted;
 }
 
 bool ob_sockets_adopt(struct ob_sockets *sockets, int rank, int number, int file) {

@@ -74,6 +74,7 @@ struct ob_stream {
   bool ended;   /* nothing comes any more */
   bool blocked; /* takes nothing until the system says so */
   bool watched; /* the system is to say so */
+  int unsent;   /* bytes that it takes besides those under way; 0: as it began */
   struct ob_outgoing *sending;
   struct ob_segment out, in;
   size_t out_done;              /* bytes of head and segment that are sent */
@@ -130,6 +131,9 @@ void ob_sockets_destroy(struct ob_sockets *sockets);
 /* A connection with a rank, from now on nonblocking: number `stream`, the last of which is the
  * control connection. False: there is one already, or the system refuses. */
 bool ob_sockets_adopt(struct ob_sockets *sockets, int rank, int stream, int file);
+
+/* Lets the connection take as much as its speed asks for. */
+void ob_stream_limit_unsent(struct ob_stream *stream);
 
 /* Collective, sockets_connect.c: finds the other ranks, and connects all with all. `secret` NULL:
  * none. Rank 0's number of streams counts. ONEBIT_ERROR_TRANSPORT, _ARGUMENT, _MISMATCH, _MEMORY;

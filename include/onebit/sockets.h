@@ -50,7 +50,7 @@ typedef struct onebit_sockets_options {
    * none is wanted. The same on all ranks. */
   const char *secret;
   /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's number
-   * counts. Default 8. */
+   * counts. Default 16, and 8 of more than 32 ranks: each is an open file. */
   int streams;
   /* Seconds that a rank waits for others, here and in all calls; INFINITY: for ever. Default
    * ONEBIT_TIMEOUT, as onebit/communicator.h has it. */
