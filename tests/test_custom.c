@@ -179,8 +179,8 @@ struct outcome {
   char words[256];
 };
 
-/* The first failure of a rank counts, and its error message: those that follow from it may tell what
- * others heard of it, as the threads happen to run. */
+/* The first failure of a rank counts, and its error message: those that follow from it may tell
+ * what others heard of it, as the threads happen to run. */
 static void note(struct outcome *outcome, onebit_status_t status) {
   if (outcome->status != ONEBIT_OK || status == ONEBIT_OK)
     return;

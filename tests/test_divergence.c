@@ -139,8 +139,8 @@ Test(divergence, zero_one_adam_stays) {
   hold(ZERO_ONE_ADAM, most);
 }
 
-/* But where nobody has a gradient any more: the sign of what is left of the momentum stays, and Lion
- * goes on by it, also without compression. */
+/* But where nobody has a gradient any more: the sign of what is left of the momentum stays, and
+ * Lion goes on by it, also without compression. */
 Test(divergence, lion_converges) {
   static const limits most = {
       [TASK_EMBEDDING] = 0.55,  [TASK_SCALES] = 0.3, [TASK_QUIET] = 0.3,
