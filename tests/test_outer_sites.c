@@ -26,7 +26,7 @@ static void train_plainly(onebit_comm_t comm, void *context) {
                ONEBIT_OK);
   for (int step = 0; outer && step < 5 * SITES_H; step++) {
     sites_train(p, rank, 0.05f);
-    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    CHECK_STATUS(onebit_outer_step(outer, 1 + rank), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   if (rank == 0)
@@ -42,7 +42,7 @@ static void train_at_sites(struct place *place, int site, onebit_comm_t comm,
   for (int step = 1; outer && step <= 5 * SITES_H; step++) {
     const uint64_t before = between ? onebit_comm_bytes_sent(between) : 0;
     sites_train(p, site, 0.05f);
-    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    CHECK_STATUS(onebit_outer_step(outer, 1 + site), ONEBIT_OK);
     if (between && step % SITES_H != 0)
       CHECK(onebit_comm_bytes_sent(between) == before, "step %d sent something", step);
     else if (between)
@@ -70,6 +70,8 @@ static void equals_single_ranks(int sites, int ranks, onebit_outer_rule_t rule) 
   place->sites = sites;
   place->ranks = ranks;
   place->options = sites_options(rule, ONEBIT_OUTER_DENSE);
+  place->options.weighted = sites % 2 == 0;
+  place->options.mixing = ranks == 2 ? 0.5 : 1;
   on_ranks(sites, train_plainly, place);
   on_sites(place, train_at_sites);
   for (int k = 1; k < sites * ranks; k++)
@@ -129,6 +131,44 @@ Test(outer_sites, every_width_comes_to_the_optimum) {
     cr_log_info("%d bits: %g more than dense, control %g", widths[w], distance, control - dense);
     cr_expect_lt(distance, 0.3 * (control - dense), "%d bits: %g, control %g", widths[w], distance,
                  control);
+  }
+}
+
+/* --- Of unequal speed --------------------------------------------------------------------------*/
+
+/* Site s makes s + 1 times as many steps as site 0, each of a drift of its own. */
+static void train_unequally(onebit_comm_t comm, void *context) {
+  const onebit_outer_options_t *given = context;
+  const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
+  onebit_outer_options_t options = *given;
+  float p[SITES_ALL] = {0}, wanted = 0;
+  onebit_comm_t self;
+  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  options.local_steps *= (size_t)rank + 1;
+  onebit_outer_t outer = sites_make(self, comm, p, &options, FOR_EVER, 0);
+  for (size_t step = 0; step < 3 * options.local_steps; step++) {
+    for (size_t i = 0; i < SITES_ALL; i++)
+      p[i] -= (float)(rank - 2);
+    CHECK_STATUS(onebit_outer_step(outer, 0.5), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_outer_step(outer, -1), ONEBIT_ERROR_ARGUMENT);
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  for (int s = 0; s < sites; s++) /* weight s + 1, and steps s + 1, of sites (sites + 1) / 2 */
+    wanted -=
+        3.0f * SITES_H * (float)((s + 1) * (s + 1) * (s - 2)) * 2 / (float)(sites * (sites + 1));
+  CHECK(fabsf(p[0] - wanted) < 1e-3f && fabsf(p[SITES_ALL - 1] - wanted) < 1e-3f, "%g, not %g",
+        (double)p[0], (double)wanted);
+  CHECK(sites_of(outer).rounds == 4, "%ju rounds", (uintmax_t)sites_of(outer).rounds);
+  onebit_outer_destroy(outer);
+  onebit_comm_destroy(self);
+}
+
+Test(outer_sites, weights_are_of_local_steps) {
+  for (int bits = 1; bits <= ONEBIT_OUTER_DENSE; bits *= 32) {
+    onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, bits);
+    options.weighted = 1;
+    for (int sites = 1; sites <= 4; sites++)
+      on_ranks(sites, train_unequally, &options);
   }
 }
 

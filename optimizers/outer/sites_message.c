@@ -305,26 +305,27 @@ static void multiply(const struct ob_site_part *part, unsigned char *message, fl
     values[i] *= factor;
 }
 
-/* So that their mean is that with weights. False where these are all zero. */
-static bool apply_weights(struct ob_shard *shard, struct ob_sites *sites) {
+/* So that their mean is that with weights; where these are all zero, nothing. */
+static void apply_weights(struct ob_shard *shard, struct ob_sites *sites) {
   double sum = 0, streams = 0;
   for (int s = 0; s < sites->count; s++)
     if (added_by(sites, s)) {
       sum += ob_site_weight(&sites->peers[s]);
       streams++;
     }
-  for (int s = 0; sum > 0 && s < sites->count; s++)
-    for (int p = 0; p < OB_SITE_PARTS && added_by(sites, s) == sites->peers[s].drift; p++)
+  for (int s = 0; s < sites->count; s++) {
+    const struct ob_site_peer *peer = &sites->peers[s];
+    const double factor = sum > 0 ? ob_site_weight(peer) * streams / sum : 0;
+    for (int p = 0; p < OB_SITE_PARTS && added_by(sites, s) == peer->drift; p++)
       if (shard->part[p].pieces)
-        multiply(&shard->part[p], sites->peers[s].drift,
-                 (float)(ob_site_weight(&sites->peers[s]) * streams / sum));
-  return sum > 0;
+        multiply(&shard->part[p], peer->drift, (float)factor);
+  }
 }
 
 bool ob_shard_reduce(struct ob_shard *shard, struct ob_sites *sites, unsigned char *message) {
   size_t streams = 0;
-  if (sites->outer->options.weighted && !apply_weights(shard, sites))
-    return false;
+  if (sites->outer->options.weighted)
+    apply_weights(shard, sites);
   for (int p = 0; p < OB_SITE_PARTS; p++) {
     struct ob_site_part *part = &shard->part[p];
     struct ob_view out = ob_message_view(message + part->at, &part->shape);
