@@ -285,14 +285,15 @@ static onebit_status_t restore_results(struct onebit_plan *plan) {
                              plan->geometry.results[plan->result_now], bytes);
 }
 
-/* `calls` are those whose results the last ones are of. */
-static onebit_status_t restore_plan(struct onebit_plan *plan, uint64_t calls) {
+/* `calls`: those whose results the last ones are of, or NULL: they stay. */
+static onebit_status_t restore_plan(struct onebit_plan *plan, const uint64_t *calls) {
   struct ob_device *device = plan->device;
   struct ob_cuda_state state;
   OB_TRY(ob_memory_cuda.copy(&state, device->kernel.state, sizeof state));
   state.now = (uint32_t)plan->worker.now;
   state.residual_flags = plan->server_large ? OB_FLAG_LARGE : 0;
-  state.outcome.calls = (uint32_t)calls;
+  if (calls)
+    state.outcome.calls = (uint32_t)*calls;
   OB_TRY(ob_memory_cuda.copy(device->kernel.state, &state, sizeof state));
   if (device->seen)
     *device->seen = state;
@@ -302,9 +303,11 @@ static onebit_status_t restore_plan(struct onebit_plan *plan, uint64_t calls) {
 static onebit_status_t restored(struct onebit_optimizer *optimizer) {
   uint64_t steps, skipped;
   bool frozen = ob_optimizer_is_frozen(optimizer);
-  for (size_t u = 0; u < optimizer->bucket_count; u++)
-    OB_TRY(restore_plan(optimizer->buckets[u].bits,
-                        frozen ? optimizer->steps - optimizer->frozen_at : 0));
+  const uint64_t sent = frozen ? optimizer->steps - optimizer->frozen_at : 0;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    OB_TRY(restore_plan(optimizer->buckets[u].bits, &sent));
+    OB_TRY(restore_plan(optimizer->buckets[u].dense, NULL));
+  }
   OB_TRY(copy_lamb_numbers(optimizer, false));
   if (!optimizer->deferred)
     return ONEBIT_OK;

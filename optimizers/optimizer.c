@@ -297,9 +297,6 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
                     "warmup_bits is %d: it is for 1-bit Adam without shards, 1-bit LAMB and "
                     "momentum SGD",
                     bits);
-  if (recipe->common.device != ONEBIT_DEVICE_HOST)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "warmup_bits is %d, and device is not ONEBIT_DEVICE_HOST", bits);
   return ONEBIT_OK;
 }
 

@@ -93,8 +93,11 @@ onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
     onebit_plan_t plan = exchange == OB_EXCHANGE_BITS ? bucket->bits : bucket->dense;
-    if (exchange != OB_EXCHANGE_NONE && plan->call.hold)
-      ob_plan_apply(plan);
+    if (exchange == OB_EXCHANGE_NONE || !plan->call.hold)
+      continue;
+    ob_plan_apply(plan);
+    if (plan->call.outputs && !plan->call.on_stream) /* which passes on other streams read */
+      ob_steps_settled(plan, true);
   }
   return ONEBIT_OK;
 }

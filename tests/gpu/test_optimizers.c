@@ -158,6 +158,20 @@ static const struct training_case parts[] = {
          BUCKETS),
 };
 
+/* Mean gradients of the warm-up in 4 or 8 bits. */
+static const struct training_case warmups[] = {
+    CASE(momentum, "momentum, a warm-up of 4 bits", SOME_WITHOUT, BIT(3) | BIT(6), PLAIN_TENSOR,
+         .warmup_steps = 6, .common.warmup_bits = 4, BUCKETS),
+    CASE(adam, "a warm-up of 8 bits", ONE_STREAM, BIT(3) | BIT(7), 0, .freeze_step = 8,
+         .common.warmup_bits = 8),
+    CASE(adam, "halves, a warm-up of 8 bits", NO_STREAM, BIT(3) | BIT(11), 0, .freeze_step = 6,
+         HALVES, SCALED, .common.warmup_bits = 8),
+    CASE(lamb, "lamb, saved in a warm-up of 4 bits", ONE_STREAM, BIT(2), SAVED_ANEW,
+         .freeze_step = 20, .common.warmup_bits = 4),
+    CASE(adam, "parts, saved in a warm-up of 4 bits", NO_STREAM, BIT(10), IN_PARTS | SAVED_ANEW,
+         .freeze_step = 20, BUCKETS, .common.warmup_bits = 4),
+};
+
 #define TESTS(name)                                                                                \
   static const struct training_table table_of_##name = {name, sizeof name / sizeof name[0]};       \
   static void name##_over_loopback(void) { training_over_loopback(&table_of_##name); }             \
@@ -170,6 +184,7 @@ TESTS(lambs)
 TESTS(zero_ones)
 TESTS(parts)
 TESTS(others)
+TESTS(warmups)
 
 static const struct gpu_test tests[] = {
     {"lamb over loopback", lambs_over_loopback, false},
@@ -192,5 +207,10 @@ static const struct gpu_test tests[] = {
     {"others, host and device in one job", others_in_one_job, false},
     {"others over NCCL", others_over_nccl, false},
     {"others alone", others_alone, false},
+    {"warm-ups over loopback", warmups_over_loopback, false},
+    {"warm-ups over what knows device memory", warmups_over_what_knows, false},
+    {"warm-ups, host and device in one job", warmups_in_one_job, false},
+    {"warm-ups over NCCL", warmups_over_nccl, false},
+    {"warm-ups alone", warmups_alone, false},
 };
 GPU_SUITE("optimizers", tests)
