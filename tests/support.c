@@ -135,6 +135,10 @@ bool test_wanted(size_t number) {
   return number % stride == 3 % stride;
 }
 
+bool test_wanted_of(size_t row, size_t column) {
+  return test_thins() ? test_wanted(column) : (row + column) % test_stride() == 0;
+}
+
 bool test_thins(void) { return test_stride() > 5; }
 
 bool use_codec(const char *name) {

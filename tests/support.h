@@ -75,6 +75,9 @@ bool test_thins(void);
 /* Whether to walk entry `number` of a short list. However large the stride, entry 3 is walked,
  * which in lists of group sizes is one of several ranks. */
 bool test_wanted(size_t number);
+/* The same of a table with rows: along its diagonals, so that every row and every column has its
+ * turn; test_thins leaves a column of it. */
+bool test_wanted_of(size_t row, size_t column);
 
 /* Whether plans can be made with this codec here; "" is the library's own choice. Leaves
  * ONEBIT_CODEC set to it when they can, and unset when they cannot. Call it while no other thread

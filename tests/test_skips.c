@@ -170,14 +170,16 @@ static void skip_on_rank(onebit_comm_t comm, void *context) {
   free_run(&unseen);
 }
 
-/* --- Every optimizer, every step, every rank in turn */
+/* --- Every optimizer, every step, every rank in turn; numbers of ranks in turn too */
 
 static void check_optimizer(size_t optimizer, const onebit_optimizer_options_t *common,
                             unsigned uncompressed) {
   static const float poisons[] = {NAN, INFINITY, -INFINITY, 1e30f};
   static const int sizes[] = {1, 2, 3, 4, 7};
   for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
-    for (int step = 0; step < STEPS && test_wanted(p); step++) {
+    for (int step = 0; step < STEPS; step++) {
+      if (!test_wanted_of(optimizer + (size_t)step, p))
+        continue;
       struct skip skip = {.optimizer = optimizer,
                           .common = *common,
                           .in_parts = step % 2,
