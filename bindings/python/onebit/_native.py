@@ -4,11 +4,9 @@ tests/test_layout.py compares every structure and number here with the headers, 
 """
 
 import ctypes
-import ctypes.util
 import enum
 import functools
 import os
-import re
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -559,6 +557,8 @@ def candidates():
     own = os.path.join(HERE, "libonebit_python.so")
     if os.path.exists(own):
         return [own]
+    import ctypes.util  # which asks compilers, by programs that it starts
+
     return [ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
 
 
@@ -581,6 +581,8 @@ def package_version():
     try:
         from onebit._version import version as built
     except ImportError:
+        import re
+
         with open(os.path.join(HERE, "../../../include/onebit/status.h")) as header:
             numbers = re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", header.read())
         return ".".join(numbers)

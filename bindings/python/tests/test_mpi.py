@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import onebit
+import onebit.mpi
 import pytest
 
 MPIRUN = os.environ.get("MPIRUN", "mpirun").split()
@@ -19,17 +20,41 @@ ALLOWED = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
-pytestmark = [
-    pytest.mark.skipif(
-        not importlib.util.find_spec("mpi4py"), reason="mpi4py is not here"
-    ),
-    pytest.mark.skipif(
-        not hasattr(onebit._native.library(), "onebit_comm_create_mpi"),
-        reason="the library is built without MPI",
-    ),
-]
+over_mpi = pytest.mark.skipif(
+    not importlib.util.find_spec("mpi4py")
+    or not hasattr(onebit._native.library(), "onebit_comm_create_mpi"),
+    reason="mpi4py is not here, or the library is built without MPI",
+)
 
 
+class Fake:
+    """What mpi4py's MPI would say of its library."""
+
+    Comm, COMM_SELF = "a type", "a handle"
+
+    def __init__(self, size, handle):
+        self._sizeof = {self.Comm: size}.get
+        self._handleof = {self.COMM_SELF: handle}.get
+
+
+def test_the_kind_of_mpi_is_known_by_its_handles():
+    assert onebit.mpi.kind_of(Fake(4, 0x44000001)) == "mpich"
+    assert onebit.mpi.kind_of(Fake(8, 0x7F0012345678)) == "openmpi"
+    assert onebit.mpi.kind_of(Fake(8, 0x102)) == "standard"
+
+
+@pytest.mark.parametrize("kind", ["standard", "mpich", "openmpi"])
+def test_a_kind_that_is_not_built_is_refused(kind, monkeypatch):
+    class Library:
+        _name = "/of/a/test.so"
+
+    monkeypatch.setattr(onebit._native, "library", Library)
+    with pytest.raises(onebit.Error, match=r"MPI 5|/of/a/test.so is built without MPI") as caught:
+        onebit.mpi._function(kind)
+    assert caught.value.status is onebit.Status.ERROR_UNSUPPORTED
+
+
+@over_mpi
 @pytest.mark.skipif(not shutil.which(MPIRUN[0]), reason=f"{MPIRUN[0]} is not here")
 def test_under_mpirun():
     command = [*MPIRUN, "-n", "3", sys.executable, str(HERE / "mpi_ranks.py")]
@@ -41,6 +66,7 @@ def test_under_mpirun():
     assert ran.returncode == 0 and ran.stdout == "all well\n", words
 
 
+@over_mpi
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is here")
 def test_another_mpi_is_refused(tmp_path):
     """A handle of one kind of MPI would crash another."""
