@@ -531,6 +531,16 @@ STATUS_FUNCTIONS = {
     "onebit_outer_move": [HANDLE, HANDLE],
     "onebit_outer_shrink": [HANDLE, OUT],
 }
+# Of a library that is built with CUDA.
+DEVICE_FUNCTIONS = {
+    "onebit_allreduce_stream": [c_void_p, c_void_p, HANDLE, c_void_p],
+    "onebit_allgather_stream": [c_void_p, c_void_p, HANDLE, c_void_p],
+    "onebit_reduce_scatter_stream": [c_void_p, c_void_p, HANDLE, c_void_p],
+    "onebit_plan_synchronize": [HANDLE],
+    "onebit_scale_result_stream": [c_void_p, c_float, HANDLE, c_void_p],
+    "onebit_optimizer_step_stream": [HANDLE, c_float, c_void_p],
+    "onebit_optimizer_synchronize": [HANDLE],
+}
 OTHER_FUNCTIONS = {
     "onebit_last_error": (c_char_p, []),
     "onebit_version": (c_char_p, []),
@@ -609,6 +619,10 @@ def library():
         for name, arguments in STATUS_FUNCTIONS.items():
             function = getattr(found, name)
             function.restype, function.argtypes = c_int, arguments
+        for name, arguments in DEVICE_FUNCTIONS.items():
+            if hasattr(found, name):
+                function = getattr(found, name)
+                function.restype, function.argtypes = c_int, arguments
     except AttributeError as reason:  # the reason names the library and the function
         raise ImportError(f"the library is older than this package: {reason}") from None
     return found

@@ -1,7 +1,8 @@
-"""Arrays of others as memory for the library: numpy arrays, torch tensors, and whatever has the
-buffer protocol. Nothing is copied."""
+"""Arrays of others as memory for the library: numpy arrays, torch tensors, whatever has the buffer
+protocol, and of CUDA devices what has __cuda_array_interface__. Nothing is copied."""
 
 import ctypes
+import math
 import sys
 from typing import Any, NamedTuple
 
@@ -22,16 +23,20 @@ _BY_TYPESTR = {"<f4": Dtype.FLOAT32, "<f2": Dtype.FLOAT16}
 _BY_FORMAT = {"f": Dtype.FLOAT32, "e": Dtype.FLOAT16}
 
 
-def _of_torch(tensor, name, place):
+def _wrong_place(name, place, on_device):
+    wanted = "on a CUDA device, as device= says" if on_device else "on the processor"
+    return wrong(f"{name} is on {place}, not {wanted}")
+
+
+def _of_torch(tensor, name, on_device):
     torch = sys.modules["torch"]
     dtypes = {
         torch.float32: Dtype.FLOAT32,
         torch.bfloat16: Dtype.BFLOAT16,
         torch.float16: Dtype.FLOAT16,
     }
-    if tensor.device.type != place:
-        wanted = "the processor" if place == "cpu" else place
-        raise wrong(f"{name} is on {tensor.device}, not on {wanted}")
+    if tensor.device.type != ("cuda" if on_device else "cpu"):
+        raise _wrong_place(name, tensor.device, on_device)
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise wrong(f"{name} is not contiguous: its strides are not those of its shape")
     if tensor.dtype not in dtypes:
@@ -53,6 +58,22 @@ def _of_array(array, described, name, writable):
     return Buffer(address, int(array.size), dtype, array)
 
 
+def _of_device(array, described, name, writable):
+    address, read_only = described["data"]
+    dtype = _BY_TYPESTR.get(described["typestr"])
+    if dtype is None:
+        raise wrong(f"{name} is of {described['typestr']}, not float32 or float16")
+    count = math.prod(described["shape"])
+    size, strides = int(described["typestr"][2:]), described.get("strides")
+    for extent, stride in zip(reversed(described["shape"]), reversed(strides or ())):
+        if extent != 1 and stride != size and count:
+            raise wrong(f"{name} is not contiguous")
+        size *= extent
+    if writable and read_only:
+        raise wrong(f"{name} is read-only")
+    return Buffer(address, count, dtype, array)
+
+
 def _of_memory(thing, name, writable):
     view = memoryview(thing)
     if view.format not in _BY_FORMAT:
@@ -66,13 +87,20 @@ def _of_memory(thing, name, writable):
     return Buffer(address, view.nbytes // view.itemsize, _BY_FORMAT[view.format], (view, exported))
 
 
-def buffer_of(thing, name, writable=False, place="cpu"):
-    """What lies in an array; of a torch tensor on `place`, a type of device. Raises `Error`
-    (ERROR_ARGUMENT) for memory that the library cannot use: of another type or device, not
+def buffer_of(thing, name, writable=False, on_device=False):
+    """What lies in an array. Raises `Error` (ERROR_ARGUMENT) for memory that the library cannot
+    use: of another type, on a device where it should be on the processor or the other way round, not
     contiguous, or read-only where it is written to."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, getattr(torch, "Tensor", ())):
-        return _of_torch(thing, name, place)
+        return _of_torch(thing, name, on_device)
+    described = getattr(thing, "__cuda_array_interface__", None)
+    if described is not None:
+        if not on_device:
+            raise _wrong_place(name, "a CUDA device", on_device)
+        return _of_device(thing, described, name, writable)
+    if on_device:
+        raise _wrong_place(name, "the processor", on_device)
     described = getattr(thing, "__array_interface__", None)  # is made anew each time
     if described is not None:
         return _of_array(thing, described, name, writable)
@@ -80,3 +108,12 @@ def buffer_of(thing, name, writable=False, place="cpu"):
         return _of_memory(thing, name, writable)
     except TypeError:
         raise wrong(f"{name} is a {type(thing).__name__}, not an array") from None
+
+
+def current_stream(buffer):
+    """The stream that torch puts work on, on the device of a buffer of it; None, the default one,
+    for arrays of others."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(buffer.owner, torch.Tensor):
+        return torch.cuda.current_stream(buffer.owner.device).cuda_stream
+    return None

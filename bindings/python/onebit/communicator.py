@@ -28,6 +28,7 @@ class Communicator:
         self._handle = handle
         self._keeps = keeps
         self._process = os.getpid()
+        self._before_close = None
         self.transport = transport
         self._collective = False
         self._members = weakref.WeakSet()  # to close first
@@ -72,7 +73,7 @@ class Communicator:
         address: where rank 0 listens, "host:port"; None: MASTER_ADDR and MASTER_PORT
         host: ranks that give the same name share a host; None: the host's name
         secret: the same text on all ranks; keeps other jobs away
-        streams: connections of each two ranks; 0: 8
+        streams: connections of each two ranks; 0: the library's choice
         timeout: seconds that a rank waits for others; math.inf: for ever; None: ONEBIT_TIMEOUT
         """
         if (rank is None) != (size is None) or (size is not None and size < 1):
@@ -103,11 +104,23 @@ class Communicator:
             (ONEBIT_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME, names an interface); "gloo";
             "automatic": sockets, and gloo, with a warning, where some two ranks cannot connect.
             The same on all ranks; `transport` of the communicator says which it is
-        streams: connections of each two ranks; 0: 8
+        streams: connections of each two ranks; 0: the library's choice
         """
         from onebit.torch.transport import create
 
         return create(cls, group, timeout, transport, streams)
+
+    @classmethod
+    def nccl(cls, group=None, timeout=None):
+        """The ranks of a torch.distributed process group, over any backend, through an NCCL
+        communicator of their own on the CUDA device that is current on each: for plans and optimizers
+        with device="cuda". Collective, and so is `close`. The library must be built with NCCL.
+
+        timeout: seconds to wait here for a rank that does not come; default 1800
+        """
+        from onebit.torch.nccl import create
+
+        return create(cls, group, timeout)
 
     @classmethod
     def custom(cls, transport, rank, size, host=None, largest_tag=0, timeout=0.0):
@@ -194,6 +207,8 @@ class Communicator:
             return
         for member in list(self._members):
             member.close()
+        if self._before_close is not None:
+            self._before_close(self)
         handle, self._handle = self._handle, None
         _native.library().onebit_comm_destroy(handle)
         self._keeps = ()

@@ -5,8 +5,8 @@ import json
 from typing import Any, NamedTuple
 
 from onebit import _native
-from onebit._native import Dtype, Stage, Status
-from onebit.buffers import buffer_of
+from onebit._native import Device, Dtype, Stage, Status
+from onebit.buffers import buffer_of, current_stream
 from onebit.errors import check, last_message, wrong
 from onebit.methods import METHODS, NAMES
 from onebit.stateful import Stateful
@@ -60,8 +60,10 @@ class Optimizer(Stateful):
     def _describe_tensors(self, tensors, options):
         """Also takes hold of their arrays."""
         tensors = [one if isinstance(one, Tensor) else Tensor(*one) for one in tensors]
+        device = _native.enum_value(Device, options.get("device", Device.DEVICE_HOST), "device")
+        self._on_device = device == Device.DEVICE_CUDA
         self._parameters = [
-            buffer_of(one.parameter, f"tensors[{number}].parameter", True)
+            buffer_of(one.parameter, f"tensors[{number}].parameter", True, self._on_device)
             for number, one in enumerate(tensors)
         ]
         options = dict(options)
@@ -74,7 +76,7 @@ class Optimizer(Stateful):
         if "gradient_dtype" in options:
             self._gradient_dtype = Dtype(filled.common.gradient_dtype)
         else:
-            first = buffer_of(given[0], "gradient").dtype if given else options["parameter_dtype"]
+            first = buffer_of(given[0], "gradient", False, self._on_device).dtype if given else options["parameter_dtype"]
             self._gradient_dtype = filled.common.gradient_dtype = Dtype(
                 _native.enum_value(Dtype, first, "gradient_dtype")
             )
@@ -109,7 +111,7 @@ class Optimizer(Stateful):
         if array is None:
             return None
         name = f"tensors[{number}].gradient"
-        found = buffer_of(array, name)
+        found = buffer_of(array, name, False, self._on_device)
         count = self._parameters[number].count
         if found.dtype != self._gradient_dtype:
             raise wrong(f"{name} is of {found.dtype.name}, not {self._gradient_dtype.name}")
@@ -118,8 +120,19 @@ class Optimizer(Stateful):
         return found
 
     def step(self, learning_rate):
-        """One step: OK, or SKIPPED and nothing is changed. Collective."""
+        """One step: OK, or SKIPPED and nothing is changed. Collective. With device="cuda" it is put on
+        torch's current stream (of other arrays on the default one), and over NCCL it is OK at once:
+        `synchronize` has the status."""
+        if self._on_device:
+            stream = current_stream(self._parameters[0]) if self._parameters else None
+            function = _native.library().onebit_optimizer_step_stream
+            return check(function(self.handle, learning_rate, stream))
         return check(_native.library().onebit_optimizer_step(self.handle, learning_rate))
+
+    def synchronize(self):
+        """With device="cuda": waits until the steps are through, and returns the status of the first
+        since the last time that did not end well."""
+        return check(_native.library().onebit_optimizer_synchronize(self.handle))
 
     def begin(self, learning_rate):
         """Opens a step whose gradients become final one by one (`ready`); `step` ends it."""

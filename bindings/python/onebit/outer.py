@@ -56,7 +56,7 @@ class Outer(Stateful):
         self._arrays = [getattr(one, "data", one) if _is_torch(one) else one for one in parameters]
         cuda = any(_is_torch(one) and one.device.type == "cuda" for one in self._arrays)
         self._parameters = [
-            buffer_of(one, f"parameters[{number}]", True, "cuda" if cuda else "cpu")
+            buffer_of(one, f"parameters[{number}]", True, cuda)
             for number, one in enumerate(self._arrays)
         ]
         first = self._parameters[0].dtype if self._parameters else Dtype.FLOAT32

@@ -5,8 +5,8 @@ import ctypes
 import sys
 
 from onebit import _native
-from onebit._native import Dtype, Operation, Status
-from onebit.buffers import buffer_of
+from onebit._native import Device, Dtype, Operation, Status
+from onebit.buffers import buffer_of, current_stream
 from onebit.errors import check, wrong
 
 _CALLS = {
@@ -76,6 +76,7 @@ class Plan:
         self.count = count
         self.operation = Operation(filled.operation)
         self.dtype = Dtype(filled.dtype)
+        self.on_device = filled.device == Device.DEVICE_CUDA
         comm._join(self)
 
     @property
@@ -94,7 +95,7 @@ class Plan:
         )
 
     def _buffer(self, thing, name, count, writable):
-        found = buffer_of(thing, name, writable)
+        found = buffer_of(thing, name, writable, self.on_device)
         if found.dtype != self.dtype:
             raise wrong(f"{name} is of {found.dtype.name}, the plan of {self.dtype.name}")
         if found.count != count:
@@ -123,8 +124,12 @@ class Plan:
         if reason is not None:
             self._fail_on_all(operation)
             raise reason
+        addresses = [one.address for one in buffers]
+        if self.on_device:
+            function = getattr(_native.library(), _CALLS[operation][0] + "_stream")
+            return check(function(*addresses, self.handle, current_stream(buffers[1])))
         function = getattr(_native.library(), _CALLS[operation][0])
-        return check(function(buffers[0].address, buffers[1].address, self.handle))
+        return check(function(*addresses, self.handle))
 
     def _start(self, sendbuf, recvbuf, operation):
         buffers, reason = self._buffers(sendbuf, recvbuf, operation)
@@ -140,7 +145,10 @@ class Plan:
 
     def allreduce(self, sendbuf, recvbuf):
         """recvbuf = the mean of sendbuf over the ranks; the same array twice: in place. Returns
-        OK or SKIPPED. Collective, and so are the next five."""
+        OK or SKIPPED. Collective, and so are the next five.
+
+        With device="cuda" it is put on torch's current stream (of other arrays on the default one),
+        and is OK at once over NCCL: `synchronize` has the status."""
         return self._call(sendbuf, recvbuf, Operation.ALLREDUCE)
 
     def allgather(self, sendbuf, recvbuf):
@@ -163,6 +171,18 @@ class Plan:
     def ireduce_scatter(self, sendbuf, recvbuf):
         """`reduce_scatter`, likewise."""
         return self._start(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
+
+    def synchronize(self):
+        """With device="cuda": waits until the calls on streams are through, and returns the status
+        of the first since the last time that did not end well."""
+        return check(_native.library().onebit_plan_synchronize(self.handle))
+
+    def scale_result(self, recvbuf, factor):
+        """With device="cuda", over NCCL: multiplies the latest call's result, on the same stream;
+        the result of one that was skipped becomes not-a-number."""
+        found = self._buffer(recvbuf, "recvbuf", self._counts()[1], True)
+        function = _native.library().onebit_scale_result_stream
+        check(function(found.address, factor, self.handle, current_stream(found)))
 
     def info(self):
         """What the plan decided: the fields of onebit_plan_info_t by name."""

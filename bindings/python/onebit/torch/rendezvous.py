@@ -169,17 +169,17 @@ def _reserve(address):
 # --- Sockets --------------------------------------------------------------------------------------
 
 
-def _said(function):
+def said(function):
     """[result, None], or [None, why there is none]: what can be shared."""
     try:
         return [function(), None]
-    except (OSError, Error) as reason:
-        return [None, str(reason)]
+    except Exception as reason:  # noqa: BLE001: the others must not wait for this one
+        return [None, str(reason) or type(reason).__name__]
 
 
-def _why(said):
+def why(shared):
     """What the first rank says that has failed; None: all are well."""
-    return next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(said) if why), None)
+    return next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(shared) if why), None)
 
 
 def _find_address(meeting, listeners):
@@ -191,23 +191,23 @@ def _find_address(meeting, listeners):
         return listeners[-1].getsockname()[:2]
 
     rank = meeting.rank
-    first = meeting.share(_said(lambda: listen(own_address())) if rank == 0 else [None, None])
-    if _why(first):
-        return None, None, _why(first)
+    first = meeting.share(said(lambda: listen(own_address())) if rank == 0 else [None, None])
+    if why(first):
+        return None, None, why(first)
     at = first[0][0]
-    said = meeting.share(_said(lambda: listen(_connect(at)) if rank else at))
-    if _why(said):
-        return None, None, _why(said)
+    shared = meeting.share(said(lambda: listen(_connect(at)) if rank else at))
+    if why(shared):
+        return None, None, why(shared)
 
     def connect():
-        for peer, _ in said[1:rank]:
+        for peer, _ in shared[1:rank]:
             _connect(peer)
         return [_reserve(at[0]), secrets.token_hex(16)] if rank == 0 else None
 
-    said = meeting.share(_said(connect))
-    if _why(said):
-        return None, None, _why(said)
-    port, secret = said[0][0]
+    shared = meeting.share(said(connect))
+    if why(shared):
+        return None, None, why(shared)
+    port, secret = shared[0][0]
     return (f"[{at[0]}]:{port}" if ":" in at[0] else f"{at[0]}:{port}"), secret, None
 
 
@@ -215,21 +215,21 @@ def create_sockets(kind, meeting, timeout, streams):
     """(a communicator, None); or (None, why not), on all ranks alike."""
     listeners = []
     try:
-        address, secret, why = _find_address(meeting, listeners)
+        address, secret, reason = _find_address(meeting, listeners)
     finally:
         for one in listeners:
             one.close()
-    if why:
-        return None, why
+    if reason:
+        return None, reason
     made = []
 
     def create():
         options = {"secret": secret, "streams": streams, "timeout": timeout}
         made.append(kind.sockets(meeting.rank, meeting.size, address, **options))
 
-    why = _why(meeting.share(_said(create)))
-    if why:
+    reason = why(meeting.share(said(create)))
+    if reason:
         for comm in made:
             comm.close()
-        return None, why
+        return None, reason
     return made[0], None

@@ -196,7 +196,7 @@ def _leave_all():
         thread.join(max(until - time.monotonic(), 0))
 
 
-def _check_member(group):
+def check_member(group):
     if not (dist.is_available() and dist.is_initialized()):
         raise wrong("torch.distributed is not initialised: init_process_group comes first")
     if group is not None and dist.get_rank(group) < 0:
@@ -205,7 +205,7 @@ def _check_member(group):
 
 def checked_group(group):
     """A process group over gloo: the one that is given, or a new one of all processes."""
-    _check_member(group)
+    check_member(group)
     if group is None:
         return dist.new_group(backend="gloo")
     backend = dist.get_backend(group)
@@ -241,7 +241,7 @@ TRANSPORTS = ("automatic", "sockets", "gloo")
 
 def create(kind, group, timeout, transport, streams):
     """A communicator (of class `kind`) over the processes of a group."""
-    _check_member(group)
+    check_member(group)
     timeout = 1800.0 if timeout is None else timeout
     if not 0 < timeout < 1e9:
         raise wrong(f"timeout is {timeout} seconds")

@@ -1,0 +1,101 @@
+"""Communicators over NCCL, of torch.distributed's process groups: their store carries NCCL's unique
+id. Of GPUs nothing here has been seen; tests/test_device.py runs on an emulated one."""
+
+import ctypes
+import sys
+
+import torch.distributed as dist
+
+from onebit import _native
+from onebit._native import Status
+from onebit.errors import Error, check, wrong
+from onebit.torch.rendezvous import Meeting, said, why
+from onebit.torch.transport import check_member
+
+_ID_BYTES = 128
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * _ID_BYTES)]
+
+    def to_text(self):
+        return bytes(ctypes.string_at(ctypes.byref(self), _ID_BYTES)).hex()
+
+    @classmethod
+    def from_text(cls, text):
+        return cls.from_buffer_copy(bytes.fromhex(text))
+
+
+class Nccl:
+    """The NCCL that the library itself calls: torch's, whose libnccl.so.2 is in the process before
+    it."""
+
+    def __init__(self):
+        library = _native.library()
+        if not hasattr(library, "onebit_comm_create_nccl"):
+            raise Error(Status.ERROR_UNSUPPORTED, f"{library._name} is built without NCCL")
+        try:
+            # Names are looked for in what the library is linked to, too.
+            found = library if hasattr(library, "ncclGetUniqueId") else ctypes.CDLL("libnccl.so.2")
+        except OSError as reason:
+            raise Error(Status.ERROR_UNSUPPORTED, f"NCCL is not here: {reason}") from None
+        self._init, self._abort = found.ncclCommInitRank, found.ncclCommAbort
+        self._init.argtypes = [_native.OUT, ctypes.c_int, UniqueId, ctypes.c_int]
+        self._abort.argtypes = [ctypes.c_void_p]
+        self._text, self._id = found.ncclGetErrorString, found.ncclGetUniqueId
+        self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        self._id.argtypes = [ctypes.POINTER(UniqueId)]
+        self._create = library.onebit_comm_create_nccl
+        self._create.argtypes = [ctypes.c_void_p, _native.OUT]
+
+    def _check(self, code, what):
+        if code != 0:
+            raise Error(Status.ERROR_TRANSPORT, f"{what}: {self._text(code).decode()}")
+
+    def unique_id(self):
+        made = UniqueId()
+        self._check(self._id(ctypes.byref(made)), "ncclGetUniqueId")
+        return made
+
+    def create(self, kind, unique_id, rank, size):
+        """A communicator of class `kind` on the device that is current. Collective."""
+        nccl_comm, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        code = self._init(ctypes.byref(nccl_comm), size, unique_id, rank)
+        self._check(code, "ncclCommInitRank")
+        try:
+            check(self._create(nccl_comm, ctypes.byref(handle)))
+        except Error as error:
+            if error.status != Status.ERROR_TRANSPORT:  # the library has aborted it
+                self._abort(nccl_comm)
+            raise
+        made = kind(handle, transport="nccl")
+        made._collective = True
+        made._before_close = _end
+        return made
+
+
+def _end(comm):
+    """One that has failed is aborted already, and gone; the library does that once for any."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    _native.library().onebit_comm_abort(comm.handle)
+
+
+def create(kind, group, timeout):
+    """A communicator (of class `kind`) over the processes of a group."""
+    check_member(group)
+    timeout = 1800.0 if timeout is None else timeout
+    if not 0 < timeout < 1e9:
+        raise wrong(f"timeout is {timeout} seconds")
+    meeting = Meeting(group, timeout)
+
+    def begin():
+        nccl = Nccl()
+        return nccl.unique_id().to_text() if dist.get_rank(group) == 0 else None
+
+    found = meeting.share(said(begin))
+    reason = why(found)
+    if reason:
+        raise Error(Status.ERROR_UNSUPPORTED, f"NCCL cannot be used: {reason}")
+    return Nccl().create(kind, UniqueId.from_text(found[0][0]), meeting.rank, meeting.size)

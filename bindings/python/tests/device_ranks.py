@@ -1,0 +1,142 @@
+"""What tests/test_device.py runs, with the emulated CUDA device: ranks are threads of this process,
+and arrays of a device are what __cuda_array_interface__ says, as torch's and CuPy's are."""
+
+import array
+import ctypes
+import pathlib
+import sys
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import onebit  # noqa: E402
+from onebit import _native  # noqa: E402
+
+
+class Array:
+    """Floats on the device."""
+
+    def __init__(self, values, **described):
+        self.count = len(values)
+        self.pointer = ctypes.c_void_p()
+        size = ctypes.c_size_t(4 * max(self.count, 1))
+        assert library.cudaMalloc(ctypes.byref(self.pointer), size) == 0
+        host = array.array("f", values)
+        self.copy(self.pointer.value, host.buffer_info()[0], 1)
+        self.described = described
+
+    def copy(self, to, source, kind):
+        size = ctypes.c_size_t(4 * self.count)
+        code = library.cudaMemcpy(ctypes.c_void_p(to), ctypes.c_void_p(source), size, kind)
+        assert code == 0
+
+    @property
+    def __cuda_array_interface__(self):
+        address = self.pointer.value
+        shape = {"shape": (self.count,), "typestr": "<f4", "data": (address, False), "version": 3}
+        return {**shape, **self.described}
+
+    def values(self):
+        host = array.array("f", bytes(4 * self.count))
+        assert library.cudaDeviceSynchronize() == 0
+        self.copy(host.buffer_info()[0], self.pointer.value, 2)
+        return list(host)
+
+
+def on_ranks(comms, body):
+    reasons, results = [], [None] * len(comms)
+
+    def run(number):
+        try:
+            results[number] = body(comms[number])
+        except BaseException as reason:  # noqa: BLE001
+            reasons.append(reason)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(comms))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for reason in reasons:
+        raise reason
+    return results
+
+
+def raises(call, words):
+    try:
+        call()
+    except onebit.Error as error:
+        assert words in error.message, error
+        return
+    raise AssertionError(words)
+
+
+def collectives(comm):
+    size, rank, count = comm.size, comm.rank, 64
+    mine = [float(rank + 1)] * count
+    result = Array([0.0] * count)
+    plan = onebit.Plan(comm, count, device="cuda", bits=8, scale="largest")
+    assert plan.info()["codec"] == "cuda"
+    assert plan.allreduce(Array(mine), result) is onebit.Status.OK
+    assert plan.synchronize() is onebit.Status.OK
+    mean = (size + 1) / 2
+    assert all(abs(one - mean) < 0.05 for one in result.values()), result.values()
+    if comm.transport == "nccl":
+        plan.scale_result(result, 2.0)
+        assert all(abs(one - 2 * mean) < 0.1 for one in result.values())
+        plan.allreduce(Array([float("nan")] * count if rank == 0 else mine), result)
+        plan.scale_result(result, 1.0)
+        assert all(one != one for one in result.values())
+        assert plan.synchronize() is onebit.Status.SKIPPED
+    gather = onebit.Plan(comm, count, operation="allgather", device="cuda")
+    everyone = Array([0.0] * count * size)
+    gather.allgather(Array(mine), everyone)
+    if comm.transport == "nccl":
+        gather.scale_result(everyone, 1.0)
+    assert everyone.values()[::count] == [float(one + 1) for one in range(size)]
+    scatter = onebit.Plan(comm, count, operation="reduce_scatter", device="cuda")
+    scatter.reduce_scatter(Array(mine * size), result)
+    assert result.values() == [mean] * count
+    parameter, gradient = Array([1.0] * count), Array(mine)
+    optimizer = onebit.Momentum(comm, [(parameter, gradient)], device="cuda", warmup_steps=5)
+    assert optimizer.step(0.5) is onebit.Status.OK
+    assert optimizer.synchronize() is onebit.Status.OK
+    assert all(abs(one - (1 - 0.5 * mean)) < 1e-5 for one in parameter.values())
+    return mean
+
+
+def wrong_memory():
+    comm = onebit.Communicator.self_()
+    device, host = Array([1.0] * 8), array.array("f", [1.0] * 8)
+    on_host, on_device = onebit.Plan(comm, 8), onebit.Plan(comm, 8, device="cuda")
+    raises(lambda: on_host.allreduce(device, host), "sendbuf is on a CUDA device, not on the proc")
+    raises(lambda: on_device.allreduce(host, device), "sendbuf is on the processor, not on a CUDA")
+    raises(lambda: on_device.allreduce(Array([1.0] * 8, typestr="<f8"), device), "is of <f8, not")
+    strided = Array([1.0] * 8, strides=(8,))
+    raises(lambda: on_device.allreduce(strided, device), "sendbuf is not contiguous")
+    readable = Array([1.0] * 8, data=(device.pointer.value, True))
+    raises(lambda: on_device.allreduce(device, readable), "recvbuf is read-only")
+    raises(lambda: onebit.Lion(comm, [(host, host)], device="cuda"), "parameter is on the processor")
+
+
+library = ctypes.CDLL(_native.candidates()[0])
+collectives(onebit.Communicator.self_())
+wrong_memory()
+on_ranks(onebit.Communicator.loopback(2), collectives)
+print("alone and over loopback")
+if "torch" in sys.argv[1:]:
+    from onebit.torch.nccl import Nccl, UniqueId
+
+    nccl = Nccl()
+    text = nccl.unique_id().to_text()
+
+    def over_nccl(rank):
+        assert library.cudaSetDevice(rank) == 0  # a device each, as NCCL wants it
+        comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2)
+        assert (comm.rank, comm.size, comm.transport) == (rank, 2, "nccl")
+        mean = collectives(comm)
+        comm.close()
+        return mean
+
+    assert on_ranks(range(2), over_nccl) == [1.5, 1.5]
+    print("over NCCL")

@@ -1,0 +1,33 @@
+"""Memory of a CUDA device, on the emulated one: `make gpu-tests CUDA=emulated BUILD=build-emulated
+MPI=0` builds what this needs. No card is asked for."""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+BUILD = pathlib.Path(os.environ.get("ONEBIT_EMULATED_BUILD", REPOSITORY / "build-emulated"))
+ARCHIVES = [BUILD / "libonebit.a", BUILD / "tests/emulation/libemulation.a"]
+COMPILER = shutil.which(os.environ.get("CXX", "c++").split()[0])
+
+
+@pytest.mark.skipif(
+    not COMPILER or not all(one.exists() for one in ARCHIVES), reason="no emulated device is built"
+)
+def test_memory_of_a_device(tmp_path):
+    whole = ["-Wl,--whole-archive", *map(str, ARCHIVES), "-Wl,--no-whole-archive"]
+    options = ["-shared", "-fopenmp", "-pthread", "-lm", "-lrt", "-ldl"]
+    subprocess.run([COMPILER, "-o", tmp_path / "libonebit.so", *whole, *options], check=True)
+    environment = {**os.environ, "ONEBIT_LIBRARY": str(tmp_path / "libonebit.so")}
+    script = pathlib.Path(__file__).resolve().parent / "device_ranks.py"
+    torch = ["torch"] if importlib.util.find_spec("torch") else []
+    command = [sys.executable, str(script), *torch]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("alone and over loopback\n")
+    assert ran.stdout.endswith("over NCCL\n") == bool(torch)
