@@ -498,7 +498,7 @@ def interrupted(rank, size):
     run.optimizer.zero_grad()
     loss_of(run.model, rank, 4).backward()
     if rank == 0:
-        threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
             run.optimizer.step()
         except KeyboardInterrupt:

@@ -41,7 +41,8 @@ def interruptible(comm, call):
     outcome, done = [], threading.Event()
     _jobs().put((call, outcome, done))
     try:
-        done.wait()
+        while not done.wait(0.2):  # a signal may have been another thread's to receive
+            pass
     except BaseException:
         if not done.is_set():
             comm.abort()

@@ -294,9 +294,9 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _point(self, number, gradient):
         """The library reads that gradient from now on."""
-        address = None if gradient is None else gradient.data_ptr()
         if gradient is not None and gradient.layout != torch.strided:
             raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
+        address = None if gradient is None else gradient.data_ptr()
         if address is None or address != self._addresses[number] or not gradient.is_contiguous():
             self.onebit.set_gradient(number, gradient)
             self._addresses[number] = address

@@ -1,0 +1,119 @@
+"""The optimizers as torch's users write them. What ranks find is in torch_carry_ranks.py."""
+
+import importlib.util
+
+import onebit
+import pytest
+from test_torch_hook import launch
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
+
+KINDS = ("EfficientAdam", "Adam", "AdamW", "Lamb", "ZeroOneAdam", "Momentum", "Lion")
+
+
+@pytest.mark.parametrize("scenario", ["schedulers", "states"])
+def test_ranks(scenario):
+    assert launch(scenario).endswith("all well\n")
+
+
+@pytest.fixture
+def made():
+    """made(kind, **options): an optimizer of one rank, and its parameters."""
+    import torch
+
+    import onebit.torch
+
+    with onebit.Communicator.self_() as comm:
+
+        def make(kind="Adam", count=5, **options):
+            parameters = [torch.nn.Parameter(torch.ones(count)), torch.nn.Parameter(torch.ones(3))]
+            return getattr(onebit.torch, kind)(parameters, comm=comm, **options), parameters
+
+        yield make
+
+
+def test_groups_have_the_keys_of_torch(made):
+    import torch
+
+    twins = {"Momentum": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
+    for kind in KINDS:
+        optimizer, parameters = made(kind)
+        dense = twins.get(kind, torch.optim.Adam)(parameters, lr=1e-3)
+        missing = set(dense.param_groups[0]) - set(optimizer.param_groups[0])
+        assert not missing, (kind, missing)
+        assert set(optimizer.defaults) == set(optimizer.param_groups[0]) - {"params"}
+        assert kind in repr(optimizer) and "lr: 0.001" in repr(optimizer)
+        assert optimizer.defaults["weight_decay"] == (0.01 if kind == "AdamW" else 0)
+    optimizer, _ = made("Adam", beta1=0.8, betas=(0.9, 0.95), epsilon=1e-6)
+    assert optimizer.defaults["betas"] == (0.8, 0.95) and optimizer.defaults["eps"] == 1e-6
+    assert made("Lion")[0].defaults["betas"] == (0.9, 0.99)
+    made("Adam", foreach=True, fused=False, lr=0)[0].step()
+
+
+def test_steps_are_those_of_torch(made):
+    """In the warm-up, of one rank: Adam with decoupled and coupled decay, and momentum SGD."""
+    import torch
+
+    never = {"freeze_step": onebit.FREEZE_NEVER}
+    cases = [
+        ("AdamW", {**never, "betas": (0.8, 0.95), "eps": 1e-6}, torch.optim.AdamW,
+         {"betas": (0.8, 0.95), "eps": 1e-6}),
+        ("Adam", {**never, "weight_decay": 0.1, "decoupled_weight_decay": False},
+         torch.optim.Adam, {"weight_decay": 0.1}),
+        ("Momentum", {"warmup_steps": onebit.FREEZE_NEVER, "momentum": 0.7, "weight_decay": 0.1,
+                      "decoupled_weight_decay": False},
+         torch.optim.SGD, {"momentum": 0.7, "weight_decay": 0.1}),
+    ]
+    for kind, options, twin, of_twin in cases:
+        optimizer, parameters = made(kind, lr=0.1, **options)
+        theirs = [torch.nn.Parameter(one.detach().clone()) for one in parameters]
+        dense = twin(theirs, lr=0.1, **of_twin)
+        calls = []
+        optimizer.register_step_pre_hook(lambda *given: calls.append(given))
+        for step in range(4):
+
+            def closure(of):
+                for number, one in enumerate(of):
+                    one.grad = torch.arange(1.0, 1 + one.numel()) * (step - 1.2) + number
+                return 7
+
+            assert optimizer.step(lambda: closure(parameters)) == 7
+            dense.step(lambda: closure(theirs))
+        assert len(calls) == 4
+        for mine, one in zip(parameters, theirs):
+            assert torch.allclose(mine, one, atol=1e-6), (kind, mine, one)
+
+
+def test_what_is_refused(made):
+    import torch
+
+    refused = {
+        "negate the loss": {"maximize": True},
+        "no such variant": {"amsgrad": True},
+        "not recorded by autograd": {"differentiable": True},
+        "wait for other ranks": {"capturable": True},
+        "betas is": {"betas": (0.0, 0.9)},
+        "eps is": {"eps": 0},
+        "lr of group 0 is nan": {"lr": float("nan")},
+        "weight_decay of group 0": {"weight_decay": -1},
+    }
+    for words, options in refused.items():
+        with pytest.raises(onebit.Error, match=words):
+            made("Adam", **options)
+    with pytest.raises(onebit.Error, match="heavy ball"):
+        made("Momentum", nesterov=True)
+    with pytest.raises(TypeError, match="Adam has no momentum"):
+        made("Adam", momentum=0.9)
+    with pytest.raises(TypeError, match="no option 'frobnicate'"):
+        made("Adam", frobnicate=1)
+    with onebit.Communicator.self_() as comm, pytest.raises(TypeError, match="comm="):
+        onebit.torch.Adam([torch.nn.Parameter(torch.ones(3))], comm)
+    optimizer, parameters = made("Adam")
+    with pytest.raises(onebit.Error, match="cannot be added"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, 10)
+    with pytest.raises(onebit.Error, match="cycle_momentum=False"):
+        optimizer.step()
+    assert schedule.get_last_lr()
+    with pytest.raises(onebit.Error, match="is not contiguous"):
+        onebit.torch.Adam([torch.nn.Parameter(torch.ones(4, 4)[:, :2])], comm=optimizer.comm)
