@@ -80,8 +80,8 @@ def main():
     accelerator.print(f"Accelerate {accelerate.__version__}, {ranks} ranks, {options.steps} steps")
     for way in WAYS:
         loss, sent = train(options, way)
-        bytes_sent = f"{ring} bytes sent (counted for a ring)" if sent is None else f"{sent} bytes sent"
-        accelerator.print(f"{way:16} validation loss {loss:.4f}  {bytes_sent}")
+        note = " (counted for a ring)" if sent is None else ""
+        accelerator.print(f"{way:16} validation loss {loss:.4f}  {sent or ring} bytes sent{note}")
     accelerator.end_training()
 
 

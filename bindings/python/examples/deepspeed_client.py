@@ -1,6 +1,6 @@
-"""Trains a small network in the engine of a DeepSpeed that has no 1-bit optimizers any more, with the
-configuration that asks for one, and says what travelled: bytes of onebit's messages, and bytes that
-torch.distributed averaged in steps.
+"""Trains a small network in the engine of a DeepSpeed that has no 1-bit optimizers any more, with
+the configuration that asks for one, and says what travelled: bytes of onebit's messages, and bytes
+that torch.distributed averaged in steps.
 
     python deepspeed_client.py                           # OneBitAdam, 2 processes of this machine
     python deepspeed_client.py --optimizer ZeroOneAdam --dtype bf16
@@ -99,8 +99,9 @@ def run(rank, options, port):
     elements = sum(one.numel() for one in model.parameters())
     if rank == 0:
         print(f"DeepSpeed {deepspeed.__version__}, {options.optimizer}, {elements} parameters")
-        print(f"{(optimizer.comm.bytes_sent - sent) / half:10.0f} bytes a step of onebit's messages")
-        print(f"{(counter.bytes - counted) / half:10.0f} bytes a step averaged by torch.distributed")
+        sent, counted = optimizer.comm.bytes_sent - sent, counter.bytes - counted
+        print(f"{sent / half:10.0f} bytes a step of onebit's messages")
+        print(f"{counted / half:10.0f} bytes a step averaged by torch.distributed")
         print(f"{4 * elements:10d} bytes of gradients in float32")
         print(optimizer.onebit.describe())
     dist.barrier()

@@ -16,7 +16,20 @@ __all__ = [
     "OneBitLamb",
     "Settings",
     "ZeroOneAdam",
+    "convert_checkpoint",
     "from_config",
     "initialize",
     "read_config",
+    "save_residuals",
 ]
+
+
+def __getattr__(name):
+    """What needs numpy is imported when it is asked for."""
+    if name == "save_residuals":
+        from onebit.deepspeed.state import save_residuals as found
+    elif name == "convert_checkpoint":
+        from onebit.deepspeed.convert import convert_checkpoint as found
+    else:
+        raise AttributeError(name)
+    return found

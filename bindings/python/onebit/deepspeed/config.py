@@ -119,7 +119,8 @@ class _Reader:
             if batch != (steps or found) * micro * self.world or not found:
                 raise wrong(
                     f"train_batch_size is {batch}, not train_micro_batch_size_per_gpu, {micro}, "
-                    f"times gradient_accumulation_steps, {steps or found}, times ranks, {self.world}"
+                    f"times gradient_accumulation_steps, {steps or found}, times "
+                    f"{self.world} ranks"
                 )
             steps = found
         return steps or 1

@@ -1,5 +1,7 @@
 """DeepSpeed's 1-bit optimizers by its names, as torch.optim.Optimizer."""
 
+import contextlib
+
 import torch
 
 import onebit
@@ -49,6 +51,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._core, self.status = None, None
         self._comm, self._waits = comm, engine
         profile = enum_value(Profile, profile, "profile")
+        self._named = {**options, "betas": betas, "eps": eps}
         self._options = {"beta1": betas[0], "beta2": betas[1], "epsilon": eps, "profile": profile}
         if profile == Profile.PROFILE_DEFAULT and not bias_correction:
             self._options["no_bias_correction"] = True
@@ -174,13 +177,50 @@ class _Optimizer(torch.optim.Optimizer):
         """Takes the state from `state_dict`s of all ranks that saved: a list of them in the order
         of their ranks; of one rank, itself. Parameters too. Collective."""
         dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
-        try:
-            parts = [one["part"].numpy().tobytes() for one in dicts]
-        except Exception:
-            self.onebit.load([])  # is refused: the other ranks need not wait
-            raise
-        self.onebit.load(parts)
+        self._load(lambda: [one["part"].numpy().tobytes() for one in dicts])
         super().load_state_dict({key: dicts[0][key] for key in ("state", "param_groups")})
+
+    def _load(self, make):
+        """Where parts cannot be made, none are loaded: the other ranks need not wait."""
+        core = self.onebit
+        try:
+            parts = make()
+        except Exception:
+            with contextlib.suppress(onebit.Error):
+                core.load([])
+            raise
+        core.load(parts)
+
+    def load_deepspeed(self, directory, model=None, tag=None):
+        """Goes on from a checkpoint of DeepSpeed up to 0.19.6: what engine.save_checkpoint has
+        written there, with residuals where `save_residuals` has added them. Collective.
+
+        model: takes its weights and buffers from it too; an engine's is engine.module. None: it has
+            them already
+        tag: None: the latest
+
+        Groups and their parameters must be in the order that they had there. Rates become those of
+        the checkpoint. Raises `Error` where it is of another optimizer or model; warns of what is
+        not carried over.
+        """
+        self._load(lambda: self._parts_from(directory, model, tag))
+
+    def _parts_from(self, directory, model, tag):
+        from onebit.deepspeed import convert, part, state  # numpy
+
+        folder, checkpoint = state.read_folder(directory, tag)
+        if model is not None:
+            model.load_state_dict(checkpoint["module"])
+        layout, other = part.layout_of(self.onebit.save())
+        if other:
+            raise wrong("exchange and shards are not DeepSpeed's")
+        given = [(number, one) for number, _, one in self._optimized()]
+        found = state.read_state(folder, checkpoint, given)
+        saved = checkpoint["optimizer"].get("optimizer_state_dict", checkpoint["optimizer"])
+        parts = convert.parts_of(found, layout, self._named)
+        for group, one in zip(self.param_groups, saved["param_groups"]):
+            group["lr"] = one["lr"]
+        return parts
 
 
 class OneBitAdam(_Optimizer):

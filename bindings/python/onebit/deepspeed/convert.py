@@ -1,0 +1,359 @@
+"""From the state of DeepSpeed's optimizers to a checkpoint of the same optimizer here."""
+
+import math
+import os
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from onebit.deepspeed import part, state
+from onebit.deepspeed.config import read_config
+from onebit.errors import OnebitWarning, wrong
+
+_CLASSES = {"OneBitAdam": "adam", "OneBitLamb": "lamb", "ZeroOneAdam": "zero_one_adam"}
+_DEFAULTS = {
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "freeze_step": 100000,
+    "var_freeze_step": 100000,
+    "var_update_scaler": 16,
+    "local_step_scaler": 32678,
+    "local_step_clipper": 16,
+}
+_SNAP = 1e-5  # relative; of rounding there is 2^-24 an operation, and there are two
+
+
+class Unit(NamedTuple):
+    """What DeepSpeed compresses together: `count` elements, filled up to `padded`."""
+
+    first: int
+    count: int
+    padding_first: int
+    padded: int
+
+
+def _warn(words):
+    warnings.warn(words, OnebitWarning, stacklevel=4)
+
+
+def _units(kind, counts, uncompressed, world):
+    quantum = world * (world * 8 // math.gcd(world, 8))
+    if kind == "lamb":
+        if any(uncompressed):
+            raise wrong("a tensor is uncompressed: DeepSpeed's 1-bit LAMB has none of these")
+        counts, uncompressed = [sum(counts)], [False]
+    units, first, padding = [], 0, 0
+    for count, whole in zip(counts, uncompressed):
+        padded = -(-count // quantum) * quantum
+        if count and not whole:
+            units.append(Unit(first, count, padding, padded))
+            padding += padded - count
+        first += count
+    return units
+
+
+def _share(total, rank, world):
+    return slice(total * rank // world, total * (rank + 1) // world)
+
+
+def _stretch(unit, what, begin, values, padding):
+    """Values of a unit from its element `begin` on, as sections."""
+    some = max(min(unit.count - begin, len(values)), 0)
+    if some:
+        yield what, part.ELEMENTS, unit.first + begin, values[:some]
+    if padding and some < len(values):
+        first = unit.padding_first + begin + some - unit.count
+        yield what, part.PADDING, first, values[some:]
+
+
+def _schedule(step, rules):
+    """0/1 Adam's counters after DeepSpeed's call number `step`, and steps by what they sent."""
+    variance, count, local, local_count, sent = 1, 0, 1, 0, [0, 0, 0]
+    for number in range(2, step + 1):
+        if number > rules["var_freeze_step"] + 1:
+            sent[2 if number % local else 1] += 1
+            local_count += 1
+            if local_count == rules["local_step_scaler"]:
+                local_count, local = 0, min(rules["local_step_clipper"], 2 * local)
+        elif number % variance:
+            sent[1] += 1
+        else:
+            sent[0] += 1
+            count += 1
+            if count == rules["var_update_scaler"]:
+                count, variance = 0, 2 * variance
+    names = ("var_interval", "var_counter", "local_step_interval", "local_step_counter")
+    return dict(zip(names, (variance, count, local, local_count))), sent
+
+
+class _Parts:
+    """The parts that as many ranks of this library's would have saved."""
+
+    def __init__(self, found, layout, rules):
+        self.found, self.layout, self.rules = found, layout, rules
+        self.world, self.steps = found.world, found.step - 1
+        counts = [len(one["parameter"]) for one in found.tensors]
+        if sum(counts) != sum(layout.counts) or (not found.flat and counts != list(layout.counts)):
+            raise wrong(f"the checkpoint has tensors of {counts} elements, the optimizer of "
+                        f"{list(layout.counts)}")  # fmt: skip
+        same = counts == list(layout.counts)
+        flags = layout.uncompressed if same else [False] * len(counts)
+        self.sources = _units(found.kind, counts, flags, self.world)
+        self.units = _units(layout.kind, layout.counts, layout.uncompressed, self.world)
+        self.padded = layout.deepspeed and self.sources == self.units
+        self.padding = sum(one.padded - one.count for one in self.units) if layout.deepspeed else 0
+        self.dense = np.repeat(layout.uncompressed, layout.counts).astype(bool)
+        self.alike = []  # (what, elements, padding), a share of which each rank saves
+        self.own = [[] for _ in range(self.world)]  # sections
+
+    def add(self, what, elements, padding=None):
+        self.alike.append((what, elements, np.zeros(self.padding) if padding is None else padding))
+
+    def share_of(self, rank):
+        for what, elements, padding in self.alike:
+            for space, values in ((part.ELEMENTS, elements), (part.PADDING, padding)):
+                if space == part.PADDING and what == part.PARAMETERS:
+                    continue
+                some = _share(len(values), rank, self.world)
+                if some.stop > some.start:
+                    yield what, space, some.start, values[some]
+
+    def made(self, stage, numbers, exchanges, frozen_at=0, apart=False):
+        head = part.Head(
+            self.world, stage, apart, self.padding, self.steps, frozen_at, exchanges, numbers
+        )
+        return [
+            part.make_part(self.layout, head, rank, [*self.share_of(rank), *self.own[rank]])
+            for rank in range(self.world)
+        ]
+
+    def joined(self, name):
+        return state.joined(self.found, name)
+
+    # --- Residuals
+
+    def add_residuals(self, fill=None):
+        """fill: what the worker's is in padding where it is not known, one array a unit."""
+        known = self.found.ranks
+        if known is None and self.world > 1:
+            _warn("residuals begin with zeros: onebit.deepspeed.save_residuals saves them")
+        for rank in range(self.world):
+            lists = (known[rank].worker, known[rank].server) if known else ([], [])
+            for what, values in zip((part.WORKER, part.SERVER), lists):
+                self.own[rank] += self._residual(what, rank, values, fill)
+
+    def _residual(self, what, rank, values, fill):
+        sections = []
+        for k, unit in enumerate(self.sources):
+            share = unit.padded // self.world
+            begin, size = (0, unit.padded) if what == part.WORKER else (rank * share, share)
+            one = np.zeros(size, "f4")
+            if values:
+                one = values[k]
+            elif fill and what == part.WORKER:
+                one[unit.count :] = fill[k]
+            if len(one) != size:
+                raise wrong(f"a residual of rank {rank} has {len(one)} elements, not {size}")
+            sections += _stretch(unit, what, begin, one, self.padded)
+        if self.layout.deepspeed and not self.padded:
+            sections += self._no_padding(what, rank)
+        return sections
+
+    def _no_padding(self, what, rank):
+        """Zeros where the padding here is another one."""
+        for unit in self.units:
+            share = unit.padded // self.world
+            begin, size = (0, unit.padded) if what == part.WORKER else (rank * share, share)
+            first = max(begin, unit.count)
+            if first < begin + size:
+                yield from _stretch(unit, what, first, np.zeros(begin + size - first), True)
+
+    # --- Momentum that was sent
+
+    def messages(self, values, tails):
+        """Values as signs and one scale a share, which rounding has blurred, and padding: of
+        buffers whose padding is state `tails`, of others with the scale of their share."""
+        values, padding = values.astype("f4"), np.zeros(self.padding, "f4")
+        for unit, tail in zip(self.sources if self.padded else [], tails):
+            share = unit.padded // self.world
+            here = values[unit.first : unit.first + unit.count]
+            full = np.zeros(unit.padded, "f4")
+            full[: unit.count] = here
+            for begin in range(0, unit.count, share):
+                some = here[begin : begin + share]
+                scale = np.median(np.abs(some))
+                if np.all(np.abs(np.abs(some) - scale) <= _SNAP * scale):
+                    some[:] = np.where(np.signbit(some), -scale, scale)
+                full[max(begin, unit.count) : begin + share] = scale
+                full[begin + len(some) : begin + share] = scale
+            end = unit.padding_first + unit.padded - unit.count
+            padding[unit.padding_first : end] = full[unit.count :] if tail is None else tail
+        return values, padding
+
+    # --- 1-bit Adam and 1-bit LAMB
+
+    def momentum_parts(self):
+        freeze = self.rules["freeze_step"]
+        frozen = self.found.step >= freeze and self.steps > 0
+        self.add(part.PARAMETERS, self.joined("parameter"))
+        if frozen and not self.layout.deepspeed:
+            _warn("of the default profile: one more step in full precision, and it is frozen anew")
+        if not frozen or not self.layout.deepspeed:
+            self.add(part.MOMENTUM, self.joined("exp_avg"))
+            self.add(part.VARIANCE, self.joined("exp_avg_sq"))
+            return self.made(0, self.lamb_numbers(False), (self.steps, 0, 0))
+        frozen_at = max(freeze - 1, 1)
+        sent = self.steps > frozen_at and self.world > 1
+        scalings = self.scalings()
+        self.add_frozen_momentum(sent, scalings)
+        root = np.sqrt(self.joined("exp_avg_sq")) + np.float32(self.rules["eps"])
+        variance = np.where(self.dense, self.joined("exp_avg_sq"), 1 / root)
+        lamb = self.found.kind == "lamb"
+        nothing = np.full(self.padding, 1 / np.float32(self.rules["eps"]) if lamb else 0)
+        self.add(part.VARIANCE, variance, nothing)
+        if lamb:
+            self.add(part.FRESH, self.joined("exp_avg_sq_fresh"))
+        exchanges = (frozen_at, self.steps - frozen_at, 0)
+        return self.made(2 if sent else 1, self.lamb_numbers(True), exchanges, frozen_at)
+
+    def add_frozen_momentum(self, sent, scalings):
+        momentum = self.joined("exp_avg")
+        if not sent:
+            beta1 = np.float32(self.rules["betas"][0])
+            self.add(part.MOMENTUM, np.where(self.dense, momentum, beta1 * momentum))
+            return
+        known, tails, fill = self.found.ranks, [None] * len(self.sources), None
+        if self.found.kind == "lamb":
+            sizes = [len(one["parameter"]) for one in self.found.tensors]
+            momentum = momentum * np.repeat(np.asarray(scalings, "f4"), sizes)
+            if known and known[0].tail:
+                tails = known[0].tail
+            elif known is None and self.padded:
+                # DeepSpeed's tail begins with zeros: that of a message, and as much held back.
+                unit, made = self.sources[0], self.messages(momentum, tails)[1]
+                fill = [-made[: unit.padded - unit.count]]
+        self.add(part.MOMENTUM, *self.messages(momentum, tails))
+        self.add_residuals(fill)
+
+    def scalings(self):
+        """DeepSpeed computes them before the first compressed step."""
+        if self.found.kind != "lamb":
+            return []
+        tensors = self.found.tensors
+        if all("scaling_coeff" in one for one in tensors):
+            return [float(one["scaling_coeff"]) for one in tensors]
+        levels = [float(np.sqrt(np.mean(np.square(one["exp_avg"], dtype="f8")))) for one in tensors]
+        if not all(levels):
+            return [1.0] * len(levels)
+        return [sum(levels) / len(levels) / one for one in levels]
+
+    def lamb_numbers(self, frozen):
+        if self.found.kind != "lamb":
+            return np.zeros(0)
+        lists = [
+            [float(one.get("lamb_coeff_freeze", 0)) for one in self.found.tensors],
+            [float(one.get("last_factor", 1)) for one in self.found.tensors],
+            self.scalings() if frozen else [1.0] * len(self.found.tensors),
+        ]
+        return np.concatenate(lists)
+
+    # --- 0/1 Adam
+
+    def zero_one_parts(self):
+        found, rules = self.found, self.rules
+        frozen = found.step > rules["var_freeze_step"]
+        if frozen and not self.layout.deepspeed:
+            raise wrong("0/1 Adam with a frozen variance goes on in profile deepspeed only")
+        counters, exchanges = _schedule(found.step, rules)
+        first = found.tensors[0]
+        for name, value in counters.items():
+            if frozen == name.startswith("local") and first.get(name, value) != value:
+                _warn(f"{name} is {first[name]} in the checkpoint; by the options it is {value}, "
+                      "which it goes on with (DeepSpeed begins its schedules anew when it loads)")
+        local = counters["local_step_interval"]
+        apart = frozen and found.step % local != 0 and found.step > rules["var_freeze_step"] + 1
+        rates = float(first.get("lrs", 0)) if apart else 0.0
+        numbers = np.array([exchanges[0], apart and self.world > 1, 0, 0], "<u8")
+        numbers[2:] = np.array([rates, rates]).view("<u8")
+        self.add_zero_one(frozen, apart)
+        self.add_residuals()
+        frozen_at = rules["var_freeze_step"] if frozen else 0
+        return self.made(int(frozen), numbers, exchanges, frozen_at, bool(numbers[1]))
+
+    def add_zero_one(self, frozen, apart):
+        parameter, variance = self.joined("parameter"), self.joined("exp_avg_sq")
+        if frozen:
+            eps = np.float32(self.rules["eps"])
+            self.add(part.VARIANCE, np.sqrt(variance) + eps, np.full(self.padding, eps))
+            moved = self.joined("momentum_accumulator") if apart else np.zeros(len(parameter))
+            self.add(part.ANCHOR, parameter - moved.astype("f4"))
+        else:
+            self.add(part.VARIANCE, variance)
+        if apart and self.world > 1:
+            self.add_own()
+            return
+        self.add(part.PARAMETERS, parameter)
+        self.add(part.MOMENTUM, self.joined("exp_avg"))
+        if frozen:
+            self.add(part.MOVED, moved)
+
+    def add_own(self):
+        """Between two synchronisations; where only rank 0's is known all begin with that."""
+        known = self.found.ranks
+        if not known or not known[0].own:
+            _warn("saved between two synchronisations of 0/1 Adam: ranks begin where rank 0 was")
+        names = ("parameter", "exp_avg", "momentum_accumulator")
+        for rank in range(self.world):
+            tensors = known[rank].own if known and known[rank].own else self.found.tensors
+            for what, name in zip((part.PARAMETERS, part.MOMENTUM, part.MOVED), names):
+                values = np.concatenate([one[name] for one in tensors])
+                self.own[rank].append((what, part.ELEMENTS, 0, values))
+                if what != part.PARAMETERS and self.padding:
+                    self.own[rank].append((what, part.PADDING, 0, np.zeros(self.padding)))
+
+
+def parts_of(found, layout, arguments):
+    """Parts that an optimizer of this layout loads. arguments: its options by DeepSpeed's names."""
+    if found.kind != layout.kind:
+        raise wrong(f"the checkpoint is of {found.kind}, the optimizer is {layout.kind}")
+    rules = {name: arguments.get(name) or value for name, value in _DEFAULTS.items()}
+    parts = _Parts(found, layout, rules)
+    return parts.zero_one_parts() if found.kind == "zero_one_adam" else parts.momentum_parts()
+
+
+def convert_checkpoint(directory, output, config, tag=None, names=None, profile="deepspeed"):
+    """Writes a checkpoint of this library from one that DeepSpeed up to 0.19.6 has saved with
+    OneBitAdam, OneBitLamb or ZeroOneAdam. `save_residuals` adds what DeepSpeed leaves out.
+
+    directory: what engine.save_checkpoint was given
+    output: a directory; `onebit.load_files(output)` of the optimizer loads it, on any number of
+        ranks. Parameters are part of it
+    config: DeepSpeed's, for options such as freeze_step
+    tag: None: the latest
+    names: of the parameters in the order that DeepSpeed's optimizer had them in; None: all of the
+        model's, in its order
+    profile: that of the optimizer which loads it
+
+    Raises `Error` for what is no such checkpoint. Warns of what is not carried over.
+    """
+    settings = read_config(config, profile=profile, engine=True)
+    folder, checkpoint = state.read_folder(directory, tag)
+    module = checkpoint["module"]
+    if names is None:
+        left_out = {*checkpoint["buffer_names"], *(checkpoint.get("shared_params") or ())}
+        names = [name for name in module if name not in left_out]
+    missing = [name for name in names if name not in module]
+    if missing:
+        raise wrong(f"{folder} has no parameter {missing[0]!r}")
+    found = state.read_state(folder, checkpoint, [(k, module[one]) for k, one in enumerate(names)])
+    kind = _CLASSES[settings.kind]
+    counts = [len(one["parameter"]) for one in found.tensors]
+    layout = part.Layout(kind, str(profile) == "deepspeed", counts, [False] * len(counts))
+    parts = parts_of(found, layout, settings.arguments)
+    os.makedirs(output, exist_ok=True)
+    for rank, data in enumerate(parts):
+        with open(os.path.join(output, f"part-1-{rank}"), "wb") as file:
+            file.write(data)
+    with open(os.path.join(output, "manifest"), "w", encoding="ascii", newline="\n") as file:
+        file.write(part.manifest(kind, found.step - 1, parts))

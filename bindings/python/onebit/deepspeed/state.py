@@ -1,0 +1,172 @@
+"""What DeepSpeed keeps of its 1-bit optimizers: in its checkpoints, and in a process that runs."""
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from onebit.errors import wrong
+
+KIND_OF = {"exp_avg_sq_fresh": "lamb", "var_interval": "zero_one_adam"}
+_ARRAYS = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "momentum_accumulator")
+
+
+class Rank(NamedTuple):
+    """What one rank alone has, as float32 arrays.
+
+    worker, server: residuals, one a buffer that DeepSpeed compresses; empty: none yet
+    tail: what fills 1-bit LAMB's buffer up
+    own: between two synchronisations of 0/1 Adam, of each tensor "parameter", "exp_avg" and
+        "momentum_accumulator"
+    """
+
+    worker: Any
+    server: Any
+    tail: Any
+    own: Any
+
+
+class State(NamedTuple):
+    """kind: of part.KINDS
+    step: DeepSpeed's count, one more than steps made
+    world: ranks
+    tensors: of each its arrays and scalars by DeepSpeed's names, and "parameter"
+    flat: each tensor is all of a group, as DeepSpeed's fp16 and bf16 wrappers have it
+    ranks: of each rank a `Rank`, or None: not known
+    """
+
+    kind: str
+    step: int
+    world: int
+    tensors: Any
+    flat: bool
+    ranks: Any
+
+
+def array(tensor):
+    """A copy that is flat, as float32."""
+    return tensor.detach().to("cpu", torch.float32).reshape(-1).numpy().copy()
+
+
+def _inner(optimizer):
+    """The optimizer inside DeepSpeed's fp16 and bf16 wrappers."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _errors(states, name):
+    found = [one[name] for one in states if name in one]
+    return found if len(found) == len(states) else []
+
+
+def save_residuals(engine, directory, tag=None):
+    """In a program that runs with DeepSpeed up to 0.19.6, beside `engine.save_checkpoint(directory,
+    tag)`, on every rank: what that leaves out, into the same folder. With it a run goes on here
+    exactly; without, residuals begin with zeros, as they do when DeepSpeed loads."""
+    optimizer = _inner(engine.optimizer)
+    given = [one for group in optimizer.param_groups for one in group["params"]]
+    states = [optimizer.state[one] for one in given if optimizer.state.get(one)]
+    worker, server = _errors(states, "worker_error"), _errors(states, "server_error")
+    tail = []
+    if hasattr(optimizer, "worker_errors"):  # 1-bit LAMB
+        worker, server = optimizer.worker_errors, optimizer.server_errors
+        tail = list(optimizer.dummy_exp_avg.values())
+    own = [
+        {"parameter": one, **{name: optimizer.state[one][name] for name in ("exp_avg", _ARRAYS[3])}}
+        for one in given
+        if _ARRAYS[3] in optimizer.state.get(one, {})
+    ]
+    saved = {"worker": worker, "server": server, "tail": tail, "own": own}
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    folder = os.path.join(directory, tag or f"global_step{engine.global_steps}")
+    os.makedirs(folder, exist_ok=True)
+    copies = torch.utils._pytree.tree_map(lambda one: one.detach().cpu().clone(), saved)
+    path = os.path.join(folder, f"onebit-rank-{rank}.pt")
+    torch.save({**copies, "ranks": world, "step": states[0]["step"]}, path)
+
+
+def _read(path):
+    """Tensors and plain values only: nothing of a file is run."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def read_folder(directory, tag=None, mp_rank=0):
+    """(the folder of a checkpoint, what rank 0 has written there)."""
+    if tag is None:
+        try:
+            with open(os.path.join(directory, "latest"), encoding="utf-8") as file:
+                tag = file.read().strip()
+        except OSError as reason:
+            words = f"{directory} has no file 'latest', and no tag is given"
+            raise wrong(f"{words}: {reason}") from None
+    folder = os.path.join(directory, tag)
+    path = os.path.join(folder, f"mp_rank_{mp_rank:02d}_model_states.pt")
+    if not os.path.exists(path):
+        raise wrong(f"{path} is not there")
+    return folder, _read(path)
+
+
+def _ranks(folder, world, step):
+    """What `save_residuals` has left there; None where it was not called."""
+    ranks = []
+    for rank in range(world):
+        path = os.path.join(folder, f"onebit-rank-{rank}.pt")
+        if not os.path.exists(path):
+            if ranks:
+                raise wrong(f"{path} is not there, and that of rank 0 is")
+            return None
+        saved = _read(path)
+        if (saved["ranks"], saved["step"]) != (world, step):
+            raise wrong(f"{path} is of {saved['ranks']} ranks and step {saved['step']}, the "
+                        f"checkpoint of {world} and {step}")  # fmt: skip
+        own = [{name: array(one) for name, one in each.items()} for each in saved["own"]]
+        lists = ([array(one) for one in saved[name]] for name in ("worker", "server", "tail"))
+        ranks.append(Rank(*lists, own))
+    return ranks
+
+
+def _masters(saved):
+    """Of a wrapper's state: (the state inside, its parameters in float32, whether these are flat
+    groups); without a wrapper the parameters are None."""
+    if "optimizer_state_dict" not in saved:
+        return saved, None, False
+    if "fp32_groups_flat" in saved:
+        return saved["optimizer_state_dict"], list(saved["fp32_groups_flat"]), True
+    groups = saved["fp32_groups"]
+    return saved["optimizer_state_dict"], [one for group in groups for one in group], False
+
+
+def _tensor(parameter, saved):
+    """DeepSpeed makes no state for what never had a gradient."""
+    made = {"parameter": array(parameter), **saved}
+    for name in _ARRAYS:
+        zeros = torch.zeros(1).expand(parameter.numel())
+        made[name] = array(saved.get(name, zeros))
+        if len(made[name]) != parameter.numel():
+            raise wrong(f"{name} has {len(made[name])} elements, its parameter "
+                        f"{parameter.numel()}: name parameters in the order in which DeepSpeed's "
+                        "optimizer had them")  # fmt: skip
+    return made
+
+
+def read_state(folder, checkpoint, parameters):
+    """The `State` in a checkpoint. parameters: (number, values), by DeepSpeed's numbers, of those
+    that are trained; a wrapper has values of its own."""
+    if not checkpoint.get("optimizer"):
+        raise wrong(f"{folder} has no state of an optimizer")
+    saved, masters, flat = _masters(checkpoint["optimizer"])
+    states = saved["state"]
+    if masters is not None:
+        parameters = list(enumerate(masters))
+    tensors = [_tensor(one, states.get(number, {})) for number, one in parameters]
+    known = [one for one in states.values() if "step" in one]
+    if not known or "exp_avg" not in known[0]:
+        raise wrong(f"{folder} has no state of a 1-bit optimizer that has made a step")
+    kind = next((KIND_OF[name] for name in KIND_OF if name in known[0]), "adam")
+    step, world = int(known[0]["step"]), int(checkpoint["dp_world_size"])
+    return State(kind, step, world, tensors, flat, _ranks(folder, world, step))
+
+
+def joined(state, name):
+    """An array of all tensors, one after the other."""
+    return np.concatenate([one[name] for one in state.tensors] or [np.zeros(0, "f4")])
