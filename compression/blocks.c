@@ -26,10 +26,10 @@ void ob_parallel(int threads, size_t first, size_t end,
   body(context, first, end, 0);
 }
 
-/* Floats: the values of a block that wait for their scale, and their signs, which nobody needs. */
+/* Floats: the values of a block that wait for their scale. */
 static size_t scratch_of_levels(const struct ob_work *work) {
   const size_t block = work->layout->block;
-  return block + block / OB_LANES + (work->measured ? ob_measure_scratch(block) : 0);
+  return block + (work->measured ? ob_measure_scratch(block) : 0);
 }
 
 size_t ob_work_wide(const struct ob_work *work) {
@@ -152,16 +152,9 @@ static float residual_scale(const struct ob_residual *residual, size_t block) {
   return residual->scales[residual->now][residual->one_scale ? 0 : block - residual->first];
 }
 
-/* Where compress and reduce write the new values of a block of levels, and signs beside. */
+/* Where compress and reduce write the new values of a block of levels. */
 static float *scratch_for(const struct step *step, int thread) {
   return step->work->wide + (size_t)thread * scratch_of_levels(step->work);
-}
-
-static void keep_in_scratch(const struct step *step, int thread, float **values, uint32_t **signs,
-                            bool *stream) {
-  *values = scratch_for(step, thread);
-  *signs = (uint32_t *)(void *)(*values + step->work->layout->block);
-  *stream = false;
 }
 
 /* --- Measuring */
@@ -175,7 +168,6 @@ static void measure(const struct step *step, size_t b, const struct ob_block *bl
                     const float *values, const float *error) {
   const struct ob_work *work = step->work;
   const struct ob_residual *residual = step->residual;
-  const size_t used = work->layout->block + work->layout->block / OB_LANES;
   const struct ob_measure_run run = {
       .count = block->count,
       .width = step->out->width,
@@ -185,19 +177,60 @@ static void measure(const struct step *step, size_t b, const struct ob_block *bl
       .before = residual_values(residual, residual->now, block),
       .before_scale = residual_scale(residual, b),
       .rule = work->rule,
-      .scratch = scratch_for(step, thread) + used,
+      .scratch = scratch_for(step, thread) + work->layout->block,
   };
   residual->norms[b - residual->first] = ob_measure(&run, work->codec);
 }
 
-/* These values, whose squares add up to `sum`, become levels in the message, and the new
- * residual. */
-static void quantise_block(struct step *step, size_t b, const struct ob_block *block, int thread,
-                           const float *values, float sum) {
+/* --- Levels
+ *
+ * A block's scale is known once all of its values are, so these wait in a thread's scratch. They
+ * become levels while those of the next block are found, part by part and in the same place: what
+ * reads memory goes on while what computes does, and the scratch, whose lines the arrays drive out
+ * of the first-level cache, is fetched once. */
+
+/* Elements in a part: two pages of a loop's reads in flight. Of 64 to 2,048, 256 and 512 took least
+ * (docs/measured/2026-11-23-widths.md). */
+#define PART 512
+
+/* What makes the values of a block, one of these, and what then makes levels of them. */
+struct levels {
+  struct ob_compress_run *compress;
+  struct ob_reduce_run *reduce;
+  struct ob_quantise_run last; /* of the block before: count is 0 where there is none */
+};
+
+static void quantise_part(const struct step *step, struct ob_quantise_run run, size_t first) {
+  if (first >= run.count)
+    return;
+  run.first = first;
+  run.count = run.count - first > PART ? first + PART : run.count;
+  step->work->codec->quantise(&run);
+}
+
+/* The new values of the elements first .. end - 1. */
+static void find_part(const struct step *step, const struct levels *levels, size_t first,
+                      size_t end) {
+  const struct ob_codec *codec = step->work->codec;
+  if (levels->compress) {
+    levels->compress->first = first, levels->compress->count = end;
+    codec->compress(levels->compress);
+  } else {
+    levels->reduce->first = first, levels->reduce->count = end;
+    codec->reduce(levels->reduce);
+  }
+}
+
+/* The run that makes levels in the message, and the new residual, of the values that the lanes are
+ * of. */
+static struct ob_quantise_run quantise_run(const struct step *step, size_t b,
+                                           const struct ob_block *block, const float *values,
+                                           struct ob_lanes *lanes) {
   struct ob_work *work = step->work;
   struct ob_residual *residual = step->residual;
   const unsigned width = step->out->width;
-  float largest = work->codec->largest(values, block->count), scale = 0;
+  const float sum = ob_sum_lanes(lanes->sum);
+  float largest = work->codec->largest(lanes->largest, OB_LANES), scale = 0;
   if (ob_is_finite(sum))
     scale = ob_level_scale(sum, block->count, largest, work->rule, width);
   else
@@ -205,7 +238,7 @@ static void quantise_block(struct step *step, size_t b, const struct ob_block *b
   note_scale(work, largest);
   residual->scales[!residual->now][b - residual->first] = largest;
   step->out->scales[b - step->shape->first] = scale;
-  const struct ob_quantise_run run = {
+  return (struct ob_quantise_run){
       .count = block->count,
       .width = width,
       .values = values,
@@ -214,9 +247,34 @@ static void quantise_block(struct step *step, size_t b, const struct ob_block *b
       .residual_out = residual_values(residual, !residual->now, block),
       .fields = fields_at(step, step->out, block),
   };
-  work->codec->quantise(&run);
-  if (is_measured(residual, b))
-    measure(step, b, block, thread, values, run.residual_out);
+}
+
+/* The block before becomes levels. */
+static void finish_levels(const struct step *step, struct levels *levels) {
+  for (size_t i = 0; i < levels->last.count; i += PART)
+    quantise_part(step, levels->last, i);
+  levels->last.count = 0;
+}
+
+static void level_block(const struct step *step, struct levels *levels, size_t b,
+                        const struct ob_block *block, int thread) {
+  struct ob_lanes lanes = {{0}, {0}};
+  if (levels->compress)
+    levels->compress->lanes = &lanes;
+  else
+    levels->reduce->lanes = &lanes;
+  for (size_t i = 0; i < block->count || i < levels->last.count; i += PART) {
+    quantise_part(step, levels->last, i);
+    if (i < block->count)
+      find_part(step, levels, i, block->count - i > PART ? i + PART : block->count);
+  }
+  const float *const values = scratch_for(step, thread);
+  levels->last = quantise_run(step, b, block, values, &lanes);
+  if (!is_measured(step->residual, b))
+    return;
+  const float *error = levels->last.residual_out;
+  finish_levels(step, levels);
+  measure(step, b, block, thread, values, error);
 }
 
 /* The moments of the block: what the run reads, and what it writes. */
@@ -234,6 +292,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
   const struct ob_source *source = step->source;
+  struct levels levels = {0};
   const bool factor_applied = source->values || source->moment_rule;
   const float weight = factor_applied ? source->weight : source->weight * source->factor;
   size_t piece = 0;
@@ -272,10 +331,12 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
         measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
-    keep_in_scratch(step, thread, &run.residual_out, &run.bits, &run.stream);
-    run.rule = ONEBIT_SCALE_RMS;
-    quantise_block(step, b, &block, thread, run.residual_out, work->codec->compress(&run));
+    run.residual_out = scratch_for(step, thread), run.bits = NULL;
+    run.stream = false, run.rule = ONEBIT_SCALE_RMS;
+    levels.compress = &run;
+    level_block(step, &levels, b, &block, thread);
   }
+  finish_levels(step, &levels);
 }
 
 void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
@@ -306,6 +367,7 @@ static void gather_streams(const struct step *step, size_t b, const struct ob_bl
 static void reduce_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
+  struct levels levels = {0};
   const uint32_t **words = work->words + (size_t)thread * work->streams;
   float *scales = work->scales + (size_t)thread * work->streams;
   size_t piece = 0;
@@ -332,10 +394,12 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
         measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
-    keep_in_scratch(step, thread, &run.residual_out, &run.out, &run.stream);
-    run.rule = ONEBIT_SCALE_RMS;
-    quantise_block(step, b, &block, thread, run.residual_out, work->codec->reduce(&run));
+    run.residual_out = scratch_for(step, thread), run.out = NULL;
+    run.stream = false, run.rule = ONEBIT_SCALE_RMS;
+    levels.reduce = &run;
+    level_block(step, &levels, b, &block, thread);
   }
+  finish_levels(step, &levels);
 }
 
 void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,

@@ -11,7 +11,8 @@
  * many words a group of 32, which stand for the level times the scale. That is a scale of the whole
  * block: compress and reduce write the new values as `residual_out`, to a place where they stay in
  * the caches, and `quantise` makes levels of them and the new residual, which is the error itself:
- * the scale to read it with is 0.
+ * the scale to read it with is 0. These three may be called for one part of a block after the
+ * other, from element `first`, the first of a group, up to `count`.
  */
 #ifndef OB_COMPRESSION_CODEC_H
 #define OB_COMPRESSION_CODEC_H
@@ -25,6 +26,12 @@
 #include "compression/passes.h"
 #include "onebit/plan.h"
 
+/* Of a block whose values become levels, by lanes: the sum of magnitudes, as numerics.h defines it,
+ * and the largest, which says nothing where the sum is not finite. */
+struct ob_lanes {
+  float sum[OB_LANES], largest[OB_LANES];
+};
+
 /* residual_out = (residual - scale * sign(residual)) + input, where input is
  *   RAW        weight * input[i]
  *   MOMENTUM   scaling * (decay * m[i] + weight * input[i]), with m[i] = +-momentum_scale / scaling
@@ -34,7 +41,7 @@
  * moments, factor * input[i] and moments[i] first become what takes the place of input[i], and
  * moments_out[i] (ob_moment_input). From `valid` on there is padding: its input is zero. */
 struct ob_compress_run {
-  size_t count, valid;
+  size_t first, count, valid;
   const void *input; /* valid elements of dtype; NULL: zeros */
   onebit_dtype_t dtype;
   float weight;
@@ -52,8 +59,9 @@ struct ob_compress_run {
   bool momentum_in_residual;
   const float *residual;
   float residual_scale;
-  float *residual_out; /* whole words: lanes past count are set to zero */
-  uint32_t *bits;
+  float *residual_out;    /* whole words: lanes past count are set to zero */
+  uint32_t *bits;         /* NULL: nobody needs them */
+  struct ob_lanes *lanes; /* NULL, or what it adds to, of a block in parts */
 };
 
 /* total = sum over streams, in their order, of +-scales[i];
@@ -61,7 +69,7 @@ struct ob_compress_run {
  * residual_out is the new momentum, and out the signs of the direction, whose magnitudes are
  * summed. */
 struct ob_reduce_run {
-  size_t count, streams;
+  size_t first, count, streams;
   unsigned width;
   const uint32_t *const *bits; /* one pointer a stream */
   const float *scales;         /* one a stream, already divided by the number of streams */
@@ -71,7 +79,8 @@ struct ob_reduce_run {
   const float *residual;
   float residual_scale;
   float *residual_out;
-  uint32_t *out;
+  uint32_t *out; /* as above */
+  struct ob_lanes *lanes;
 };
 
 /* The plain sum of the streams, stored. */
@@ -86,7 +95,7 @@ struct ob_sum_run {
 
 /* Levels of the values, and what they leave: values - decoded. */
 struct ob_quantise_run {
-  size_t count;
+  size_t first, count;
   unsigned width;
   const float *values; /* whole groups, zeros from count on */
   float scale;
@@ -127,7 +136,8 @@ struct ob_pass_run {
 
 struct ob_codec {
   const char *name;
-  /* These two return the sum of magnitudes of the run, summed as numerics.h defines. */
+  /* These two return the sum of magnitudes of the run, summed as numerics.h defines; 0 where it is
+   * added to lanes. */
   float (*compress)(const struct ob_compress_run *);
   float (*reduce)(const struct ob_reduce_run *);
   /* The largest magnitude of whole groups of values; of such as are not finite, one that is not. */

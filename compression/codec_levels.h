@@ -87,10 +87,11 @@ FIXED void group_of_any(V group[GROUP], const uint32_t *words, size_t word, unsi
 }
 
 /* The code of 0 is 0 in every width, and what it leaves may not be. */
-FIXED void quantise_run(const struct ob_quantise_run *run, unsigned width) {
+FIXED void quantise_run(const struct ob_quantise_run *all, unsigned width) {
+  const struct ob_quantise_run copy = *all, *const run = &copy;
   const V inverse = v_set(ob_inverse_scale(run->scale)), scale = v_set(run->scale);
   V error[GROUP];
-  for (size_t i = 0; i < run->count; i += OB_LANES) {
+  for (size_t i = run->first; i < run->count; i += OB_LANES) {
     group_quantise(run->values + i, width, inverse, scale, error,
                    run->fields + i / OB_LANES * width);
     if (run->count - i < OB_LANES)

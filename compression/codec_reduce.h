@@ -27,19 +27,21 @@ FIXED void group_sum_of_any(V total[GROUP], size_t word, const struct ob_reduce_
   }
 }
 
-FIXED float reduce_run(const struct ob_reduce_run *run, onebit_scale_t rule, unsigned width) {
-  V lanes[GROUP], total[GROUP], error[GROUP];
+FIXED float reduce_run(const struct ob_reduce_run *all, onebit_scale_t rule, unsigned width) {
+  const struct ob_reduce_run copy = *all, *const run = &copy;
+  V total[GROUP], error[GROUP];
   const V scale = v_set(run->residual_scale);
-  group_set(lanes, 0);
-  for (size_t i = 0; i < run->count; i += OB_LANES) {
+  struct sums sums = sums_begin(run->lanes);
+  for (size_t i = run->first; i < run->count; i += OB_LANES) {
     group_sum(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
     group_error(error, run->residual + i, scale);
     group_compensate(total, error);
     if (run->count - i < OB_LANES)
       group_cut(total, run->count - i);
-    run->out[i / OB_LANES] = group_keep(total, run->residual_out + i, run->stream, rule, lanes);
+    group_keep(total, run->residual_out + i, run->out ? run->out + i / OB_LANES : NULL, run->stream,
+               rule, &sums);
   }
-  return group_total(lanes);
+  return sums_end(&sums, run->lanes);
 }
 
 /* The new momentum from the old one and the mean gradient; the signs of the direction, whose

@@ -11,6 +11,7 @@
  *   v_add v_sub v_mul v_abs                   one IEEE operation a lane, rounded to nearest
  *   v_with_sign(magnitude, signs)             the magnitude, which is not negative, with the sign
  *                                             bits of the other
+ *   v_larger(a, b)                            the larger magnitude; of a NaN and a number either
  *   v_if_zero(a, yes, no)                     yes in lanes where a is zero
  *   v_root_guess                              the first guess of ob_reciprocal_root
  *   v_load_bfloat16 v_load_float16            as numerics.h converts
@@ -106,6 +107,30 @@ FIXED float group_total(const V group[GROUP]) {
   return ob_sum_lanes(lanes);
 }
 
+/* What a run adds to: the lanes of a block so far, or its own. */
+struct sums {
+  V sum[GROUP], largest[GROUP];
+};
+
+FIXED struct sums sums_begin(const struct ob_lanes *so_far) {
+  struct sums sums;
+  group_set(sums.sum, 0);
+  group_set(sums.largest, 0);
+  if (so_far) {
+    group_load(sums.sum, so_far->sum, 0, ONEBIT_FLOAT32);
+    group_load(sums.largest, so_far->largest, 0, ONEBIT_FLOAT32);
+  }
+  return sums;
+}
+
+FIXED float sums_end(const struct sums *sums, struct ob_lanes *so_far) {
+  if (!so_far)
+    return group_total(sums->sum);
+  group_store(sums->sum, so_far->sum, 0, ONEBIT_FLOAT32);
+  group_store(sums->largest, so_far->largest, 0, ONEBIT_FLOAT32);
+  return 0;
+}
+
 /* The error kept from the last call; group += that */
 FIXED void group_error(V error[GROUP], const float *residual, V scale) {
   for (int k = 0; k < GROUP; k++) {
@@ -119,18 +144,23 @@ FIXED void group_compensate(V group[GROUP], const V error[GROUP]) {
     group[k] = v_add(error[k], group[k]);
 }
 
-/* Writes the new residuals and returns their signs; adds their magnitudes to the lanes. */
-FIXED uint32_t group_keep(const V group[GROUP], float *residual, bool stream, onebit_scale_t rule,
-                          V lanes[GROUP]) {
+/* Writes the new residuals, or values, and their signs where these are wanted; else their largest
+ * magnitude is. */
+FIXED void group_keep(const V group[GROUP], float *residual, uint32_t *signs, bool stream,
+                      onebit_scale_t rule, struct sums *sums) {
   for (int k = 0; k < GROUP; k++) {
     if (stream)
       v_stream(residual + k * VL, group[k]);
     else
       v_store(residual + k * VL, group[k]);
     V size = rule == ONEBIT_SCALE_RMS ? v_mul(group[k], group[k]) : v_abs(group[k]);
-    lanes[k] = v_add(lanes[k], size);
+    sums->sum[k] = v_add(sums->sum[k], size);
   }
-  return group_signs(group);
+  if (signs)
+    *signs = group_signs(group);
+  else
+    for (int k = 0; k < GROUP; k++)
+      sums->largest[k] = v_larger(sums->largest[k], group[k]);
 }
 
 /* ob_reciprocal_root */
@@ -184,16 +214,19 @@ FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, siz
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
 
-FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype,
+/* A run is copied, here and below: what a vector is stored to may be any object whose address is
+ * known elsewhere, so that the compiler would read all of it again after each. */
+FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype,
                          onebit_scale_t rule, bool momentum, bool moments) {
-  V lanes[GROUP], group[GROUP], error[GROUP];
+  const struct ob_compress_run copy = *all, *const run = &copy;
+  V group[GROUP], error[GROUP];
+  struct sums sums = sums_begin(run->lanes);
   const V scale = v_set(run->residual_scale), weight = v_set(run->weight),
           scaling = v_set(run->scaling);
   const float decayed = run->decay * (run->momentum_scale / run->scaling);
   const bool residual_first = momentum && run->momentum_in_residual;
   const size_t given = smaller(run->count, run->valid);
-  group_set(lanes, 0);
-  for (size_t i = 0; i < run->count; i += OB_LANES) {
+  for (size_t i = run->first; i < run->count; i += OB_LANES) {
     const bool whole = i + OB_LANES <= given;
     group_error(error, run->residual + i, scale);
     if (!run->input)
@@ -215,9 +248,10 @@ FIXED float compress_run(const struct ob_compress_run *run, onebit_dtype_t dtype
       group_compensate(group, error);
     if (!whole && run->count - i < OB_LANES)
       group_cut(group, run->count - i);
-    run->bits[i / OB_LANES] = group_keep(group, run->residual_out + i, run->stream, rule, lanes);
+    group_keep(group, run->residual_out + i, run->bits ? run->bits + i / OB_LANES : NULL,
+               run->stream, rule, &sums);
   }
-  return group_total(lanes);
+  return sums_end(&sums, run->lanes);
 }
 
 FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rule, bool momentum,

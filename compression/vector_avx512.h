@@ -14,6 +14,8 @@ static inline V v_mul(V a, V b) { return _mm512_mul_ps(a, b); }
 static inline V sign_bits(void) { return _mm512_set1_ps(-0.0f); }
 static inline V v_abs(V a) { return _mm512_andnot_ps(sign_bits(), a); }
 
+static inline V v_larger(V a, V b) { return _mm512_range_ps(a, b, 0xb); } /* no sign, of max |x| */
+
 static inline V v_if_zero(V a, V yes, V no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_EQ_OQ), no, yes);
 }
@@ -126,62 +128,71 @@ static inline void group_levels(V group[2], const uint32_t *fields, unsigned wid
   }
 }
 
-/* The low `width` bits of each lane, one after the other: neighbours are brought together in lanes
- * of twice the size. Where bits of the third choose, the first, else the second: 0xca. */
-static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *fields) {
-  __m128i bytes[2];
-  for (int k = 0; k < 2; k++) {
-    const __m512i next = _mm512_srli_epi64(code[k], 32 - width),
-                  own = _mm512_set1_epi32((1 << width) - 1);
-    bytes[k] = _mm512_cvtepi64_epi8(_mm512_ternarylogic_epi32(own, code[k], next, 0xca));
-  }
-  const __m128i all = _mm_unpacklo_epi64(bytes[0], bytes[1]);
-  if (width == 4) {
-    _mm_storeu_si128((__m128i *)(void *)fields, all);
-    return;
-  }
-  const __m128i low = _mm_and_si128(all, _mm_set1_epi8(15)),
-                pairs = _mm_maddubs_epi16(low, _mm_set1_epi16(0x1001));
-  _mm_storel_epi64((__m128i *)(void *)fields, _mm_packus_epi16(pairs, pairs));
+/* Words of the group's lanes, the lower ones or the upper, in order. */
+static inline __m512i halves_of(const __m512i lanes[2], int upper) {
+  static const uint16_t even[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                    32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+  const __m512i order = _mm512_loadu_si512(even), odd = _mm512_set1_epi16(1);
+  return _mm512_permutex2var_epi16(lanes[0], upper ? _mm512_or_si512(order, odd) : order, lanes[1]);
 }
 
-/* ob_code_of, of 8 bits; a code's lower 7 bits are in the byte of its lane, and its level there. */
-static inline __m512i code_in_byte(V ratio, V *level) {
-  const __m512i bits = _mm512_castps_si512(ratio), sign = _mm512_set1_epi32((int)OB_SIGN_BIT),
-                above = _mm512_andnot_si512(sign, bits),
-                rounded = _mm512_add_epi32(above, _mm512_set1_epi32(1 << 19)),
-                bound = _mm512_min_epu32(rounded, _mm512_set1_epi32(0x3ff << 20));
-  const __mmask16 some = _mm512_cmpgt_epu32_mask(bound, _mm512_set1_epi32((0x381 << 20) - 1));
-  const __m512i code = _mm512_maskz_srli_epi32(some, bound, 20),
-                upper = _mm512_slli_epi32(code, 20);
-  *level = _mm512_castsi512_ps(_mm512_maskz_ternarylogic_epi32(some, upper, bits, sign, 0xf8));
-  return code;
+/* Where bits of the first are set those of the second, else of the third. */
+static inline __m512i choose(int mask, __m512i yes, __m512i no) {
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), yes, no, 0xca);
+}
+
+/* The low `width` bits of each lane, one after the other: neighbours are brought together in lanes
+ * of twice the size. */
+static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *fields) {
+  const __m512i words = halves_of(code, 0), next = _mm512_srli_epi32(words, 16 - width),
+                pairs = choose((1 << width) - 1, words, next);
+  if (width == 4)
+    _mm_storeu_si128((__m128i *)(void *)fields, _mm512_cvtepi32_epi8(pairs));
+  else
+    _mm_storel_epi64((__m128i *)(void *)fields,
+                     _mm512_cvtepi64_epi8(choose(15, pairs, _mm512_srli_epi64(pairs, 28))));
+}
+
+/* Upper halves of floats, whose exponents are those of levels: sign, exponent and mantissa of each
+ * in a byte. */
+static inline void pack_bytes(const __m512i level[2], uint32_t *fields) {
+  const __m512i words = halves_of(level, 1), bytes = choose(0x00800080, _mm512_srli_epi16(words, 8),
+                                                            _mm512_srli_epi16(words, 4));
+  _mm256_storeu_si256((__m256i *)(void *)fields, _mm512_cvtepi16_epi8(bytes));
+}
+
+/* ob_code_of, of 8 bits: returns the level with the sign of the ratio, and where it is not 0. */
+static inline __m512i level_of_ratio(V ratio, __mmask16 *some) {
+  const V smallest = _mm512_castsi512_ps(_mm512_set1_epi32((0x381 << 20) - (1 << 19))),
+          size = _mm512_range_ps(ratio, _mm512_set1_ps(1.875f), 0xa); /* no sign, of min |x| */
+  const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(size), _mm512_set1_epi32(1 << 19));
+  *some = _mm512_cmp_ps_mask(size, smallest, _CMP_GE_OQ);
+  return _mm512_ternarylogic_epi32(
+      _mm512_maskz_and_epi32(*some, rounded, _mm512_set1_epi32(0x7ff00000)),
+      _mm512_castps_si512(ratio), _mm512_set1_epi32((int)OB_SIGN_BIT), 0xf8); /* a | b & c */
 }
 
 static inline void group_quantise(const float *values, unsigned width, V inverse, V scale,
                                   V error[2], uint32_t *fields) {
-  const V table = level_table(width, scale), rounder = _mm512_set1_ps(OB_ROUNDER);
-  const __m512i zero = _mm512_castps_si512(rounder),
-                min = _mm512_add_epi32(zero, _mm512_set1_epi32(width == 2 ? -2 : -7)),
-                max = _mm512_add_epi32(zero, _mm512_set1_epi32(width == 2 ? 1 : 7));
+  const V table = level_table(width, scale), rounder = _mm512_set1_ps(OB_ROUNDER),
+          largest = _mm512_set1_ps(ob_largest_level(width));
   __m512i code[2];
   for (int k = 0; k < 2; k++) {
     const V value = v_load(values + 16 * k), ratio = _mm512_mul_ps(value, inverse);
-    V level;
     if (width == 8) {
-      code[k] = code_in_byte(ratio, &level);
-      error[k] = _mm512_sub_ps(value, _mm512_mul_ps(level, scale));
-      const __m128i bytes = _mm_and_si128(_mm512_cvtepi32_epi8(code[k]), _mm_set1_epi8(127));
-      const __mmask16 minus = _mm512_movepi32_mask(_mm512_castps_si512(ratio));
-      _mm_storeu_si128((__m128i *)(void *)(fields + 4 * k),
-                       _mm_or_si128(bytes, _mm_maskz_set1_epi8(minus, (char)-128)));
+      __mmask16 some;
+      code[k] = level_of_ratio(ratio, &some);
+      const V level = _mm512_mul_ps(_mm512_castsi512_ps(code[k]), scale);
+      error[k] = _mm512_mask_sub_ps(value, some, value, level);
       continue;
     }
-    const V offset = width == 2 ? _mm512_sub_ps(ratio, _mm512_set1_ps(0.5f)) : ratio;
+    const V bound = _mm512_range_ps(ratio, largest, 2), /* its sign, of min |x| */
+        offset = width == 2 ? _mm512_sub_ps(bound, _mm512_set1_ps(0.5f)) : bound;
     code[k] = _mm512_castps_si512(_mm512_add_ps(offset, rounder));
-    code[k] = _mm512_min_epi32(_mm512_max_epi32(code[k], min), max);
     error[k] = _mm512_sub_ps(value, level_of(width, table, code[k]));
   }
-  if (width < 8)
+  if (width == 8)
+    pack_bytes(code, fields);
+  else
     pack_codes(code, width, fields);
 }
