@@ -41,6 +41,11 @@ static const struct plan_case cases[] = {
     {"dense, many messages, float16", 2999,
      OPTIONS(.wire = ONEBIT_WIRE_DENSE, .dtype = ONEBIT_FLOAT16, .block_size = 64,
              .chunk_size = 64)},
+    {"8 bits", COUNT, OPTIONS(.bits = 8)},
+    {"2 bits, many messages", 3001, OPTIONS(.bits = 2, .block_size = 64, .chunk_size = 128)},
+    {"4 bits, bfloat16, largest", 5000,
+     OPTIONS(.bits = 4, .dtype = ONEBIT_BFLOAT16, .scale = ONEBIT_SCALE_LARGEST,
+             .block_size = 256)},
     {"fewer elements than ranks", 3, OPTIONS(.block_size = 32)},
     {"none", 0, OPTIONS(.block_size = 0)},
 };
