@@ -3,8 +3,8 @@
  *
  * Bytes an element: load 4 read and 4 written (16 bits: 2 and 4), convert 4 read and 4 written (4
  * and 2), mean of N members 4 N read and 4 written. Values lie behind a header of 40 bytes, so they
- * are aligned to 8 bytes only, and accesses are of 8; of 4 where two elements have 16 bits, eight of
- * which are 32 bytes in flight a thread, and of reading, which is a third of the bytes, 40 warps
+ * are aligned to 8 bytes only, and accesses are of 8; of 4 where two elements have 16 bits, eight
+ * of which are 32 bytes in flight a thread, and of reading, which is a third of the bytes, 40 warps
  * have 40 KiB.
  */
 #include "cuda/mean.cuh"

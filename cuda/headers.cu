@@ -78,9 +78,9 @@ bool ob_cuda_can_be_early(void) {
   return error == cudaSuccess && code.ptxVersion >= 90;
 }
 
-/* One thread block computes the checksum of a message, with four runs of 4 KiB in flight, which take
- * about 0.5 us to come from the second cache and to be added up. A launch takes about 2 us, and may
- * use all multiprocessors: so up to eight runs, 1 us, nothing is gained by one. */
+/* One thread block computes the checksum of a message, with four runs of 4 KiB in flight, which
+ * take about 0.5 us to come from the second cache and to be added up. A launch takes about 2 us,
+ * and may use all multiprocessors: so up to eight runs, 1 us, nothing is gained by one. */
 constexpr size_t max_short_runs = 8;
 
 bool ob_cuda_is_short(const struct ob_cuda_plan *plan) {

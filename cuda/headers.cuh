@@ -246,9 +246,9 @@ static __device__ inline void open_besides(const struct ob_cuda_plan &plan, size
     open_run(plan, OB_MESSAGE_WORKER, away, warp % runs);
 }
 
-/* The end of a kernel that makes messages, of which the blocks of grid.y make one, and opens others.
- * A message's last block computes its checksum, and the last of these blocks does the headers. All
- * threads take part. */
+/* The end of a kernel that makes messages, of which the blocks of grid.y make one, and opens
+ * others. A message's last block computes its checksum, and the last of these blocks does the
+ * headers. All threads take part. */
 static __device__ inline void finish_messages(const struct ob_cuda_plan &plan) {
   struct ob_cuda_stamp opened = plan.stamp;
   const unsigned warp = threadIdx.x / OB_LANES;

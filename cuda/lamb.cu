@@ -1,7 +1,7 @@
 /*
  * The numbers of 1-bit LAMB that are a tensor's own, where no host waits for its sums. A block of
- * 128 threads takes a tensor, and loads 1024 of its sums at once: of 25 M elements in blocks of 2048
- * there are 12 times as many, twice, about 20 us.
+ * 128 threads takes a tensor, and loads 1024 of its sums at once: of 25 M elements in blocks of
+ * 2048 there are 12 times as many, twice, about 20 us.
  */
 #include "cuda/device.cuh"
 

@@ -27,8 +27,8 @@ static __device__ inline struct run run_of(size_t count) {
   return {first, left < OB_OUTER_RUN ? (unsigned)left : OB_OUTER_RUN};
 }
 
-/* Calls group(whole, at) for each group of a run: `at` is the lane's first element in it. Of a whole
- * one no access has a condition. */
+/* Calls group(whole, at) for each group of a run: `at` is the lane's first element in it. Of a
+ * whole one no access has a condition. */
 template <typename Group>
 static __device__ inline void each_group(const struct run &run, const Group &group) {
   for (unsigned first = 0; first < run.count; first += group_elements)

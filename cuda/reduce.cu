@@ -17,8 +17,8 @@
 #include "cuda/headers.cuh"
 #include "cuda/parts.cuh"
 
-/* Of few members there is one group, all of whose words are loaded before the first is used; of some
- * there are groups, of eight where registers allow it; many are not all known at once. */
+/* Of few members there is one group, all of whose words are loaded before the first is used; of
+ * some there are groups, of eight where registers allow it; many are not all known at once. */
 constexpr unsigned few_members = 4;
 enum crowd { FEW, SOME, MANY };
 
