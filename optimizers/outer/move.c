@@ -303,12 +303,22 @@ static onebit_status_t import_all(const struct moving *moving, struct moving *in
   return ONEBIT_OK;
 }
 
+/* On the device that it was made on, whichever is current now. */
+static onebit_status_t build(struct onebit_outer *outer) {
+  const struct ob_outer_executor *executor = outer->executor;
+  const int before = executor->enter ? executor->enter(outer) : 0;
+  const onebit_status_t status = ob_outer_build(outer);
+  if (executor->leave)
+    executor->leave(before);
+  return status;
+}
+
 static onebit_status_t attach(struct moving *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_comm_t before = outer->comm;
   outer->comm = ob_comm_keep(moving->comm);
   ob_comm_drop(before);
-  OB_TRY(ob_outer_build(outer));
+  OB_TRY(build(outer));
   onebit_status_t status = ob_outer_to_host(outer);
   if (status == ONEBIT_OK)
     status = import_all(moving, NULL);

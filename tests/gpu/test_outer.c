@@ -10,6 +10,7 @@
 #include "collectives/communicator.h"
 #include "compression/numerics.h"
 #include "onebit/checkpoint.h"
+#include "optimizers/outer/outer.h"
 #include "tests/gpu/plans.h"
 #include "tests/gpu/training.h"
 
@@ -32,7 +33,6 @@ struct outer_case {
   {                                                                                                \
     .name = (is_named), .traits = (with), .options = {                                             \
       .size = sizeof(onebit_outer_options_t),                                                      \
-      .local_steps = 3,                                                                            \
       .threads = 1,                                                                                \
       __VA_ARGS__                                                                                  \
     }                                                                                              \
@@ -108,6 +108,8 @@ static bool make_outer(struct trained *learner, onebit_comm_t comm) {
                                    .uncompressed = t == 1 && learner->what->traits & PLAIN};
   if (!options.block_size)
     options.block_size = 64;
+  if (!options.local_steps)
+    options.local_steps = 3;
   options.device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
   return CHECK_STATUS(onebit_outer_create(comm, tensors, TENSORS, &options, &learner->outer),
                       ONEBIT_OK);
@@ -402,6 +404,33 @@ static void refuse(const struct gpu_rank *self, void *context) {
 
 static void refuses_what_is_wrong(void) { gpu_threads(3, refuse, NULL); }
 
+/* A bit of a rank's consensus is another: all ranks are told, and none applies anything. */
+static void differ(const struct gpu_rank *self, void *context) {
+  static const struct outer_case what = CASE("differs", PLAIN, .local_steps = 1);
+  struct trained it;
+  float before[ELEMENTS], after[ELEMENTS];
+  (void)context;
+  if (open_trained(&it, &what, self->comm, self->rank, self->size, true)) {
+    const float wrong = 1e-3f;
+    if (self->rank == 1)
+      gpu_copy(it.outer->fragments[0].consensus + 400, &wrong, sizeof wrong);
+    read_consensus(&it, before);
+    CHECK_STATUS(train(&it, 0), ONEBIT_ERROR_MISMATCH);
+    CHECK(strstr(onebit_last_error(), "the consensus (its checksum) differs") != NULL, "\"%s\"",
+          onebit_last_error());
+    read_consensus(&it, after);
+    CHECK(!memcmp(before, after, sizeof before), "the consensus has changed");
+  }
+  close_trained(&it);
+}
+
+static void finds_ranks_that_differ(void) {
+  gpu_threads(3, differ, NULL);
+#ifdef ONEBIT_EMULATED_CUDA
+  ranks_aware(3, differ, NULL);
+#endif
+}
+
 static const struct gpu_test tests[] = {
     {"over loopback", over_loopback, false},
     {"over what knows device memory", over_what_knows_devices, false},
@@ -409,5 +438,6 @@ static const struct gpu_test tests[] = {
     {"over NCCL", over_nccl, false},
     {"alone", alone, false},
     {"refuses what is wrong", refuses_what_is_wrong, false},
+    {"finds ranks that differ", finds_ranks_that_differ, false},
 };
 GPU_SUITE("outer", tests)
