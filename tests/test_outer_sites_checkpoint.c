@@ -77,7 +77,7 @@ static void train_and_save(struct place *place, int site, onebit_comm_t comm,
       save(&story->saved[site][0], outer, comm);
     if (number == story->save_at + SITES_H)
       save(&story->saved[site][1], outer, comm);
-    if (number == story->save_at)
+    if (number == story->save_at && onebit_comm_rank(comm) == 0)
       get_consensus(outer, story->consensus[site]);
   }
   onebit_outer_destroy(outer);
@@ -247,7 +247,8 @@ struct loss {
 static void synchronize(struct place *place, struct loss *loss, onebit_outer_t outer, int site,
                         onebit_comm_t comm, float *p) {
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  memcpy(loss->x[site], p, sizeof loss->x[site]);
+  if (onebit_comm_rank(comm) == 0)
+    memcpy(loss->x[site], p, sizeof loss->x[site]);
   place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
 }
 

@@ -170,8 +170,9 @@ Test(outer_sites_gone, a_site_that_vanishes_comes_back) {
 
 static void skip(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   float p[SITES_ALL] = {0}, zero[SITES_ALL] = {0};
-  place->options.local_steps = 1;
-  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  onebit_outer_options_t options = place->options;
+  options.local_steps = 1;
+  onebit_outer_t outer = sites_make(comm, between, p, &options, FOR_EVER, 0);
   for (size_t i = 0; i < SITES_ALL; i++)
     p[i] = 3;
   if (site == 1)
@@ -239,13 +240,13 @@ static void odd_ends(struct place *place, int site, onebit_comm_t comm, onebit_c
   uint16_t p[2] = {0};
   onebit_tensor_t tensor = {.parameter = p};
   onebit_sites_options_t sites = {.size = sizeof sites, .patience = FOR_EVER};
-  place->options.parameter_dtype = ONEBIT_BFLOAT16;
+  onebit_outer_options_t options = place->options;
+  options.parameter_dtype = ONEBIT_BFLOAT16;
   for (tensor.count = 0; tensor.count <= 2; tensor.count++) {
     onebit_outer_t outer = NULL;
     p[0] = p[1] = 0;
-    CHECK_STATUS(
-        onebit_outer_create_sites(comm, between, &tensor, 1, &place->options, &sites, &outer),
-        ONEBIT_OK);
+    CHECK_STATUS(onebit_outer_create_sites(comm, between, &tensor, 1, &options, &sites, &outer),
+                 ONEBIT_OK);
     for (int step = 1; step <= 2 * SITES_H; step++) {
       if (step == SITES_H)
         p[0] = site == 0 ? 0x4040 : 0; /* 3 and 0 and 0 */
