@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
@@ -122,17 +122,22 @@ class BuildPackage(build_py):
     def run(self):
         super().run()
         folder = PACKAGE if self.editable_mode else pathlib.Path(self.build_lib)
+        for stale in (folder / "onebit").glob("libonebit_*.so"):  # of another machine or MPI
+            stale.unlink()
         for path in build_library():
             shutil.copy(path, folder / "onebit")
         (folder / "onebit/_version.py").write_text(f'version = "{version()}"\n')
 
 
+class Binary(Distribution):
+    """What is installed belongs to a machine: auditwheel refuses a library among pure Python."""
+
+    def has_ext_modules(self):
+        return True
+
+
 class Wheel(bdist_wheel):
     """For any Python 3, and for the machine that the library is built for."""
-
-    def finalize_options(self):
-        super().finalize_options()
-        self.root_is_pure = False
 
     def get_tag(self):
         return "py3", "none", f"linux_{machine()}"
@@ -157,6 +162,7 @@ class SourceDistribution(sdist):
 
 os.chdir(HERE)
 setup(
+    distclass=Binary,
     version=version(),
     license="BSD-3-Clause",
     long_description=(PACKAGE / "README.md").read_text(),
