@@ -76,7 +76,9 @@ class Optimizer(Stateful):
         if "gradient_dtype" in options:
             self._gradient_dtype = Dtype(filled.common.gradient_dtype)
         else:
-            first = buffer_of(given[0], "gradient", False, self._on_device).dtype if given else options["parameter_dtype"]
+            first = options["parameter_dtype"]
+            if given:
+                first = buffer_of(given[0], "gradient", False, self._on_device).dtype
             self._gradient_dtype = filled.common.gradient_dtype = Dtype(
                 _native.enum_value(Dtype, first, "gradient_dtype")
             )

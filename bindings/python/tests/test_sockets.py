@@ -50,7 +50,8 @@ def test_ranks_find_each_other(address):
 
 def test_from_the_environment(address, monkeypatch):
     host, port = address.split(":")
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": host, "MASTER_PORT": port}.items():
+    values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": host, "MASTER_PORT": port}
+    for name, value in values.items():
         monkeypatch.setenv(name, value)
     with Communicator.sockets(timeout=math.inf) as comm:
         assert (comm.rank, comm.size) == (0, 1)

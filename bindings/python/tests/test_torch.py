@@ -33,6 +33,16 @@ def test_an_error_in_the_hook_reaches_all():
     assert launch("hook_fails", 3) == "all well\n"
 
 
+def test_fsdp2():
+    from onebit.torch import fsdp
+
+    if fsdp.FSDPModule is None:
+        pytest.skip("this torch has no set_custom_reduce_scatter")
+    said = launch("fsdp", 4)
+    print(said)
+    assert said.endswith("all well\n")
+
+
 @pytest.mark.parametrize("scenario", ["gone", "gone_over_gloo"])
 def test_a_rank_that_is_gone(scenario):
     assert sorted(launch(scenario, 3).splitlines()) == ["rank 0 knows", "rank 1 knows"]

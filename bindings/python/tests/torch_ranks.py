@@ -530,6 +530,17 @@ def optimizer_edges(comm, rank):
     raises(Status.ERROR_ARGUMENT, lambda: optimizer.add_param_group({"params": []}))
 
 
+# --- FSDP2 ---------------------------------------------------------------------------------------
+
+
+def fsdp(rank, size):
+    import fsdp_ranks
+
+    fsdp_ranks.gradients_are_means(rank, size)
+    fsdp_ranks.edges(rank, size)
+    fsdp_ranks.close_to_plain(rank, size)
+
+
 # --- A rank that is gone -------------------------------------------------------------------------
 
 
@@ -563,6 +574,7 @@ SCENARIOS = (
     own_adam,
     hook_fails,
     training,
+    fsdp,
     gone,
     gone_over_gloo,
 )

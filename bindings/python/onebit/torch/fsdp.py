@@ -1,0 +1,340 @@
+"""FSDP2 (torch.distributed.fsdp.fully_shard) with compressed gradients and parameters.
+
+    fully_shard(layer) ...; fully_shard(model)
+    compression = onebit.torch.fsdp.compress(model, reduce_bits=8, gather_bits=8)
+
+Gradients are reduced with error feedback, as everywhere: what the bits could not say is added to the
+next step's. Parameters are no gradients: what the bits of a step leave out need not be made up for,
+it must be small. So in 8 bits they are rounded, each step anew (the optimizer's own shards stay
+exact), and in fewer bits what travels is the change since the last gather: all ranks add it to a
+copy of the parameters that all have, and what it leaves out is in the next change.
+"""
+
+import torch
+import torch.distributed as dist
+
+from onebit._native import Dtype, Status
+from onebit.communicator import Communicator
+from onebit.errors import Error
+from onebit.plan import Plan
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+except ImportError:  # before torch 2.8
+    FSDPModule, AllGather, ReduceScatter = None, object, object
+
+_DTYPES = {
+    torch.float32: Dtype.FLOAT32,
+    torch.bfloat16: Dtype.BFLOAT16,
+    torch.float16: Dtype.FLOAT16,
+}
+_BITS = (1, 2, 4, 8)
+
+
+class Compression:
+    """What `compress` has put into a model. Counts, to look at:
+
+    exchanges: reduce-scatters and all-gathers that were compressed
+    skipped: those that torch made in their place, since some rank's input was not finite
+    dense: those that torch made because of their type, or as the first of a `change`
+    dropped: residuals and copies that were dropped because a group of parameters has another size,
+        as it has when other parameters than before have gradients
+    """
+
+    def __init__(self, modules, timeout, transport, options):
+        self.exchanges = self.skipped = self.dense = self.dropped = 0
+        self._modules = modules
+        self._comms = {}
+        self._timeout, self._transport, self._options = timeout, transport, options
+        self.parts = {}  # by the module's name: (of gradients, of parameters); None: torch's own
+
+    @property
+    def bytes_sent(self):
+        """By this rank, of compressed exchanges."""
+        return sum(comm.bytes_sent for comm in self._comms.values())
+
+    def _comm(self, group, device):
+        """Is made in the first exchange of the group, by all its ranks."""
+        key = group, device.type
+        if key not in self._comms:
+            if device.type == "cuda":
+                comm = Communicator.nccl(group, self._timeout)
+            else:
+                comm = Communicator.torch(group, self._timeout, self._transport)
+            self._comms[key] = comm
+        return self._comms[key]
+
+    def plan(self, group, device, count, operation, **options):
+        """A plan for a group of parameters. Collective."""
+        if device.type == "cuda":
+            options["device"] = "cuda"
+        options = {"operation": operation, **self._options, **options}
+        return Plan(self._comm(group, device), count, **options)
+
+    def state_dict(self):
+        """This rank's residuals, by the module's name. What `change` keeps is not among them: a run
+        that goes on begins with an exact gather."""
+        return {
+            name: reduce.residual()
+            for name, (reduce, _) in self.parts.items()
+            if reduce is not None and reduce.plan is not None
+        }
+
+    def load_state_dict(self, state_dict):
+        """Puts residuals back, in the first exchange of each group of parameters that has the same
+        size as before; another one is dropped, and counted. Also does `reset`."""
+        for name, residual in state_dict.items():
+            self.parts[name][0].loaded = residual
+        self.reset()
+
+    def reset(self):
+        """Forgets the copies that `change` keeps: each next gather is exact. On all ranks, when
+        parameters were changed by more than steps, as by a checkpoint that was loaded."""
+        for _, gather in self.parts.values():
+            if gather is not None:
+                gather.copy = None
+
+    def close(self):
+        """Gives exchanges back to torch, and plans and communicators to the library. On all
+        ranks."""
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
+
+        for name, (reduce, gather) in self.parts.items():
+            if reduce is not None:
+                self._modules[name].set_custom_reduce_scatter(own.DefaultReduceScatter())
+                reduce.forget()
+            if gather is not None:
+                self._modules[name].set_custom_all_gather(own.DefaultAllGather())
+                gather.forget()
+        for comm in self._comms.values():
+            comm.close()
+        self._comms.clear()
+
+
+class _Exchange:
+    """What both have: a plan for one group of parameters, made anew where its size changes."""
+
+    operation = None
+
+    def __init__(self, compression, bits, **options):
+        self._compression = compression
+        self._options = {"bits": bits, **options}
+        self._key = self.plan = None
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def forget(self):
+        if self.plan is not None:
+            self.plan.close()
+        self._key = self.plan = None
+
+    def _prepare(self, group, tensor, count, dtype):
+        """Whether the plan is another one than before. All ranks have the same sizes."""
+        key = group, tensor.device, count, dtype
+        if key == self._key:
+            return False
+        if self.plan is not None:
+            self._compression.dropped += 1
+        self.forget()
+        options = {"dtype": _DTYPES[dtype], **self._options}
+        self.plan = self._compression.plan(group, tensor.device, count, self.operation, **options)
+        self._key = key
+        return True
+
+    def _start(self, send, receive, factor=1.0):
+        """A function that waits for it, and returns its status. On a device it is on the current
+        stream by then, and multiplied."""
+        self._compression.exchanges += 1
+        if send.device.type == "cuda":
+            status = getattr(self.plan, self.operation)(send, receive)
+            # Whether some rank's input was not finite no host knows by now: the result says it.
+            self.plan.scale_result(receive, factor)
+            return lambda: status
+        return getattr(self.plan, f"i{self.operation}")(send, receive).wait
+
+    def _end(self, end, async_op):
+        """On a device torch waits for the stream itself."""
+        if async_op and not self.plan.on_device:
+            return _Work(end)
+        end()
+        return None
+
+
+def _wait_for(work):
+    if work is not None:
+        work.wait()
+
+
+def _factor(op, size):
+    """What makes the operation's result of the mean."""
+    kind = getattr(op, "op", op)
+    if kind == dist.ReduceOp.AVG:
+        return 1.0
+    if kind == dist.ReduceOp.SUM:
+        return float(size)
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        return size * op.__getstate__()[1]
+    raise Error(Status.ERROR_UNSUPPORTED, f"a reduce-scatter of {op} cannot be compressed")
+
+
+class CompressedReduceScatter(_Exchange, ReduceScatter):
+    """For `FSDPModule.set_custom_reduce_scatter`: one for each module, since it keeps the module's
+    residual, twice 4 bytes for each parameter that is reduced with it."""
+
+    operation = "reduce_scatter"
+    loaded = None
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        factor, dtype = _factor(op, group.size()), input_tensor.dtype
+
+        def dense():
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+        if dtype not in _DTYPES:
+            self._compression.dense += 1
+            return dense()
+        if self._prepare(group, input_tensor, output_tensor.numel(), dtype):
+            self._load()
+        finish = self._start(input_tensor, output_tensor, factor)
+
+        def end():
+            if finish() == Status.SKIPPED:
+                self._compression.skipped += 1
+                _wait_for(dense())
+            elif factor != 1 and not self.plan.on_device:
+                output_tensor.mul_(factor)
+
+        return self._end(end, async_op)
+
+    def residual(self):
+        """A tensor of float32."""
+        return torch.tensor(self.plan.export_residual()[0])
+
+    def _load(self):
+        if self.loaded is None:
+            return
+        if self.loaded.numel() == self.plan.info()["worker_residual_count"]:
+            self.plan.import_residual(self.loaded)
+        else:
+            self._compression.dropped += 1
+        self.loaded = None
+
+
+class CompressedAllGather(_Exchange, AllGather):
+    """For `FSDPModule.set_custom_all_gather`: one for each module. `change`: what travels is the
+    change since the last call, which takes 4 bytes for each parameter on every rank; otherwise
+    each call stands for itself."""
+
+    operation = "allgather"
+
+    def __init__(self, compression, bits, change):
+        # The copy has what a call leaves out; and a rounded value is not made up for.
+        super().__init__(compression, bits, no_error_feedback=1)
+        self._change = change
+        self.copy = None
+
+    def forget(self):
+        super().forget()
+        self.copy = None
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        dtype = input_tensor.dtype
+
+        def dense():
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+        if dtype not in _DTYPES:
+            self._compression.dense += 1
+            return dense()
+        work = torch.float32 if self._change else dtype
+        self._prepare(group, input_tensor, input_tensor.numel(), work)
+        if not self._change:
+            finish, keep = self._start(input_tensor, output_tensor), None
+        elif self.copy is None:
+            self._compression.dense += 1
+            _wait_for(dense())
+            self.copy = output_tensor.float().clone()
+            return None
+        else:
+            mine = self.copy.view(group.size(), -1)[group.rank()]
+            keep = input_tensor.float() - mine, torch.empty_like(self.copy)
+            finish = self._start(*keep)
+
+        def end():
+            if finish() == Status.SKIPPED:
+                self._compression.skipped += 1
+                _wait_for(dense())
+                self.copy = None  # begins again when all is finite
+            elif keep:
+                output_tensor.copy_(self.copy.add_(keep[1]))
+
+        return self._end(end, async_op)
+
+
+class _Work(dist.Work):
+    """An exchange under way, as torch knows one."""
+
+    def __init__(self, end):
+        super().__init__()
+        self._end = end
+
+    def wait(self, timeout=None):
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+        return True
+
+    def is_completed(self):
+        return self._end is None
+
+
+def _check_bits(name, bits):
+    if bits is not None and bits not in _BITS:
+        raise ValueError(f"{name} is {bits}, not 1, 2, 4, 8 or None")
+
+
+def compress(
+    model,
+    reduce_bits=8,
+    gather_bits=None,
+    change=None,
+    timeout=None,
+    transport="automatic",
+    **options,
+):
+    """Puts compressed exchanges into all FSDP modules of a model, before its first step. The
+    `Compression`. All ranks give the same arguments.
+
+    reduce_bits: of gradients, 1, 2, 4 or 8 an element; None: as without. One bit is for SGD with
+        momentum, Adam wants 8 (bindings/python/README.md)
+    gather_bits: of parameters, likewise
+    change: whether the change of the parameters travels, in place of their values; None: with fewer
+        bits than 8. Takes 4 bytes a parameter on every rank, as FSDP's own `reshard_after_forward=
+        False` does
+    timeout, transport: as for `Communicator.torch`
+    options: as for `onebit.Plan` (scale, block_size, threads, chunk_size, ...)
+
+    What is not float32, bfloat16 or float16, such as groups of mixed types, is exchanged by torch.
+    Gradients of groups that also replicate (HSDP) are compressed inside the shards' group only.
+    """
+    if FSDPModule is None:
+        raise Error(Status.ERROR_UNSUPPORTED, "this torch has no set_custom_reduce_scatter")
+    _check_bits("reduce_bits", reduce_bits)
+    _check_bits("gather_bits", gather_bits)
+    modules = {n: one for n, one in model.named_modules() if isinstance(one, FSDPModule)}
+    if not modules:
+        raise ValueError("model has no FSDP module: fully_shard comes first")
+    change = gather_bits is not None and gather_bits < 8 if change is None else change
+    made = Compression(modules, timeout, transport, options)
+    for name, module in modules.items():
+        reduce = gather = None
+        if reduce_bits is not None:
+            reduce = CompressedReduceScatter(made, reduce_bits)
+            module.set_custom_reduce_scatter(reduce)
+        if gather_bits is not None:
+            gather = CompressedAllGather(made, gather_bits, change)
+            module.set_custom_all_gather(gather)
+        made.parts[name] = reduce, gather
+    return made

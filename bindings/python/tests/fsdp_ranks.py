@@ -1,0 +1,133 @@
+"""What the scenario `fsdp` of torch_ranks.py runs: FSDP2 over gloo, on processors."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import onebit
+from onebit.torch.fsdp import compress
+
+
+def network(**options):
+    torch.manual_seed(3)
+    layers = [nn.Sequential(nn.Linear(wide, 96), nn.Tanh()) for wide in (20, 96, 96)]
+    model = nn.Sequential(*layers, nn.Linear(96, 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def backward(model, step, spoil=1.0):
+    random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank() + step)
+    points = torch.randn(16, 20, generator=random)
+    loss = ((model(points).float() - points[:, :1].sin()) ** 2).mean()
+    (loss * spoil).backward()
+    return loss.item()
+
+
+def gradients(model):
+    return torch.cat([one.grad.to_local().flatten().float() for one in model.parameters()])
+
+
+def train(bits=(None, None), steps=30, **options):
+    model = network(**options)
+    compression = compress(model, *bits) if any(bits) else None
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(steps):
+        losses.append(backward(model, step))
+        optimizer.step()
+        optimizer.zero_grad()
+    loss = torch.tensor(losses[-10:]).mean()
+    dist.all_reduce(loss)
+    sent = compression.bytes_sent / steps if compression else 0
+    if compression:
+        assert compression.exchanges > 0 and compression.skipped == compression.dropped == 0
+        compression.close()
+    return loss.item() / dist.get_world_size(), sent
+
+
+def close_to_plain(rank, size):
+    """Losses, and the bytes of a step: gradients once, parameters twice but for the root's."""
+    plain, (loss, _) = train()[0], train((8, 4))
+    if rank == 0:
+        print(f"FSDP2, Adam: plain {plain:.5f}, gradients in 8 bits, parameters in 4 {loss:.5f}")
+    assert abs(loss - plain) < 0.005 * plain, (loss, plain)
+    sent = {bits: train(bits, steps=3)[1] for bits in ((8, None), (1, None), (None, 8))}
+    assert 6 < sent[8, None] / sent[1, None] < 8 and 1.8 < sent[None, 8] / sent[8, None] < 2.1, sent
+    half = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16), "steps": 10}
+    mixed, loss = train(**half)[0], train((8, 4), **half)[0]
+    assert abs(loss - mixed) < 0.03 * mixed, (loss, mixed)
+
+
+def gradients_are_means(rank, size):
+    """In 4 bits they are close, and their sum is closer, whatever the operation."""
+    for policy, factor in ((torch.float16, None), (torch.float32, 2.0)):
+        options = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=policy)}
+        models = [network(**options), network(**options)]
+        compression = compress(models[1], 4)
+        if factor:  # a sum that is multiplied by 1 / factor, of which gloo knows only the sum
+            for one in [*models[0].modules(), *models[1].modules()]:
+                if hasattr(one, "set_gradient_divide_factor"):
+                    one.set_gradient_divide_factor(factor)
+            for one in models[0].modules():
+                if hasattr(one, "set_force_sum_reduction_for_comms"):
+                    one.set_force_sum_reduction_for_comms(True)
+        totals, off = [0, 0], 0
+        for step in range(8):
+            got = []
+            for number, model in enumerate(models):
+                backward(model, step)
+                got.append(gradients(model))
+                totals[number] = totals[number] + got[-1]
+                model.zero_grad()
+            off = (got[1] - got[0]).norm() / got[0].norm()
+            assert off < 0.4, (policy, factor, off)
+        summed = (totals[1] - totals[0]).norm() / totals[0].norm()
+        assert summed < 0.6 * off, (policy, factor, off, summed)
+        compression.close()
+
+
+def edges(rank, size):
+    model = network()
+    compression = compress(model, 4, 4)
+    model._set_unshard_async_op(True)
+    backward(model, 0)
+    backward(model, 1, float("inf") if rank == 1 else 1.0)  # torch's own exchange
+    assert compression.skipped == 4 and not all(gradients(model).isfinite())
+    model.zero_grad()
+    saved = compression.state_dict()
+    backward(model, 2)
+    wanted = gradients(model)
+    model.zero_grad()
+    assert set(saved) == {"", "0", "1", "2"}
+    compression.load_state_dict(saved)
+    compression.close()
+    again = compress(model, 4, 4)
+    again.load_state_dict(saved)
+    backward(model, 2)
+    assert again.dropped == 0 and (gradients(model) - wanted).norm() < 0.01 * wanted.norm()
+    model.zero_grad()
+    for one in model[1].parameters():
+        one.requires_grad_(False)
+    model[1][0].bias.requires_grad_(True)  # the group has another size
+    backward(model, 3)
+    assert again.dropped == 1
+    again.close()
+    double = network().double()
+    typed = compress(double, 8, 8)
+    points = torch.randn(4, 20, dtype=torch.float64)
+    double(points).sum().backward()
+    assert typed.exchanges == 0 and typed.dense > 0
+    typed.close()
+    for wrong, words in ((lambda: compress(model, 3), "reduce_bits is 3"),
+                         (lambda: compress(nn.Linear(1, 1)), "no FSDP module")):
+        try:
+            wrong()
+        except ValueError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
