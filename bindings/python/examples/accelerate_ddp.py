@@ -2,7 +2,7 @@
 onebit's hook, and with Adam that sends one bit an element.
 
     pip install accelerate
-    accelerate launch --cpu --num_processes 2 accelerate_ddp.py
+    torchrun --nproc-per-node 2 accelerate_ddp.py
 
 Tried with Accelerate 1.15. The lines that change a program are marked with `# onebit`.
 """
@@ -31,14 +31,14 @@ def network():
 def train(options, way):
     """The loss on data that was not trained on, and the bytes that onebit has sent."""
     accelerator = accelerate.Accelerator(cpu=True)
-    model, comm, state = network(), None, None
+    model, state = network(), None
     loader = DataLoader(TensorDataset(*teacher_data(8192, seed=100)), batch_size=32, shuffle=True)
     if way == WAYS[3]:
-        comm = onebit.Communicator.torch()  # onebit
-        optimizer = onebit.torch.EfficientAdam(  # onebit
-            model.parameters(), comm, lr=2e-3, weight_decay=0.01
+        model, loader = accelerator.prepare(model, loader)
+        optimizer = onebit.torch.EfficientAdam(  # onebit: after the model has moved
+            model.parameters(), lr=2e-3, weight_decay=0.01
         )
-        loader = accelerator.prepare(loader)  # onebit: not the model, whose gradients stay local
+        optimizer.attach(model)  # onebit
     else:
         if "SGD" in way:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -59,12 +59,13 @@ def train(options, way):
     points, classes = teacher_data(4096, seed=99)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(accelerator.unwrap_model(model)(points), classes).item()
-    used = comm or (state.comm if state else None)
-    sent = used.bytes_sent if used else None
+    sent = None
     if state:
+        sent = state.comm.bytes_sent
         state.close()  # onebit
-    if comm:
-        comm.close()  # onebit
+    if way == WAYS[3]:
+        sent = optimizer.comm.bytes_sent
+        optimizer.close()  # onebit
     return loss, sent
 
 

@@ -44,8 +44,11 @@ def configuration(kind, inside_deepspeed):
     parameters = dict(PARAMETERS[kind])
     if inside_deepspeed:
         parameters["comm_backend_name"] = "compressed"
-    optimizer = {"type": kind, "params": parameters}
-    return {"train_micro_batch_size_per_gpu": 16, "optimizer": optimizer}
+    return {
+        "train_micro_batch_size_per_gpu": 16,
+        "gradient_clipping": 0.0,  # where it is not said DeepSpeed clips at 1, by another norm
+        "optimizer": {"type": kind, "params": parameters},
+    }
 
 
 def network(inputs, hidden):

@@ -1,5 +1,5 @@
-"""Trains a small network with Lightning, as it is and with onebit's hook, on two processes of this
-machine, and says how the two compare.
+"""Trains a small network with Lightning on two processes of this machine: as it is, with onebit's
+hook, and with Adam that sends one bit an element. Says how they compare.
 
     pip install lightning
     python lightning_ddp.py
@@ -20,9 +20,9 @@ import onebit.torch  # onebit
 
 
 class Classifier(lightning.LightningModule):
-    def __init__(self, steps):
+    def __init__(self, way, steps):
         super().__init__()
-        self.steps = steps
+        self.way, self.steps = way, steps
         self.network = nn.Sequential(
             nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
             nn.Linear(HIDDEN, CLASSES),
@@ -33,7 +33,14 @@ class Classifier(lightning.LightningModule):
         return nn.functional.cross_entropy(self.network(points), classes)
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        if self.way == "Adam in one bit":
+            optimizer = onebit.torch.EfficientAdam(  # onebit
+                self.parameters(), lr=2e-3, weight_decay=0.01
+            )
+        elif self.way == "plain AdamW":
+            optimizer = torch.optim.AdamW(self.parameters(), lr=2e-3, weight_decay=0.01)
+        else:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         return {
             "optimizer": optimizer,
@@ -41,7 +48,18 @@ class Classifier(lightning.LightningModule):
         }
 
 
-class Onebit(lightning.Callback):  # onebit
+class Attach(lightning.Callback):  # onebit
+    """The optimizer of onebit.torch exchanges what DistributedDataParallel would average."""
+
+    def on_train_start(self, trainer, module):
+        trainer.optimizers[0].attach(trainer.strategy.model)
+
+    def on_train_end(self, trainer, module):
+        self.sent = trainer.optimizers[0].comm.bytes_sent
+        trainer.optimizers[0].close()
+
+
+class Hook(lightning.Callback):  # onebit
     """Registers the hook once the process group and the wrapped model are there."""
 
     def on_train_start(self, trainer, module):
@@ -53,17 +71,21 @@ class Onebit(lightning.Callback):  # onebit
         self.state.close()
 
 
-def train(options, callbacks):
-    """The loss on data that was not trained on."""
+WAYS = {"plain SGD": None, "SGD, the hook": Hook, "plain AdamW": None, "Adam in one bit": Attach}
+
+
+def train(options, way):
+    """The loss on data that was not trained on, the bytes that onebit has sent, and the trainer."""
+    callback = WAYS[way]() if WAYS[way] else lightning.Callback()
     lightning.seed_everything(0, verbose=False)
-    model = Classifier(options.steps)
+    model = Classifier(way, options.steps)
     loader = DataLoader(TensorDataset(*teacher_data(8192, seed=100)), batch_size=32, shuffle=True)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=options.ranks,
         strategy=DDPStrategy(process_group_backend="gloo"),
         max_steps=options.steps,
-        callbacks=callbacks,
+        callbacks=[callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -73,7 +95,7 @@ def train(options, callbacks):
     points, classes = teacher_data(4096, seed=99)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model.network(points), classes).item()
-    return loss, trainer, sum(one.numel() for one in model.parameters())
+    return loss, getattr(callback, "sent", None), trainer
 
 
 def main():
@@ -82,14 +104,13 @@ def main():
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plain, _, _ = train(options, [])
-    hook = Onebit()
-    bits, trainer, elements = train(options, [hook])
-    if trainer.is_global_zero:
-        ring = 2 * (options.ranks - 1) / options.ranks * 4 * elements * options.steps
-        print(f"Lightning {lightning.__version__}, {options.ranks} ranks, {options.steps} steps")
-        print(f"plain    validation loss {plain:.4f}  {ring:10.0f} bytes sent (counted for a ring)")
-        print(f"one bit  validation loss {bits:.4f}  {hook.sent:10d} bytes sent once compressed")
+    for way in WAYS:
+        loss, sent, trainer = train(options, way)
+        elements = sum(one.numel() for one in trainer.model.parameters())
+        ring = int(2 * (options.ranks - 1) / options.ranks * 4 * elements * options.steps)
+        note = " (counted for a ring)" if sent is None else ""
+        if trainer.is_global_zero:
+            print(f"{way:16} validation loss {loss:.4f}  {sent or ring} bytes sent{note}")
 
 
 if __name__ == "__main__":

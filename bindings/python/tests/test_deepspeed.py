@@ -82,7 +82,8 @@ def test_batches_precision_and_the_count_of_steps():
     scaled = read(config(fp16={"enabled": True, "initial_scale_power": 8, "loss_scale_window": 50}))
     assert scaled.dtype == "float16" and scaled.arguments["initial_loss_scale"] == 256
     fixed = read(config(gradient_accumulation_steps=2, fp16={"enabled": True, "loss_scale": 128}))
-    assert fixed.arguments == {"gradient_factor": 1 / 256}
+    assert fixed.arguments == {"gradient_factor": 1 / 256, "clip_norm": 1.0}  # DeepSpeed's default
+    assert "clip_norm" not in read(config(gradient_clipping=0)).arguments
     with_engine = read(config(gradient_clipping=1.0, **whole), world=2, engine=True)
     assert with_engine.arguments == {} and "optimizer" not in with_engine.rest
     exact = deepspeed.OneBitAdam(parameters(), onebit.Communicator.self_(), profile="deepspeed")
@@ -116,7 +117,7 @@ def test_what_is_refused(tmp_path):
     comm = onebit.Communicator.self_()
     for words, options in {
         "freeze_step is 0": {"freeze_step": 0},
-        "lr is 0.0: the first": {"lr": 0.0},
+        "lr of group 0 is nan": {"lr": float("nan")},
         "profile is 'exact'": {"profile": "exact"},
     }.items():
         with pytest.raises(onebit.Error, match=words):
@@ -207,8 +208,17 @@ def test_groups(on_ranks):
         assert made.onebit.tensor_statistics(1)["uncompressed"] == 1
         moved = [1 - one.detach()[0].item() for one in given]
         assert moved == pytest.approx([0.02, 0.01], rel=1e-4)
-        made.param_groups[0]["lr"] = 0.05
-        with pytest.raises(onebit.Error, match="no longer 0.5 times"):
+        made.param_groups[0].update(lr=0.0, weight_decay=0.1)
+        made.param_groups[1].update(weight_decay=0.1)
+        before = [one.detach().clone() for one in given]
+        made.step()
+        assert torch.equal(given[0], before[0]) and not torch.equal(given[1], before[1])
+        made.param_groups[1]["lr"] = -1.0
+        with pytest.raises(onebit.Error, match="lr of group 1 is -1.0"):
+            made.step()
+        made.param_groups[1]["lr"] = 0.01
+        given[1].data = given[1].data.clone()
+        with pytest.raises(onebit.Error, match="parameter 1 has moved"):
             made.step()
 
     on_ranks(2, body)

@@ -144,9 +144,10 @@ class _Reader:
         return "float16"
 
     def clipping(self):
+        """DeepSpeed clips at 1 where nothing is said."""
         norm = self.take("gradient_clipping")
-        if norm:
-            self.arguments["clip_norm"] = float(norm)
+        if norm != 0:
+            self.arguments["clip_norm"] = 1.0 if norm is None else float(norm)
 
     def left_over(self):
         for key, value in self.config.items():
@@ -181,7 +182,8 @@ def read_config(config, world=None, profile="default", engine=False):
     reader.optimizer(kind)
     reader.take("zero_optimization", "stage")
     dtype = reader.precision()
-    reader.clipping()
+    if not engine:
+        reader.clipping()
     steps = reader.accumulation()
     if steps != 1:
         factor = reader.arguments.get("gradient_factor", 1.0)

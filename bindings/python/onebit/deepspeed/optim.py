@@ -1,6 +1,7 @@
 """DeepSpeed's 1-bit optimizers by its names, as torch.optim.Optimizer."""
 
 import contextlib
+import math
 
 import torch
 
@@ -36,8 +37,8 @@ class _Optimizer(torch.optim.Optimizer):
     options: the others of DeepSpeed's optimizer, and of `onebit.Optimizer`, by name
 
     Each rank calls `backward` on its own loss; `step` does the exchange. The `onebit.Optimizer` is
-    made at the first step, or when `onebit` is asked for: collective. The ratios of the groups'
-    rates are those that they were made with.
+    made at the first step, or when `onebit` is asked for: collective. Rates and weight decays of
+    groups may change before any step.
 
     status: of the latest step, `Status.OK`, or `Status.SKIPPED`: some rank's gradient was not
         finite, and nothing was changed
@@ -60,10 +61,8 @@ class _Optimizer(torch.optim.Optimizer):
         self._count_as_here(profile)
         defaults = {"lr": lr, "weight_decay": weight_decay, "non_freeze": False}
         super().__init__(params, defaults)
-        first = self.param_groups[0]["lr"]
-        if not first > 0:
-            raise wrong(f"lr is {first}: the first group's must be positive")
-        self._factors = [group["lr"] / first for group in self.param_groups]
+        self._wanted_rates()  # looks at them
+        self._complete = True
 
     def _count_as_here(self, profile):
         """DeepSpeed's freeze_step counts a first call that makes no step, and has no automatic."""
@@ -96,20 +95,23 @@ class _Optimizer(torch.optim.Optimizer):
     def onebit(self):
         """The `onebit.Optimizer`, for statistics and checkpoints in files."""
         if self._core is None:
-            found = list(self._optimized())
-            self._parameters = [one for _, _, one in found]
+            self._trained = list(self._optimized())
+            self._addresses = [one.data_ptr() for _, _, one in self._trained]
+            self._rates = self._wanted_rates()[1]
             tensors = [
                 onebit.Tensor(
-                    one.detach(), None, self.param_groups[of]["weight_decay"], self._factors[of],
-                    self.param_groups[of]["non_freeze"],
+                    one.detach(),
+                    weight_decay=self._rates[of][1],
+                    learning_rate_factor=self._rates[of][0],
+                    uncompressed=self.param_groups[of]["non_freeze"],
                 )
-                for _, of, one in found
-            ]  # fmt: skip
+                for _, of, one in self._trained
+            ]
             self._core = getattr(onebit, self._kind)(self.comm, tensors, **self._options)
         return self._core
 
     def add_param_group(self, group):
-        if self._core is not None or hasattr(self, "_factors"):
+        if hasattr(self, "_complete"):
             raise wrong("parameters cannot be added once the optimizer is made")
         super().add_param_group(group)
 
@@ -124,13 +126,24 @@ class _Optimizer(torch.optim.Optimizer):
         engine.enable_backward_allreduce = False
         self._waits = False
 
-    def _rate(self):
-        """The rate of the first group; the others' must have kept their ratio to it."""
-        rate = self.param_groups[0]["lr"]
-        for number, (group, factor) in enumerate(zip(self.param_groups, self._factors)):
-            if abs(group["lr"] - factor * rate) > 1e-6 * abs(factor * rate):
-                raise wrong(f"lr of group {number} is {group['lr']}, no longer {factor:g} times "
-                            f"that of group 0, {rate}")
+    def _wanted_rates(self):
+        """What multiplies the groups' rates, and of each group (its factor, its weight decay)."""
+        rates = [float(group["lr"]) for group in self.param_groups]
+        for number, rate in enumerate(rates):
+            if not 0 <= rate < math.inf:
+                raise wrong(f"lr of group {number} is {rate}, not finite, from 0 on")
+        rate = rates[0] or max(rates)
+        decays = [float(group["weight_decay"]) for group in self.param_groups]
+        return rate, [(one / rate if rate else 1.0, decay) for one, decay in zip(rates, decays)]
+
+    def _set_rates(self, core):
+        """Of the groups in which they have changed; the rate of the step."""
+        rate, wanted = self._wanted_rates()
+        for tensor, (_, of, _) in enumerate(self._trained):
+            if wanted[of] != self._rates[of]:
+                core.set_learning_rate_factor(tensor, wanted[of][0])
+                core.set_weight_decay(tensor, wanted[of][1])
+        self._rates = wanted
         return rate
 
     def _before_attach(self):
@@ -151,9 +164,11 @@ class _Optimizer(torch.optim.Optimizer):
             return loss
         core = self.onebit
         try:
-            rate = self._rate()
-            for number, one in enumerate(self._parameters):
-                core.set_gradient(number, one.grad)
+            rate = self._set_rates(core)
+            for tensor, (number, _, one) in enumerate(self._trained):
+                if one.data_ptr() != self._addresses[tensor]:
+                    raise wrong(f"parameter {number} has moved since the optimizer's first step")
+                core.set_gradient(tensor, one.grad)
         except Exception:
             # The step that no rank can make: the others need not wait for this one.
             onebit._native.library().onebit_optimizer_step(core.handle, float("nan"))
