@@ -173,8 +173,8 @@ typedef struct onebit_sites_options {
  *   site       the ranks of this site; its rank 0 speaks for it
  *   between    on rank 0 of each site a communicator of all of these, 1 to 64; NULL on all others
  *   tensors, ntensors, outer   as of onebit_outer_create
- *   options    as of onebit_outer_create; but fragments, delay, sparse bits, ONEBIT_BLOCK_BUFFER and
- *              a device do not go with sites, and chunk_size and schedule mean nothing
+ *   options    as of onebit_outer_create; but fragments, delay, sparse bits, ONEBIT_BLOCK_BUFFER
+ *              and a device do not go with sites, and chunk_size and schedule mean nothing
  *   sites      when sites are left out, or NULL for the defaults; not kept; the same on all ranks
  *
  * Elements are cut into as many shards as there are sites. Site s receives the drifts of shard s
