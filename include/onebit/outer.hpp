@@ -14,6 +14,10 @@ struct outer_options : onebit_outer_options_t {
   outer_options() noexcept : onebit_outer_options_t ONEBIT_OUTER_OPTIONS_INIT {}
 };
 
+struct sites_options : onebit_sites_options_t {
+  sites_options() noexcept : onebit_sites_options_t ONEBIT_SITES_OPTIONS_INIT {}
+};
+
 namespace detail {
 inline void destroy_outer(onebit_outer_t outer) { onebit_outer_destroy(outer); }
 } // namespace detail
@@ -32,6 +36,15 @@ public:
         const onebit_outer_options_t &options = outer_options())
       : outer(comm, tensors.data(), tensors.size(), options) {}
 
+  /* Of several sites: between is NULL but on rank 0 of a site. */
+  outer(const communicator &site, const communicator *between,
+        const std::vector<onebit_tensor_t> &tensors,
+        const onebit_outer_options_t &options = outer_options(),
+        const onebit_sites_options_t &sites = sites_options()) {
+    check(onebit_outer_create_sites(site.get(), between ? between->get() : nullptr, tensors.data(),
+                                    tensors.size(), &options, &sites, &pointer_));
+  }
+
   /* ONEBIT_OK, or ONEBIT_SKIPPED: some rank's drift was not finite. */
   onebit_status_t step(double weight = 1) { return check(onebit_outer_step(get(), weight)); }
   onebit_status_t synchronize() { return check(onebit_outer_synchronize(get())); }
@@ -42,6 +55,12 @@ public:
     onebit_outer_info_t info = {};
     info.size = sizeof info;
     check(onebit_outer_get_info(get(), &info));
+    return info;
+  }
+  onebit_sites_info_t sites() const {
+    onebit_sites_info_t info = {};
+    info.size = sizeof info;
+    check(onebit_outer_get_sites(get(), &info));
     return info;
   }
   /* ONEBIT_OK; or ONEBIT_WARNING, with a message in onebit_last_error. */
@@ -64,7 +83,8 @@ public:
   void load_files(const char *directory) { check(onebit_outer_load_files(get(), directory)); }
   void load_files(const std::string &directory) { load_files(directory.c_str()); }
 
-  /* To other ranks, as an optimizer does. */
+  /* To other ranks, as an optimizer does; of a site, on its other ranks than 0, to NULL. */
+  void move_to(std::nullptr_t) { check(onebit_outer_move(get(), nullptr)); }
   void move_to(const communicator &comm) { check(onebit_outer_move(get(), comm.get())); }
   void shrink(communicator &survivors) {
     onebit_comm_t made = nullptr;

@@ -285,6 +285,12 @@ static void outer_steps() {
     options.bits = 3;
     EXPECT(thrown([&] { onebit::outer(comm, {}, options); }) == ONEBIT_ERROR_ARGUMENT);
     EXPECT(outer.synchronize() == ONEBIT_OK);
+    options.bits = 0;
+    const communicator alone = communicator::self();
+    onebit::outer site(alone, &comm, {onebit::tensor(p.data(), nullptr, p.size())}, options);
+    EXPECT(site.step() == ONEBIT_OK && site.sites().sites == 2);
+    site.move_to(comm);
+    EXPECT(site.synchronize() == ONEBIT_OK && site.sites().site == comm.rank());
   });
   communicator comm = communicator::self(), other = communicator::self();
   std::vector<float> p(400), q(400);

@@ -46,7 +46,7 @@ from onebit.errors import Error, OnebitWarning
 from onebit.methods import NAMES
 from onebit.optimizer import *  # noqa: F403: the optimizers
 from onebit.optimizer import Optimizer, Tensor
-from onebit.outer import Outer
+from onebit.outer import Outer, OuterSites
 from onebit.plan import Plan, Request
 from onebit.transport import Operation as TransportOperation
 from onebit.transport import Transport
@@ -68,6 +68,7 @@ __all__ = [
     "Optimizer",
     "Outer",
     "OuterRule",
+    "OuterSites",
     "Plan",
     "Profile",
     "Request",

@@ -369,6 +369,26 @@ class OuterInfo(Structure):
     ]
 
 
+class SitesOptions(Structure):
+    c_name = "onebit_sites_options_t"
+    _fields_ = [("size", c_size_t), ("patience", c_double), ("quorum", c_int)]
+
+
+class SitesInfo(Structure):
+    c_name = "onebit_sites_info_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("sites", c_int),
+        ("site", c_int),
+        ("quorum", c_int),
+        ("patience", c_double),
+        ("late", c_uint64),
+        ("rounds", c_uint64),
+        ("left_out", c_uint64),
+        ("caught_up", c_uint64),
+    ]
+
+
 SEND = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(c_void_p))
 RECEIVE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(c_void_p))
 TEST = CFUNCTYPE(c_int, c_void_p, c_void_p, c_double, POINTER(c_size_t))
@@ -423,6 +443,8 @@ STRUCTURES = (
     TensorStatistics,
     OuterOptions,
     OuterInfo,
+    SitesOptions,
+    SitesInfo,
     TransportCallbacks,
     SocketsOptions,
 )
@@ -519,6 +541,16 @@ STATUS_FUNCTIONS = {
         POINTER(OuterOptions),
         OUT,
     ],
+    "onebit_outer_create_sites": [
+        HANDLE,
+        HANDLE,
+        POINTER(TensorDescription),
+        c_size_t,
+        POINTER(OuterOptions),
+        POINTER(SitesOptions),
+        OUT,
+    ],
+    "onebit_outer_get_sites": [HANDLE, POINTER(SitesInfo)],
     "onebit_outer_step": [HANDLE, c_double],
     "onebit_outer_synchronize": [HANDLE],
     "onebit_outer_get_consensus": [HANDLE, c_size_t, c_void_p],

@@ -41,15 +41,21 @@ class Outer(Stateful):
         **options: Any,
     ) -> None:
         self._handle = None
-        create = _native.library().onebit_outer_create
+
+        def create(*arguments):
+            return _native.library().onebit_outer_create(comm.handle, *arguments)
+
+        self._create(comm, create, parameters, uncompressed, options)
+
+    def _create(self, comm, create, parameters, uncompressed, options):
         handle = ctypes.c_void_p()
         try:
             described, filled = self._describe(parameters, uncompressed, options)
         except Exception:
-            create(comm.handle, None, 1, None, ctypes.byref(handle))  # the others need not wait
+            create(None, 1, None, ctypes.byref(handle))  # the others need not wait
             raise
         count = len(self._parameters)
-        check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
+        check(create(described, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._begin(comm, handle)
 
     def _describe(self, parameters, uncompressed, options):
@@ -113,6 +119,65 @@ class Outer(Stateful):
         """None; or what wants to be changed: too few bits for the rule, or a large residual."""
         status = check(_native.library().onebit_outer_check(self.handle))
         return last_message() if status == Status.WARNING else None
+
+
+class OuterSites(Outer):
+    """The outer step of several sites (onebit_outer_create_sites), each of ranks that train as one.
+    Collective over all ranks of all sites.
+
+    site: a `Communicator` of this site; its rank 0 speaks for it
+    between: on rank 0 of each site one of all of these, on all other ranks None
+    patience: seconds that an exchange waits for sites that are late; 0: 10
+    quorum: how many sites a round has at least; 0: more than half
+    parameters, uncompressed, options: as of `Outer`
+
+    Each site saves and loads parts of its own ranks.
+    """
+
+    def __init__(
+        self,
+        site: Communicator,
+        between: Optional[Communicator],
+        parameters: Sequence[Any],
+        uncompressed: Sequence[int] = (),
+        patience: float = 0.0,
+        quorum: int = 0,
+        **options: Any,
+    ) -> None:
+        self._handle = None
+        self._between = between
+        rank_0s = between.handle if between else None
+
+        def create(tensors, count, filled, handle):
+            sites = _native.sized(_native.SitesOptions)
+            sites.patience, sites.quorum = patience, quorum
+            return _native.library().onebit_outer_create_sites(
+                site.handle, rank_0s, tensors, count, filled, ctypes.byref(sites), handle
+            )
+
+        self._create(site, create, parameters, uncompressed, options)
+
+    def sites(self) -> Dict[str, Any]:
+        """How sites stand: the fields of onebit_sites_info_t by name."""
+        info = _native.sized(_native.SitesInfo)
+        check(_native.library().onebit_outer_get_sites(self.handle, ctypes.byref(info)))
+        return _native.fields_of(info)
+
+    def move(self, between: Optional[Communicator]) -> None:
+        """Goes on with other sites. Collective over all their ranks; None but on rank 0 of a
+        site."""
+        check(self._function("move")(self.handle, between.handle if between else None))
+        self._between = between
+
+    def shrink(self) -> Optional[Communicator]:
+        """When a site was lost: goes on with the others. Collective over these; what joins them
+        from now on, None but on rank 0 of a site."""
+        handle = ctypes.c_void_p()
+        status = self._function("shrink")(self.handle, ctypes.byref(handle))
+        if handle:
+            self._between = Communicator(handle, self._between._keeps, self._between.transport)
+        check(status)
+        return self._between
 
 
 def _is_torch(thing):

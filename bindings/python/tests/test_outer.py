@@ -184,3 +184,29 @@ def test_torch(on_ranks):
     for a, b in zip(first, second):
         assert torch.equal(a, b)
         assert torch.allclose(a, torch.full_like(a, 6.0), rtol=0.05)
+
+
+def test_sites_with_weights_save_and_load_by_themselves(on_ranks):
+    options = {"local_steps": 3, "bits": 2, "weighted": 1, "patience": 1000.0}
+
+    def body(comm):
+        alone = onebit.Communicator.self_()
+        first, second = start(), start()
+        outer = onebit.OuterSites(alone, comm, first, [1], **options)
+        again = onebit.OuterSites(alone, comm, second, [1], **options)
+        run(comm, first, outer, 0, 4)
+        again.load([outer.save()])
+        run(comm, first, outer, 4, 8)
+        run(comm, second, again, 4, 8)
+        assert all((one == other).all() for one, other in zip(first, second))
+        outer.move(comm)
+        outer.synchronize()
+        assert outer.sites()["sites"] == 3 and outer.sites()["site"] == comm.rank
+        with pytest.raises(onebit.Error, match="delay does not go with sites"):
+            onebit.OuterSites(alone, comm, start(), delay=1)
+        again.close()
+        outer.close()
+        return first
+
+    for parameters in on_ranks(3, body)[1:]:
+        assert parameters[0].any()
