@@ -276,7 +276,7 @@ check: all $(TESTED)
 check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
 	$(MAKE) faults
-	.ci/run check-full asan-long tsan-long clang-asan gpu-alone
+	.ci/run check-full asan-long tsan-long clang-asan gpu-full gpu-alone
 faults: $(FAULTS)
 	$< --jobs 12
 # Of the tests that are built, and of what is installed.
