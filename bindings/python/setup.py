@@ -35,8 +35,10 @@ SOURCES = (
     " optimizers dropin cuda bindings/python bindings/fortran/rules.mk examples/rules.mk"
     " packaging/install.mk tests/rules.mk tests/gpu/rules.mk"
 ).split()
+# Also the tree of the source distribution, which setuptools makes in the current directory.
 LEFT_OUT = re.compile(
-    r"(^|/)(__pycache__|build[^/]*|[^/]*\.egg-info|\..*)(/|$)|\.(so|pyc|whl)$|_version\.py$"
+    r"(^|/)(__pycache__|build[^/]*|onebit-\d[^/]*|[^/]*\.egg-info|\..*)(/|$)"
+    r"|\.(so|pyc|whl)$|_version\.py$"
 )
 
 
