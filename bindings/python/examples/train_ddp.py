@@ -1,7 +1,7 @@
-"""Trains a small network with DistributedDataParallel over gloo, as it is and with onebit's hook,
-and says how the two compare: on 4 processes of this machine, or under torchrun on yours.
+"""Trains a small network with DistributedDataParallel over gloo, as it is and with onebit's hooks,
+and says how they compare: on 4 processes of this machine, or under torchrun on yours.
 
-    python train_ddp.py                 # plain, then with one bit an element
+    python train_ddp.py                 # SGD and AdamW plain, then with one bit an element
     python train_ddp.py --steps 600 --ranks 2
     torchrun --nproc-per-node 4 train_ddp.py
 
@@ -33,14 +33,30 @@ def teacher_data(count, seed):
     return points, (torch.tanh(points @ first / 8) @ second).argmax(1)
 
 
-def train(options, compressed, **plan_options):
-    """Trains; the validation loss, and the bytes that this rank sent for gradients."""
+def make_network():
     torch.manual_seed(0)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    network = nn.Sequential(
+    return nn.Sequential(
         nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
         nn.Linear(HIDDEN, CLASSES),
     )
+
+
+def validation_loss(network):
+    points, classes = teacher_data(4096, seed=99)
+    with torch.no_grad():
+        return nn.functional.cross_entropy(network(points), classes).item()
+
+
+def ring_bytes(network):
+    """Gloo's ring sends each element twice, but for a rank's own share."""
+    size = dist.get_world_size()
+    return 2 * (size - 1) / size * 4 * sum(one.numel() for one in network.parameters())
+
+
+def train(options, compressed, **plan_options):
+    """With SGD; the validation loss, and the bytes that this rank sent for gradients."""
+    network = make_network()
+    rank = dist.get_rank()
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     state = None
@@ -61,16 +77,58 @@ def train(options, compressed, **plan_options):
         nn.functional.cross_entropy(model(points[chosen]), classes[chosen]).backward()
         optimizer.step()
         schedule.step()
-    points, classes = teacher_data(4096, seed=99)
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(network(points), classes).item()
-    elements = sum(one.numel() for one in network.parameters())
-    # Gloo's ring sends each element twice, but for a rank's own share.
-    each = 2 * (size - 1) / size * 4 * elements
+    each = ring_bytes(network)
     if state:
         each = (state.comm.bytes_sent - sent_before) / max(options.steps - options.warmup, 1)
         state.close()  # onebit
-    return loss, each
+    return validation_loss(network), each
+
+
+def train_adam(options, kind, **of_kind):
+    """With Adam, torch's or onebit's; the same, and bytes of the latest step."""
+    network = make_network()
+    rank = dist.get_rank()
+    optimizer = kind(network.parameters(), lr=options.adam_lr, weight_decay=0.01, **of_kind)
+    model = DistributedDataParallel(network, bucket_cap_mb=0.1)
+    compressed = hasattr(optimizer, "attach")
+    if compressed:
+        optimizer.attach(model)  # onebit
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+    points, classes = teacher_data(4096, seed=100 + rank)
+    shuffle = torch.Generator().manual_seed(200 + rank)
+    for step in range(options.steps):
+        chosen = torch.randint(len(points), (BATCH,), generator=shuffle)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points[chosen]), classes[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+    each = ring_bytes(network)
+    if compressed:
+        each = optimizer.onebit.info()["compressed_bytes"]
+        optimizer.close()  # onebit
+    return validation_loss(network), each
+
+
+def print_row(name, row, plain):
+    print(
+        f"{name:14}validation loss {row[0]:.5f} ({row[0] / plain[0]:.3f}), {row[1]:9.0f} bytes a step "
+        f"and rank (1/{plain[1] / row[1]:.1f})"
+    )
+
+
+def compare(options):
+    """SGD and AdamW, plain and in one bit."""
+    rows = [
+        ("SGD", train(options, compressed=False)),
+        ("one bit", train(options, compressed=True)),
+        ("AdamW", train_adam(options, torch.optim.AdamW)),
+        ("EfficientAdam", train_adam(options, onebit.torch.EfficientAdam)),
+        ("1-bit Adam", train_adam(options, onebit.torch.Adam, freeze_step=options.steps // 4)),
+    ]
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks, {options.steps} steps")
+        for number, (name, row) in enumerate(rows):
+            print_row(name, row, rows[0 if number < 2 else 2][1])
 
 
 def run(rank, options, port):
@@ -80,13 +138,7 @@ def run(rank, options, port):
         dist.init_process_group("gloo", address, rank=rank, world_size=options.ranks)
     else:
         dist.init_process_group("gloo")
-    plain, plain_bytes = train(options, compressed=False)
-    bits, bits_bytes = train(options, compressed=True)
-    if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} ranks, {options.steps} steps of SGD with momentum")
-        print(f"plain        validation loss {plain:.5f}, {plain_bytes:9.0f} bytes a step and rank")
-        print(f"one bit      validation loss {bits:.5f}, {bits_bytes:9.0f} bytes a step and rank")
-        print(f"ratio        {bits / plain:.3f}, and 1/{plain_bytes / bits_bytes:.1f} of the bytes")
+    compare(options)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -102,7 +154,8 @@ def main():
     parser.add_argument("--ranks", type=int, default=4, help="processes (without torchrun)")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--warmup", type=int, default=20, help="dense steps at the beginning")
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr", type=float, default=0.05, help="of SGD")
+    parser.add_argument("--adam-lr", type=float, default=1e-3)
     options = parser.parse_args()
     if "RANK" in os.environ:
         run(None, options, None)

@@ -69,7 +69,9 @@ def test_steps_are_those_of_torch(made):
         theirs = [torch.nn.Parameter(one.detach().clone()) for one in parameters]
         dense = twin(theirs, lr=0.1, **of_twin)
         calls = []
-        optimizer.register_step_pre_hook(lambda *given: calls.append(given))
+        hooks = hasattr(optimizer, "register_step_pre_hook")  # from torch 2.0 on
+        if hooks:
+            optimizer.register_step_pre_hook(lambda *given: calls.append(given))
         for step in range(4):
 
             def closure(of):
@@ -79,7 +81,7 @@ def test_steps_are_those_of_torch(made):
 
             assert optimizer.step(lambda: closure(parameters)) == 7
             dense.step(lambda: closure(theirs))
-        assert len(calls) == 4
+        assert len(calls) == 4 * hooks
         for mine, one in zip(parameters, theirs):
             assert torch.allclose(mine, one, atol=1e-6), (kind, mine, one)
 

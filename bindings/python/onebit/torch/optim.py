@@ -202,6 +202,8 @@ class _Optimizer(torch.optim.Optimizer):
                     if not 0 < value < below_one:
                         raise wrong(f"{name} is {values}: greater than 0, and betas below 1")
                     options[c_name] = float(value)
+        if any(one.device.type == "cuda" for one in self._parameters):
+            options.setdefault("device", "cuda")
         whole = options.get("block_size") == onebit.BLOCK_BUFFER or "profile" in options
         if not whole:
             options.setdefault("bucket_size", _BUCKET_SIZE)
@@ -331,6 +333,8 @@ class _Optimizer(torch.optim.Optimizer):
         except BaseException:
             fail_step(self.onebit)
             raise
+        if self.onebit._on_device:  # on this thread's stream, and there is nothing to wait for
+            return self.onebit.step(rates.rate)
         return interruptible(self.comm, lambda: self.onebit.step(rates.rate))
 
     @torch.no_grad()
