@@ -102,6 +102,8 @@ class _Parts:
         self.sources = _units(found.kind, counts, flags, self.world)
         self.units = _units(layout.kind, layout.counts, layout.uncompressed, self.world)
         self.padded = layout.deepspeed and self.sources == self.units
+        if layout.deepspeed and not self.padded:
+            _warn("DeepSpeed compressed a group as one tensor: here scales are each tensor's")
         self.padding = sum(one.padded - one.count for one in self.units) if layout.deepspeed else 0
         self.dense = np.repeat(layout.uncompressed, layout.counts).astype(bool)
         self.alike = []  # (what, elements, padding), a share of which each rank saves
