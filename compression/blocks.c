@@ -189,7 +189,7 @@ static void measure(const struct step *step, size_t b, const struct ob_block *bl
  * reads memory goes on while what computes does, and the scratch, whose lines the arrays drive out
  * of the first-level cache, is fetched once. */
 
-/* Elements in a part: two pages of a loop's reads in flight. Of 64 to 2,048, 256 and 512 took least
+/* Elements in a part: of 32 to 2,048, 256 and 512 took least
  * (docs/measured/2026-11-23-widths.md). */
 #define PART 512
 
