@@ -23,6 +23,12 @@ def names_of(node):
     return found + [one.arg for one in (node.args.vararg, node.args.kwarg) if one]
 
 
+def nodes_of(name):
+    """What a class of the stub has, its own first."""
+    bases = [base.id for base in CLASSES[name].bases if base.id in CLASSES]
+    return [*CLASSES[name].body, *(node for base in bases for node in nodes_of(base))]
+
+
 def test_every_public_name_is_in_the_stub():
     imported = {
         alias.asname
@@ -40,9 +46,8 @@ def test_methods_are_those_of_the_stub(name):
     """The optimizers' classes have those of `Optimizer`."""
     kind = getattr(onebit, name)
     seen = set()
-    bases = [base.id for base in CLASSES[name].bases if base.id in CLASSES]
-    for node in [*CLASSES[name].body, *(one for base in bases for one in CLASSES[base].body)]:
-        if not isinstance(node, ast.FunctionDef):
+    for node in nodes_of(name):
+        if not isinstance(node, ast.FunctionDef) or node.name in seen:
             continue
         found = inspect.getattr_static(kind, node.name)
         decorators = {one.id for one in node.decorator_list}

@@ -21,7 +21,7 @@ from onebit.plan import Plan
 try:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-except ImportError:  # before torch 2.8
+except (ImportError, ValueError):  # before torch 2.8; 1.13 cannot be imported there by Python 3.11
     FSDPModule, AllGather, ReduceScatter = None, object, object
 
 _DTYPES = {

@@ -187,6 +187,7 @@ class _Optimizer(torch.optim.Optimizer):
             )
             for one in group["params"]
         ]
+        self._places = [one.data_ptr() for one in self._parameters]
         self._addresses = [None] * len(tensors)
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._clips = options.get("clip_norm") is not None
@@ -322,8 +323,18 @@ class _Optimizer(torch.optim.Optimizer):
         for number, one in enumerate(self._parameters):
             self._point(number, one.grad)
 
+    def _check_places(self):
+        """The library writes to the memory that parameters had when the optimizer was made."""
+        for number, (one, place) in enumerate(zip(self._parameters, self._places)):
+            if one.data_ptr() != place:
+                raise wrong(
+                    f"parameter {number} has moved to other memory (model.to(), Accelerator.prepare "
+                    "and the like): make the optimizer after that"
+                )
+
     def _exchange(self):
         try:
+            self._check_places()
             rates = self._wanted_rates()
             begun = self._backward is not None and self._backward.settle(
                 rates, hasattr(self, "found_inf")

@@ -52,10 +52,15 @@ class Meeting:
         self._store = dist.PrefixStore(f"onebit/{name}/{_attempts[name]}", store)
         self._rounds = 0
 
+    def _set(self, key, value):
+        self._store.set(key, json.dumps(value))
+        self._store.add(f"{key}/set", 1)
+
     def _get(self, key, until):
-        """None when the time is over. By asking, since an interrupt cannot end a store's wait."""
+        """None when the time is over. By asking, since an interrupt cannot end a store's wait; and
+        by a counter, since not every store of every torch has `check`."""
         pause = 0.001
-        while not self._store.check([key]):
+        while not self._store.add(f"{key}/set", 0):
             if time.monotonic() > until:
                 return None
             time.sleep(pause)
@@ -68,10 +73,10 @@ class Meeting:
         self._rounds += 1
         until = time.monotonic() + self.timeout
         key = f"{self._rounds}/{{}}".format
-        self._store.set(key(self.rank), json.dumps([value]))
+        self._set(key(self.rank), [value])
         if self.rank == 0:
             said = [self._get(key(rank), until) for rank in range(self.size)]
-            self._store.set(key("all"), json.dumps(said))
+            self._set(key("all"), said)
         else:
             said = self._get(key("all"), until + GRACE_SECONDS) or [None]
         if None in said:
