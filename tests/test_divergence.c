@@ -64,7 +64,7 @@ typedef double limits[TASK_KINDS];
 
 static void hold(enum subject subject, const limits most) {
   for (int kind = 0; kind < TASK_KINDS; kind++) {
-    if (!most[kind])
+    if (most[kind] == 0)
       continue;
     struct task task = task_of((enum task_kind)kind);
     struct choice choice = {.subject = subject, .form = COMPRESSED, .steps = (size_t)task.steps};
