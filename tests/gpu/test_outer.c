@@ -215,8 +215,9 @@ static void compare(const struct trained *learner, int step, onebit_status_t sta
   while (first < ELEMENTS &&
          !memcmp(learner->parameters + first * size, wanted + first * size, size))
     first++;
+  const size_t shown = first % ELEMENTS;
   CHECK(first == ELEMENTS, "step %d: parameter %zu is %.9g and should be %.9g", step, first,
-        (double)ob_load(learner->parameters, first, dtype), (double)ob_load(wanted, first, dtype));
+        (double)ob_load(learner->parameters, shown, dtype), (double)ob_load(wanted, shown, dtype));
 }
 
 typedef void after_step(const struct trained *learner, int step, onebit_status_t status,
