@@ -161,10 +161,15 @@ static void write_some(struct ob_stream *stream) {
     end_segment(stream);
 }
 
+/* Streams that messages are given to. */
+static int used_streams(const struct ob_sockets_link *link) {
+  return link->far || link->sockets->use_all ? link->sockets->streams : 1;
+}
+
 /* Where the next segment of the link's first message can go. Short ones take the first stream that
  * is free; a long one goes round. */
 static struct ob_stream *free_stream(struct ob_sockets_link *link) {
-  int streams = link->sockets->streams;
+  int streams = used_streams(link);
   int from = link->first->total > OB_SEGMENT_MIN ? link->turn : 0;
   for (int i = 0; i < streams; i++) {
     struct ob_stream *stream = &link->streams[(from + i) % streams];
@@ -176,7 +181,7 @@ static struct ob_stream *free_stream(struct ob_sockets_link *link) {
 
 static void give_segment(struct ob_sockets_link *link, struct ob_stream *stream) {
   struct ob_outgoing *message = link->first;
-  int streams = link->sockets->streams;
+  int streams = used_streams(link);
   size_t bytes = ob_segment_bytes(message->total, message->given, streams);
   if (message->total > OB_SEGMENT_MIN)
     ob_stream_limit_unsent(stream);

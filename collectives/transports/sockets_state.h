@@ -106,6 +106,7 @@ struct ob_sockets_link {
   size_t tag_count, tag_capacity;
   int turn;  /* the stream that the next segment is offered to first */
   int ended; /* streams */
+  bool far;  /* one connection may not fill the way to it */
   bool lost; /* nothing can come or go any more */
   char why[160];
   struct ob_end_note note;
@@ -118,6 +119,7 @@ struct ob_sockets {
   pthread_mutex_t lock;
   int events; /* of epoll */
   bool any_lost;
+  bool use_all;                  /* all streams carry messages, also where a link is not far */
   struct ob_sockets_link *links; /* one a rank */
   struct ob_stream *all_streams;
   unsigned char waste[OB_SEGMENT_MIN]; /* what is thrown away */

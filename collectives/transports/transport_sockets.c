@@ -282,6 +282,7 @@ onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *optio
   OB_TRY(ob_watch_timeout(&timeout));
   timeout = own.timeout > 0 ? own.timeout : timeout;
   OB_TRY(ob_sockets_connect(&own, timeout, &sockets));
+  sockets->use_all = options && options->streams > 0;
   onebit_status_t status = create(&own, timeout, sockets, &comm);
   if (status == ONEBIT_OK) {
     *result = comm;

@@ -50,7 +50,8 @@ typedef struct onebit_sockets_options {
    * none is wanted. The same on all ranks. */
   const char *secret;
   /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's number
-   * counts. Default 16, and 8 of more than 32 ranks: each is an open file. */
+   * counts. Default 16, and 8 of more than 32 ranks: each is an open file. By default, too, a rank
+   * sends over one of them only where the round trip is shorter than 2 ms. */
   int streams;
   /* Seconds that a rank waits for others, here and in all calls; INFINITY: for ever. Default
    * ONEBIT_TIMEOUT, as onebit/communicator.h has it. */
