@@ -63,7 +63,7 @@ static onebit_status_t allocate(struct ob_fragment *fragment) {
   return ONEBIT_OK;
 }
 
-/* The pointers to where a device finds them; room for what couples two plans. */
+/* The pointers to where a device finds them; memory for what couples two plans. */
 static onebit_status_t copy_pointers(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const struct ob_memory *memory = outer->executor->memory;

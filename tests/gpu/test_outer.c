@@ -269,7 +269,7 @@ static struct record *take_records(bool area) {
   for (size_t k = 0; k < CASES; k++)
     if (cases[k].traits & SAVED && !records[k].directory[0]) {
       strcpy(records[k].directory, "/tmp/onebit-gpu-XXXXXX");
-      CHECK(mkdtemp(records[k].directory), "there is no room for a checkpoint");
+      CHECK(mkdtemp(records[k].directory), "no directory can be made for a checkpoint");
     }
   return records;
 }

@@ -1,4 +1,4 @@
-"""A small language model of bytes under FSDP2, without and with compressed exchanges.
+"""A model that predicts the next byte of a text, under FSDP2, without and with compression.
 
     python train_fsdp.py --text FILE                       # 4 processes of this machine
     torchrun --nproc-per-node 4 train_fsdp.py --text FILE
