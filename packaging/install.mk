@@ -2,7 +2,7 @@
 # named as SOURCE:DESTINATION, and goes to $(DESTDIR)DESTINATION. Files with @NAMES@ to fill in are
 # made in $(BUILD)/install first.
 #
-#   PREFIX   /usr/local          BINDIR, INCLUDEDIR, LIBDIR, MANDIR, DOCDIR, MODULEDIR   under it
+#   PREFIX   /usr/local          BINDIR, INCLUDEDIR, LIBDIR, MANDIR, DOCDIR, MODULEDIR, COMPLETIONDIR   under it
 #   LIBDIR   $(PREFIX)/lib       Debian's multiarch: LIBDIR=/usr/lib/x86_64-linux-gnu
 #   DESTDIR  empty               a directory to stage all of it in, for packages
 
@@ -11,6 +11,7 @@ INCLUDEDIR ?= $(PREFIX)/include
 MANDIR     ?= $(PREFIX)/share/man
 DOCDIR     ?= $(PREFIX)/share/doc/onebit
 MODULEDIR  ?= $(PREFIX)/share/modulefiles
+COMPLETIONDIR ?= $(PREFIX)/share/bash-completion/completions
 INSTALL    ?= install
 
 FILLED   := $(BUILD)/install
@@ -29,11 +30,12 @@ INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(
   $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
   $(if $(FORTRANS),$(FILLED)/onebit-fortran.pc:$(LIBDIR)/pkgconfig/onebit-fortran.pc) \
   $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
-  $(FILLED)/modulefile:$(MODULE) \
+  $(FILLED)/modulefile:$(MODULE) packaging/completion/onebit:$(COMPLETIONDIR)/onebit \
   $(foreach file,$(DOCUMENTS),$(FILLED)/$(file):$(DOCDIR)/$(file)) \
   $(foreach file,$(BESIDE),$(file):$(DOCDIR)/$(file))
 # Links: TARGET:NAME, the target beside the name.
-INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/libonebit.so
+INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/libonebit.so \
+  $(addprefix onebit:$(COMPLETIONDIR)/onebit-,$(patsubst $(BUILD)/onebit-%,%,$(PROGRAMS)) netlab)
 
 # What a path is when one stands in the directory of the other: ../../include. awk's work, since
 # realpath is not everywhere; paths outside PREFIX stay as they are.
