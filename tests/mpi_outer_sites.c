@@ -21,6 +21,9 @@ static void drift(onebit_comm_t between, void *context) {
   onebit_comm_t alone;
   onebit_outer_t outer;
   options.local_steps = H;
+  options.fragments = *quorum ? H : 1;
+  options.delay = *quorum ? 0 : H - 1;
+  options.mixing = 1;
   options.bits = *quorum ? ONEBIT_OUTER_DENSE : 1;
   how.quorum = *quorum ? sites : 0;
   how.patience = *quorum ? 0.01 : 1000;

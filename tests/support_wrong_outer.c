@@ -102,10 +102,9 @@ static void wrong_sites(const struct wrong_scene *scene, onebit_outer_t plain) {
          &(onebit_outer_options_t){.size = sizeof(onebit_outer_options_t), __VA_ARGS__}, NULL,     \
          &made),                                                                                   \
         ONEBIT_ERROR_UNSUPPORTED, name)
-  REFUSED("fragments does not go with sites", .fragments = 2);
-  REFUSED("delay does not go with sites", .delay = 2);
   REFUSED("ONEBIT_OUTER_SPARSE does not go with sites", .bits = ONEBIT_OUTER_SPARSE);
-  REFUSED("ONEBIT_BLOCK_BUFFER does not go with sites", .block_size = ONEBIT_BLOCK_BUFFER);
+  REFUSED("ONEBIT_BLOCK_BUFFER does not go with", .block_size = ONEBIT_BLOCK_BUFFER);
+  REFUSED("fragments is 100000000, more than", .fragments = 100000000, .local_steps = 100000000);
   WRONG(onebit_outer_get_sites, (NULL, &info), ARGUMENT, "outer is NULL");
   WRONG(onebit_outer_get_sites, (plain, NULL), ARGUMENT, "info is NULL");
   WRONG(onebit_outer_get_sites, (plain, &small), ARGUMENT, "info->size is 3");

@@ -120,15 +120,20 @@ static void free_place(struct place *place) {
 
 Test(outer_sites_checkpoint, goes_on_exactly) {
   static const int widths[] = {1, 4, ONEBIT_OUTER_DENSE};
-  for (int k = 0; k < 6; k++) {
+  for (int k = 0; k < 10; k++) {
     struct place *place =
-        place_of((onebit_outer_rule_t)(k % 3), widths[k % 3], 2 + k % 2, 1 + k / 2);
+        place_of((onebit_outer_rule_t)(k % 3), widths[k % 3], 2 + k % 2, 1 + k / 4);
     struct story *story = place->more;
     place->options.weighted = k % 2;
     place->options.mixing = k == 4 ? 0.75 : 0;
     story->save_at = 2 * SITES_H - 1 + k % 3;
     story->load_at = 1 + k;
-    check_case("%d bits, saved after %d steps", widths[k % 3], story->save_at);
+    if (k > 5) { /* in flight, whichever the step */
+      place->options.delay = SITES_H - 1;
+      place->options.fragments = 1 + (size_t)k % 4;
+    }
+    check_case("%d bits, saved after %d steps, delay %zu", widths[k % 3], story->save_at,
+               place->options.delay);
     on_sites(place, train_and_save);
     on_sites(place, load_and_train);
     free_place(place);
@@ -164,6 +169,8 @@ Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
     struct story *story = place->more;
     story->save_at = 3 * SITES_H + 1;
     story->other = 3;
+    place->options.fragments = 1 + (size_t)sites % 3;
+    place->options.delay = (size_t)sites % 3;
     check_case("%d sites", sites);
     on_sites(place, train_and_save);
     place->sites = sites;
@@ -173,6 +180,37 @@ Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
       cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
     free_place(place);
   }
+}
+
+/* Two sites load what one has saved in the middle of a round: what a fragment's local steps count
+ * is its own, also where its elements are in other shards. */
+static void load_weights(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+  struct saved saved = {.bytes = {0}};
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = sites_make(comm, comm, p, &place->options, FOR_EVER, 0);
+  for (int number = 1; number <= 4; number++) {
+    if (number == 4) { /* the second fragment has weight 3 so far, and the first 1 */
+      save(&saved, outer, comm);
+      onebit_outer_destroy(outer);
+      outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+      CHECK_STATUS(load(&saved, outer, 1), ONEBIT_OK);
+    }
+    for (size_t i = 0; i < SITES_ALL; i++)
+      p[i] -= number == 4 && site == 1 ? 3 : 1;
+    CHECK_STATUS(onebit_outer_step(outer, number == 4 && site == 1 ? 5 : 1), ONEBIT_OK);
+  }
+  CHECK(fabsf(p[SITES_ALL - 1] + (4 * 4 + 8 * 6) / 12.0f) < 1e-5f, "%g", (double)p[SITES_ALL - 1]);
+  CHECK(p[0] == (site == 1 ? -6 : -4), "%g", (double)p[0]);
+  onebit_outer_destroy(outer);
+  free(saved.memory[0]);
+}
+
+Test(outer_sites_checkpoint, fragments_keep_their_weights) {
+  struct place *place = place_of(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, 2, 1);
+  place->options.fragments = 2;
+  place->options.weighted = 1;
+  on_sites(place, load_weights);
+  free_place(place);
 }
 
 /* One site's part is of a round earlier: it begins at the consensus of the others. */
@@ -201,6 +239,7 @@ Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
     struct story *story = place->more;
     story->save_at = SITES_H + 1;
     story->other = other;
+    place->options.fragments = 1 + (size_t)other;
     on_sites(place, train_and_save);
     on_sites(place, load_uneven);
     for (int k = 1; k < 6; k++)
@@ -326,6 +365,8 @@ Test(outer_sites_checkpoint, a_site_is_lost_and_comes_again) {
     place->options = sites_options((onebit_outer_rule_t)(k % 3), k % 2 ? ONEBIT_OUTER_DENSE : 0);
     place->sites = 3 + k / 2;
     place->ranks = 1 + k % 2;
+    place->options.fragments = 1 + (size_t)k / 2;
+    place->options.delay = k == 2;
     place->more = loss;
     CHECK_STATUS(onebit_comm_create_loopback(place->sites, loss->back), ONEBIT_OK);
     check_case("%d sites of %d", place->sites, place->ranks);

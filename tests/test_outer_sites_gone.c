@@ -143,16 +143,19 @@ static void run_net(struct net *net, int sites) {
               "site %d differs", s);
 }
 
-static void vanish(onebit_outer_rule_t rule, int bits, bool whole) {
+static void vanish(onebit_outer_rule_t rule, int bits, size_t delay, bool whole) {
   struct net net = {.options = sites_options(rule, bits), .rounds = 60};
+  net.options.delay = delay;
+  net.options.fragments = 1 + delay / 2;
+  check_case("delay %zu", delay);
   run_net(&net, 4);
   const double undisturbed = net.distance[0];
   net.gone_from = 15;
   net.gone_until = 27;
   run_net(&net, 4);
-  cr_log_info("rule %d, %d bits: %g from the optimum, undisturbed %g; %ju of 61 rounds without "
-              "some site, %ju shards came whole",
-              (int)rule, bits, net.distance[0], undisturbed, (uintmax_t)net.left_out[0],
+  cr_log_info("rule %d, %d bits, delay %zu: %g from the optimum, undisturbed %g; %ju of 61 rounds "
+              "without some site, %ju shards came whole",
+              (int)rule, bits, delay, net.distance[0], undisturbed, (uintmax_t)net.left_out[0],
               (uintmax_t)net.caught_up[3]);
   cr_expect_geq(net.left_out[0], 10);
   cr_expect(whole ? net.caught_up[3] >= 3 : net.caught_up[3] == 0);
@@ -161,9 +164,9 @@ static void vanish(onebit_outer_rule_t rule, int bits, bool whole) {
 }
 
 Test(outer_sites_gone, a_site_that_vanishes_comes_back) {
-  vanish(ONEBIT_OUTER_MEAN, 1, false);
-  vanish(ONEBIT_OUTER_NESTEROV, 8, true);
-  vanish(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, true);
+  vanish(ONEBIT_OUTER_MEAN, 1, 3, false);
+  vanish(ONEBIT_OUTER_NESTEROV, 8, 0, true);
+  vanish(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, 2, true);
 }
 
 /* --- What is wrong -----------------------------------------------------------------------------*/
@@ -219,9 +222,15 @@ static void create_wrongly(struct place *place, int site, onebit_comm_t comm,
   sites.quorum = site == 0 && rank == 1 ? 3 : 2;
   CREATE(site == 0 && rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   sites.quorum = 2;
-  options.fragments = 2;
-  CREATE(ONEBIT_ERROR_UNSUPPORTED);
+  options.fragments = 1 + (size_t)site;
+  CREATE(rank == 0 ? ONEBIT_ERROR_MISMATCH : ONEBIT_ERROR_PEER);
   options.fragments = 1;
+  options.delay = (size_t)site;
+  CREATE(rank == 0 ? ONEBIT_ERROR_MISMATCH : ONEBIT_ERROR_PEER);
+  options.delay = 0;
+  options.block_size = ONEBIT_BLOCK_BUFFER;
+  CREATE(ONEBIT_ERROR_UNSUPPORTED);
+  options.block_size = 0;
   CREATE(ONEBIT_OK);
   CHECK(!sites_of(outer).late && sites_of(outer).patience == 10, "defaults");
   onebit_outer_destroy(outer);

@@ -36,6 +36,7 @@
  * `delay` the result of an exchange is applied so many local steps after it has begun, and the
  * training goes on meanwhile: then
  *   p = (1 - mixing) p + mixing x
+ * Among sites x is there less what this site has trained since the exchange began, which stays.
  *
  * Ranks of unequal speed. With `weighted` the mean is weighted by what onebit_outer_step was told
  * since the last exchange, tokens for example, and local_steps may differ between ranks: a rank of
@@ -173,14 +174,14 @@ typedef struct onebit_sites_options {
  *   site       the ranks of this site; its rank 0 speaks for it
  *   between    on rank 0 of each site a communicator of all of these, 1 to 64; NULL on all others
  *   tensors, ntensors, outer   as of onebit_outer_create
- *   options    as of onebit_outer_create; but fragments, delay, sparse bits, ONEBIT_BLOCK_BUFFER
- *              and a device do not go with sites, and chunk_size and schedule mean nothing
+ *   options    as of onebit_outer_create; but sparse bits, ONEBIT_BLOCK_BUFFER and a device do not
+ *              go with sites, nor more than 67,108,863 fragments; chunk_size, schedule: not used
  *   sites      when sites are left out, or NULL for the defaults; not kept; the same on all ranks
  *
- * Elements are cut into as many shards as there are sites. Site s receives the drifts of shard s
- * from all, and sends back their mean: as many bytes as an allreduce between the rank 0s alone, the
- * fewest that go between sites, however many ranks they have. Inside, the means are passed on in
- * their bits. onebit_outer_step exchanges every local_steps steps:
+ * Each fragment is cut into as many shards as there are sites. Site s receives the drifts of its
+ * shard s from all, and sends back their mean: as many bytes as an allreduce between the rank 0s,
+ * the fewest that go between sites, however many ranks they have. Inside, the means are passed on
+ * in their bits. onebit_outer_step exchanges every local_steps steps:
  *   - site s closes a round of its shard when drifts of all sites are there, or after `patience`
  *     with those that are, if these are a quorum. The mean is over the sites in the round;
  *     With `weighted` it is weighted by what each site was told since its last drift;
@@ -195,6 +196,11 @@ typedef struct onebit_sites_options {
  *   - of a drift of more than local_steps steps what exceeds these is averaged without outer
  *     momentum.
  * The shard that an absent site serves waits for it, and its elements drift meanwhile.
+ *
+ * With `delay` drifts are sent in one step, and the rounds that they are in are applied so many
+ * steps later; only there a site waits. Until then every step receives what has come, and closes a
+ * round for which all drifts are there. What fails in such a step is told in the next one that
+ * applies something.
  *
  * Memory, in bytes a parameter: 8 + bits / 8 + 16 / sites, 4 more with a rule other than MEAN; on
  * rank 0 of a site 3 bits / 8 + 16 / sites more.
@@ -221,7 +227,7 @@ typedef struct onebit_sites_info {
   int quorum;         /* as decided */
   double patience;    /* likewise */
   uint64_t late;      /* sites that are not waited for at present: bit s is site s */
-  uint64_t rounds;    /* of the shard that this site serves, since the latest move or load */
+  uint64_t rounds;    /* of the shards that this site serves, since the latest move or load */
   uint64_t left_out;  /* of these, without some site; on rank 0 of the site */
   uint64_t caught_up; /* shards that came whole, since too many rounds were missed */
 } onebit_sites_info_t;
@@ -277,7 +283,7 @@ typedef struct onebit_outer_info {
   double momentum;
   double mixing;
   int bits;
-  size_t fragments;
+  size_t fragments; /* among sites times these: the shards */
   size_t delay;
   uint64_t steps;          /* local steps that were counted */
   uint64_t exchanges;      /* of one fragment each, that were applied */

@@ -93,7 +93,7 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
     struct ob_fragment *fragment = &outer->fragments[f];
     fragment->outer = outer;
     fragment->number = f;
-    fragment->begin_step = outer->options.local_steps * (f + 1) / parts;
+    fragment->begin_step = ob_outer_begin_step(outer, f / (parts / outer->groups));
     OB_TRY(allocate_fragment(outer, fragment));
     outer->longest = fragment->count > outer->longest ? fragment->count : outer->longest;
   }

@@ -84,7 +84,10 @@ static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t
     return ob_part_error(
         part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
         fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
-  if (numbers[OB_FRAGMENT_STATE] >= OB_OUTER_STATES || numbers[OB_FRAGMENT_FINITE] > 1 ||
+  const uint64_t state = numbers[OB_FRAGMENT_STATE];
+  const bool is_state = fragment->outer->sites ? state == OB_OUTER_IDLE || state == OB_OUTER_SENT
+                                               : state < OB_OUTER_SENT;
+  if (!is_state || numbers[OB_FRAGMENT_FINITE] > 1 ||
       numbers[OB_FRAGMENT_KEEPS] > (fragment->outer->exchange->keep != NULL) ||
       !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
       !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
@@ -262,11 +265,13 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
   fragment->weight = mean_of(loading, fragment, OB_FRAGMENT_WEIGHT);
   fragment->sent_weight = mean_of(loading, fragment, OB_FRAGMENT_SENT_WEIGHT);
   fragment->drift_squares = double_of(numbers[OB_FRAGMENT_SQUARES]);
-  fragment->stage = idle ? OB_FRAGMENT_IDLE : OB_FRAGMENT_ENDED;
+  fragment->stage = idle                            ? OB_FRAGMENT_IDLE
+                    : loading->outer->sites != NULL ? OB_FRAGMENT_SENDING
+                                                    : OB_FRAGMENT_ENDED;
   fragment->status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
   fragment->finite = loading->parts.own < 0 || numbers[OB_FRAGMENT_FINITE];
   fragment->keeps = keeps(loading, fragment);
-  if (idle && fragment->keeps)
+  if (fragment->stage != OB_FRAGMENT_ENDED && fragment->keeps)
     (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   fragment->apply_step = loading->outer->steps + numbers[OB_FRAGMENT_REMAINING];
   if (skipped)
@@ -295,13 +300,13 @@ static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment
 /* --- All of them -------------------------------------------------------------------------------*/
 
 size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round) {
-  const size_t parts = outer->options.fragments;
+  const size_t parts = outer->groups;
   size_t next = 0;
   while (round * (next + 1) / parts <= position)
     next++;
   const size_t begin = round * next / parts, end = round * (next + 1) / parts;
   const size_t own = outer->options.local_steps * next / parts;
-  return own + (position - begin) * (outer->fragments[next].begin_step - own) / (end - begin);
+  return own + (position - begin) * (ob_outer_begin_step(outer, next) - own) / (end - begin);
 }
 
 static onebit_status_t restore(struct loading *loading) {
@@ -325,12 +330,13 @@ static onebit_status_t restore(struct loading *loading) {
 /* Sites that are more or fewer than those that saved first have what these had. */
 static onebit_status_t cut_as_saved(struct loading *loading) {
   const struct ob_part *part = &loading->parts.list[0];
-  const uint32_t sites = part->header.shards;
+  const size_t shards = part->header.shards, groups = loading->outer->groups;
   if (!loading->outer->sites)
     return ONEBIT_OK;
-  if (sites < 1 || sites > OB_SITES_MAX)
-    return ob_part_error(part, "saved among %" PRIu32 " sites", sites);
-  return ob_outer_recut(loading->outer, sites);
+  if (shards < groups || shards % groups || shards / groups > OB_SITES_MAX)
+    return ob_part_error(part, "saved in %zu shards, which are not %zu fragments of some sites",
+                         shards, groups);
+  return ob_outer_recut(loading->outer, shards);
 }
 
 static onebit_status_t look(struct loading *loading, onebit_status_t status,

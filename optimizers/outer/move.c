@@ -172,6 +172,7 @@ static onebit_status_t align_fragment(struct moving *moving, struct ob_fragment 
   if (!behind || status != ONEBIT_OK)
     return ob_agree(moving->comm, status, NULL, 0);
   fragment->keeps = false;
+  fragment->stage = OB_FRAGMENT_IDLE;
   ob_fragment_set(fragment, 1);
   fragment->weight = 0;
   for (int k = 0; k < 2; k++)
@@ -328,6 +329,29 @@ static onebit_status_t attach(struct moving *moving) {
   return ob_agree(outer->comm, status, NULL, 0);
 }
 
+/* Groups of which some site had sent drifts that were in no round that it applied: they are sent
+ * again, by all, since a server waits for all. */
+static onebit_status_t resume(struct moving *moving, struct moving *inside) {
+  struct onebit_outer *outer = moving->outer;
+  bool skipped = false;
+  for (size_t g = 0; g < outer->groups; g++) {
+    struct ob_site_group *group = &outer->sites->groups[g];
+    uint64_t sent = 0;
+    for (int s = 0; s < outer->sites->count; s++)
+      sent |= ob_shard_of(group, s)->fragment->stage == OB_FRAGMENT_SENDING;
+    if (moving->comm) {
+      OB_TRY(learn(moving, ONEBIT_OK, sent));
+      for (int s = 0; s < outer->sites->count; s++)
+        sent |= moving->noted[s];
+    }
+    OB_TRY(learn(inside, ONEBIT_OK, sent));
+    if (inside->noted[0])
+      ob_sites_begin(group, 0, &skipped);
+  }
+  outer->skipped += skipped;
+  return ONEBIT_OK;
+}
+
 static onebit_status_t attach_site(struct moving *moving, struct moving *inside) {
   struct onebit_outer *outer = moving->outer;
   onebit_status_t status = moving->comm ? align(moving) : ONEBIT_OK;
@@ -338,7 +362,8 @@ static onebit_status_t attach_site(struct moving *moving, struct moving *inside)
   OB_TRY(ob_outer_build(outer));
   status = import_all(moving, inside);
   outer->detached = status != ONEBIT_OK;
-  return ob_sites_agree(outer->comm, moving->comm, status, NULL, 0);
+  OB_TRY(ob_sites_agree(outer->comm, moving->comm, status, NULL, 0));
+  return resume(moving, inside);
 }
 
 static void close(struct moving *moving) {

@@ -87,6 +87,7 @@ static onebit_status_t prepare(struct onebit_outer *outer, const onebit_tensor_t
                                const onebit_sites_options_t *sites) {
   struct ob_plan_shape shape;
   OB_TRY(ob_outer_resolve(options, &outer->options));
+  outer->groups = outer->options.fragments;
   if (outer->sites)
     OB_TRY(ob_sites_resolve(outer, sites));
   OB_TRY(ob_outer_shape(outer, outer->options.bits == ONEBIT_OUTER_DENSE, &shape));
@@ -137,7 +138,7 @@ static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, boo
       {"learning_rate (as bits)", bits_of(options->learning_rate)},
       {"momentum (as bits)", bits_of(options->momentum)},
       {"bits", (uint64_t)options->bits},
-      {"fragments", options->fragments},
+      {"fragments", of->groups},
       {"weighted", weighted},
       {"local_steps", weighted ? 0 : options->local_steps},
       {"delay", weighted ? 0 : options->delay},

@@ -108,7 +108,7 @@ struct ob_outer_piece {
 enum ob_fragment_stage {
   OB_FRAGMENT_IDLE,
   OB_FRAGMENT_WEIGHING, /* the weights travel */
-  OB_FRAGMENT_SENDING,  /* the drift travels */
+  OB_FRAGMENT_SENDING,  /* the drift travels; among sites only with a delay, and `drift` is it */
   OB_FRAGMENT_ENDED     /* `status` says how; not applied yet */
 };
 
@@ -157,7 +157,8 @@ struct onebit_outer {
   bool on_host;                   /* the host has copies (ob_outer_to_host) */
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
-  struct ob_fragment *fragments; /* options.fragments of them */
+  struct ob_fragment *fragments; /* options.fragments of them; among sites these are shards */
+  size_t groups; /* the fragments that were asked for: among sites each is cut into shards */
   size_t tensor_count, count, piece_count;
   size_t longest;                /* elements of the longest fragment */
   struct ob_outer_piece *pieces; /* of all fragments */
@@ -186,6 +187,10 @@ int ob_outer_bits_for(onebit_outer_rule_t rule, double momentum);
 onebit_status_t ob_fragments_create(struct onebit_outer *outer);
 void ob_fragments_destroy(struct onebit_outer *outer);
 void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
+/* The step of a round, from 1 to local_steps, in which that group begins. */
+static inline size_t ob_outer_begin_step(const struct onebit_outer *outer, size_t group) {
+  return outer->options.local_steps * (group + 1) / outer->groups;
+}
 /* Into so many fragments, while it is detached. Without memory nothing is changed. */
 onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts);
 
@@ -216,7 +221,7 @@ void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, siz
                            size_t count);
 uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);
 
-/* Waits for an exchange in flight, and does not apply it. */
+/* Waits for an exchange in flight, and does not apply it. Among sites these two do nothing. */
 void ob_fragment_wait(struct ob_fragment *fragment);
 /* Applies one that has ended; one that has not ends here, and its drift counts in the next. */
 void ob_fragment_abandon(struct ob_fragment *fragment);

@@ -23,9 +23,12 @@ static void copy_fragment(struct ob_fragment *next, const struct ob_fragment *be
     copy_common(next->drift, next, before[f].drift, &before[f]);
     for (int k = 0; k < 2; k++)
       copy_common(next->held[k], next, before[f].held[k], &before[f]);
+    if (before[f].first <= next->first) { /* it has its first element */
+      next->keeps = before[f].keeps;
+      next->weight = before[f].weight;
+      next->weight += before[f].stage == OB_FRAGMENT_SENDING ? before[f].sent_weight : 0;
+    }
   }
-  next->keeps = before->keeps;
-  next->weight = before->weight;
 }
 
 static bool hold(struct ob_fragment *fragment) {

@@ -21,10 +21,11 @@ static onebit_status_t check(onebit_outer_t outer) {
   return ob_outer_check_attached(outer);
 }
 
-/* What is under way between sites is not saved: it stays in the parameters. */
+/* Of what is under way between sites drifts are saved, to be sent again, where their delay is not
+ * over; rounds are not. */
 static onebit_status_t check_whole(const struct onebit_outer *outer) {
   for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
-    if (ob_shard_of(outer->sites, (int)f)->torn)
+    if (((const struct ob_shard *)outer->fragments[f].state)->torn)
       return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                       "some of what this site has missed is still under way: save after a later "
                       "exchange");
@@ -94,9 +95,10 @@ static void number_fragment(const struct ob_fragment *fragment, uint64_t *number
   const bool idle = fragment->stage == OB_FRAGMENT_IDLE;
   const uint64_t steps = fragment->outer->steps;
   const struct ob_shard *shard = fragment->outer->sites ? fragment->state : NULL;
-  const double unsent = shard && shard->in_flight ? fragment->sent_weight : 0;
+  const double unsent = shard && shard->in_flight && idle ? fragment->sent_weight : 0;
   numbers[OB_FRAGMENT_COUNT] = fragment->count;
   numbers[OB_FRAGMENT_STATE] = idle                            ? OB_OUTER_IDLE
+                               : shard                         ? OB_OUTER_SENT
                                : fragment->status == ONEBIT_OK ? OB_OUTER_RECEIVED
                                                                : OB_OUTER_SKIPPED;
   numbers[OB_FRAGMENT_REMAINING] =

@@ -22,31 +22,22 @@ static onebit_status_t no_memory(const struct ob_sites *sites) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %d sites", sites->count);
 }
 
-static size_t longest_shard(const struct ob_sites *sites) {
-  size_t longest = 0;
-  for (int s = 0; s < sites->count; s++)
-    if (sites->outer->fragments[s].count > longest)
-      longest = sites->outer->fragments[s].count;
-  return longest;
-}
-
-static onebit_status_t create_shards(struct ob_sites *sites) {
+static onebit_status_t create_shard(struct ob_site_group *group, struct ob_fragment *fragment) {
+  struct ob_sites *sites = group->sites;
+  const struct onebit_outer *outer = sites->outer;
+  const size_t round = outer->options.local_steps;
   bool failed = false;
-  sites->mean = array_of(sites, longest_shard(sites), sizeof(float), &failed);
-  sites->ahead = array_of(sites, longest_shard(sites), sizeof(float), &failed);
-  for (int s = 0; s < sites->count && !failed; s++) {
-    struct ob_fragment *fragment = &sites->outer->fragments[s];
-    struct ob_shard *shard = array_of(sites, 1, sizeof *shard, &failed);
-    fragment->state = shard;
-    if (failed)
-      break;
-    shard->fragment = fragment;
-    shard->sent_at = sites->outer->steps - sites->outer->position;
-    OB_TRY(ob_shard_create(shard, sites));
-    shard->drift = array_of(sites, shard->bytes, 1, &failed);
-    if (shard->bytes > sites->bytes)
-      sites->bytes = shard->bytes;
-  }
+  struct ob_shard *shard = array_of(sites, 1, sizeof *shard, &failed);
+  fragment->state = shard;
+  if (failed)
+    return no_memory(sites);
+  shard->fragment = fragment;
+  shard->group = group;
+  shard->sent_at = outer->steps - (outer->position + round - fragment->begin_step) % round;
+  OB_TRY(ob_shard_create(shard, sites));
+  shard->drift = array_of(sites, shard->bytes, 1, &failed);
+  if (shard->bytes > sites->bytes)
+    sites->bytes = shard->bytes;
   return failed ? no_memory(sites) : ONEBIT_OK;
 }
 
@@ -54,12 +45,13 @@ static onebit_status_t create_batch(onebit_comm_t comm, size_t capacity, struct 
   return comm->transport->batch_create(comm, capacity, batch);
 }
 
-static onebit_status_t create_messages(struct ob_sites *sites) {
-  const size_t own_bytes = ob_shard_of(sites, sites->own)->bytes;
+static onebit_status_t create_messages(struct ob_site_group *group) {
+  struct ob_sites *sites = group->sites;
+  const size_t own_bytes = ob_shard_of(group, sites->own)->bytes;
   bool failed = false;
   for (int s = 0; s < sites->count && !failed; s++) {
-    struct ob_shard *shard = ob_shard_of(sites, s);
-    struct ob_site_peer *peer = &sites->peers[s];
+    struct ob_shard *shard = ob_shard_of(group, s);
+    struct ob_site_peer *peer = &group->peers[s];
     peer->drift = array_of(sites, own_bytes, 1, &failed);
     if (s == sites->own)
       continue;
@@ -81,30 +73,47 @@ static size_t history_depth(const struct ob_sites *sites) {
   return rounds > 2 ? rounds : 2;
 }
 
-static onebit_status_t create_server(struct ob_sites *sites) {
-  const struct ob_fragment *fragment = &sites->outer->fragments[sites->own];
-  const size_t arrays = fragment->momentum ? 2 : 1, count = (size_t)sites->count;
+static onebit_status_t create_server(struct ob_site_group *group) {
+  struct ob_sites *sites = group->sites;
+  const struct ob_shard *own = ob_shard_of(group, sites->own);
+  const size_t arrays = own->fragment->momentum ? 2 : 1;
   bool failed = false;
-  sites->depth = history_depth(sites);
-  sites->snapshot_of = -1;
-  sites->peers = array_of(sites, count, sizeof *sites->peers, &failed);
-  sites->zeros = array_of(sites, ob_shard_of(sites, sites->own)->bytes, 1, &failed);
-  sites->views = array_of(sites, count, sizeof *sites->views, &failed);
-  sites->history = array_of(sites, sites->depth, ob_shard_of(sites, sites->own)->bytes, &failed);
-  sites->snapshot = array_of(sites, fragment->count, arrays * sizeof(float), &failed);
-  return failed ? no_memory(sites) : create_messages(sites);
+  group->snapshot_of = -1;
+  group->peers = array_of(sites, (size_t)sites->count, sizeof *group->peers, &failed);
+  group->zeros = array_of(sites, own->bytes, 1, &failed);
+  group->history = array_of(sites, sites->depth, own->bytes, &failed);
+  group->snapshot = array_of(sites, own->fragment->count, arrays * sizeof(float), &failed);
+  return failed ? no_memory(sites) : create_messages(group);
+}
+
+static onebit_status_t create_group(struct ob_sites *sites, size_t number) {
+  struct ob_site_group *group = &sites->groups[number];
+  const size_t count = (size_t)sites->count;
+  *group = (struct ob_site_group){.sites = sites, .first = number * count};
+  for (size_t s = 0; s < count; s++)
+    OB_TRY(create_shard(group, &sites->outer->fragments[group->first + s]));
+  return sites->between ? create_server(group) : ONEBIT_OK;
 }
 
 /* This rank's part. */
 static onebit_status_t allocate(struct ob_sites *sites) {
+  const size_t groups = sites->outer->groups, longest = sites->outer->longest;
   bool failed = false;
-  OB_TRY(create_shards(sites));
+  sites->depth = history_depth(sites);
+  sites->mean = array_of(sites, longest, sizeof(float), &failed);
+  sites->ahead = array_of(sites, longest, sizeof(float), &failed);
+  sites->views = array_of(sites, (size_t)sites->count, sizeof *sites->views, &failed);
+  sites->groups = array_of(sites, groups, sizeof *sites->groups, &failed);
+  if (failed)
+    return no_memory(sites);
+  for (size_t g = 0; g < groups; g++)
+    OB_TRY(create_group(sites, g));
   sites->command = array_of(sites, sites->bytes, 1, &failed);
   if (failed)
     return no_memory(sites);
-  if (sites->site->size > 1)
-    OB_TRY(create_batch(sites->site, (size_t)sites->site->size - 1, &sites->tell));
-  return sites->between ? create_server(sites) : ONEBIT_OK;
+  return sites->site->size > 1
+             ? create_batch(sites->site, (size_t)sites->site->size - 1, &sites->tell)
+             : ONEBIT_OK;
 }
 
 /* --- Made --------------------------------------------------------------------------------------*/
@@ -134,9 +143,7 @@ static onebit_status_t resolve(const onebit_sites_options_t *given, struct ob_si
 }
 
 static onebit_status_t check_options(const onebit_outer_options_t *options) {
-  const char *name = options->fragments > 1                       ? "fragments"
-                     : options->delay                             ? "delay"
-                     : options->bits == ONEBIT_OUTER_SPARSE       ? "ONEBIT_OUTER_SPARSE"
+  const char *name = options->bits == ONEBIT_OUTER_SPARSE         ? "ONEBIT_OUTER_SPARSE"
                      : options->block_size == ONEBIT_BLOCK_BUFFER ? "ONEBIT_BLOCK_BUFFER"
                      : options->device != ONEBIT_DEVICE_HOST      ? "a device"
                                                                   : NULL;
@@ -149,7 +156,10 @@ static onebit_status_t check_options(const onebit_outer_options_t *options) {
 onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given) {
   OB_TRY(resolve(given, outer->sites));
   OB_TRY(check_options(&outer->options));
-  outer->options.fragments = (size_t)outer->sites->count;
+  if (outer->options.fragments > UINT32_MAX / OB_SITES_MAX)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "fragments is %zu, more than %d",
+                    outer->options.fragments, (int)(UINT32_MAX / OB_SITES_MAX));
+  outer->options.fragments *= (size_t)outer->sites->count;
   return ONEBIT_OK;
 }
 
@@ -208,10 +218,33 @@ onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t betwe
     ob_comm_drop(before);
   OB_TRY(find_sites(sites, status));
   choose_quorum(sites);
-  return ob_outer_recut(outer, (size_t)sites->count);
+  return ob_outer_recut(outer, outer->groups * (size_t)sites->count);
 }
 
-/* One tag for drifts, which come as others do than what servers send. */
+/* A tag for the drifts of a group, which come as others do than what servers send, and one for
+ * that; an agreement has another. Collective between the sites. */
+static onebit_status_t choose_tags(struct ob_sites *sites) {
+  for (size_t g = 0; sites->between && g < sites->outer->groups; g++) {
+    sites->groups[g].drift_tag = ob_comm_tag(sites->between);
+    OB_TRY(ob_agree(sites->between, ONEBIT_OK, NULL, 0));
+    sites->groups[g].result_tag = ob_comm_tag(sites->between);
+    OB_TRY(ob_agree(sites->between, ONEBIT_OK, NULL, 0));
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t await_all(struct ob_site_group *group) {
+  struct ob_sites *sites = group->sites;
+  for (int s = 0; sites->between && s < sites->count; s++) {
+    struct ob_shard *shard = ob_shard_of(group, s);
+    if (s == sites->own)
+      continue;
+    OB_TRY(ob_sites_await(group, s));
+    OB_TRY(ob_site_receive(shard->receive, shard->result, shard->bytes, s, group->result_tag));
+  }
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_sites_build(struct onebit_outer *outer) {
   struct ob_sites *sites = outer->sites;
   const onebit_comm_t site = sites->site, between = sites->between;
@@ -222,16 +255,9 @@ onebit_status_t ob_sites_build(struct onebit_outer *outer) {
   sites->built_bytes = outer->own_bytes - before;
   OB_TRY(ob_sites_agree(site, between, status, own, 2));
   sites->command_tag = ob_comm_tag(site);
-  sites->drift_tag = between ? ob_comm_tag(between) : 0;
-  OB_TRY(ob_sites_agree(site, between, ONEBIT_OK, NULL, 0));
-  sites->result_tag = between ? ob_comm_tag(between) : 0;
-  for (int s = 0; between && s < sites->count; s++) {
-    struct ob_shard *shard = ob_shard_of(sites, s);
-    if (s == sites->own)
-      continue;
-    OB_TRY(ob_sites_await(sites, s));
-    OB_TRY(ob_site_receive(shard->receive, shard->result, shard->bytes, s, sites->result_tag));
-  }
+  OB_TRY(ob_sites_agree(site, between, choose_tags(sites), NULL, 0));
+  for (size_t g = 0; g < outer->groups; g++)
+    OB_TRY(await_all(&sites->groups[g]));
   return ONEBIT_OK;
 }
 
@@ -245,19 +271,24 @@ static void end(struct ob_batch *batch, unsigned char *memory) {
     ob_memory_keep(memory);
 }
 
+static void end_server(struct ob_site_group *group) {
+  for (int s = 0; group->peers && s < group->sites->count; s++) {
+    end(group->peers[s].receive, group->peers[s].drift);
+    end(group->peers[s].send, group->peers[s].out);
+  }
+  ob_release(group->peers);
+  ob_release(group->zeros);
+  ob_release(group->history);
+  ob_release(group->snapshot);
+}
+
 void ob_sites_detach(struct onebit_outer *outer) {
   struct ob_sites *sites = outer->sites;
-  for (int s = 0; sites->peers && s < sites->count; s++) {
-    struct ob_site_peer *peer = &sites->peers[s];
-    end(peer->receive, peer->drift);
-    end(peer->send, peer->out);
-  }
+  for (size_t g = 0; sites->groups && g < outer->groups; g++)
+    end_server(&sites->groups[g]);
   end(sites->tell, sites->command);
-  ob_release(sites->peers);
+  ob_release(sites->groups);
   ob_release(sites->views);
-  ob_release(sites->zeros);
-  ob_release(sites->history);
-  ob_release(sites->snapshot);
   ob_release(sites->mean);
   ob_release(sites->ahead);
   ob_residual_destroy(&sites->none);
@@ -286,7 +317,7 @@ void ob_sites_destroy(struct onebit_outer *outer) {
 
 static void destroy(struct ob_fragment *fragment) {
   struct ob_shard *shard = fragment->state;
-  if (shard->in_flight)
+  if (shard->in_flight && fragment->stage == OB_FRAGMENT_IDLE)
     fragment->weight += fragment->sent_weight; /* it counts in the next drift */
   end(shard->send, shard->drift);
   end(shard->receive, shard->result);
@@ -302,7 +333,7 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
   const struct ob_shard *shard = fragment->state;
   const uint64_t others = (uint64_t)sites->count - 1;
   *memory = 0; /* it is in own_bytes */
-  *wire = !sites->between ? 0 : shard->bytes * ((int)fragment->number == sites->own ? others : 1);
+  *wire = !sites->between ? 0 : shard->bytes * (ob_shard_is_own(shard) ? others : 1);
 }
 
 /* OB_SAVED_WORKER: all that this site has not got into the consensus. While the outer step is
@@ -317,7 +348,7 @@ static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
   }
   const struct ob_site_part *part = &shard->part[OB_SITE_COMPRESSED];
   size_t count = 0;
-  if (!sites->between || (int)fragment->number != sites->own || !part->pieces)
+  if (!sites->between || !ob_shard_is_own(shard) || !part->pieces)
     return 0;
   for (size_t k = 0; k < part->pieces; k++)
     runs[count++] = (struct ob_outer_run){(size_t)(part->means[k] - sites->mean), part->counts[k]};
@@ -375,14 +406,16 @@ onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t
   const struct ob_sites *sites = outer->sites;
   if (!sites)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "outer is none of onebit_outer_create_sites");
-  const struct ob_shard *own = ob_shard_of(sites, sites->own);
+  uint64_t rounds = 0;
+  for (size_t g = 0; sites->groups && g < outer->groups; g++)
+    rounds += ob_shard_of(&sites->groups[g], sites->own)->round;
   *info = (onebit_sites_info_t){.size = sizeof *info,
                                 .sites = sites->count,
                                 .site = sites->own,
                                 .quorum = sites->quorum,
                                 .patience = sites->patience,
                                 .late = sites->late,
-                                .rounds = own ? own->round : 0,
+                                .rounds = rounds,
                                 .left_out = sites->left_out,
                                 .caught_up = sites->caught_up};
   return ONEBIT_OK;

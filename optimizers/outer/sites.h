@@ -2,17 +2,26 @@
  * The outer step among sites (onebit/outer.h, onebit_outer_create_sites), inside:
  *
  *   sites.c           made, ended, asked
- *   sites_message.c   what a message has, and the arithmetic of rounds
- *   sites_serve.c     the shard that this site serves: its rounds, and what others get of them
- *   sites_step.c      an exchange: what rank 0 of a site waits for, and what its ranks apply
+ *   sites_message.c   a shard, and what a message of it has
+ *   sites_round.c     the arithmetic of drifts and rounds
+ *   sites_serve.c     the shards that this site serves: their rounds, and what others get of them
+ *   sites_wait.c      what rank 0 of a site waits for, and what its ranks apply
+ *   sites_step.c      when drifts are sent, and when rounds are applied
  *
- * Fragment number s is the shard that site s serves. Site s alone decides which drifts are in a
- * round of it, and numbers its rounds: so sites need not agree on who takes part, and the consensus
- * of a shard is the same wherever as many rounds of it were applied. A site has at most one drift
- * of a shard under way, and it counts in the first round that its server closes with it there,
- * however late that is. What a server sends to a site arrives in order: rounds, each of which the
- * site applies, or where it is behind by more of them than the server has kept, the consensus as it
- * is, in pieces.
+ * Each of the caller's fragments is cut into as many shards as there are sites; they are a group,
+ * which is exchanged together. Shard s of a group is served by site s, which alone decides which
+ * drifts are in a round of it, and numbers its rounds: so sites need not agree on who takes part,
+ * and the consensus of a shard is the same wherever as many rounds of it were applied. A site has
+ * at most one drift of a shard under way, and it counts in the first round that its server closes
+ * with it there, however late that is. What a server sends to a site arrives in order: rounds, each
+ * of which the site applies, or where it is behind by more of them than the server has kept, the
+ * consensus as it is, in pieces.
+ *
+ * With a delay a server closes a round in any step in which all drifts are there; but every site,
+ * the server too, applies it in the step in which the delay is over, where sites wait for each
+ * other as long as it is worth it. Until then the drift that was sent is fragment->drift, and the
+ * server's residual is that of before the round: so it can be sent again, to the bit, after a
+ * checkpoint or a move.
  */
 #ifndef OB_OPTIMIZERS_OUTER_SITES_H
 #define OB_OPTIMIZERS_OUTER_SITES_H
@@ -69,6 +78,7 @@ enum { OB_SITE_COMPRESSED, OB_SITE_DENSE, OB_SITE_PARTS };
  * and a drift that gets lost is in the next one. */
 struct ob_shard {
   struct ob_fragment *fragment;
+  struct ob_site_group *group;
   struct ob_site_part part[OB_SITE_PARTS];
   size_t bytes;           /* of a message, at most */
   bool in_flight;         /* a drift was sent, and no round yet has it */
@@ -82,7 +92,6 @@ struct ob_shard {
   struct ob_batch *send, *receive;
   bool sending, here; /* result is */
   uint64_t newest;    /* rounds that the server has closed, as far as is known */
-  bool late;          /* it was waited for in vain: no wait until it is up to date */
   double arrived;     /* when something last came */
 };
 
@@ -90,11 +99,31 @@ struct ob_shard {
 struct ob_site_peer {
   unsigned char *drift, *out;
   struct ob_batch *receive, *send;
-  bool here, late, sending;
+  bool here, sending;
   uint64_t number;      /* of its latest drift */
   uint64_t included_in; /* the round that its latest drift is in */
   uint64_t sent;        /* rounds that it was sent */
   size_t sent_values;   /* of the snapshot */
+};
+
+/* The shards of one of the caller's fragments. But for the first three on rank 0 of a site. */
+struct ob_site_group {
+  struct ob_sites *sites;
+  size_t first;   /* the number of its first shard */
+  bool in_flight; /* drifts were sent, and the step that applies rounds of them is still to come */
+
+  /* The shard that this site serves. */
+  int drift_tag, result_tag;
+  struct ob_site_peer *peers;
+  unsigned char *history; /* messages of the latest sites->depth rounds */
+  uint64_t round, finals; /* finals: sites whose final drift is in */
+  uint64_t ended_in;      /* the latest round that ended a synchronisation */
+  bool closed;            /* a round of it, since drifts were last sent */
+  float *snapshot;        /* consensus, momentum */
+  uint64_t snapshot_round;
+  uint32_t snapshot_sum;
+  int snapshot_of;      /* the site that is sent it; -1: none */
+  unsigned char *zeros; /* a drift of nothing */
 };
 
 struct ob_sites {
@@ -104,31 +133,28 @@ struct ob_sites {
   int asked, quorum;           /* asked: 0, by default */
   double patience;
   uint64_t built_bytes;
-  int drift_tag, result_tag, command_tag;
-  size_t bytes;        /* of the longest message */
-  float *mean, *ahead; /* scratch of the longest shard */
+  struct ob_site_group *groups; /* outer->groups of them */
+  size_t depth;                 /* rounds that a server keeps */
+  size_t bytes;                 /* of the longest message */
+  float *mean, *ahead;          /* scratch of the longest shard */
   struct ob_residual none;
-  uint64_t late;      /* sites that are not waited for: a bit each, the same on all ranks */
-  uint64_t left_out;  /* rounds of the own shard without some site */
+  struct ob_view *views; /* scratch: one for each site */
+  /* Sites that were waited for in vain, a bit each: for rounds, until something has come from one
+   * and it is up to date, and for drifts, until one comes. On rank 0; `late`: both, the same on all
+   * ranks. */
+  uint64_t late_rounds, late_drifts, late;
+  double late_since;  /* when the latest was added to late_rounds */
+  uint64_t left_out;  /* rounds of the own shards without some site */
   uint64_t caught_up; /* snapshots that were applied */
+  /* What has failed in a step in which the ranks of the site do not meet: their next exchange is
+   * told of it. */
+  onebit_status_t failed;
+  char error[256];
 
   /* To the other ranks of the site; there, from rank 0. */
+  int command_tag;
   unsigned char *command;
   struct ob_batch *tell;
-
-  /* The shard that this site serves. */
-  struct ob_site_peer *peers;
-  unsigned char *history; /* messages of the latest `depth` rounds */
-  size_t depth;
-  uint64_t round, finals; /* finals: sites whose final drift is in */
-  uint64_t ended_in;      /* the latest round that ended a synchronisation */
-  bool closed;            /* a round of it, in this exchange */
-  float *snapshot;        /* consensus, momentum */
-  uint64_t snapshot_round;
-  uint32_t snapshot_sum;
-  int snapshot_of; /* the site that is sent it; -1: none */
-  struct ob_view *views;
-  unsigned char *zeros; /* a drift of nothing */
 };
 
 _Static_assert(sizeof(struct ob_site_header) == 64, "docs/wire-format.md");
@@ -155,8 +181,17 @@ onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t betwe
                                  onebit_status_t status);
 void ob_sites_destroy(struct onebit_outer *outer);
 
-static inline struct ob_shard *ob_shard_of(const struct ob_sites *sites, int site) {
-  return sites->outer->fragments[site].state;
+static inline struct ob_shard *ob_shard_of(const struct ob_site_group *group, int site) {
+  return group->sites->outer->fragments[group->first + (size_t)site].state;
+}
+
+/* The site that serves it. */
+static inline int ob_shard_server(const struct ob_shard *shard) {
+  return (int)(shard->fragment->number - shard->group->first);
+}
+
+static inline bool ob_shard_is_own(const struct ob_shard *shard) {
+  return ob_shard_server(shard) == shard->group->sites->own;
 }
 
 /* --- sites_message.c */
@@ -172,38 +207,56 @@ void ob_site_seal(unsigned char *message);
 onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum ob_site_kind kind,
                               const struct ob_shard *shard);
 
-/* What is not in the consensus to shard->drift, with these flags. False: it is not finite, and the
- * site has gone back to the consensus. */
-bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned flags);
-double ob_site_weight(const struct ob_site_peer *peer); /* of its latest drift */
 /* Fails unless the parts of a drift or a round are sound. */
 onebit_status_t ob_shard_check_parts(struct ob_shard *shard, const unsigned char *message);
+void ob_shard_seal_part(const struct ob_site_part *part, unsigned char *message);
+
+/* --- sites_round.c */
+
+/* What is not in the consensus to shard->drift, with these flags; or, where the fragment is
+ * OB_FRAGMENT_SENDING, once more what was sent. False: it is not finite, and the site has gone back
+ * to the consensus. */
+bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned flags);
+double ob_site_weight(const struct ob_site_peer *peer); /* of its latest drift */
 /* The mean of the peers' drifts that are here, as the next round, to `message`, which has its
  * header. False: there is none. */
-bool ob_shard_reduce(struct ob_shard *shard, struct ob_sites *sites, unsigned char *message);
-/* Applies a round, or a piece, to consensus and parameters. */
+bool ob_shard_reduce(struct ob_shard *shard, struct ob_site_group *group, unsigned char *message);
+/* Applies a round, or a piece, to consensus and parameters; on the server its residual. */
 onebit_status_t ob_shard_apply(struct ob_shard *shard, struct ob_sites *sites,
                                const unsigned char *message);
 
 /* --- sites_serve.c */
 
 /* Sends what is due of rounds and snapshots. Nothing waits. */
-onebit_status_t ob_sites_move_sends(struct ob_sites *sites);
+onebit_status_t ob_sites_move_sends(struct ob_site_group *group);
 /* Whether a round may be closed now: all that are waited for are here; or with `late`, enough. */
-bool ob_sites_may_close(const struct ob_sites *sites, bool all, bool late);
-/* Closes a round: *message is it, until the next is closed. */
-onebit_status_t ob_sites_close(struct ob_sites *sites, unsigned char **message);
+bool ob_sites_may_close(const struct ob_site_group *group, bool all, bool late);
+onebit_status_t ob_sites_close(struct ob_site_group *group);
+/* The round that was closed and is not applied yet, or NULL. */
+unsigned char *ob_sites_closed(const struct ob_site_group *group);
 /* Whether all others have been sent every round. */
-bool ob_sites_flushed(const struct ob_sites *sites);
+bool ob_sites_flushed(const struct ob_site_group *group);
 /* Looks for a peer's drift, for so long. */
-onebit_status_t ob_sites_receive(struct ob_sites *sites, int peer, double seconds);
+onebit_status_t ob_sites_receive(struct ob_site_group *group, int peer, double seconds);
 /* Begins to receive its next one. */
-onebit_status_t ob_sites_await(struct ob_sites *sites, int peer);
+onebit_status_t ob_sites_await(struct ob_site_group *group, int peer);
+
+/* --- sites_wait.c */
+
+/* Moves what is under way between sites, and closes rounds for which all is there. Local, on rank 0
+ * of a site. What fails is kept for the next exchange. */
+void ob_sites_move(struct ob_sites *sites);
+void ob_sites_fail(struct ob_sites *sites, onebit_status_t status);
+/* Waits for the rounds of one group, or with NULL for the end of a synchronisation, and applies
+ * them. Collective over the site. */
+onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *only);
 
 /* --- sites_step.c */
 
 onebit_status_t ob_sites_step(struct ob_sites *sites);
 onebit_status_t ob_sites_synchronize(struct ob_sites *sites);
+/* Sends the drifts of a group, once more where they were under way when it was saved or moved. */
+void ob_sites_begin(struct ob_site_group *group, unsigned flags, bool *skipped);
 
 /* A batch of one message that is sent or received. */
 onebit_status_t ob_site_send(struct ob_batch *batch, unsigned char *data, size_t bytes, int peer,

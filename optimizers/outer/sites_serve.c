@@ -1,4 +1,4 @@
-/* The shard that a site serves. On rank 0 of the site. */
+/* The shard of a group that a site serves. On rank 0 of the site. */
 #include <string.h>
 
 #include "base/error.h"
@@ -8,176 +8,170 @@
 
 static uint64_t bit(int site) { return UINT64_C(1) << site; }
 
-static uint64_t all_of(const struct ob_sites *sites) {
-  return bit(sites->count - 1) | (bit(sites->count - 1) - 1);
+static uint64_t all_of(const struct ob_site_group *group) {
+  return bit(group->sites->count - 1) | (bit(group->sites->count - 1) - 1);
 }
 
-static struct ob_shard *own_shard(const struct ob_sites *sites) {
-  return ob_shard_of(sites, sites->own);
+static struct ob_shard *own_shard(const struct ob_site_group *group) {
+  return ob_shard_of(group, group->sites->own);
 }
 
 /* --- Drifts that come --------------------------------------------------------------------------*/
 
-onebit_status_t ob_sites_await(struct ob_sites *sites, int peer) {
-  struct ob_site_peer *of = &sites->peers[peer];
-  return ob_site_receive(of->receive, of->drift, own_shard(sites)->bytes, peer, sites->drift_tag);
+onebit_status_t ob_sites_await(struct ob_site_group *group, int peer) {
+  struct ob_site_peer *of = &group->peers[peer];
+  return ob_site_receive(of->receive, of->drift, own_shard(group)->bytes, peer, group->drift_tag);
 }
 
-static onebit_status_t check_drift(struct ob_sites *sites, int peer) {
-  struct ob_site_peer *of = &sites->peers[peer];
+static onebit_status_t check_drift(struct ob_site_group *group, int peer) {
+  struct ob_site_peer *of = &group->peers[peer];
   const struct ob_site_header *header = (const void *)of->drift;
-  OB_TRY(ob_site_check(of->drift, of->receive->receive[0].bytes, OB_SITE_DRIFT, own_shard(sites)));
+  OB_TRY(ob_site_check(of->drift, of->receive->receive[0].bytes, OB_SITE_DRIFT, own_shard(group)));
   if (header->number != of->number + 1)
     return ob_error(ONEBIT_ERROR_MESSAGE, "drift %ju, expected %ju", (uintmax_t)header->number,
                     (uintmax_t)of->number + 1);
   if (!(ob_site_weight(of) >= 0 && ob_site_weight(of) <= MAX_WEIGHT))
     return ob_error(ONEBIT_ERROR_MESSAGE, "a drift's weight is %g", ob_site_weight(of));
-  return ob_shard_check_parts(own_shard(sites), of->drift);
+  return ob_shard_check_parts(own_shard(group), of->drift);
 }
 
-onebit_status_t ob_sites_receive(struct ob_sites *sites, int peer, double seconds) {
-  struct ob_site_peer *of = &sites->peers[peer];
+onebit_status_t ob_sites_receive(struct ob_site_group *group, int peer, double seconds) {
+  struct ob_site_peer *of = &group->peers[peer];
   if (of->here)
     return ONEBIT_OK;
   OB_TRY(ob_site_test(of->receive, seconds, &of->here));
   if (!of->here)
     return ONEBIT_OK;
-  if (check_drift(sites, peer) != ONEBIT_OK)
+  if (check_drift(group, peer) != ONEBIT_OK)
     return ob_error(ONEBIT_ERROR_MESSAGE, "from site %d: %.200s", peer, onebit_last_error());
   of->number++;
-  of->late = false;
+  group->sites->late_drifts &= ~bit(peer);
   return ONEBIT_OK;
 }
 
 /* --- Rounds that go ----------------------------------------------------------------------------*/
 
-static unsigned char *round_at(const struct ob_sites *sites, uint64_t round) {
-  return sites->history + round % sites->depth * own_shard(sites)->bytes;
+static unsigned char *round_at(const struct ob_site_group *group, uint64_t round) {
+  return group->history + round % group->sites->depth * own_shard(group)->bytes;
 }
 
-static size_t snapshot_values(const struct ob_sites *sites) {
-  const struct ob_fragment *fragment = own_shard(sites)->fragment;
+static size_t snapshot_values(const struct ob_site_group *group) {
+  const struct ob_fragment *fragment = own_shard(group)->fragment;
   return fragment->count * (fragment->momentum ? 2 : 1);
 }
 
-static void copy_snapshot(struct ob_sites *sites, int peer) {
-  const struct ob_fragment *fragment = own_shard(sites)->fragment;
-  memcpy(sites->snapshot, fragment->consensus, fragment->count * sizeof(float));
+/* What this site has applied: with a delay one round less than it has closed. */
+static void copy_snapshot(struct ob_site_group *group, int peer) {
+  const struct ob_fragment *fragment = own_shard(group)->fragment;
+  memcpy(group->snapshot, fragment->consensus, fragment->count * sizeof(float));
   if (fragment->momentum)
-    memcpy(sites->snapshot + fragment->count, fragment->momentum, fragment->count * sizeof(float));
-  sites->snapshot_round = sites->round;
-  sites->snapshot_sum = ob_fragment_checksum(fragment);
-  sites->snapshot_of = peer;
-  sites->peers[peer].sent_values = 0;
+    memcpy(group->snapshot + fragment->count, fragment->momentum, fragment->count * sizeof(float));
+  group->snapshot_round = own_shard(group)->round;
+  group->snapshot_sum = ob_fragment_checksum(fragment);
+  group->snapshot_of = peer;
+  group->peers[peer].sent_values = 0;
 }
 
-static onebit_status_t send(struct ob_sites *sites, int peer, size_t bytes) {
-  struct ob_site_peer *of = &sites->peers[peer];
+static onebit_status_t send(struct ob_site_group *group, int peer, size_t bytes) {
+  struct ob_site_peer *of = &group->peers[peer];
   ob_site_seal(of->out);
   of->sending = true;
-  return ob_site_send(of->send, of->out, bytes, peer, sites->result_tag);
+  return ob_site_send(of->send, of->out, bytes, peer, group->result_tag);
 }
 
-static onebit_status_t send_piece(struct ob_sites *sites, int peer) {
-  struct ob_site_peer *of = &sites->peers[peer];
+static onebit_status_t send_piece(struct ob_site_group *group, int peer) {
+  struct ob_site_peer *of = &group->peers[peer];
   struct ob_site_header *header = (void *)of->out;
-  const size_t all = snapshot_values(sites), left = all - of->sent_values;
-  const size_t fit = (own_shard(sites)->bytes - sizeof *header) / sizeof(float);
+  const size_t all = snapshot_values(group), left = all - of->sent_values;
+  const size_t fit = (own_shard(group)->bytes - sizeof *header) / sizeof(float);
   const size_t count = left < fit ? left : fit;
-  const bool included = of->included_in > of->sent && of->included_in <= sites->snapshot_round;
+  const bool included = of->included_in > of->sent && of->included_in <= group->snapshot_round;
   *header = (struct ob_site_header){.kind = OB_SITE_PIECE,
-                                    .shard = (uint32_t)sites->own,
-                                    .number = sites->snapshot_round,
-                                    .newest = sites->round,
+                                    .shard = (uint32_t)own_shard(group)->fragment->number,
+                                    .number = group->snapshot_round,
+                                    .newest = group->round,
                                     .sites = included ? bit(peer) : 0,
                                     .first = of->sent_values,
                                     .count = (uint32_t)count,
-                                    .consensus = sites->snapshot_sum};
-  memcpy(header + 1, sites->snapshot + of->sent_values, count * sizeof(float));
+                                    .consensus = group->snapshot_sum};
+  memcpy(header + 1, group->snapshot + of->sent_values, count * sizeof(float));
   of->sent_values += count;
   if (of->sent_values == all) {
     header->flags = OB_SITE_LAST;
-    if (sites->ended_in > of->sent && sites->ended_in <= sites->snapshot_round)
+    if (group->ended_in > of->sent && group->ended_in <= group->snapshot_round)
       header->flags |= OB_SITE_ENDED;
-    of->sent = sites->snapshot_round;
-    sites->snapshot_of = -1;
+    of->sent = group->snapshot_round;
+    group->snapshot_of = -1;
   }
-  return send(sites, peer, sizeof *header + count * sizeof(float));
+  return send(group, peer, sizeof *header + count * sizeof(float));
 }
 
-static onebit_status_t send_round(struct ob_sites *sites, int peer) {
-  struct ob_site_peer *of = &sites->peers[peer];
+static onebit_status_t send_round(struct ob_site_group *group, int peer) {
+  struct ob_site_peer *of = &group->peers[peer];
   struct ob_site_header *header = (void *)of->out;
-  memcpy(of->out, round_at(sites, of->sent + 1), own_shard(sites)->bytes);
-  header->newest = sites->round;
+  memcpy(of->out, round_at(group, of->sent + 1), own_shard(group)->bytes);
+  header->newest = group->round;
   of->sent++;
-  return send(sites, peer, own_shard(sites)->bytes);
+  return send(group, peer, own_shard(group)->bytes);
 }
 
 /* A site that is far behind waits for its turn at the snapshot. */
-static onebit_status_t send_next(struct ob_sites *sites, int peer) {
-  const struct ob_site_peer *of = &sites->peers[peer];
-  if (of->sending || of->sent == sites->round)
+static onebit_status_t send_next(struct ob_site_group *group, int peer) {
+  const struct ob_site_peer *of = &group->peers[peer];
+  if (of->sending || of->sent == group->round)
     return ONEBIT_OK;
-  if (sites->snapshot_of != peer && sites->round - of->sent <= sites->depth)
-    return send_round(sites, peer);
-  if (sites->snapshot_of < 0)
-    copy_snapshot(sites, peer);
-  return sites->snapshot_of == peer ? send_piece(sites, peer) : ONEBIT_OK;
+  if (group->snapshot_of != peer && group->round - of->sent <= group->sites->depth)
+    return send_round(group, peer);
+  if (group->snapshot_of < 0)
+    copy_snapshot(group, peer);
+  return group->snapshot_of == peer ? send_piece(group, peer) : ONEBIT_OK;
 }
 
-onebit_status_t ob_sites_move_sends(struct ob_sites *sites) {
-  for (int peer = 0; peer < sites->count; peer++) {
-    struct ob_site_peer *of = &sites->peers[peer];
+onebit_status_t ob_sites_move_sends(struct ob_site_group *group) {
+  for (int peer = 0; peer < group->sites->count; peer++) {
+    struct ob_site_peer *of = &group->peers[peer];
     bool sent = true;
-    if (peer == sites->own)
+    if (peer == group->sites->own)
       continue;
     if (of->sending)
       OB_TRY(ob_site_test(of->send, 0, &sent));
     of->sending = !sent;
-    OB_TRY(send_next(sites, peer));
+    OB_TRY(send_next(group, peer));
   }
   return ONEBIT_OK;
 }
 
-bool ob_sites_flushed(const struct ob_sites *sites) {
-  for (int peer = 0; peer < sites->count; peer++)
-    if (peer != sites->own &&
-        (sites->peers[peer].sending || sites->peers[peer].sent != sites->round))
+bool ob_sites_flushed(const struct ob_site_group *group) {
+  for (int peer = 0; peer < group->sites->count; peer++)
+    if (peer != group->sites->own &&
+        (group->peers[peer].sending || group->peers[peer].sent != group->round))
       return false;
   return true;
 }
 
 /* --- Rounds ------------------------------------------------------------------------------------*/
 
-static uint64_t sites_here(const struct ob_sites *sites) {
+static uint64_t sites_here(const struct ob_site_group *group) {
   uint64_t here = 0;
-  for (int s = 0; s < sites->count; s++)
-    here |= sites->peers[s].here ? bit(s) : 0;
+  for (int s = 0; s < group->sites->count; s++)
+    here |= group->peers[s].here ? bit(s) : 0;
   return here;
 }
 
-static uint64_t sites_late(const struct ob_sites *sites) {
-  uint64_t late = 0;
-  for (int s = 0; s < sites->count; s++)
-    late |= sites->peers[s].late ? bit(s) : 0;
-  return late;
-}
-
-bool ob_sites_may_close(const struct ob_sites *sites, bool all, bool late) {
-  const uint64_t here = sites_here(sites) | sites->finals;
-  if (all || here == all_of(sites))
-    return here == all_of(sites);
-  if (!(here & bit(sites->own)) || __builtin_popcountll(here) < sites->quorum)
+bool ob_sites_may_close(const struct ob_site_group *group, bool all, bool late) {
+  const uint64_t here = sites_here(group) | group->finals;
+  if (all || here == all_of(group))
+    return here == all_of(group);
+  if (!(here & bit(group->sites->own)) || __builtin_popcountll(here) < group->sites->quorum)
     return false;
-  return late || (here | sites_late(sites)) == all_of(sites);
+  return late || (here | group->sites->late_drifts) == all_of(group);
 }
 
-static uint64_t mean_rounds(const struct ob_sites *sites) {
+static uint64_t mean_rounds(const struct ob_site_group *group) {
   uint64_t sum = 0, drifts = 0;
-  for (int s = 0; s < sites->count; s++) {
-    const struct ob_site_header *drift = (const void *)sites->peers[s].drift;
-    if (!sites->peers[s].here || drift->flags & OB_SITE_EMPTY)
+  for (int s = 0; s < group->sites->count; s++) {
+    const struct ob_site_header *drift = (const void *)group->peers[s].drift;
+    if (!group->peers[s].here || drift->flags & OB_SITE_EMPTY)
       continue;
     sum += drift->first;
     drifts++;
@@ -186,44 +180,49 @@ static uint64_t mean_rounds(const struct ob_sites *sites) {
 }
 
 /* What the round has of the sites' drifts, which are used up. */
-static onebit_status_t use_drifts(struct ob_sites *sites, struct ob_site_header *header) {
-  for (int s = 0; s < sites->count; s++) {
-    struct ob_site_peer *of = &sites->peers[s];
+static onebit_status_t use_drifts(struct ob_site_group *group, struct ob_site_header *header) {
+  for (int s = 0; s < group->sites->count; s++) {
+    struct ob_site_peer *of = &group->peers[s];
     const struct ob_site_header *drift = (const void *)of->drift;
     if (!of->here)
       continue;
     header->sites |= bit(s);
     if (drift->flags & OB_SITE_FINAL)
-      sites->finals |= bit(s);
+      group->finals |= bit(s);
     of->included_in = header->number;
     of->here = false;
-    if (s != sites->own)
-      OB_TRY(ob_sites_await(sites, s));
+    if (s != group->sites->own)
+      OB_TRY(ob_sites_await(group, s));
   }
-  if (sites->finals == all_of(sites)) {
-    sites->finals = 0;
-    sites->ended_in = header->number;
+  if (group->finals == all_of(group)) {
+    group->finals = 0;
+    group->ended_in = header->number;
     header->flags |= OB_SITE_ENDED;
   }
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_sites_close(struct ob_sites *sites, unsigned char **message) {
-  struct ob_shard *shard = own_shard(sites);
-  unsigned char *round = round_at(sites, sites->round + 1);
+unsigned char *ob_sites_closed(const struct ob_site_group *group) {
+  const uint64_t next = own_shard(group)->round + 1;
+  return next <= group->round ? round_at(group, next) : NULL;
+}
+
+onebit_status_t ob_sites_close(struct ob_site_group *group) {
+  struct ob_shard *shard = own_shard(group);
+  unsigned char *round = round_at(group, group->round + 1);
   struct ob_site_header *header = (void *)round;
   *header = (struct ob_site_header){.kind = OB_SITE_ROUND,
-                                    .shard = (uint32_t)sites->own,
-                                    .number = sites->round + 1,
-                                    .newest = sites->round + 1,
-                                    .first = mean_rounds(sites),
+                                    .shard = (uint32_t)own_shard(group)->fragment->number,
+                                    .number = group->round + 1,
+                                    .newest = group->round + 1,
+                                    .first = mean_rounds(group),
                                     .consensus = ob_fragment_checksum(shard->fragment)};
-  sites->left_out += (sites_here(sites) | sites->finals) != all_of(sites);
-  if (!ob_shard_reduce(shard, sites, round))
+  group->sites->left_out += (sites_here(group) | group->finals) != all_of(group);
+  if (!ob_shard_reduce(shard, group, round))
     header->flags = OB_SITE_EMPTY;
-  OB_TRY(use_drifts(sites, header));
+  OB_TRY(use_drifts(group, header));
   ob_site_seal(round);
-  sites->round++;
-  *message = round;
+  group->round++;
+  group->closed = true;
   return ONEBIT_OK;
 }

@@ -29,7 +29,9 @@ enum {
   OB_FRAGMENT_KEEPS, /* whether the residual is in the parameters */
   OB_FRAGMENT_NUMBERS
 };
-enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_STATES };
+/* Without sites the first three; among sites the first, and OB_OUTER_SENT, a drift that is sent
+ * again. */
+enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
 
 size_t ob_outer_number_count(const struct onebit_outer *outer);
 

@@ -92,7 +92,7 @@ static void move_on(struct ob_fragment *fragment, bool wait) {
 }
 
 void ob_fragment_wait(struct ob_fragment *fragment) {
-  if (fragment->stage != OB_FRAGMENT_IDLE)
+  if (fragment->stage != OB_FRAGMENT_IDLE && !fragment->outer->sites)
     move_on(fragment, true);
 }
 
@@ -129,7 +129,7 @@ static onebit_status_t apply(struct ob_fragment *fragment, double mixing, bool k
 }
 
 void ob_fragment_abandon(struct ob_fragment *fragment) {
-  if (fragment->stage == OB_FRAGMENT_IDLE)
+  if (fragment->stage == OB_FRAGMENT_IDLE || fragment->outer->sites)
     return;
   if (fragment->stage != OB_FRAGMENT_ENDED) {
     ob_plan_abandon(fragment->weigh);

@@ -187,7 +187,7 @@ def test_torch(on_ranks):
 
 
 def test_sites_with_weights_save_and_load_by_themselves(on_ranks):
-    options = {"local_steps": 3, "bits": 2, "weighted": 1, "patience": 1000.0}
+    options = {"local_steps": 3, "bits": 2, "weighted": 1, "patience": 1000.0, "delay": 2}
 
     def body(comm):
         alone = onebit.Communicator.self_()
@@ -202,8 +202,8 @@ def test_sites_with_weights_save_and_load_by_themselves(on_ranks):
         outer.move(comm)
         outer.synchronize()
         assert outer.sites()["sites"] == 3 and outer.sites()["site"] == comm.rank
-        with pytest.raises(onebit.Error, match="delay does not go with sites"):
-            onebit.OuterSites(alone, comm, start(), delay=1)
+        with pytest.raises(onebit.Error, match="ONEBIT_OUTER_SPARSE does not go with sites"):
+            onebit.OuterSites(alone, comm, start(), bits=-1)
         again.close()
         outer.close()
         return first

@@ -1,0 +1,389 @@
+/*
+ * What rank 0 of a site waits for. It receives what there is, for as long as it is worth waiting,
+ * and passes on to the other ranks of its site, message by message, what they all apply in the same
+ * order. In the steps between it moves what is under way, and waits for nothing.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "collectives/watch.h"
+#include "optimizers/outer/sites.h"
+
+/* How long a look at one of several messages may wait. */
+#define SLICE_SECONDS 0.002
+
+/* --- A message ---------------------------------------------------------------------------------*/
+
+onebit_status_t ob_site_send(struct ob_batch *batch, unsigned char *data, size_t bytes, int peer,
+                             int tag) {
+  batch->receives = 0;
+  batch->sends = 1;
+  batch->send[0] = (struct ob_endpoint){data, bytes, peer};
+  return ob_comm_begin(batch, tag);
+}
+
+onebit_status_t ob_site_receive(struct ob_batch *batch, unsigned char *data, size_t bytes, int peer,
+                                int tag) {
+  batch->sends = 0;
+  batch->receives = 1;
+  batch->receive[0] = (struct ob_endpoint){data, bytes, peer};
+  return ob_comm_begin(batch, tag);
+}
+
+onebit_status_t ob_site_test(struct ob_batch *batch, double seconds, bool *complete) {
+  onebit_status_t status = batch->comm->transport->test(batch, seconds);
+  *complete = status == ONEBIT_OK;
+  return status == ONEBIT_IN_PROGRESS ? ONEBIT_OK : status;
+}
+
+/* --- What rank 0 tells the other ranks of its site ---------------------------------------------*/
+
+static onebit_status_t tell(struct ob_sites *sites, unsigned char *message, size_t bytes) {
+  struct ob_batch *batch = sites->tell;
+  if (sites->site->size == 1)
+    return ONEBIT_OK;
+  batch->receives = batch->sends = 0;
+  for (int rank = 1; rank < sites->site->size; rank++)
+    batch->send[batch->sends++] = (struct ob_endpoint){message, bytes, rank};
+  OB_TRY(ob_comm_begin(batch, sites->command_tag));
+  return ob_watch_batch(batch, "outer step: what rank 0 tells the other ranks of its site");
+}
+
+static onebit_status_t tell_end(struct ob_sites *sites, onebit_status_t status) {
+  struct ob_site_header *header = (void *)sites->command;
+  *header = (struct ob_site_header){.kind = OB_SITE_END, .status = status, .sites = sites->late};
+  ob_site_seal(sites->command);
+  return tell(sites, sites->command, sizeof *header);
+}
+
+/* On the other ranks. */
+static onebit_status_t follow(struct ob_sites *sites) {
+  const struct ob_site_header *header = (const void *)sites->command;
+  const struct ob_batch *batch = sites->tell;
+  for (;;) {
+    OB_TRY(ob_site_receive(sites->tell, sites->command, sites->bytes, 0, sites->command_tag));
+    OB_TRY(ob_watch_batch(sites->tell, "outer step: what rank 0 of the site says"));
+    if (batch->receive[0].bytes == sizeof *header && header->kind == OB_SITE_END)
+      break;
+    if (batch->receive[0].bytes < sizeof *header ||
+        header->shard >= (uint32_t)sites->outer->options.fragments)
+      return ob_error(ONEBIT_ERROR_MESSAGE, "rank 0 of the site sent %zu bytes of something else",
+                      batch->receive[0].bytes);
+    struct ob_shard *shard = sites->outer->fragments[header->shard].state;
+    OB_TRY(ob_site_check(sites->command, batch->receive[0].bytes, OB_SITE_PIECE, shard));
+    OB_TRY(ob_shard_apply(shard, sites, sites->command));
+  }
+  sites->late = header->sites;
+  if (header->status == ONEBIT_OK)
+    return ONEBIT_OK;
+  sites->outer->stopped = true;
+  return ob_error(ONEBIT_ERROR_PEER, "rank 0 of the site reports %s",
+                  onebit_status_string((onebit_status_t)header->status));
+}
+
+/* --- What rank 0 receives ----------------------------------------------------------------------*/
+
+static onebit_status_t receive_result(struct ob_shard *shard, double seconds) {
+  if (shard->here)
+    return ONEBIT_OK;
+  OB_TRY(ob_site_test(shard->receive, seconds, &shard->here));
+  if (!shard->here)
+    return ONEBIT_OK;
+  shard->arrived = ob_seconds();
+  const size_t bytes = shard->receive->receive[0].bytes;
+  if (ob_site_check(shard->result, bytes, OB_SITE_PIECE, shard) == ONEBIT_OK)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_MESSAGE, "from site %d: %.200s", ob_shard_server(shard),
+                  onebit_last_error());
+}
+
+static onebit_status_t move_sends(struct ob_site_group *group) {
+  for (int s = 0; s < group->sites->count; s++) {
+    struct ob_shard *shard = ob_shard_of(group, s);
+    bool done = true;
+    if (shard->sending)
+      OB_TRY(ob_site_test(shard->send, 0, &done));
+    shard->sending = !done;
+  }
+  return ob_sites_move_sends(group);
+}
+
+/* Nothing waits. With `all`, a site that has ended the synchronisation is not looked at any more:
+ * it may be gone. */
+static onebit_status_t move(struct ob_site_group *group, bool all) {
+  const struct ob_sites *sites = group->sites;
+  const bool ended = all && ob_shard_of(group, sites->own)->ended;
+  OB_TRY(ob_comm_health(sites->between));
+  for (int s = 0; s < sites->count; s++) {
+    if (s == sites->own)
+      continue;
+    if (!all || !ob_shard_of(group, s)->ended)
+      OB_TRY(receive_result(ob_shard_of(group, s), 0));
+    if (!ended && !(group->finals >> s & 1))
+      OB_TRY(ob_sites_receive(group, s, 0));
+  }
+  return move_sends(group);
+}
+
+/* One round, after drifts were sent. */
+static onebit_status_t serve(struct ob_site_group *group, bool all, bool late) {
+  const bool done = all ? ob_shard_of(group, group->sites->own)->ended : group->closed;
+  return done || !ob_sites_may_close(group, all, late) ? ONEBIT_OK : ob_sites_close(group);
+}
+
+static onebit_status_t apply(struct ob_shard *shard, unsigned char *message, size_t bytes) {
+  struct ob_sites *sites = shard->group->sites;
+  OB_TRY(tell(sites, message, bytes));
+  OB_TRY(ob_shard_apply(shard, sites, message));
+  if (shard->newest < shard->round)
+    shard->newest = shard->round;
+  return ONEBIT_OK;
+}
+
+/* With `all`, what follows the end of the synchronisation belongs to the time after it. */
+static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
+  struct ob_sites *sites = group->sites;
+  struct ob_shard *own = ob_shard_of(group, sites->own);
+  unsigned char *closed = ob_sites_closed(group);
+  if (closed)
+    OB_TRY(apply(own, closed, own->bytes));
+  for (int s = 0; s < sites->count; s++) {
+    struct ob_shard *shard = ob_shard_of(group, s);
+    const struct ob_site_header *header = (const void *)shard->result;
+    if (s == sites->own || !shard->here || (all && shard->ended))
+      continue;
+    shard->newest = header->newest;
+    OB_TRY(apply(shard, shard->result, shard->receive->receive[0].bytes));
+    shard->here = false;
+    OB_TRY(ob_site_receive(shard->receive, shard->result, shard->bytes, s, group->result_tag));
+  }
+  return ONEBIT_OK;
+}
+
+/* --- How long it waits -------------------------------------------------------------------------*/
+
+/* Of one group, or with NULL the end of a synchronisation of all. */
+struct exchange {
+  struct ob_site_group *only;
+  double start;
+  struct ob_watch watch;
+  uint64_t moved; /* what has been applied so far, to see that something has moved */
+};
+
+static bool is_settled(const struct ob_shard *shard) {
+  return !shard->in_flight && shard->round >= shard->newest;
+}
+
+/* A server may itself wait that long for others, so it is given twice as long; and as long as
+ * something comes there is more to wait for. */
+static bool awaits_shard(const struct ob_sites *sites, const struct ob_shard *shard, double start,
+                         double now) {
+  if (is_settled(shard))
+    return false;
+  return (!(sites->late_rounds >> ob_shard_server(shard) & 1) &&
+          now < start + 2 * sites->patience) ||
+         (shard->arrived >= start && now < shard->arrived + sites->patience);
+}
+
+/* Whether a drift of that site is still wanted. */
+static bool awaits_drift(const struct ob_site_group *group, int site) {
+  return !group->peers[site].here && !(group->sites->late_drifts >> site & 1) &&
+         !(group->finals >> site & 1);
+}
+
+static bool server_waits(const struct ob_site_group *group, double start, double now) {
+  if (group->closed || now >= start + group->sites->patience)
+    return false;
+  for (int s = 0; s < group->sites->count; s++)
+    if (awaits_drift(group, s))
+      return true;
+  return false;
+}
+
+/* Some shard wants this site's final drift. */
+static bool wants_drift(const struct ob_sites *sites) {
+  for (size_t f = 0; f < sites->outer->options.fragments; f++) {
+    const struct ob_shard *shard = sites->outer->fragments[f].state;
+    if (!shard->in_flight && !shard->final)
+      return true;
+  }
+  return false;
+}
+
+/* All final drifts are in, or this site's are wanted. */
+static bool is_synchronised(const struct ob_sites *sites) {
+  if (wants_drift(sites))
+    return true;
+  for (size_t f = 0; f < sites->outer->options.fragments; f++)
+    if (!((const struct ob_shard *)sites->outer->fragments[f].state)->ended)
+      return false;
+  for (size_t g = 0; g < sites->outer->groups; g++)
+    if (!ob_sites_flushed(&sites->groups[g]))
+      return false;
+  return true;
+}
+
+static bool goes_on(const struct ob_sites *sites, const struct exchange *exchange) {
+  const struct ob_site_group *group = exchange->only;
+  const double now = ob_seconds();
+  if (!group)
+    return !is_synchronised(sites);
+  if (server_waits(group, exchange->start, now))
+    return true;
+  for (int s = 0; s < sites->count; s++)
+    if (s != sites->own && awaits_shard(sites, ob_shard_of(group, s), exchange->start, now))
+      return true;
+  return false;
+}
+
+static void describe(const void *waiter, struct ob_wait *wait) {
+  const struct ob_sites *sites = waiter;
+  snprintf(wait->what, sizeof wait->what, "outer step: synchronisation of %d sites", sites->count);
+  for (size_t f = sites->outer->options.fragments; f-- > 0;) {
+    const struct ob_shard *shard = sites->outer->fragments[f].state;
+    if (!ob_shard_is_own(shard) && !shard->ended)
+      wait->peer = ob_shard_server(shard);
+  }
+}
+
+/* A moment for the first message of the group that is wanted, or in a synchronisation for one that
+ * has to go; *waited says whether there was one. */
+static onebit_status_t wait_a_moment(struct ob_site_group *group, bool all, bool *waited) {
+  const bool ended = all && ob_shard_of(group, group->sites->own)->ended;
+  *waited = true;
+  for (int s = 0; s < group->sites->count; s++) {
+    struct ob_shard *shard = ob_shard_of(group, s);
+    const struct ob_site_peer *peer = &group->peers[s];
+    bool complete;
+    if (s == group->sites->own)
+      continue;
+    if (!shard->here && !(all ? shard->ended : is_settled(shard)))
+      return receive_result(shard, SLICE_SECONDS);
+    if (!ended && awaits_drift(group, s))
+      return ob_sites_receive(group, s, SLICE_SECONDS);
+    if (all && peer->sending)
+      return ob_site_test(peer->send, SLICE_SECONDS, &complete);
+  }
+  *waited = false;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t wait_for_first(struct ob_sites *sites, struct ob_site_group *only) {
+  bool waited = false;
+  if (only)
+    return wait_a_moment(only, false, &waited);
+  for (size_t g = 0; g < sites->outer->groups && !waited; g++)
+    OB_TRY(wait_a_moment(&sites->groups[g], true, &waited));
+  return ONEBIT_OK;
+}
+
+/* What was waited for in vain is not waited for again. */
+static void note_late(struct ob_site_group *group) {
+  struct ob_sites *sites = group->sites;
+  for (int s = 0; s < sites->count; s++) {
+    const uint64_t bit = UINT64_C(1) << s;
+    if (s == sites->own)
+      continue;
+    const struct ob_shard *shard = ob_shard_of(group, s);
+    if (is_settled(shard) && shard->arrived > sites->late_since)
+      sites->late_rounds &= ~bit;
+    if (!is_settled(shard) && !(sites->late_rounds & bit)) {
+      sites->late_rounds |= bit;
+      sites->late_since = ob_seconds();
+    }
+    if (!group->closed && awaits_drift(group, s))
+      sites->late_drifts |= bit;
+  }
+  sites->late = sites->late_rounds | sites->late_drifts;
+}
+
+static onebit_status_t look(struct ob_sites *sites, struct exchange *exchange) {
+  uint64_t moved = 0;
+  for (size_t f = 0; f < sites->outer->options.fragments; f++)
+    moved += ((const struct ob_shard *)sites->outer->fragments[f].state)->round;
+  if (moved != exchange->moved)
+    exchange->watch = (struct ob_watch){0};
+  exchange->moved = moved;
+  return exchange->only ? ONEBIT_OK
+                        : ob_watch_look(&exchange->watch, sites->between, 0, describe, sites);
+}
+
+/* Groups that are not waited for move on meanwhile. */
+static onebit_status_t move_all(struct ob_sites *sites, const struct exchange *exchange) {
+  const struct ob_site_group *only = exchange ? exchange->only : NULL;
+  const bool all = exchange && !only;
+  for (size_t g = 0; g < sites->outer->groups; g++) {
+    struct ob_site_group *group = &sites->groups[g];
+    const bool waited = all || group == only;
+    if (!waited && !group->in_flight) {
+      OB_TRY(move_sends(group));
+      continue;
+    }
+    OB_TRY(move(group, all));
+    OB_TRY(serve(group, all, waited && ob_seconds() >= exchange->start + sites->patience));
+    if (waited)
+      OB_TRY(apply_results(group, all));
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t lead(struct ob_sites *sites, struct ob_site_group *only) {
+  struct exchange exchange = {.only = only, .start = ob_seconds()};
+  for (;;) {
+    OB_TRY(move_all(sites, &exchange));
+    if (!goes_on(sites, &exchange))
+      break;
+    OB_TRY(wait_for_first(sites, only));
+    OB_TRY(look(sites, &exchange));
+  }
+  for (size_t g = 0; g < sites->outer->groups; g++) /* what has just been closed goes out */
+    OB_TRY(move_sends(&sites->groups[g]));
+  if (only)
+    note_late(only);
+  return ONEBIT_OK;
+}
+
+/* --- An exchange -------------------------------------------------------------------------------*/
+
+/* After this some rank may lack what others have: nothing can follow. */
+static onebit_status_t give_up(struct ob_sites *sites, onebit_comm_t comm, onebit_status_t status) {
+  char text[256];
+  snprintf(text, sizeof text, "%s", onebit_last_error());
+  sites->outer->stopped = true;
+  ob_comm_give_up(comm, text);
+  return ob_error(status, "%s", text);
+}
+
+void ob_sites_fail(struct ob_sites *sites, onebit_status_t status) {
+  if (status == ONEBIT_OK || sites->failed != ONEBIT_OK)
+    return;
+  snprintf(sites->error, sizeof sites->error, "%s", onebit_last_error());
+  sites->failed = status;
+  ob_comm_give_up(sites->between, sites->error);
+}
+
+void ob_sites_move(struct ob_sites *sites) {
+  if (sites->between && sites->failed == ONEBIT_OK)
+    ob_sites_fail(sites, move_all(sites, NULL));
+}
+
+/* What fails between sites leaves a site's ranks together. */
+onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *only) {
+  onebit_status_t status;
+  if (!sites->between) {
+    status = follow(sites);
+    return status == ONEBIT_OK || sites->outer->stopped ? status
+                                                        : give_up(sites, sites->site, status);
+  }
+  if (sites->failed == ONEBIT_OK)
+    ob_sites_fail(sites, lead(sites, only));
+  sites->outer->stopped = sites->failed != ONEBIT_OK;
+  if (sites->site->size > 1) {
+    status = tell_end(sites, sites->failed);
+    if (status != ONEBIT_OK)
+      return give_up(sites, sites->site, status);
+  }
+  return sites->failed == ONEBIT_OK ? ONEBIT_OK : ob_error(sites->failed, "%s", sites->error);
+}

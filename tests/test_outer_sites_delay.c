@@ -1,0 +1,233 @@
+/*
+ * The outer step among sites with fragments and a delay: it follows the formulas, what is exchanged
+ * travels while the sites train, and what is late, lost or saved meanwhile is as without a delay.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_sites.h"
+
+TestSuite(outer_sites_delay, .timeout = 120);
+
+enum { PARTS = SITES_TENSORS, STEPS = 6 * SITES_H + 1 }; /* fragments that end with a tensor */
+
+/* --- The formulas ------------------------------------------------------------------------------*/
+
+/* Of all sites, in float32 messages. */
+struct formulas {
+  onebit_outer_options_t options;
+  int sites;
+  float x[SITES_ALL], m[SITES_ALL], p[MAX_SITES][SITES_ALL], sent[MAX_SITES][SITES_ALL];
+  bool in_flight[PARTS];
+};
+
+static void begin(struct formulas *f, size_t part) {
+  f->in_flight[part] = true;
+  for (size_t i = part * SITES_EACH; i < (part + 1) * SITES_EACH; i++)
+    for (int s = 0; s < f->sites; s++)
+      f->sent[s][i] = f->x[i] - f->p[s][i];
+}
+
+static float move(struct formulas *f, size_t i) {
+  const float b = (float)f->options.momentum;
+  float d = 0;
+  for (int s = 0; s < f->sites; s++)
+    d += f->sent[s][i] / (float)f->sites;
+  f->m[i] = b * f->m[i] + d;
+  return f->options.rule == ONEBIT_OUTER_MEAN       ? d
+         : f->options.rule == ONEBIT_OUTER_MOMENTUM ? f->m[i]
+                                                    : d + b * f->m[i];
+}
+
+/* What a site has trained since its drift was sent stays its own. */
+static void end(struct formulas *f, size_t part, float mixing) {
+  for (size_t i = part * SITES_EACH; f->in_flight[part] && i < (part + 1) * SITES_EACH; i++) {
+    const float before = f->x[i];
+    f->x[i] -= (float)f->options.learning_rate * move(f, i);
+    for (int s = 0; s < f->sites; s++) {
+      const float own = before - f->p[s][i] - f->sent[s][i];
+      f->p[s][i] = (1 - mixing) * f->p[s][i] + mixing * (f->x[i] - own);
+    }
+  }
+  f->in_flight[part] = false;
+}
+
+static void follow(struct formulas *f) {
+  const size_t parts = f->options.fragments, delay = f->options.delay;
+  for (size_t step = 1; step <= STEPS; step++) {
+    for (int s = 0; s < f->sites; s++)
+      sites_train(f->p[s], s, 0.05f);
+    for (size_t k = 0; k < parts; k++) {
+      const size_t due = SITES_H * (k + 1) / parts;
+      if (step % SITES_H == due % SITES_H)
+        begin(f, k);
+      if (step >= delay && (step - delay) % SITES_H == due % SITES_H)
+        end(f, k, (float)f->options.mixing);
+    }
+  }
+  for (size_t k = 0; k < parts; k++)
+    end(f, k, (float)f->options.mixing);
+  for (size_t k = 0; k < parts; k++) {
+    begin(f, k);
+    end(f, k, 1);
+  }
+}
+
+static void train(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
+  float p[SITES_ALL] = {0};
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  for (int step = 1; outer && step <= STEPS; step++) {
+    sites_train(p, site, 0.05f);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  CHECK(sites_info(outer).in_flight == 0, "%d in flight", sites_info(outer).in_flight);
+  for (size_t i = 0; i < SITES_ALL; i++)
+    if (!CHECK(fabsf(p[i] - place->plain[i]) <= 4e-5f, "p[%zu] is %.9g, not %.9g", i, (double)p[i],
+               (double)place->plain[i]))
+      break;
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  onebit_outer_destroy(outer);
+}
+
+static void follows_formulas(size_t delay, int k) {
+  struct place *place = allocate(1, sizeof *place);
+  struct formulas *f = allocate(1, sizeof *f);
+  const onebit_outer_rule_t rule = (onebit_outer_rule_t)(k % 3);
+  place->sites = 2 + k % 2;
+  place->ranks = 1 + k % 2;
+  place->options = sites_options(rule, ONEBIT_OUTER_DENSE);
+  place->options.fragments = PARTS;
+  place->options.delay = delay;
+  place->options.mixing = k % 2 ? 0.5 : 1;
+  check_case("delay %zu, rule %d", delay, (int)rule);
+  f->sites = place->sites;
+  f->options = place->options;
+  f->options.learning_rate = rule == ONEBIT_OUTER_NESTEROV ? 0.7 : 1;
+  f->options.momentum = rule == ONEBIT_OUTER_NESTEROV ? 0.9 : 0.5;
+  follow(f);
+  memcpy(place->plain, f->p[0], sizeof place->plain);
+  on_sites(place, train);
+  for (int r = 1; r < place->sites * place->ranks; r++)
+    cr_expect_eq(place->checksum[r], place->checksum[0], "rank %d differs", r);
+  free(f);
+  free(place);
+}
+
+Test(outer_sites_delay, follows_the_formulas) {
+  for (int k = 0; k < 6; k++)
+    for (size_t delay = 0; delay < SITES_H; delay++)
+      follows_formulas(delay, k);
+}
+
+/* --- While they train --------------------------------------------------------------------------*/
+
+/* In step with each other. With a delay of three steps a round is there when it is applied: drifts
+ * are sent in the first, in the next they are there and rounds are sent, and in the step that waits
+ * nothing is left to send. */
+static void train_in_step(onebit_comm_t comm, void *context) {
+  onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
+  float p[SITES_ALL] = {0};
+  uint64_t bytes[SITES_H] = {0};
+  onebit_comm_t self;
+  (void)context;
+  options.delay = 3;
+  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_outer_t outer = sites_make(self, comm, p, &options, FOR_EVER, 0);
+  for (int step = 1; outer && step < 2 * SITES_H; step++) {
+    sites_train(p, onebit_comm_rank(comm), 0.05f);
+    meet(comm);
+    const uint64_t before = onebit_comm_bytes_sent(comm);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    bytes[step % SITES_H] = onebit_comm_bytes_sent(comm) - before;
+    CHECK(sites_info(outer).in_flight == (step < SITES_H || step == 2 * SITES_H - 1 ? 0 : 3),
+          "step %d: %d in flight", step, sites_info(outer).in_flight);
+    CHECK(sites_info(outer).exchanges == (step < 2 * SITES_H - 1 ? 0 : 3), "step %d: applied",
+          step);
+    meet(comm);
+  }
+  CHECK(bytes[0] && bytes[0] + bytes[1] + bytes[2] == sites_info(outer).exchange_bytes,
+        "%ju, %ju and %ju bytes, announced %ju", (uintmax_t)bytes[0], (uintmax_t)bytes[1],
+        (uintmax_t)bytes[2], (uintmax_t)sites_info(outer).exchange_bytes);
+  CHECK(bytes[3] == 0, "%ju bytes in the step that waits", (uintmax_t)bytes[3]);
+  meet(comm);
+  onebit_outer_destroy(outer);
+  onebit_comm_destroy(self);
+}
+
+Test(outer_sites_delay, an_exchange_travels_while_they_train) { on_ranks(3, train_in_step, NULL); }
+
+/* --- Moved -------------------------------------------------------------------------------------*/
+
+/* A run that is moved after every step, what is in flight too, is to the bit the one that is not:
+ * with the same sites every drift is sent again, as it was. */
+static void train_and_move(struct place *place, int site, onebit_comm_t comm,
+                           onebit_comm_t between) {
+  float p[SITES_ALL] = {0}, q[SITES_ALL] = {0};
+  onebit_outer_t still = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  onebit_outer_t moved = sites_make(comm, between, q, &place->options, FOR_EVER, 0);
+  for (int step = 1; step <= STEPS; step++) {
+    sites_train(p, site, 0.05f);
+    sites_train(q, site, 0.05f);
+    CHECK_STATUS(onebit_outer_step(still, 1 + site), ONEBIT_OK);
+    CHECK_STATUS(onebit_outer_step(moved, 1 + site), ONEBIT_OK);
+    if (!CHECK_BITS("the parameters", q, p, SITES_ALL, ONEBIT_FLOAT32))
+      break;
+    CHECK_STATUS(onebit_outer_move(moved, between), ONEBIT_OK);
+  }
+  onebit_outer_destroy(still);
+  onebit_outer_destroy(moved);
+}
+
+Test(outer_sites_delay, a_move_sends_what_was_in_flight_again) {
+  for (int k = 0; k < 4; k++) {
+    struct place *place = allocate(1, sizeof *place);
+    place->sites = 2 + k % 2;
+    place->ranks = 1 + k / 2;
+    place->options = sites_options((onebit_outer_rule_t)(k % 3), k % 2 ? 1 : 4);
+    place->options.fragments = 1 + (size_t)k % 3;
+    place->options.delay = 1 + (size_t)k % 3;
+    place->options.weighted = k == 3;
+    check_case("delay %zu", place->options.delay);
+    on_sites(place, train_and_move);
+    free(place);
+  }
+}
+
+/* --- Wrong -------------------------------------------------------------------------------------*/
+
+/* A site that comes to what is no number during the delay goes back to the consensus in its next
+ * exchange; the others never see it. */
+static void train_wrongly(struct place *place, int site, onebit_comm_t comm,
+                          onebit_comm_t between) {
+  float p[SITES_ALL] = {0};
+  int skipped = 0;
+  onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
+  for (int step = 1; step <= STEPS; step++) {
+    sites_train(p, site, 0.05f);
+    if (site == 1 && step == SITES_H + 1)
+      p[7] = NAN;
+    const onebit_status_t status = onebit_outer_step(outer, 1);
+    CHECK(status == ONEBIT_OK || (status == ONEBIT_SKIPPED && site == 1 && step == 2 * SITES_H),
+          "step %d: %s", step, onebit_status_string(status));
+    skipped += status == ONEBIT_SKIPPED;
+  }
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  CHECK(skipped == (site == 1), "%d skipped", skipped);
+  CHECK(sites_distance(p, place->sites) < 20, "%g", sites_distance(p, place->sites));
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  onebit_outer_destroy(outer);
+}
+
+Test(outer_sites_delay, what_is_no_number_goes_back_to_the_consensus) {
+  struct place *place = allocate(1, sizeof *place);
+  place->sites = place->ranks = 2;
+  place->options = sites_options(ONEBIT_OUTER_MEAN, 1);
+  place->options.delay = 2;
+  on_sites(place, train_wrongly);
+  for (int r = 1; r < 4; r++)
+    cr_expect_eq(place->checksum[r], place->checksum[0], "rank %d differs", r);
+  free(place);
+}
