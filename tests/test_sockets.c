@@ -22,30 +22,11 @@
 #include "tests/support_collectives.h"
 #include "tests/support_errors.h"
 #include "tests/support_requests.h"
+#include "tests/support_sockets.h"
 
 TestSuite(sockets, .timeout = 120);
 
 #define MOST_RANKS 4
-
-/* A port that is free; nobody else takes it so soon. `keep`: it is taken from now on. */
-static int free_port(int family, int *keep) {
-  struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
-  socklen_t length = sizeof address;
-  int file = socket(family, SOCK_STREAM, 0);
-  if (family == AF_INET6)
-    ((struct sockaddr_in6 *)&address)->sin6_addr = in6addr_loopback;
-  else
-    ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  cr_assert(file >= 0 && bind(file, (struct sockaddr *)&address, length) == 0);
-  if (keep)
-    cr_assert(listen(file, 16) == 0);
-  getsockname(file, (struct sockaddr *)&address, &length);
-  if (keep)
-    *keep = file;
-  else
-    close(file);
-  return ntohs(((struct sockaddr_in *)&address)->sin_port);
-}
 
 typedef void attempt_body(onebit_sockets_options_t *options, void *context);
 
@@ -67,7 +48,7 @@ static void attempt(int size, int hosts, int streams, attempt_body *body, void *
   struct member members[MOST_RANKS];
   pthread_t threads[MOST_RANKS];
   char where[64];
-  snprintf(where, sizeof where, "127.0.0.1:%d", free_port(AF_INET, NULL));
+  snprintf(where, sizeof where, "127.0.0.1:%d", sockets_free_port(AF_INET, NULL));
   for (int rank = 0; rank < size; rank++) {
     members[rank] = (struct member){ONEBIT_SOCKETS_OPTIONS_INIT, body, context};
     members[rank].options.rank = rank;
@@ -181,7 +162,7 @@ Test(sockets, over_ipv6) {
   close(file);
   if (!there)
     cr_skip_test("no IPv6 here");
-  snprintf(where, sizeof where, "[::1]:%d", free_port(AF_INET6, NULL));
+  snprintf(where, sizeof where, "[::1]:%d", sockets_free_port(AF_INET6, NULL));
   attempt(2, 2, 2, over_ipv6, where);
   checks_must_hold();
 }
@@ -243,7 +224,7 @@ Test(sockets, the_port_is_taken) {
   onebit_comm_t comm = NULL;
   char where[64];
   int keep;
-  snprintf(where, sizeof where, "127.0.0.1:%d", free_port(AF_INET, &keep));
+  snprintf(where, sizeof where, "127.0.0.1:%d", sockets_free_port(AF_INET, &keep));
   options.ranks = 2;
   options.rendezvous = where;
   options.timeout = 0.2;
